@@ -1,0 +1,51 @@
+"""Every error fakedist raises on purpose.
+
+::
+
+    FakedistError                    exit 1   says what happened; `hint` says what to type next
+    ├── JobError                     exit 2   the request makes no sense (rank >= world size, unknown GPU, no such script)
+    ├── SetupError                   exit 1   this machine lacks something (a CUDA build of torch, a C compiler)
+    ├── RunDirectoryError            exit 1   a run directory is missing, in use, truncated, foreign or newer than this version
+    ├── RecordingError               exit 1   recording would be wrong (a patch target is gone, the allocator has no history)
+    └── WorldError                   exit 1   the faked world cannot answer (an object from a rank that never ran)
+"""
+
+from __future__ import annotations
+
+
+class FakedistError(Exception):
+    """An error with one line that says what happened and one that says what to type.
+
+    Args:
+        message: What happened and what was expected, one line.
+        hint: What to type next; empty where there is nothing to type.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class JobError(FakedistError):
+    """The job as asked for makes no sense. Exit code 2."""
+
+    exit_code = 2
+
+
+class SetupError(FakedistError):
+    """This machine lacks something that the run needs."""
+
+
+class RunDirectoryError(FakedistError):
+    """A run directory cannot be written or read."""
+
+
+class RecordingError(FakedistError):
+    """What would be recorded could be wrong, so nothing is."""
+
+
+class WorldError(FakedistError):
+    """The faked world has no answer to what the script asked of another rank."""
