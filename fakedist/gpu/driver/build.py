@@ -1,0 +1,231 @@
+"""Build the virtual GPU's driver library once for the installed torch, into a cache.
+
+The library must answer every function that the installed CUDA libraries export, so it is made on the user's machine,
+against the headers and libraries that came with the installed torch. Standard library only: the parent process calls
+this and never imports torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from fakedist.errors import SetupError
+
+SOURCE_DIRECTORY = Path(__file__).parent
+FLAGS = ("-std=gnu11", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra", "-Werror")
+#: The library takes the soname that c10, Triton and others dlopen, so that they find it instead of a real driver.
+SONAME = "libcuda.so.1"
+
+# The status that a refused call of each library returns: its own "not supported".
+_REFUSALS = {"cudart": 801, "cuda": 801, "cublas": 15, "cublasLt": 15, "cudnn": 3000, "nvrtc": 11}
+# Texts and versions need no driver: the real libraries go on answering those.
+_HARMLESS = re.compile(r"(Get(Error|Status)(String|Name)|GetVersion|GetCudartVersion|GetErrorString|nvrtcVersion|Logger)")
+_BLAS_MANAGEMENT = re.compile(r"cublas(Set|Get|Create|Destroy|Shutdown|Init|Alloc|Free|Logger|Xt|Xerbla|Migrate|Enable|Lt)")
+
+
+@dataclass(frozen=True)
+class CudaInstallation:
+    """Where the installed torch's CUDA lives.
+
+    Attributes:
+        torch_version: e.g. "2.15.0+cu132".
+        cuda_version: What torch was built for, e.g. "13.2"; empty for a CPU build.
+        include: Directory of cuda_runtime_api.h.
+        libraries: Shared libraries by short name (cudart, cublas, cublasLt, cudnn, nvrtc).
+    """
+
+    torch_version: str
+    cuda_version: str
+    include: Path | None
+    libraries: dict[str, Path]
+
+
+def torch_build() -> tuple[str, str]:
+    """Version of the installed torch and the CUDA version it was built for, read without importing it.
+
+    Raises:
+        SetupError: torch is not installed.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        raise SetupError("torch is not installed in this Python", "pip install torch==2.15.0")
+    text = (Path(next(iter(spec.submodule_search_locations))) / "version.py").read_text()
+    version = re.search(r"__version__\s*=\s*['\"]([^'\"]+)", text)
+    cuda = re.search(r"^cuda\b[^=]*=\s*['\"]([^'\"]+)", text, re.MULTILINE)
+    return (version.group(1) if version else "unknown", cuda.group(1) if cuda else "")
+
+
+def find_cuda() -> CudaInstallation:
+    """Find the headers and libraries that came with the installed torch.
+
+    Raises:
+        SetupError: torch is missing, a CPU build, or its CUDA libraries and headers cannot be found.
+    """
+    torch_version, cuda_version = torch_build()
+    if not cuda_version:
+        raise SetupError(
+            f"torch {torch_version} is a CPU build; the virtual GPU runs PyTorch's CUDA side, so it needs a CUDA build",
+            "pip install torch==2.15.0   (the PyPI file for Linux x86-64 is a CUDA build)",
+        )
+    roots = _search_roots(cuda_version.split(".")[0])
+    include = next((root / "include" for root in roots if (root / "include/cuda_runtime_api.h").exists()), None)
+    libraries = {}
+    for name in ("cudart", "cublas", "cublasLt", "cudnn", "nvrtc"):
+        found = [path for root in roots for lib in ("lib", "lib64") for path in (root / lib).glob(f"lib{name}.so.*")]
+        if found:
+            libraries[name] = sorted(found, key=lambda path: len(path.name))[0]
+    missing = [name for name in ("cudart", "cublas", "cublasLt") if name not in libraries]
+    if include is None or missing:
+        what = "cuda_runtime_api.h" if include is None else f"lib{missing[0]}.so"
+        raise SetupError(
+            f"{what} of CUDA {cuda_version} was not found beside torch {torch_version}",
+            "pip install nvidia-cuda-runtime, or set CUDA_HOME to a CUDA toolkit of that version",
+        )
+    return CudaInstallation(torch_version, cuda_version, include, libraries)
+
+
+def _search_roots(cuda_major: str) -> list[Path]:
+    """Directories with include/ and lib/, best first: the wheels' packages, then an installed toolkit."""
+    roots = []
+    spec = importlib.util.find_spec("nvidia")
+    for location in spec.submodule_search_locations or [] if spec else []:
+        nvidia = Path(location)
+        roots += [nvidia / f"cu{cuda_major}", *sorted(path for path in nvidia.glob("*") if path.is_dir())]
+    toolkit = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
+    return [*roots, Path(toolkit)]
+
+
+def find_compiler() -> str:
+    """The C compiler: $CC, else gcc, else cc.
+
+    Raises:
+        SetupError: There is none.
+    """
+    for name in (os.environ.get("CC"), "gcc", "cc"):
+        if name and (found := shutil.which(name)):
+            return found
+    raise SetupError(
+        "no C compiler was found; the virtual GPU is built from source at first use",
+        "apt-get install gcc libc6-dev   (or: dnf install gcc glibc-devel)",
+    )
+
+
+def cache_directory() -> Path:
+    """Where built drivers are kept: $FAKEDIST_CACHE, else the user's cache directory, else a temporary one."""
+    chosen = os.environ.get("FAKEDIST_CACHE")
+    base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fakedist"
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        if os.access(base, os.W_OK):
+            return base
+    except OSError:
+        pass
+    if chosen:
+        raise SetupError(f"FAKEDIST_CACHE={chosen} cannot be written", "choose a directory that you may write to")
+    fallback = Path(tempfile.gettempdir()) / f"fakedist-{os.getuid()}"
+    fallback.mkdir(mode=0o700, exist_ok=True)
+    return fallback
+
+
+def driver_path() -> Path:
+    """Where the driver for the installed torch is, or will be once built.
+
+    Raises:
+        SetupError: See :func:`find_cuda`.
+    """
+    cuda = find_cuda()
+    digest = hashlib.sha256()
+    for part in (*_sources(), SOURCE_DIRECTORY / "virtual_gpu.h", Path(__file__)):
+        digest.update(part.read_bytes())
+    digest.update(repr((cuda.torch_version, cuda.cuda_version, cuda.include, platform.machine())).encode())
+    for library in cuda.libraries.values():
+        digest.update(f"{library} {library.stat().st_size}".encode())
+    return cache_directory() / f"driver-{digest.hexdigest()[:16]}.so"
+
+
+def ensure_driver() -> Path:
+    """Path of the driver library, built first if it is not in the cache; safe when several processes do it at once.
+
+    Raises:
+        SetupError: No CUDA build of torch, no compiler, or the compiler failed.
+    """
+    path = driver_path()
+    if not path.exists():
+        _build(find_cuda(), path)
+    return path
+
+
+def _sources() -> list[Path]:
+    return sorted(SOURCE_DIRECTORY.glob("*.c"))
+
+
+def _build(cuda: CudaInstallation, path: Path) -> None:
+    compiler = find_compiler()
+    with tempfile.TemporaryDirectory(prefix="build-", dir=path.parent) as scratch:
+        generated = Path(scratch) / "generated.c"
+        generated.write_text(generated_source(cuda))
+        built = Path(scratch) / path.name
+        command = [compiler, *FLAGS, f"-Wl,-soname,{SONAME}", f"-I{SOURCE_DIRECTORY}", f"-isystem{cuda.include}"]
+        command += [*map(str, _sources()), str(generated), "-ldl", "-o", str(built)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
+            raise SetupError(
+                f"the virtual GPU's driver did not compile with {compiler}: {first}",
+                "fakedist doctor shows the compiler and the headers; a C compiler with libc headers is needed",
+            )
+        os.replace(built, path)  # in one step: another process sees all of it or none
+
+
+def exported_names(library: Path) -> list[str]:
+    """Functions that a shared library exports, by ``nm``."""
+    done = subprocess.run(["nm", "-D", "--defined-only", str(library)], capture_output=True, text=True, check=True)
+    symbols = (line.split() for line in done.stdout.splitlines())
+    return sorted({parts[2].split("@")[0] for parts in symbols if len(parts) == 3 and parts[1] in "TW"})
+
+
+def driver_api_names(include: Path) -> list[str]:
+    """Functions of the driver API: libcuda is not in any wheel, so they come from cuda.h, old names and versioned."""
+    text = (include / "cuda.h").read_text(errors="replace")
+    declared = set(re.findall(r"CUresult\s+CUDAAPI\s+(cu[A-Z]\w*)\s*\(", text))
+    versioned = set(re.findall(r"#define\s+cu[A-Z]\w*\s+(cu[A-Z]\w*_v\d)\b", text))
+    return sorted(declared | versioned | {"cuGetExportTable"})
+
+
+def answered_names() -> set[str]:
+    """Functions that the C sources answer themselves."""
+    pattern = re.compile(r"^(?:API|cudaError_t CUDARTAPI) [\w\s*]*?\b(\w+)\(", re.MULTILINE)
+    return {name for source in _sources() for name in pattern.findall(source.read_text())}
+
+
+def is_blas_routine(name: str) -> bool:
+    """Whether a cuBLAS function is a routine on device memory, as opposed to the management of handles."""
+    return re.match(r"cublas(I?[a-z]*[A-Z])", name) is not None and not _BLAS_MANAGEMENT.match(name)
+
+
+def generated_source(cuda: CudaInstallation) -> str:
+    """C source of everything the hand-written sources do not answer: routines counted, all else refused by name."""
+    assert cuda.include is not None
+    names = {library: exported_names(path) for library, path in cuda.libraries.items()}
+    names["cuda"] = driver_api_names(cuda.include)
+    answered = answered_names()
+    lines = ['#include "virtual_gpu.h"']
+    for library, exported in names.items():
+        for name in exported:
+            if name in answered or not re.match(r"_*(cu[A-Z]|cuda|cublas|cudnn|nvrtc)", name) or _HARMLESS.search(name):
+                continue
+            answered.add(name)
+            if library == "cublas" and is_blas_routine(name):
+                lines.append(f"API int {name}(void) {{ return COUNT(launches, 1), OK; }}")
+            else:
+                lines.append(f'API int {name}(void) {{ return unanswered("{name}", {_REFUSALS[library]}); }}')
+    return "\n".join(lines) + "\n"

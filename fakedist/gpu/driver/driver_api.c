@@ -1,0 +1,138 @@
+/* The CUDA driver API (libcuda): what PyTorch, NVRTC's users and Triton's launchers ask of it. */
+#include "virtual_gpu.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static int context; /* its address stands for the primary context of every device */
+
+API int cuInit(unsigned flags) { return (void)flags, model.devices ? OK : NO_DEVICE; }
+API int cuDriverGetVersion(int *version) { return *version = model.runtime_version, OK; }
+API int cuDeviceGetCount(int *count) { return *count = model.devices, OK; }
+API int cuDeviceGet(int *device, int ordinal) {
+    return *device = ordinal, ordinal >= 0 && ordinal < model.devices ? OK : INVALID_DEVICE;
+}
+API int cuDeviceGetName(char *name, int size, int device) {
+    (void)device;
+    if (size < 1) return INVALID_VALUE;
+    strncpy(name, model.name, (size_t)size - 1);
+    name[size - 1] = 0;
+    return OK;
+}
+API int cuDeviceTotalMem_v2(size_t *bytes, int device) { return (void)device, *bytes = model.memory_bytes, OK; }
+API int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    return device < 0 || device >= model.devices ? INVALID_DEVICE : device_attribute(attribute, value);
+}
+API int cuDeviceComputeCapability(int *major, int *minor, int device) {
+    return (void)device, *major = model.major, *minor = model.minor, OK;
+}
+
+API int cuDevicePrimaryCtxRetain(void **out, int device) { return (void)device, *out = &context, OK; }
+API int cuDevicePrimaryCtxRelease_v2(int device) { return (void)device, OK; }
+API int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
+    return (void)device, *flags = 0, *active = 1, OK;
+}
+API int cuCtxGetCurrent(void **out) { return *out = &context, OK; }
+API int cuCtxSetCurrent(void *ctx) { return (void)ctx, OK; }
+API int cuCtxPushCurrent_v2(void *ctx) { return (void)ctx, OK; }
+API int cuCtxPopCurrent_v2(void **ctx) { return *ctx = &context, OK; }
+API int cuCtxGetDevice(int *device) { return *device = current_device(), OK; }
+API int cuCtxSynchronize(void) { return OK; }
+
+API int cuMemAlloc_v2(void **out, size_t size) { return device_malloc(current_device(), size, out); }
+API int cuMemFree_v2(void *address) { return device_free(address); }
+API int cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
+    return device_memory(current_device(), free_bytes, total_bytes), OK;
+}
+API int cuMemGetAddressRange_v2(void **base, size_t *size, void *address) { return allocation_of(address, base, size); }
+API int cuMemGetAddressRange(void **base, size_t *size, void *address) { return allocation_of(address, base, size); }
+API int cuMemcpyHtoD_v2(void *to, const void *from, size_t size) { return copy(to, from, size), OK; }
+API int cuMemcpyDtoH_v2(void *to, const void *from, size_t size) { return copy(to, from, size), OK; }
+API int cuMemcpyHtoDAsync_v2(void *to, const void *from, size_t size, void *stream) {
+    return (void)stream, copy(to, from, size), OK;
+}
+API int cuMemcpyDtoHAsync_v2(void *to, const void *from, size_t size, void *stream) {
+    return (void)stream, copy(to, from, size), OK;
+}
+API int cuMemcpyAsync(void *to, const void *from, size_t size, void *stream) {
+    return (void)stream, copy(to, from, size), OK;
+}
+API int cuMemsetD8Async(void *to, unsigned char value, size_t size, void *stream) {
+    return (void)stream, fill(to, value, size), OK;
+}
+/* A word is filled bytewise where its bytes are equal; any other pattern is written only where memory holds data. */
+API int cuMemsetD32Async(void *to, unsigned value, size_t count, void *stream) {
+    (void)stream;
+    if (value == (value & 0xff) * 0x01010101u) return fill(to, (int)(value & 0xff), count * 4), OK;
+    for (size_t i = 0; i < count && count * 4 <= (1u << 20); i++) copy((char *)to + 4 * i, &value, 4);
+    return OK;
+}
+
+enum { POINTER_CONTEXT = 1, POINTER_MEMORY_TYPE = 2, POINTER_DEVICE = 3, POINTER_DEVICE_ORDINAL = 9 };
+
+API int cuPointerGetAttribute(void *value, int attribute, void *pointer) {
+    int device = device_of(pointer);
+    if (device < 0 && !is_pinned(pointer)) return INVALID_VALUE;
+    switch (attribute) {
+    case POINTER_CONTEXT: *(void **)value = &context; return OK;
+    case POINTER_MEMORY_TYPE: *(unsigned *)value = device >= 0 ? 2 : 1; return OK;
+    case POINTER_DEVICE: *(void **)value = pointer; return OK;
+    case POINTER_DEVICE_ORDINAL: *(int *)value = device >= 0 ? device : current_device(); return OK;
+    default: return unanswered("cuPointerGetAttribute with an unusual attribute", NOT_SUPPORTED);
+    }
+}
+
+/* ---- modules: any image loads, any function is found, launches are counted ---- */
+
+API int cuModuleLoad(void **out, const char *path) { return (void)path, *out = new_handle(1), OK; }
+API int cuModuleLoadData(void **out, const void *image) { return (void)image, *out = new_handle(1), OK; }
+API int cuModuleLoadDataEx(void **out, const void *image, unsigned count, void *options, void **values) {
+    return (void)image, (void)count, (void)options, (void)values, *out = new_handle(1), OK;
+}
+API int cuModuleUnload(void *module) { return free(module), OK; }
+API int cuModuleGetFunction(void **out, void *module, const char *name) {
+    return (void)module, (void)name, *out = new_handle(1), OK;
+}
+API int cuFuncGetAttribute(int *value, int attribute, void *function) {
+    (void)function;
+    enum { MAX_THREADS = 0, NUM_REGS = 4 };
+    *value = attribute == MAX_THREADS ? 1024 : attribute == NUM_REGS ? 32 : 0;
+    return OK;
+}
+API int cuFuncSetAttribute(void *function, int attribute, int value) {
+    return (void)function, (void)attribute, (void)value, OK;
+}
+API int cuFuncSetCacheConfig(void *function, int config) { return (void)function, (void)config, OK; }
+API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int threads, size_t shared) {
+    extern int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *, const void *, int, size_t);
+    return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads, shared);
+}
+API int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                       unsigned shared, void *stream, void **arguments, void **extra) {
+    (void)function, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)stream;
+    (void)arguments, (void)extra;
+    return COUNT(launches, 1), OK;
+}
+API int cuLaunchKernelEx(const void *config, void *function, void **arguments, void **extra) {
+    return (void)config, (void)function, (void)arguments, (void)extra, COUNT(launches, 1), OK;
+}
+API int cuLaunchCooperativeKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                                  unsigned bz, unsigned shared, void *stream, void **arguments) {
+    return cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, arguments, NULL);
+}
+
+extern const char *cudaGetErrorName(int error);
+extern const char *cudaGetErrorString(int error);
+API int cuGetErrorString(int error, const char **text) { return *text = cudaGetErrorString(error), OK; }
+API int cuGetErrorName(int error, const char **text) { return *text = cudaGetErrorName(error), OK; }
+
+/* The log of driver errors that c10 adds to its messages (driver 12.9 and newer). */
+API int cuLogsRegisterCallback(void *callback, void *data, void **out) {
+    return (void)callback, (void)data, *out = new_handle(1), OK;
+}
+API int cuLogsUnregisterCallback(void *handle) { return free(handle), OK; }
+
+extern int cudaGetDriverEntryPointByVersion(const char *, void **, unsigned, unsigned long long, int *);
+API int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status) {
+    return cudaGetDriverEntryPointByVersion(name, function, (unsigned)version, flags, status);
+}

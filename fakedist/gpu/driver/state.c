@@ -1,0 +1,41 @@
+/* What the library knows of itself: the GPU model, this thread's device and last error, handles. */
+#include "virtual_gpu.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct gpu_model model;
+struct gpu_counters counters;
+
+static __thread int thread_device;
+static __thread int thread_error;
+
+API void fakedist_configure(const struct gpu_model *wanted) { model = *wanted; }
+
+API void fakedist_counters(struct gpu_counters *out) { *out = counters; }
+
+int current_device(void) { return thread_device; }
+
+int set_current_device(int device) {
+    if (device < 0 || device >= model.devices) return fail(model.devices ? INVALID_DEVICE : NO_DEVICE);
+    thread_device = device;
+    return OK;
+}
+
+int fail(int error) {
+    thread_error = error;
+    return error;
+}
+
+int take_last_error(int clear) {
+    int error = thread_error;
+    if (clear) thread_error = OK;
+    return error;
+}
+
+/* Handles are real memory, so that a stale or foreign one cannot be mistaken for a small integer. */
+void *new_handle(size_t size) {
+    void *handle = calloc(1, size < 64 ? 64 : size);
+    if (!handle) abort();
+    return handle;
+}

@@ -1,0 +1,79 @@
+/* The answers whose structs differ between CUDA releases: compiled against the headers of the installed torch. */
+#include <cuda_runtime_api.h>
+
+#include "virtual_gpu.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#pragma GCC visibility push(default)
+
+cudaError_t CUDARTAPI cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device) {
+    if (device < 0 || device >= model.devices) return fail(model.devices ? INVALID_DEVICE : NO_DEVICE);
+    memset(prop, 0, sizeof *prop);
+    snprintf(prop->name, sizeof prop->name, "%s", model.name);
+    memcpy(prop->uuid.bytes, "fakedist virtual", 16);
+    prop->uuid.bytes[15] = (char)('0' + device);
+    prop->totalGlobalMem = model.memory_bytes;
+    prop->sharedMemPerBlock = (size_t)model.shared_per_block;
+    prop->sharedMemPerBlockOptin = (size_t)model.shared_per_block_optin;
+    prop->sharedMemPerMultiprocessor = (size_t)model.shared_per_sm;
+    prop->reservedSharedMemPerBlock = 1024;
+    prop->regsPerBlock = model.registers_per_block;
+    prop->regsPerMultiprocessor = model.registers_per_sm;
+    prop->warpSize = 32;
+    prop->memPitch = 2147483647;
+    prop->maxThreadsPerBlock = 1024;
+    prop->maxThreadsDim[0] = prop->maxThreadsDim[1] = 1024;
+    prop->maxThreadsDim[2] = 64;
+    prop->maxGridSize[0] = 2147483647;
+    prop->maxGridSize[1] = prop->maxGridSize[2] = 65535;
+    prop->totalConstMem = 65536;
+    prop->major = model.major;
+    prop->minor = model.minor;
+    prop->textureAlignment = prop->surfaceAlignment = 512;
+    prop->texturePitchAlignment = 32;
+    prop->multiProcessorCount = model.sms;
+    prop->maxThreadsPerMultiProcessor = model.threads_per_sm;
+    prop->maxBlocksPerMultiProcessor = model.blocks_per_sm;
+    prop->l2CacheSize = model.l2_bytes;
+    prop->memoryBusWidth = model.memory_bus_bits;
+    prop->canMapHostMemory = prop->unifiedAddressing = prop->managedMemory = 1;
+    prop->concurrentKernels = prop->ECCEnabled = prop->concurrentManagedAccess = 1;
+    prop->streamPrioritiesSupported = prop->cooperativeLaunch = prop->computePreemptionSupported = 1;
+    prop->globalL1CacheSupported = prop->localL1CacheSupported = prop->hostRegisterSupported = 1;
+    prop->clusterLaunch = model.major >= 9;
+    prop->asyncEngineCount = 3;
+    prop->pciBusID = device + 1;
+    return cudaSuccess;
+}
+
+cudaError_t CUDARTAPI cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *function) {
+    (void)function;
+    memset(attributes, 0, sizeof *attributes);
+    attributes->maxThreadsPerBlock = 1024;
+    attributes->numRegs = 32;
+    attributes->binaryVersion = attributes->ptxVersion = model.major * 10 + model.minor;
+    attributes->maxDynamicSharedSizeBytes = model.shared_per_block;
+    return cudaSuccess;
+}
+
+cudaError_t CUDARTAPI cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer) {
+    memset(attributes, 0, sizeof *attributes);
+    int device = device_of(pointer);
+    if (device >= 0) {
+        attributes->type = cudaMemoryTypeDevice;
+        attributes->device = device;
+        attributes->devicePointer = (void *)pointer;
+    } else if (is_pinned(pointer)) {
+        attributes->type = cudaMemoryTypeHost;
+        attributes->device = current_device();
+        attributes->devicePointer = attributes->hostPointer = (void *)pointer;
+    } else {
+        attributes->type = cudaMemoryTypeUnregistered;
+        attributes->device = -1;
+        attributes->hostPointer = (void *)pointer;
+    }
+    return cudaSuccess;
+}
+#pragma GCC visibility pop

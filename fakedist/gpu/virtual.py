@@ -1,0 +1,153 @@
+"""The virtual GPU in this process: load the driver before torch, tell it which GPU to be, read what it counted."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fakedist.errors import RecordingError
+from fakedist.gpu.driver.build import ensure_driver, find_cuda
+
+if TYPE_CHECKING:
+    from fakedist.gpu.spec import GpuSpec
+
+MAX_DEVICES = 128  # MAX_DEVICES in driver/virtual_gpu.h
+
+
+class _GpuModel(ctypes.Structure):
+    """``struct gpu_model`` of driver/virtual_gpu.h, field by field."""
+
+    _fields_ = [
+        ("name", ctypes.c_char * 64),
+        ("memory_bytes", ctypes.c_uint64),
+        *((name, ctypes.c_int32) for name in ("devices", "major", "minor", "sms")),
+        *((name, ctypes.c_int32) for name in ("clock_khz", "memory_clock_khz", "memory_bus_bits", "l2_bytes")),
+        *((name, ctypes.c_int32) for name in ("shared_per_block", "shared_per_block_optin", "shared_per_sm")),
+        *((name, ctypes.c_int32) for name in ("registers_per_block", "registers_per_sm")),
+        *((name, ctypes.c_int32) for name in ("threads_per_sm", "blocks_per_sm", "runtime_version")),
+    ]
+
+
+class _GpuCounters(ctypes.Structure):
+    """``struct gpu_counters`` of driver/virtual_gpu.h."""
+
+    _fields_ = [
+        (name, ctypes.c_uint64)
+        for name in ("launches", "copies", "copies_dropped", "bytes_dropped", "mallocs", "frees")
+    ]
+
+
+class VirtualGpu:
+    """The loaded driver.
+
+    Attributes:
+        notes: What a reader of this run's numbers must know about the virtual GPU, one sentence each.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self.notes: list[str] = []
+        library.fakedist_refused.restype = ctypes.c_char_p
+
+    def configure(self, spec: GpuSpec, devices: int, memory_bytes: int) -> None:
+        """Be ``devices`` GPUs of one model, each with ``memory_bytes``."""
+        major, minor = spec.compute_capability
+        model = _GpuModel(
+            name=spec.product.encode()[:63],
+            memory_bytes=memory_bytes,
+            devices=devices,
+            major=major,
+            minor=minor,
+            runtime_version=_runtime_version(),
+            **spec.driver_fields(),
+        )
+        self._library.fakedist_configure(ctypes.byref(model))
+
+    def switch_off(self) -> None:
+        """Have no device any more, as a machine without a GPU."""
+        self._library.fakedist_configure(ctypes.byref(_GpuModel()))
+
+    def counters(self) -> dict[str, int]:
+        """Kernel launches, copies, copies whose data was dropped (large tensors hold none), and mallocs, so far."""
+        counters = _GpuCounters()
+        self._library.fakedist_counters(ctypes.byref(counters))
+        return {name: int(getattr(counters, name)) for name, _ in _GpuCounters._fields_}
+
+    def refused(self) -> list[tuple[str, int]]:
+        """CUDA functions that were called and not answered, with their number of calls."""
+        calls = ctypes.c_uint64()
+        found: list[tuple[str, int]] = []
+        while (name := self._library.fakedist_refused(len(found), ctypes.byref(calls))) is not None:
+            found.append((name.decode(), calls.value))
+        return found
+
+
+@contextmanager
+def virtual_gpu(spec: GpuSpec, devices: int = 1, memory_bytes: int | None = None) -> Iterator[VirtualGpu]:
+    """Make this process one with virtual GPUs; must be entered before torch is imported.
+
+    Loaded with RTLD_GLOBAL the driver's functions are found before those of the CUDA libraries that torch loads later,
+    and its soname makes every ``dlopen("libcuda.so.1")`` find it. Nothing is put into the environment, so processes
+    that the script spawns do not get it.
+
+    Args:
+        spec: The GPU model.
+        devices: How many of them, at most 128.
+        memory_bytes: Memory of each, if not the model's own.
+
+    Raises:
+        RecordingError: torch is already imported, so its CUDA libraries are already bound to the real ones.
+        SetupError: The driver cannot be built.
+    """
+    if "torch" in sys.modules:
+        raise RecordingError("torch was imported before the virtual GPU was loaded", "this is a bug in fakedist")
+    if not 1 <= devices <= MAX_DEVICES:
+        raise RecordingError(f"the virtual GPU has 1 to {MAX_DEVICES} devices, not {devices}", "use --gpus-per-node")
+    gpu = VirtualGpu(ctypes.CDLL(os.fspath(ensure_driver()), mode=os.RTLD_GLOBAL | os.RTLD_NOW))
+    gpu.configure(spec, devices, memory_bytes or spec.memory_bytes)
+    # NVRTC is not run: its placeholder images must not be cached where a real GPU's process would load them.
+    with _environment("USE_PYTORCH_KERNEL_CACHE", "0"):
+        _switch_off_cudnn_attention(gpu)
+        try:
+            yield gpu
+        finally:
+            gpu.switch_off()
+
+
+def _switch_off_cudnn_attention(gpu: VirtualGpu) -> None:
+    import torch
+
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    gpu.notes.append(
+        "cuDNN attention is switched off: scaled_dot_product_attention takes the flash backend where a real GPU of "
+        "compute capability 9.0 and newer may take cuDNN's"
+    )
+
+
+def _runtime_version() -> int:
+    """CUDART_VERSION of the installed torch's CUDA, e.g. 13020 for 13.2."""
+    major, minor = find_cuda().cuda_version.split(".")[:2]
+    return int(major) * 1000 + int(minor) * 10
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def driver_location() -> Path:
+    """Path of the built driver, built if needed (``fakedist doctor`` shows it)."""
+    return ensure_driver()
