@@ -1,0 +1,139 @@
+"""The job: which rank of which world runs which script, on what. Validated once, here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from fakedist.errors import JobError
+from fakedist.units import UNLIMITED_BYTES
+
+__all__ = ["UNLIMITED_BYTES", "Collectives", "Device", "Job", "Launcher", "Values"]
+
+Device = Literal["cuda", "virtual"]
+Launcher = Literal["torchrun", "slurm", "mpi"]
+Collectives = Literal["values", "noop"]
+Values = Literal["small", "off"]
+
+#: The virtual GPU's driver has room for this many devices in one machine.
+MAX_GPUS_PER_NODE = 128
+#: Below this the CUDA context and one cuBLAS workspace would not fit.
+MIN_GPU_MEMORY_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Job:
+    """One rank of a job.
+
+    Attributes:
+        world_size: Ranks in the whole job.
+        rank: The one that runs.
+        target: Path of the script, or name of the module.
+        is_module: Whether ``target`` is a module, as for ``python -m``.
+        arguments: The script's own arguments.
+        gpus_per_node: GPUs (and so ranks) on each machine of the job.
+        device: "cuda" for the real GPU, "virtual" for the virtual one.
+        gpu: Model of the virtual GPU, a key of ``gpu.spec.GPUS``.
+        gpu_memory_bytes: Memory of the virtual GPU; None for the model's own, UNLIMITED_BYTES to see what it would take.
+        steps: Training steps to run before the run is stopped.
+        launcher: Whose environment variables the script sees.
+        collectives: "values" fills in what would have arrived; "noop" moves nothing.
+        values: Whether small tensors are computed for real on the virtual GPU ("small") or nothing is ("off").
+        environment: Variables set last, over everything else.
+        timeout_s: Seconds after which the script is ended; None for never.
+        seed: Seed of every value that is made up.
+
+    Raises:
+        JobError: A value that makes no sense.
+    """
+
+    world_size: int
+    rank: int
+    target: str
+    is_module: bool = False
+    arguments: tuple[str, ...] = ()
+    gpus_per_node: int = 8
+    device: Device = "virtual"
+    gpu: str = "h100-80g"
+    gpu_memory_bytes: int | None = None
+    steps: int = 2
+    launcher: Launcher = "torchrun"
+    collectives: Collectives = "values"
+    values: Values = "small"
+    environment: tuple[tuple[str, str], ...] = ()
+    timeout_s: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, option in (
+            ("world_size", "--world-size"),
+            ("gpus_per_node", "--gpus-per-node"),
+            ("steps", "--steps"),
+        ):
+            if getattr(self, name) < 1:
+                raise JobError(
+                    f"{option} must be 1 or more, not {getattr(self, name)}", f"give {option} a positive number"
+                )
+        if not 0 <= self.rank < self.world_size:
+            raise JobError(
+                f"rank {self.rank} does not exist in a world of {self.world_size}",
+                f"ranks go from 0 to {self.world_size - 1}: --rank 0",
+            )
+        if self.gpus_per_node > MAX_GPUS_PER_NODE:
+            raise JobError(
+                f"--gpus-per-node is at most {MAX_GPUS_PER_NODE}, not {self.gpus_per_node}", "--gpus-per-node 8"
+            )
+        for name, choices in (
+            ("device", Device),
+            ("launcher", Launcher),
+            ("collectives", Collectives),
+            ("values", Values),
+        ):
+            if getattr(self, name) not in get_args(choices):
+                raise JobError(f"--{name} is one of {', '.join(get_args(choices))}, not {getattr(self, name)!r}")
+        if self.gpu_memory_bytes is not None and self.gpu_memory_bytes < MIN_GPU_MEMORY_BYTES:
+            raise JobError(
+                f"a GPU with {self.gpu_memory_bytes} bytes of memory cannot even start", "--gpu-memory 80GiB"
+            )
+        if self.timeout_s is not None and not self.timeout_s > 0:
+            raise JobError(f"--timeout must be more than 0 seconds, not {self.timeout_s}", "--timeout 600")
+
+    @property
+    def node_rank(self) -> int:
+        """Number of the machine that the rank runs on."""
+        return self.rank // self.gpus_per_node
+
+    @property
+    def num_nodes(self) -> int:
+        """Machines in the job; the last one may not be full."""
+        return -(-self.world_size // self.gpus_per_node)
+
+    @property
+    def local_rank(self) -> int:
+        """The rank's place on its machine in the real job."""
+        return self.rank % self.gpus_per_node
+
+    @property
+    def local_world_size(self) -> int:
+        """Ranks on the rank's machine."""
+        return min(self.gpus_per_node, self.world_size - self.node_rank * self.gpus_per_node)
+
+    @property
+    def device_index(self) -> int:
+        """What LOCAL_RANK says: 0 on the one real GPU, the true local rank on the virtual ones."""
+        return 0 if self.device == "cuda" else self.local_rank
+
+    def to_dict(self) -> dict[str, Any]:
+        """The job as plain values, for run.json."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Job:
+        """The job that :meth:`to_dict` made; lists, as JSON has them, become tuples again."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        chosen = {name: value for name, value in values.items() if name in known}
+        chosen["arguments"] = tuple(chosen.get("arguments", ()))
+        chosen["environment"] = tuple((name, value) for name, value in chosen.get("environment", ()))
+        return cls(**chosen)

@@ -1,0 +1,59 @@
+"""Bytes and microseconds to text and back: the only place that knows what a GiB is."""
+
+from __future__ import annotations
+
+import re
+
+from fakedist.errors import JobError
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+TIB = 1 << 40
+
+#: More than any GPU has: what "unlimited" memory means.
+UNLIMITED_BYTES = 1 << 46
+
+_FACTORS = {"B": 1}
+for _power, _letter in enumerate("KMGTP", start=1):
+    _FACTORS[f"{_letter}IB"] = 1024**_power
+    _FACTORS[f"{_letter}B"] = 1000**_power
+_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]+)\s*")
+
+
+def format_bytes(size: float) -> str:
+    """Bytes as text in the largest unit of 1,024 that fits, with two decimals: "72.00 GiB", "512 B", "-1.50 MiB"."""
+    for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if abs(size) >= factor:
+            return f"{size / factor:,.2f} {unit}"
+    return f"{size:.0f} B"
+
+
+def format_us(duration_us: float) -> str:
+    """Microseconds as text: "850 us", "73.0 ms", "12.6 s", "3 min 20 s"."""
+    if abs(duration_us) < 1_000:
+        return f"{duration_us:.0f} us"
+    if abs(duration_us) < 1_000_000:
+        return f"{duration_us / 1_000:.1f} ms"
+    if abs(duration_us) < 60_000_000:
+        return f"{duration_us / 1_000_000:.1f} s"
+    minutes, seconds = divmod(round(duration_us / 1_000_000), 60)
+    return f"{minutes} min {seconds} s"
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of a size with a unit: "72 GiB" (1,024s), "80GB" (1,000s), "unlimited" (:data:`UNLIMITED_BYTES`).
+
+    Raises:
+        JobError: The text is no size, has no unit, or is not more than nothing.
+    """
+    if text.strip().lower() == "unlimited":
+        return UNLIMITED_BYTES
+    hint = "write it like 80GiB, 80GB or unlimited"
+    match = _SIZE.fullmatch(text)
+    if match is None or match.group(2).upper() not in _FACTORS:
+        raise JobError(f"{text!r} is not a size with a unit", hint)
+    size = int(float(match.group(1)) * _FACTORS[match.group(2).upper()])
+    if size <= 0:
+        raise JobError(f"{text!r} is no memory at all", hint)
+    return size
