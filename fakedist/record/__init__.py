@@ -1,0 +1,1 @@
+"""What happened in the rank, written down as it happens."""

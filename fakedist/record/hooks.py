@@ -1,0 +1,83 @@
+"""Where torch tells us that a module, a backward or an optimizer starts and ends. Each is undone on leaving."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as nn_module
+from torch.optim import optimizer as torch_optimizer
+
+from fakedist.errors import RecordingError
+
+
+@contextmanager
+def out_of_memory_observer(observe: Callable[[int, int, int, int], None]) -> Iterator[None]:
+    """Call ``observe(device, requested, total, free)`` when the allocator gives up. torch has no way to detach it."""
+    watching = True
+
+    def observer(device: int, requested: int, total: int, free: int) -> None:
+        if watching:
+            observe(device, requested, total, free)
+
+    torch._C._cuda_attach_out_of_memory_observer(observer)
+    try:
+        yield
+    finally:
+        watching = False
+
+
+@contextmanager
+def module_hooks(begins: Callable[[nn.Module], None], ended: Callable[[nn.Module], None]) -> Iterator[None]:
+    """Call ``begins`` before and ``ended`` after every module's forward, also one that raises."""
+    before = nn_module.register_module_forward_pre_hook(lambda module, args: begins(module))
+    after = nn_module.register_module_forward_hook(lambda module, args, result: ended(module), always_call=True)
+    try:
+        yield
+    finally:
+        before.remove()
+        after.remove()
+
+
+@contextmanager
+def backward_hook(backward: Callable[[bool], Any]) -> Iterator[None]:
+    """Wrap every run of the autograd engine that Python starts in ``backward(creates_graph)``."""
+    import torch.autograd.graph as graph
+
+    name = "_engine_run_backward"
+    for owner in (graph, torch.autograd):
+        if not hasattr(owner, name):
+            raise RecordingError(
+                f"torch {torch.__version__} has no {owner.__name__}.{name}", "pip install torch==2.15.0"
+            )
+    original = graph._engine_run_backward
+
+    def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        creates_graph = bool(args[2]) if len(args) > 2 else False
+        with backward(creates_graph):
+            return original(outputs, *args, **kwargs)
+
+    for owner in (graph, torch.autograd):
+        setattr(owner, name, run)
+    try:
+        yield
+    finally:
+        for owner in (graph, torch.autograd):
+            setattr(owner, name, original)
+
+
+@contextmanager
+def optimizer_hooks(
+    begins: Callable[[torch.optim.Optimizer], None], ended: Callable[[torch.optim.Optimizer], None]
+) -> Iterator[None]:
+    """Call ``begins`` before and ``ended`` after every ``optimizer.step()``; ``ended`` not where it raises."""
+    before = torch_optimizer.register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: begins(optimizer))
+    after = torch_optimizer.register_optimizer_step_post_hook(lambda optimizer, args, kwargs: ended(optimizer))
+    try:
+        yield
+    finally:
+        before.remove()
+        after.remove()

@@ -1,0 +1,158 @@
+"""Names of modules: the fully qualified name that the model's author would use, whatever wraps the module."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+from torch.nn.modules import module as nn_module
+
+#: Attributes under which torch.compile, activation checkpointing and FSDP1 keep what they wrap; DDP's is "module".
+_WRAPPED = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
+OUTSIDE = 0
+
+
+def class_name(module: nn.Module) -> str:
+    """Name of the module's class; of the class that the author wrote where FSDP2 made a subclass of it."""
+    cls = type(module)
+    if (
+        cls.__name__.startswith("FSDP") and len(cls.__bases__) == 2
+    ):  # fully_shard: type("FSDP" + name, (FSDPModule, cls))
+        cls = cls.__bases__[1]
+    return cls.__name__
+
+
+def _is_wrapper(module: nn.Module) -> bool:
+    """Whether a module only wraps another one, its single child."""
+    names = list(module._modules)
+    return len(names) == 1 and (names[0] in _WRAPPED or (names[0] == "module" and not module._parameters))
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    while _is_wrapper(module) and (inner := next(iter(module._modules.values()))) is not None:
+        module = inner
+    return module
+
+
+class LayerTable:
+    """Numbers layers and knows each module's name.
+
+    Layer 0 is outside of any module. A root module is called ``(ClassName)``, its children by their names from there;
+    those of a second root start with its name, so that no two layers share one.
+    A module that stands in several places has several names; the one under the calling layer is taken.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, str, str, int]] = [(OUTSIDE, "", "", -1)]
+        self._written = 0
+        self._ids: dict[str, int] = {"": OUTSIDE}
+        self._names: list[str] = [""]
+        self._of_module: dict[int, tuple[weakref.ref[nn.Module], tuple[int, ...]]] = {}
+        self._parents: dict[int, tuple[weakref.ref[nn.Module], weakref.ref[nn.Module]]] = {}
+        self._roots: dict[int, weakref.ref[nn.Module]] = {}
+        self._labels: dict[str, weakref.ref[nn.Module]] = {}
+        self._first_label = ""
+
+    def new_rows(self) -> list[tuple[int, str, str, int]]:
+        """Rows (layer_id, name, class_name, parent_id) added since the last call."""
+        rows, self._written = self.rows[self._written :], len(self.rows)
+        return rows
+
+    def name(self, layer: int) -> str:
+        """Name of a layer."""
+        return self._names[layer]
+
+    def roots(self) -> list[nn.Module]:
+        """Root modules alive, in the order in which they were first seen."""
+        return [module for reference in self._roots.values() if (module := reference()) is not None]
+
+    def layer(self, module: nn.Module, calling: int = OUTSIDE) -> int:
+        """Layer of a module, called from the layer ``calling``."""
+        known = self._of_module.get(id(module))
+        if known is None or known[0]() is not module:
+            self._name_everything_from(self._top_of(module))
+            known = self._of_module.get(id(module))
+            if known is None or known[0]() is not module:  # the parent that registered it has let go of it
+                self._name_everything_from(module)
+                known = self._of_module[id(module)]
+        layers = known[1]
+        if len(layers) == 1:
+            return layers[0]
+        prefix = self._names[calling]
+        return next((layer for layer in layers if prefix and self._names[layer].startswith(prefix + ".")), layers[0])
+
+    def remember_parent(self, parent: nn.Module, child: nn.Module) -> None:
+        """``parent`` has registered ``child``."""
+        self._parents[id(child)] = (weakref.ref(child), weakref.ref(parent))
+
+    def _top_of(self, module: nn.Module) -> nn.Module:
+        seen = {id(module)}
+        while (entry := self._parents.get(id(module))) is not None and entry[0]() is module:
+            parent = entry[1]()
+            if parent is None or id(parent) in seen or module not in parent._modules.values():
+                break
+            seen.add(id(parent))
+            module = parent
+        return module
+
+    def _name_everything_from(self, root: nn.Module) -> None:
+        top = self._label_of(_unwrapped(root))
+        prefix = "" if top == self._first_label else top
+        found: dict[int, tuple[nn.Module, list[int]]] = {}
+        for name, module in _named(root):
+            full = f"{prefix}.{name}" if prefix and name else name or top
+            parent = "" if not name else full.rpartition(".")[0] or top
+            layer = self._number(full, class_name(_unwrapped(module)), parent)
+            layers = found.setdefault(id(module), (module, []))[1]
+            if layer not in layers:
+                layers.append(layer)
+        for key, (module, layers) in found.items():
+            self._of_module[key] = (weakref.ref(module), tuple(layers))
+        self._roots = {key: ref for key, ref in self._roots.items() if key not in found}
+        self._roots[id(root)] = weakref.ref(root)
+
+    def _label_of(self, root: nn.Module) -> str:
+        """Name of a root: its class, numbered where another model has it already."""
+        label, count = f"({class_name(root)})", 1
+        while label in self._labels and self._labels[label]() not in (root, None):
+            count += 1
+            label = f"({class_name(root)}#{count})"
+        self._labels[label] = weakref.ref(root)
+        self._first_label = self._first_label or label
+        return label
+
+    def _number(self, name: str, of_class: str, parent: str) -> int:
+        layer = self._ids.get(name)
+        if layer is None:
+            layer = self._ids[name] = len(self.rows)
+            self.rows.append((layer, name, of_class, self._ids.get(parent, OUTSIDE)))
+            self._names.append(name)
+        return layer
+
+
+def _named(root: nn.Module, name: str = "", path: tuple[int, ...] = ()) -> Iterator[tuple[str, nn.Module]]:
+    """Every module below ``root`` with every name it has, parents first; a wrapper adds nothing to a name."""
+    yield name, root
+    wrapper = _is_wrapper(root)
+    for child_name, child in root._modules.items():
+        if child is None or id(child) in path:
+            continue
+        below = name if wrapper else f"{name}.{child_name}" if name else child_name
+        yield from _named(child, below, (*path, id(root)))
+
+
+@contextmanager
+def remember_parents(table: LayerTable) -> Iterator[None]:
+    """Tell ``table`` of every module that a module registers, so that names are known before the model first runs."""
+
+    def registered(parent: nn.Module, name: str, child: nn.Module | None) -> None:
+        if child is not None:
+            table.remember_parent(parent, child)
+
+    handle = nn_module.register_module_module_registration_hook(registered)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -1,0 +1,171 @@
+"""What a block of memory is for, as far as someone knows it: parameters, gradients, optimizer state, workspaces."""
+
+from __future__ import annotations
+
+import weakref
+from array import array
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from fakedist.record.layers import LayerTable
+from fakedist.record.position import Position
+from fakedist.run.schema import CATEGORIES
+
+_CODES = {name: code for code, name in enumerate(CATEGORIES)}
+KEEP_LAYER = -1
+#: Attributes of a parameter that frameworks keep a gradient in besides ``grad`` (Megatron: ``main_grad``).
+_GRADIENTS = ("grad", "main_grad")
+
+
+def device_storages(tensor: object) -> Iterator[tuple[int, int]]:
+    """(address of the storage, bytes that the tensor uses of it) of every CUDA tensor inside a tensor, wrappers too."""
+    if not isinstance(tensor, torch.Tensor):
+        return
+    local = getattr(tensor, "_local_tensor", None)  # DTensor
+    if local is not None:
+        yield from device_storages(local)
+    elif hasattr(tensor, "__tensor_flatten__"):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from device_storages(getattr(tensor, name))
+    elif tensor.is_cuda and (bytes_ := tensor.numel() * tensor.element_size()):
+        address = tensor.untyped_storage().data_ptr()
+        if address:
+            yield address, bytes_
+
+
+class Marks:
+    """Marks on blocks, and who owns each parameter.
+
+    A mark says: the block allocated last at this address, by an operation up to this one, belongs to that category and
+    layer. It holds for the block's whole life, so it may come late.
+
+    Args:
+        position: Where the rank is.
+        layers: Names of modules.
+    """
+
+    def __init__(self, position: Position, layers: LayerTable) -> None:
+        self._position = position
+        self._layers = layers
+        self._owners: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self._states: dict[tuple[int, int], int] = {}
+        self._handles: list[Any] = []
+        self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
+        self._columns = {"op": array("q"), "address": array("Q"), "category": array("B"), "layer": array("i")}
+        self._columns["bytes"] = array("q")
+
+    def take(self) -> dict[str, bytes]:
+        """Columns op, address, category, layer, bytes since the last call."""
+        taken = {name: column.tobytes() for name, column in self._columns.items()}
+        self._columns = {name: array(column.typecode) for name, column in self._columns.items()}
+        return taken
+
+    def mark(self, address: int, category: str, layer: int, bytes_: int, op: int | None = None) -> None:
+        """Mark the block at ``address``."""
+        columns = self._columns
+        columns["op"].append(self._position.op if op is None else op)
+        columns["address"].append(address)
+        columns["category"].append(_CODES[category])
+        columns["layer"].append(layer)
+        columns["bytes"].append(bytes_)
+
+    def mark_tensor(self, tensor: object, category: str, layer: int) -> None:
+        """Mark every block that a tensor lives in."""
+        for address, bytes_ in device_storages(tensor):
+            self.mark(address, category, layer, bytes_)
+
+    # ---- parameters and gradients
+
+    def scan(self, root: nn.Module) -> None:
+        """Mark the parameters, buffers and gradients of a model; the first module that has a tensor owns it."""
+        self._layers.layer(root)
+        for module in root.modules():
+            self.module(module, self._layers.layer(module))
+
+    def module(self, module: nn.Module, layer: int) -> None:
+        """Mark a module's own parameters and buffers where they are now, and their gradients from now on."""
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                self.parameter(parameter, layer)
+        for buffer in module._buffers.values():
+            if buffer is not None:
+                self.mark_tensor(buffer, "parameter", layer)
+
+    def parameter(self, parameter: torch.Tensor, layer: int) -> None:
+        """Mark one parameter and its gradients."""
+        known = self._owners.get(id(parameter))
+        if known is None or known[0]() is not parameter:
+            self._owners[id(parameter)] = (weakref.ref(parameter), layer)
+            if parameter.requires_grad and parameter.is_leaf:
+                hook = partial(self._gradient_ready, layer)
+                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+        else:
+            layer = known[1]
+        self.mark_tensor(parameter, "parameter", layer)
+        for name in _GRADIENTS:
+            self.mark_tensor(getattr(parameter, name, None), "gradient", layer)
+
+    def owner(self, parameter: torch.Tensor | None) -> int:
+        """Layer that owns a parameter; ``KEEP_LAYER`` where none is known to."""
+        known = self._owners.get(id(parameter))
+        return known[1] if known is not None and known[0]() is parameter else KEEP_LAYER
+
+    def owner_of_node(self, node: Any) -> int:
+        """Layer of the parameter that an AccumulateGrad node adds to."""
+        return max(0, self.owner(getattr(node, "variable", None)))
+
+    def _gradient_ready(self, layer: int, parameter: torch.Tensor) -> None:
+        self.mark_tensor(parameter, "parameter", layer)
+        for name in _GRADIENTS:
+            self.mark_tensor(getattr(parameter, name, None), "gradient", layer)
+
+    # ---- optimizer state
+
+    def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Mark the gradients and the state of an optimizer; parameters that no module has (fp32 copies) are state."""
+        self._optimizers[id(optimizer)] = weakref.ref(optimizer)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                layer = self.owner(parameter)
+                if layer == KEEP_LAYER:
+                    self._state(parameter, layer)
+                for name in _GRADIENTS:
+                    self.mark_tensor(getattr(parameter, name, None), "gradient", layer)
+        for parameter, state in optimizer.state.items():
+            layer = self.owner(parameter) if isinstance(parameter, torch.Tensor) else KEEP_LAYER
+            for value in _tensors(state):
+                self._state(value, layer)
+
+    def optimizers(self) -> None:
+        """Mark the state of every optimizer that ever stepped (one that ran out of memory in its step)."""
+        for reference in list(self._optimizers.values()):
+            if (optimizer := reference()) is not None:
+                self.optimizer(optimizer)
+
+    def _state(self, tensor: torch.Tensor, layer: int) -> None:
+        for address, bytes_ in device_storages(tensor):
+            if self._states.get((id(tensor), address)) != bytes_:
+                self._states[(id(tensor), address)] = bytes_
+                self.mark(address, "optimizer_state", layer, bytes_)
+
+    def close(self) -> None:
+        """Take the hooks off the parameters."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+def _tensors(state: object) -> Iterable[torch.Tensor]:
+    """Tensors in an optimizer's state of one parameter, however nested."""
+    if isinstance(state, torch.Tensor):
+        yield state
+    elif isinstance(state, dict):
+        for value in state.values():
+            yield from _tensors(value)
+    elif isinstance(state, (list, tuple)):
+        for value in state:
+            yield from _tensors(value)

@@ -1,0 +1,170 @@
+"""The caching allocator's own history, taken away in pieces before it can overflow."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from fakedist.errors import RecordingError
+from fakedist.run.schema import ACTIONS
+
+_ACTION_CODES = {name: code for code, name in enumerate(ACTIONS)}
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_RECORD = "_record_memory_history"
+_RESET_PEAK = "_cuda_resetPeakMemoryStats"
+
+
+class History:
+    """Reads the allocator's history into journal records.
+
+    Attributes:
+        peaks_were_reset: The script reset the allocator's peak statistics, so they do not tell the run's peak.
+        requests_ignored: How often the script wanted to record the history itself.
+        on_workspace: Called with (address, op, bytes) for a block that a GEMM allocated and kept: cuBLAS's workspace.
+    """
+
+    def __init__(self, append: Callable[[dict[str, Any]], None], gemm_outputs: dict[int, tuple[int, ...]]) -> None:
+        self.peaks_were_reset = False
+        self.requests_ignored = 0
+        self.on_workspace: Callable[[int, int, int], None] = lambda address, op, bytes_: None
+        self._append = append
+        self._gemm_outputs = gemm_outputs
+        self._frames: dict[tuple[str, int, str], int] = {}
+        self._stacks: dict[tuple[int, ...], int] = {}
+        self._record: Callable[..., None] = getattr(torch.cuda.memory, _RECORD)
+
+    def start(self) -> None:
+        """Start or restart the history, empty. Only allocations carry a Python stack."""
+        self._record(enabled="all", context="alloc", stacks="python", clear_history=True)
+
+    def stop(self) -> None:
+        """Stop recording."""
+        self._record(enabled=None)
+
+    def drain(self) -> None:
+        """Move everything recorded since the last call to the journal."""
+        snapshot = torch._C._cuda_memorySnapshot(None)
+        self.start()
+        for device, trace in enumerate(snapshot["device_traces"]):
+            if trace:
+                self._append(self._events(device, trace))
+        self._gemm_outputs.clear()
+
+    def _events(self, device: int, trace: list[dict[str, Any]]) -> dict[str, Any]:
+        first_frame, first_stack = len(self._frames), len(self._stacks)
+        frame_ids: dict[int, int] = {}
+        stack_ids: dict[int, int] = {}
+        action, address, size = array("B"), array("Q"), array("q")
+        stream, time_us, op, stack = array("Q"), array("q"), array("q"), array("i")
+        gemm_blocks: dict[int, tuple[int, int]] = {}
+        for entry in trace:
+            name = entry["action"]
+            at = entry["addr"] if "addr" in entry else entry.get("device_free", 0)
+            metadata = entry.get("user_metadata")
+            number = int(metadata) if metadata and metadata.isdecimal() else -1
+            action.append(_ACTION_CODES[name])
+            address.append(at)
+            size.append(entry["size"])
+            stream.append(entry["stream"])
+            time_us.append(entry.get("time_us", 0))
+            op.append(number)
+            frames = entry.get("frames")
+            if frames:
+                found = stack_ids.get(id(frames))
+                if found is None:
+                    found = stack_ids[id(frames)] = self._stack(frames, frame_ids)
+                stack.append(found)
+            else:
+                stack.append(-1)
+            if number in self._gemm_outputs:
+                if name == "alloc" and at not in self._gemm_outputs[number]:
+                    gemm_blocks[at] = (number, entry["size"])
+                elif name == "free_requested":
+                    gemm_blocks.pop(at, None)
+        for at, (number, bytes_) in gemm_blocks.items():
+            self.on_workspace(at, number, bytes_)
+        return {
+            "kind": "events",
+            "device": device,
+            "frames": list(self._frames)[first_frame:],
+            "stacks": list(self._stacks)[first_stack:],
+            **{"action": action.tobytes(), "address": address.tobytes(), "size": size.tobytes()},
+            **{"stream": stream.tobytes(), "time_us": time_us.tobytes(), "op": op.tobytes(), "stack": stack.tobytes()},
+        }
+
+    def _stack(self, frames: list[dict[str, Any]], frame_ids: dict[int, int]) -> int:
+        """Number of a stack, innermost frame first, without the frames of this package."""
+        numbers = []
+        for frame in frames:
+            number = frame_ids.get(id(frame))
+            if number is None:
+                key = (frame["filename"], frame["line"], frame["name"])
+                ours = key[0].startswith(_OURS) or key[0].startswith("<frozen ")
+                number = frame_ids[id(frame)] = -1 if ours else self._frames.setdefault(key, len(self._frames))
+            if number >= 0:
+                numbers.append(number)
+        return self._stacks.setdefault(tuple(numbers), len(self._stacks))
+
+    def statistics(self) -> list[dict[str, Any]]:
+        """The allocator's own statistics of every device in use: the check of what the journal is replayed to."""
+        records = []
+        for device in range(torch.cuda.device_count()):
+            stats = torch.cuda.memory_stats(device)
+            if not stats.get("reserved_bytes.all.peak"):
+                continue
+            records.append({
+                "kind": "stats",
+                "device": device,
+                "allocated_peak_bytes": stats["allocated_bytes.all.peak"],
+                "reserved_peak_bytes": stats["reserved_bytes.all.peak"],
+                "allocated_bytes": stats["allocated_bytes.all.current"],
+                "reserved_bytes": stats["reserved_bytes.all.current"],
+                "num_ooms": stats["num_ooms"],
+                "peaks_were_reset": self.peaks_were_reset,
+            })  # fmt: skip
+        return records
+
+
+@contextmanager
+def allocator_history(history: History) -> Iterator[None]:
+    """Record the allocator's history, and keep the script from switching it off or clearing it.
+
+    Raises:
+        RecordingError: The allocator in use has no history, or this torch lacks a function that is patched.
+    """
+    torch.cuda.init()
+    backend = torch.cuda.get_allocator_backend()
+    if backend != "native":
+        raise RecordingError(
+            f"the allocator backend {backend} keeps no history; fakedist reads the native caching allocator's",
+            "take backend:cudaMallocAsync out of PYTORCH_CUDA_ALLOC_CONF",
+        )
+    targets = [(torch.cuda.memory, _RECORD), (torch._C, _RESET_PEAK)]
+    for owner, name in (*targets, (torch._C, "_cuda_memorySnapshot"), (torch._C, "_cuda_setMemoryMetadata")):
+        if not hasattr(owner, name):
+            raise RecordingError(
+                f"torch {torch.__version__} has no {owner.__name__}.{name}", "pip install torch==2.15.0"
+            )
+    originals = [getattr(owner, name) for owner, name in targets]
+
+    def ignore_request(*args: object, **kwargs: object) -> None:
+        history.requests_ignored += 1
+
+    def note_reset(*args: object) -> None:
+        history.peaks_were_reset = True
+        originals[1](*args)
+
+    history.start()
+    setattr(torch.cuda.memory, _RECORD, ignore_request)
+    setattr(torch._C, _RESET_PEAK, note_reset)
+    try:
+        yield
+    finally:
+        for (owner, name), original in zip(targets, originals, strict=True):
+            setattr(owner, name, original)
+        history.stop()

@@ -1,0 +1,100 @@
+"""Every operation that reaches a kernel, numbered: the number ties allocations to step, phase, layer and name."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fakedist.record.position import Position
+
+Execute = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+#: Operations that use a cuBLAS workspace, which the caching allocator gives and the library keeps.
+_GEMMS = {"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "_scaled_mm", "_scaled_mm_v2", "_grouped_mm"} | {
+    "_scaled_grouped_mm", "_addmm_activation", "_int_mm", "linear", "addbmm", "addr", "vdot",
+}  # fmt: skip
+
+
+#: What ``__torch_dispatch__`` of plain tensors is; those appear among the types too.
+_PLAIN = torch.Tensor.__torch_dispatch__
+
+
+class _Kind:
+    """What is known of one operation: its number and how to treat it."""
+
+    __slots__ = ("is_gemm", "is_view", "number")
+
+    def __init__(self, number: int, func: Any) -> None:
+        self.number = number
+        self.is_view = func.is_view
+        self.is_gemm = func._schema.name.removeprefix("aten::") in _GEMMS
+
+
+class Operations(TorchDispatchMode):
+    """Numbers each operation, writes down which it was and where, and tells the allocator's history its number.
+
+    Args:
+        position: Where the rank is.
+        execute: Runs an operation: ``execute(func, args, kwargs) -> result``.
+        tick: Called every 256 operations.
+        tell_allocator: Sets the text that the allocator's history keeps with what this thread allocates from now on.
+    """
+
+    def __init__(
+        self, position: Position, execute: Execute, tick: Callable[[], None], tell_allocator: Callable[[str], None]
+    ) -> None:
+        super().__init__()
+        self.names: list[tuple[int, str]] = []
+        self.gemm_outputs: dict[int, tuple[int, ...]] = {}
+        self._position = position
+        self._execute = execute
+        self._tick = tick
+        self._kinds: dict[Any, _Kind] = {}
+        self._operation, self._scope = array("I"), array("I")
+        self._first = 0
+        self._tell_allocator = tell_allocator
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled regions run as they are; their kernels are not operations."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Number one operation and run it. Tensor subclasses first turn it into operations on plain tensors."""
+        if types and any(t.__torch_dispatch__ is not _PLAIN for t in types):
+            return NotImplemented
+        kind = self._kinds.get(func)
+        if kind is None:
+            kind = self._new_kind(func)
+        position = self._position
+        scope = position.scope()
+        op = position.op
+        position.op = op + 1
+        self._operation.append(kind.number)
+        self._scope.append(scope)
+        if not kind.is_view:
+            self._tell_allocator(str(op))
+        if not op & 255:
+            self._tick()
+        result = self._execute(func, args, kwargs or {})
+        if kind.is_gemm and isinstance(result, torch.Tensor) and result.is_cuda:
+            self.gemm_outputs[op] = (result.untyped_storage().data_ptr(),)
+        return result
+
+    def take(self) -> tuple[int, bytes, bytes]:
+        """First operation number, operation ids and scope ids (uint32) since the last call."""
+        first, operation, scope = self._first, self._operation.tobytes(), self._scope.tobytes()
+        self._first += len(self._operation)
+        self._operation, self._scope = array("I"), array("I")
+        return first, operation, scope
+
+    def _new_kind(self, func: Any) -> _Kind:
+        kind = self._kinds[func] = _Kind(len(self._kinds), func)
+        self.names.append((kind.number, str(func)))
+        return kind

@@ -1,0 +1,211 @@
+"""Where the rank is while it runs: step, phase, layer. Kept up by hooks, asked by every operation."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from fakedist.record.layers import OUTSIDE
+
+
+@dataclass
+class _Thread:
+    """A thread's stack of running modules, and which layer made the autograd nodes of which sequence numbers.
+
+    Autograd numbers nodes per thread in the order of their making; ``bounds[i]`` is the first number made while
+    ``layers[i]`` was the innermost layer.
+    """
+
+    stack: list[int] = field(default_factory=list)
+    bounds: list[int] = field(default_factory=list)
+    layers: list[int] = field(default_factory=list)
+
+    def entered(self, layer: int) -> None:
+        """From the next autograd node on, ``layer`` is the innermost."""
+        sequence = torch._C._autograd._get_sequence_nr()
+        if self.bounds and self.bounds[-1] == sequence:
+            self.layers[-1] = layer
+        else:
+            self.bounds.append(sequence)
+            self.layers.append(layer)
+
+
+@dataclass(frozen=True)
+class _Engine:
+    """A running backward: who called it, how deep its modules were, whether it builds a graph of its own."""
+
+    thread: int
+    tape: _Thread
+    depth: int
+    creates_graph: bool
+
+
+class Position:
+    """Step, phase and layer of the operation that runs now.
+
+    Attributes:
+        op: Number of the next operation.
+        step: Current step; 0 is ``init``.
+        regions: (first op, last op, layer) of the ranges of operations that saved activations, ended since last taken.
+    """
+
+    def __init__(self, phase_changed: Callable[[str], None] | None = None) -> None:
+        self.op = 0
+        self.step = 0
+        self.regions: list[tuple[int, int, int]] = []
+        self.new_scopes: list[tuple[int, int, str, int, bool]] = []
+        self.owner_of_node: Callable[[object], int] = lambda node: OUTSIDE
+        self._scopes: dict[tuple[int, str, int, bool], int] = {}
+        self._phase = "init"
+        self._optimizer_depth = 0
+        self._engines: list[_Engine] = []
+        self._main = threading.get_ident()
+        self._threads: dict[int, _Thread] = {self._main: _Thread()}
+        self._forward_from = self._recompute_from = -1
+        self._recompute_layer = OUTSIDE
+        self._phase_changed = phase_changed or (lambda phase: None)
+
+    # ---- asked by every operation
+
+    def scope(self) -> int:
+        """Number of (step, phase, layer, recompute) of the operation that runs now in this thread."""
+        if self._engines:
+            recompute = torch.is_grad_enabled() and not self._engines[-1].creates_graph
+            layer = self._layer_in_backward()
+            if recompute != (self._recompute_from >= 0):
+                self._recompute_switched(recompute, layer)
+            key = (self.step, "backward", layer, recompute)
+        else:
+            thread = self._threads.get(threading.get_ident())
+            key = (self.step, self.phase, thread.stack[-1] if thread and thread.stack else OUTSIDE, False)
+        scope = self._scopes.get(key)
+        return self._new_scope(key) if scope is None else scope
+
+    @property
+    def phase(self) -> str:
+        """``init``, ``forward``, ``backward``, ``optimizer`` or ``other``."""
+        if self._optimizer_depth:
+            return "optimizer"
+        return "backward" if self._engines else self._phase
+
+    @property
+    def layer(self) -> int:
+        """The innermost layer in this thread."""
+        if self._engines:
+            return self._layer_in_backward()
+        stack = self._threads.get(threading.get_ident(), _Thread()).stack
+        return stack[-1] if stack else OUTSIDE
+
+    def in_backward(self) -> bool:
+        """Whether a backward is running."""
+        return bool(self._engines)
+
+    # ---- told by hooks
+
+    def module_begins(self, layer: int) -> None:
+        """A module's forward starts in this thread."""
+        thread = self._threads.setdefault(threading.get_ident(), _Thread())
+        thread.stack.append(layer)
+        thread.entered(layer)
+
+    def module_ended(self, layer: int) -> None:
+        """A module's forward is over; modules above it that an exception cut short are too."""
+        thread = self._threads.setdefault(threading.get_ident(), _Thread())
+        if layer in thread.stack:
+            while thread.stack.pop() != layer:
+                pass
+        thread.entered(thread.stack[-1] if thread.stack else OUTSIDE)
+        if not thread.stack and not self._engines and self._forward_from < 0:
+            self._set_phase("other")  # nothing was saved for a backward: an evaluation
+
+    def is_root_call(self) -> bool:
+        """Whether a module that starts now was called by no other module, outside of any backward."""
+        thread = self._threads.get(threading.get_ident())
+        return not self._engines and not (thread and thread.stack)
+
+    def root_forward(self) -> None:
+        """A root module's forward starts: with grad enabled, what it leaves alive is saved for backward."""
+        if torch.is_grad_enabled() and self._forward_from < 0:
+            self._forward_from = self.op
+        self._set_phase("forward")
+
+    def backward_begins(self, creates_graph: bool) -> None:
+        """``backward()`` or ``autograd.grad()`` starts, possibly inside another one (reentrant checkpointing)."""
+        if not self._engines and self._forward_from >= 0:
+            self.regions.append((self._forward_from, self.op - 1, OUTSIDE))
+            self._forward_from = -1
+        ident = threading.get_ident()
+        thread = self._threads.setdefault(ident, _Thread())
+        if self._recompute_from >= 0:
+            self._recompute_switched(False, OUTSIDE)
+        self._engines.append(_Engine(ident, thread, len(thread.stack), creates_graph))
+        if len(self._engines) == 1:
+            self._phase_changed("backward")
+
+    def backward_ended(self) -> None:
+        """The innermost running backward is over."""
+        if self._recompute_from >= 0:
+            self._recompute_switched(False, OUTSIDE)
+        self._engines.pop()
+        if not self._engines:
+            for ident, thread in self._threads.items():
+                if ident != self._main:
+                    thread.stack.clear()
+            self._set_phase("other")
+
+    def optimizer_begins(self) -> None:
+        """``optimizer.step()`` starts."""
+        self._optimizer_depth += 1
+        self._phase_changed("optimizer")
+
+    def optimizer_ended(self) -> None:
+        """``optimizer.step()`` is over."""
+        self._optimizer_depth = max(0, self._optimizer_depth - 1)
+        if not self._optimizer_depth:
+            self._set_phase("other")
+
+    def close(self) -> None:
+        """End the open regions: what they allocated and is alive now would have been used by a backward."""
+        if self._recompute_from >= 0:
+            self._recompute_switched(False, OUTSIDE)
+        if self._forward_from >= 0:
+            self.regions.append((self._forward_from, self.op - 1, OUTSIDE))
+            self._forward_from = -1
+
+    # ---- inside
+
+    def _set_phase(self, phase: str) -> None:
+        if phase != self._phase:
+            self._phase = phase
+            self._phase_changed(phase)
+
+    def _recompute_switched(self, on: bool, layer: int) -> None:
+        if on:
+            self._recompute_from, self._recompute_layer = self.op, layer
+        else:
+            self.regions.append((self._recompute_from, self.op - 1, self._recompute_layer))
+            self._recompute_from = -1
+
+    def _layer_in_backward(self) -> int:
+        engine = self._engines[-1]
+        ident = threading.get_ident()
+        thread = self._threads.get(ident)
+        if thread and len(thread.stack) > (engine.depth if ident == engine.thread else 0):
+            return thread.stack[-1]
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return OUTSIDE
+        sequence = node._sequence_nr()
+        at = bisect_right(engine.tape.bounds, sequence) - 1
+        if sequence < 1 << 62:  # AccumulateGrad has the largest number there is, so that it runs first
+            return engine.tape.layers[at] if at >= 0 else OUTSIDE
+        return self.owner_of_node(node)
+
+    def _new_scope(self, key: tuple[int, str, int, bool]) -> int:
+        scope = self._scopes[key] = len(self._scopes)
+        self.new_scopes.append((scope, *key))
+        return scope

@@ -1,0 +1,235 @@
+"""The recorder: puts steps, layers, operations, marks and the allocator's history together, and into the journal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from fakedist.errors import RecordingError
+from fakedist.record.collectives import Ledger
+from fakedist.record.hooks import backward_hook, module_hooks, optimizer_hooks, out_of_memory_observer
+from fakedist.record.layers import LayerTable, remember_parents
+from fakedist.record.marks import KEEP_LAYER, Marks
+from fakedist.record.memory import History, allocator_history
+from fakedist.record.operations import Execute, Operations
+from fakedist.record.position import Position
+from fakedist.record.steps import Steps
+
+DRAIN_EVERY_S = 2.0  # a rank that is killed loses what happened since the last drain
+DRAIN_EVERY_OPS = 50_000  # about 150 MB of history as Python objects
+PROGRESS_EVERY_S = 0.1
+
+_active: Recorder | None = None
+
+
+class Journal(Protocol):
+    """What the recorder needs of a journal."""
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Write one record."""
+
+
+def active() -> Recorder | None:
+    """The recorder of this process, if one is running."""
+    return _active
+
+
+class Recorder:
+    """Records one rank from before its model is built until it ends.
+
+    A context manager: entering hooks torch, leaving takes every hook off again.
+
+    Args:
+        journal: Where records go.
+        steps: Steps to record; then :class:`~fakedist.record.steps.StopRun` is raised inside the script.
+        execute: Runs an operation: ``execute(func, args, kwargs) -> result``.
+        progress: Told (phase, step, allocated peak in bytes), at most ten times a second.
+
+    Attributes:
+        ledger: Where the process groups write their calls.
+    """
+
+    def __init__(
+        self, journal: Journal, steps: int, execute: Execute, progress: Callable[[str, int, int], None] | None = None
+    ) -> None:
+        self._journal = journal
+        self._progress = progress or (lambda phase, step, allocated_bytes: None)
+        self._layers = LayerTable()
+        self._position = Position(self._phase_changed)
+        self._marks = Marks(self._position, self._layers)
+        self._position.owner_of_node = self._marks.owner_of_node
+        self._operations = Operations(self._position, execute, self._tick, torch._C._cuda_setMemoryMetadata)
+        self._history = History(journal.append, self._operations.gemm_outputs)
+        self._history.on_workspace = lambda at, op, bytes_: self._marks.mark(at, "workspace", KEEP_LAYER, bytes_, op)
+        self._steps = Steps(steps, self._step_ended)
+        self.ledger = Ledger(journal, self._operation_and_scope, self._communication)
+        self._exit = ExitStack()
+        self._drained_at = self._progress_at = time.monotonic()
+        self._drained_op = 0
+        self._closed = False
+        self._scanned: set[int] = set()
+
+    def __enter__(self) -> Recorder:
+        global _active
+        if _active is not None:
+            raise RecordingError("a recorder is already running in this process", "this is a bug in fakedist")
+        with ExitStack() as stack:
+            stack.enter_context(allocator_history(self._history))
+            stack.enter_context(out_of_memory_observer(self._out_of_memory))
+            stack.enter_context(remember_parents(self._layers))
+            stack.enter_context(module_hooks(self._module_begins, self._module_ended))
+            stack.enter_context(backward_hook(self._backward))
+            stack.enter_context(optimizer_hooks(self._optimizer_begins, self._optimizer_ended))
+            stack.callback(self._marks.close)
+            stack.enter_context(self._operations)
+            self._exit = stack.pop_all()
+        _active = self
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        global _active
+        _active = None
+        self._exit.close()
+
+    def step(self) -> None:
+        """A training step ended here, says the script (``fakedist.step()``)."""
+        self._follow_step(self._steps.manual)
+
+    def close(self, outcome: dict[str, object]) -> None:
+        """Write everything that is still in memory, and how the run ended. Further calls do nothing.
+
+        Args:
+            outcome: ``outcome``, ``code`` and ``message``; the last phase and step are added.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        last = {"last_phase": self._position.phase, "last_step": self._steps.last}
+        self._marks.optimizers()
+        for root in self._layers.roots():
+            self._marks.scan(root)
+        self._position.close()
+        self._steps.close()
+        self._drain()
+        for record in self._history.statistics():
+            self._journal.append(record)
+        if self._history.requests_ignored:
+            text = "the script's own calls of _record_memory_history were ignored: fakedist records the history itself"
+            self._journal.append({"kind": "note", "text": text})
+        self._journal.append({"kind": "outcome", **outcome, **last})
+
+    # ---- what hooks say
+
+    def _module_begins(self, module: nn.Module) -> None:
+        position = self._position
+        if position.is_root_call():
+            self._follow_step(self._steps.root_forward)
+            self._scan_once(module)
+            position.root_forward()
+        position.module_begins(self._layers.layer(module, position.layer))
+
+    def _module_ended(self, module: nn.Module) -> None:
+        position = self._position
+        layer = self._layers.layer(module, position.layer)
+        if module._parameters:
+            self._marks.module(module, layer)
+        position.module_ended(layer)
+
+    def _scan_once(self, module: nn.Module) -> None:
+        """Parameters are marked before the model first runs; FSDP's are then still sharded."""
+        if id(module) not in self._scanned:
+            self._scanned.add(id(module))
+            self._layers.layer(module)
+            self._marks.scan(module)
+
+    @contextmanager
+    def _backward(self, creates_graph: bool) -> Iterator[None]:
+        if not self._position.in_backward():
+            self._follow_step(self._steps.backward)
+        self._position.backward_begins(creates_graph)
+        try:
+            yield
+        finally:
+            self._position.backward_ended()
+
+    def _optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        self._follow_step(lambda: self._steps.optimizer_begins(optimizer))
+        self._marks.optimizer(optimizer)
+        self._position.optimizer_begins()
+
+    def _optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
+        self._steps.optimizer_ended(optimizer)
+        self._marks.optimizer(optimizer)
+        self._position.optimizer_ended()
+
+    def _follow_step(self, tell: Callable[[], None]) -> None:
+        try:
+            tell()
+        finally:
+            self._position.step = self._steps.number
+
+    def _step_ended(self, step: int, start_us: int, end_us: int) -> None:
+        for root in self._layers.roots():
+            self._marks.scan(root)
+        self._drain()
+        record = {"kind": "step", "step": step, "start_us": start_us, "end_us": end_us, "wall_us": end_us - start_us}
+        self._journal.append(record)
+
+    def _out_of_memory(self, device: int, requested: int, device_total: int, device_free: int) -> None:
+        layer = self._layers.name(self._position.layer)
+        record = {"kind": "oom", "device": device, "requested_bytes": requested, "op": self._position.op - 1}
+        self._journal.append({**record, "layer": layer, "message": f"{device_free} bytes of the device were free"})
+
+    # ---- what the ledger asks
+
+    def _operation_and_scope(self) -> tuple[int, int]:
+        return self._position.op, self._position.scope()
+
+    def _communication(self, address: int, bytes_: int) -> None:
+        self._marks.mark(address, "communication", KEEP_LAYER, bytes_)
+
+    # ---- writing
+
+    def _phase_changed(self, phase: str) -> None:
+        self._tick(at_least_ops=4096)
+
+    def _tick(self, at_least_ops: int = DRAIN_EVERY_OPS) -> None:
+        now = time.monotonic()
+        ops = self._position.op - self._drained_op
+        if ops >= DRAIN_EVERY_OPS or (now - self._drained_at > DRAIN_EVERY_S and ops >= min(at_least_ops, 4096)):
+            self._drain()
+        if now - self._progress_at > PROGRESS_EVERY_S:
+            self._progress_at = now
+            stats = torch._C._cuda_memoryStats(torch.cuda.current_device())
+            self._progress(self._position.phase, self._position.step, stats["allocated_bytes"]["all"]["peak"])
+
+    def _drain(self) -> None:
+        self._drained_op, append, position = self._position.op, self._journal.append, self._position
+        if rows := self._layers.new_rows():
+            append({"kind": "layers", "rows": rows})
+        if self._operations.names:
+            append({"kind": "operations", "rows": self._operations.names})
+            self._operations.names = []
+        self._history.drain()
+        scopes, position.new_scopes = position.new_scopes, []
+        if scopes:
+            append({"kind": "scopes", "rows": scopes})
+        first, operation, scope = self._operations.take()
+        if operation:
+            append({"kind": "ops", "first": first, "operation": operation, "scope": scope})
+        marks = self._marks.take()
+        if marks["op"]:
+            append({"kind": "marks", **marks})
+        regions, position.regions = position.regions, []
+        if regions:
+            append({"kind": "regions", "rows": regions})
+        self.ledger.flush()
+        self._drained_at = time.monotonic()

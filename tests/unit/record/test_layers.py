@@ -1,0 +1,138 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+from fakedist.record.layers import OUTSIDE, LayerTable, remember_parents
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.Linear(2, 2)
+        self.mlp = nn.Sequential(nn.Linear(2, 2), nn.GELU())
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(2, 2)
+
+
+class Wrapped(nn.Module):
+    """As DistributedDataParallel keeps its module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+def names(table: LayerTable) -> list[str]:
+    return [name for _, name, _, _ in table.rows]
+
+
+def test_layer_0_is_outside_of_any_module() -> None:
+    assert LayerTable().rows == [(OUTSIDE, "", "", -1)]
+
+
+def test_the_root_is_called_by_its_class_and_children_by_their_attribute_path() -> None:
+    table, model = LayerTable(), Model()
+    assert table.name(table.layer(model)) == "(Model)"
+    assert table.name(table.layer(model.layers[1].mlp[0])) == "layers.1.mlp.0"
+
+
+def test_rows_carry_class_and_parent() -> None:
+    table, model = LayerTable(), Model()
+    table.layer(model)
+    rows = {name: (of_class, parent) for _, name, of_class, parent in table.rows}
+    ids = {name: layer for layer, name, _, _ in table.rows}
+    assert rows["(Model)"] == ("Model", OUTSIDE)
+    assert rows["head"] == ("Linear", ids["(Model)"])
+    assert rows["layers.1.mlp.0"] == ("Linear", ids["layers.1.mlp"])
+
+
+@pytest.mark.parametrize("wrap", [Wrapped, lambda model: torch.compile(model), checkpoint_wrapper])
+def test_wrappers_add_nothing_to_names_and_take_the_inner_class(wrap) -> None:  # type: ignore[no-untyped-def]
+    table, model = LayerTable(), Model()
+    root = wrap(model)
+    model.layers[0] = checkpoint_wrapper(model.layers[0])
+    assert table.name(table.layer(root)) == "(Model)"
+    assert table.name(table.layer(model.layers[0])) == "layers.0"
+    assert "layers.0.attention" in names(table)
+    assert next(row for row in table.rows if row[1] == "layers.0")[2] == "Block"
+
+
+def test_a_child_that_runs_before_its_model_is_named_from_the_model() -> None:
+    table = LayerTable()
+    with remember_parents(table):
+        model = Model()
+    assert table.name(table.layer(model.layers[0].attention)) == "layers.0.attention"
+
+
+def test_parents_are_no_longer_remembered_after_leaving() -> None:
+    table = LayerTable()
+    with remember_parents(table):
+        pass
+    model = Model()
+    assert table.name(table.layer(model.head)) == "(Linear)"
+
+
+def test_layers_of_a_second_model_start_with_its_name() -> None:
+    table = LayerTable()
+    table.layer(Model())
+    block = Block()
+    assert table.name(table.layer(block)) == "(Block)"
+    assert table.name(table.layer(block.mlp)) == "(Block).mlp"
+
+
+def test_a_second_model_of_the_same_class_is_numbered() -> None:
+    table, first, second = LayerTable(), Model(), Model()
+    assert table.name(table.layer(first)) == "(Model)"
+    assert table.name(table.layer(second)) == "(Model#2)"
+    assert table.name(table.layer(second.head)) == "(Model#2).head"
+    assert table.name(table.layer(first.head)) == "head"
+
+
+def test_a_copied_model_is_a_model_of_its_own() -> None:
+    table = LayerTable()
+    with remember_parents(table):
+        model = Model()
+        twin = copy.deepcopy(model)
+    assert table.layer(model) != table.layer(twin)
+    assert table.layer(model.head) != table.layer(twin.head)
+
+
+def test_a_module_in_two_places_takes_the_name_under_the_calling_layer() -> None:
+    table, model = LayerTable(), Model()
+    shared = model.layers[0].mlp
+    model.layers[1].mlp = shared
+    table.layer(model)
+    second = table.layer(model.layers[1])
+    assert table.name(table.layer(shared, calling=second)) == "layers.1.mlp"
+    assert table.name(table.layer(shared, calling=table.layer(model.layers[0]))) == "layers.0.mlp"
+
+
+def test_a_module_added_later_gets_its_name() -> None:
+    table = LayerTable()
+    with remember_parents(table):
+        model = Model()
+        table.layer(model)
+        model.adapter = nn.Linear(2, 2)
+    assert table.name(table.layer(model.adapter)) == "adapter"
+
+
+def test_new_rows_are_given_once() -> None:
+    table = LayerTable()
+    table.layer(Model())
+    assert len(table.new_rows()) == len(table.rows)
+    assert table.new_rows() == []
+
+
+def test_roots_are_the_topmost_modules_alive() -> None:
+    table, model = LayerTable(), Model()
+    table.layer(model.head)
+    table.layer(model)
+    assert table.roots() == [model]

@@ -1,0 +1,182 @@
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from fakedist.record.hooks import backward_hook, module_hooks, optimizer_hooks
+from fakedist.record.layers import LayerTable
+from fakedist.record.operations import Operations
+from fakedist.record.position import Position
+
+Where = tuple[str, str, bool]
+
+
+def _run(func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    return func(*args, **kwargs)
+
+
+class Watch:
+    """The recorder's wiring of hooks, without the allocator's part: runs on CPU tensors."""
+
+    def __init__(self) -> None:
+        self.layers = LayerTable()
+        self.position = Position()
+        self.tags: list[str] = []
+        self.operations = Operations(self.position, _run, lambda: None, self.tags.append)
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(module_hooks(self._begins, self._ended))
+            stack.enter_context(backward_hook(self._backward))
+            stack.enter_context(
+                optimizer_hooks(lambda o: self.position.optimizer_begins(), lambda o: self.position.optimizer_ended())
+            )
+            stack.enter_context(self.operations)
+            yield
+
+    def _begins(self, module: nn.Module) -> None:
+        if self.position.is_root_call():
+            self.position.root_forward()
+        self.position.module_begins(self.layers.layer(module, self.position.layer))
+
+    def _ended(self, module: nn.Module) -> None:
+        self.position.module_ended(self.layers.layer(module))
+
+    @contextmanager
+    def _backward(self, creates_graph: bool) -> Iterator[None]:
+        self.position.backward_begins(creates_graph)
+        try:
+            yield
+        finally:
+            self.position.backward_ended()
+
+    def where(self, operation: str) -> list[Where]:
+        """(phase, layer, recompute) of each run of an operation, in order."""
+        _, operations, scopes = self.operations.take()
+        names = dict(self.operations.names)
+        table = {
+            scope: (phase, self.layers.name(layer), again) for scope, _, phase, layer, again in self.position.new_scopes
+        }
+        pairs = zip(memoryview(operations).cast("I"), memoryview(scopes).cast("I"), strict=True)
+        return [table[scope] for number, scope in pairs if operation in names[number]]
+
+
+class Model(nn.Module):
+    def __init__(self, checkpointed: bool = False, reentrant: bool = False) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.act = nn.GELU()
+        self.checkpointed, self.reentrant = checkpointed, reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in (self.first, self.second):
+            x = checkpoint(layer, x, use_reentrant=self.reentrant) if self.checkpointed else layer(x)
+        return self.act(x)
+
+
+@pytest.fixture
+def watch() -> Watch:
+    return Watch()
+
+
+def run(watch: Watch, model: nn.Module) -> None:
+    with watch.on():
+        model(torch.randn(3, 4, requires_grad=True)).sum().backward()
+
+
+def test_forward_operations_belong_to_the_innermost_module(watch: Watch) -> None:
+    run(watch, Model())
+    assert watch.where("addmm")[:2] == [("forward", "first", False), ("forward", "second", False)]
+
+
+def test_backward_operations_belong_to_the_layer_whose_forward_made_the_node(watch: Watch) -> None:
+    run(watch, Model())
+    found = watch.where("aten.mm.default")
+    assert found == [("backward", layer, False) for layer in ("second", "second", "first", "first")]
+
+
+def test_what_follows_the_model_belongs_to_no_layer_but_to_forward(watch: Watch) -> None:
+    run(watch, Model())
+    assert watch.where("aten.sum.default") == [("forward", "", False)]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_layers_are_recomputed_in_backward_under_their_own_name(watch: Watch, reentrant: bool) -> None:
+    run(watch, Model(checkpointed=True, reentrant=reentrant))
+    again = [(phase, layer) for phase, layer, recomputed in watch.where("aten.") if recomputed]
+    assert list(dict.fromkeys(again)) == [("backward", "second"), ("backward", "first")]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_backward_of_a_checkpointed_layer_belongs_to_the_layer(watch: Watch, reentrant: bool) -> None:
+    run(watch, Model(checkpointed=True, reentrant=reentrant))
+    found = watch.where("aten.mm.default")
+    assert found == [("backward", layer, False) for layer in ("second", "second", "first", "first")]
+
+
+def test_the_forward_region_ends_where_backward_begins(watch: Watch) -> None:
+    run(watch, Model())
+    assert len(watch.position.regions) == 1
+    first, last, _ = watch.position.regions[0]
+    _, operations, _ = watch.operations.take()
+    names = dict(watch.operations.names)
+    ran = [names[number] for number in memoryview(operations).cast("I")]
+    assert "aten.sum.default" in ran[first : last + 1]
+    assert not any("backward" in name or name == "aten.mm.default" for name in ran[first : last + 1])
+    assert any("backward" in name for name in ran[last + 1 :])
+
+
+def test_each_recomputed_layer_is_a_region_of_its_own(watch: Watch) -> None:
+    run(watch, Model(checkpointed=True))
+    assert [watch.layers.name(layer) for _, _, layer in watch.position.regions] == ["", "second", "first"]
+
+
+def test_a_forward_without_grad_saves_nothing(watch: Watch) -> None:
+    with watch.on(), torch.no_grad():
+        Model()(torch.randn(3, 4))
+        torch.ones(2)
+    watch.position.close()
+    assert watch.position.regions == []
+    assert watch.where("aten.ones") == [("other", "", False)]
+
+
+def test_a_gradient_of_a_gradient_is_not_a_recomputation(watch: Watch) -> None:
+    with watch.on():
+        x = torch.randn(3, 4, requires_grad=True)
+        (gradient,) = torch.autograd.grad(Model()(x).sum(), x, create_graph=True)
+        gradient.sum().backward()
+    assert all(not again for _, _, again in watch.where("aten.mm.default"))
+
+
+def test_an_exception_inside_a_module_leaves_no_layer_behind(watch: Watch) -> None:
+    class Broken(Model):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.first(x)
+            raise ValueError("broken")
+
+    with watch.on():
+        with pytest.raises(ValueError, match="broken"):
+            Broken()(torch.randn(3, 4))
+        torch.ones(2)
+    assert watch.where("aten.ones") == [("forward", "", False)]
+
+
+def test_optimizer_operations_belong_to_the_optimizer(watch: Watch) -> None:
+    model = Model()
+    with watch.on():
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+        model(torch.randn(3, 4)).sum().backward()
+        optimizer.step()
+        torch.ones(2)
+    assert watch.where("aten.add_.Tensor")[-1][0] == "optimizer"
+    assert watch.where("aten.ones") == []
+
+
+def test_before_the_first_forward_is_init(watch: Watch) -> None:
+    with watch.on():
+        torch.ones(2)
+    assert watch.where("aten.ones") == [("init", "", False)]
