@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -81,3 +82,34 @@ def optimizer_hooks(
     finally:
         before.remove()
         after.remove()
+
+
+FSDP_PARAM = "torch.distributed.fsdp._fully_shard._fsdp_param"
+
+
+def fsdp_is_loaded() -> bool:
+    """Whether the script has imported FSDP2."""
+    return FSDP_PARAM in sys.modules
+
+
+@contextmanager
+def fsdp_unshard_hook(unsharded: Callable[[nn.Module, torch.Tensor], None]) -> Iterator[None]:
+    """Call ``unsharded(module, parameter)`` whenever FSDP2 has gathered a parameter, in forward and in backward.
+
+    Raises:
+        RecordingError: This torch's FSDP2 works otherwise, so that gathered parameters could not be told.
+    """
+    fsdp_param: Any = getattr(sys.modules[FSDP_PARAM], "FSDPParam", None)
+    original = getattr(fsdp_param, "to_unsharded", None)
+    if original is None:
+        raise RecordingError(f"torch {torch.__version__} has no FSDPParam.to_unsharded", "pip install torch==2.15.0")
+
+    def to_unsharded(self: Any) -> None:
+        original(self)
+        unsharded(self._module_info.module, self._unsharded_param)
+
+    fsdp_param.to_unsharded = to_unsharded
+    try:
+        yield
+    finally:
+        fsdp_param.to_unsharded = original

@@ -13,7 +13,14 @@ from torch import nn
 
 from fakedist.errors import RecordingError
 from fakedist.record.collectives import Ledger
-from fakedist.record.hooks import backward_hook, module_hooks, optimizer_hooks, out_of_memory_observer
+from fakedist.record.hooks import (
+    backward_hook,
+    fsdp_is_loaded,
+    fsdp_unshard_hook,
+    module_hooks,
+    optimizer_hooks,
+    out_of_memory_observer,
+)
 from fakedist.record.layers import LayerTable, remember_parents
 from fakedist.record.marks import KEEP_LAYER, Marks
 from fakedist.record.memory import History, allocator_history
@@ -74,6 +81,7 @@ class Recorder:
         self._drained_op = 0
         self._closed = False
         self._scanned: set[int] = set()
+        self._watches_fsdp = False
 
     def __enter__(self) -> Recorder:
         global _active
@@ -145,10 +153,16 @@ class Recorder:
 
     def _scan_once(self, module: nn.Module) -> None:
         """Parameters are marked before the model first runs; FSDP's are then still sharded."""
+        if fsdp_is_loaded() and not self._watches_fsdp:
+            self._watches_fsdp = True
+            self._exit.enter_context(fsdp_unshard_hook(self._unsharded))
         if id(module) not in self._scanned:
             self._scanned.add(id(module))
             self._layers.layer(module)
             self._marks.scan(module)
+
+    def _unsharded(self, module: nn.Module, parameter: torch.Tensor) -> None:
+        self._marks.parameter(parameter, self._layers.layer(module))
 
     @contextmanager
     def _backward(self, creates_graph: bool) -> Iterator[None]:
