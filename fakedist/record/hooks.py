@@ -24,7 +24,13 @@ def out_of_memory_observer(observe: Callable[[int, int, int, int], None]) -> Ite
         if watching:
             observe(device, requested, total, free)
 
-    torch._C._cuda_attach_out_of_memory_observer(observer)
+    attach: Callable[[Callable[[int, int, int, int], None]], None] | None
+    attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
+    if attach is None:
+        raise RecordingError(
+            f"torch {torch.__version__} tells nobody of running out of memory", "pip install torch==2.15.0"
+        )
+    attach(observer)
     try:
         yield
     finally:
