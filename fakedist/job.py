@@ -36,7 +36,7 @@ class Job:
         gpus_per_node: GPUs (and so ranks) on each machine of the job.
         device: "cuda" for the real GPU, "virtual" for the virtual one.
         gpu: Model of the virtual GPU, a key of ``gpu.spec.GPUS``.
-        gpu_memory_bytes: Memory of the virtual GPU; None for the model's own, UNLIMITED_BYTES to see what it would take.
+        gpu_memory_bytes: Memory of the virtual GPU; None for the model's own, UNLIMITED_BYTES for no limit.
         steps: Training steps to run before the run is stopped.
         launcher: Whose environment variables the script sees.
         collectives: "values" fills in what would have arrived; "noop" moves nothing.
@@ -137,3 +137,26 @@ class Job:
         chosen["arguments"] = tuple(chosen.get("arguments", ()))
         chosen["environment"] = tuple((name, value) for name, value in chosen.get("environment", ()))
         return cls(**chosen)
+
+
+def place_from_environment(environ: Mapping[str, str]) -> tuple[int | None, int | None]:
+    """World size and rank as torchrun, SLURM or Open MPI have put them into the environment; None where none has.
+
+    Raises:
+        JobError: A variable is not a number.
+    """
+    size = _first_number(environ, "WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
+    rank = _first_number(environ, "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+    return size, rank
+
+
+def _first_number(environ: Mapping[str, str], *names: str) -> int | None:
+    for name in names:
+        if text := environ.get(name):
+            try:
+                return int(text)
+            except ValueError:
+                raise JobError(
+                    f"{name}={text} in the environment is not a number", "--world-size 1024 --rank 0"
+                ) from None
+    return None

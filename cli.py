@@ -1,0 +1,10 @@
+"""Launcher for a bare clone: ``python cli.py profile ...``."""
+
+from __future__ import annotations
+
+import sys
+
+from fakedist.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,257 @@
+"""The command line: parse, call, print. The only place that prints for fakedist and ends the process."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fakedist import __version__
+from fakedist.errors import FakedistError, JobError
+from fakedist.job import Job, place_from_environment
+from fakedist.units import parse_bytes
+
+if TYPE_CHECKING:
+    from fakedist.launch import Ending
+
+INTERRUPTED_CODE = 130
+BROKEN_PIPE_CODE = 141
+USAGE_CODE = 2
+
+
+class _ScriptCommand(click.Command):
+    """A command whose options end where the script begins: what stands after it, or after ``-m module``, is its own."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, self._end_options_after_module(args))
+
+    def _end_options_after_module(self, args: list[str]) -> list[str]:
+        takes_value = {
+            name: isinstance(option, click.Option) and not option.is_flag
+            for option in self.params
+            for name in option.opts
+        }
+        place = 0
+        while place < len(args) and args[place].startswith("-") and args[place] != "--":
+            name, _, joined = args[place].partition("=")
+            width = 2 if takes_value.get(name) and not joined else 1
+            if name.startswith("-m") and not name.startswith("--"):
+                end = place + (2 if name == "-m" else 1)
+                return [*args[:end], "--", *args[end:]]
+            place += width
+        return args
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="fakedist %(version)s")
+def cli() -> None:
+    """Run one rank of a thousand-GPU PyTorch job, unmodified, on one GPU or on none, and see where its memory goes."""
+
+
+@cli.command(cls=_ScriptCommand, context_settings={"allow_interspersed_args": False}, no_args_is_help=True)
+@click.option("--world-size", type=int, metavar="N", help="Ranks in the whole job.  [default: $WORLD_SIZE]")
+@click.option("--rank", type=int, metavar="N", help="The rank to run.  [default: $RANK]")
+@click.option("--gpus-per-node", type=int, default=8, show_default=True, metavar="N", help="GPUs on each machine.")
+@click.option("--device", type=click.Choice(["cuda", "virtual"]), help="Where it runs.  [default: cuda where a GPU is]")
+@click.option("--gpu", default="h100-80g", show_default=True, metavar="MODEL", help="Which GPU the virtual one is.")
+@click.option(
+    "--gpu-memory", metavar="SIZE", help="Memory of the virtual GPU: 80GiB, unlimited.  [default: the model's]"
+)
+@click.option("--steps", type=int, default=2, show_default=True, metavar="N", help="Training steps to run.")
+@click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does; its arguments follow.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Run directory to write.")
+@click.option("--force", is_flag=True, help="Overwrite the run directory if there is one.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; the script's output goes to stderr.")
+@click.option("--all-layers", is_flag=True, help="Do not fold repeated layers.")
+@click.option(
+    "--env", multiple=True, metavar="KEY=VALUE", help="Set a variable for the script, last of all; repeatable."
+)
+@click.option("--timeout", type=float, metavar="SECONDS", help="End the script after so long.")
+@click.option(
+    "--launcher",
+    type=click.Choice(["torchrun", "slurm", "mpi"]),
+    default="torchrun",
+    show_default=True,
+    help="Whose environment variables the script finds.",
+)
+@click.option(
+    "--collectives",
+    type=click.Choice(["values", "noop"]),
+    default="values",
+    show_default=True,
+    help="Fill in what would have arrived, or move nothing.",
+)
+@click.option(
+    "--values",
+    type=click.Choice(["small", "off"]),
+    default="small",
+    show_default=True,
+    help="Virtual GPU: compute small tensors for real, or nothing.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of all that is made up.")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
+def profile(
+    output: Path | None, force: bool, as_json: bool, all_layers: bool, arguments: tuple[str, ...], **options: Any
+) -> int:
+    """Run one rank of a job and report its memory.
+
+    SCRIPT and all that follows it are what you would have given to torchrun.
+    """
+    from fakedist import launch
+    from fakedist.script import ScriptSyntaxError
+
+    job = _job(arguments, **options)
+    try:
+        launch.check(job)
+    except ScriptSyntaxError as error:
+        click.echo(str(error), err=True)
+        return _last_line(1, "the script does not compile; nothing was run")
+    streams = launch.Streams(
+        child_stdout=sys.stderr.fileno() if as_json else None, progress=sys.stderr if sys.stderr.isatty() else None
+    )
+    run_directory, ending = launch.profile(job, output, force, streams)
+    _print_report(run_directory, as_json, all_layers)
+    return _say_ending(ending)
+
+
+@cli.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--all-layers", is_flag=True, help="Do not fold repeated layers.")
+def report(run: Path, as_json: bool, all_layers: bool) -> int:
+    """Show the tables of a run again; needs no torch."""
+    _print_report(run, as_json, all_layers)
+    return 0
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def doctor(as_json: bool) -> int:
+    """Say what works on this machine, and what to type for what does not."""
+    from fakedist.doctor import diagnose
+
+    diagnosis = diagnose()
+    if as_json:
+        click.echo(json.dumps(diagnosis.to_dict(), indent=2))
+    else:
+        for finding in diagnosis.findings:
+            click.echo(f"{finding.state:<9} {finding.name:<12} {finding.text}")
+            if finding.hint:
+                click.echo(f"{'':<22} {finding.hint}")
+        works = " and ".join(f"--device {device}" for device in diagnosis.devices)
+        click.echo(f"\n{works} works here" if works else "\nnothing works here yet")
+    return 0 if diagnosis.devices else 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    try:
+        return int(cli.main(args=argv, prog_name="fakedist", standalone_mode=False) or 0)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return USAGE_CODE
+    except click.ClickException as error:
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        return _print_error(error.format_message(), f"{context.command_path} --help" if context else "", USAGE_CODE)
+    except FakedistError as error:
+        return _print_error(error.message, error.hint, error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        return _last_line(INTERRUPTED_CODE, "interrupted")
+    except BrokenPipeError:  # the reader of stdout went away: `fakedist report RUN | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE_CODE
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        return _print_error(f"the disk is full{where}", "make room on the disk, or write elsewhere with -o", 1)
+
+
+def _job(arguments: tuple[str, ...], module: str | None, **options: Any) -> Job:
+    """The job that the options describe."""
+    world_size, rank = place_from_environment(os.environ)
+    world_size = options["world_size"] if options["world_size"] is not None else world_size
+    rank = options["rank"] if options["rank"] is not None else rank
+    if world_size is None:
+        raise JobError("how many ranks has the job?", "--world-size 1024 (or WORLD_SIZE in the environment)")
+    if rank is None:
+        raise JobError("which rank shall run?", "--rank 0 (or RANK in the environment)")
+    if module is None and not arguments:
+        raise JobError("no script was given", "fakedist profile [options] SCRIPT [ARGS]...")
+    memory = options["gpu_memory"]
+    return Job(
+        world_size=world_size,
+        rank=rank,
+        target=module if module is not None else arguments[0],
+        is_module=module is not None,
+        arguments=arguments if module is not None else arguments[1:],
+        gpus_per_node=options["gpus_per_node"],
+        device=_device(options["device"]),
+        gpu=options["gpu"],
+        gpu_memory_bytes=parse_bytes(memory) if memory is not None else None,
+        steps=options["steps"],
+        launcher=options["launcher"],
+        collectives=options["collectives"],
+        values=options["values"],
+        environment=tuple(_variable(text) for text in options["env"]),
+        timeout_s=options["timeout"],
+        seed=options["seed"],
+    )
+
+
+def _device(chosen: Any) -> Any:
+    from fakedist.machine import count_real_gpus
+
+    return chosen or ("cuda" if count_real_gpus() else "virtual")
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise JobError(f"--env {text} is not KEY=VALUE", f"--env {name or 'KEY'}=VALUE")
+    return name, value
+
+
+def _print_report(run_directory: Path, as_json: bool, all_layers: bool) -> None:
+    if as_json:
+        from fakedist.report.json_object import summary_object
+
+        click.echo(json.dumps(summary_object(run_directory), indent=2))
+        return
+    from rich.console import Console
+
+    from fakedist.report.terminal import render
+
+    render(run_directory, all_layers=all_layers, console=Console())
+
+
+def _say_ending(ending: Ending) -> int:
+    """The last line on stderr says whose exit code it is; nothing is said of a run that simply ended."""
+    if ending.code == 0:
+        return 0
+    meanings = {
+        "out_of_memory": "the rank does not fit the GPU",
+        "timeout": "the time given with --timeout was over",
+        "killed": f"the script was killed {ending.message}",
+        "interrupted": f"the script was interrupted ({ending.message})",
+        "exception": f"the script's own: {ending.message}",
+    }
+    return _last_line(ending.code, meanings.get(ending.outcome, "the script's own exit code"))
+
+
+def _last_line(code: int, meaning: str) -> int:
+    click.echo(f"fakedist: exit {code}: {meaning}", err=True)
+    return code
+
+
+def _print_error(message: str, hint: str, code: int) -> int:
+    click.echo(f"fakedist: error: {message}", err=True)
+    if hint:
+        click.echo(f"  {hint}", err=True)
+    return code

@@ -1,0 +1,133 @@
+"""What works on this machine, and what to type for what does not. Imports no torch."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from fakedist.errors import SetupError
+from fakedist.gpu.driver.build import driver_path, ensure_driver, find_compiler, torch_build
+from fakedist.machine import count_real_gpus, host_memory_bytes
+from fakedist.units import format_bytes
+
+State = Literal["ok", "missing", "optional"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at.
+
+    Attributes:
+        name: What, e.g. "C compiler".
+        state: "ok"; "missing" where something does not work without it; "optional" where all of today's does.
+        text: What was found, one line.
+        hint: What to type; empty where nothing is missing.
+    """
+
+    name: str
+    state: State
+    text: str
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All findings of one machine, and the devices that work on it ("cuda", "virtual")."""
+
+    findings: tuple[Finding, ...]
+    devices: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain values, for ``--json``."""
+        return {"devices": list(self.devices), "findings": [vars(finding) for finding in self.findings]}
+
+
+def diagnose() -> Diagnosis:
+    """Look at everything that ``fakedist profile`` needs; builds the virtual GPU's driver if it is not built yet."""
+    torch, gpu, driver = check_torch(), check_gpu(), check_driver()
+    devices = []
+    if torch.state == "ok" and gpu.state == "ok":
+        devices.append("cuda")
+    if driver.state == "ok":
+        devices.append("virtual")
+    findings = (check_python(), torch, check_cuda(), gpu, check_compiler(), driver, check_nsys(), check_memory())
+    return Diagnosis(findings, tuple(devices))
+
+
+def check_python() -> Finding:
+    """The Python that runs the script too."""
+    return Finding("Python", "ok", f"{platform.python_version()} at {sys.executable}")
+
+
+def check_torch() -> Finding:
+    """A CUDA build of torch, both devices need one."""
+    try:
+        version, cuda = torch_build()
+    except SetupError as error:
+        return Finding("torch", "missing", error.message, error.hint)
+    if not cuda:
+        return Finding("torch", "missing", f"{version} is a CPU build", "pip install torch==2.15.0")
+    return Finding("torch", "ok", f"{version}, a CUDA build")
+
+
+def check_cuda() -> Finding:
+    """The CUDA version that torch was built for."""
+    try:
+        cuda = torch_build()[1]
+    except SetupError:
+        cuda = ""
+    if not cuda:
+        return Finding("CUDA", "missing", "torch brings none", "install a CUDA build of torch")
+    return Finding("CUDA", "ok", f"{cuda}, as torch was built for")
+
+
+def check_gpu() -> Finding:
+    """A real GPU, for ``--device cuda``."""
+    count = count_real_gpus()
+    if not count:
+        return Finding("real GPU", "optional", "none found: runs use the virtual GPU", "")
+    return Finding("real GPU", "ok", f"{count} found; a run uses the first")
+
+
+def check_compiler() -> Finding:
+    """A C compiler, to build the virtual GPU's driver once."""
+    return _found("C compiler", find_compiler)
+
+
+def check_driver() -> Finding:
+    """The virtual GPU's driver, built now if it is not in the cache."""
+
+    def build() -> str:
+        path = driver_path()
+        if path.exists():
+            return f"built: {path}"
+        start = time.monotonic()
+        ensure_driver()
+        return f"built now in {time.monotonic() - start:.1f} s: {path}"
+
+    return _found("virtual GPU", build)
+
+
+def check_nsys() -> Finding:
+    """Nsight Systems, which only kernel timelines of a real GPU would use."""
+    path = shutil.which("nsys")
+    if path is None:
+        return Finding("nsys", "optional", "not found; nothing needs it yet", "")
+    return Finding("nsys", "ok", path)
+
+
+def check_memory() -> Finding:
+    """Host memory: a large model's run on the virtual GPU takes a few GB of it."""
+    return Finding("host memory", "ok", format_bytes(host_memory_bytes()))
+
+
+def _found(name: str, find: Callable[[], str]) -> Finding:
+    try:
+        return Finding(name, "ok", find())
+    except SetupError as error:
+        return Finding(name, "missing", error.message, error.hint)

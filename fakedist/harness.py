@@ -1,0 +1,349 @@
+"""The child process: become the rank, run the script as ``__main__``, write down how it ended.
+
+Order matters. The virtual GPU must be there before torch is imported; the exit handler is registered before torch's,
+so that it runs after those of torch and of the script; the recorder is closed while the frames of an error still
+live, because they hold the tensors that were alive.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from fakedist.errors import FakedistError
+from fakedist.job import Job
+from fakedist.progress import Teller
+from fakedist.run.journal import JournalWriter
+from fakedist.run.manifest import load_manifest
+from fakedist.script import run_as_main, without_our_frames
+
+if TYPE_CHECKING:
+    from fakedist.gpu.values import ValueEngine
+    from fakedist.gpu.virtual import VirtualGpu
+    from fakedist.record.recorder import Recorder
+
+OUT_OF_MEMORY_CODE = 4
+INTERRUPTED_CODE = 128 + signal.SIGINT
+TERMINATED_CODE = 128 + signal.SIGTERM
+_FACTS_EVERY_S = 2.0
+_MAKE_ROOM = "make room on the disk, or write elsewhere with -o"
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class Terminated(SystemExit):
+    """SIGTERM arrived: leave as ``sys.exit`` does, so that ``finally`` and ``atexit`` run and the records are kept."""
+
+
+class JournalFailed(BaseException):
+    """The journal cannot be written, so the run ends; no ``except Exception`` of the script must go on without it."""
+
+
+class OwnJournal:
+    """The journal of this process alone: a forked child, which has the recorder too, writes nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self._writer = JournalWriter(path)
+        self._pid = os.getpid()
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Write one record.
+
+        Raises:
+            JournalFailed: It cannot be written (a full disk).
+        """
+        if os.getpid() != self._pid:
+            return
+        try:
+            self._writer.append(record)
+        except OSError as error:
+            raise JournalFailed(f"the recording cannot be written: {error.strerror}") from error
+
+    def close(self) -> None:
+        """No more records."""
+        self._writer.close()
+
+
+class Rank:
+    """This process as the rank: the GPU, the recorder and the faked world around the script."""
+
+    def __init__(self, job: Job, run_directory: Path, teller: Teller) -> None:
+        self._job = job
+        self._teller = teller
+        self._pid = os.getpid()
+        self._journal = OwnJournal(run_directory / "journal.bin")
+        self._surroundings = ExitStack()
+        self._recording = ExitStack()
+        self._recorder: Recorder | None = None
+        self._gpu: VirtualGpu | None = None
+        self._values: ValueEngine | None = None
+        self._facts_at = time.monotonic()
+        self._refused = 0
+
+    def enter(self) -> None:
+        """Set up everything that the script will find.
+
+        Raises:
+            FakedistError: This machine or this torch cannot do it.
+        """
+        atexit.register(self.leave)
+        if self._job.device == "virtual":
+            self._enter_virtual_gpu()
+        from fakedist.record.recorder import Recorder
+        from fakedist.world.reroute import fake_world
+
+        self._write_gpu()
+        execute = _run_plainly if self._values is None else self._values.execute
+        recorder = Recorder(self._journal, self._job.steps, execute, self._progress)
+        is_undefined = None if self._values is None else self._values.is_undefined
+        self._surroundings.enter_context(fake_world(self._job, recorder.ledger, is_undefined))
+        self._surroundings.enter_context(_watched_exit(self._exits_at_once))
+        self._surroundings.enter_context(_quiet_stop_in_threads(self._stopped_in_thread))
+        self._recorder = self._recording.enter_context(recorder)
+
+    def close(self, outcome: str, code: int, message: str = "") -> None:
+        """Write everything that is still in memory, and how the script ended; the first call counts."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is None or os.getpid() != self._pid:
+            return
+        how = {"outcome": outcome, "code": code, "message": message}
+        with _uninterrupted():
+            self._write_facts()
+            recorder.close(dict(how))
+            self._teller.tell(how)
+
+    def stop_recording(self) -> None:
+        """Take the recorder's hooks off torch; the faked world stays for the script's exit handlers."""
+        if os.getpid() == self._pid:
+            self._recording.close()
+
+    def leave(self) -> None:
+        """The process ends: nothing of the script runs any more."""
+        if os.getpid() != self._pid:
+            return
+        self.close("finished", 0)
+        self.stop_recording()
+        self._surroundings.close()
+        self._journal.close()
+
+    def _enter_virtual_gpu(self) -> None:
+        from fakedist.gpu.spec import find_gpu
+        from fakedist.gpu.virtual import virtual_gpu
+
+        job = self._job
+        gpu = virtual_gpu(find_gpu(job.gpu), devices=job.gpus_per_node, memory_bytes=job.gpu_memory_bytes)
+        self._gpu = self._surroundings.enter_context(gpu)
+        if job.values == "small":
+            from fakedist.gpu.values import ValueEngine
+
+            self._values = ValueEngine(job.seed)
+
+    def _write_gpu(self) -> None:
+        import torch
+
+        gpu = torch.cuda.get_device_properties(self._job.device_index)
+        alloc_conf = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+        self._journal.append(
+            {
+                "kind": "gpu",
+                "torch": str(torch.__version__),
+                "cuda": torch.version.cuda or "",
+                "python": platform.python_version(),
+                "gpu_name": gpu.name,
+                "capacity_bytes": gpu.total_memory,
+                "device_index": self._job.device_index,
+                "alloc_conf": alloc_conf,
+                "compute_capability": f"{gpu.major}.{gpu.minor}",
+                "notes": list(self._gpu.notes) if self._gpu is not None else [],
+            }
+        )
+
+    def _progress(self, phase: str, step: int, allocated_bytes: int) -> None:
+        message = {"phase": phase, "step": step, "steps": self._job.steps, "allocated_bytes": allocated_bytes}
+        self._teller.tell(message)
+        if time.monotonic() - self._facts_at > _FACTS_EVERY_S:
+            self._write_facts()
+
+    def _write_facts(self) -> None:
+        """What the virtual GPU made up or could not answer, since the last time."""
+        self._facts_at = time.monotonic()
+        if self._values is not None and (invented := self._values.invented()):
+            self._journal.append({"kind": "invented", "rows": invented})
+        if self._gpu is not None:
+            refused = self._gpu.refused()
+            if (calls := sum(count for _, count in refused)) != self._refused:
+                self._refused = calls
+                self._journal.append({"kind": "unanswered", "rows": refused})
+
+    def _exits_at_once(self, code: int) -> None:
+        self.close("exit", code, "os._exit")
+
+    def _stopped_in_thread(self) -> None:
+        self.close("stopped", 0, f"after {self._job.steps} steps, in a thread")
+
+
+def main(run_directory: str) -> int | str | None:
+    """Run the job of ``run_directory`` in this process; returns what to give to ``sys.exit``."""
+    teller = Teller.from_environment()
+    _end_with_parent()
+    try:
+        job = Job.from_dict(load_manifest(Path(run_directory))["job"])
+        rank = Rank(job, Path(run_directory), teller)
+        rank.enter()
+    except FakedistError as error:
+        return _failed(teller, error.message, error.hint, before_start=True)
+    except JournalFailed as error:
+        return _failed(teller, str(error), _MAKE_ROOM, before_start=True)
+    signal.signal(signal.SIGTERM, _terminate)
+    teller.tell({"started": True})
+    try:
+        run_as_main(job)
+    except BaseException as error:
+        return _ended(rank, error, teller)
+    if not _other_threads():
+        rank.close("finished", 0)
+        rank.stop_recording()
+    return 0
+
+
+def _ended(rank: Rank, error: BaseException, teller: Teller) -> int | str | None:
+    """The script raised ``error``: close the recording while its frames are alive; the code for ``sys.exit``."""
+    error.__traceback__ = without_our_frames(error)
+    if isinstance(error, JournalFailed):
+        return _failed(teller, str(error), _MAKE_ROOM, before_start=False)
+    outcome, code, message = _how(error)
+    try:
+        rank.close(outcome, code, message)
+    except JournalFailed as failed:
+        return _ended(rank, failed, teller)
+    rank.stop_recording()
+    if outcome == "stopped" and type(error).__name__ == "StopRun":
+        return 0
+    if isinstance(error, SystemExit):
+        return 0 if outcome == "stopped" else error.code
+    sys.excepthook(type(error), error, error.__traceback__)
+    return code
+
+
+def _failed(teller: Teller, message: str, hint: str, before_start: bool) -> int:
+    """An error of ours: the parent prints it."""
+    teller.tell({"error": message, "hint": hint, "before_start": before_start})
+    return 1
+
+
+def _how(error: BaseException) -> tuple[str, int, str]:
+    """Outcome, exit code and message of what the script raised."""
+    import torch
+
+    from fakedist.record.steps import StopRun
+
+    chain = list(_chain(error))
+    text = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
+    if isinstance(error, Terminated):
+        return "interrupted", TERMINATED_CODE, "SIGTERM"
+    if any(isinstance(link, StopRun) for link in chain):
+        return "stopped", 0, "" if isinstance(error, StopRun) else f"while stopping, the script raised {text}"
+    if isinstance(error, SystemExit):
+        code = error.code
+        if code is None or isinstance(code, int):
+            return "exit", (code or 0) & 0xFF, ""
+        return "exit", 1, str(code)
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", INTERRUPTED_CODE, "Ctrl-C"
+    if any(isinstance(link, torch.OutOfMemoryError) for link in chain):
+        return "out_of_memory", OUT_OF_MEMORY_CODE, text
+    return "exception", 1, text
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    link: BaseException | None = error
+    for _ in range(100):
+        if link is None:
+            return
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def _run_plainly(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(*args, **kwargs)
+
+
+def _other_threads() -> bool:
+    """Whether the interpreter will wait for threads of the script."""
+    return any(not thread.daemon and thread is not threading.main_thread() for thread in threading.enumerate())
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    if os.getpid() != _main_pid:  # forked: a DataLoader worker dies of SIGTERM as ever
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return
+    raise Terminated(TERMINATED_CODE)
+
+
+_main_pid = os.getpid()
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed takes this process with it, by SIGTERM."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Signals that would end this process wait until the records are written."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _watched_exit(exiting: Callable[[int], None]) -> Iterator[None]:
+    """Call ``exiting(code)`` before ``os._exit`` ends this process."""
+    original = os._exit
+
+    def _exit(status: int) -> NoReturn:
+        try:
+            exiting(status & 0xFF)
+        finally:
+            original(status)
+
+    os._exit = _exit
+    try:
+        yield
+    finally:
+        os._exit = original
+
+
+@contextmanager
+def _quiet_stop_in_threads(stopped: Callable[[], None]) -> Iterator[None]:
+    """A thread that ran the training and was stopped ends without a traceback."""
+    original = threading.excepthook
+
+    def hook(arguments: threading.ExceptHookArgs) -> None:
+        if arguments.exc_type.__name__ == "StopRun":
+            stopped()
+        else:
+            original(arguments)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = original

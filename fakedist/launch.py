@@ -1,0 +1,267 @@
+"""The parent: check everything, start the child, pass signals on, see how it ended, make the tables."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
+
+from fakedist.errors import RecordingError, SetupError
+from fakedist.gpu.driver.build import ensure_driver, torch_build
+from fakedist.gpu.spec import find_gpu
+from fakedist.job import Job
+from fakedist.machine import count_real_gpus, first_visible_gpu
+from fakedist.progress import PIPE_VARIABLE, Listener, ProgressLine
+from fakedist.script import check_script
+from fakedist.world.environ import rank_environment
+
+TIMEOUT_CODE = 124  # as timeout(1)
+OUT_OF_MEMORY_CODE = 4
+INTERRUPTED_CODE = 128 + signal.SIGINT
+#: Seconds between asking the child to end and killing it.
+GRACE_S = 10.0
+_POLL_S = 0.05
+
+# Found like this, the child's fakedist is the one that runs here, also in a bare clone. Nothing beside the script can
+# stand in for a module of ours, and afterwards the directory that fakedist lies in is the last to be searched.
+_BOOT = """
+import sys
+if sys.path[:1] == [""]:
+    del sys.path[0]
+known = sys.argv[1] in sys.path
+if not known:
+    sys.path.insert(0, sys.argv[1])
+from fakedist.harness import main
+if not known:
+    sys.path.append(sys.path.pop(0))
+sys.exit(main(sys.argv[2]))
+"""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the rank ended.
+
+    Attributes:
+        outcome: "finished", "stopped", "exit", "exception", "interrupted", "out_of_memory"; or what only the parent
+            sees: "timeout", "killed".
+        code: The exit code that fakedist gives back.
+        message: More about it, one line; empty where there is nothing to say.
+    """
+
+    outcome: str
+    code: int
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Where things go while the child runs.
+
+    Attributes:
+        child_stdout: Descriptor for the script's output; None inherits ours.
+        progress: Terminal for the progress line; None shows none.
+    """
+
+    child_stdout: int | None = None
+    progress: TextIO | None = None
+
+
+def check(job: Job) -> None:
+    """See that the job can run on this machine, before anything is written.
+
+    Raises:
+        FakedistError: It cannot: no such script or GPU, a CPU build of torch, no compiler.
+        ScriptSyntaxError: The script does not compile.
+    """
+    check_script(job)
+    if job.device == "virtual":
+        find_gpu(job.gpu)
+        ensure_driver()
+        return
+    version, cuda = torch_build()
+    if not cuda:
+        raise SetupError(
+            f"torch {version} is a CPU build; --device cuda needs a CUDA build", "pip install torch==2.15.0"
+        )
+    if count_real_gpus() == 0:
+        raise SetupError("no NVIDIA GPU was found on this machine", "--device virtual needs none")
+
+
+def run_child(job: Job, run_directory: Path, streams: Streams) -> Ending:
+    """Run the rank in a child process until it ends; nothing of it is left running.
+
+    Raises:
+        RecordingError: The child could not set itself up (the directory is then removed), or could not write.
+    """
+    listener = Listener()
+    environment = {**child_environment(job), PIPE_VARIABLE: str(listener.writer)}
+    root = str(Path(__file__).parent.parent)
+    sys.stdout.flush()
+    # A session of its own: Ctrl-C on the terminal reaches this process alone, which passes it on once.
+    child = subprocess.Popen(
+        [sys.executable, "-c", _BOOT, root, os.fspath(run_directory)],
+        env=environment,
+        stdout=streams.child_stdout,
+        pass_fds=(listener.writer,),
+        start_new_session=True,
+    )
+    listener.close_writer()
+    watch = _Watch(child.pid, job.timeout_s)
+    line = ProgressLine(streams.progress) if streams.progress is not None else None
+    try:
+        with watch.signals():
+            while not watch.ended():
+                listener.wait(_POLL_S)
+                if line is not None and "progress" in listener.latest:
+                    line.show(listener.latest.pop("progress"))
+    finally:
+        watch.end_group()
+        child.wait()
+        listener.close()
+        if line is not None:
+            line.clear()
+    if error := listener.latest.get("error"):
+        if error["before_start"]:
+            shutil.rmtree(run_directory, ignore_errors=True)
+        raise RecordingError(str(error["error"]), str(error["hint"]))
+    ending = _ending(child.returncode, watch, listener.latest.get("outcome", {}))
+    if "started" not in listener.latest and ending.outcome in ("exit", "killed"):
+        shutil.rmtree(run_directory, ignore_errors=True)
+        how = ending.message or f"exit code {ending.code}"
+        raise RecordingError(f"the rank's process ended before the script began: {how}", "fakedist doctor")
+    return ending
+
+
+def child_environment(job: Job) -> dict[str, str]:
+    """The rank's whole environment; what the user set with ``--env`` wins."""
+    environment = dict(os.environ)
+    environment.pop("CUDA_VISIBLE_DEVICES", None)  # it counts real GPUs, and hides virtual ones if empty
+    environment.update(rank_environment(job))
+    if job.device == "cuda":
+        environment["CUDA_VISIBLE_DEVICES"] = first_visible_gpu()
+    environment.update(job.environment)
+    return environment
+
+
+class _Watch:
+    """The child's process group: passes signals on and ends it in time."""
+
+    def __init__(self, pid: int, timeout_s: float | None) -> None:
+        self.pid = pid
+        self.timed_out = False
+        self.interrupts = 0
+        self._timeout_at = None if timeout_s is None else time.monotonic() + timeout_s
+        self._kill_at: float | None = None
+
+    def ended(self) -> bool:
+        """Whether the child has ended; it is not reaped, so its process group keeps its number."""
+        now = time.monotonic()
+        if self._timeout_at is not None and now > self._timeout_at:
+            self.timed_out, self._timeout_at = True, None
+            self._terminate()
+        if self._kill_at is not None and now > self._kill_at:
+            self._kill_at = None
+            self._signal_group(signal.SIGKILL)
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def end_group(self) -> None:
+        """End what the child left running (DataLoader workers of a rank that was killed); and the child if it runs."""
+        self._signal_group(signal.SIGTERM)
+        until = time.monotonic() + 0.5
+        while self._others_run() and time.monotonic() < until:
+            time.sleep(_POLL_S)
+        self._signal_group(signal.SIGKILL)
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        """Pass on what ends a program: a Ctrl-C once to all of the group, the second one kills it."""
+        handlers = {
+            signal.SIGINT: self._interrupt,
+            signal.SIGTERM: self._pass_on_termination,
+            signal.SIGHUP: self._pass_on_termination,
+            signal.SIGTSTP: self._pause,
+        }
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.interrupts += 1
+        self._signal_group(signal.SIGINT if self.interrupts == 1 else signal.SIGKILL)
+
+    def _pass_on_termination(self, number: int, frame: FrameType | None) -> None:
+        self._terminate()
+
+    def _pause(self, number: int, frame: FrameType | None) -> None:
+        self._signal_group(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._signal_group(signal.SIGCONT)
+
+    def _terminate(self) -> None:
+        os.kill(self.pid, signal.SIGTERM)
+        self._kill_at = time.monotonic() + GRACE_S
+
+    def _signal_group(self, number: int) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def _others_run(self) -> bool:
+        """Whether processes of the group beside the ended child still run."""
+        for entry in os.scandir("/proc"):
+            if not entry.name.isdigit() or int(entry.name) == self.pid:
+                continue
+            try:
+                if os.getpgid(int(entry.name)) == self.pid:
+                    return True
+            except (ProcessLookupError, PermissionError):
+                continue
+        return False
+
+
+def _ending(returncode: int, watch: _Watch, told: dict[str, object]) -> Ending:
+    if watch.timed_out:
+        return Ending("timeout", TIMEOUT_CODE, "the time given with --timeout was over")
+    if watch.interrupts > 1:
+        return Ending("interrupted", INTERRUPTED_CODE, "Ctrl-C, twice")
+    if returncode < 0:
+        name = signal.Signals(-returncode).name
+        hint = "; the machine may have run out of memory" if name == "SIGKILL" else ""
+        return Ending("killed", 128 - returncode, f"by {name}{hint}")
+    return Ending(str(told.get("outcome", "exit")), returncode, str(told.get("message", "")))
+
+
+def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tuple[Path, Ending]:
+    """Run the job and leave a finished run directory, however the script ended.
+
+    Args:
+        job: What to run; :func:`check` has been called.
+        output: The run directory; None names it after the script and the rank.
+        force: Whether an existing run directory may be overwritten.
+        streams: Where things go meanwhile.
+
+    Raises:
+        FakedistError: The run directory cannot be written, or the child could not be set up.
+    """
+    from fakedist.analysis.build import build_tables
+    from fakedist.run.directory import create_run_directory, default_name
+    from fakedist.run.manifest import new_manifest, update_manifest
+
+    with create_run_directory(output or default_name(job), force) as run_directory:
+        new_manifest(run_directory, job)
+        ending = run_child(job, run_directory, streams)
+        update_manifest(run_directory, exit={"outcome": ending.outcome, "code": ending.code, "message": ending.message})
+        build_tables(run_directory)
+    return run_directory, ending

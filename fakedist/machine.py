@@ -1,0 +1,37 @@
+"""What this machine has, found without importing torch: a real GPU, memory, Nsight Systems."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from glob import glob
+from pathlib import Path
+
+#: Run in a process of its own: a driver that is broken may crash or hang, and a CUDA context must not stay here.
+_COUNT_GPUS = """
+import ctypes
+cuda, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+print(count.value if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0)
+"""
+
+
+def count_real_gpus() -> int:
+    """Real NVIDIA GPUs that a process started here would see (CUDA_VISIBLE_DEVICES counts)."""
+    if not (glob("/dev/nvidia[0-9]*") or Path("/dev/dxg").exists()):  # /dev/dxg: Windows Subsystem for Linux
+        return 0
+    try:
+        found = subprocess.run([sys.executable, "-c", _COUNT_GPUS], capture_output=True, text=True, timeout=60)
+        return int(found.stdout or 0)
+    except (subprocess.TimeoutExpired, ValueError):
+        return 0
+
+
+def first_visible_gpu() -> str:
+    """CUDA_VISIBLE_DEVICES for the first GPU that this process sees."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"
+
+
+def host_memory_bytes() -> int:
+    """Memory of this machine, in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,134 @@
+"""What the child tells the parent while it runs (JSON lines over a pipe), and the line that shows it on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+from contextlib import suppress
+from typing import Any, TextIO
+
+from fakedist.units import format_bytes
+
+#: Names the pipe's descriptor in the child's environment; the child takes it out before the script runs.
+PIPE_VARIABLE = "FAKEDIST_PROGRESS_FD"
+_MAX_LINE = 4000  # below PIPE_BUF, so that a line is written whole or not at all
+
+
+class Teller:
+    """The child's end. Nothing here may disturb the script: a full or closed pipe loses messages.
+
+    Args:
+        descriptor: The pipe's; -1 tells nobody.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._pid = os.getpid()
+
+    @classmethod
+    def from_environment(cls) -> Teller:
+        """The pipe that the parent named, hidden from the script and from the programs it starts."""
+        descriptor = int(os.environ.pop(PIPE_VARIABLE, "-1"))
+        if descriptor >= 0:
+            os.set_inheritable(descriptor, False)
+            os.set_blocking(descriptor, False)
+        return cls(descriptor)
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """Send one message; texts in it are cut to fit."""
+        if self._descriptor < 0 or os.getpid() != self._pid:
+            return
+        short = {key: value[:600] if isinstance(value, str) else value for key, value in message.items()}
+        line = json.dumps(short).encode() + b"\n"
+        if len(line) <= _MAX_LINE:
+            with suppress(OSError):
+                os.write(self._descriptor, line)
+
+
+class Listener:
+    """The parent's end.
+
+    Attributes:
+        latest: The last message of each kind: "progress", "started", "outcome", "error".
+    """
+
+    def __init__(self) -> None:
+        self._reader, self.writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        self._rest = b""
+        self._open = True
+        self.latest: dict[str, dict[str, Any]] = {}
+
+    def wait(self, seconds: float) -> None:
+        """Take in what has come, after waiting at most so long for it."""
+        ready = select.select([self._reader] if self._open else [], [], [], seconds)[0]
+        if ready:
+            self._read()
+
+    def close_writer(self) -> None:
+        """The child has its own copy of the writing end."""
+        os.close(self.writer)
+
+    def close(self) -> None:
+        """Take in what is left and close."""
+        self._read()
+        os.close(self._reader)
+        self._open = False
+
+    def _read(self) -> None:
+        while self._open:
+            try:
+                data = os.read(self._reader, 65536)
+            except BlockingIOError:
+                return
+            if not data:
+                self._open = False
+                os.close(self._reader)
+                self._reader = os.open(os.devnull, os.O_RDONLY)
+                return
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            message = json.loads(line)
+        except ValueError:
+            return
+        if isinstance(message, dict):
+            kind = next((kind for kind in ("started", "outcome", "error") if kind in message), "progress")
+            self.latest[kind] = message
+
+
+class ProgressLine:
+    """Phase, step and peak at the right edge of the terminal's current line.
+
+    The script writes to the same terminal without our knowing, so the cursor is put back where it was (ESC 7, ESC 8):
+    its lines begin at the left edge, whole, whatever stands at the right.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._column = 0
+        self._shown = ""
+
+    def show(self, message: dict[str, Any]) -> None:
+        """Show a progress message of the child: phase, step, steps, allocated_bytes."""
+        step = "start" if not message["step"] else f"step {message['step']}/{message['steps']}"
+        text = f"[{step}, {message['phase']}, peak {format_bytes(message['allocated_bytes'])}]"
+        if text == self._shown:
+            return
+        column = max(1, shutil.get_terminal_size().columns - len(text))
+        start = min(column, self._column or column)
+        self._stream.write(f"\x1b7\x1b[{start}G\x1b[K\x1b[{column}G{text}\x1b8")
+        self._stream.flush()
+        self._column, self._shown = column, text
+
+    def clear(self) -> None:
+        """Take the text off again."""
+        if self._shown:
+            self._stream.write(f"\x1b7\x1b[{self._column}G\x1b[K\x1b8")
+            self._stream.flush()
+            self._shown = ""
