@@ -134,8 +134,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     shape = (args.batch_size, config.context_len + 1)
     for step in range(1, args.steps + 1):
         batches = [
-            torch.randint(config.vocab_size, shape, generator=generator).to(device)
-            for _ in range(args.accumulate)
+            torch.randint(config.vocab_size, shape, generator=generator).to(device) for _ in range(args.accumulate)
         ]
         loss, norm = train_step(model, optimizer, batches, args.max_norm)
         dist.all_reduce(loss)

@@ -161,7 +161,8 @@ class Transformer(nn.Module):
             elif isinstance(module, nn.Linear):
                 residual = name.endswith(("wo", "w2"))
                 std = 0.02 / (2 * self.config.num_layers) ** 0.5 if residual else 0.02
-                nn.init.trunc_normal_(module.weight, std=std)
+                # Not trunc_normal_: it draws again what it rejects, and for that gathers the whole of a sharded weight.
+                nn.init.normal_(module.weight, std=std)
         self.rotations = rope_cache(self.config, self.seq_len, device=self.rotations.device)
 
 
@@ -182,9 +183,7 @@ def apply_tensor_parallel(model: Transformer, mesh: DeviceMesh, *, shard_loss: b
     )
     plan = {
         "attention_norm": SequenceParallel(),
-        "attention": PrepareModuleInput(
-            input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)
-        ),
+        "attention": PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)),
         "attention.wq": ColwiseParallel(),
         "attention.wk": ColwiseParallel(),
         "attention.wv": ColwiseParallel(),

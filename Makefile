@@ -1,0 +1,61 @@
+# One door for developers: `make check` is what CI runs.
+PYTHON ?= python3
+BIN := .venv/bin
+OLDEST := .venv-oldest/bin
+# pip's own cache keeps a second copy of 3 GB of CUDA libraries that nobody asks for again.
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+# What also has to work on the oldest torch that is supported: all that touches torch, and whole runs.
+OLDEST_TESTS := tests/unit/gpu tests/unit/record tests/unit/world tests/integration/test_examples.py
+DEMO := fakedist-demo-rank0of1024
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types check format bench oldest clean
+
+help: ## what can be made
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 10
+
+setup: .venv/.installed ## .venv with the exact versions of constraints.txt
+
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fakedist needs Python 3.11 or newer: make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt setuptools
+	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	touch $@
+
+demo: setup ## profile rank 0 of 1,024 of a 70B Llama, on the GPU of this machine or on none
+	$(BIN)/fakedist profile --world-size 1024 --rank 0 --force --output $(DEMO) \
+		examples/llama_fsdp2.py --model 70b --tp 8 --checkpoint full
+	@echo
+	@echo "The run is in $(DEMO); the same tables again: $(BIN)/fakedist report $(DEMO)"
+
+test: setup ## all tests
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+check: lint types test ## what CI runs: lint, types, tests
+
+format: setup ## put the sources into their one format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup ## every benchmark, results on stdout
+	for file in bench/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+oldest: .venv-oldest/.installed ## tests on the oldest torch that is supported
+	$(OLDEST)/python -m pytest $(OLDEST_TESTS)
+
+.venv-oldest/.installed: pyproject.toml constraints-oldest.txt
+	test -x $(OLDEST)/python || $(PYTHON) -m venv .venv-oldest
+	$(OLDEST)/python $(PIP_INSTALL) --constraint constraints-oldest.txt setuptools
+	$(OLDEST)/python $(PIP_INSTALL) --constraint constraints-oldest.txt --no-build-isolation --editable '.[test]'
+	touch $@
+
+clean: ## remove everything that was made here
+	rm -rf .venv .venv-oldest build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache $(DEMO)
