@@ -1,0 +1,122 @@
+"""What all tests share: running the command line as a user does, and proof that no test leaves anything behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+#: Says whose rank a process is; a test's own environment must not leak into the runs it starts.
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
+TIERS = ("integration", "clients", "gpu")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A command that has ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    def json(self) -> dict[str, Any]:
+        """The one object that ``--json`` prints; fails with everything said when the command failed."""
+        assert self.code in (0, 4), f"exit {self.code}\n{self.stdout}\n{self.stderr}"
+        loaded = json.loads(self.stdout)
+        assert isinstance(loaded, dict)
+        return loaded
+
+
+class RunFakedist(Protocol):
+    """The type of the fixture of the same name."""
+
+    def __call__(
+        self, *arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None, timeout: float = 240
+    ) -> Finished: ...
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's environment without a rank's, and with the package that is being tested in front."""
+    environment = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
+    environment["PYTHONPATH"] = str(ROOT)
+    return environment
+
+
+@pytest.fixture
+def run_fakedist(tmp_path: Path) -> RunFakedist:
+    """Run ``fakedist ...`` in a process of its own, by default in an empty directory."""
+
+    def run(
+        *arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None, timeout: float = 240
+    ) -> Finished:
+        finished = subprocess.run(
+            [sys.executable, "-m", "fakedist", *map(str, arguments)],
+            cwd=cwd or tmp_path,
+            env=clean_environment() | (env or {}),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+        return Finished(finished.returncode, finished.stdout, finished.stderr)
+
+    return run
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test belongs to the tier of its directory."""
+    for item in items:
+        tier = item.path.relative_to(ROOT / "tests").parts[0]
+        if tier in TIERS:
+            item.add_marker(getattr(pytest.mark, tier))
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks() -> Iterator[None]:
+    """Everything that fakedist changes in a process is as it was when a test ends."""
+    before = _process_state()
+    yield
+    after = _process_state()
+    assert {name: state for name, state in after.items() if state != before.get(name, state)} == {}
+    assert _torch_leftovers() == []
+
+
+def _process_state() -> dict[str, object]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    return {
+        "environment": environment,
+        "working directory": Path.cwd(),
+        "sys.argv": list(sys.argv),
+        "sys.path": list(sys.path),
+        "exception hook": sys.excepthook,
+        "signals": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
+    } | _patch_targets()
+
+
+def _patch_targets() -> dict[str, object]:
+    """The functions of torch that fakedist replaces while a rank runs; empty until torch is imported."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is None or "torch" not in sys.modules:
+        return {}
+    names = ("_new_process_group_helper", "rendezvous", "init_process_group", "new_group", "is_nccl_available")
+    return {name: getattr(c10d, name, None) for name in names}
+
+
+def _torch_leftovers() -> list[str]:
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "distributed"):
+        return []
+    leftovers = []
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        leftovers.append("a process group is still there")
+    if torch._C._len_torch_dispatch_stack():
+        leftovers.append("a dispatch mode is still active")
+    return leftovers

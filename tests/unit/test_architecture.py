@@ -1,0 +1,285 @@
+"""The house keeps its shape: who may import what, how long things may be, what must not be written."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+PACKAGE = ROOT / "fakedist"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+SHIPPED = [*MODULES, *sorted((ROOT / "examples").rglob("*.py")), *sorted((ROOT / "bench").rglob("*.py"))]
+WRITTEN = [*SHIPPED, *sorted((ROOT / "tests").rglob("*.py"))]
+
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+MAX_PARAMETERS = 5
+
+#: Third-party library -> where it may be imported ("room/" or "module").
+LIBRARY_HOMES = {
+    "torch": ("harness", "world/", "gpu/", "record/"),
+    "pandas": ("analysis/", "report/", "check/"),
+    "pyarrow": ("run/tables",),
+    "plotly": ("report/",),
+    "jinja2": ("report/",),
+    "click": ("cli",),
+    "rich": ("cli", "report/"),
+}
+
+_EVERYWHERE = ("errors", "units", "job")
+#: Room or module -> the rooms and modules of fakedist that it may import besides itself, errors, units and job.
+MAY_IMPORT = {
+    "__init__": (),
+    "__main__": ("cli",),
+    "errors": (),
+    "units": (),
+    "job": (),
+    "machine": (),
+    "progress": (),
+    "script": (),
+    "cli": ("", "launch", "doctor", "machine", "script", "run", "analysis", "report", "check"),
+    "doctor": ("machine", "gpu"),
+    "launch": ("machine", "progress", "script", "run", "gpu", "world", "analysis"),
+    "harness": ("progress", "script", "run", "gpu", "world", "record"),
+    "run": (),
+    "world": ("run",),
+    "gpu": ("run",),
+    "record": ("run",),
+    "analysis": ("run",),
+    "report": ("run", "analysis"),
+    "check": ("run", "analysis"),
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, as written in a file."""
+
+    path: Path
+    line: int
+    module: str
+    at_top: bool
+
+    @property
+    def where(self) -> str:
+        """The importing module inside the package, with slashes: "world/environ"."""
+        return self.path.relative_to(PACKAGE).with_suffix("").as_posix()
+
+    def __str__(self) -> str:
+        return f"{self.path.relative_to(ROOT)}:{self.line} imports {self.module}"
+
+
+def imports_of(path: Path) -> Iterator[Import]:
+    tree = ast.parse(path.read_bytes())
+    inside_functions = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        at_top = id(node) not in inside_functions
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                yield Import(path, node.lineno, name.name, at_top)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: imports inside the package are written out in full"
+            module = node.module or ""
+            # `from fakedist import launch` names a module; from anywhere else what is imported may be anything.
+            names = [f"fakedist.{name.name}" for name in node.names] if module == "fakedist" else [module]
+            for name in names:
+                yield Import(path, node.lineno, name, at_top)
+
+
+ALL_IMPORTS = [found for path in MODULES for found in imports_of(path)]
+
+
+def test_every_library_is_imported_in_its_own_rooms_only() -> None:
+    strays = [
+        str(found)
+        for found in ALL_IMPORTS
+        if (homes := LIBRARY_HOMES.get(found.module.partition(".")[0])) is not None
+        and not any(found.where == home or (home.endswith("/") and found.where.startswith(home)) for home in homes)
+    ]
+    assert strays == []
+
+
+def test_pyarrow_is_loaded_only_when_tables_are_written_or_read() -> None:
+    assert [str(found) for found in ALL_IMPORTS if found.module.startswith("pyarrow") and found.at_top] == []
+
+
+def test_nothing_else_from_outside_is_imported() -> None:
+    known = {*sys.stdlib_module_names, *LIBRARY_HOMES, "numpy", "fakedist"}
+    assert [str(found) for found in ALL_IMPORTS if found.module.partition(".")[0] not in known] == []
+
+
+def test_the_driver_is_built_with_the_standard_library_alone() -> None:
+    allowed = {*sys.stdlib_module_names, "fakedist"}
+    found = [found for found in ALL_IMPORTS if found.where.startswith("gpu/driver/")]
+    assert found
+    assert [str(each) for each in found if each.module.partition(".")[0] not in allowed] == []
+
+
+def test_rooms_import_only_the_rooms_they_may() -> None:
+    strays = []
+    for found in ALL_IMPORTS:
+        if found.module.partition(".")[0] != "fakedist":
+            continue
+        room = found.where.partition("/")[0]
+        parts = found.module.split(".")
+        target = parts[1] if len(parts) > 1 else ""
+        is_public_name = target and not (PACKAGE / target).exists() and not (PACKAGE / f"{target}.py").exists()
+        if target in (room, *_EVERYWHERE, *MAY_IMPORT[room]) or is_public_name:
+            continue
+        strays.append(str(found))
+    assert strays == []
+
+
+def test_record_side_and_read_side_meet_only_in_run() -> None:
+    record_side, read_side = {"harness", "world", "gpu", "record"}, {"analysis", "report", "check"}
+    for room in record_side:
+        assert not read_side & set(MAY_IMPORT[room])
+    for room in read_side:
+        assert not record_side & set(MAY_IMPORT[room])
+    assert MAY_IMPORT["run"] == ()
+
+
+def loaded_by(statements: str) -> set[str]:
+    """The third-party libraries that a fresh interpreter has loaded after `statements`."""
+    listing = f"{statements}\nimport sys\nprint('LOADED', *{{name.partition('.')[0] for name in sys.modules}})"
+    finished = subprocess.run(
+        [sys.executable, "-W", "error", "-c", listing],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    return set(finished.stdout.rpartition("LOADED")[2].split()) & set(LIBRARY_HOMES)
+
+
+@pytest.mark.parametrize("command", [["--help"], ["profile", "--help"], ["report", "--help"], ["--version"]])
+def test_help_loads_no_library_but_click(command: list[str]) -> None:
+    assert loaded_by(f"from fakedist.cli import main\nmain({command!r})") <= {"click"}
+
+
+def test_the_parent_of_a_run_never_loads_torch() -> None:
+    assert loaded_by("import fakedist.launch") == set()
+
+
+def test_the_package_itself_loads_nothing() -> None:
+    assert loaded_by("import fakedist") == set()
+
+
+def test_the_recording_half_loads_torch_and_nothing_of_the_reading_half() -> None:
+    statements = "import fakedist.harness, fakedist.world.reroute, fakedist.record.recorder, fakedist.gpu.values"
+    assert loaded_by(statements) == {"torch"}
+
+
+def test_reports_are_made_without_torch() -> None:
+    statements = "import fakedist.analysis.build, fakedist.report.terminal, fakedist.report.json_object"
+    assert "torch" not in loaded_by(statements)
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_file_is_too_long(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= MAX_FILE_LINES
+
+
+def functions_of(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_function_is_too_long(path: Path) -> None:
+    too_long = [
+        f"{function.name}: {lines} lines"
+        for function in functions_of(path)
+        if (lines := (function.end_lineno or 0) - function.lineno + 1) > MAX_FUNCTION_LINES
+    ]
+    assert too_long == []
+
+
+def num_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    parameters = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    return sum(parameter.arg not in ("self", "cls") for parameter in parameters)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_function_takes_too_many_parameters(path: Path) -> None:
+    too_many = [
+        f"{function.name}: {number} parameters"
+        for function in functions_of(path)
+        if (number := num_parameters(function)) > MAX_PARAMETERS
+    ]
+    assert too_many == []
+
+
+def test_no_module_is_a_drawer_for_anything() -> None:
+    drawers = {"utils", "util", "common", "helpers", "helper", "misc"}
+    assert [path.name for path in WRITTEN if drawers & set(path.relative_to(ROOT).with_suffix("").parts)] == []
+
+
+def public_definitions(path: Path) -> Iterator[tuple[str, bool]]:
+    """Names of what a module offers (module, classes, functions, methods), each with whether it is described."""
+    tree = ast.parse(path.read_bytes())
+    yield "module", ast.get_docstring(tree) is not None
+    scopes: list[tuple[str, ast.Module | ast.ClassDef]] = [("", tree)]
+    while scopes:
+        prefix, scope = scopes.pop()
+        for node in scope.body:
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or node.name[0] == "_":
+                continue
+            yield prefix + node.name, ast.get_docstring(node) is not None
+            if isinstance(node, ast.ClassDef):
+                scopes.append((f"{node.name}.", node))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_everything_public_says_what_it_is(path: Path) -> None:
+    assert [name for name, described in public_definitions(path) if not described] == []
+
+
+def test_nothing_is_left_for_later() -> None:
+    later = re.compile(r"\b(TODO|FIXME|XXX|HACK|NotImplementedError)\b")
+    texts = [*WRITTEN, *PACKAGE.rglob("*.c"), *PACKAGE.rglob("*.h"), *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in texts
+        if path != Path(__file__)
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if later.search(line)
+    ]
+    assert found == []
+
+
+def calls_of(path: Path) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Call):
+            yield node.lineno, ast.unparse(node.func)
+
+
+def test_only_the_command_line_prints_and_ends_the_process() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line} calls {name}"
+        for path in MODULES
+        if path.name not in ("cli.py", "__main__.py")
+        for line, name in calls_of(path)
+        if name in ("print", "sys.exit", "exit", "quit")
+    ]
+    assert found == []
+
+
+def test_the_users_logging_is_left_alone() -> None:
+    touched = ("logging.basicConfig", "logging.getLogger().addHandler", "logging.disable")
+    found = [f"{path.name}:{line}" for path in MODULES for line, name in calls_of(path) if name in touched]
+    assert found == []

@@ -1,0 +1,84 @@
+"""What is public stays public, and the wheel holds all that the program needs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import fakedist
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_the_public_names_are_these() -> None:
+    assert fakedist.__all__ == [
+        "FakedistError",
+        "JobError",
+        "RecordingError",
+        "RunDirectoryError",
+        "SetupError",
+        "WorldError",
+        "__version__",
+        "step",
+    ]
+    assert all(hasattr(fakedist, name) for name in fakedist.__all__)
+
+
+def test_the_changelog_knows_this_version() -> None:
+    assert f"## [{fakedist.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_step_does_nothing_outside_a_run() -> None:
+    assert fakedist.step() is None
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of a copy of the sources, built without the network: setuptools is there for the tests."""
+    sources, built = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheel")
+    shutil.copytree(ROOT / "fakedist", sources / "fakedist", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, sources / name)
+    options = ["--no-build-isolation", "--no-deps", "--no-index", "--quiet", "--wheel-dir", str(built)]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", *options, str(sources)], check=True, capture_output=True, timeout=120
+    )
+    (made,) = built.glob("*.whl")
+    return made
+
+
+def test_the_wheel_holds_every_source_of_the_package(wheel: Path) -> None:
+    suffixes = {".py", ".c", ".h", ".typed"}
+    expected = {path.relative_to(ROOT).as_posix() for path in (ROOT / "fakedist").rglob("*") if path.suffix in suffixes}
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("fakedist/")}
+    assert names == expected
+
+
+def test_the_wheel_runs_from_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
+    site, empty = tmp_path / "site", tmp_path / "empty"
+    empty.mkdir()
+    zipfile.ZipFile(wheel).extractall(site)
+    environment = os.environ | {"PYTHONPATH": str(site), "FAKEDIST_CACHE": str(tmp_path / "cache")}
+    statements = (
+        "import fakedist, sys\n"
+        "from fakedist.gpu.driver.build import ensure_driver\n"
+        "print(fakedist.__file__, ensure_driver(), sep='\\n')"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", statements], cwd=empty, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert finished.returncode == 0, finished.stderr
+    package, driver = finished.stdout.splitlines()
+    assert Path(package).is_relative_to(site)
+    assert Path(driver).is_relative_to(tmp_path / "cache")
+    assert Path(driver).is_file()
+    version = subprocess.run(
+        [sys.executable, "-m", "fakedist", "--version"], cwd=empty, env=environment, capture_output=True, text=True
+    )
+    assert version.stdout == f"fakedist {fakedist.__version__}\n"
