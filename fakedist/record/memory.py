@@ -159,6 +159,7 @@ def allocator_history(history: History) -> Iterator[None]:
         history.peaks_were_reset = True
         originals[1](*args)
 
+    process = os.getpid()
     history.start()
     setattr(torch.cuda.memory, _RECORD, ignore_request)
     setattr(torch._C, _RESET_PEAK, note_reset)
@@ -167,4 +168,5 @@ def allocator_history(history: History) -> Iterator[None]:
     finally:
         for (owner, name), original in zip(targets, originals, strict=True):
             setattr(owner, name, original)
-        history.stop()
+        if os.getpid() == process:  # a forked process must not touch CUDA
+            history.stop()

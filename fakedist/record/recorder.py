@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -45,6 +46,17 @@ class Journal(Protocol):
 def active() -> Recorder | None:
     """The recorder of this process, if one is running."""
     return _active
+
+
+def _forked() -> None:
+    """A forked process (a DataLoader's worker) is not the rank: it records nothing and must not touch CUDA."""
+    global _active
+    if _active is not None:
+        recorder, _active = _active, None
+        recorder.forget()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class Recorder:
@@ -133,6 +145,11 @@ class Recorder:
             text = "the script's own calls of _record_memory_history were ignored: fakedist records the history itself"
             self._journal.append({"kind": "note", "text": text})
         self._journal.append({"kind": "outcome", **outcome, **last})
+
+    def forget(self) -> None:
+        """Take every hook off torch and write nothing any more."""
+        self._closed = True
+        self._exit.close()
 
     # ---- what hooks say
 
