@@ -1,0 +1,57 @@
+"""The job of bench/step.py: a 10 B-parameter transformer, AdamW, bfloat16 autocast, 2,048 tokens a step, one GPU.
+
+Prints the number of its parameters, then one line a step: "step_ms 73.1".
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Block(nn.Module):
+    """Attention and feed-forward of four times the width, each behind a LayerNorm and beside a residual."""
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.up, self.down = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, length, dim] to the same."""
+        heads = self.qkv(self.norm_1(x)).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(*heads.unbind(0), is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm_2(x))))
+
+
+def main() -> None:
+    """Train for `--steps` steps."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=6)
+    steps = parser.parse_args().steps
+    dim, num_heads, num_layers, vocab_size, num_tokens = 4_096, 32, 48, 32_000, 2_048
+    with torch.device("cuda"):
+        blocks = [Block(dim, num_heads) for _ in range(num_layers)]
+        model = nn.Sequential(nn.Embedding(vocab_size, dim), *blocks, nn.Linear(dim, vocab_size))
+        tokens = torch.randint(vocab_size, (1, num_tokens + 1))
+    print("parameters", sum(parameter.numel() for parameter in model.parameters()), flush=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    for _ in range(steps):
+        started = time.perf_counter()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(f"step_ms {(time.perf_counter() - started) * 1e3:.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
