@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 INTERRUPTED_CODE = 130
 BROKEN_PIPE_CODE = 141
 USAGE_CODE = 2
+STDERR = 2  # the descriptor
 
 
 class _ScriptCommand(click.Command):
@@ -113,7 +114,7 @@ def profile(
         click.echo(str(error), err=True)
         return _last_line(1, "the script does not compile; nothing was run")
     streams = launch.Streams(
-        child_stdout=sys.stderr.fileno() if as_json else None, progress=sys.stderr if sys.stderr.isatty() else None
+        child_stdout=STDERR if as_json else None, progress=sys.stderr if sys.stderr.isatty() else None
     )
     run_directory, ending = launch.profile(job, output, force, streams)
     _print_report(run_directory, as_json, all_layers)
@@ -153,10 +154,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     try:
         return int(cli.main(args=argv, prog_name="fakedist", standalone_mode=False) or 0)
-    except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message(), err=True)
-        return USAGE_CODE
     except click.ClickException as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # click 8.2 and newer; its message is the help
+            click.echo(error.format_message(), err=True)
+            return USAGE_CODE
         context = error.ctx if isinstance(error, click.UsageError) else None
         return _print_error(error.format_message(), f"{context.command_path} --help" if context else "", USAGE_CODE)
     except FakedistError as error:

@@ -203,6 +203,8 @@ def main(run_directory: str) -> int | str | None:
         return _failed(teller, error.message, error.hint, before_start=True)
     except JournalFailed as error:
         return _failed(teller, str(error), _MAKE_ROOM, before_start=True)
+    except KeyboardInterrupt:
+        return INTERRUPTED_CODE
     signal.signal(signal.SIGTERM, _terminate)
     teller.tell({"started": True})
     try:

@@ -135,8 +135,10 @@ def run_child(job: Job, run_directory: Path, streams: Streams) -> Ending:
             shutil.rmtree(run_directory, ignore_errors=True)
         raise RecordingError(str(error["error"]), str(error["hint"]))
     ending = _ending(child.returncode, watch, listener.latest.get("outcome", {}))
-    if "started" not in listener.latest and ending.outcome in ("exit", "killed"):
+    if "started" not in listener.latest:
         shutil.rmtree(run_directory, ignore_errors=True)
+        if watch.interrupts:
+            raise KeyboardInterrupt
         how = ending.message or f"exit code {ending.code}"
         raise RecordingError(f"the rank's process ended before the script began: {how}", "fakedist doctor")
     return ending
@@ -219,15 +221,12 @@ class _Watch:
             os.killpg(self.pid, number)
 
     def _others_run(self) -> bool:
-        """Whether processes of the group beside the ended child still run."""
-        for entry in os.scandir("/proc"):
-            if not entry.name.isdigit() or int(entry.name) == self.pid:
-                continue
-            try:
-                if os.getpgid(int(entry.name)) == self.pid:
+        """Whether processes of the ended child's group still run."""
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):
+                state, _, group = path.read_text().rpartition(") ")[2].split()[:3]  # proc(5): state, parent, group
+                if int(group) == self.pid and state != "Z":
                     return True
-            except (ProcessLookupError, PermissionError):
-                continue
         return False
 
 

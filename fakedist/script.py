@@ -37,7 +37,7 @@ def check_script(job: Job) -> None:
     except OSError as error:
         raise JobError(f"{path} cannot be read: {error.strerror}") from error
     try:
-        compile(source, os.path.abspath(path), "exec", dont_inherit=True)
+        compile(source, os.path.join(os.getcwd(), path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:  # ValueError: null bytes
         raise ScriptSyntaxError("".join(traceback.format_exception_only(error)).rstrip()) from None
 
@@ -50,6 +50,8 @@ def run_as_main(job: Job) -> None:
     """
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
+    if sys.version_info < (3, 14):  # annotations are made when asked for from then on
+        main.__annotations__ = {}
     sys.modules["__main__"] = main
     if job.is_module:
         sys.argv = ["-m", *job.arguments]
@@ -62,7 +64,7 @@ def run_as_main(job: Job) -> None:
         runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
         return
     _put_first(os.path.dirname(os.path.realpath(job.target)))
-    path = os.path.abspath(job.target)
+    path = os.path.join(os.getcwd(), job.target)
     main.__file__ = path
     main.__loader__ = SourceFileLoader("__main__", path)
     main.__dict__["__cached__"] = None

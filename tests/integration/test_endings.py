@@ -1,0 +1,187 @@
+"""Every way a run can end: the exit code is right, run.json says how it was, and the report is made."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+SCRIPT = Path(__file__).parent / "ending.py"
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a finished run left: exit code, output, run.json, and the report as JSON."""
+
+    code: int
+    out: str
+    err: str
+    manifest: dict[str, object]
+    report: dict[str, object]
+
+
+def environment() -> dict[str, str]:
+    """This process's environment with fakedist found, whether it is installed or not."""
+    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+
+
+def start(directory: Path, how: str, *options: str) -> subprocess.Popen[str]:
+    """Start a run of the script that ends in the way ``how``, in ``directory``."""
+    command = [sys.executable, "-m", "fakedist", "profile", "--device", "virtual", "--world-size", "16", "--rank", "11"]
+    return subprocess.Popen(
+        [*command, "--output", "run", *options, str(SCRIPT), how],
+        cwd=directory,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], directory: Path, out: str = "") -> Run:
+    """Wait for a run, and make its report again."""
+    rest, err = process.communicate(timeout=120)
+    manifest = json.loads((directory / "run/run.json").read_text())
+    again = [sys.executable, "-m", "fakedist", "report", "run", "--json"]
+    report = subprocess.run(again, cwd=directory, env=environment(), capture_output=True, text=True, timeout=120)
+    assert report.returncode == 0, report.stderr
+    return Run(process.returncode, out + rest, err, manifest, json.loads(report.stdout))
+
+
+def until(process: subprocess.Popen[str], line: str) -> str:
+    """Read the run's output until the script has printed ``line``."""
+    assert process.stdout is not None
+    read = ""
+    while not read.endswith(f"{line}\n"):
+        part = process.stdout.readline()
+        assert part, f"ended before it printed {line!r}: {read}"
+        read += part
+    return read
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "outcome", "last"),
+    [
+        ("stopped", 0, "stopped", ""),
+        ("finished", 0, "finished", ""),
+        ("exit3", 3, "exit", "fakedist: exit 3: the script's own exit code"),
+        ("exit_text", 1, "exit", "fakedist: exit 1: the script's own exit code"),
+        ("exception", 1, "exception", "fakedist: exit 1: the script's own: ValueError: a bad value"),
+        ("os_exit", 7, "exit", "fakedist: exit 7: the script's own exit code"),
+        ("out_of_memory", 4, "out_of_memory", "fakedist: exit 4: the rank does not fit the GPU"),
+        ("caught_out_of_memory", 0, "finished", ""),
+        ("segfault", 139, "killed", "fakedist: exit 139: the script was killed by SIGSEGV"),
+    ],
+)
+def test_a_run_ends_as_its_script_does(tmp_path: Path, how: str, code: int, outcome: str, last: str) -> None:
+    run = finish(start(tmp_path, how), tmp_path)
+    assert (run.code, run.manifest["outcome"]) == (code, outcome), run.err
+    assert run.err.rstrip().rpartition("\n")[2] == last
+    assert "swallowed" not in run.out
+    ends_by_itself = how not in ("os_exit", "segfault")
+    assert ("atexit ran" in run.out) == ends_by_itself
+    assert ("finally ran" in run.out) == (how == "stopped")
+    assert (run.report["world_size"], run.report["rank"]) == (16, 11)
+    peak = run.report["peak_allocated_bytes"]
+    assert isinstance(peak, int)
+    if how != "segfault":  # killed before the first drain of the history, nothing but the start may be there
+        assert peak > 3 * 64 * 64 * 4  # weights, gradients and AdamW's state of the tiny model
+
+
+def test_an_error_is_shown_without_our_frames(tmp_path: Path) -> None:
+    run = finish(start(tmp_path, "exception"), tmp_path)
+    shown = run.err[run.err.index("Traceback") :]
+    assert shown.splitlines()[1].strip().startswith(f'File "{SCRIPT}", line ')
+    assert "fakedist/" not in shown
+    assert "ValueError: a bad value" in shown
+
+
+@pytest.mark.parametrize(
+    ("how", "number", "code", "outcome", "message"),
+    [
+        ("interrupt", signal.SIGINT, 130, "interrupted", "Ctrl-C"),
+        ("terminate", signal.SIGTERM, 143, "interrupted", "SIGTERM"),
+    ],
+)
+def test_a_signal_ends_the_script_and_not_the_report(
+    tmp_path: Path, how: str, number: int, code: int, outcome: str, message: str
+) -> None:
+    process = start(tmp_path, how)
+    out = until(process, "sleeping")
+    process.send_signal(number)
+    run = finish(process, tmp_path, out)
+    assert (run.code, run.manifest["outcome"]) == (code, outcome), run.err
+    assert "finally ran" in run.out
+    assert "atexit ran" in run.out
+    assert run.err.rstrip().endswith(f"fakedist: exit {code}: the script was interrupted ({message})")
+    assert (run.err.count("Traceback"), run.err.count("KeyboardInterrupt")) == ((1, 1) if code == 130 else (0, 0))
+
+
+def test_the_time_of_a_run_can_be_limited(tmp_path: Path) -> None:
+    run = finish(start(tmp_path, "timeout", "--timeout", "8"), tmp_path)
+    assert (run.code, run.manifest["outcome"]) == (124, "timeout"), run.err
+    assert "finally ran" in run.out
+
+
+def test_a_rank_that_is_killed_leaves_a_report_and_no_process(tmp_path: Path) -> None:
+    run = finish(start(tmp_path, "sigkill"), tmp_path)
+    assert (run.code, run.manifest["outcome"]) == (137, "killed"), run.err
+    assert "killed by SIGKILL; the machine may have run out of memory" in run.err
+    left = next(line.split()[1] for line in run.out.splitlines() if line.startswith("left "))
+    stat = Path(f"/proc/{left}/stat")
+    assert not stat.exists() or ") Z " in stat.read_text()
+
+
+def test_worker_processes_of_the_script_work_and_leave_the_recording_alone(tmp_path: Path) -> None:
+    run = finish(start(tmp_path, "workers"), tmp_path)
+    assert "fork [(42, '__main__')]" in run.out
+    assert "spawn [(42, '__mp_main__')]" in run.out
+    assert (run.code, run.manifest["outcome"]) == (0, "finished"), run.err
+
+
+def test_a_process_that_the_script_forked_ends_with_its_own_code(tmp_path: Path) -> None:
+    run = finish(start(tmp_path, "fork"), tmp_path)
+    assert "child 5" in run.out
+    assert (run.code, run.manifest["outcome"]) == (0, "finished"), run.err
+
+
+def test_with_json_the_object_stands_alone_on_stdout(tmp_path: Path) -> None:
+    run = finish(start(tmp_path, "stopped", "--json"), tmp_path)
+    assert json.loads(run.out) == run.report
+    assert "finally ran" in run.err
+    assert "atexit ran" in run.err
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "told"),
+    [
+        (["--rank", "16", str(SCRIPT)], 2, "rank 16 does not exist in a world of 16"),
+        (["absent.py"], 2, "no such script: absent.py"),
+        (["bad.py"], 1, "SyntaxError"),
+        (["--gpu", "h100-80", str(SCRIPT)], 2, "h100-80g"),
+        (["--output", "taken", str(SCRIPT)], 1, "taken"),
+        (["--device", "cuda", str(SCRIPT)], 1, "--device virtual"),
+    ],
+)
+def test_a_bad_request_leaves_nothing_behind(tmp_path: Path, options: list[str], code: int, told: str) -> None:
+    (tmp_path / "bad.py").write_text("if x\n")
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken/file").write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    command = [sys.executable, "-m", "fakedist", "profile", "--world-size", "16", "--rank", "0", "--device", "virtual"]
+    hidden = {**environment(), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([*command, *options], cwd=tmp_path, env=hidden, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(tmp_path.rglob("*")) == before

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakedist import cli, doctor, launch
+from fakedist.errors import SetupError
+from fakedist.job import Job
+from fakedist.launch import Ending
+
+
+class Launched:
+    """Stands in for the launch: notes the job, ends as told."""
+
+    def __init__(self) -> None:
+        self.job: Job | None = None
+        self.streams: launch.Streams | None = None
+        self.ending = Ending("finished", 0)
+        self.printed: list[tuple[Path, bool, bool]] = []
+
+    def profile(self, job: Job, output: Path | None, force: bool, streams: launch.Streams) -> tuple[Path, Ending]:
+        self.job, self.streams = job, streams
+        return Path("the-run"), self.ending
+
+    def print_report(self, run_directory: Path, as_json: bool, all_layers: bool) -> None:
+        self.printed.append((run_directory, as_json, all_layers))
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
+    launched = Launched()
+    for name in ("WORLD_SIZE", "RANK", "SLURM_NTASKS", "SLURM_PROCID", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(launch, "check", lambda job: None)
+    monkeypatch.setattr(launch, "profile", launched.profile)
+    monkeypatch.setattr(cli, "_print_report", launched.print_report)
+    return launched
+
+
+def profiled(launched: Launched, *arguments: str) -> Job:
+    """The job that the command line makes."""
+    assert cli.main(["profile", "--world-size", "8", "--rank", "1", *arguments]) == 0
+    assert launched.job is not None
+    return launched.job
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--lr", "1e-4"),
+        ("--rank", "5", "--json", "-o", "x", "--help", "-m", "module"),
+        ("--", "--world-size"),
+        ("-m",),
+        ("--typo",),
+        (),
+    ],
+)
+def test_the_scripts_own_arguments_pass_through_untouched(launched: Launched, arguments: tuple[str, ...]) -> None:
+    job = profiled(launched, "train.py", *arguments)
+    assert (job.target, job.is_module, job.arguments, job.rank) == ("train.py", False, arguments, 1)
+
+
+@pytest.mark.parametrize("spelled", [("-m", "pkg.train"), ("-mpkg.train",)])
+@pytest.mark.parametrize("arguments", [("--lr", "1", "--rank", "5"), ("-m", "x"), ("--", "y"), ()])
+def test_a_modules_own_arguments_pass_through_untouched(
+    launched: Launched, spelled: tuple[str, ...], arguments: tuple[str, ...]
+) -> None:
+    job = profiled(launched, "--steps", "3", *spelled, *arguments)
+    assert (job.target, job.is_module, job.arguments) == ("pkg.train", True, arguments)
+    assert (job.rank, job.steps) == (1, 3)
+
+
+def test_the_value_of_an_option_is_not_taken_for_an_option(launched: Launched) -> None:
+    job = profiled(launched, "--env", "A=1", "--env=B=-m", "-o", "-m", "train.py", "-m", "x")
+    assert job.environment == (("A", "1"), ("B", "-m"))
+    assert (job.target, job.arguments) == ("train.py", ("-m", "x"))
+
+
+def test_every_option_reaches_the_job(launched: Launched) -> None:
+    text = (
+        "--gpus-per-node 4 --device virtual --gpu h200 --gpu-memory 100GiB --steps 3 --timeout 60 --launcher slurm "
+        "--collectives noop --values off --seed 7 train.py"
+    )
+    assert profiled(launched, *text.split()) == Job(
+        world_size=8,
+        rank=1,
+        target="train.py",
+        gpus_per_node=4,
+        device="virtual",
+        gpu="h200",
+        gpu_memory_bytes=100 << 30,
+        steps=3,
+        timeout_s=60.0,
+        launcher="slurm",
+        collectives="noop",
+        values="off",
+        seed=7,
+    )
+
+
+def test_world_size_and_rank_come_from_the_environment(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "64")
+    monkeypatch.setenv("RANK", "63")
+    assert cli.main(["profile", "train.py"]) == 0
+    assert launched.job is not None
+    assert (launched.job.world_size, launched.job.rank) == (64, 63)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["profile", "train.py"], "--world-size 1024"),
+        (["profile", "--world-size", "8", "train.py"], "--rank 0"),
+        (["profile", "--world-sise", "8", "train.py"], "Did you mean '--world-size'?"),
+        (["profile", "--wrold-size", "8", "--rank", "0", "train.py"], "Did you mean '--world-size'?"),
+        (["profile", "--world-size", "eight", "train.py"], "'eight' is not a valid integer"),
+        (["profile", "--world-size", "8", "--rank", "8", "train.py"], "rank 8 does not exist in a world of 8"),
+        (["profile", "--world-size", "8", "--rank", "0"], "no script was given"),
+        (["profile", "--world-size", "8", "--rank", "0", "--env", "A", "train.py"], "--env A is not KEY=VALUE"),
+        (["profile", "--world-size", "8", "--rank", "0", "--gpu-memory", "80", "train.py"], "not a size with a unit"),
+        (["profile", "--world-size", "8", "--rank", "0", "--device", "tpu", "train.py"], "'tpu' is not one of"),
+        (["profil"], "No such command 'profil'"),
+    ],
+)
+def test_a_wrong_command_line_gets_one_clear_line_and_exit_code_2(
+    launched: Launched, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+) -> None:
+    assert cli.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert told in captured.err
+    assert captured.err.startswith("fakedist: error: ")
+    assert captured.err.count("\n") <= 2
+    assert captured.out == ""
+    assert launched.job is None
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "last"),
+    [
+        (Ending("finished", 0), 0, ""),
+        (Ending("stopped", 0), 0, ""),
+        (Ending("exit", 3), 3, "fakedist: exit 3: the script's own exit code"),
+        (Ending("exception", 1, "ValueError: x"), 1, "fakedist: exit 1: the script's own: ValueError: x"),
+        (Ending("out_of_memory", 4), 4, "fakedist: exit 4: the rank does not fit the GPU"),
+        (Ending("exit", 4), 4, "fakedist: exit 4: the script's own exit code"),
+        (Ending("killed", 139, "by SIGSEGV"), 139, "fakedist: exit 139: the script was killed by SIGSEGV"),
+        (Ending("interrupted", 130, "Ctrl-C"), 130, "fakedist: exit 130: the script was interrupted (Ctrl-C)"),
+        (Ending("timeout", 124), 124, "fakedist: exit 124: the time given with --timeout was over"),
+    ],
+)
+def test_the_last_line_says_whose_exit_code_it_is(
+    launched: Launched, capsys: pytest.CaptureFixture[str], ending: Ending, code: int, last: str
+) -> None:
+    launched.ending = ending
+    assert cli.main(["profile", "--world-size", "8", "--rank", "1", "train.py"]) == code
+    assert capsys.readouterr().err.rstrip().rpartition("\n")[2] == last
+    assert launched.printed == [(Path("the-run"), False, False)]
+
+
+def test_json_sends_the_scripts_output_to_stderr(launched: Launched) -> None:
+    profiled(launched, "--json", "--all-layers", "train.py")
+    assert launched.streams is not None
+    assert launched.streams.child_stdout == 2
+    assert launched.printed == [(Path("the-run"), True, True)]
+
+
+def test_a_script_that_does_not_compile_is_shown_with_pythons_own_lines(
+    tmp_path: Path, launched: Launched, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fakedist.script import check_script
+
+    monkeypatch.setattr(launch, "check", check_script)
+    script = tmp_path / "bad.py"
+    script.write_text("if x\n")
+    assert cli.main(["profile", "--world-size", "8", "--rank", "1", str(script)]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-2] == "SyntaxError: expected ':'"
+    assert lines[-1] == "fakedist: exit 1: the script does not compile; nothing was run"
+    assert launched.job is None
+
+
+def _raise(error: BaseException) -> Any:
+    def raising(*args: object) -> None:
+        raise error
+
+    return raising
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (SetupError("no compiler", "apt-get install gcc"), 1, "fakedist: error: no compiler\n  apt-get install gcc\n"),
+        (OSError(errno.ENOSPC, "No space left", "run.json"), 1, "fakedist: error: the disk is full (run.json)"),
+        (KeyboardInterrupt(), 130, "fakedist: exit 130: interrupted\n"),
+    ],
+)
+def test_one_printer_for_all_errors(
+    launched: Launched,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+    told: str,
+) -> None:
+    monkeypatch.setattr(launch, "check", _raise(error))
+    assert cli.main(["profile", "--world-size", "8", "--rank", "1", "train.py"]) == code
+    assert capsys.readouterr().err.lstrip().startswith(told)
+
+
+@pytest.mark.parametrize(("devices", "code"), [(("virtual",), 0), ((), 1)])
+def test_doctor_says_whether_a_device_works(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], devices: tuple[str, ...], code: int
+) -> None:
+    finding = doctor.Finding("C compiler", "missing", "no C compiler was found", "apt-get install gcc")
+    monkeypatch.setattr(doctor, "diagnose", lambda: doctor.Diagnosis((finding,), devices))
+    assert cli.main(["doctor"]) == code
+    out = capsys.readouterr().out
+    assert "missing   C compiler   no C compiler was found\n" in out
+    assert "apt-get install gcc" in out
+    assert cli.main(["doctor", "--json"]) == code
+    assert json.loads(capsys.readouterr().out)["devices"] == list(devices)

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fakedist import doctor
+from fakedist.errors import SetupError
+
+
+def _missing() -> Path:
+    raise SetupError("it is not there", "install it")
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    """A machine with a CUDA build of torch, no GPU, and the driver in the cache."""
+    (tmp_path / "driver.so").touch()
+    monkeypatch.setattr(doctor, "torch_build", lambda: ("2.15.0+cu132", "13.2"))
+    monkeypatch.setattr(doctor, "count_real_gpus", lambda: 0)
+    monkeypatch.setattr(doctor, "find_compiler", lambda: "/usr/bin/gcc")
+    monkeypatch.setattr(doctor, "driver_path", lambda: tmp_path / "driver.so")
+    return monkeypatch
+
+
+def _states() -> dict[str, str]:
+    return {finding.name: finding.state for finding in doctor.diagnose().findings}
+
+
+def test_the_virtual_gpu_works_without_a_real_one(machine: pytest.MonkeyPatch) -> None:
+    assert doctor.diagnose().devices == ("virtual",)
+    assert _states()["real GPU"] == "optional"
+
+
+def test_a_real_gpu_works_too(machine: pytest.MonkeyPatch) -> None:
+    machine.setattr(doctor, "count_real_gpus", lambda: 2)
+    assert doctor.diagnose().devices == ("cuda", "virtual")
+
+
+def test_a_cpu_build_of_torch_is_named_with_what_to_install(machine: pytest.MonkeyPatch) -> None:
+    machine.setattr(doctor, "torch_build", lambda: ("2.13.0+cpu", ""))
+    finding = doctor.check_torch()
+    assert (finding.state, finding.text) == ("missing", "2.13.0+cpu is a CPU build")
+    assert finding.hint.startswith("pip install torch==")
+
+
+def test_a_driver_in_the_cache_needs_no_compiler(machine: pytest.MonkeyPatch) -> None:
+    machine.setattr(doctor, "find_compiler", _missing)
+    assert _states()["C compiler"] == "missing"
+    assert doctor.diagnose().devices == ("virtual",)
+
+
+def test_without_driver_and_gpu_nothing_works(machine: pytest.MonkeyPatch) -> None:
+    machine.setattr(doctor, "driver_path", _missing)
+    assert doctor.diagnose().devices == ()
+
+
+def test_a_driver_that_is_not_built_yet_is_built(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "new.so"
+
+    def build() -> Path:
+        path.touch()
+        return path
+
+    machine.setattr(doctor, "driver_path", lambda: path)
+    machine.setattr(doctor, "ensure_driver", build)
+    assert doctor.check_driver().text.startswith("built now in ")
+    assert path.exists()
+
+
+def test_every_thing_missing_says_what_to_type(machine: pytest.MonkeyPatch) -> None:
+    for name in ("find_compiler", "driver_path"):
+        machine.setattr(doctor, name, _missing)
+    machine.setattr(doctor, "torch_build", lambda: ("2.13.0", ""))
+    assert all(finding.hint for finding in doctor.diagnose().findings if finding.state == "missing")

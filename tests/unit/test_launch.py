@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from fakedist import launch
+from fakedist.errors import JobError, RecordingError, SetupError
+from fakedist.job import Job
+from fakedist.launch import Ending, Streams
+from fakedist.progress import PIPE_VARIABLE
+
+JOB = Job(world_size=16, rank=9, target="train.py")
+
+
+@pytest.fixture
+def run_directory(tmp_path: Path) -> Path:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    return directory
+
+
+def child(monkeypatch: pytest.MonkeyPatch, code: str, started: bool = True) -> None:
+    """Have the child run ``code`` instead of the harness; ``tell(bytes)`` writes to the parent."""
+    lines = ["import os, sys, signal, time, subprocess", f"pipe = int(os.environ['{PIPE_VARIABLE}'])"]
+    lines.append("tell = lambda line: os.write(pipe, line + b'\\n')")
+    if started:
+        lines.append("tell(b'{\"started\": true}')")
+    monkeypatch.setattr(launch, "_BOOT", "\n".join([*lines, code]))
+
+
+@pytest.mark.parametrize(
+    ("code", "ending"),
+    [
+        ('tell(b\'{"outcome": "finished", "code": 0, "message": ""}\')', Ending("finished", 0)),
+        ("sys.exit(3)", Ending("exit", 3)),
+        ('tell(b\'{"outcome": "out_of_memory", "message": "m"}\'); sys.exit(4)', Ending("out_of_memory", 4, "m")),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", Ending("killed", 139, "by SIGSEGV")),
+    ],
+)
+def test_the_ending_is_what_the_child_said_or_how_it_died(
+    monkeypatch: pytest.MonkeyPatch, run_directory: Path, code: str, ending: Ending
+) -> None:
+    child(monkeypatch, code)
+    assert launch.run_child(JOB, run_directory, Streams()) == ending
+
+
+def test_a_killed_child_hints_at_the_machines_memory(monkeypatch: pytest.MonkeyPatch, run_directory: Path) -> None:
+    child(monkeypatch, "os.kill(os.getpid(), signal.SIGKILL)")
+    ending = launch.run_child(JOB, run_directory, Streams())
+    assert (ending.outcome, ending.code) == ("killed", 137)
+    assert "may have run out of memory" in ending.message
+
+
+def test_an_error_of_ours_before_the_script_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, run_directory: Path
+) -> None:
+    child(monkeypatch, 'tell(b\'{"error": "no", "hint": "do", "before_start": true}\'); sys.exit(1)', started=False)
+    with pytest.raises(RecordingError) as error:
+        launch.run_child(JOB, run_directory, Streams())
+    assert (error.value.message, error.value.hint) == ("no", "do")
+    assert not run_directory.exists()
+
+
+def test_a_child_that_dies_before_the_script_begins_is_our_error(
+    monkeypatch: pytest.MonkeyPatch, run_directory: Path
+) -> None:
+    child(monkeypatch, "sys.exit(9)", started=False)
+    with pytest.raises(RecordingError, match="before the script began: exit code 9"):
+        launch.run_child(JOB, run_directory, Streams())
+    assert not run_directory.exists()
+
+
+def test_the_time_is_over(monkeypatch: pytest.MonkeyPatch, run_directory: Path) -> None:
+    child(monkeypatch, "time.sleep(600)")
+    ending = launch.run_child(dataclasses.replace(JOB, timeout_s=0.5), run_directory, Streams())
+    assert (ending.outcome, ending.code) == ("timeout", 124)
+
+
+def test_a_child_that_does_not_heed_is_killed(monkeypatch: pytest.MonkeyPatch, run_directory: Path) -> None:
+    child(monkeypatch, "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)")
+    monkeypatch.setattr(launch, "GRACE_S", 0.2)
+    ending = launch.run_child(dataclasses.replace(JOB, timeout_s=0.5), run_directory, Streams())
+    assert (ending.outcome, ending.code) == ("timeout", 124)
+
+
+@pytest.mark.parametrize(
+    ("number", "times", "ignored", "ending"),
+    [
+        (signal.SIGINT, 1, False, Ending("interrupted", 130, "told")),
+        (signal.SIGINT, 2, True, Ending("interrupted", 130, "Ctrl-C, twice")),
+    ],
+)
+def test_a_ctrl_c_reaches_the_child_once_and_the_second_kills_it(
+    monkeypatch: pytest.MonkeyPatch, run_directory: Path, number: int, times: int, ignored: bool, ending: Ending
+) -> None:
+    signals = f"[os.kill({os.getpid()}, {int(number)}) or time.sleep(0.3) for _ in range({times})]"
+    handler = "signal.SIG_IGN" if ignored else "signal.default_int_handler"
+    told = 'tell(b\'{"outcome": "interrupted", "message": "told"}\'); sys.exit(130)'
+    body = f"signal.signal(signal.SIGINT, {handler})\ntry:\n    {signals}\n    time.sleep(600)\n"
+    child(monkeypatch, f"{body}except KeyboardInterrupt:\n    {told}")
+    assert launch.run_child(JOB, run_directory, Streams()) == ending
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_what_the_child_left_running_is_ended(monkeypatch: pytest.MonkeyPatch, run_directory: Path) -> None:
+    left = run_directory / "left"
+    child(monkeypatch, f"open({str(left)!r}, 'w').write(str(subprocess.Popen(['sleep', '600']).pid))")
+    launch.run_child(JOB, run_directory, Streams())
+    stat = Path(f"/proc/{left.read_text()}/stat")
+    assert not stat.exists() or ") Z " in stat.read_text()
+
+
+def test_what_the_user_set_wins_over_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINE", "kept")
+    monkeypatch.setenv("RANK", "77")
+    job = dataclasses.replace(JOB, environment=(("WORLD_SIZE", "3"), ("NEW", "1")))
+    environment = launch.child_environment(job)
+    assert (environment["MINE"], environment["NEW"], environment["WORLD_SIZE"]) == ("kept", "1", "3")
+    assert environment["RANK"] == "9"
+
+
+@pytest.mark.parametrize(("visible", "chosen"), [(None, "0"), ("2,3", "2"), ("GPU-abc", "GPU-abc")])
+def test_a_rank_sees_the_first_real_gpu_alone(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, chosen: str
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    environment = launch.child_environment(dataclasses.replace(JOB, device="cuda"))
+    assert environment["CUDA_VISIBLE_DEVICES"] == chosen
+
+
+def test_hidden_real_gpus_do_not_hide_the_virtual_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "CUDA_VISIBLE_DEVICES" not in launch.child_environment(JOB)
+
+
+def test_a_cpu_build_of_torch_is_named_before_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.setattr(launch, "torch_build", lambda: ("2.13.0+cpu", ""))
+    job = dataclasses.replace(JOB, target=str(tmp_path / "train.py"), device="cuda")
+    with pytest.raises(SetupError, match=r"2\.13\.0\+cpu is a CPU build") as error:
+        launch.check(job)
+    assert "pip install torch" in error.value.hint
+
+
+def test_an_unknown_gpu_is_named_before_anything_is_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.setattr(launch, "ensure_driver", lambda: pytest.fail("built"))
+    with pytest.raises(JobError, match="h100-80"):
+        launch.check(dataclasses.replace(JOB, target=str(tmp_path / "train.py"), gpu="h100-80"))

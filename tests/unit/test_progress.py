@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from fakedist.progress import PIPE_VARIABLE, Listener, ProgressLine, Teller
+
+MESSAGE = {"phase": "forward", "step": 1, "steps": 2, "allocated_bytes": 3 << 30}
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    listener = Listener()
+    yield listener
+    listener.close()
+
+
+def test_the_parent_hears_the_latest_of_each_kind(listener: Listener) -> None:
+    teller = Teller(listener.writer)
+    for step in (1, 2):
+        teller.tell({**MESSAGE, "step": step})
+    teller.tell({"outcome": "finished", "code": 0, "message": ""})
+    listener.wait(1.0)
+    assert listener.latest["progress"]["step"] == 2
+    assert listener.latest["outcome"]["outcome"] == "finished"
+    listener.close_writer()
+
+
+def test_a_long_text_is_cut_and_not_lost(listener: Listener) -> None:
+    Teller(listener.writer).tell({"outcome": "exception", "message": "x" * 100_000})
+    listener.wait(1.0)
+    assert listener.latest["outcome"]["message"] == "x" * 600
+    listener.close_writer()
+
+
+def test_a_parent_that_does_not_listen_never_holds_the_child_up(listener: Listener) -> None:
+    os.set_blocking(listener.writer, False)
+    teller = Teller(listener.writer)
+    for _ in range(5_000):
+        teller.tell(MESSAGE)
+    listener.close_writer()
+    teller.tell(MESSAGE)
+
+
+def test_the_script_does_not_see_the_pipe(monkeypatch: pytest.MonkeyPatch, listener: Listener) -> None:
+    os.set_inheritable(listener.writer, True)
+    monkeypatch.setenv(PIPE_VARIABLE, str(listener.writer))
+    Teller.from_environment()
+    assert PIPE_VARIABLE not in os.environ
+    assert not os.get_inheritable(listener.writer)
+    listener.close_writer()
+
+
+def test_a_child_that_ends_in_the_middle_of_a_line_does_no_harm(listener: Listener) -> None:
+    os.write(listener.writer, b'{"outcome": "finished"}\nnot json\n{"outcome": "exc')
+    listener.close_writer()
+    listener.wait(1.0)
+    listener.wait(0.0)
+    assert listener.latest == {"outcome": {"outcome": "finished"}}
+
+
+def test_the_line_leaves_the_cursor_where_the_script_left_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    stream = io.StringIO()
+    line = ProgressLine(stream)
+    line.show(MESSAGE)
+    line.show(MESSAGE)
+    text = "[step 1/2, forward, peak 3.00 GiB]"
+    column = 60 - len(text)
+    assert stream.getvalue() == f"\x1b7\x1b[{column}G\x1b[K\x1b[{column}G{text}\x1b8"
+    line.clear()
+    assert stream.getvalue().endswith(f"\x1b7\x1b[{column}G\x1b[K\x1b8")
+    assert "\n" not in stream.getvalue()

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+
+from fakedist.errors import JobError
+from fakedist.units import UNLIMITED_BYTES, format_bytes, format_us, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (512, "512 B"),
+        (1024, "1.00 KiB"),
+        (35_651_584, "34.00 MiB"),
+        (72 << 30, "72.00 GiB"),
+        ((1 << 40) * 3 / 2, "1.50 TiB"),
+        (-(3 << 19), "-1.50 MiB"),
+    ],
+)
+def test_bytes_are_shown_in_the_largest_unit_that_fits(size: float, text: str) -> None:
+    assert format_bytes(size) == text
+
+
+@pytest.mark.parametrize(
+    ("duration_us", "text"),
+    [(850, "850 us"), (73_000, "73.0 ms"), (12_600_000, "12.6 s"), (200_000_000, "3 min 20 s")],
+)
+def test_durations_are_shown_in_the_unit_that_fits(duration_us: float, text: str) -> None:
+    assert format_us(duration_us) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("72 GiB", 72 << 30),
+        ("80GB", 80_000_000_000),
+        ("1.5gib", 3 << 29),
+        ("16384 mib", 16 << 30),
+        ("100B", 100),
+        ("unlimited", UNLIMITED_BYTES),
+        (" Unlimited ", UNLIMITED_BYTES),
+    ],
+)
+def test_sizes_are_read_with_their_unit(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "80", "GiB", "80 GiBs", "80G", "-80GiB", "0GiB", "1e3GiB", "80 80 GiB"])
+def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(JobError) as error:
+        parse_bytes(text)
+    assert "80GiB" in error.value.hint
