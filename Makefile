@@ -2,7 +2,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
 OLDEST := .venv-oldest/bin
-# pip's own cache keeps a second copy of 3 GB of CUDA libraries that nobody asks for again.
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 # What also has to work on the oldest torch that is supported: all that touches torch, and whole runs.
 OLDEST_TESTS := tests/unit/gpu tests/unit/record tests/unit/world tests/integration/test_examples.py
