@@ -67,7 +67,7 @@ class Marks:
     def mark(self, address: int, category: str, layer: int, bytes_: int, op: int | None = None) -> None:
         """Mark the block at ``address``."""
         columns = self._columns
-        columns["op"].append(self._position.op if op is None else op)
+        columns["op"].append(self._position.op - 1 if op is None else op)
         columns["address"].append(address)
         columns["category"].append(_CODES[category])
         columns["layer"].append(layer)
