@@ -117,9 +117,18 @@ class Rank:
             return
         how = {"outcome": outcome, "code": code, "message": message}
         with _uninterrupted():
-            self._write_facts()
-            recorder.close(dict(how))
-            self._teller.tell(how)
+            try:
+                self._write_facts()
+                recorder.close(dict(how))
+            except JournalFailed as error:
+                self.give_up(error)
+            else:
+                self._teller.tell(how)
+
+    def give_up(self, error: JournalFailed) -> None:
+        """The records cannot be written any more: the parent says so."""
+        self._recorder = None
+        _tell_error(self._teller, str(error), _MAKE_ROOM, before_start=False)
 
     def stop_recording(self) -> None:
         """Take the recorder's hooks off torch; the faked world stays for the script's exit handlers."""
@@ -200,9 +209,11 @@ def main(run_directory: str) -> int | str | None:
         rank = Rank(job, Path(run_directory), teller)
         rank.enter()
     except FakedistError as error:
-        return _failed(teller, error.message, error.hint, before_start=True)
+        _tell_error(teller, error.message, error.hint, before_start=True)
+        return 1
     except JournalFailed as error:
-        return _failed(teller, str(error), _MAKE_ROOM, before_start=True)
+        _tell_error(teller, str(error), _MAKE_ROOM, before_start=True)
+        return 1
     except KeyboardInterrupt:
         return INTERRUPTED_CODE
     signal.signal(signal.SIGTERM, _terminate)
@@ -210,36 +221,33 @@ def main(run_directory: str) -> int | str | None:
     try:
         run_as_main(job)
     except BaseException as error:
-        return _ended(rank, error, teller)
+        return _ended(rank, error)
     if not _other_threads():
         rank.close("finished", 0)
         rank.stop_recording()
     return 0
 
 
-def _ended(rank: Rank, error: BaseException, teller: Teller) -> int | str | None:
+def _ended(rank: Rank, error: BaseException) -> int | str | None:
     """The script raised ``error``: close the recording while its frames are alive; the code for ``sys.exit``."""
     error.__traceback__ = without_our_frames(error)
     if isinstance(error, JournalFailed):
-        return _failed(teller, str(error), _MAKE_ROOM, before_start=False)
+        rank.give_up(error)
+        return 1
     outcome, code, message = _how(error)
-    try:
-        rank.close(outcome, code, message)
-    except JournalFailed as failed:
-        return _ended(rank, failed, teller)
+    rank.close(outcome, code, message)
     rank.stop_recording()
-    if outcome == "stopped" and type(error).__name__ == "StopRun":
+    if isinstance(error, SystemExit) and outcome != "stopped":
+        return error.code
+    if outcome == "stopped" and not message:
         return 0
-    if isinstance(error, SystemExit):
-        return 0 if outcome == "stopped" else error.code
     sys.excepthook(type(error), error, error.__traceback__)
     return code
 
 
-def _failed(teller: Teller, message: str, hint: str, before_start: bool) -> int:
+def _tell_error(teller: Teller, message: str, hint: str, before_start: bool) -> None:
     """An error of ours: the parent prints it."""
     teller.tell({"error": message, "hint": hint, "before_start": before_start})
-    return 1
 
 
 def _how(error: BaseException) -> tuple[str, int, str]:
@@ -253,7 +261,8 @@ def _how(error: BaseException) -> tuple[str, int, str]:
     if isinstance(error, Terminated):
         return "interrupted", TERMINATED_CODE, "SIGTERM"
     if any(isinstance(link, StopRun) for link in chain):
-        return "stopped", 0, "" if isinstance(error, StopRun) else f"while stopping, the script raised {text}"
+        expected = isinstance(error, (StopRun, SystemExit))
+        return "stopped", 0, "" if expected else f"while stopping, the script raised {text}"
     if isinstance(error, SystemExit):
         code = error.code
         if code is None or isinstance(code, int):
