@@ -170,6 +170,7 @@ def main() -> None:
         dist.init_process_group("gloo")
     try:
         train(args, device)
+        dist.barrier()  # gloo's threads may still hold tensors of the last collective; let them finish
     finally:
         dist.destroy_process_group()
 
