@@ -1,0 +1,84 @@
+"""Making a run directory: never over something else, never two runs in one."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fakedist.errors import RunDirectoryError
+from fakedist.job import Job
+
+MANIFEST_NAME = "run.json"
+JOURNAL_NAME = "journal.bin"
+LOCK_NAME = ".lock"
+TABLES_NAME = "tables"
+SNAPSHOT_NAME = "memory_snapshot.pickle"
+_OURS = (MANIFEST_NAME, JOURNAL_NAME, LOCK_NAME, TABLES_NAME, SNAPSHOT_NAME, "report.html", "trace.json.gz")
+
+
+def default_name(job: Job) -> Path:
+    """A free name for the run directory: the script's, with rank and world size."""
+    stem = job.target.rpartition(".")[2] if job.is_module else Path(job.target).stem
+    base = f"fakedist-{stem}-rank{job.rank}of{job.world_size}"
+    path, count = Path(base), 1
+    while path.exists():
+        count += 1
+        path = Path(f"{base}-{count}")
+    return path
+
+
+@contextmanager
+def create_run_directory(path: Path, force: bool) -> Iterator[Path]:
+    """An empty run directory, locked against other runs until the end.
+
+    Args:
+        path: Where; its parents are made.
+        force: Whether a run directory that is there already may be replaced.
+
+    Raises:
+        RunDirectoryError: Something is there that may not be replaced, or another run is using it.
+    """
+    if path.exists():
+        _check_replaceable(path, force)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except PermissionError as error:
+        raise RunDirectoryError(f"{path} cannot be written: {error.strerror}", "choose another place with -o") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise RunDirectoryError(f"{path} is in use by another run", "choose another place with -o") from None
+    try:
+        for name in set(_OURS) - {LOCK_NAME}:
+            _remove(path / name)
+        yield path.resolve()
+    finally:
+        (path / LOCK_NAME).unlink(missing_ok=True)  # before the lock goes, so that nobody loses a lock of his own
+        os.close(lock)
+
+
+def _check_replaceable(path: Path, force: bool) -> None:
+    if not path.is_dir():
+        raise RunDirectoryError(f"{path} is a file", "choose another place with -o")
+    names = {entry.name for entry in path.iterdir()}
+    if not names:
+        return
+    if MANIFEST_NAME not in names:
+        raise RunDirectoryError(f"{path} is not empty and no run directory", "choose another place with -o")
+    if not force:
+        raise RunDirectoryError(f"{path} holds a run already", "add --force to replace it, or choose another -o")
+    if foreign := sorted(names - set(_OURS)):
+        raise RunDirectoryError(f"{path} holds something that fakedist did not write: {foreign[0]}", f"move it away: {path}")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

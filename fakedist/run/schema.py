@@ -1,0 +1,304 @@
+"""What a run directory holds: the one place for names, types, units and meanings.
+
+``python -m fakedist.run.schema`` prints docs/run-directory.md; a test keeps the two equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SCHEMA_VERSION = 1
+
+#: What a block of memory is for; where several hold, the first does.
+CATEGORIES = (
+    "parameter",
+    "optimizer_state",
+    "gradient",
+    "workspace",
+    "activation",
+    "communication",
+    "temporary",
+    "other",
+)
+PHASES = ("init", "forward", "backward", "optimizer", "other")
+#: The allocator's own names, c10/cuda/CUDACachingAllocator.h TraceEntry::Action.
+ACTIONS = (
+    "alloc",
+    "free_requested",
+    "free_completed",
+    "segment_alloc",
+    "segment_free",
+    "segment_map",
+    "segment_unmap",
+    "snapshot",
+    "oom",
+    "annotate",
+)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        name: Its name; ``_bytes`` and ``_us`` are its unit.
+        type: Its Parquet type.
+        meaning: One sentence.
+    """
+
+    name: str
+    type: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """One file ``tables/<name>.parquet``.
+
+    Attributes:
+        row: What a row is, and in which order they are.
+        columns: Its columns, in order.
+    """
+
+    row: str
+    columns: tuple[Column, ...]
+
+
+def _per_category(text: str, prefix: str = "") -> tuple[Column, ...]:
+    return tuple(Column(f"{prefix}{name}_bytes", "int64", text.format(name)) for name in CATEGORIES)
+
+
+TABLES: dict[str, Table] = {
+    "blocks": Table(
+        "A block of device memory that the caching allocator gave away, in the order of allocation.",
+        (
+            Column("address", "uint64", "Device address."),
+            Column("requested_bytes", "int64", "What was asked for."),
+            Column("bytes", "int64", "What the allocator gave: the request rounded up, or a free block's whole rest."),
+            Column("alloc_event", "int64", "Row of `events` that made it."),
+            Column("free_event", "int64", "Row of `events` that asked to free it; the number of events if none did."),
+            Column("op", "int64", "Number of the operation that allocated it; -1 if none was running."),
+            Column("operation", "string", "That operation, e.g. aten.mm.default."),
+            Column("step", "int32", "Training step; 0 is before the first forward."),
+            Column("phase", "string", "init, forward, backward, optimizer or other."),
+            Column("recompute", "bool", "Allocated while backward ran a checkpointed forward again."),
+            Column("layer", "int32", "Row of `layers`; for marked blocks the layer that owns it."),
+            Column("category", "string", "What it is for: " + ", ".join(CATEGORIES) + "."),
+            Column("stream", "uint64", "CUDA stream; 0 is the default one."),
+            Column("stack", "int32", "Row of `stacks`; -1 without Python frames."),
+            Column("at_peak", "bool", "Whether it was alive at the peak."),
+        ),
+    ),
+    "shares": Table(
+        "A layer's share of a block that several layers own (a flat buffer); other blocks have no row.",
+        (
+            Column("block", "int64", "Row of `blocks`."),
+            Column("layer", "int32", "Row of `layers`."),
+            Column("bytes", "int64", "Its share; the shares of a block add up to the block."),
+        ),
+    ),
+    "events": Table(
+        "What the allocator did, in order.",
+        (
+            Column("action", "string", "The allocator's own word: " + ", ".join(ACTIONS) + "."),
+            Column("address", "uint64", "Of the block or segment."),
+            Column("size_bytes", "int64", "Requested bytes of a block; bytes of a segment."),
+            Column("stream", "uint64", "CUDA stream."),
+            Column("time_us", "int64", "Unix time."),
+            Column("op", "int64", "Number of the operation that ran; -1 if none did."),
+            Column("stack", "int32", "Row of `stacks` (allocations only); -1 if none."),
+            Column("allocated_bytes", "int64", "In blocks that tensors hold, after the event."),
+            Column("reserved_bytes", "int64", "In segments, after the event."),
+        ),
+    ),
+    "stacks": Table(
+        "A Python stack.",
+        (
+            Column("frames", "list<int32>", "Rows of `frames`, innermost first."),
+            Column("line", "string", "The innermost line outside of torch: file:line (function)."),
+        ),
+    ),
+    "frames": Table(
+        "A Python frame.",
+        (
+            Column("filename", "string", "Source file."),
+            Column("line", "int32", "Line."),
+            Column("function", "string", "Function."),
+        ),
+    ),
+    "layers": Table(
+        "A module, by its fully qualified name; parents before children. Row 0 is outside of any module.",
+        (
+            Column("name", "string", "Name without wrappers; a root module is called by its class in parentheses."),
+            Column("class_name", "string", "Class."),
+            Column("parent", "int32", "Row of the parent; -1 for row 0."),
+            *_per_category("Bytes of category {} at the peak, the layer's own.", "peak_"),
+            *_per_category("Most bytes of category {} in the last step, the layer's own.", "most_"),
+            Column("peak_own_bytes", "int64", "Bytes at the peak, the layer's own; the column adds up to the peak."),
+            Column("peak_total_bytes", "int64", "Bytes at the peak, with its children."),
+            Column("most_own_bytes", "int64", "Most bytes alive at once in the last step, the layer's own."),
+            Column("most_total_bytes", "int64", "Most bytes alive at once in the last step, with its children."),
+        ),
+    ),
+    "phases": Table(
+        "A phase of a step, in the order in which they began.",
+        (
+            Column("step", "int32", "Step."),
+            Column("phase", "string", "Phase."),
+            Column("peak_allocated_bytes", "int64", "Most that was allocated during it."),
+            Column("peak_reserved_bytes", "int64", "Most that was reserved during it."),
+            Column("end_allocated_bytes", "int64", "Allocated when it ended."),
+        ),
+    ),
+    "steps": Table(
+        "A training step that ended.",
+        (
+            Column("step", "int32", "Number, from 1."),
+            Column("start_us", "int64", "Unix time."),
+            Column("wall_us", "int64", "How long it took here, recording included; no estimate of a real GPU's time."),
+            Column("peak_allocated_bytes", "int64", "Most that was allocated during it."),
+            Column("peak_reserved_bytes", "int64", "Most that was reserved during it."),
+        ),
+    ),
+    "largest": Table(
+        "The largest blocks at the peak, largest first.",
+        (
+            Column("bytes", "int64", "Bytes."),
+            Column("category", "string", "What it is for."),
+            Column("layer", "string", "Name of the layer."),
+            Column("phase", "string", "Phase it was allocated in."),
+            Column("step", "int32", "Step it was allocated in."),
+            Column("operation", "string", "Operation that allocated it."),
+            Column("line", "string", "The innermost line outside of torch: file:line (function)."),
+        ),
+    ),
+    "collectives": Table(
+        "Calls of one operation on one group.",
+        (
+            Column("group", "int32", "Row of `groups`."),
+            Column("operation", "string", "all_reduce, all_gather_into_tensor, ..."),
+            Column("num_calls", "int64", "Calls."),
+            Column("bytes_in", "int64", "Bytes of this rank's inputs."),
+            Column("bytes_out", "int64", "Bytes of this rank's outputs."),
+        ),
+    ),
+    "calls": Table(
+        "A collective call, in order.",
+        (
+            Column("sequence", "int64", "Sequence number."),
+            Column("operation", "string", "all_reduce, all_gather_into_tensor, ..."),
+            Column("group", "int32", "Row of `groups`."),
+            Column("bytes_in", "int64", "Bytes of this rank's inputs."),
+            Column("bytes_out", "int64", "Bytes of this rank's outputs."),
+            Column("dtype", "string", "dtype of the first tensor."),
+            Column("asynchronous", "bool", "Called with async_op=True."),
+            Column("stream", "uint64", "CUDA stream it was called from."),
+            Column("op", "int64", "Number of the next operation."),
+            Column("step", "int32", "Step."),
+            Column("phase", "string", "Phase."),
+            Column("layer", "int32", "Row of `layers`."),
+            Column("peer", "int64", "The other rank of a send or receive; -1 for collectives."),
+        ),
+    ),
+    "groups": Table(
+        "A process group that this rank is in.",
+        (
+            Column("name", "string", "Its name in torch.distributed."),
+            Column("description", "string", "Its description, or the mesh axes it stands for."),
+            Column("backend", "string", "The backend that the script asked for."),
+            Column("size", "int64", "Ranks in it."),
+            Column("group_rank", "int64", "This rank's place in it."),
+            Column("ranks", "string", "Its ranks, regular ones as start-stop:step."),
+        ),
+    ),
+    "invented": Table(
+        "Values that the virtual GPU had to make up because the script read what no kernel had computed.",
+        (
+            Column("operation", "string", "The reading operation."),
+            Column("line", "string", "file:line of the script."),
+            Column("num_calls", "int64", "How often."),
+            Column("num_values", "int64", "How many values."),
+        ),
+    ),
+    "unanswered": Table(
+        "CUDA functions that the virtual GPU refused.",
+        (Column("function", "string", "Name."), Column("num_calls", "int64", "Calls.")),
+    ),
+}
+
+#: Keys of run.json and what they say.
+MANIFEST = {
+    "schema_version": "Version of this layout; a newer one than the reader's is refused.",
+    "fakedist": "Version that wrote it.",
+    "command": "The command line.",
+    "cwd": "Directory it was given in.",
+    "git_commit": "Commit of the directory's repository, with `+` if the tree was changed; empty without one.",
+    "created": "When, ISO 8601 with time zone.",
+    "job": "The job as it was asked for: world size, rank, script, arguments, device and the rest.",
+    "exit": "How the rank ended: `outcome`, `code`, `message`.",
+    "summary": "The object that `--json` prints.",
+    "provenance": "Which figures are measured, simulated or estimated.",
+    "notes": "What a reader must know about these figures, one sentence each.",
+}
+
+#: Keys of the object that ``--json`` prints and what they say.
+SUMMARY = {
+    "schema_version": "Version of this layout.",
+    "world_size": "Ranks in the job.",
+    "rank": "The one that ran.",
+    "device": "cuda or virtual.",
+    "gpu": "The GPU's name.",
+    "torch": "Version of torch.",
+    "exit": "`outcome` (running, finished, stopped, exit, exception, out_of_memory, interrupted, timeout, killed), "
+    "`code`, `message`.",
+    "fits": "Whether the peak fits the GPU; false if the rank ran out of memory.",
+    "capacity_bytes": "The GPU's memory.",
+    "peak_allocated_bytes": "Most that tensors held at once.",
+    "peak_reserved_bytes": "Most that the caching allocator held at once.",
+    "peak_step": "Step of the allocated peak; 0 is before the first forward.",
+    "peak_phase": "Phase of the allocated peak.",
+    "by_phase": "Objects with `step`, `phase`, `peak_allocated_bytes`, `peak_reserved_bytes`, `end_allocated_bytes`.",
+    "by_category": "Bytes at the allocated peak by category; they add up to `peak_allocated_bytes`.",
+    "layers": "Objects with `name`, `class_name`, `num_repeats`, `peak_bytes` (by category, with children), "
+    "`peak_own_bytes`, `peak_total_bytes`, `most_total_bytes`; folded layers carry the sum of their repeats.",
+    "largest_blocks": "Objects as in the table `largest`.",
+    "collectives": "Objects with `group`, `group_size`, `operation`, `num_calls`, `bytes_in`, `bytes_out`.",
+    "steps": "Objects with `step`, `wall_us`, `peak_allocated_bytes`, `peak_reserved_bytes`.",
+    "out_of_memory": "Null, or `requested_bytes`, `layer`, `operation`, `line` of the request that failed.",
+    "invented_values": "Values that the virtual GPU made up.",
+    "notes": "What a reader must know about these figures.",
+    "run_directory": "Absolute path of the run directory.",
+}
+
+_INTRODUCTION = """# The run directory
+
+`fakedist profile` leaves one directory. Both halves of fakedist know nothing else of each other: what records never
+reads it, what reads it never needs torch. This page is printed by `python -m fakedist.run.schema`; a test keeps it true.
+
+| file | what it is |
+|---|---|
+| `run.json` | the manifest, below |
+| `journal.bin` | what the rank wrote while it ran; the tables are made from it, and after a kill it is all there is |
+| `tables/*.parquet` | the tables, below |
+| `memory_snapshot.pickle` | torch's own snapshot format, for pytorch.org/memory_viz |
+
+Bytes and microseconds everywhere. A directory of a newer schema version is refused. A directory is never overwritten
+without `--force`, and `--force` replaces nothing but run directories.
+"""
+
+
+def markdown() -> str:
+    """docs/run-directory.md."""
+    lines = [_INTRODUCTION, f"Schema version {SCHEMA_VERSION}.\n"]
+    for title, keys in (("run.json", MANIFEST), ("The object of `--json`", SUMMARY)):
+        lines += [f"## {title}\n", "| key | meaning |", "|---|---|"]
+        lines += [*(f"| `{key}` | {meaning} |" for key, meaning in keys.items()), ""]
+    lines.append("## Tables\n")
+    for name, table in TABLES.items():
+        lines += [f"### {name}\n", f"{table.row}\n", "| column | type | meaning |", "|---|---|---|"]
+        lines += [*(f"| `{c.name}` | {c.type} | {c.meaning} |" for c in table.columns), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

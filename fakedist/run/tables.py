@@ -1,0 +1,70 @@
+"""Tables on disk: Parquet, one file each, replaced as a whole. pyarrow is loaded only when a table is used."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fakedist.errors import RunDirectoryError
+from fakedist.run.directory import TABLES_NAME
+from fakedist.run.schema import TABLES, Column
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    Frame = pyarrow.Table
+
+
+def write_table(run_directory: Path, name: str, columns: Mapping[str, Any]) -> None:
+    """Write one table.
+
+    Args:
+        run_directory: The run directory.
+        name: A key of ``schema.TABLES``.
+        columns: Column name -> values (arrays or lists); exactly the schema's columns.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    table = TABLES[name]
+    arrays = [_array(columns[column.name], column) for column in table.columns]
+    if extra := set(columns) - {column.name for column in table.columns}:
+        raise ValueError(f"table {name} has no column {sorted(extra)[0]}")
+    path = run_directory / TABLES_NAME / f"{name}.parquet"
+    path.parent.mkdir(exist_ok=True)
+    scratch = path.with_suffix(f".{os.getpid()}")
+    try:
+        made = pyarrow.Table.from_arrays(arrays, names=[column.name for column in table.columns])
+        pyarrow.parquet.write_table(made, scratch, compression="zstd")
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def read_table(run_directory: Path, name: str, columns: Sequence[str] | None = None) -> Frame:
+    """Read one table, or some of its columns.
+
+    Raises:
+        RunDirectoryError: It is missing or damaged.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    path = run_directory / TABLES_NAME / f"{name}.parquet"
+    try:
+        return pyarrow.parquet.read_table(path, columns=None if columns is None else list(columns))
+    except (OSError, pyarrow.ArrowException) as error:
+        first = str(error).splitlines()[0]
+        raise RunDirectoryError(f"{path} cannot be read: {first}", "the run directory is damaged; run again") from error
+
+
+def _array(values: Any, column: Column) -> Any:
+    import pyarrow
+
+    if column.type.startswith("list<"):
+        kind = pyarrow.list_(pyarrow.type_for_alias(column.type[5:-1]))
+    else:
+        kind = pyarrow.type_for_alias(column.type)
+    return pyarrow.array(values, type=kind)
