@@ -16,7 +16,8 @@ help: ## what can be made
 setup: .venv/.installed ## .venv with the exact versions of constraints.txt
 
 .venv/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fakedist needs Python 3.11 or newer: make PYTHON=python3.11")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fakedist needs Python 3.11 or newer: make PYTHON=python3.11")'
+	@echo "installing into .venv: PyTorch's CUDA build is 5.6 GB, this takes minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt setuptools
 	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --no-build-isolation --editable '.[dev]'

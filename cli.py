@@ -1,4 +1,4 @@
-"""Launcher for a bare clone: ``python cli.py profile ...``."""
+"""fakedist from a bare clone, where it is not installed: ``python path/to/cli.py profile ...``."""
 
 from __future__ import annotations
 
