@@ -52,8 +52,9 @@ class OwnJournal:
     """The journal of this process alone: a forked child, which has the recorder too, writes nothing."""
 
     def __init__(self, path: Path) -> None:
-        self._writer = JournalWriter(path)
         self._pid = os.getpid()
+        with _no_room_ends_the_run():
+            self._writer = JournalWriter(path)
 
     def append(self, record: dict[str, Any]) -> None:
         """Write one record.
@@ -61,16 +62,21 @@ class OwnJournal:
         Raises:
             JournalFailed: It cannot be written (a full disk).
         """
-        if os.getpid() != self._pid:
-            return
-        try:
-            self._writer.append(record)
-        except OSError as error:
-            raise JournalFailed(f"the recording cannot be written: {error.strerror}") from error
+        if os.getpid() == self._pid:
+            with _no_room_ends_the_run():
+                self._writer.append(record)
 
     def close(self) -> None:
         """No more records."""
         self._writer.close()
+
+
+@contextmanager
+def _no_room_ends_the_run() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise JournalFailed(f"the recording cannot be written: {error.strerror}") from error
 
 
 class Rank:

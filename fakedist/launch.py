@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import signal
@@ -259,8 +260,12 @@ def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tup
     from fakedist.run.manifest import new_manifest, update_manifest
 
     with create_run_directory(output or default_name(job), force) as run_directory:
-        new_manifest(run_directory, job)
+        try:
+            new_manifest(run_directory, job)
+        except OSError:
+            shutil.rmtree(run_directory, ignore_errors=True)
+            raise
         ending = run_child(job, run_directory, streams)
-        update_manifest(run_directory, exit={"outcome": ending.outcome, "code": ending.code, "message": ending.message})
+        update_manifest(run_directory, exit=dataclasses.asdict(ending))
         build_tables(run_directory)
     return run_directory, ending

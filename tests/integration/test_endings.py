@@ -20,12 +20,12 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Run:
-    """What a finished run left: exit code, output, run.json, and the report as JSON."""
+    """What a finished run left: exit code, output, outcome in run.json, the report as JSON."""
 
     code: int
     out: str
     err: str
-    manifest: dict[str, object]
+    outcome: object
     report: dict[str, object]
 
 
@@ -52,10 +52,11 @@ def finish(process: subprocess.Popen[str], directory: Path, out: str = "") -> Ru
     """Wait for a run, and make its report again."""
     rest, err = process.communicate(timeout=120)
     manifest = json.loads((directory / "run/run.json").read_text())
+    assert manifest["exit"]["code"] == process.returncode
     again = [sys.executable, "-m", "fakedist", "report", "run", "--json"]
     report = subprocess.run(again, cwd=directory, env=environment(), capture_output=True, text=True, timeout=120)
     assert report.returncode == 0, report.stderr
-    return Run(process.returncode, out + rest, err, manifest, json.loads(report.stdout))
+    return Run(process.returncode, out + rest, err, manifest["exit"]["outcome"], json.loads(report.stdout))
 
 
 def until(process: subprocess.Popen[str], line: str) -> str:
@@ -85,7 +86,7 @@ def until(process: subprocess.Popen[str], line: str) -> str:
 )
 def test_a_run_ends_as_its_script_does(tmp_path: Path, how: str, code: int, outcome: str, last: str) -> None:
     run = finish(start(tmp_path, how), tmp_path)
-    assert (run.code, run.manifest["outcome"]) == (code, outcome), run.err
+    assert (run.code, run.outcome) == (code, outcome), run.err
     assert run.err.rstrip().rpartition("\n")[2] == last
     assert "swallowed" not in run.out
     ends_by_itself = how not in ("os_exit", "segfault")
@@ -120,7 +121,7 @@ def test_a_signal_ends_the_script_and_not_the_report(
     out = until(process, "sleeping")
     process.send_signal(number)
     run = finish(process, tmp_path, out)
-    assert (run.code, run.manifest["outcome"]) == (code, outcome), run.err
+    assert (run.code, run.outcome) == (code, outcome), run.err
     assert "finally ran" in run.out
     assert "atexit ran" in run.out
     assert run.err.rstrip().endswith(f"fakedist: exit {code}: the script was interrupted ({message})")
@@ -129,13 +130,13 @@ def test_a_signal_ends_the_script_and_not_the_report(
 
 def test_the_time_of_a_run_can_be_limited(tmp_path: Path) -> None:
     run = finish(start(tmp_path, "timeout", "--timeout", "8"), tmp_path)
-    assert (run.code, run.manifest["outcome"]) == (124, "timeout"), run.err
+    assert (run.code, run.outcome) == (124, "timeout"), run.err
     assert "finally ran" in run.out
 
 
 def test_a_rank_that_is_killed_leaves_a_report_and_no_process(tmp_path: Path) -> None:
     run = finish(start(tmp_path, "sigkill"), tmp_path)
-    assert (run.code, run.manifest["outcome"]) == (137, "killed"), run.err
+    assert (run.code, run.outcome) == (137, "killed"), run.err
     assert "killed by SIGKILL; the machine may have run out of memory" in run.err
     left = next(line.split()[1] for line in run.out.splitlines() if line.startswith("left "))
     stat = Path(f"/proc/{left}/stat")
@@ -146,13 +147,13 @@ def test_worker_processes_of_the_script_work_and_leave_the_recording_alone(tmp_p
     run = finish(start(tmp_path, "workers"), tmp_path)
     assert "fork [(42, '__main__')]" in run.out
     assert "spawn [(42, '__mp_main__')]" in run.out
-    assert (run.code, run.manifest["outcome"]) == (0, "finished"), run.err
+    assert (run.code, run.outcome) == (0, "finished"), run.err
 
 
 def test_a_process_that_the_script_forked_ends_with_its_own_code(tmp_path: Path) -> None:
     run = finish(start(tmp_path, "fork"), tmp_path)
     assert "child 5" in run.out
-    assert (run.code, run.manifest["outcome"]) == (0, "finished"), run.err
+    assert (run.code, run.outcome) == (0, "finished"), run.err
 
 
 def test_with_json_the_object_stands_alone_on_stdout(tmp_path: Path) -> None:
