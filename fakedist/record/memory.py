@@ -93,8 +93,13 @@ class History:
             "device": device,
             "frames": list(self._frames)[first_frame:],
             "stacks": list(self._stacks)[first_stack:],
-            **{"action": action.tobytes(), "address": address.tobytes(), "size": size.tobytes()},
-            **{"stream": stream.tobytes(), "time_us": time_us.tobytes(), "op": op.tobytes(), "stack": stack.tobytes()},
+            "action": action.tobytes(),
+            "address": address.tobytes(),
+            "size": size.tobytes(),
+            "stream": stream.tobytes(),
+            "time_us": time_us.tobytes(),
+            "op": op.tobytes(),
+            "stack": stack.tobytes(),
         }
 
     def _stack(self, frames: list[dict[str, Any]], frame_ids: dict[int, int]) -> int:

@@ -48,7 +48,9 @@ def create_run_directory(path: Path, force: bool) -> Iterator[Path]:
         path.mkdir(parents=True, exist_ok=True)
         lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except PermissionError as error:
-        raise RunDirectoryError(f"{path} cannot be written: {error.strerror}", "choose another place with -o") from error
+        raise RunDirectoryError(
+            f"{path} cannot be written: {error.strerror}", "choose another place with -o"
+        ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -74,7 +76,9 @@ def _check_replaceable(path: Path, force: bool) -> None:
     if not force:
         raise RunDirectoryError(f"{path} holds a run already", "add --force to replace it, or choose another -o")
     if foreign := sorted(names - set(_OURS)):
-        raise RunDirectoryError(f"{path} holds something that fakedist did not write: {foreign[0]}", f"move it away: {path}")
+        raise RunDirectoryError(
+            f"{path} holds something that fakedist did not write: {foreign[0]}", f"move it away: {path}"
+        )
 
 
 def _remove(path: Path) -> None:
@@ -82,3 +86,18 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def is_in_use(path: Path) -> bool:
+    """Whether a run is writing to the directory now."""
+    try:
+        lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False

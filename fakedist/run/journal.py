@@ -1,7 +1,7 @@
 """The journal: what the rank's process writes while it runs, readable wherever it was cut off.
 
-The file starts with ``FDJ1``. Each record is its length and CRC-32 (both uint32, little endian) and a pickle (protocol 4)
-of a dict of builtins; columns are ``bytes`` of ``array.array``. The reader refuses any pickle that names a global.
+The file starts with ``FDJ1``. Each record is its length and CRC-32 (both uint32, little endian) and a pickle (protocol
+4) of a dict of builtins; columns are ``bytes`` of ``array.array``. The reader refuses any pickle that names a global.
 """
 
 from __future__ import annotations

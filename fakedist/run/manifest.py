@@ -68,8 +68,9 @@ def load_manifest(run_directory: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or not isinstance(manifest.get("schema_version"), int) or "job" not in manifest:
         raise RunDirectoryError(f"{path} was not written by fakedist", "give a directory that fakedist profile made")
     if manifest["schema_version"] > SCHEMA_VERSION:
+        newer = manifest["schema_version"]
         raise RunDirectoryError(
-            f"{run_directory} has schema version {manifest['schema_version']}; this fakedist reads up to {SCHEMA_VERSION}",
+            f"{run_directory} has schema version {newer}; this fakedist reads up to {SCHEMA_VERSION}",
             "pip install --upgrade fakedist",
         )
     return manifest

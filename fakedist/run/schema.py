@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 SCHEMA_VERSION = 1
@@ -273,7 +274,7 @@ SUMMARY = {
 _INTRODUCTION = """# The run directory
 
 `fakedist profile` leaves one directory. Both halves of fakedist know nothing else of each other: what records never
-reads it, what reads it never needs torch. This page is printed by `python -m fakedist.run.schema`; a test keeps it true.
+reads it, what reads it never needs torch. `python -m fakedist.run.schema` prints this page; a test keeps it true.
 
 | file | what it is |
 |---|---|
@@ -301,4 +302,4 @@ def markdown() -> str:
 
 
 if __name__ == "__main__":
-    print(markdown(), end="")
+    sys.stdout.write(markdown())

@@ -5,16 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fakedist.errors import RunDirectoryError
 from fakedist.run.directory import TABLES_NAME
 from fakedist.run.schema import TABLES, Column
-
-if TYPE_CHECKING:
-    import pyarrow
-
-    Frame = pyarrow.Table
 
 
 def write_table(run_directory: Path, name: str, columns: Mapping[str, Any]) -> None:
@@ -43,8 +38,8 @@ def write_table(run_directory: Path, name: str, columns: Mapping[str, Any]) -> N
         scratch.unlink(missing_ok=True)
 
 
-def read_table(run_directory: Path, name: str, columns: Sequence[str] | None = None) -> Frame:
-    """Read one table, or some of its columns.
+def read_table(run_directory: Path, name: str, columns: Sequence[str] | None = None) -> Any:
+    """Read one table, or some of its columns, as a ``pyarrow.Table``.
 
     Raises:
         RunDirectoryError: It is missing or damaged.

@@ -1,0 +1,184 @@
+"""Every block of memory: how large, for how long, where it came from and what it is for."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fakedist.analysis.recording import Array, Recording
+from fakedist.analysis.replay import Replay, parse_settings, replay
+from fakedist.run.schema import ACTIONS, CATEGORIES
+
+_CODE = {name: code for code, name in enumerate(CATEGORIES)}
+_UNMARKED = len(CATEGORIES)
+
+
+@dataclass
+class Blocks:
+    """The blocks of one rank and what they are made from.
+
+    Attributes:
+        frame: One row per block, columns of the table ``blocks`` without ``at_peak``, plus ``scope``.
+        shares: Columns block, layer, bytes: a layer's part of a block that several own.
+        replay: The allocator's history played again.
+        peak_event: Index of the first event at which most bytes were allocated; -1 without events.
+    """
+
+    frame: pd.DataFrame
+    shares: pd.DataFrame
+    replay: Replay
+    peak_event: int
+
+    @property
+    def at_peak(self) -> Array:
+        """Which blocks were alive at the peak."""
+        frame = self.frame
+        return np.asarray((frame["alloc_event"] <= self.peak_event) & (frame["free_event"] > self.peak_event))
+
+
+def build_blocks(recording: Recording) -> Blocks:
+    """Blocks of the rank's device; see the table ``blocks`` for the columns."""
+    events = recording.device_events
+    settings = parse_settings(str(recording.gpu.get("alloc_conf", "")))
+    played = replay(events["action"].tolist(), events["address"].tolist(), events["size"].tolist(), settings)
+    allocated = np.frombuffer(played.allocated_bytes, "q")
+    made = np.frombuffer(played.alloc_event, "q")
+    frame = pd.DataFrame(
+        {
+            "address": events["address"][made],
+            "requested_bytes": events["size"][made],
+            "bytes": np.frombuffer(played.block_bytes, "q"),
+            "alloc_event": made,
+            "free_event": np.frombuffer(played.free_event, "q"),
+            "op": events["op"][made],
+            "stream": events["stream"][made],
+            "stack": events["stack"][made],
+        }
+    )
+    _add_place(frame, recording)
+    shares = _add_category(frame, recording)
+    return Blocks(frame, shares, played, int(allocated.argmax()) if len(allocated) else -1)
+
+
+def scope_columns(recording: Recording, op: Array) -> pd.DataFrame:
+    """Step, phase, layer and recompute of operations.
+
+    Args:
+        recording: The recording.
+        op: Numbers of operations; -1 and numbers that were never written down have no place: step and layer 0, the
+            phase ``other``.
+    """
+    scopes = [(0, 0, "other", 0, False), *((scope + 1, *rest) for scope, *rest in recording.rows["scopes"])]
+    table = pd.DataFrame(scopes, columns=["scope", "step", "phase", "layer", "recompute"])
+    known = (op >= 0) & (op < len(recording.op_scope))
+    scope = np.where(known, recording.op_scope[np.where(known, op, 0)].astype("i8") + 1 if known.any() else 0, 0)
+    found = table.iloc[scope].reset_index(drop=True)
+    return found.astype({"step": "int32", "layer": "int32", "phase": pd.CategoricalDtype()})
+
+
+def operation_names(recording: Recording, op: Array) -> Any:
+    """Names of operations by number; empty for none."""
+    names = ["", *(name for _, name in recording.rows["operations"])]
+    known = (op >= 0) & (op < len(recording.op_operation))
+    code = np.where(known, recording.op_operation[np.where(known, op, 0)].astype("i8") + 1 if known.any() else 0, 0)
+    return pd.Categorical.from_codes(code, categories=pd.Index(names))
+
+
+def _add_place(frame: pd.DataFrame, recording: Recording) -> None:
+    op = frame["op"].to_numpy()
+    place = scope_columns(recording, op)
+    for name in ("step", "phase", "layer", "recompute"):
+        frame[name] = place[name].to_numpy() if name != "phase" else place[name].array
+    frame["operation"] = operation_names(recording, op)
+
+
+def _add_category(frame: pd.DataFrame, recording: Recording) -> pd.DataFrame:
+    """Add ``category``, move marked blocks to the layers that own them, return the shares of shared ones."""
+    marked, owners = _marked(frame, recording.marks)
+    activation = _saved_for_backward(frame, recording)
+    working = frame["phase"].isin(("forward", "backward", "optimizer")).to_numpy()
+    code = np.where(marked <= _CODE["workspace"], marked, _UNMARKED)
+    code = np.where((code == _UNMARKED) & activation, _CODE["activation"], code)
+    code = np.where((code == _UNMARKED) & (marked == _CODE["communication"]), _CODE["communication"], code)
+    code = np.where((code == _UNMARKED) & working, _CODE["temporary"], code)
+    code = np.where(code == _UNMARKED, _CODE["other"], code)
+    frame["category"] = pd.Categorical.from_codes(code, categories=pd.Index(CATEGORIES))
+    return _give_to_owners(frame, owners)
+
+
+def _marked(frame: pd.DataFrame, marks: dict[str, Array]) -> tuple[Array, pd.DataFrame]:
+    """Each block's first marked category (``_UNMARKED`` for none), and (block, layer, bytes) of its owners."""
+    best = np.full(len(frame), _UNMARKED, "u1")
+    nobody = pd.DataFrame({"block": [], "layer": [], "bytes": []}, dtype="int64")
+    if not len(frame) or not len(marks["op"]):
+        return best, nobody
+    wanted = pd.DataFrame(marks).astype({"address": "uint64", "category": "int64"})
+    blocks = pd.DataFrame({"op": frame["op"], "address": frame["address"], "block": np.arange(len(frame))})
+    # The block that was allocated last at the address, by an operation up to the mark's.
+    found = pd.merge_asof(
+        wanted.sort_values("op", kind="stable"),
+        blocks.sort_values(["op", "block"], kind="stable"),
+        on="op",
+        by="address",
+        direction="backward",
+    ).dropna(subset=["block"])
+    found["block"] = found["block"].astype("int64")
+    first = found.groupby("block")["category"].min()
+    best[first.index.to_numpy()] = first.to_numpy()
+    deciding = found[(found["category"] == best[found["block"]]) & (found["layer"] >= 0)]
+    # A tensor is marked again whenever it is seen; the largest of a layer's marks counts.
+    return best, deciding.groupby(["block", "layer"])["bytes"].max().reset_index()
+
+
+def _saved_for_backward(frame: pd.DataFrame, recording: Recording) -> Array:
+    """Blocks made while a graph was recorded, and still alive when its backward began."""
+    regions = sorted((first, last) for first, last, _ in recording.rows["regions"] if last >= first)
+    if not regions or not len(frame):
+        return np.zeros(len(frame), bool)
+    op = frame["op"].to_numpy()
+    firsts, lasts = (np.array(bound) for bound in zip(*regions, strict=True))
+    # Recomputed pieces lie inside backward, forward passes outside: regions never overlap.
+    region = np.searchsorted(firsts, op, side="right") - 1
+    inside = (region >= 0) & (op <= lasts[region])
+    event_op = np.maximum.accumulate(recording.device_events["op"])
+    end_event = np.searchsorted(event_op, lasts, side="right")[region]
+    return np.asarray(inside & (frame["free_event"].to_numpy() >= end_event))
+
+
+def _give_to_owners(frame: pd.DataFrame, owners: pd.DataFrame) -> pd.DataFrame:
+    layer = frame["layer"].to_numpy().copy()
+    sizes = frame["bytes"].to_numpy()
+    num_owners = owners.groupby("block")["layer"].transform("size") if len(owners) else pd.Series(dtype="int64")
+    alone = owners[num_owners == 1] if len(owners) else owners
+    layer[alone["block"].to_numpy()] = alone["layer"].to_numpy()
+    rows: list[tuple[int, int, int]] = []
+    shared: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    if len(owners):
+        for block, owner, bytes_ in owners[num_owners > 1].itertuples(index=False):
+            shared[int(block)].append((int(owner), int(bytes_)))
+    for block, parts in shared.items():
+        rows += _divide(block, int(sizes[block]), int(layer[block]), parts)
+    frame["layer"] = layer
+    return pd.DataFrame(rows, columns=["block", "layer", "bytes"]).astype("int64")
+
+
+def _divide(block: int, bytes_: int, own_layer: int, parts: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Shares of one block: what each owner's tensors use, the rest to the layer that allocated it.
+
+    Tensors that overlap (tied weights, views) can use more than the block has; they then share in proportion.
+    """
+    total = sum(part for _, part in parts)
+    if total > bytes_:
+        parts = [(layer, part * bytes_ // total) for layer, part in parts]
+    rest = bytes_ - sum(part for _, part in parts)
+    largest = max(parts, key=lambda part: part[1])[0] if total > bytes_ else own_layer
+    return [(block, layer, part) for layer, part in parts] + ([(block, largest, rest)] if rest else [])
+
+
+def action_names(recording: Recording) -> Any:
+    """The allocator's word for each event of the rank's device."""
+    return pd.Categorical.from_codes(recording.device_events["action"].astype("i8"), categories=pd.Index(ACTIONS))

@@ -1,0 +1,117 @@
+"""From the journal to the tables and the summary: what the parent does when the rank has ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fakedist.analysis import memory
+from fakedist.analysis.blocks import Blocks, action_names, build_blocks
+from fakedist.analysis.collectives import call_table, collective_table, group_table
+from fakedist.analysis.layers import layer_table
+from fakedist.analysis.recording import Recording, read_recording
+from fakedist.analysis.snapshot import build_snapshot
+from fakedist.analysis.summary import summarize
+from fakedist.run.manifest import load_manifest, update_manifest
+from fakedist.run.tables import write_table
+
+
+def build_tables(run_directory: Path) -> None:
+    """Make the tables, the snapshot and the manifest's summary of a run that has ended, however it did.
+
+    Raises:
+        RunDirectoryError: The directory is not a run's, or its journal is not fakedist's.
+    """
+    manifest = load_manifest(run_directory)
+    recording = read_recording(run_directory)
+    blocks = build_blocks(recording)
+    places = memory.event_places(recording)
+    lines = memory.stack_lines(recording)
+    phases = memory.phase_table(blocks, places)
+    tables = {
+        "phases": phases,
+        "steps": memory.step_table(recording, phases),
+        "layers": layer_table(recording, blocks, steady_window(places, recording)),
+        "largest": memory.largest_blocks(recording, blocks, lines),
+        "groups": group_table(recording),
+        "calls": call_table(recording),
+        "invented": _invented(recording),
+        "unanswered": pd.DataFrame(sorted(recording.unanswered.items()), columns=["function", "num_calls"]),
+        "blocks": blocks.frame.assign(at_peak=blocks.at_peak),
+        "shares": blocks.shares,
+        "events": _event_table(recording, blocks),
+        "frames": pd.DataFrame(recording.frames, columns=["filename", "line", "function"]),
+        "stacks": pd.DataFrame({"frames": [list(stack) for stack in recording.stacks], "line": lines}),
+    }
+    tables["collectives"] = collective_table(tables["calls"])
+    for name, table in tables.items():
+        write_table(run_directory, name, {column: table[column] for column in table.columns})
+    build_snapshot(run_directory, recording, blocks)
+    notes = _notes(recording, blocks, manifest)
+    summary = summarize(recording, manifest, tables, memory.peak_summary(recording, blocks, places))
+    update_manifest(run_directory, exit=summary["exit"], notes=notes, summary={**summary, "notes": notes})
+
+
+def steady_window(places: pd.DataFrame, recording: Recording) -> tuple[int, int]:
+    """First event of the last step that ended, and the first after it; the whole run if none ended."""
+    if not recording.steps:
+        return 0, len(places)
+    step = np.flatnonzero(places["step"].to_numpy() == recording.steps[-1]["step"])
+    return (int(step[0]), int(step[-1]) + 1) if len(step) else (0, len(places))
+
+
+def _event_table(recording: Recording, blocks: Blocks) -> pd.DataFrame:
+    events = recording.device_events
+    return pd.DataFrame(
+        {
+            "action": action_names(recording),
+            "address": events["address"],
+            "size_bytes": events["size"],
+            "stream": events["stream"],
+            "time_us": events["time_us"],
+            "op": events["op"],
+            "stack": events["stack"],
+            "allocated_bytes": np.frombuffer(blocks.replay.allocated_bytes, "q"),
+            "reserved_bytes": np.frombuffer(blocks.replay.reserved_bytes, "q"),
+        }
+    )
+
+
+def _invented(recording: Recording) -> pd.DataFrame:
+    rows = [
+        (operation, f"{filename}:{line}" if filename else "", count, values)
+        for operation, filename, line, count, values in recording.rows["invented"]
+    ]
+    table = pd.DataFrame(rows, columns=["operation", "line", "num_calls", "num_values"])
+    sums = table.groupby(["operation", "line"], as_index=False)[["num_calls", "num_values"]].sum()
+    return sums.sort_values("num_values", ascending=False, kind="stable").reset_index(drop=True)
+
+
+def _notes(recording: Recording, blocks: Blocks, manifest: dict[str, Any]) -> list[str]:
+    notes = [*recording.notes, *memory.differences(recording, blocks)]
+    if not recording.outcome:
+        notes.append("the rank ended without a word: what it did in its last two seconds may be missing")
+    if recording.truncated:
+        notes.append("the recording ends in the middle of a record, which is left out")
+    if len(recording.events) > 1:
+        others = sorted(set(recording.events) - {recording.device})
+        named = ", ".join(f"cuda:{device}" for device in others)
+        notes.append(f"the rank also used {named}; the tables are about cuda:{recording.device}")
+    elif recording.events and recording.device != recording.gpu.get("device_index", recording.device):
+        notes.append(f"the rank used cuda:{recording.device}, not the device of its LOCAL_RANK")
+    invented = sum(row[4] for row in recording.rows["invented"])
+    if invented:
+        notes.append(
+            f"{invented} values that the script read were made up, because no kernel had computed them "
+            "(table invented): decisions that hang on them may differ on a real GPU"
+        )
+    notes += [
+        f"{name} is not answered by the virtual GPU ({calls} calls): results after it may be wrong"
+        for name, calls in sorted(recording.unanswered.items())
+    ]
+    if manifest["job"].get("collectives") == "noop":
+        notes.append("collectives moved nothing (--collectives noop): values are whatever memory held")
+    return notes

@@ -1,0 +1,209 @@
+"""Memory by layer: own and with children, at the peak and over a step; repeated layers folded into one row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from fakedist.analysis.blocks import Blocks
+from fakedist.analysis.recording import Array, Recording
+from fakedist.run.schema import CATEGORIES
+
+_BYTES = [f"peak_{name}_bytes" for name in CATEGORIES]
+
+
+def layer_table(recording: Recording, blocks: Blocks, window: tuple[int, int]) -> pd.DataFrame:
+    """The table ``layers``: one row per layer, parents before children.
+
+    Args:
+        recording: The recording.
+        blocks: Its blocks.
+        window: First event and first event after the step for the columns ``most_...``.
+    """
+    rows = recording.rows["layers"] or [(0, "", "", -1)]
+    table = pd.DataFrame([row[1:] for row in rows], columns=["name", "class_name", "parent"])
+    parts = _parts(blocks)
+    alive = parts[parts["at_peak"]]
+    at_peak = alive.pivot_table(index="layer", columns="category", values="bytes", aggfunc="sum", observed=False)
+    for name in CATEGORIES:
+        own = at_peak[name] if name in at_peak.columns else pd.Series(dtype="int64")
+        table[f"peak_{name}_bytes"] = own.reindex(table.index).fillna(0).astype("int64")
+    table["peak_own_bytes"] = table[_BYTES].sum(axis=1)
+    most = _most(parts, window, ["layer", "category"])
+    for name in CATEGORIES:
+        found = most[most["category"] == name].set_index("layer")["most"] if len(most) else pd.Series(dtype="int64")
+        table[f"most_{name}_bytes"] = found.reindex(table.index).fillna(0).astype("int64")
+    table["most_own_bytes"] = _per_layer(_most(parts, window, ["layer"]), table)
+    table["peak_total_bytes"] = with_children(table, table["peak_own_bytes"].to_numpy())
+    table["most_total_bytes"] = _per_layer(_most(_for_ancestors(parts, table, window), window, ["layer"]), table)
+    return table
+
+
+def with_children(table: pd.DataFrame, own: Array) -> Array:
+    """Sum of each layer's own values and those of everything below it."""
+    total = own.astype("int64").copy()
+    parents = table["parent"].to_numpy()
+    for layer in range(len(table) - 1, 0, -1):  # children come after their parents
+        if parents[layer] > 0:
+            total[parents[layer]] += total[layer]
+    return total
+
+
+def _per_layer(most: pd.DataFrame, table: pd.DataFrame) -> pd.Series:
+    found = most.set_index("layer")["most"] if len(most) else pd.Series(dtype="int64")
+    return found.reindex(table.index).fillna(0).astype("int64")
+
+
+def _parts(blocks: Blocks) -> pd.DataFrame:
+    """One row per layer's part of a block: layer, category, bytes, alloc_event, free_event, at_peak."""
+    frame = blocks.frame[["layer", "category", "bytes", "alloc_event", "free_event"]].assign(at_peak=blocks.at_peak)
+    if not len(blocks.shares):
+        return frame
+    divided = frame.loc[blocks.shares["block"]].reset_index(drop=True)
+    divided["layer"], divided["bytes"] = blocks.shares["layer"], blocks.shares["bytes"]
+    return pd.concat([frame[~frame.index.isin(blocks.shares["block"])], divided], ignore_index=True)
+
+
+def _for_ancestors(parts: pd.DataFrame, table: pd.DataFrame, window: tuple[int, int]) -> pd.DataFrame:
+    """Every part of the window once for its layer and once for each layer above it."""
+    parents = table["parent"].to_numpy()
+    level = parts[(parts["alloc_event"] < window[1]) & (parts["free_event"] >= window[0])]
+    levels = []
+    while len(level):
+        levels.append(level)
+        above = parents[level["layer"].to_numpy()]
+        level = level[above > 0].assign(layer=above[above > 0])
+    return pd.concat(levels, ignore_index=True) if levels else level
+
+
+def _most(parts: pd.DataFrame, window: tuple[int, int], keys: list[str]) -> pd.DataFrame:
+    """Most bytes alive at once in the window by ``keys``: columns keys and ``most``."""
+    first, end = window
+    alive = parts[(parts["alloc_event"] < end) & (parts["free_event"] >= first)]
+    starts = alive.assign(event=alive["alloc_event"].clip(lower=first))
+    ends = alive[alive["free_event"] < end]
+    ends = ends.assign(event=ends["free_event"], bytes=-ends["bytes"])
+    moves = pd.concat([starts, ends], ignore_index=True).sort_values("event", kind="stable")
+    moves["alive"] = moves.groupby(keys, observed=True)["bytes"].cumsum()
+    return moves.groupby(keys, observed=True)["alive"].max().rename("most").reset_index()
+
+
+# ---- folding
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A layer, or several alike that stand for themselves in a list.
+
+    Attributes:
+        name: Its name, with ``0-79`` for the numbers of the layers in it.
+        class_name: Their class.
+        layers: Rows of the layer table.
+        depth: Parents above it.
+    """
+
+    name: str
+    class_name: str
+    layers: tuple[int, ...]
+    depth: int
+
+
+def fold_layers(table: pd.DataFrame) -> list[Fold]:
+    """Layers in depth-first order, runs of repeated ones as one row.
+
+    Siblings are repeated if their names are numbers and the trees below them have the same names and classes.
+    """
+    children: dict[int, list[int]] = {}
+    for layer, parent in enumerate(table["parent"].tolist()):
+        if layer:
+            children.setdefault(parent, []).append(layer)
+    names = [str(name) for name in table["name"]]
+    classes = [str(name) for name in table["class_name"]]
+    shape = _shapes(names, classes, children)
+    folds: list[Fold] = []
+
+    def visit(group: tuple[int, ...], name: str, depth: int) -> None:
+        folds.append(Fold(name, classes[group[0]], group, depth))
+        below = [children.get(layer, []) for layer in group]
+        prefix = (
+            ""
+            if name.startswith("(") and depth == 0 and not any(names[child].startswith("(") for child in below[0])
+            else f"{name}."
+        )
+        for run in _runs(below[0], names, shape):
+            places = [below[0].index(layer) for layer in run]
+            members = tuple(siblings[place] for place in places for siblings in below)
+            visit(tuple(sorted(members)), prefix + _numbered([_last(names[layer]) for layer in run]), depth + 1)
+
+    for root in children.get(0, []):
+        visit((root,), names[root], 0)
+    return [Fold("", "", (0,), 0), *folds]
+
+
+def unfolded(table: pd.DataFrame) -> list[Fold]:
+    """Every layer on its own row, parents before children."""
+    parents = table["parent"].tolist()
+    depths = [0] * len(parents)
+    for layer, parent in enumerate(parents):
+        depths[layer] = depths[parent] + 1 if parent > 0 else 0
+    rows = zip(table["name"], table["class_name"], depths, strict=True)
+    return [Fold(str(name), str(of_class), (layer,), depth) for layer, (name, of_class, depth) in enumerate(rows)]
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _shapes(names: list[str], classes: list[str], children: dict[int, list[int]]) -> list[int]:
+    """A number for each layer; layers with the same number have the same tree of names and classes below them."""
+    known: dict[tuple[object, ...], int] = {}
+    shape = [0] * len(names)
+    for layer in range(len(names) - 1, -1, -1):
+        below = tuple((_last(names[child]), shape[child]) for child in children.get(layer, []))
+        shape[layer] = known.setdefault((classes[layer], below), len(known))
+    return shape
+
+
+def _runs(siblings: list[int], names: list[str], shape: list[int]) -> list[list[int]]:
+    runs: list[list[int]] = []
+    for layer in siblings:
+        name = _last(names[layer])
+        if runs and name.isdecimal():
+            before = runs[-1][-1]
+            last = _last(names[before])
+            if last.isdecimal() and int(name) == int(last) + 1 and shape[layer] == shape[before]:
+                runs[-1].append(layer)
+                continue
+        runs.append([layer])
+    return runs
+
+
+def _numbered(run: list[str]) -> str:
+    return run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}"
+
+
+def fold_table(table: pd.DataFrame, folds: list[Fold]) -> pd.DataFrame:
+    """Figures of folds: one row per fold, in their order.
+
+    Columns: name, class_name, depth, num_repeats; ``peak_<category>_bytes`` and ``peak_total_bytes`` (with children),
+    ``peak_own_bytes``: sums over the repeats; ``most_total_bytes``, ``most_own_bytes``: the largest of one repeat.
+    """
+    totals = {name: with_children(table, table[name].to_numpy()) for name in _BYTES}
+    rows = []
+    for fold in folds:
+        layers = list(fold.layers)
+        rows.append(
+            {
+                "name": fold.name,
+                "class_name": fold.class_name,
+                "depth": fold.depth,
+                "num_repeats": len(layers),
+                **{name: int(values[layers].sum()) for name, values in totals.items()},
+                "peak_own_bytes": int(table["peak_own_bytes"].to_numpy()[layers].sum()),
+                "peak_total_bytes": int(table["peak_total_bytes"].to_numpy()[layers].sum()),
+                "most_own_bytes": int(table["most_own_bytes"].to_numpy()[layers].max()),
+                "most_total_bytes": int(table["most_total_bytes"].to_numpy()[layers].max()),
+            }
+        )
+    return pd.DataFrame(rows)

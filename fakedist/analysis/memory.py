@@ -1,0 +1,117 @@
+"""When memory was at its peak, what it was then, and how it went by phase and step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fakedist.analysis.blocks import Blocks, scope_columns
+from fakedist.analysis.recording import Array, Recording
+from fakedist.run.schema import CATEGORIES
+
+LARGEST = 20
+
+
+def event_places(recording: Recording) -> pd.DataFrame:
+    """Step and phase of each event of the rank's device; events outside of any operation belong to the one before."""
+    op = recording.device_events["op"]
+    return scope_columns(recording, np.maximum.accumulate(op) if len(op) else op)[["step", "phase"]]
+
+
+def phase_table(blocks: Blocks, places: pd.DataFrame) -> pd.DataFrame:
+    """The table ``phases``: one row per phase of a step, in the order in which they began."""
+    curve = places.assign(allocated=_allocated(blocks), reserved=np.frombuffer(blocks.replay.reserved_bytes, "q"))
+    curve["event"] = np.arange(len(curve))
+    groups = curve.groupby(["step", "phase"], sort=False, observed=True)
+    table = groups.agg(
+        peak_allocated_bytes=("allocated", "max"),
+        peak_reserved_bytes=("reserved", "max"),
+        end_allocated_bytes=("allocated", "last"),
+        first=("event", "first"),
+    ).reset_index()
+    return table.sort_values("first").drop(columns="first").reset_index(drop=True)
+
+
+def step_table(recording: Recording, phases: pd.DataFrame) -> pd.DataFrame:
+    """The table ``steps``: one row per step that ended, in order."""
+    table = pd.DataFrame(
+        [(r["step"], r["start_us"], r["wall_us"]) for r in recording.steps], columns=["step", "start_us", "wall_us"]
+    ).astype("int64")
+    peaks = phases.groupby("step")[["peak_allocated_bytes", "peak_reserved_bytes"]].max()
+    found = table.join(peaks, on="step").fillna(0).astype("int64")
+    return found[["step", "start_us", "wall_us", "peak_allocated_bytes", "peak_reserved_bytes"]]
+
+
+def by_category(blocks: Blocks) -> dict[str, int]:
+    """Bytes at the peak by category; they add up to the peak."""
+    alive = blocks.frame[blocks.at_peak]
+    sums = alive.groupby("category", observed=False)["bytes"].sum()
+    return {name: int(sums.get(name, 0)) for name in CATEGORIES}
+
+
+def peak_summary(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> dict[str, Any]:
+    """Peaks of the run, where the allocated one was, and by category."""
+    allocated, reserved = _allocated(blocks), np.frombuffer(blocks.replay.reserved_bytes, "q")
+    at: Any = places.iloc[blocks.peak_event] if blocks.peak_event >= 0 else {"step": 0, "phase": "init"}
+    return {
+        "peak_allocated_bytes": int(allocated.max(initial=0)),
+        "peak_reserved_bytes": int(reserved.max(initial=0)),
+        "peak_step": int(at["step"]),
+        "peak_phase": str(at["phase"]),
+        "by_category": by_category(blocks),
+    }
+
+
+def differences(recording: Recording, blocks: Blocks) -> list[str]:
+    """Where the replayed history disagrees with the allocator's own statistics: a sentence each, none if exact."""
+    stats = recording.stats.get(recording.device)
+    notes = []
+    if blocks.replay.unknown_frees:
+        notes.append(
+            f"{blocks.replay.unknown_frees} blocks were allocated before the recording began and are not in it"
+        )
+    if stats is None or stats["peaks_were_reset"]:
+        return notes
+    found = {
+        "allocated": int(_allocated(blocks).max(initial=0)),
+        "reserved": int(np.frombuffer(blocks.replay.reserved_bytes, "q").max(initial=0)),
+    }
+    for name, bytes_ in found.items():
+        own = int(stats[f"{name}_peak_bytes"])
+        if bytes_ != own:
+            notes.append(
+                f"the {name} peak of {bytes_} bytes differs from the allocator's own statistics by {bytes_ - own} bytes"
+            )
+    return notes
+
+
+def largest_blocks(recording: Recording, blocks: Blocks, lines: list[str]) -> pd.DataFrame:
+    """The table ``largest``: the largest blocks at the peak, largest first."""
+    alive = blocks.frame[blocks.at_peak].sort_values(["bytes", "alloc_event"], ascending=[False, True]).head(LARGEST)
+    names = layer_names(recording)
+    table = alive[["bytes", "category", "phase", "step", "operation"]].astype({"category": str, "phase": str})
+    table["operation"] = table["operation"].astype(str)
+    table["layer"] = [names[layer] for layer in alive["layer"]]
+    table["line"] = [lines[stack] if stack >= 0 else "" for stack in alive["stack"]]
+    order = ["bytes", "category", "layer", "phase", "step", "operation", "line"]
+    return table[order].reset_index(drop=True)
+
+
+def layer_names(recording: Recording) -> list[str]:
+    """Names of layers by number; layer 0, outside of any module, is empty."""
+    return [row[1] for row in recording.rows["layers"]] or [""]
+
+
+def stack_lines(recording: Recording) -> list[str]:
+    """For each stack the innermost line outside of torch, as ``file:line (function)``; empty without one."""
+    told = [
+        "" if "/torch/" in filename or filename.startswith("<") else f"{filename}:{line} ({function})"
+        for filename, line, function in recording.frames
+    ]
+    return [next((told[frame] for frame in stack if told[frame]), "") for stack in recording.stacks]
+
+
+def _allocated(blocks: Blocks) -> Array:
+    return np.frombuffer(blocks.replay.allocated_bytes, "q")

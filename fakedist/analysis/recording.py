@@ -1,0 +1,131 @@
+"""A journal read into memory: the rank's whole recording, as arrays."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fakedist.run.directory import JOURNAL_NAME
+from fakedist.run.journal import read_journal
+
+Array = npt.NDArray[Any]
+
+_EVENT_TYPES = {"action": "u1", "address": "<u8", "size": "<i8", "stream": "<u8", "time_us": "<i8", "op": "<i8"} | {
+    "stack": "<i4"
+}
+_MARK_TYPES = {"op": "<i8", "address": "<u8", "category": "u1", "layer": "<i4", "bytes": "<i8"}
+#: Tables that come in pieces of rows; each record carries only what is new.
+_ROWS = ("layers", "operations", "scopes", "regions", "collectives", "groups", "invented")
+
+
+@dataclass
+class Recording:
+    """What one rank recorded.
+
+    Attributes:
+        gpu: The record about the GPU; empty if the rank died before it was known.
+        rows: Rows of layers, operations, scopes, regions, collectives, groups and invented values, as recorded.
+        op_operation: Operation id of each numbered operation.
+        op_scope: Scope id of each numbered operation.
+        marks: Columns op, address, category, layer, bytes.
+        events: Columns action, address, size, stream, time_us, op, stack, by device.
+        frames: (filename, line, function).
+        stacks: Rows of ``frames``, innermost first.
+        steps: Records of the steps that ended.
+        stats: The allocator's statistics at the end, by device.
+        out_of_memory: The last request that failed, if any did.
+        outcome: How the rank ended; empty if it was killed.
+        unanswered: Calls of each CUDA function that was refused.
+        notes: What the rank noted.
+        truncated: Whether the journal ends in the middle of a record.
+    """
+
+    gpu: dict[str, Any] = field(default_factory=dict)
+    rows: dict[str, list[tuple[Any, ...]]] = field(default_factory=lambda: {name: [] for name in _ROWS})
+    op_operation: Array = field(default_factory=lambda: np.zeros(0, "u4"))
+    op_scope: Array = field(default_factory=lambda: np.zeros(0, "u4"))
+    marks: dict[str, Array] = field(default_factory=dict)
+    events: dict[int, dict[str, Array]] = field(default_factory=dict)
+    frames: list[tuple[str, int, str]] = field(default_factory=list)
+    stacks: list[tuple[int, ...]] = field(default_factory=list)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    stats: dict[int, dict[str, Any]] = field(default_factory=dict)
+    out_of_memory: dict[str, Any] | None = None
+    outcome: dict[str, Any] = field(default_factory=dict)
+    unanswered: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    truncated: bool = False
+
+    @property
+    def device(self) -> int:
+        """The device whose memory is reported: the rank's own, or the one that it used instead."""
+        own = int(self.gpu.get("device_index", 0))
+        if own in self.events or not self.events:
+            return own
+        return max(self.events, key=lambda device: len(self.events[device]["op"]))
+
+    @property
+    def device_events(self) -> dict[str, Array]:
+        """Events of :attr:`device`; empty columns if it was never used."""
+        return self.events.get(self.device) or {name: np.zeros(0, kind) for name, kind in _EVENT_TYPES.items()}
+
+
+def read_recording(run_directory: Path) -> Recording:
+    """Read the journal of a run directory; one that was cut off gives what it has.
+
+    Raises:
+        RunDirectoryError: The journal is not fakedist's.
+    """
+    recording = Recording()
+    pieces: dict[Any, list[bytes]] = defaultdict(list)
+    path = run_directory / JOURNAL_NAME
+    if path.exists():
+        reader = read_journal(path)
+        for record in reader:
+            _take(recording, record, pieces)
+        recording.truncated = reader.truncated
+    recording.op_operation = np.frombuffer(b"".join(pieces["operation"]), "<u4")
+    recording.op_scope = np.frombuffer(b"".join(pieces["scope"]), "<u4")
+    recording.marks = {name: np.frombuffer(b"".join(pieces["marks", name]), kind) for name, kind in _MARK_TYPES.items()}
+    for device in sorted({key[1] for key in pieces if isinstance(key, tuple) and key[0] == "events"}):
+        recording.events[device] = {
+            name: np.frombuffer(b"".join(pieces["events", device, name]), kind) for name, kind in _EVENT_TYPES.items()
+        }
+    return recording
+
+
+def _take(recording: Recording, record: dict[str, Any], pieces: dict[Any, list[bytes]]) -> None:
+    kind = record["kind"]
+    if kind in _ROWS:
+        recording.rows[kind].extend(tuple(row) for row in record["rows"])
+    elif kind == "ops":
+        pieces["operation"].append(record["operation"])
+        pieces["scope"].append(record["scope"])
+    elif kind == "marks":
+        for name in _MARK_TYPES:
+            pieces["marks", name].append(record[name])
+    elif kind == "events":
+        recording.frames.extend(record["frames"])
+        recording.stacks.extend(record["stacks"])
+        for name in _EVENT_TYPES:
+            pieces["events", record["device"], name].append(record[name])
+    elif kind == "gpu":
+        recording.gpu = record
+        recording.notes += record.get("notes", [])
+    elif kind == "step":
+        recording.steps.append(record)
+    elif kind == "stats":
+        recording.stats[int(record.get("device", 0))] = record
+    elif kind == "oom":
+        recording.out_of_memory = record
+    elif kind == "outcome":
+        recording.outcome = record
+    elif kind == "unanswered":
+        recording.unanswered.update(dict(record["rows"]))
+    elif kind == "note":
+        recording.notes.append(record["text"])

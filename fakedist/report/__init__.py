@@ -1,0 +1,1 @@
+"""Figures as people read them: terminal text and JSON."""
