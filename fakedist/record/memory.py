@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from fakedist.run.schema import ACTIONS
 
 _ACTION_CODES = {name: code for code, name in enumerate(ACTIONS)}
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 _RECORD = "_record_memory_history"
 _RESET_PEAK = "_cuda_resetPeakMemoryStats"
 
@@ -133,6 +136,17 @@ class History:
                 "peaks_were_reset": self.peaks_were_reset,
             })  # fmt: skip
         return records
+
+
+def script_line() -> str:
+    """The innermost line of this thread outside of torch and this package, as ``file:line (function)``; or nothing."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith((_OURS, _TORCH, "<")):
+            return f"{code.co_filename}:{frame.f_lineno} ({code.co_name})"
+        frame = frame.f_back
+    return ""
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from fakedist.record.hooks import (
 )
 from fakedist.record.layers import LayerTable, remember_parents
 from fakedist.record.marks import KEEP_LAYER, Marks
-from fakedist.record.memory import History, allocator_history
+from fakedist.record.memory import History, allocator_history, script_line
 from fakedist.record.operations import Execute, Operations
 from fakedist.record.position import Position
 from fakedist.record.steps import Steps
@@ -217,7 +217,8 @@ class Recorder:
     def _out_of_memory(self, device: int, requested: int, device_total: int, device_free: int) -> None:
         layer = self._layers.name(self._position.layer)
         record = {"kind": "oom", "device": device, "requested_bytes": requested, "op": self._position.op - 1}
-        self._journal.append({**record, "layer": layer, "message": f"{device_free} bytes of the device were free"})
+        free = f"{device_free} bytes of the device were free"
+        self._journal.append({**record, "layer": layer, "line": script_line(), "message": free})
 
     # ---- what the ledger asks
 

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -26,6 +27,7 @@ _LAYER_COLUMNS = {
     "temps": ("temporary",),
     "other": ("workspace", "communication", "other"),
 }
+_WIDE, _NARROW = 125, ("params", "activations")  # below this many columns of text, only these categories
 _MIN_SHARE = 0.001  # layers below a thousandth of the peak are left out of the folded table, and counted
 
 
@@ -48,7 +50,7 @@ def render(run_directory: Path, *, all_layers: bool, console: Console) -> None:
         _phases(console, summary)
         _categories(console, summary)
         _layers(console, run.table("layers"), summary["peak_allocated_bytes"], all_layers)
-        _largest(console, summary["largest_blocks"])
+        _largest(console, summary["largest_blocks"], run.manifest["cwd"])
     if summary["collectives"]:
         _collectives(console, summary["collectives"])
     _notes(console, summary)
@@ -74,7 +76,8 @@ def _facts(console: Console, run: Run, summary: dict[str, Any]) -> None:
     job = run.manifest["job"]
     command = " ".join([("-m " if job["is_module"] else "") + job["target"], *job["arguments"]])
     ending, steps = summary["exit"], summary["steps"]
-    how = ending["outcome"].replace("_", " ") + (f" ({ending['message']})" if ending["message"] else "")
+    message = ending["message"].split(". ")[0]
+    how = ending["outcome"].replace("_", " ") + (f" ({message})" if message else "")
     rows = [
         ("job", command),
         ("rank", f"{summary['rank']} of {summary['world_size']} ({job['gpus_per_node']} GPUs a node)"),
@@ -145,19 +148,18 @@ def _categories(console: Console, summary: dict[str, Any]) -> None:
 
 
 def _layers(console: Console, layers: pd.DataFrame, peak: int, all_layers: bool) -> None:
-    folds = unfolded(layers) if all_layers else fold_layers(layers)
-    rows = fold_table(layers, folds)
+    rows = fold_table(layers, unfolded(layers) if all_layers else fold_layers(layers))
     shown = rows if all_layers else rows[rows[["peak_total_bytes", "most_total_bytes"]].max(axis=1) > peak * _MIN_SHARE]
-    title = "By layer: bytes at the peak with children, own bytes, and most of one layer during the last step"
-    table = _table(title, "layer", *_LAYER_COLUMNS, "total", "own", "most")
+    categories = {name: of for name, of in _LAYER_COLUMNS.items() if console.width >= _WIDE or name in _NARROW}
+    title = "By layer: bytes at the peak with children; own; most of one layer with children during the last step"
+    table = _table(title, "layer", *categories, "total", *(["own"] if console.width >= _WIDE else []), "most")
     for row in shown.to_dict("records"):
         name = row["name"] or "(outside of modules)"
         times = f" x{row['num_repeats']}" if row["num_repeats"] > 1 else ""
-        sums = [sum(row[f"peak_{category}_bytes"] for category in of) for of in _LAYER_COLUMNS.values()]
-        figures = [*sums, row["peak_total_bytes"], row["peak_own_bytes"], row["most_total_bytes"]]
-        table.add_row(
-            Text("  " * row["depth"] + name + times), *(format_bytes(value) if value else "-" for value in figures)
-        )
+        figures = [sum(row[f"peak_{category}_bytes"] for category in of) for of in categories.values()]
+        figures += [row["peak_total_bytes"], *([row["peak_own_bytes"]] if console.width >= _WIDE else [])]
+        figures.append(row["most_total_bytes"])
+        table.add_row(Text(name + times), *(format_bytes(value) if value else "-" for value in figures))
     _print(console, table)
     if left_out := len(rows) - len(shown):
         text = (
@@ -166,13 +168,15 @@ def _layers(console: Console, layers: pd.DataFrame, peak: int, all_layers: bool)
         console.print(text, style="dim", highlight=False)
 
 
-def _largest(console: Console, blocks: Iterable[dict[str, Any]]) -> None:
-    table = _table("Largest blocks at the peak", "bytes", "category", "layer", "made in", "line", numbers_from=5)
+def _largest(console: Console, blocks: Iterable[dict[str, Any]], cwd: str) -> None:
+    made_in = ["made in"] if console.width >= _WIDE else []
+    table = _table("Largest blocks at the peak", "bytes", "category", "layer", *made_in, "line", numbers_from=5)
     table.columns[0].justify = "right"
     table.columns[0].no_wrap = True
     for row in list(blocks)[:10]:
-        made = f"step {row['step']} {row['phase']}, {row['operation'] or 'no operation'}"
-        cells = (format_bytes(row["bytes"]), row["category"].replace("_", " "), row["layer"], made, row["line"])
+        made = f"{row['step']} {row['phase']}, {row['operation'].removeprefix('aten.') or 'no operation'}"
+        line = row["line"].removeprefix(cwd.rstrip("/") + "/")
+        cells = (format_bytes(row["bytes"]), row["category"].replace("_", " "), row["layer"], *[made][: len(made_in)], line)
         table.add_row(*(Text(cell) for cell in cells))
     _print(console, table)
 
@@ -198,7 +202,7 @@ def _notes(console: Console, summary: dict[str, Any]) -> None:
     console.print()
     console.print(Text("Notes", style="bold"))
     for note in summary["notes"]:
-        console.print(Text(f"  - {note}"))
+        console.print(Padding(Text(f"- {note}"), (0, 0, 0, 2)))
 
 
 assert {category for of in _LAYER_COLUMNS.values() for category in of} == set(CATEGORIES)

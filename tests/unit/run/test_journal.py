@@ -1,0 +1,75 @@
+import pickle
+import struct
+import zlib
+from pathlib import Path
+
+import pytest
+
+from fakedist.errors import RunDirectoryError
+from fakedist.run.journal import MAGIC, JournalWriter, read_journal
+
+RECORDS = [{"kind": "note", "text": "first"}, {"kind": "ops", "first": 0, "operation": b"\x01\x00\x00\x00"}]
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    writer = JournalWriter(tmp_path / "journal.bin")
+    for record in RECORDS:
+        writer.append(record)
+    writer.close()
+    return tmp_path / "journal.bin"
+
+
+def test_records_come_back_in_order(journal: Path) -> None:
+    reader = read_journal(journal)
+    assert list(reader) == RECORDS
+    assert not reader.truncated
+
+
+def test_a_record_is_on_disk_when_append_returns(tmp_path: Path) -> None:
+    writer = JournalWriter(tmp_path / "journal.bin")
+    writer.append(RECORDS[0])
+    assert list(read_journal(tmp_path / "journal.bin")) == RECORDS[:1]
+    writer.close()
+
+
+def test_cut_off_anywhere_the_whole_records_before_the_cut_are_read(journal: Path) -> None:
+    whole = journal.read_bytes()
+    first_end = len(MAGIC) + 8 + struct.unpack_from("<I", whole, len(MAGIC))[0]
+    for length in range(len(whole)):
+        journal.write_bytes(whole[:length])
+        reader = read_journal(journal)
+        assert list(reader) == RECORDS[: int(length >= first_end)]
+        assert reader.truncated == (length not in (len(MAGIC), first_end))
+
+
+def test_a_damaged_record_ends_the_reading(journal: Path) -> None:
+    data = bytearray(journal.read_bytes())
+    data[-1] ^= 0xFF
+    journal.write_bytes(data)
+    reader = read_journal(journal)
+    assert list(reader) == RECORDS[:1]
+    assert reader.truncated
+
+
+def test_a_pickle_that_wants_to_run_code_is_refused_by_name(tmp_path: Path) -> None:
+    class Hostile:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return print, ("never",)
+
+    body = pickle.dumps(Hostile(), protocol=4)
+    path = tmp_path / "journal.bin"
+    path.write_bytes(MAGIC + struct.pack("<II", len(body), zlib.crc32(body)) + body)
+    with pytest.raises(RunDirectoryError, match=r"builtins\.print"):
+        list(read_journal(path))
+
+
+def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "journal.bin").write_bytes(b"PAR1 something else")
+    with pytest.raises(RunDirectoryError, match="not a journal"):
+        list(read_journal(tmp_path / "journal.bin"))
+
+
+def test_an_existing_journal_is_never_written_over(journal: Path) -> None:
+    with pytest.raises(FileExistsError):
+        JournalWriter(journal)

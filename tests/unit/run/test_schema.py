@@ -1,0 +1,44 @@
+from pathlib import Path
+
+import pytest
+
+from fakedist.errors import RunDirectoryError
+from fakedist.run import schema
+from fakedist.run.tables import read_table, write_table
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_documentation_is_what_the_schema_prints() -> None:
+    assert (ROOT / "docs" / "run-directory.md").read_text() == schema.markdown(), (
+        "python -m fakedist.run.schema > docs/run-directory.md"
+    )
+
+
+def test_the_keys_of_the_json_object_are_frozen() -> None:
+    wanted = """schema_version world_size rank device gpu torch exit fits capacity_bytes peak_allocated_bytes
+        peak_reserved_bytes peak_step peak_phase by_phase by_category layers largest_blocks collectives steps
+        out_of_memory invented_values notes run_directory"""
+    assert sorted(schema.SUMMARY) == sorted(wanted.split())
+
+
+def test_a_table_comes_back_with_the_schemas_columns_and_types(tmp_path: Path) -> None:
+    write_table(tmp_path, "unanswered", {"num_calls": [3], "function": ["cudaFoo"]})
+    table = read_table(tmp_path, "unanswered")
+    assert table.column_names == ["function", "num_calls"]
+    assert str(table.schema.field("num_calls").type) == "int64"
+    assert table.to_pylist() == [{"function": "cudaFoo", "num_calls": 3}]
+
+
+def test_a_column_that_the_schema_does_not_know_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no column surprise"):
+        write_table(tmp_path, "unanswered", {"function": [], "num_calls": [], "surprise": []})
+
+
+def test_a_missing_or_damaged_table_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="cannot be read"):
+        read_table(tmp_path, "unanswered")
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "unanswered.parquet").write_bytes(b"PAR1")
+    with pytest.raises(RunDirectoryError, match="cannot be read"):
+        read_table(tmp_path, "unanswered")
