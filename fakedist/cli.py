@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 INTERRUPTED_CODE = 130
 BROKEN_PIPE_CODE = 141
 USAGE_CODE = 2
+PIPED_WIDTH = 160
 STDERR = 2  # the descriptor
 
 
@@ -223,13 +224,15 @@ def _print_report(run_directory: Path, as_json: bool, all_layers: bool) -> None:
     if as_json:
         from fakedist.report.json_object import summary_object
 
-        click.echo(json.dumps(summary_object(run_directory), indent=2))
+        click.echo(json.dumps(summary_object(run_directory, all_layers=all_layers), indent=2))
         return
     from rich.console import Console
 
     from fakedist.report.terminal import render
 
-    render(run_directory, all_layers=all_layers, console=Console())
+    # Into a file or a pipe, whole lines are worth more than lines that fit a terminal.
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH
+    render(run_directory, all_layers=all_layers, console=Console(width=width))
 
 
 def _say_ending(ending: Ending) -> int:

@@ -60,6 +60,5 @@ def _array(values: Any, column: Column) -> Any:
 
     if column.type.startswith("list<"):
         kind = pyarrow.list_(pyarrow.type_for_alias(column.type[5:-1]))
-    else:
-        kind = pyarrow.type_for_alias(column.type)
-    return pyarrow.array(values, type=kind)
+        return pyarrow.array(list(values), type=kind)  # an empty column of pandas converts to no list otherwise
+    return pyarrow.array(values, type=pyarrow.type_for_alias(column.type))
