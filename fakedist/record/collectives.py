@@ -1,0 +1,106 @@
+"""The ledger of collectives: every call that the rank makes, one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+_BATCH = 4096
+
+
+class Journal(Protocol):
+    """What the ledger needs of a journal."""
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Write one record."""
+
+
+class Ledger:
+    """Writes down each collective call, cheaply: a tuple now, the journal in batches.
+
+    Args:
+        journal: Where records go.
+        where: Gives the number of the next operation and the scope.
+        mark: Told (address, bytes) of each block of device memory that a call uses.
+    """
+
+    def __init__(
+        self, journal: Journal, where: Callable[[], tuple[int, int]], mark: Callable[[int, int], None]
+    ) -> None:
+        self._journal = journal
+        self._where = where
+        self._mark = mark
+        self._rows: list[tuple[Any, ...]] = []
+        self._sequence = 0
+        self._num_groups = 0
+
+    def add_group(self, name: str, description: str, ranks: Sequence[int], group_rank: int, backend: str) -> int:
+        """Write down a process group; returns its number.
+
+        Args:
+            name: Its name in torch.distributed.
+            description: What its maker calls it.
+            ranks: Global ranks in it; regular ones are written as {start, stop, step}.
+            group_rank: This rank's place in it.
+            backend: The backend that the script asked for.
+        """
+        number = self._num_groups
+        self._num_groups += 1
+        row = (number, name, description, _compact(ranks), group_rank, backend)
+        self._journal.append({"kind": "groups", "rows": [row]})
+        return number
+
+    def write(
+        self,
+        operation: str,
+        group: int,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        call: tuple[bool, int] = (False, -1),
+    ) -> None:
+        """Write down one call.
+
+        Args:
+            operation: all_reduce, all_gather_into_tensor, ...
+            group: Number of its group.
+            inputs: Tensors that this rank gives.
+            outputs: Tensors that this rank gets.
+            call: Whether it is asynchronous, and the peer's group rank (-1 for collectives).
+        """
+        op, scope = self._where()
+        some = inputs or outputs
+        dtype, stream = "", 0
+        if some:
+            first = some[0]
+            dtype = str(first.dtype)[6:]
+            if first.is_cuda:
+                stream = torch._C._cuda_getCurrentRawStream(first.device.index)
+                for tensor in (*inputs, *outputs):
+                    storage = tensor.untyped_storage()
+                    self._mark(storage.data_ptr(), storage.nbytes())
+        bytes_in = sum([tensor.nbytes for tensor in inputs])
+        bytes_out = sum([tensor.nbytes for tensor in outputs])
+        self._rows.append(
+            (self._sequence, operation, group, bytes_in, bytes_out, dtype, call[0], stream, op, scope, call[1])
+        )
+        self._sequence += 1
+        if len(self._rows) >= _BATCH:
+            self.flush()
+
+    def flush(self) -> None:
+        """Move what was written down to the journal."""
+        if self._rows:
+            rows, self._rows = self._rows, []
+            self._journal.append({"kind": "collectives", "rows": rows})
+
+
+def _compact(ranks: Sequence[int]) -> tuple[int, ...] | dict[str, int]:
+    """Ranks as a tuple, or as {start, stop, step} where there are many and they are evenly spaced."""
+    if len(ranks) > 8:
+        step = ranks[1] - ranks[0]
+        spaced = range(ranks[0], ranks[0] + step * len(ranks), step) if step else range(0)
+        if len(spaced) == len(ranks) and all(a == b for a, b in zip(ranks, spaced, strict=True)):
+            return {"start": spaced.start, "stop": spaced.stop, "step": spaced.step}
+    return tuple(ranks)

@@ -1,0 +1,95 @@
+"""The environment that a launcher would have given to the rank."""
+
+from __future__ import annotations
+
+import os
+
+from fakedist.job import Job
+
+MASTER_ADDR = "127.0.0.1"
+MASTER_PORT = "29500"
+JOB_ID = "1"
+#: torchrun's --rdzv-id; the agents of a static rendezvous call it "none" (torch/distributed/run.py).
+RUN_ID = "none"
+
+
+def rank_environment(job: Job) -> dict[str, str]:
+    """Variables that ``job.launcher`` sets for the rank.
+
+    torchrun's are those of torch/distributed/elastic/agent/server/local_elastic_agent.py, one agent a node. Scripts
+    started by srun or mpirun take theirs from SLURM or MPI, and often set MASTER_ADDR themselves; it is set all the
+    same, as sbatch scripts do.
+    """
+    if job.launcher == "slurm":
+        return {**_slurm(job), **_master()}
+    if job.launcher == "mpi":
+        return {**_mpi(job), **_master()}
+    return _torchrun(job)
+
+
+def _master() -> dict[str, str]:
+    return {"MASTER_ADDR": MASTER_ADDR, "MASTER_PORT": MASTER_PORT}
+
+
+def _torchrun(job: Job) -> dict[str, str]:
+    environment = {
+        "RANK": job.rank,
+        "LOCAL_RANK": job.device_index,
+        "WORLD_SIZE": job.world_size,
+        "LOCAL_WORLD_SIZE": job.local_world_size,
+        "GROUP_RANK": job.node_rank,
+        "GROUP_WORLD_SIZE": job.num_nodes,
+        "ROLE_NAME": "default",
+        "ROLE_RANK": job.rank,
+        "ROLE_WORLD_SIZE": job.world_size,
+        **_master(),
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
+        "TORCHELASTIC_RUN_ID": RUN_ID,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
+    if job.local_world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
+        environment["OMP_NUM_THREADS"] = 1  # torchrun's default where a node has more than one rank
+    return {name: str(value) for name, value in environment.items()}
+
+
+def _slurm(job: Job) -> dict[str, str]:
+    environment = {
+        "SLURM_JOB_ID": JOB_ID,
+        "SLURM_JOBID": JOB_ID,
+        "SLURM_PROCID": job.rank,
+        "SLURM_LOCALID": job.device_index,
+        "SLURM_NODEID": job.node_rank,
+        "SLURM_NTASKS": job.world_size,
+        "SLURM_NPROCS": job.world_size,
+        "SLURM_NTASKS_PER_NODE": job.gpus_per_node,
+        "SLURM_TASKS_PER_NODE": f"{job.gpus_per_node}(x{job.num_nodes})" if job.num_nodes > 1 else job.local_world_size,
+        "SLURM_NNODES": job.num_nodes,
+        "SLURM_JOB_NUM_NODES": job.num_nodes,
+        "SLURM_NODELIST": _nodes(job),
+        "SLURM_JOB_NODELIST": _nodes(job),
+        "SLURMD_NODENAME": f"node{job.node_rank}",
+        "SLURM_GPUS_ON_NODE": job.gpus_per_node,
+    }
+    return {name: str(value) for name, value in environment.items()}
+
+
+def _nodes(job: Job) -> str:
+    return "node0" if job.num_nodes == 1 else f"node[0-{job.num_nodes - 1}]"
+
+
+def _mpi(job: Job) -> dict[str, str]:
+    environment = {
+        "OMPI_COMM_WORLD_RANK": job.rank,
+        "OMPI_COMM_WORLD_SIZE": job.world_size,
+        "OMPI_COMM_WORLD_LOCAL_RANK": job.device_index,
+        "OMPI_COMM_WORLD_LOCAL_SIZE": job.local_world_size,
+        "OMPI_COMM_WORLD_NODE_RANK": job.device_index,
+        "OMPI_UNIVERSE_SIZE": job.world_size,
+        "PMI_RANK": job.rank,
+        "PMI_SIZE": job.world_size,
+        "MPI_LOCALRANKID": job.device_index,
+        "MPI_LOCALNRANKS": job.local_world_size,
+    }
+    return {name: str(value) for name, value in environment.items()}
