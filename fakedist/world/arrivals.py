@@ -87,14 +87,28 @@ class Arrivals:
         if targets:
             torch._foreach_copy_(targets, sources)
 
-    def spread_evenly(self, output: torch.Tensor, mine: torch.Tensor, num_ranks: int) -> None:
-        """Fill ``num_ranks`` equal slots of one output with ``mine``, in one kernel."""
+    def spread_evenly(self, output: torch.Tensor, mine: torch.Tensor, place: tuple[int, int]) -> None:
+        """Fill equal slots of one output with ``mine``, in one kernel, or two where ``mine`` is a part of it.
+
+        Args:
+            output: As many slots as the group has ranks.
+            mine: One slot's worth; repeated or cut where it is not.
+            place: This rank's slot, and the number of slots.
+        """
+        rank, num_ranks = place
         if not output.numel():
             return
-        if output.numel() == mine.numel() * num_ranks:
-            output.view(num_ranks, -1).copy_(mine.reshape(1, -1))
-        else:
+        if output.numel() != mine.numel() * num_ranks:
             self.spread(output.view(-1).chunk(num_ranks), mine)
+            return
+        slots, mine = output.view(num_ranks, -1), mine.reshape(1, -1)
+        if output.untyped_storage().data_ptr() != mine.untyped_storage().data_ptr():
+            slots.copy_(mine)
+            return
+        for part in (slots[:rank], slots[rank + 1 :]):
+            if len(part):
+                part.copy_(mine)
+        slots[rank : rank + 1].copy_(mine)
 
     def invent(self, tensor: torch.Tensor) -> None:
         """Fill with floats drawn from a normal distribution, or zeros for every other type."""

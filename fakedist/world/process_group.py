@@ -8,14 +8,15 @@ PyProcessGroup.hpp forwards. Names changed between torch 2.11 and 2.15 (``_allga
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FakeProcessGroup
 
 from fakedist.world.arrivals import Arrivals
+from fakedist.world.work import HERE, Call, Done
 
 Tensors = Sequence[torch.Tensor]
 
@@ -43,61 +44,6 @@ class NullLedger:
         self, operation: str, group: int, inputs: Tensors, outputs: Tensors, call: tuple[bool, int] = (False, -1)
     ) -> None:
         """Nothing to write."""
-
-
-class Done(dist._Work):
-    """A call that is over. It holds its tensors until it is waited on, as ProcessGroupNCCL does."""
-
-    def __init__(self, outputs: Tensors, held: Any = None, event: torch.cuda.Event | None = None) -> None:
-        super().__init__()
-        self._outputs = list(outputs)
-        self._held = held
-        self._event = event
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """The current stream waits for the call; the host does not."""
-        if self._event is not None:
-            torch.cuda.current_stream(self._outputs[0].device).wait_event(self._event)
-            self._event = None
-        self._held = None
-        return True
-
-    def synchronize(self) -> None:
-        """As :meth:`wait`."""
-        self.wait()
-
-    def block_current_stream(self) -> None:
-        """As :meth:`wait`."""
-        self.wait()
-
-    def is_completed(self) -> bool:
-        """Always."""
-        return True
-
-    def is_success(self) -> bool:
-        """Always."""
-        return True
-
-    def exception(self) -> None:
-        """Never."""
-
-    def source_rank(self) -> int:
-        """Rank that a receive from anywhere came from: the first that is not this one, by convention 0."""
-        return 0
-
-    def result(self) -> list[torch.Tensor]:
-        """The output tensors."""
-        return self._outputs
-
-    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """Completed, with the output tensors."""
-        self.wait()
-        devices = list({tensor.device for tensor in self._outputs if tensor.is_cuda})
-        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future(devices=devices)
-        future.set_result(self._outputs)
-        return future
-
-    getFuture = get_future  # noqa: N815 (C++ callers ask for it by this name)
 
 
 class OneBackend:
@@ -155,7 +101,7 @@ class RankGroup(dist.ProcessGroup):
         self._asked = backend
         self._arrivals = arrivals
         self._ledger = ledger
-        self._number = 0
+        self.number = 0
         self._given_options = options
         self._label = ""
         self._description = "undefined"
@@ -166,8 +112,18 @@ class RankGroup(dist.ProcessGroup):
     # ---- who it is
 
     def named(self, name: str, description: str, number: int) -> None:
-        """Give it its name, description and number in the ledger."""
-        self._label, self._description, self._number = name, description, number
+        """Give it its name, description and number in the ledger.
+
+        C++ callers look the name up in a registered backend. Stock torch's ``fake`` one is registered to hold it; no
+        call ever reaches it.
+        """
+        self.number = number
+        holder = FakeProcessGroup._create_internal(self._place, self._num_ranks, FakeProcessGroup.Options())
+        for device in ("cpu", "cuda"):
+            self._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, holder)
+        dist.ProcessGroup._set_default_backend(self, dist.ProcessGroup.BackendType.CUSTOM)
+        self._set_group_name(name)
+        self._set_group_desc(description)
 
     @property
     def group_name(self) -> str:
@@ -184,14 +140,16 @@ class RankGroup(dist.ProcessGroup):
         return self._label
 
     def getBackendName(self) -> str:  # noqa: N802 (called from C++)
-        """The backend that the script asked for."""
-        return self._asked
+        """For C++ callers alone: DDP's logger takes a group called gloo for a ProcessGroupGloo."""
+        return "fakedist"
 
     def _set_group_name(self, name: str) -> None:
         self._label = name
+        super()._set_group_name(name)
 
     def _set_group_desc(self, description: str) -> None:
         self._description = description
+        super()._set_group_desc(description)
 
     def name(self) -> str:
         """The backend that the script asked for."""
@@ -266,7 +224,7 @@ class RankGroup(dist.ProcessGroup):
         return self._reduce(tensors, tensors, opts)
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Done:
-        """broadcast."""
+        """Broadcast."""
         tensors = _listed(tensors)
         root = getattr(opts, "rootRank", opts if isinstance(opts, int) else 0)
         mine = root == self._place
@@ -292,7 +250,9 @@ class RankGroup(dist.ProcessGroup):
         """all_gather of several tensors into lists."""
         flat = [tensor for listed in output_lists for tensor in listed]
         self._write("all_gather_coalesced", inputs, flat, opts)
-        return self._gather([(list(slots), mine) for slots, mine in zip(zip(*output_lists, strict=True), inputs, strict=True)], flat)
+        return self._gather(
+            [(list(slots), mine) for slots, mine in zip(zip(*output_lists, strict=True), inputs, strict=True)], flat
+        )
 
     def _allgather_base(self, output: torch.Tensor, mine: torch.Tensor, opts: Any = None) -> Done:
         """all_gather into one tensor."""
@@ -317,7 +277,7 @@ class RankGroup(dist.ProcessGroup):
         return self._gather([(listed, inputs[0])], list(listed)) if mine else Done(inputs)
 
     def gather_single(self, output: torch.Tensor, mine: torch.Tensor, opts: Any = None) -> Done:
-        """gather into one tensor."""
+        """Gather into one tensor."""
         at_root = getattr(opts, "rootRank", opts) == self._place
         self._write("gather_into_tensor", [mine], [output] if at_root else [], opts)
         return self._gather_evenly([output], [mine]) if at_root else Done([mine])
@@ -378,7 +338,7 @@ class RankGroup(dist.ProcessGroup):
             if output_sizes:
                 self._arrivals.spread(output.split(list(output_sizes)), mine)
             else:
-                self._arrivals.spread_evenly(output, mine, self._num_ranks)
+                self._arrivals.spread_evenly(output, mine, (self._place, self._num_ranks))
         return done([output], given)
 
     all_to_all_single = alltoall_base
@@ -392,18 +352,18 @@ class RankGroup(dist.ProcessGroup):
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Done:
         """send: nobody listens."""
-        self._ledger.write("send", self._number, tensors, [], (False, dst))
+        self._ledger.write("send", self.number, tensors, [], (False, dst))
         self._sequence += 1
         return Done(tensors)
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Done:
-        """recv."""
-        self._ledger.write("recv", self._number, [], tensors, (False, src))
+        """Recv."""
+        self._ledger.write("recv", self.number, [], tensors, (False, src))
         self._sequence += 1
         return self._arrive(tensors)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Done:
-        """recv from any rank."""
+        """Receive from any rank."""
         return self.recv(tensors, -1, tag)
 
     # ---- barriers
@@ -420,7 +380,7 @@ class RankGroup(dist.ProcessGroup):
     # ---- inside
 
     def _write(self, operation: str, inputs: Tensors, outputs: Tensors, opts: Any) -> None:
-        self._ledger.write(operation, self._number, inputs, outputs, (bool(getattr(opts, "asyncOp", False)), -1))
+        self._ledger.write(operation, self.number, inputs, outputs, (bool(getattr(opts, "asyncOp", False)), -1))
         self._sequence += 1
 
     def _my_chunk(self, given: torch.Tensor) -> torch.Tensor:
@@ -452,7 +412,7 @@ class RankGroup(dist.ProcessGroup):
             return Done(outputs)
         with self._on_stream(outputs) as done:
             for output, mine in zip(outputs, inputs, strict=True):
-                self._arrivals.spread_evenly(output, mine, self._num_ranks)
+                self._arrivals.spread_evenly(output, mine, (self._place, self._num_ranks))
         return done(outputs, inputs)
 
     def _arrive(self, tensors: Tensors) -> Done:
@@ -463,42 +423,15 @@ class RankGroup(dist.ProcessGroup):
                 self._arrivals.invent(tensor)
         return done(tensors)
 
-    def _on_stream(self, tensors: Tensors) -> _Call:
+    def _on_stream(self, tensors: Tensors) -> Call:
         """Run on the group's own stream, after what the current one has in it."""
         if not tensors or not tensors[0].is_cuda:
-            return _HERE
+            return HERE
         device = tensors[0].device
         stream = self._streams.get(device)
         if stream is None:
             stream = self._streams[device] = torch.cuda.Stream(device)
-        return _Call(stream)
-
-
-class _Call:
-    """A call in progress: a context that gives a function which makes the finished work."""
-
-    def __init__(self, stream: torch.cuda.Stream | None) -> None:
-        self._stream = stream
-        self._inside: AbstractContextManager[Any] = nullcontext()
-
-    def __enter__(self) -> _Call:
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-            self._inside = torch.cuda.stream(self._stream)
-            self._inside.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        if self._stream is not None:
-            self._inside.__exit__(*error)
-
-    def __call__(self, outputs: Tensors, held: Any = None) -> Done:
-        if self._stream is None:
-            return Done(outputs, held)
-        return Done(outputs, (outputs, held), self._stream.record_event())
-
-
-_HERE = _Call(None)
+        return Call(stream)
 
 
 def _listed(tensors: Any) -> list[torch.Tensor]:

@@ -1,0 +1,30 @@
+"""Replacing an attribute of torch for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from fakedist.errors import RecordingError
+
+
+@contextmanager
+def patched(owner: Any, name: str, replacement: Any) -> Iterator[Any]:
+    """Replace ``owner.name``; gives the original, which is put back on leaving.
+
+    Raises:
+        RecordingError: There is no such attribute, so this torch works otherwise.
+    """
+    missing = object()
+    original = getattr(owner, name, missing)
+    if original is missing:
+        where = getattr(owner, "__name__", repr(owner))
+        raise RecordingError(f"torch {torch.__version__} has no {where}.{name}", "pip install torch==2.15.0")
+    setattr(owner, name, replacement)
+    try:
+        yield original
+    finally:
+        setattr(owner, name, original)

@@ -1,0 +1,113 @@
+"""The store that a rendezvous gives: every rank sets what I set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from fakedist.errors import WorldError
+
+
+class RankStore(dist.Store):
+    """A key-value store with one rank in it.
+
+    What this rank sets it can read. A key that only another rank would set can never come: asking for it is an error
+    at once, where a real store would wait. Counters count for everybody, so that "wait until all have come" ends.
+
+    Args:
+        num_ranks: Ranks in the job.
+    """
+
+    def __init__(self, num_ranks: int) -> None:
+        super().__init__()
+        self._num_ranks = num_ranks
+        self._values: dict[str, bytes] = {}
+        self._wait_s = timedelta(seconds=1800)
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Set a value."""
+        self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
+
+    def get(self, key: str) -> bytes:
+        """A value that this rank has set.
+
+        Raises:
+            WorldError: It has not.
+        """
+        if key not in self._values:
+            raise WorldError(
+                f"the script waits for the store's key {key!r}, which another rank would have set",
+                "other ranks do not run: set it on every rank, or run the rank that sets it",
+            )
+        return self._values[key]
+
+    def add(self, key: str, amount: int) -> int:
+        """Add for every rank; the new value."""
+        value = int(self._values.get(key, b"0")) + amount * self._num_ranks
+        self._values[key] = str(value).encode()
+        return value
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """Set where the present value is the expected one, or absent and none is expected; the value afterwards."""
+        wanted = expected.encode() if isinstance(expected, str) else bytes(expected)
+        if self._values.get(key, b"") == wanted:
+            self.set(key, desired)
+        return self._values.get(key, wanted)
+
+    def append(self, key: str, value: str | bytes) -> None:
+        """Append to a value."""
+        self._values[key] = self._values.get(key, b"") + (value.encode() if isinstance(value, str) else bytes(value))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Several values."""
+        return [self.get(key) for key in keys]
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """Set several values."""
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait for keys: those that are not there never come.
+
+        Raises:
+            WorldError: One is not there.
+        """
+        for key in keys:
+            self.get(key)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are there."""
+        return all(key in self._values for key in keys)
+
+    def delete_key(self, key: str) -> bool:
+        """Delete a key; whether it was there."""
+        return self._values.pop(key, None) is not None
+
+    deleteKey = delete_key  # noqa: N815 (C++ callers ask for it by this name)
+    compareSet = compare_set  # noqa: N815
+    multiGet = multi_get  # noqa: N815
+    multiSet = multi_set  # noqa: N815
+
+    def num_keys(self) -> int:
+        """Keys set."""
+        return len(self._values)
+
+    getNumKeys = num_keys  # noqa: N815
+
+    def has_extended_api(self) -> bool:
+        """Whether append and the multi calls work."""
+        return True
+
+    hasExtendedApi = has_extended_api  # noqa: N815
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Remembered, never needed."""
+        self._wait_s = timeout
+
+    @property
+    def timeout(self) -> timedelta:
+        """What was set last."""
+        return self._wait_s
