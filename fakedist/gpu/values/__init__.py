@@ -1,0 +1,5 @@
+"""Values on the virtual GPU: small tensors are computed for real, so that the script's decisions are real."""
+
+from fakedist.gpu.values.engine import ValueEngine
+
+__all__ = ["ValueEngine"]
