@@ -94,6 +94,7 @@ class Rank:
         self._values: ValueEngine | None = None
         self._facts_at = time.monotonic()
         self._refused = 0
+        self._spec_memory_bytes = 0
 
     def enter(self) -> None:
         """Set up everything that the script will find.
@@ -155,12 +156,15 @@ class Rank:
         from fakedist.gpu.virtual import virtual_gpu
 
         job = self._job
-        gpu = virtual_gpu(find_gpu(job.gpu), devices=job.gpus_per_node, memory_bytes=job.gpu_memory_bytes)
+        spec = find_gpu(job.gpu)
+        self._spec_memory_bytes = spec.memory_bytes
+        gpu = virtual_gpu(spec, devices=job.gpus_per_node, memory_bytes=job.gpu_memory_bytes)
         self._gpu = self._surroundings.enter_context(gpu)
         if job.values == "small":
-            from fakedist.gpu.values import ValueEngine
+            from fakedist.gpu.values import ValueEngine, printed_values
 
             self._values = ValueEngine(job.seed)
+            self._surroundings.enter_context(printed_values(self._values))
 
     def _write_gpu(self) -> None:
         import torch
@@ -175,6 +179,7 @@ class Rank:
                 "python": platform.python_version(),
                 "gpu_name": gpu.name,
                 "capacity_bytes": gpu.total_memory,
+                "spec_memory_bytes": self._spec_memory_bytes,
                 "device_index": self._job.device_index,
                 "alloc_conf": alloc_conf,
                 "compute_capability": f"{gpu.major}.{gpu.minor}",

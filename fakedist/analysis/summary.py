@@ -28,7 +28,7 @@ def summarize(
     ending = _ending(recording, manifest)
     capacity = int(gpu.get("capacity_bytes", 0))
     if job.get("gpu_memory_bytes") == UNLIMITED_BYTES:
-        capacity = int(gpu.get("spec_memory_bytes", capacity))
+        capacity = int(gpu.get("spec_memory_bytes") or capacity)
     fits = ending["outcome"] != "out_of_memory" and (not capacity or peak["peak_reserved_bytes"] <= capacity)
     return {
         "schema_version": SCHEMA_VERSION,

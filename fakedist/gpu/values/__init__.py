@@ -1,5 +1,6 @@
 """Values on the virtual GPU: small tensors are computed for real, so that the script's decisions are real."""
 
 from fakedist.gpu.values.engine import ValueEngine
+from fakedist.gpu.values.printing import printed_values
 
-__all__ = ["ValueEngine"]
+__all__ = ["ValueEngine", "printed_values"]

@@ -74,6 +74,14 @@ class ValueEngine:
         """Whether a device tensor holds nothing: it is large, or nobody computed it."""
         return tensor.is_cuda and (not is_small(tensor) or not self._defined.holds(tensor))
 
+    def on_host(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """A small device tensor's values, made up where there are none; None for a large one."""
+        if not is_small(tensor):
+            return None
+        tensor = tensor.detach()
+        self._settle(tensor, "print")
+        return host_view(tensor)
+
     def invented(self) -> list[tuple[str, str, int, int, int]]:
         """Values made up since the last call: (operation, filename, line, calls, values)."""
         return self._inventions.take()

@@ -60,7 +60,7 @@ class Kind:
         written = [i for i, argument in enumerate(arguments) if argument.alias_info and argument.alias_info.is_write]
         self.written = tuple(written)
         self.written_names = frozenset(arguments[i].name for i in written)
-        self.is_view = bool(getattr(func, "is_view", False)) and not written
+        self.is_view = bool(getattr(func, "is_view", False)) and not written and not self.name.startswith("lift")
         self.empty = self.name in _EMPTY
         self.overwrites = self.name in _OVERWRITES or any(arguments[i].kwarg_only for i in written)
         self.dynamic = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags

@@ -54,7 +54,7 @@ class Defined:
         if address in self._whole or not bytes_:
             return
         (self._non_negative.add if non_negative else self._non_negative.discard)(address)
-        if tensor.numel() * tensor.element_size() >= bytes_ and tensor.is_non_overlapping_and_dense():
+        if _covers(tensor, bytes_):
             self._whole.add(address)
             self._partly.pop(address, None)
             return
@@ -68,7 +68,7 @@ class Defined:
         storage = tensor.untyped_storage()
         address, bytes_ = storage.data_ptr(), storage.nbytes()
         (self._non_negative.add if non_negative else self._non_negative.discard)(address)
-        if tensor.numel() * tensor.element_size() >= bytes_:
+        if _covers(tensor, bytes_):
             self._whole.discard(address)
             self._partly.pop(address, None)
             return
@@ -96,6 +96,11 @@ class Defined:
         if flags is None:
             return torch.full(tensor.shape, address not in self._whole, dtype=torch.bool)
         return _elements(flags, tensor)[..., 0] == 0
+
+
+def _covers(tensor: torch.Tensor, storage_bytes: int) -> bool:
+    """Whether a tensor has every byte of its storage; expanded ones repeat elements."""
+    return tensor.numel() * tensor.element_size() >= storage_bytes and 0 not in tensor.stride()
 
 
 def _elements(flags: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
