@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fakedist.record.position import Position
@@ -21,6 +22,7 @@ _GEMMS = {"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "_scaled_mm", "
 
 #: What ``__torch_dispatch__`` of plain tensors is; those appear among the types too.
 _PLAIN = torch.Tensor.__torch_dispatch__
+_get_mode, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
 
 
 class _Kind:
@@ -58,6 +60,9 @@ class Operations(TorchDispatchMode):
         self._first = 0
         self._tell_allocator = tell_allocator
 
+    #: Asked for by torch: higher-order operators (DTensor's random numbers are one) come here too.
+    supports_higher_order_operators = True
+
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         """Compiled regions run as they are; their kernels are not operations."""
@@ -67,6 +72,11 @@ class Operations(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Number one operation and run it. Tensor subclasses first turn it into operations on plain tensors."""
+        if _get_mode(_FAKE) is not None:
+            # DTensor asks a FakeTensorMode for shapes. That mode is below this one whenever it was entered: step aside.
+            return func(*args, **(kwargs or {}))
+        if isinstance(func, HigherOrderOperator):
+            return self._run_higher_order(func, args, kwargs or {})
         if types and any(t.__torch_dispatch__ is not _PLAIN for t in types):
             return NotImplemented
         kind = self._kinds.get(func)
@@ -93,6 +103,17 @@ class Operations(TorchDispatchMode):
         self._first += len(self._operation)
         self._operation, self._scope = array("I"), array("I")
         return first, operation, scope
+
+    def _run_higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator that runs operators: it is none itself, those inside are.
+
+        torch._ops.HigherOrderOperator.__call__ without its first step, which would come back here.
+        """
+        key = torch._ops._compute_keyset(args, kwargs, func.non_fallthrough_keys).highestPriorityTypeId()
+        if key == torch._C.DispatchKey.Python:
+            return func(*args, **kwargs)
+        with self:
+            return func.dispatch(key, *args, **kwargs)
 
     def _new_kind(self, func: Any) -> _Kind:
         kind = self._kinds[func] = _Kind(len(self._kinds), func)

@@ -20,6 +20,7 @@ from fakedist.gpu.values.truths import Truths
 #: glibc takes larger blocks from the kernel, which gives zeros (M_MMAP_THRESHOLD's largest value).
 _FRESH_BYTES = 32 << 20
 _CPU = torch.device("cpu")
+_PLAIN = torch.Tensor.__torch_dispatch__
 #: These only look at their operands.
 _READS = {"_local_scalar_dense", "equal", "is_nonzero", "item"}
 _COPIES = {"_to_copy", "copy_", "clone"}
@@ -133,13 +134,14 @@ class ValueEngine:
         """Compute on the host what the device operation should have written."""
         outputs = [tensor for tensor in _tensors((result,)) if tensor.is_cuda]
         written = self._written(kind, args, kwargs)
+        ran = True
         try:
             with torch.random.fork_rng(devices=[], enabled=kind.random and not kind.takes_generator):
                 computed = func(*self._on_host(args), **self._host_keywords(kind, func, kwargs))
         except Exception:  # no CPU kernel for it, or not for these types: the result then holds nothing
-            computed = None
-        if kind.written:
-            mark = self._defined.undefine if computed is None else self._defined.define
+            computed, ran = None, False
+        if kind.written:  # and _foreach_*_ return nothing
+            mark = self._defined.define if ran else self._defined.undefine
             for tensor in written:
                 if is_small(tensor):
                     mark(tensor)
@@ -293,8 +295,10 @@ class ValueEngine:
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    """Tensors with memory of their own: not those that wrap others, such as AsyncCollectiveTensor."""
     for value in values:
         if isinstance(value, torch.Tensor):
-            yield value
+            if type(value).__torch_dispatch__ is _PLAIN:
+                yield value
         elif isinstance(value, (list, tuple)):
             yield from _tensors(value)
