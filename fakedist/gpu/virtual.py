@@ -68,10 +68,6 @@ class VirtualGpu:
         )
         self._library.fakedist_configure(ctypes.byref(model))
 
-    def switch_off(self) -> None:
-        """Have no device any more, as a machine without a GPU."""
-        self._library.fakedist_configure(ctypes.byref(_GpuModel()))
-
     def counters(self) -> dict[str, int]:
         """Kernel launches, copies, copies whose data was dropped (large tensors hold none), and mallocs, so far."""
         counters = _GpuCounters()
@@ -113,10 +109,8 @@ def virtual_gpu(spec: GpuSpec, devices: int = 1, memory_bytes: int | None = None
     # NVRTC is not run: its placeholder images must not be cached where a real GPU's process would load them.
     with _environment("USE_PYTORCH_KERNEL_CACHE", "0"):
         _switch_off_cudnn_attention(gpu)
-        try:
-            yield gpu
-        finally:
-            gpu.switch_off()
+        # The driver stays loaded and on: tensors that outlive this block are freed through it.
+        yield gpu
 
 
 def _switch_off_cudnn_attention(gpu: VirtualGpu) -> None:
