@@ -100,6 +100,8 @@ def _add_category(frame: pd.DataFrame, recording: Recording) -> pd.DataFrame:
     """Add ``category``, move marked blocks to the layers that own them, return the shares of shared ones."""
     marked, owners = _marked(frame, recording.marks)
     activation = _saved_for_backward(frame, recording)
+    # A buffer for communication that was made during a forward and stays (DDP's buckets) was not saved for a backward.
+    activation &= ~((marked == _CODE["communication"]) & _outlives_step(frame, recording))
     working = frame["phase"].isin(("forward", "backward", "optimizer")).to_numpy()
     code = np.where(marked <= _CODE["workspace"], marked, _UNMARKED)
     code = np.where((code == _UNMARKED) & activation, _CODE["activation"], code)
@@ -147,6 +149,16 @@ def _saved_for_backward(frame: pd.DataFrame, recording: Recording) -> Array:
     event_op = np.maximum.accumulate(recording.device_events["op"])
     end_event = np.searchsorted(event_op, lasts, side="right")[region]
     return np.asarray(inside & (frame["free_event"].to_numpy() >= end_event))
+
+
+def _outlives_step(frame: pd.DataFrame, recording: Recording) -> Array:
+    """Blocks alive when the step after their own began."""
+    op = recording.device_events["op"]
+    if not len(op):
+        return np.zeros(len(frame), bool)
+    event_step = np.maximum.accumulate(scope_columns(recording, np.maximum.accumulate(op))["step"].to_numpy())
+    next_step = np.searchsorted(event_step, frame["step"].to_numpy(), side="right")
+    return np.asarray((next_step < len(op)) & (frame["free_event"].to_numpy() >= next_step))
 
 
 def _give_to_owners(frame: pd.DataFrame, owners: pd.DataFrame) -> pd.DataFrame:
