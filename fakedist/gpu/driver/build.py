@@ -28,8 +28,12 @@ SONAME = "libcuda.so.1"
 # The status that a refused call of each library returns: its own "not supported".
 _REFUSALS = {"cudart": 801, "cuda": 801, "cublas": 15, "cublasLt": 15, "cudnn": 3000, "nvrtc": 11}
 # Texts and versions need no driver: the real libraries go on answering those.
-_HARMLESS = re.compile(r"(Get(Error|Status)(String|Name)|GetVersion|GetCudartVersion|GetErrorString|nvrtcVersion|Logger)")
-_BLAS_MANAGEMENT = re.compile(r"cublas(Set|Get|Create|Destroy|Shutdown|Init|Alloc|Free|Logger|Xt|Xerbla|Migrate|Enable|Lt)")
+_HARMLESS = re.compile(
+    r"(Get(Error|Status)(String|Name)|GetVersion|GetCudartVersion|GetErrorString|nvrtcVersion|Logger)"
+)
+_BLAS_MANAGEMENT = re.compile(
+    r"cublas(Set|Get|Create|Destroy|Shutdown|Init|Alloc|Free|Logger|Xt|Xerbla|Migrate|Enable|Lt)"
+)
 
 
 @dataclass(frozen=True)
