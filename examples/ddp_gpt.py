@@ -127,7 +127,8 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     rank = dist.get_rank()
     torch.manual_seed(args.seed)
     config = MODELS[args.model]
-    model = GPT(config).to(device)
+    with device:  # 6 GB of weights, made where they are needed
+        model = GPT(config)
     model = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.1)
     generator = torch.Generator().manual_seed(args.seed + rank)
