@@ -14,9 +14,10 @@ from torch.distributed import distributed_c10d as c10d
 
 from fakedist.job import Job
 from fakedist.world.arrivals import Arrivals
+from fakedist.world.ledger import LedgerLike, NullLedger
 from fakedist.world.objects import faked_objects
 from fakedist.world.patch import patched
-from fakedist.world.process_group import LedgerLike, NullLedger, RankGroup
+from fakedist.world.process_group import RankGroup
 from fakedist.world.store import RankStore
 
 _NON_MEMBER = c10d.GroupMember.NON_GROUP_MEMBER
@@ -107,7 +108,7 @@ class _World:
         description = given["group_desc"] or "undefined"
         number = self._ledger.add_group(str(name), description, ranks or range(size), rank or 0, backend)
         group.named(name, description, number)
-        store = dist.PrefixStore(f"{name}/", self._store)
+        store = c10d.PrefixStore(f"{name}/", self._store)
         _register(group, (backend, store), str(name), tag)
         return group, store
 
@@ -138,10 +139,11 @@ class _World:
 
 def _register(group: RankGroup, backend_and_store: tuple[str, Any], name: str, tag: str | None) -> None:
     """The end of ``_new_process_group_helper``: what torch.distributed keeps about a group."""
-    world: Any = c10d._world
+    distributed: Any = c10d  # what follows is not in its types
+    world = distributed._world
     world.pg_map[group] = backend_and_store
     world.pg_names[group] = name
-    c10d._register_process_group(name, group)
+    distributed._register_process_group(name, group)
     world.pg_backend_config[group] = str(c10d.BackendConfig(c10d.Backend(backend_and_store[0])))
     if tag:
         tag = f"user:{tag}"

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
 from fakedist.errors import WorldError
 
+#: Not in torch's stubs.
+_Store: Any = dist.distributed_c10d.Store
 
-class RankStore(dist.Store):
+
+class RankStore(_Store):  # type: ignore[misc]
     """A key-value store with one rank in it.
 
     What this rank sets it can read. A key that only another rank would set can never come: asking for it is an error

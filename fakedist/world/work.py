@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -12,8 +11,11 @@ import torch.distributed as dist
 
 Tensors = Sequence[torch.Tensor]
 
+#: Not in torch's stubs.
+_Work: Any = dist.distributed_c10d.Work
 
-class Done(dist._Work):
+
+class Done(_Work):  # type: ignore[misc]
     """A call that is over. It holds its tensors until it is waited on, as ProcessGroupNCCL does."""
 
     def __init__(self, outputs: Tensors, held: Any = None, event: torch.cuda.Event | None = None) -> None:
@@ -60,7 +62,7 @@ class Done(dist._Work):
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """Completed, with the output tensors."""
         self.wait()
-        devices = list({tensor.device for tensor in self._outputs if tensor.is_cuda})
+        devices: list[int | str | torch.device] = list({tensor.device for tensor in self._outputs if tensor.is_cuda})
         future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future(devices=devices)
         future.set_result(self._outputs)
         return future
@@ -73,7 +75,7 @@ class Call:
 
     def __init__(self, stream: torch.cuda.Stream | None) -> None:
         self._stream = stream
-        self._inside: AbstractContextManager[Any] = nullcontext()
+        self._inside: Any = None
 
     def __enter__(self) -> Call:
         if self._stream is not None:
