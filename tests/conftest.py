@@ -51,8 +51,8 @@ def clean_environment() -> dict[str, str]:
     return environment
 
 
-@pytest.fixture
-def run_fakedist(tmp_path: Path) -> RunFakedist:
+@pytest.fixture(scope="session")
+def run_fakedist(tmp_path_factory: pytest.TempPathFactory) -> RunFakedist:
     """Run ``fakedist ...`` in a process of its own, by default in an empty directory."""
 
     def run(
@@ -60,7 +60,7 @@ def run_fakedist(tmp_path: Path) -> RunFakedist:
     ) -> Finished:
         finished = subprocess.run(
             [sys.executable, "-m", "fakedist", *map(str, arguments)],
-            cwd=cwd or tmp_path,
+            cwd=cwd or tmp_path_factory.mktemp("cwd"),
             env=clean_environment() | (env or {}),
             capture_output=True,
             text=True,

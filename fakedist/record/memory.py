@@ -28,15 +28,16 @@ class History:
     Attributes:
         peaks_were_reset: The script reset the allocator's peak statistics, so they do not tell the run's peak.
         requests_ignored: How often the script wanted to record the history itself.
-        on_workspace: Called with (address, op, bytes) for a block that a GEMM allocated and kept: cuBLAS's workspace.
+        on_workspace: Called with (address, op, bytes) for a block that a GEMM allocated beside its output: cuBLAS's
+            workspace, kept by the library or for that one call.
     """
 
-    def __init__(self, append: Callable[[dict[str, Any]], None], gemm_outputs: dict[int, tuple[int, ...]]) -> None:
+    def __init__(self, append: Callable[[dict[str, Any]], None], gemms: dict[int, tuple[int, ...]]) -> None:
         self.peaks_were_reset = False
         self.requests_ignored = 0
         self.on_workspace: Callable[[int, int, int], None] = lambda address, op, bytes_: None
         self._append = append
-        self._gemm_outputs = gemm_outputs
+        self._gemms = gemms
         self._frames: dict[tuple[str, int, str], int] = {}
         self._stacks: dict[tuple[int, ...], int] = {}
         self._record: Callable[..., None] = getattr(torch.cuda.memory, _RECORD)
@@ -56,7 +57,7 @@ class History:
         for device, trace in enumerate(snapshot["device_traces"]):
             if trace:
                 self._append(self._events(device, trace))
-        self._gemm_outputs.clear()
+        self._gemms.clear()
 
     def _events(self, device: int, trace: list[dict[str, Any]]) -> dict[str, Any]:
         first_frame, first_stack = len(self._frames), len(self._stacks)
@@ -64,7 +65,6 @@ class History:
         stack_ids: dict[int, int] = {}
         action, address, size = array("B"), array("Q"), array("q")
         stream, time_us, op, stack = array("Q"), array("q"), array("q"), array("i")
-        gemm_blocks: dict[int, tuple[int, int]] = {}
         for entry in trace:
             name = entry["action"]
             at = entry["addr"] if "addr" in entry else entry.get("device_free", 0)
@@ -84,13 +84,9 @@ class History:
                 stack.append(found)
             else:
                 stack.append(-1)
-            if number in self._gemm_outputs:
-                if name == "alloc" and at not in self._gemm_outputs[number]:
-                    gemm_blocks[at] = (number, entry["size"])
-                elif name == "free_requested":
-                    gemm_blocks.pop(at, None)
-        for at, (number, bytes_) in gemm_blocks.items():
-            self.on_workspace(at, number, bytes_)
+            if number in self._gemms and name == "alloc" and at != self._gemms[number][0]:
+                if entry["size"] not in self._gemms[number][1:]:  # that would be a contiguous copy of an operand
+                    self.on_workspace(at, number, entry["size"])
         return {
             "kind": "events",
             "device": device,

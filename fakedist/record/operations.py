@@ -44,6 +44,10 @@ class Operations(TorchDispatchMode):
         execute: Runs an operation: ``execute(func, args, kwargs) -> result``.
         tick: Called every 256 operations.
         tell_allocator: Sets the text that the allocator's history keeps with what this thread allocates from now on.
+
+    Attributes:
+        names: Operations (number, name) seen for the first time.
+        gemms: For each GEMM, by its number: address of its output, then bytes of its operands.
     """
 
     def __init__(
@@ -51,7 +55,7 @@ class Operations(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self.names: list[tuple[int, str]] = []
-        self.gemm_outputs: dict[int, tuple[int, ...]] = {}
+        self.gemms: dict[int, tuple[int, ...]] = {}
         self._position = position
         self._execute = execute
         self._tick = tick
@@ -94,7 +98,8 @@ class Operations(TorchDispatchMode):
             self._tick()
         result = self._execute(func, args, kwargs or {})
         if kind.is_gemm and isinstance(result, torch.Tensor) and result.is_cuda:
-            self.gemm_outputs[op] = (result.untyped_storage().data_ptr(),)
+            operands = [value.nbytes for value in args if isinstance(value, torch.Tensor)]
+            self.gemms[op] = (result.untyped_storage().data_ptr(), *operands)
         return result
 
     def take(self) -> tuple[int, bytes, bytes]:

@@ -84,7 +84,7 @@ class Recorder:
         self._marks = Marks(self._position, self._layers)
         self._position.owner_of_node = self._marks.owner_of_node
         self._operations = Operations(self._position, execute, self._tick, torch._C._cuda_setMemoryMetadata)
-        self._history = History(journal.append, self._operations.gemm_outputs)
+        self._history = History(journal.append, self._operations.gemms)
         self._history.on_workspace = lambda at, op, bytes_: self._marks.mark(at, "workspace", KEEP_LAYER, bytes_, op)
         self._steps = Steps(steps, self._step_ended)
         self.ledger = Ledger(journal, self._operation_and_scope, self._communication)

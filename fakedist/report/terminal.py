@@ -176,7 +176,13 @@ def _largest(console: Console, blocks: Iterable[dict[str, Any]], cwd: str) -> No
     for row in list(blocks)[:10]:
         made = f"{row['step']} {row['phase']}, {row['operation'].removeprefix('aten.') or 'no operation'}"
         line = row["line"].removeprefix(cwd.rstrip("/") + "/")
-        cells = (format_bytes(row["bytes"]), row["category"].replace("_", " "), row["layer"], *[made][: len(made_in)], line)
+        cells = (
+            format_bytes(row["bytes"]),
+            row["category"].replace("_", " "),
+            row["layer"],
+            *[made][: len(made_in)],
+            line,
+        )
         table.add_row(*(Text(cell) for cell in cells))
     _print(console, table)
 

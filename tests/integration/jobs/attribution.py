@@ -10,14 +10,14 @@ MIB = 1 << 20
 class Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+        self.up, self.down = nn.Linear(width, 6 * width, bias=False), nn.Linear(6 * width, width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.down(torch.relu(self.up(x)))
 
 
 class Model(nn.Module):
-    def __init__(self, vocabulary: int = 8192, width: int = 512) -> None:
+    def __init__(self, vocabulary: int = 8000, width: int = 512) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
         self.frozen = nn.Linear(width, width, bias=False).requires_grad_(False)
@@ -43,7 +43,7 @@ def main() -> None:
     torch.cuda.set_device(0)
     model = Model().cuda()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
-    tokens = torch.randint(8192, (4, 1024), device="cuda")
+    tokens = torch.randint(8000, (4, 1024), device="cuda")
     for _ in range(3):
         with torch.no_grad():
             model(tokens[:1])

@@ -44,7 +44,10 @@ def test_force_touches_nothing_that_fakedist_did_not_write(tmp_path: Path) -> No
 @pytest.mark.parametrize("force", [False, True])
 def test_a_directory_that_is_no_run_is_refused(tmp_path: Path, force: bool) -> None:
     (tmp_path / "precious").write_text("x")
-    with pytest.raises(RunDirectoryError, match="not empty and no run directory"), create_run_directory(tmp_path, force):
+    with (
+        pytest.raises(RunDirectoryError, match="not empty and no run directory"),
+        create_run_directory(tmp_path, force),
+    ):
         pass
 
 

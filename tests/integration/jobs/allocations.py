@@ -1,0 +1,50 @@
+"""Allocates and frees at random, in every way that makes the caching allocator decide; writes down its statistics.
+
+    python allocations.py SEED STATISTICS_FILE
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+
+import torch
+
+KIB, MIB = 1 << 10, 1 << 20
+#: Around every border that c10/cuda/CUDACachingAllocator.cpp knows: 512 B, 1 MiB, 10 MiB, 20 MiB, 32 MiB (a limit for
+#: splits that a test sets), and far above.
+RANGES = ((1, 600), (KIB, 900 * KIB), (MIB - 600, MIB + 600), (MIB, 10 * MIB), (10 * MIB - 9, 21 * MIB), (30 * MIB, 200 * MIB))
+
+
+def main(seed: int, statistics: str) -> None:
+    """Some thousand random moves."""
+    choose = random.Random(seed)
+    streams = [torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
+    held: list[torch.Tensor] = []
+    for _ in range(4_000):
+        grow = 0.75 if len(held) < 60 else 0.35
+        if choose.random() < grow or not held:
+            with torch.cuda.stream(choose.choice(streams)):
+                held.append(torch.empty(choose.randint(*choose.choice(RANGES)), dtype=torch.uint8, device="cuda"))
+        else:
+            tensor = held.pop(choose.randrange(len(held)))
+            if choose.random() < 0.2:
+                tensor.record_stream(choose.choice(streams))
+            del tensor
+        if choose.random() < 0.002:
+            torch.cuda.empty_cache()
+        if choose.random() < 0.002:
+            del held[choose.randrange(len(held) + 1) :]
+        if choose.random() < 0.001:
+            try:
+                torch.empty(1 << 41, dtype=torch.uint8, device="cuda")
+            except torch.OutOfMemoryError:
+                pass
+    stats = torch.cuda.memory_stats()
+    names = ("allocated_bytes.all.peak", "reserved_bytes.all.peak", "allocated_bytes.all.current", "reserved_bytes.all.current", "num_alloc_retries")
+    with open(statistics, "w") as file:
+        json.dump({name: stats[name] for name in names}, file)
+
+
+main(int(sys.argv[1]), sys.argv[2])

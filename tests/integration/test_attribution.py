@@ -1,0 +1,128 @@
+"""Where the blocks of jobs/attribution.py belong, a job with everything that is hard to attribute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+ROOT = Path(__file__).parents[2]
+JOB = Path(__file__).parent / "jobs" / "attribution.py"
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, run_fakedist: Callable[..., Any]) -> dict[str, Any]:
+    """The job's summary and tables; its steps 1 and 2 are recorded, the third is not run."""
+    directory = tmp_path_factory.mktemp("attribution") / "run"
+    options = ("--world-size", "1", "--rank", "0", "--device", "virtual", "--json", "-o", directory)
+    summary = run_fakedist("profile", *options, JOB).json()
+    tables = {name: pd.read_parquet(directory / "tables" / f"{name}.parquet") for name in ("blocks", "layers")}
+    blocks = tables["blocks"]
+    blocks["name"] = tables["layers"]["name"].to_numpy()[blocks["layer"]]
+    return {"summary": summary, "blocks": blocks, "layers": tables["layers"].set_index("name"), "path": directory}
+
+
+def block(run: dict[str, Any], step: int, name: str, **wanted: object) -> pd.DataFrame:
+    blocks = run["blocks"]
+    found = blocks[(blocks["step"] == step) & (blocks["name"] == name)]
+    for column, value in wanted.items():
+        found = found[found[column] == value]
+    return found
+
+
+def test_the_replayed_history_is_the_allocators_own(run: dict[str, Any]) -> None:
+    assert not [note for note in run["summary"]["notes"] if "differs from" in note]
+
+
+def test_categories_at_the_peak_add_up_to_it_exactly(run: dict[str, Any]) -> None:
+    summary = run["summary"]
+    assert sum(summary["by_category"].values()) == summary["peak_allocated_bytes"]
+    assert run["layers"]["peak_own_bytes"].sum() == summary["peak_allocated_bytes"]
+
+
+def test_two_steps_were_run_and_the_second_is_the_steady_one(run: dict[str, Any]) -> None:
+    assert [step["step"] for step in run["summary"]["steps"]] == [1, 2]
+    assert run["summary"]["exit"] == {"outcome": "stopped", "code": 0, "message": ""}
+
+
+def test_a_tied_weight_is_owned_once_by_the_layer_that_has_it_first(run: dict[str, Any]) -> None:
+    layers = run["layers"]
+    assert layers.loc["embedding", "most_parameter_bytes"] == 8000 * 512 * 4
+    assert layers.loc["head", "most_parameter_bytes"] == 0
+    assert layers.loc["embedding", "most_gradient_bytes"] == 8000 * 512 * 4
+
+
+def test_a_frozen_layer_has_parameters_but_no_gradient_and_no_state(run: dict[str, Any]) -> None:
+    frozen = run["layers"].loc["frozen"]
+    assert frozen["most_parameter_bytes"] == 512 * 512 * 4
+    assert frozen["most_gradient_bytes"] == 0
+    assert frozen["most_optimizer_state_bytes"] == 0
+
+
+def test_every_trained_layer_has_two_moments_of_optimizer_state(run: dict[str, Any]) -> None:
+    for name in ("plain.up", "plain.down", "checkpointed.up", "reentrant.down", "shared.up"):
+        assert run["layers"].loc[name, "peak_optimizer_state_bytes"] == 2 * 512 * 3072 * 4, name
+
+
+def test_activations_are_what_the_forward_left_alive(run: dict[str, Any]) -> None:
+    saved = block(run, 2, "plain", phase="forward", category="activation")
+    assert sorted(saved["bytes"]) == [4 * 1024 * 512 * 4, 4 * 1024 * 3072 * 4]
+
+
+@pytest.mark.parametrize("name", ["checkpointed", "reentrant"])
+def test_a_checkpointed_layer_saves_its_output_alone_and_recomputes_under_its_own_name(
+    run: dict[str, Any], name: str
+) -> None:
+    forward = block(run, 2, name, phase="forward", category="activation")
+    assert list(forward["bytes"]) == [4 * 1024 * 512 * 4]
+    again = block(run, 2, name, phase="backward", recompute=True, category="activation")
+    assert 4 * 1024 * 3072 * 4 in set(again["bytes"])
+    assert set(block(run, 2, f"{name}.up", phase="backward")["recompute"]) == {True, False}
+
+
+def test_a_module_called_twice_saves_twice(run: dict[str, Any]) -> None:
+    assert len(block(run, 2, "shared", phase="forward", category="activation")) == 4
+
+
+def test_a_forward_without_grad_leaves_no_activations(run: dict[str, Any]) -> None:
+    small = block(run, 2, "plain", phase="forward", operation="aten.relu.default")
+    by_size = dict(zip(small["bytes"], small["category"], strict=True))
+    assert by_size == {1024 * 3072 * 4: "temporary", 4 * 1024 * 3072 * 4: "activation"}
+
+
+def test_gradients_belong_to_the_layer_of_their_parameter(run: dict[str, Any]) -> None:
+    for name in ("plain.up", "checkpointed.down", "reentrant.up", "shared.down"):
+        assert list(block(run, 2, name, category="gradient")["bytes"]) == [512 * 3072 * 4], name
+
+
+def test_the_optimizers_scratch_is_temporary(run: dict[str, Any]) -> None:
+    scratch = run["blocks"].query("step == 2 and phase == 'optimizer' and operation == 'aten._foreach_sqrt.default'")
+    assert set(scratch["category"]) == {"temporary"}
+
+
+def test_what_a_gemm_takes_beside_its_output_is_workspace(run: dict[str, Any]) -> None:
+    """Some torch releases keep a workspace for good, others take one for each call."""
+    gemms = run["blocks"].query("operation == 'aten.mm.default'")
+    workspaces = gemms.query("category == 'workspace'")
+    assert len(workspaces) > 0
+    assert not set(workspaces["requested_bytes"]) & set(gemms.query("category == 'activation'")["requested_bytes"])
+    same_size = gemms[gemms["requested_bytes"].isin(workspaces["requested_bytes"])]
+    assert set(same_size["category"]) == {"workspace"}
+
+
+def test_lines_are_the_scripts_own(run: dict[str, Any]) -> None:
+    lines = [block["line"] for block in run["summary"]["largest_blocks"] if block["phase"] == "forward"]
+    assert lines
+    assert all(Path(line.partition(":")[0]) == JOB for line in lines)
+
+
+def test_a_reader_without_torch_shows_the_same_figures(
+    run: dict[str, Any], tmp_path: Path, run_fakedist: Callable[..., Any]
+) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('the reading half must not need torch')")
+    again = run_fakedist("report", run["path"], "--json", env={"PYTHONPATH": f"{tmp_path}:{ROOT}"}).json()
+    assert again == run["summary"]
