@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from fakedist.run.schema import ACTIONS
 
 MIN_BLOCK_BYTES = 512  # kMinBlockSize
-SMALL_BYTES = 1 << 20  # kSmallSize
-SMALL_SEGMENT_BYTES = 2 << 20  # kSmallBuffer: segments of the small pool; those of the large pool have 20 MiB or more
+SMALL_BYTES = 1 << 20  # kSmallSize: larger requests are served by the large pool
 
 
 @dataclass(frozen=True)
@@ -81,15 +80,15 @@ class Replay:
     unknown_frees: int = 0
 
 
-class _FreeBlocks:
-    """Free blocks of every segment, by where they start and where they end."""
+class Ranges:
+    """Stretches of addresses that do not overlap, by where they start and where they end; merged within a segment."""
 
     def __init__(self) -> None:
         self._starts: dict[int, tuple[int, int]] = {}  # start -> (bytes, segment)
         self._ends: dict[int, int] = {}  # end -> start
 
     def put(self, start: int, bytes_: int, segment: int) -> None:
-        """Add a free block, merged with free neighbours in the same segment."""
+        """Add a stretch, merged with neighbours in the same segment."""
         before = self._ends.get(start)
         if before is not None and self._starts[before][1] == segment:
             bytes_ += self._starts.pop(before)[0]
@@ -103,14 +102,14 @@ class _FreeBlocks:
         self._ends[start + bytes_] = start
 
     def take(self, start: int) -> tuple[int, int] | None:
-        """Remove the free block that starts here: (bytes, segment)."""
+        """Remove the stretch that starts here: (bytes, segment)."""
         found = self._starts.pop(start, None)
         if found is not None:
             del self._ends[start + found[0]]
         return found
 
     def cut(self, start: int, bytes_: int) -> None:
-        """Remove a piece of a free block (an expandable segment gives pages back)."""
+        """Remove a piece of a stretch (an expandable segment gives pages back)."""
         for first, (length, segment) in self._starts.items():
             if first <= start and start + bytes_ <= first + length:
                 self.take(first)
@@ -119,6 +118,77 @@ class _FreeBlocks:
                 if start + bytes_ < first + length:
                     self.put(start + bytes_, first + length - start - bytes_, segment)
                 return
+
+    def listed(self) -> list[tuple[int, int, int]]:
+        """Every stretch by address: (start, bytes, segment)."""
+        return sorted((start, bytes_, segment) for start, (bytes_, segment) in self._starts.items())
+
+
+class _Player:
+    """The allocator's state: the blocks that are held, those whose free waits for a stream, and the free ones."""
+
+    def __init__(self, num_events: int, settings: AllocatorSettings) -> None:
+        self.found = Replay()
+        self._free = Ranges()
+        self._never = num_events
+        self._settings = settings
+        self._expandable = settings.expandable
+        self._segments: list[int] = []  # of each block; -1 where it is not known
+        self._held: dict[int, int] = {}  # start -> block number
+        self._leaving: dict[int, int] = {}  # the same, of blocks whose free is not completed
+
+    def alloc(self, event: int, at: int, requested: int) -> int:
+        """Give a block: its bytes."""
+        given = rounded_bytes(requested, self._settings)
+        segment = -1
+        if (taken := self._free.take(at)) is not None:
+            whole, segment = taken
+            if self._splits(whole - given, given):
+                self._free.put(at + given, whole - given, segment)
+            else:
+                given = whole
+        self._held[at] = len(self._segments)
+        self._segments.append(segment)
+        found = self.found
+        found.alloc_event.append(event)
+        found.free_event.append(self._never)
+        found.block_bytes.append(given)
+        return given
+
+    def request_free(self, event: int, at: int) -> int:
+        """A tensor lets go of a block: the bytes that are held no longer."""
+        block = self._held.pop(at, -1)
+        if block < 0:
+            self.found.unknown_frees += 1
+            return 0
+        self.found.free_event[block] = event
+        self._leaving[at] = block
+        return self.found.block_bytes[block]
+
+    def complete_free(self, at: int) -> None:
+        """Every stream is done with a block: it can be given again."""
+        block = self._leaving.pop(at, -1)
+        if block >= 0 and self._segments[block] >= 0:
+            self._free.put(at, self.found.block_bytes[block], self._segments[block])
+
+    def gain(self, at: int, bytes_: int, mapped: bool) -> None:
+        """A segment, or pages of an expandable one."""
+        # Pages mapped behind each other belong to one expandable segment; ordinary segments never merge.
+        self._free.put(at, bytes_, 0 if mapped else at)
+        self._expandable |= mapped  # the script switched them on itself
+
+    def lose(self, at: int, bytes_: int, mapped: bool) -> None:
+        """A segment goes back to the GPU, or pages of an expandable one."""
+        if mapped:
+            self._free.cut(at, bytes_)
+        else:
+            self._free.take(at)
+
+    def _splits(self, remaining: int, given: int) -> bool:
+        """``should_split``. A block of the small pool never serves a large request, so the request tells the pool."""
+        if given <= SMALL_BYTES or self._expandable:
+            return remaining >= MIN_BLOCK_BYTES
+        return given < self._settings.max_split_bytes and remaining > SMALL_BYTES
 
 
 def replay(action: Sequence[int], address: Sequence[int], size: Sequence[int], settings: AllocatorSettings) -> Replay:
@@ -132,61 +202,23 @@ def replay(action: Sequence[int], address: Sequence[int], size: Sequence[int], s
     """
     codes = {name: code for code, name in enumerate(ACTIONS)}
     alloc, requested, completed = codes["alloc"], codes["free_requested"], codes["free_completed"]
-    gain, loss = {codes["segment_alloc"], codes["segment_map"]}, {codes["segment_free"], codes["segment_unmap"]}
-    found, free = Replay(), _FreeBlocks()
-    live: dict[int, int] = {}  # start -> block number
-    leaving: dict[int, list[int]] = {}  # start -> blocks whose free is not completed
-    segments: list[int] = []
-    small: dict[int, bool] = {}
+    gain, loss = (codes["segment_alloc"], codes["segment_map"]), (codes["segment_free"], codes["segment_unmap"])
+    player = _Player(len(action), settings)
+    found = player.found
     allocated = reserved = 0
     for event, (what, at, bytes_) in enumerate(zip(action, address, size, strict=True)):
         if what == alloc:
-            taken = free.take(at)
-            given = rounded_bytes(bytes_, settings)
-            segment = -1
-            if taken is not None:
-                whole, segment = taken
-                if _splits(whole - given, given, small.get(segment, False), settings):
-                    free.put(at + given, whole - given, segment)
-                else:
-                    given = whole
-            live[at] = len(segments)
-            segments.append(segment)
-            found.alloc_event.append(event)
-            found.free_event.append(len(action))
-            found.block_bytes.append(given)
-            allocated += given
+            allocated += player.alloc(event, at, bytes_)
         elif what == requested:
-            block = live.pop(at, -1)
-            if block < 0:
-                found.unknown_frees += 1
-            else:
-                found.free_event[block] = event
-                allocated -= found.block_bytes[block]
-                leaving.setdefault(at, []).append(block)
+            allocated -= player.request_free(event, at)
         elif what == completed:
-            if blocks := leaving.get(at):
-                block = blocks.pop(0)
-                if segments[block] >= 0:
-                    free.put(at, found.block_bytes[block], segments[block])
+            player.complete_free(at)
         elif what in gain:
             reserved += bytes_
-            small[at] = bytes_ == SMALL_SEGMENT_BYTES
-            # Pages mapped behind each other belong to one expandable segment; ordinary segments never merge.
-            free.put(at, bytes_, 0 if what == codes["segment_map"] else at)
+            player.gain(at, bytes_, mapped=what == gain[1])
         elif what in loss:
             reserved -= bytes_
-            if what == codes["segment_free"]:
-                free.take(at)
-            else:
-                free.cut(at, bytes_)
+            player.lose(at, bytes_, mapped=what == loss[1])
         found.allocated_bytes.append(allocated)
         found.reserved_bytes.append(reserved)
     return found
-
-
-def _splits(remaining: int, given: int, small_pool: bool, settings: AllocatorSettings) -> bool:
-    """``should_split``."""
-    if small_pool or settings.expandable:
-        return remaining >= MIN_BLOCK_BYTES
-    return given < settings.max_split_bytes and remaining > SMALL_BYTES

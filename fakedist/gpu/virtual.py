@@ -72,7 +72,7 @@ class VirtualGpu:
         """Kernel launches, copies, copies whose data was dropped (large tensors hold none), and mallocs, so far."""
         counters = _GpuCounters()
         self._library.fakedist_counters(ctypes.byref(counters))
-        return {name: int(getattr(counters, name)) for name, _ in _GpuCounters._fields_}
+        return {field[0]: int(getattr(counters, field[0])) for field in _GpuCounters._fields_}
 
     def refused(self) -> list[tuple[str, int]]:
         """CUDA functions that were called and not answered, with their number of calls."""

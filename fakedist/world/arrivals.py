@@ -22,8 +22,6 @@ from collections.abc import Callable, Sequence
 import torch
 
 _KEEP = {"AVG", "MIN", "MAX", "BAND", "BOR"}
-#: Types in which a sum over many ranks leaves the range; for the others it takes values beyond 1e35.
-_NARROW_FLOATS = {torch.float16, torch.float8_e4m3fn, torch.float8_e5m2}
 
 
 class Arrivals:
@@ -45,21 +43,14 @@ class Arrivals:
 
         Sums and products saturate at the dtype's finite range.
         """
-        name, factor = reduce_op(op)
-        if name == "PREMUL_SUM":
-            tensor.mul_(factor)
-            name = "SUM"
-        if name in _KEEP or num_ranks == 1:
-            return
-        if name == "SUM":
-            _multiply(tensor, num_ranks)
-        elif name == "PRODUCT":
-            _power(tensor, num_ranks)
-        elif name == "BXOR":
-            if num_ranks % 2 == 0:
-                tensor.zero_()
+        if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1:
+            # Eight-bit floats have no arithmetic of their own: a temporary is not to be avoided.
+            info = torch.finfo(tensor.dtype)
+            wide = tensor.float()
+            _reduce(wide, num_ranks, op)
+            tensor.copy_(wide.clamp_(info.min, info.max))
         else:
-            raise ValueError(f"no such reduction: {name}")
+            _reduce(tensor, num_ranks, op)
 
     def spread(self, outputs: Sequence[torch.Tensor], mine: torch.Tensor) -> None:
         """Fill every output with ``mine``, repeated or cut to its size; nothing to repeat is zeros."""
@@ -141,13 +132,31 @@ def reduce_op(op: object) -> tuple[str, float | torch.Tensor]:
     return (name, op.__getstate__()[1]) if name == "PREMUL_SUM" else (name, 1.0)  # type: ignore[index]
 
 
+def _reduce(tensor: torch.Tensor, num_ranks: int, op: object) -> None:
+    name, factor = reduce_op(op)
+    if name == "PREMUL_SUM":
+        tensor.mul_(factor)
+        name = "SUM"
+    if name in _KEEP or num_ranks == 1:
+        return
+    if name == "SUM":
+        _multiply(tensor, num_ranks)
+    elif name == "PRODUCT":
+        _power(tensor, num_ranks)
+    elif name == "BXOR":
+        if num_ranks % 2 == 0:
+            tensor.zero_()
+    else:
+        raise ValueError(f"no such reduction: {name}")
+
+
 def _multiply(tensor: torch.Tensor, factor: int) -> None:
     """Multiply in place and saturate, without a temporary: integers at the largest multiple that the type can hold."""
     dtype = tensor.dtype
     if dtype == torch.bool:
         return  # true or true is true
-    if dtype.is_complex or (dtype.is_floating_point and dtype not in _NARROW_FLOATS):
-        tensor.mul_(factor)
+    if dtype.is_complex or (dtype.is_floating_point and dtype != torch.float16):
+        tensor.mul_(factor)  # only values beyond 1e35 would leave the range
     elif dtype.is_floating_point:
         info = torch.finfo(dtype)
         tensor.clamp_(info.min / factor, info.max / factor).mul_(factor)

@@ -51,11 +51,9 @@ def test_two_steps_were_run_and_the_second_is_the_steady_one(run: dict[str, Any]
 
 def test_a_tied_weight_is_owned_once_by_the_layer_that_has_it_first(run: dict[str, Any]) -> None:
     layers = run["layers"]
-    assert layers.loc["embedding", "most_parameter_bytes"] == 8000 * 512 * 4
-    assert layers.loc["head", "most_parameter_bytes"] == 0
-    gradient = layers.loc["embedding", "most_gradient_bytes"]
-    assert 0 <= gradient - 8000 * 512 * 4 <= MIB  # a rest of up to 1 MiB is not split off
-    assert layers.loc["head", "most_gradient_bytes"] == 0
+    for column in ("most_parameter_bytes", "most_gradient_bytes"):
+        assert 0 <= layers.loc["embedding", column] - 8000 * 512 * 4 <= MIB  # a rest of up to 1 MiB is not split off
+        assert layers.loc["head", column] == 0
 
 
 def test_a_frozen_layer_has_parameters_but_no_gradient_and_no_state(run: dict[str, Any]) -> None:

@@ -232,7 +232,7 @@ class ValueEngine:
 
     def _on_host(self, values: Any, *, settle: bool = False) -> Any:
         """Arguments with host views in the place of device tensors; large ones, where they are read, as zeros."""
-        found = []
+        found: list[Any] = []
         for value in values:
             if isinstance(value, torch.Tensor) and value.is_cuda:
                 if settle and not is_small(value) and value.numel() > 1:
