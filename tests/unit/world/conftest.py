@@ -1,0 +1,54 @@
+"""Being one rank of a job whose other ranks do not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from fakedist.job import Job
+from fakedist.world.reroute import fake_world
+
+
+class Notes:
+    """A ledger that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.groups: list[tuple[str, str, list[int], int, str]] = []
+        self.calls: list[tuple[str, int, int, int, tuple[bool, int]]] = []
+
+    def add_group(self, name: str, description: str, ranks: Sequence[int], group_rank: int, backend: str) -> int:
+        self.groups.append((name, description, list(ranks), group_rank, backend))
+        return len(self.groups) - 1
+
+    def write(
+        self,
+        operation: str,
+        group: int,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        call: tuple[bool, int] = (False, -1),
+    ) -> None:
+        given, got = (sum(tensor.nbytes for tensor in tensors) for tensors in (inputs, outputs))
+        self.calls.append((operation, group, given, got, call))
+
+
+Enter = Callable[..., Notes]
+
+
+@pytest.fixture
+def enter_world() -> Iterator[Enter]:
+    """Call it to be a rank with its default group; the world ends with the test."""
+    with ExitStack() as stack:
+
+        def enter(world_size: int = 8, rank: int = 0, backend: str | None = "gloo", **job: Any) -> Notes:
+            notes = Notes()
+            stack.enter_context(fake_world(Job(world_size=world_size, rank=rank, target="x", **job), notes))
+            dist.init_process_group(backend)
+            return notes
+
+        yield enter
