@@ -8,6 +8,7 @@ segment. :func:`replay` is checked against the allocator's own statistics wherev
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from fakedist.run.schema import ACTIONS
 
 MIN_BLOCK_BYTES = 512  # kMinBlockSize
 SMALL_BYTES = 1 << 20  # kSmallSize: larger requests are served by the large pool
+_NUM_INTERVALS = 16  # kRoundUpPowerOfTwoIntervals: from 1 MiB to 64 GiB
 
 
 @dataclass(frozen=True)
@@ -24,38 +26,54 @@ class AllocatorSettings:
 
     Attributes:
         max_split_bytes: Larger blocks are not split (``max_split_size_mb``).
-        power2_divisions: Requests are rounded up to this many steps between powers of two
-            (``roundup_power2_divisions`` as one number); 0 where they are not.
+        power2_divisions: ``roundup_power2_divisions``: into how many steps the room between two powers of two is cut
+            when requests are rounded up, for requests below 2 MiB, 4 MiB, ..., 64 GiB and above; empty for none.
         expandable: ``expandable_segments:True``.
     """
 
     max_split_bytes: int = 1 << 62
-    power2_divisions: int = 0
+    power2_divisions: tuple[int, ...] = ()
     expandable: bool = False
 
 
 def parse_settings(alloc_conf: str) -> AllocatorSettings:
     """Settings in a PYTORCH_CUDA_ALLOC_CONF text; those that do not change the size of a block are left out."""
-    options = dict(part.strip().split(":", 1) for part in alloc_conf.split(",") if ":" in part)
+    options = dict(re.findall(r"(\w+)\s*:\s*(\[[^\]]*\]|[^,]*)", alloc_conf))
     split = options.get("max_split_size_mb", "").strip()
-    divisions = options.get("roundup_power2_divisions", "").strip()
     return AllocatorSettings(
         int(split) << 20 if split.isdecimal() else 1 << 62,
-        int(divisions) if divisions.isdecimal() else 0,
+        _divisions(options.get("roundup_power2_divisions", "").replace(" ", "")),
         options.get("expandable_segments", "").strip().lower() == "true",
     )
+
+
+def _divisions(text: str) -> tuple[int, ...]:
+    """``parseRoundUpPower2Divisions`` of c10/core/AllocatorConfig.cpp: one number, or [256:1,512:2,>:4] with MiB."""
+    if text.isdecimal():
+        return (int(text),) * _NUM_INTERVALS
+    found, last = [0] * _NUM_INTERVALS, -1
+    for boundary, number in re.findall(r"(\d+|>):(\d+)", text):
+        if boundary == ">":
+            found[max(last, 0) + 1 :] = [int(number)] * (_NUM_INTERVALS - 1 - max(last, 0))
+            continue
+        index = min(int(boundary).bit_length() - 1, _NUM_INTERVALS - 1)
+        if last < 0:
+            found[:index] = [int(number)] * index
+        found[index] = int(number)
+        last = index
+    return tuple(found) if any(found) else ()
 
 
 def rounded_bytes(requested: int, settings: AllocatorSettings) -> int:
     """``round_size``: the least that a request is given."""
     if requested < MIN_BLOCK_BYTES:
         return MIN_BLOCK_BYTES
-    divisions = settings.power2_divisions
-    if divisions > 1 and requested > MIN_BLOCK_BYTES * divisions:
-        if requested & (requested - 1) == 0:
-            return requested
-        step = (1 << (requested.bit_length() - 1)) // divisions
-        return requested if step == 0 else -(-requested // step) * step
+    if settings.power2_divisions:
+        power = requested.bit_length() - 1
+        divisions = settings.power2_divisions[min(max(power - 20, 0), _NUM_INTERVALS - 1)]
+        if divisions > 1 and requested > MIN_BLOCK_BYTES * divisions:
+            step = (1 << power) // divisions
+            return -(-requested // step) * step
     return -(-requested // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
 
 
