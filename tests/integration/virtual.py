@@ -1,0 +1,49 @@
+"""Run a piece of Python on the virtual GPU in a process of its own; what it prints as JSON comes back."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+_BEFORE = """
+import json, sys
+from fakedist.gpu.spec import find_gpu
+from fakedist.gpu.virtual import virtual_gpu
+with virtual_gpu(find_gpu("h100-80g"), {devices}, {memory}) as gpu:
+    import torch
+    found = {{}}
+{body}
+    print("FOUND", json.dumps(found))
+    # An autograd thread that starts while the interpreter ends aborts the process (it asks for the GIL).
+    import time; time.sleep(0.3)
+"""
+
+
+def on_virtual_gpu(body: str, devices: int = 8, memory_bytes: int | None = None, **environment: str) -> dict[str, Any]:
+    """Run ``body``, which fills the dict ``found``; ``torch`` and ``gpu`` are there.
+
+    Args:
+        body: Python.
+        devices: Virtual GPUs.
+        memory_bytes: Memory of each.
+        environment: Variables to set.
+    """
+    code = _BEFORE.format(devices=devices, memory=memory_bytes, body=textwrap.indent(textwrap.dedent(body), "    "))
+    finished = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert finished.returncode == 0, finished.stderr
+    line = next(line for line in finished.stdout.splitlines() if line.startswith("FOUND "))
+    found = json.loads(line.removeprefix("FOUND "))
+    assert isinstance(found, dict)
+    return found
