@@ -255,7 +255,7 @@ def test_everything_public_says_what_it_is(path: Path) -> None:
 
 
 def test_nothing_is_left_for_later() -> None:
-    later = re.compile(r"\b(TODO|FIXME|XXX|HACK|NotImplementedError)\b")
+    later = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|raise NotImplementedError")
     texts = [*WRITTEN, *PACKAGE.rglob("*.c"), *PACKAGE.rglob("*.h"), *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
