@@ -1,0 +1,154 @@
+"""What `fakedist report` costs for a run of a million allocator events: from the tables, and from the journal alone.
+
+    python bench/report.py [--events 1000000] [--rounds 3]
+
+The run is made up: 80 layers of 8 modules, 10 steps, 1,000 different stacks of 20 frames. "from the journal alone" is
+what `profile` does once when the rank has ended (or `report`, where profile was killed): replay, tables, snapshot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from fakedist.job import Job  # noqa: E402
+from fakedist.run.journal import JournalWriter  # noqa: E402
+from fakedist.run.manifest import new_manifest  # noqa: E402
+from fakedist.run.schema import ACTIONS, CATEGORIES  # noqa: E402
+
+NUM_STEPS, NUM_LAYERS, NUM_MODULES, NUM_STACKS = 10, 80, 8, 1_000
+SLOT_BYTES = 64 << 20
+ALLOC, REQUESTED, COMPLETED = (ACTIONS.index(name) for name in ("alloc", "free_requested", "free_completed"))
+PARAMETER = CATEGORIES.index("parameter")
+
+
+def records(num_events: int) -> Iterator[dict[str, Any]]:
+    """A journal's records."""
+    yield {"kind": "gpu", "gpu_name": "made up", "torch": "-", "capacity_bytes": 85 << 30, "device_index": 0}
+    layers = [(0, "", "", -1), (1, "(Transformer)", "Transformer", 0), (2, "layers", "ModuleList", 1)]
+    for block in range(NUM_LAYERS):
+        parent = len(layers)
+        layers.append((parent, f"layers.{block}", "Block", 2))
+        layers += [(parent + 1 + at, f"layers.{block}.w{at}", "Linear", parent) for at in range(NUM_MODULES)]
+    yield {"kind": "layers", "rows": layers}
+    yield {"kind": "operations", "rows": [(0, "aten.mm.default"), (1, "aten.add.Tensor")]}
+    phases = ("forward", "backward", "optimizer")
+    scopes = [
+        (step, phase, layer, False)
+        for step in range(1, NUM_STEPS + 1)
+        for phase in phases
+        for layer in range(len(layers))
+    ]
+    yield {"kind": "scopes", "rows": [(number, *scope) for number, scope in enumerate(scopes)]}
+    frames = [
+        (f"/job/model{stack}.py", depth + 1, f"forward_{depth}") for stack in range(NUM_STACKS) for depth in range(20)
+    ]
+    num_blocks = num_events // 3
+    numbers = range(num_blocks)
+    yield {
+        "kind": "ops",
+        "first": 0,
+        "operation": array("I", [at & 1 for at in numbers]).tobytes(),
+        "scope": array("I", [at * len(scopes) // num_blocks for at in numbers]).tobytes(),
+    }
+    yield from events(num_blocks, frames)
+    marked = numbers[::50]
+    yield {
+        "kind": "marks",
+        "op": array("q", marked).tobytes(),
+        "address": array("Q", [address(at) for at in marked]).tobytes(),
+        "category": bytes([PARAMETER]) * len(marked),
+        "layer": array("i", [3 + at % 700 for at in marked]).tobytes(),
+        "bytes": array("q", [1_000] * len(marked)).tobytes(),
+    }
+    of_step = num_blocks // NUM_STEPS
+    yield {"kind": "regions", "rows": [(first, first + of_step // 3, 0) for first in numbers[:: of_step + 1]]}
+    for step in range(1, NUM_STEPS + 1):
+        yield {"kind": "step", "step": step, "start_us": step * 1_000, "end_us": step * 1_000 + 900, "wall_us": 900}
+    yield {"kind": "outcome", "outcome": "stopped", "code": 0, "message": ""}
+
+
+def address(block: int) -> int:
+    """Where the `block`th block lies: one of 2,000 segments in turn."""
+    return (1 << 44) + block % 2_000 * SLOT_BYTES
+
+
+def events(num_blocks: int, frames: list[tuple[str, int, str]]) -> Iterator[dict[str, Any]]:
+    """2,000 segments, then blocks that are freed 1,500 allocations later."""
+    rows = [(ACTIONS.index("segment_alloc"), address(at), SLOT_BYTES, -1, -1) for at in range(2_000)]
+    for block in range(num_blocks):
+        rows.append((ALLOC, address(block), 4_096 + block % 5_000_000, block, block % NUM_STACKS))
+        if block >= 1_500:
+            old = block - 1_500
+            rows += [(what, address(old), 4_096 + old % 5_000_000, block, -1) for what in (REQUESTED, COMPLETED)]
+    for start in range(0, len(rows), 100_000):
+        action, at, size, op, stack = zip(*rows[start : start + 100_000], strict=True)
+        stacks = [tuple(range(number * 20, number * 20 + 20)) for number in range(NUM_STACKS)]
+        yield {
+            "kind": "events",
+            "device": 0,
+            "frames": [] if start else frames,
+            "stacks": [] if start else stacks,
+            "action": bytes(action),
+            "address": array("Q", at).tobytes(),
+            "size": array("q", size).tobytes(),
+            "stream": bytes(8 * len(at)),
+            "time_us": array("q", range(start, start + len(at))).tobytes(),
+            "op": array("q", op).tobytes(),
+            "stack": array("i", stack).tobytes(),
+        }
+
+
+def measure(run: Path) -> tuple[float, float]:
+    """Seconds and GB of host memory of one `fakedist report`."""
+    start = time.perf_counter()
+    command = [sys.executable, "-m", "fakedist", "report", str(run)]
+    process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"exit {process.returncode}: {' '.join(command)}")
+    return time.perf_counter() - start, usage.ru_maxrss * 1024 / 1e9
+
+
+def main() -> None:
+    """Print both figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        run = Path(directory)
+        new_manifest(run, Job(world_size=1_024, rank=0, target="train.py"))
+        journal = JournalWriter(run / "journal.bin")
+        for record in records(args.events):
+            journal.append(record)
+        journal.close()
+        unfinished = (run / "run.json").read_text()
+        found: dict[str, list[tuple[float, float]]] = {"from the journal alone": [], "from the tables": []}
+        for _ in range(args.rounds):
+            (run / "run.json").write_text(unfinished)
+            found["from the journal alone"].append(measure(run))
+            found["from the tables"].append(measure(run))
+        peak = json.loads((run / "run.json").read_text())["summary"]["peak_allocated_bytes"]
+    print(f"{args.events:,} events, peak {peak:,} bytes")
+    for name, rounds in found.items():
+        seconds = statistics.median(each[0] for each in rounds)
+        print(f"{name:<24} {seconds:6.2f} s {max(each[1] for each in rounds):6.2f} GB of host memory")
+
+
+if __name__ == "__main__":
+    main()
