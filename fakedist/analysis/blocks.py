@@ -184,11 +184,11 @@ def _divide(block: int, bytes_: int, own_layer: int, parts: list[tuple[int, int]
     Tensors that overlap (tied weights, views) can use more than the block has; they then share in proportion.
     """
     total = sum(part for _, part in parts)
-    if total > bytes_:
-        parts = [(layer, part * bytes_ // total) for layer, part in parts]
-    rest = bytes_ - sum(part for _, part in parts)
-    largest = max(parts, key=lambda part: part[1])[0] if total > bytes_ else own_layer
-    return [(block, layer, part) for layer, part in parts] + ([(block, largest, rest)] if rest else [])
+    shares = {layer: part * bytes_ // total if total > bytes_ else part for layer, part in parts}
+    heir = max(shares, key=shares.__getitem__) if total > bytes_ else own_layer
+    if rest := bytes_ - sum(shares.values()):
+        shares[heir] = shares.get(heir, 0) + rest
+    return [(block, layer, part) for layer, part in shares.items()]
 
 
 def action_names(recording: Recording) -> Any:

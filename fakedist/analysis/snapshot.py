@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fakedist.analysis.blocks import Blocks
 from fakedist.analysis.recording import Array, Recording
+from fakedist.analysis.replay import SMALL_BYTES, Ranges
 from fakedist.run.schema import ACTIONS
 from fakedist.run.snapshot import stack_frames, write_snapshot
 
-_GAINS, _LOSSES = {"segment_alloc", "segment_map"}, {"segment_free", "segment_unmap"}
-_SMALL_SEGMENT_BYTES = 2 << 20
+_MOVES = [code for code, name in enumerate(ACTIONS) if name.startswith("segment_")]
+_SMALL_SEGMENT_BYTES = 2 << 20  # kSmallBuffer
 
 
 def build_snapshot(run_directory: Path, recording: Recording, blocks: Blocks) -> None:
@@ -44,34 +47,45 @@ def _entries(events: dict[str, Array] | None, stacks: list[list[dict[str, Any]]]
 def _segments(recording: Recording, blocks: Blocks, stacks: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Segments alive at the end with the blocks that tensors hold in them; what lies between is inactive."""
     events = recording.device_events
-    alive: dict[int, tuple[int, int]] = {}
-    for action, address, size, stream in zip(
-        *(events[name].tolist() for name in ("action", "address", "size", "stream")), strict=True
-    ):
-        if ACTIONS[action] in _GAINS:
-            alive[address] = (size, stream)
-        elif ACTIONS[action] in _LOSSES:
-            alive.pop(address, None)
+    alive = Ranges()
+    streams: dict[int, int] = {}
+    for event in np.flatnonzero(np.isin(events["action"], _MOVES)).tolist():
+        address, size = int(events["address"][event]), int(events["size"][event])
+        move = ACTIONS[events["action"][event]]
+        if move in ("segment_alloc", "segment_map"):
+            streams[address] = stream = int(events["stream"][event])
+            # A block may lie on pages of several mappings, which a stream has in a row; ordinary segments never merge.
+            alive.put(address, size, -1 - stream if move == "segment_map" else address)
+        elif move == "segment_free":
+            alive.take(address)
+        else:
+            alive.cut(address, size)
     held = blocks.frame[blocks.frame["free_event"] >= len(events["op"])].sort_values("address")
     rows = iter(held[["address", "bytes", "requested_bytes", "stack"]].itertuples(index=False))
     waiting = next(rows, None)
     segments = []
-    for address, (size, stream) in sorted(alive.items()):
+    for address, size, segment in alive.listed():
         inside = []
         while waiting is not None and waiting[0] < address + size:
             if waiting[0] >= address:
                 inside.append(tuple(int(value) for value in waiting))
             waiting = next(rows, None)
-        segments.append(_segment(recording.device, (address, size, stream), inside, stacks))
+        stream = streams[address] if segment >= 0 else -1 - segment
+        found = _segment((address, size, stream), inside, stacks)
+        segments.append({"device": recording.device, "is_expandable": segment < 0, **found})
     return segments
 
 
 def _segment(
-    device: int,
-    where: tuple[int, int, int],
-    held: Iterable[tuple[int, ...]],
-    stacks: list[list[dict[str, Any]]],
+    where: tuple[int, int, int], held: list[tuple[int, ...]], stacks: list[list[dict[str, Any]]]
 ) -> dict[str, Any]:
+    """One segment.
+
+    Args:
+        where: Address, bytes, stream.
+        held: Address, bytes, requested bytes and stack of its blocks, by address.
+        stacks: Frames by stack.
+    """
     address, size, stream = where
     found: list[dict[str, Any]] = []
     at = address
@@ -83,18 +97,17 @@ def _segment(
             state = {"state": "active_allocated", "frames": frames}
             found.append({"address": start, "size": bytes_, "requested_size": requested, **state})
         at = start + bytes_
-    in_use = sum(block["size"] for block in found if block["state"] == "active_allocated")
+    in_use = sum(block[1] for block in held)
+    small = max(block[1] for block in held) <= SMALL_BYTES if held else size == _SMALL_SEGMENT_BYTES
     return {
-        "device": device,
         "address": address,
         "total_size": size,
         "allocated_size": in_use,
         "active_size": in_use,
-        "requested_size": sum(block["requested_size"] for block in found),
+        "requested_size": sum(block[2] for block in held),
         "stream": stream,
-        "segment_type": "small" if size == _SMALL_SEGMENT_BYTES else "large",
+        "segment_type": "small" if small else "large",
         "segment_pool_id": (0, 0),
-        "is_expandable": False,
         "frames": [],
         "blocks": found,
     }

@@ -1,0 +1,137 @@
+"""A rank's recording written by hand, record by record, for tests of everything that reads one."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fakedist.analysis.recording import Recording, read_recording
+from fakedist.job import Job
+from fakedist.run.directory import JOURNAL_NAME
+from fakedist.run.journal import JournalWriter
+from fakedist.run.manifest import new_manifest, update_manifest
+from fakedist.run.schema import ACTIONS, CATEGORIES
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+#: Where the one segment of 1 GiB begins that every device has; addresses in tests count from here.
+BASE = 0x7F0000000000
+_EVENTS = {"action": "B", "address": "Q", "size": "q", "stream": "Q", "time_us": "q", "op": "q", "stack": "i"}
+_MARKS = {"op": "q", "address": "Q", "category": "B", "layer": "i", "bytes": "q"}
+GPU = {"kind": "gpu", "torch": "2.15.0", "cuda": "13.2", "python": "3.11.0", "gpu_name": "NVIDIA H100 80GB HBM3"} | {
+    "capacity_bytes": 80 * GIB, "device_index": 0, "alloc_conf": "", "compute_capability": "9.0", "notes": []
+}  # fmt: skip
+
+
+@dataclass
+class HandMade:
+    """Records to write; every method that adds one returns its number."""
+
+    layers: list[tuple[int, str, str, int]] = field(default_factory=lambda: [(0, "", "", -1)])
+    scopes: dict[tuple[int, str, int, bool], int] = field(default_factory=dict)
+    operations: dict[str, int] = field(default_factory=dict)
+    ops: list[tuple[int, int]] = field(default_factory=list)
+    events: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
+    marks: list[tuple[int, ...]] = field(default_factory=list)
+    frames: list[tuple[str, int, str]] = field(default_factory=list)
+    stacks: list[tuple[int, ...]] = field(default_factory=list)
+    others: list[dict[str, Any]] = field(default_factory=list)
+    gpu: dict[str, Any] = field(default_factory=lambda: dict(GPU))
+
+    def layer(self, name: str, class_name: str = "Linear", parent: int = 0) -> int:
+        self.layers.append((len(self.layers), name, class_name, parent))
+        return len(self.layers) - 1
+
+    def op(self, phase: str = "forward", step: int = 1, layer: int = 0, **more: Any) -> int:
+        """Run an operation; what comes next happens in it."""
+        key = (step, phase, layer, bool(more.get("recompute", False)))
+        scope = self.scopes.setdefault(key, len(self.scopes))
+        operation = self.operations.setdefault(more.get("name", "aten.mm.default"), len(self.operations))
+        self.ops.append((operation, scope))
+        return len(self.ops) - 1
+
+    def event(self, action: str, address: int, size: int, device: int = 0, **more: int) -> None:
+        if device not in self.events:
+            self.events[device] = []
+            if action != "segment_alloc":
+                self.event("segment_alloc", 0, GIB, device)
+        op, stream, stack = more.get("op", len(self.ops) - 1), more.get("stream", 0), more.get("stack", -1)
+        self.events[device].append((ACTIONS.index(action), BASE + address, size, stream, 0, op, stack))
+
+    def alloc(self, address: int, size: int, **more: int) -> None:
+        self.event("alloc", address, size, **more)
+
+    def free(self, address: int, size: int, **more: int) -> None:
+        self.event("free_requested", address, size, **more)
+        self.event("free_completed", address, size, **more)
+
+    def mark(self, address: int, category: str, layer: int = -1, bytes_: int = 0) -> None:
+        """Say what the block at the address is for, as it is now."""
+        op = len(self.ops) - 1
+        self.marks.append((op, BASE + address, CATEGORIES.index(category), layer, bytes_))
+
+    def stack(self, *frames: tuple[str, int, str]) -> int:
+        self.stacks.append(tuple(range(len(self.frames), len(self.frames) + len(frames))))
+        self.frames += frames
+        return len(self.stacks) - 1
+
+    def region(self, first: int, last: int) -> None:
+        self.others.append({"kind": "regions", "rows": [(first, last, 0)]})
+
+    def step(self, number: int) -> None:
+        times = {"start_us": number * 1000, "end_us": number * 1000 + 900, "wall_us": 900}
+        self.others.append({"kind": "step", "step": number, **times})
+
+    def record(self, kind: str, **fields: Any) -> None:
+        self.others.append({"kind": kind, **fields})
+
+    def ended(self, outcome: str = "stopped", code: int = 0, message: str = "") -> None:
+        self.record("outcome", outcome=outcome, code=code, message=message, last_phase="other", last_step=1)
+
+    def stats(self, allocated: int, reserved: int, *, peaks_were_reset: bool = False) -> None:
+        peaks = {"allocated_peak_bytes": allocated, "reserved_peak_bytes": reserved}
+        self.record("stats", device=0, num_ooms=0, peaks_were_reset=peaks_were_reset, **peaks)
+
+    def records(self) -> list[dict[str, Any]]:
+        """What the rank would have written."""
+        written: list[dict[str, Any]] = [self.gpu] if self.gpu else []
+        written.append({"kind": "layers", "rows": self.layers})
+        written.append({"kind": "scopes", "rows": [(number, *scope) for scope, number in self.scopes.items()]})
+        written.append({"kind": "operations", "rows": [(number, name) for name, number in self.operations.items()]})
+        operation, scope = (array("I", column).tobytes() for column in zip(*self.ops or [(0, 0)], strict=True))
+        written.append({"kind": "ops", "first": 0, "operation": operation, "scope": scope})
+        stacks: dict[str, Any] = {"frames": self.frames, "stacks": self.stacks}
+        for device, rows in self.events.items():
+            written.append({"kind": "events", "device": device, **stacks, **_columns(_EVENTS, rows)})
+            stacks = {"frames": [], "stacks": []}
+        written.append({"kind": "marks", **_columns(_MARKS, self.marks)})
+        return written + self.others
+
+    def write(self, directory: Path) -> Path:
+        """Write the journal alone."""
+        directory.mkdir(exist_ok=True)
+        journal = JournalWriter(directory / JOURNAL_NAME)
+        for record in self.records():
+            journal.append(record)
+        journal.close()
+        return directory
+
+    def read(self, directory: Path) -> Recording:
+        """Write the journal and read it again."""
+        return read_recording(self.write(directory))
+
+
+def new_run(directory: Path, outcome: str = "stopped", **job: Any) -> Path:
+    """A run directory whose rank ended like this, without a journal."""
+    directory.mkdir(exist_ok=True)
+    new_manifest(directory, Job(**({"world_size": 8, "rank": 1, "target": "train.py"} | job)))
+    code = 4 if outcome == "out_of_memory" else 0
+    update_manifest(directory, exit={"outcome": outcome, "code": code, "message": ""}, cwd="/job")
+    return directory
+
+
+def _columns(types: dict[str, str], rows: list[tuple[int, ...]]) -> dict[str, bytes]:
+    return {
+        name: array(kind, (row[index] for row in rows)).tobytes() for index, (name, kind) in enumerate(types.items())
+    }
