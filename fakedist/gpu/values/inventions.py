@@ -10,6 +10,7 @@ import torch
 
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+_PASSES_ON = {"__torch_dispatch__", "__torch_function__"}
 
 
 class Inventions:
@@ -51,11 +52,14 @@ class Inventions:
 
 
 def script_line() -> tuple[str, int]:
-    """File and line of the innermost frame outside of torch and this package; nothing in autograd's own threads."""
+    """File and line of the innermost frame outside of torch and this package; nothing in autograd's own threads.
+
+    A script's own dispatch modes (a counter of FLOPs) pass operations on: they are not the line that asked.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         filename = frame.f_code.co_filename
-        if not filename.startswith((_OURS, _TORCH, "<")):
+        if not filename.startswith((_OURS, _TORCH, "<")) and frame.f_code.co_name not in _PASSES_ON:
             return filename, frame.f_lineno
         frame = frame.f_back
     return "", 0
