@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +54,7 @@ class HandMade:
     def event(self, action: str, address: int, size: int, device: int = 0, **more: int) -> None:
         if device not in self.events:
             self.events[device] = []
-            if action != "segment_alloc":
-                self.event("segment_alloc", 0, GIB, device)
+            self.event("segment_alloc", 0, GIB, device)
         op, stream, stack = more.get("op", len(self.ops) - 1), more.get("stream", 0), more.get("stack", -1)
         self.events[device].append((ACTIONS.index(action), BASE + address, size, stream, 0, op, stack))
 
@@ -125,7 +124,7 @@ class HandMade:
 def new_run(directory: Path, outcome: str = "stopped", **job: Any) -> Path:
     """A run directory whose rank ended like this, without a journal."""
     directory.mkdir(exist_ok=True)
-    new_manifest(directory, Job(**({"world_size": 8, "rank": 1, "target": "train.py"} | job)))
+    new_manifest(directory, replace(Job(world_size=8, rank=1, target="train.py"), **job))
     code = 4 if outcome == "out_of_memory" else 0
     update_manifest(directory, exit={"outcome": outcome, "code": code, "message": ""}, cwd="/job")
     return directory
