@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from rich.console import Console
-from rich.markup import escape
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from fakedist.analysis.layers import fold_layers, fold_table, unfolded
 from fakedist.report.run import Run
+from fakedist.report.sheet import Column, print_heading, print_lines, print_remark, print_table
 from fakedist.run.schema import CATEGORIES
 from fakedist.units import format_bytes, format_us
 
-#: Categories in the layer table; the other three are in `other`.
+#: Columns of the layer table: their categories, and which goes first where there is no room.
 _LAYER_COLUMNS = {
-    "params": ("parameter",),
-    "grads": ("gradient",),
-    "opt state": ("optimizer_state",),
-    "activations": ("activation",),
-    "temps": ("temporary",),
-    "other": ("workspace", "communication", "other"),
+    "params": (("parameter",), 0),
+    "grads": (("gradient",), 3),
+    "opt state": (("optimizer_state",), 1),
+    "activations": (("activation",), 0),
+    "temps": (("temporary",), 2),
+    "other": (("workspace", "communication", "other"), 4),
 }
-_WIDE, _NARROW = 125, ("params", "activations")  # below this many columns of text, only these categories
 _MIN_SHARE = 0.001  # layers below a thousandth of the peak are left out of the folded table, and counted
+_NUM_LARGEST = 10
+_NUM_STEPS = 4  # of more steps only the first two, the one with the peak and the last are shown
 
 
 def render(run_directory: Path, *, all_layers: bool, console: Console) -> None:
@@ -46,169 +45,163 @@ def render(run_directory: Path, *, all_layers: bool, console: Console) -> None:
     summary = run.summary
     _facts(console, run, summary)
     _peak(console, summary)
-    if summary["by_phase"]:
+    if summary["peak_reserved_bytes"]:
         _phases(console, summary)
         _categories(console, summary)
         _layers(console, run.table("layers"), summary["peak_allocated_bytes"], all_layers)
-        _largest(console, summary["largest_blocks"], run.manifest["cwd"])
+        _largest(console, summary["largest_blocks"][:_NUM_LARGEST], run.manifest["cwd"])
     if summary["collectives"]:
         _collectives(console, summary["collectives"])
     _notes(console, summary)
 
 
-def _table(title: str, *columns: str, numbers_from: int = 1) -> Table:
-    """A table whose first columns are text and the others numbers."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
-    for index, column in enumerate(columns):
-        if index < numbers_from:
-            table.add_column(column, overflow="fold")
-        else:
-            table.add_column(column, justify="right", no_wrap=True)
-    return table
-
-
-def _print(console: Console, table: Table) -> None:
-    console.print()
-    console.print(table)
-
-
 def _facts(console: Console, run: Run, summary: dict[str, Any]) -> None:
     job = run.manifest["job"]
     command = " ".join([("-m " if job["is_module"] else "") + job["target"], *job["arguments"]])
-    ending, steps = summary["exit"], summary["steps"]
+    ending, num_steps = summary["exit"], len(summary["steps"])
     message = ending["message"].split(". ")[0]
     how = ending["outcome"].replace("_", " ") + (f" ({message})" if message else "")
     rows = [
         ("job", command),
-        ("rank", f"{summary['rank']} of {summary['world_size']} ({job['gpus_per_node']} GPUs a node)"),
+        ("rank", f"{summary['rank']:,} of {summary['world_size']:,} ({job['gpus_per_node']} GPUs a node)"),
         ("device", f"{summary['device']}: {summary['gpu'] or 'never reached'}, torch {summary['torch'] or 'unknown'}"),
-        ("ended", f"{how} after {len(steps)} step{'' if len(steps) == 1 else 's'}"),
+        ("ended", f"{how} after {num_steps} step{'' if num_steps == 1 else 's'}"),
         ("run", str(run.path)),
     ]
     for name, value in rows:
-        console.print(Text(f"{name:<8}", style="dim") + Text(value), soft_wrap=True)
+        console.print(Text(f"{name:<8}", style="dim") + Text(value, style="not dim"), soft_wrap=True)
 
 
 def _peak(console: Console, summary: dict[str, Any]) -> None:
-    capacity, reserved = summary["capacity_bytes"], summary["peak_reserved_bytes"]
-    console.print()
-    console.print(Text("Peak memory, measured", style="bold"))
-    where = f"step {summary['peak_step']}, {summary['peak_phase']}"
+    allocated, reserved = summary["peak_allocated_bytes"], summary["peak_reserved_bytes"]
+    capacity = summary["capacity_bytes"]
+    print_heading(console, "Peak memory, measured")
     rows = [
-        ("allocated", format_bytes(summary["peak_allocated_bytes"]), where),
+        ("allocated", format_bytes(allocated), f"step {summary['peak_step']}, {summary['peak_phase']}"),
         ("reserved", format_bytes(reserved), ""),
     ]
     if capacity:
         rows.append(("capacity", format_bytes(capacity), f"{reserved / capacity:.1%} of it reserved at the peak"))
     for name, figure, more in rows:
-        console.print(f"  {name:<10}{figure:>12}   {more}".rstrip(), highlight=False)
+        console.print(Text(f"  {name:<10}{figure:>12}   {more}".rstrip()), soft_wrap=True)
+    if verdict := _verdict(summary):
+        console.print(verdict, soft_wrap=True)
+
+
+def _verdict(summary: dict[str, Any]) -> Text | None:
+    """Whether the rank fits the GPU; nothing if it never used one."""
+    reserved, capacity = summary["peak_reserved_bytes"], summary["capacity_bytes"]
     if failed := summary["out_of_memory"]:
-        by = failed["operation"] or "an allocation"
         of = f" of {failed['layer']}" if failed["layer"] else ""
         at = f" at {failed['line']}" if failed["line"] else ""
-        text = f"does not fit: {by}{of} asked for {format_bytes(failed['requested_bytes'])} more{at}"
-        console.print(f"  [bold red]{escape(text)}[/]", highlight=False, soft_wrap=True)
-    elif not summary["fits"]:
-        missing = (
-            f"does not fit: {format_bytes(reserved - capacity)} more than the GPU has" if capacity else "does not fit"
-        )
-        console.print(f"  [bold red]{missing}[/]", highlight=False)
-    elif capacity and summary["by_phase"]:
-        console.print(f"  [bold green]fits[/], headroom {format_bytes(capacity - reserved)}", highlight=False)
+        who = f"{failed['operation'] or 'an allocation'}{of}"
+        return Text(f"  does not fit: {who} asked for {format_bytes(failed['requested_bytes'])} more{at}", "bold red")
+    if not summary["fits"]:
+        more = f": {format_bytes(reserved - capacity)} more than the GPU has" if reserved > capacity else ""
+        return Text(f"  does not fit{more}", "bold red")
+    if capacity and reserved:
+        return Text("  ") + Text("fits", "bold green") + Text(f", headroom {format_bytes(capacity - reserved)}")
+    return None
 
 
 def _phases(console: Console, summary: dict[str, Any]) -> None:
-    table = _table("By phase", "step", "phase", "peak allocated", "peak reserved", "allocated at end", numbers_from=2)
-    longest = _longest(pd.DataFrame(summary["by_phase"]))
-    for row in longest.to_dict("records"):
-        at_peak = (row["step"], row["phase"]) == (summary["peak_step"], summary["peak_phase"])
-        table.add_row(
-            str(row["step"]),
-            row["phase"] + (" <- peak" if at_peak else ""),
-            *(format_bytes(row[f"{name}_bytes"]) for name in ("peak_allocated", "peak_reserved", "end_allocated")),
+    rows = [row for row in summary["by_phase"] if row["peak_reserved_bytes"]]
+    steps = sorted({row["step"] for row in rows})
+    shown = steps if len(steps) <= _NUM_STEPS else [*steps[:2], summary["peak_step"], steps[-1]]
+    rows = [row for row in rows if row["step"] in shown]
+    peak = (summary["peak_step"], summary["peak_phase"])
+    phases = [row["phase"] + (" <- peak" if (row["step"], row["phase"]) == peak else "") for row in rows]
+    figures = [
+        Column(name, [format_bytes(row[key]) for row in rows], rank=rank)
+        for name, key, rank in (
+            ("peak allocated", "peak_allocated_bytes", 0),
+            ("peak reserved", "peak_reserved_bytes", 2),
+            ("allocated at end", "end_allocated_bytes", 1),
         )
-    _print(console, table)
-    if summary["steps"]:
-        times = ", ".join(f"{row['step']}: {format_us(row['wall_us'])}" for row in summary["steps"])
-        console.print(f"  wall time of steps here, recording included: {times}", style="dim", highlight=False)
-
-
-def _longest(phases: pd.DataFrame) -> pd.DataFrame:
-    """Phases in which memory was used at all."""
-    return phases[(phases["peak_allocated_bytes"] > 0) | (phases["peak_reserved_bytes"] > 0)]
+    ]
+    step = Column("step", [str(row["step"]) for row in rows])
+    print_table(console, "By phase", [step, Column("phase", phases, is_text=True), *figures])
+    if left_out := [number for number in steps if number not in shown]:
+        print_remark(console, f"{len(left_out)} of the steps {left_out[0]} to {left_out[-1]} are in --json only")
+    if times := [f"{row['step']}: {format_us(row['wall_us'])}" for row in summary["steps"] if row["step"] in shown]:
+        print_remark(console, f"wall time of steps here, recording included: {', '.join(times)}")
 
 
 def _categories(console: Console, summary: dict[str, Any]) -> None:
     peak = summary["peak_allocated_bytes"]
-    table = _table("By category at the peak", "category", "bytes", "share")
-    for name, bytes_ in sorted(summary["by_category"].items(), key=lambda item: -item[1]):
-        if bytes_:
-            table.add_row(name.replace("_", " "), format_bytes(bytes_), f"{bytes_ / peak:.1%}")
-    _print(console, table)
+    rows = sorted(
+        ((name, bytes_) for name, bytes_ in summary["by_category"].items() if bytes_), key=lambda row: -row[1]
+    )
+    columns = [
+        Column("category", [name.replace("_", " ") for name, _ in rows], is_text=True),
+        Column("bytes", [format_bytes(bytes_) for _, bytes_ in rows]),
+        Column("share", [f"{bytes_ / peak:.1%}" for _, bytes_ in rows]),
+    ]
+    print_table(console, "By category at the peak", columns)
 
 
 def _layers(console: Console, layers: pd.DataFrame, peak: int, all_layers: bool) -> None:
-    rows = fold_table(layers, unfolded(layers) if all_layers else fold_layers(layers))
-    shown = rows if all_layers else rows[rows[["peak_total_bytes", "most_total_bytes"]].max(axis=1) > peak * _MIN_SHARE]
-    categories = {name: of for name, of in _LAYER_COLUMNS.items() if console.width >= _WIDE or name in _NARROW}
-    title = "By layer: bytes at the peak with children; own; most of one layer with children during the last step"
-    table = _table(title, "layer", *categories, "total", *(["own"] if console.width >= _WIDE else []), "most")
-    for row in shown.to_dict("records"):
-        name = row["name"] or "(outside of modules)"
-        times = f" x{row['num_repeats']}" if row["num_repeats"] > 1 else ""
-        figures = [sum(row[f"peak_{category}_bytes"] for category in of) for of in categories.values()]
-        figures += [row["peak_total_bytes"], *([row["peak_own_bytes"]] if console.width >= _WIDE else [])]
-        figures.append(row["most_total_bytes"])
-        table.add_row(Text(name + times), *(format_bytes(value) if value else "-" for value in figures))
-    _print(console, table)
-    if left_out := len(rows) - len(shown):
-        text = (
-            f"  {left_out} rows of less than {_MIN_SHARE:.1%} of the peak are left out; --all-layers shows everything"
-        )
-        console.print(text, style="dim", highlight=False)
+    found = fold_table(layers, unfolded(layers) if all_layers else fold_layers(layers))
+    kept = found[["peak_total_bytes", "most_total_bytes"]].max(axis=1) > (0 if all_layers else peak * _MIN_SHARE)
+    rows = found[kept].to_dict("records")
+    names = [
+        (row["name"] or "(outside of modules)") + (f" x{row['num_repeats']}" if row["num_repeats"] > 1 else "")
+        for row in rows
+    ]
+    columns = [Column("layer", names, is_text=True)]
+    for name, (categories, rank) in _LAYER_COLUMNS.items():
+        sums = [sum(row[f"peak_{category}_bytes"] for category in categories) for row in rows]
+        columns.append(Column(name, [_or_dash(bytes_) for bytes_ in sums], rank=rank))
+    for name, key, rank in (
+        ("total", "peak_total_bytes", 0),
+        ("own", "peak_own_bytes", 5),
+        ("most", "most_total_bytes", 0),
+    ):
+        columns.append(Column(name, [_or_dash(row[key]) for row in rows], rank=rank))
+    print_table(console, "By layer at the peak, with children", columns)
+    print_remark(console, "most: the most that one layer, with children, held at once in the last step")
+    if left_out := len(found) - len(rows):
+        least = "nothing in them" if all_layers else f"less than {_MIN_SHARE:.1%} of the peak"
+        print_remark(console, f"{left_out} with {least} left out" + ("" if all_layers else "; --all-layers shows them"))
 
 
-def _largest(console: Console, blocks: Iterable[dict[str, Any]], cwd: str) -> None:
-    made_in = ["made in"] if console.width >= _WIDE else []
-    table = _table("Largest blocks at the peak", "bytes", "category", "layer", *made_in, "line", numbers_from=5)
-    table.columns[0].justify = "right"
-    table.columns[0].no_wrap = True
-    for row in list(blocks)[:10]:
-        made = f"{row['step']} {row['phase']}, {row['operation'].removeprefix('aten.') or 'no operation'}"
-        line = row["line"].removeprefix(cwd.rstrip("/") + "/")
-        cells = (
-            format_bytes(row["bytes"]),
-            row["category"].replace("_", " "),
-            row["layer"],
-            *[made][: len(made_in)],
-            line,
-        )
-        table.add_row(*(Text(cell) for cell in cells))
-    _print(console, table)
+def _or_dash(bytes_: int) -> str:
+    return format_bytes(bytes_) if bytes_ else "-"
 
 
-def _collectives(console: Console, collectives: Iterable[dict[str, Any]]) -> None:
-    title = "Collectives, simulated: this rank's calls by group and operation"
-    table = _table(title, "group", "operation", "ranks", "calls", "bytes in", "bytes out", numbers_from=2)
-    for row in collectives:
-        figures = (row["group_size"], row["num_calls"])
-        table.add_row(
-            Text(row["group"]),
-            Text(row["operation"]),
-            *(f"{value:,}" for value in figures),
-            format_bytes(row["bytes_in"]),
-            format_bytes(row["bytes_out"]),
-        )
-    _print(console, table)
+def _largest(console: Console, blocks: list[dict[str, Any]], cwd: str) -> None:
+    here = cwd.rstrip("/") + "/"
+    columns = [
+        Column("bytes", [format_bytes(row["bytes"]) for row in blocks]),
+        Column("category", [row["category"].replace("_", " ") for row in blocks], is_text=True),
+        Column("layer", [row["layer"] for row in blocks], is_text=True),
+        Column("made in", [f"{row['step']} {row['phase']}" for row in blocks], is_text=True, rank=1),
+        Column("operation", [row["operation"].removeprefix("aten.") for row in blocks], is_text=True, rank=2),
+        Column("line", [row["line"].removeprefix(here) for row in blocks], is_text=True),
+    ]
+    print_table(console, "Largest blocks at the peak", columns)
+
+
+def _collectives(console: Console, rows: list[dict[str, Any]]) -> None:
+    columns = [
+        Column("group", [row["group"] for row in rows], is_text=True),
+        Column("operation", [row["operation"] for row in rows], is_text=True),
+        Column("ranks", [f"{row['group_size']:,}" for row in rows], rank=1),
+        Column("calls", [f"{row['num_calls']:,}" for row in rows]),
+        Column("bytes in", [format_bytes(row["bytes_in"]) for row in rows]),
+        Column("bytes out", [format_bytes(row["bytes_out"]) for row in rows]),
+    ]
+    print_table(console, "Collectives, simulated: this rank's calls", columns)
 
 
 def _notes(console: Console, summary: dict[str, Any]) -> None:
     if not summary["notes"]:
         return
-    console.print()
-    console.print(Text("Notes", style="bold"))
+    print_heading(console, "Notes")
+    notes = Table.grid(padding=(0, 1))
     for note in summary["notes"]:
-        console.print(Padding(Text(f"- {note}"), (0, 0, 0, 2)))
+        notes.add_row("  -", Text(note))
+    print_lines(console, notes)
 
 
-assert {category for of in _LAYER_COLUMNS.values() for category in of} == set(CATEGORIES)
+assert {category for of, _ in _LAYER_COLUMNS.values() for category in of} == set(CATEGORIES)
