@@ -184,9 +184,8 @@ GPUS: dict[str, GpuSpec] = {
             name="gb200",
             product="NVIDIA GB200",
             architecture=BLACKWELL,
-            memory_bytes=_gib(
-                184.0
-            ),  # no message was at hand: nominal 186 GB of HBM3e less the driver's share, rounded
+            # Approximate, no message was at hand: 186 of the data sheet, taken for GiB, less the driver's share.
+            memory_bytes=_gib(184.0),
             sms=152,
             clock_khz=2_062_000,
             memory_clock_khz=3_996_000,

@@ -96,9 +96,26 @@ def test_nothing_that_ordinary_training_needs_is_refused(basics: dict[str, Any])
     assert basics["launches"] > 0
 
 
-def test_addresses_are_the_same_in_every_run(basics: dict[str, Any]) -> None:
-    again = on_virtual_gpu('found["address"] = torch.ones(3, device="cuda").data_ptr()')
-    assert again["address"] == basics["address"]
+@pytest.fixture(scope="module")
+def first_matmul() -> dict[str, Any]:
+    """What a process finds that multiplies at once."""
+    return on_virtual_gpu(
+        """
+        found["address"] = torch.ones(3, device="cuda").data_ptr()
+        matrix = torch.empty(16, 16, device="cuda", dtype=torch.bfloat16)
+        product = matrix @ matrix
+        found["reserved"] = torch.cuda.memory_reserved()
+        found["taken"] = torch.cuda.mem_get_info()[1] - torch.cuda.mem_get_info()[0]
+        """
+    )
+
+
+def test_addresses_are_the_same_in_every_run(basics: dict[str, Any], first_matmul: dict[str, Any]) -> None:
+    assert first_matmul["address"] == basics["address"]
+
+
+def test_the_first_matmul_reserves_the_workspace_of_a_hopper(first_matmul: dict[str, Any]) -> None:
+    assert first_matmul["reserved"] == first_matmul["taken"] == 35_651_584  # 2 MiB of small pool, 32 MiB for cuBLAS
 
 
 def test_running_out_of_memory_is_the_allocators_own_error() -> None:
