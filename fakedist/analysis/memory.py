@@ -68,10 +68,9 @@ def differences(recording: Recording, blocks: Blocks) -> list[str]:
     """Where the replayed history disagrees with the allocator's own statistics: a sentence each, none if exact."""
     stats = recording.stats.get(recording.device)
     notes = []
-    if blocks.replay.unknown_frees:
-        notes.append(
-            f"{blocks.replay.unknown_frees} blocks were allocated before the recording began and are not in it"
-        )
+    if unknown := blocks.replay.unknown_frees:
+        were = "1 block was" if unknown == 1 else f"{unknown} blocks were"
+        notes.append(f"{were} allocated before the recording began and not counted")
     if stats is None or stats["peaks_were_reset"]:
         return notes
     found = {

@@ -106,12 +106,14 @@ def test_a_replay_that_is_not_the_allocators_own_is_never_silent(
     assert memory.differences(recording, build_blocks(recording)) == said
 
 
-def test_blocks_from_before_the_recording_are_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "were"), [(1, "1 block was"), (2, "2 blocks were")])
+def test_blocks_from_before_the_recording_are_told(tmp_path: Path, number: int, were: str) -> None:
     made = HandMade()
-    made.free(0, MIB)
+    for block in range(number):
+        made.free(block * MIB, MIB)
     recording = made.read(tmp_path)
     said = memory.differences(recording, build_blocks(recording))
-    assert said == ["1 blocks were allocated before the recording began and are not in it"]
+    assert said == [f"{were} allocated before the recording began and not counted"]
 
 
 def test_the_largest_blocks_come_with_the_users_line(tmp_path: Path) -> None:

@@ -1,0 +1,75 @@
+"""A small run that has one of everything a report shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fakedist.analysis.build import build_tables
+from tests.unit.analysis.recorded import GIB, KIB, MIB, HandMade, new_run
+
+
+def recorded() -> HandMade:
+    """Three equal blocks of a transformer, an embedding and a head; two steps; one tensor-parallel group."""
+    made = HandMade()
+    root = made.layer("(Transformer)", "Transformer")
+    embed = made.layer("embed", "Embedding", root)
+    container = made.layer("layers", "ModuleList", root)
+    blocks = [made.layer(f"layers.{number}", "Block", container) for number in range(3)]
+    mlps = [made.layer(f"layers.{number}.mlp", "Linear", block) for number, block in enumerate(blocks)]
+    line = made.stack(("/site/torch/nn/linear.py", 5, "forward"), ("/job/model.py", 12, "forward"))
+    made.op("init", 0)
+    made.alloc(0, 96 * MIB)
+    made.mark(0, "parameter", embed, 96 * MIB)
+    for number, mlp in enumerate(mlps):
+        made.alloc((100 + 20 * number) * MIB, 16 * MIB)
+        made.mark((100 + 20 * number) * MIB, "parameter", mlp, 16 * MIB)
+    for step in (1, 2):
+        first = made.op("forward", step, embed, name="aten.embedding.default")
+        made.alloc(200 * MIB, 2 * MIB, stack=line)
+        for number, mlp in enumerate(mlps):
+            last = made.op("forward", step, mlp, name="aten.addmm.default")
+            made.alloc((210 + 10 * number) * MIB, 8 * MIB, stack=line)
+        made.op("backward", step, blocks[0], name="aten.mm.default")
+        made.region(first, last)
+        made.alloc(300 * MIB, 32 * MIB)
+        made.mark(300 * MIB, "gradient", mlps[0], 32 * MIB)
+        made.alloc(340 * MIB, 500 * KIB)
+        made.mark(340 * MIB, "communication")
+        for number in range(3):
+            made.free((210 + 10 * number) * MIB, 8 * MIB)
+        made.free(200 * MIB, 2 * MIB)
+        made.op("optimizer", step)
+        made.free(300 * MIB, 32 * MIB)
+        made.free(340 * MIB, 500 * KIB)
+        made.step(step)
+    return made
+
+
+def talking(made: HandMade) -> HandMade:
+    """Add collectives, a note and an ending."""
+    made.record("groups", rows=[(0, "0", "default_pg", tuple(range(8)), 1, "nccl"), (1, "3", "tp", (0, 1), 1, "nccl")])
+    rows = [(0, "all_reduce", 0, 96 * MIB, 96 * MIB, "float32", False, 0, 1, 0, -1)]
+    rows += [(n, "all_gather_into_tensor", 1, MIB, 2 * MIB, "bfloat16", True, 0, 1, 0, -1) for n in range(1, 1235)]
+    made.record("collectives", rows=rows)
+    made.record("note", text="a word that a reader of these figures must know")
+    made.ended()
+    return made
+
+
+def ended_well(directory: Path) -> Path:
+    """The run, reported."""
+    run = talking(recorded()).write(new_run(directory, arguments=("--layers", "3")))
+    build_tables(run)
+    return run
+
+
+def out_of_memory(directory: Path) -> Path:
+    """The run of a rank that asked for more than there was in its second step."""
+    made = recorded()
+    op = made.op("forward", 3, 6, name="aten.addmm.default")
+    line = "/job/model.py:12 (forward)"
+    made.record("oom", device=0, requested_bytes=90 * GIB, op=op, layer="layers.2.mlp", line=line, message="")
+    made.ended("out_of_memory", 4, "CUDA out of memory. Tried to allocate 90.00 GiB.")
+    run = made.write(new_run(directory, "out_of_memory"))
+    build_tables(run)
+    return run

@@ -1,0 +1,105 @@
+"""The text of a report, to the letter. To renew the expected texts after a change that is meant, and read them:
+
+python -m tests.unit.report.test_terminal
+"""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fakedist.analysis.build import build_tables
+from fakedist.errors import RunDirectoryError
+from fakedist.report.terminal import render
+from tests.unit.analysis.recorded import GIB, HandMade, new_run
+from tests.unit.report.handmade import ended_well, out_of_memory
+
+EXPECTED = Path(__file__).parent / "expected"
+CASES = [(ended_well, 80), (ended_well, 160), (out_of_memory, 80), (out_of_memory, 160)]
+
+
+def text(run: Path, width: int = 160, *, all_layers: bool = False) -> str:
+    """What a terminal of this width shows, without the blanks at the ends of lines."""
+    console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
+    render(run, all_layers=all_layers, console=console)
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.rstrip() for line in console.file.getvalue().replace(str(run), "RUN").splitlines()]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(("make", "width"), CASES)
+def test_a_report_is_this_text(tmp_path: Path, make: Callable[[Path], Path], width: int) -> None:
+    assert text(make(tmp_path / "run"), width) == (EXPECTED / f"{make.__name__}_{width}.txt").read_text()
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_no_line_but_paths_and_messages_is_wider_than_the_terminal(tmp_path: Path, width: int) -> None:
+    lines = text(ended_well(tmp_path / "run"), width, all_layers=True).splitlines()
+    assert [line for line in lines if len(line) > width and not line.startswith("run ")] == []
+
+
+def test_every_layer_is_shown_on_request(tmp_path: Path) -> None:
+    run = ended_well(tmp_path / "run")
+    for name in ("layers.0.mlp", "layers.1.mlp", "layers.2.mlp"):
+        assert f"\n{name} " in text(run, all_layers=True)
+        assert f"\n{name} " not in text(run)
+    assert "--all-layers" in text(run)
+    assert "--all-layers" not in text(run, all_layers=True)
+
+
+def test_a_run_that_only_just_does_not_fit_says_by_how_much(tmp_path: Path) -> None:
+    made = HandMade()
+    made.op()
+    made.event("segment_alloc", 2 * GIB, 80 * GIB)
+    made.ended()
+    run = made.write(new_run(tmp_path / "run"))
+    build_tables(run)
+    assert "  does not fit: 1.00 GiB more than the GPU has\n" in text(run)
+
+
+def test_a_rank_that_died_at_once_has_a_report_without_tables(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "run", "killed")
+    build_tables(run)
+    shown = text(run)
+    assert "device  virtual: never reached, torch unknown\nended   killed after 0 steps\n" in shown
+    assert "By phase" not in shown
+    assert "fits" not in shown
+    assert "the rank ended without a word" in shown
+
+
+def test_names_with_brackets_are_text_and_no_style(tmp_path: Path) -> None:
+    made = HandMade()
+    layer = made.layer("[red]mlp[/]")
+    made.op("forward", 1, layer, name="aten.mm.default")
+    made.alloc(0, GIB)
+    made.record("note", text="see [bold]here[/bold]")
+    made.ended()
+    run = made.write(new_run(tmp_path / "run", arguments=("[a]",)))
+    build_tables(run)
+    shown = text(run)
+    assert "job     train.py [a]\n" in shown
+    assert "\n[red]mlp[/] " in shown
+    assert "  - see [bold]here[/bold]\n" in shown
+
+
+def test_tables_are_made_where_profile_was_killed_before_it_could(tmp_path: Path) -> None:
+    run = ended_well(tmp_path / "whole")
+    unfinished = HandMade().write(new_run(tmp_path / "run"))
+    assert not (unfinished / "tables").exists()
+    assert text(unfinished).startswith("job     train.py\n")
+    assert (unfinished / "tables").exists()
+    (run / "tables" / "layers.parquet").write_bytes(b"PAR1")
+    with pytest.raises(RunDirectoryError, match=r"layers.parquet cannot be read"):
+        text(run)
+
+
+if __name__ == "__main__":
+    EXPECTED.mkdir(exist_ok=True)
+    for make_, width_ in CASES:
+        with tempfile.TemporaryDirectory() as scratch:
+            (EXPECTED / f"{make_.__name__}_{width_}.txt").write_text(text(make_(Path(scratch) / "run"), width_))
