@@ -1,10 +1,11 @@
 """Allocates and frees at random, in every way that makes the caching allocator decide; writes down its statistics.
 
-    python allocations.py SEED STATISTICS_FILE
+python allocations.py SEED STATISTICS_FILE
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import sys
@@ -12,9 +13,36 @@ import sys
 import torch
 
 KIB, MIB = 1 << 10, 1 << 20
-#: Around every border that c10/cuda/CUDACachingAllocator.cpp knows: 512 B, 1 MiB, 10 MiB, 20 MiB, 32 MiB (a limit for
-#: splits that a test sets), and far above.
-RANGES = ((1, 600), (KIB, 900 * KIB), (MIB - 600, MIB + 600), (MIB, 10 * MIB), (10 * MIB - 9, 21 * MIB), (30 * MIB, 200 * MIB))
+#: Around every border that c10/cuda/CUDACachingAllocator.cpp knows: 512 B, 1 MiB, 10 MiB, 20 MiB, the 32 MiB that a
+#: test sets as the limit of splits, and far above.
+RANGES = (
+    (1, 600),
+    (KIB, 900 * KIB),
+    (MIB - 600, MIB + 600),
+    (MIB, 10 * MIB),
+    (10 * MIB - 9, 21 * MIB),
+    (30 * MIB, 200 * MIB),
+)
+STATISTICS = ("allocated_bytes.all.peak", "reserved_bytes.all.peak", "allocated_bytes.all.current")
+COUNTS = ("reserved_bytes.all.current", "num_alloc_retries", "num_ooms")
+
+
+def move(choose: random.Random, streams: list[torch.cuda.Stream], held: list[torch.Tensor]) -> None:
+    """Allocate or free something; seldom, empty the cache, free many at once, or ask for more than there is."""
+    if choose.random() < (0.75 if len(held) < 60 else 0.35) or not held:
+        with torch.cuda.stream(choose.choice(streams)):
+            held.append(torch.empty(choose.randint(*choose.choice(RANGES)), dtype=torch.uint8, device="cuda"))
+    else:
+        tensor = held.pop(choose.randrange(len(held)))
+        if choose.random() < 0.2:
+            tensor.record_stream(choose.choice(streams))
+    if choose.random() < 0.002:
+        torch.cuda.empty_cache()
+    if choose.random() < 0.002:
+        del held[choose.randrange(len(held) + 1) :]
+    if choose.random() < 0.001:
+        with contextlib.suppress(torch.OutOfMemoryError):
+            torch.empty(1 << 41, dtype=torch.uint8, device="cuda")
 
 
 def main(seed: int, statistics: str) -> None:
@@ -22,29 +50,12 @@ def main(seed: int, statistics: str) -> None:
     choose = random.Random(seed)
     streams = [torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
     held: list[torch.Tensor] = []
-    for _ in range(4_000):
-        grow = 0.75 if len(held) < 60 else 0.35
-        if choose.random() < grow or not held:
-            with torch.cuda.stream(choose.choice(streams)):
-                held.append(torch.empty(choose.randint(*choose.choice(RANGES)), dtype=torch.uint8, device="cuda"))
-        else:
-            tensor = held.pop(choose.randrange(len(held)))
-            if choose.random() < 0.2:
-                tensor.record_stream(choose.choice(streams))
-            del tensor
-        if choose.random() < 0.002:
-            torch.cuda.empty_cache()
-        if choose.random() < 0.002:
-            del held[choose.randrange(len(held) + 1) :]
-        if choose.random() < 0.001:
-            try:
-                torch.empty(1 << 41, dtype=torch.uint8, device="cuda")
-            except torch.OutOfMemoryError:
-                pass
+    for _ in range(3_000):
+        with contextlib.suppress(torch.OutOfMemoryError):
+            move(choose, streams, held)
     stats = torch.cuda.memory_stats()
-    names = ("allocated_bytes.all.peak", "reserved_bytes.all.peak", "allocated_bytes.all.current", "reserved_bytes.all.current", "num_alloc_retries")
     with open(statistics, "w") as file:
-        json.dump({name: stats[name] for name in names}, file)
+        json.dump({name: stats[name] for name in (*STATISTICS, *COUNTS)}, file)
 
 
 main(int(sys.argv[1]), sys.argv[2])
