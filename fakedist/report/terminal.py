@@ -44,11 +44,11 @@ def render(run_directory: Path, *, all_layers: bool, console: Console) -> None:
     run = Run(run_directory)
     summary = run.summary
     _facts(console, run, summary)
-    _peak(console, summary)
+    _peak(console, summary, run.manifest["cwd"])
     if summary["peak_reserved_bytes"]:
         _phases(console, summary)
         _categories(console, summary)
-        _layers(console, run.table("layers"), summary["peak_allocated_bytes"], all_layers)
+        _layers(console, run.table("layers"), summary, all_layers)
         _largest(console, summary["largest_blocks"][:_NUM_LARGEST], run.manifest["cwd"])
     if summary["collectives"]:
         _collectives(console, summary["collectives"])
@@ -72,7 +72,7 @@ def _facts(console: Console, run: Run, summary: dict[str, Any]) -> None:
         console.print(Text(f"{name:<8}", style="dim") + Text(value, style="not dim"), soft_wrap=True)
 
 
-def _peak(console: Console, summary: dict[str, Any]) -> None:
+def _peak(console: Console, summary: dict[str, Any], cwd: str) -> None:
     allocated, reserved = summary["peak_allocated_bytes"], summary["peak_reserved_bytes"]
     capacity = summary["capacity_bytes"]
     print_heading(console, "Peak memory, measured")
@@ -84,24 +84,35 @@ def _peak(console: Console, summary: dict[str, Any]) -> None:
         rows.append(("capacity", format_bytes(capacity), f"{reserved / capacity:.1%} of it reserved at the peak"))
     for name, figure, more in rows:
         console.print(Text(f"  {name:<10}{figure:>12}   {more}".rstrip()), soft_wrap=True)
-    if verdict := _verdict(summary):
+    if verdict := _verdict(summary, cwd):
         console.print(verdict, soft_wrap=True)
 
 
-def _verdict(summary: dict[str, Any]) -> Text | None:
+def _verdict(summary: dict[str, Any], cwd: str) -> Text | None:
     """Whether the rank fits the GPU; nothing if it never used one."""
     reserved, capacity = summary["peak_reserved_bytes"], summary["capacity_bytes"]
     if failed := summary["out_of_memory"]:
+        who = _short_operation(failed["operation"]) or "an allocation"
         of = f" of {failed['layer']}" if failed["layer"] else ""
-        at = f" at {failed['line']}" if failed["line"] else ""
-        who = f"{failed['operation'] or 'an allocation'}{of}"
-        return Text(f"  does not fit: {who} asked for {format_bytes(failed['requested_bytes'])} more{at}", "bold red")
+        at = f" at {_short_line(failed['line'], cwd)}" if failed["line"] else ""
+        return Text(
+            f"  does not fit: {who}{of} asked for {format_bytes(failed['requested_bytes'])} more{at}", "bold red"
+        )
     if not summary["fits"]:
-        more = f": {format_bytes(reserved - capacity)} more than the GPU has" if reserved > capacity else ""
-        return Text(f"  does not fit{more}", "bold red")
+        takes = f": it takes {format_bytes(reserved)}, {format_bytes(reserved - capacity)} more than the GPU has"
+        return Text(f"  does not fit{takes if reserved > capacity else ''}", "bold red")
     if capacity and reserved:
         return Text("  ") + Text("fits", "bold green") + Text(f", headroom {format_bytes(capacity - reserved)}")
     return None
+
+
+def _short_operation(operation: str) -> str:
+    return operation.removeprefix("aten.")
+
+
+def _short_line(line: str, cwd: str) -> str:
+    """A line of the job, from where the command was given."""
+    return line.removeprefix(cwd.rstrip("/") + "/")
 
 
 def _phases(console: Console, summary: dict[str, Any]) -> None:
@@ -140,7 +151,8 @@ def _categories(console: Console, summary: dict[str, Any]) -> None:
     print_table(console, "By category at the peak", columns)
 
 
-def _layers(console: Console, layers: pd.DataFrame, peak: int, all_layers: bool) -> None:
+def _layers(console: Console, layers: pd.DataFrame, summary: dict[str, Any], all_layers: bool) -> None:
+    peak = summary["peak_allocated_bytes"]
     found = fold_table(layers, unfolded(layers) if all_layers else fold_layers(layers))
     kept = found[["peak_total_bytes", "most_total_bytes"]].max(axis=1) > (0 if all_layers else peak * _MIN_SHARE)
     rows = found[kept].to_dict("records")
@@ -159,7 +171,8 @@ def _layers(console: Console, layers: pd.DataFrame, peak: int, all_layers: bool)
     ):
         columns.append(Column(name, [_or_dash(row[key]) for row in rows], rank=rank))
     print_table(console, "By layer at the peak, with children", columns)
-    print_remark(console, "most: the most that one layer, with children, held at once in the last step")
+    when = f"in step {summary['steps'][-1]['step']}" if summary["steps"] else "in the run"
+    print_remark(console, f"most: what one such layer, with children, held at most {when}")
     if left_out := len(found) - len(rows):
         least = "nothing in them" if all_layers else f"less than {_MIN_SHARE:.1%} of the peak"
         print_remark(console, f"{left_out} with {least} left out" + ("" if all_layers else "; --all-layers shows them"))
@@ -170,14 +183,13 @@ def _or_dash(bytes_: int) -> str:
 
 
 def _largest(console: Console, blocks: list[dict[str, Any]], cwd: str) -> None:
-    here = cwd.rstrip("/") + "/"
     columns = [
         Column("bytes", [format_bytes(row["bytes"]) for row in blocks]),
         Column("category", [row["category"].replace("_", " ") for row in blocks], is_text=True),
         Column("layer", [row["layer"] for row in blocks], is_text=True),
         Column("made in", [f"{row['step']} {row['phase']}" for row in blocks], is_text=True, rank=1),
-        Column("operation", [row["operation"].removeprefix("aten.") for row in blocks], is_text=True, rank=2),
-        Column("line", [row["line"].removeprefix(here) for row in blocks], is_text=True),
+        Column("operation", [_short_operation(row["operation"]) for row in blocks], is_text=True, rank=2),
+        Column("line", [_short_line(row["line"], cwd) for row in blocks], is_text=True),
     ]
     print_table(console, "Largest blocks at the peak", columns)
 
