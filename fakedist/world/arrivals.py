@@ -18,8 +18,11 @@ job's allocator would not see it either; nothing waits for a device.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+
+from fakedist.world.scratch import pieces
 
 _KEEP = {"AVG", "MIN", "MAX", "BAND", "BOR"}
 
@@ -41,16 +44,30 @@ class Arrivals:
     def reduced(self, tensor: torch.Tensor, num_ranks: int, op: object) -> None:
         """Reduce ``tensor`` in place with ``num_ranks - 1`` others like it.
 
-        Sums and products saturate at the dtype's finite range.
+        Sums and products saturate at the dtype's finite range, where a real sum of so many would often not end.
         """
-        if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1:
-            # Eight-bit floats have no arithmetic of their own: a temporary is not to be avoided.
-            info = torch.finfo(tensor.dtype)
-            wide = tensor.float()
-            _reduce(wide, num_ranks, op)
-            tensor.copy_(wide.clamp_(info.min, info.max))
+        name, factor = reduce_op(op)
+        if name == "PREMUL_SUM":
+            tensor.mul_(factor)
+            name = "SUM"
+        if name in _KEEP or num_ranks == 1 or tensor.dtype == torch.bool:  # true or true is true
+            return
+        if tensor.is_complex():
+            tensor = torch.view_as_real(tensor)  # as ProcessGroupNCCL does
+        if name == "SUM":
+            _multiply(tensor, num_ranks)
+        elif name == "PRODUCT":
+            _power(tensor, num_ranks)
+        elif name == "BXOR":
+            if num_ranks % 2 == 0:
+                tensor.zero_()
         else:
-            _reduce(tensor, num_ranks, op)
+            raise ValueError(f"no such reduction: {name}")
+
+    def reduced_into(self, output: torch.Tensor, mine: torch.Tensor, num_ranks: int, op: object) -> None:
+        """Put ``mine``, reduced, into an output of as many elements."""
+        output.view(-1).copy_(mine.reshape(-1))
+        self.reduced(output, num_ranks, op)
 
     def spread(self, outputs: Sequence[torch.Tensor], mine: torch.Tensor) -> None:
         """Fill every output with ``mine``, repeated or cut to its size; nothing to repeat is zeros."""
@@ -103,26 +120,55 @@ class Arrivals:
 
     def invent(self, tensor: torch.Tensor) -> None:
         """Fill with floats drawn from a normal distribution, or zeros for every other type."""
-        if tensor.dtype.is_complex or (tensor.is_floating_point() and tensor.dtype.itemsize > 1):
-            generator = self._generators.get(tensor.device)
-            if generator is None:
-                generator = torch.Generator(tensor.device)
-                generator.manual_seed(self._seed)
-                self._generators[tensor.device] = generator
-            tensor.normal_(generator=generator)
-        else:
+        if not (tensor.is_complex() or _is_wide_float(tensor)):
             tensor.zero_()
+        elif tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+            tensor.fill_(float(torch.randn((), generator=self._draws)))  # a graph cannot use a generator of ours
+        else:
+            tensor.normal_(generator=self._generator(tensor.device))
 
     def finite(self, tensor: torch.Tensor) -> None:
-        """Leave the buffer as it is; values that are not finite become one drawn from a normal distribution.
-
-        One value for all of them: as many as there are would take memory that the real job does not take.
-        """
+        """Leave the buffer as it is; values that are not finite become some drawn from a normal distribution."""
+        if tensor.is_complex():
+            tensor = torch.view_as_real(tensor)
         if self._is_undefined(tensor):
             self.invent(tensor)
-        elif tensor.is_floating_point() and tensor.dtype.itemsize > 1:
-            drawn = float(torch.randn((), generator=self._draws))
-            torch.nan_to_num(tensor, nan=drawn, posinf=drawn, neginf=drawn, out=tensor)
+        elif _is_wide_float(tensor) and (tensor.is_cuda or not bool(torch.isfinite(tensor).all())):
+            for piece, (drawn, is_finite) in pieces(tensor, (tensor.dtype, torch.bool)):
+                # torch.isfinite takes a temporary; inf - inf and nan - nan are not 0, and NaN equals nothing.
+                torch.eq(torch.sub(piece, piece, out=drawn), 0, out=is_finite)
+                self.invent(drawn)
+                torch.where(is_finite, piece, drawn, out=piece)
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        generator = self._generators.get(device)
+        if generator is None:
+            generator = torch.Generator(device)
+            generator.manual_seed(self._seed)
+            self._generators[device] = generator
+        return generator
+
+
+class Nothing(Arrivals):
+    """Moves nothing: tensors hold what they held (``--collectives noop``)."""
+
+    def reduced(self, tensor: torch.Tensor, num_ranks: int, op: object) -> None:
+        """Left as it is."""
+
+    def reduced_into(self, output: torch.Tensor, mine: torch.Tensor, num_ranks: int, op: object) -> None:
+        """Left as it is."""
+
+    def spread(self, outputs: Sequence[torch.Tensor], mine: torch.Tensor) -> None:
+        """Left as they are."""
+
+    def spread_evenly(self, output: torch.Tensor, mine: torch.Tensor, place: tuple[int, int]) -> None:
+        """Left as it is."""
+
+    def invent(self, tensor: torch.Tensor) -> None:
+        """Left as it is."""
+
+    def finite(self, tensor: torch.Tensor) -> None:
+        """Left as it is."""
 
 
 def reduce_op(op: object) -> tuple[str, float | torch.Tensor]:
@@ -132,52 +178,38 @@ def reduce_op(op: object) -> tuple[str, float | torch.Tensor]:
     return (name, op.__getstate__()[1]) if name == "PREMUL_SUM" else (name, 1.0)  # type: ignore[index]
 
 
-def _reduce(tensor: torch.Tensor, num_ranks: int, op: object) -> None:
-    name, factor = reduce_op(op)
-    if name == "PREMUL_SUM":
-        tensor.mul_(factor)
-        name = "SUM"
-    if name in _KEEP or num_ranks == 1:
-        return
-    if name == "SUM":
-        _multiply(tensor, num_ranks)
-    elif name == "PRODUCT":
-        _power(tensor, num_ranks)
-    elif name == "BXOR":
-        if num_ranks % 2 == 0:
-            tensor.zero_()
-    else:
-        raise ValueError(f"no such reduction: {name}")
+def _is_wide_float(tensor: torch.Tensor) -> bool:
+    """Whether torch computes with the type; eight-bit floats are only converted."""
+    return tensor.is_floating_point() and tensor.dtype.itemsize > 1
 
 
 def _multiply(tensor: torch.Tensor, factor: int) -> None:
-    """Multiply in place and saturate, without a temporary: integers at the largest multiple that the type can hold."""
+    """Multiply in place and saturate: 64-bit integers at the largest multiple, others at the end of their range."""
     dtype = tensor.dtype
-    if dtype == torch.bool:
-        return  # true or true is true
-    if dtype.is_complex or (dtype.is_floating_point and dtype != torch.float16):
-        tensor.mul_(factor)  # only values beyond 1e35 would leave the range
-    elif dtype.is_floating_point:
-        info = torch.finfo(dtype)
-        tensor.clamp_(info.min / factor, info.max / factor).mul_(factor)
+    if _is_wide_float(tensor):
+        tensor.mul_(factor).clamp_(*_limits(dtype))
+    elif dtype == torch.int64:
+        low, high = _limits(dtype)
+        tensor.clamp_(-(-low // factor), high // factor).mul_(factor)
     else:
-        limits = torch.iinfo(dtype)
-        factor = min(factor, limits.max)
-        tensor.clamp_(-(-limits.min // factor), limits.max // factor).mul_(factor)
+        for piece, (exact,) in pieces(tensor, (torch.float32 if dtype.is_floating_point else torch.int64,)):
+            piece.copy_(exact.copy_(piece).mul_(factor).clamp_(*_limits(dtype)))
 
 
 def _power(tensor: torch.Tensor, exponent: int) -> None:
-    dtype = tensor.dtype
-    if dtype == torch.bool or dtype.is_complex:
+    """Raise to a power in place and saturate."""
+    low, high = _limits(tensor.dtype)
+    if _is_wide_float(tensor):
+        tensor.pow_(exponent).clamp_(low, high)
         return
-    if dtype.is_floating_point:
-        info = torch.finfo(dtype)
-        tensor.pow_(exponent).clamp_(info.min, info.max)
-        return
-    limits = torch.iinfo(dtype)
-    exact = tensor.double().pow_(exponent)  # products of integers are rare: the temporary is bearable
-    over, under = exact >= limits.max, exact <= limits.min
-    tensor.copy_(exact.masked_fill_(over | under, 0)).masked_fill_(over, limits.max).masked_fill_(under, limits.min)
+    for piece, (power, is_over) in pieces(tensor, (torch.float64, torch.bool)):
+        torch.ge(power.copy_(piece).pow_(exponent), high, out=is_over)
+        piece.copy_(power.masked_fill_(is_over, 0).clamp_(low, high)).masked_fill_(is_over, high)
+
+
+def _limits(dtype: torch.dtype) -> tuple[Any, Any]:
+    info = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    return info.min, info.max
 
 
 def _repeat(target: torch.Tensor, mine: torch.Tensor) -> None:

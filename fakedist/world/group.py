@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FakeProcessGroup
+from torch._C._distributed_c10d import Backend, FakeProcessGroup
+from torch.distributed import distributed_c10d as c10d
 
 from fakedist.world.ledger import LedgerLike
-from fakedist.world.work import Done
 
 #: torch's own stubs of it change with every release.
 _ProcessGroup: Any = dist.ProcessGroup
@@ -19,13 +19,13 @@ _ProcessGroup: Any = dist.ProcessGroup
 class OneBackend:
     """What ``group._get_backend(device)`` gives: enough of a C++ backend for those who ask for its options."""
 
-    supports_splitting = False
     supports_coalescing = True
     supports_time_estimate = False
     supports_tensor_alloc = False
 
     def __init__(self, group: Group, backend: str, options: object) -> None:
-        self.options = options if options is not None else _ProcessGroup.Options(backend)
+        self.options = options if options is not None else _default_options(backend)
+        self.supports_splitting = backend == "nccl"
         self._group = group
         self._backend = backend
 
@@ -47,6 +47,10 @@ class OneBackend:
 
     def eager_connect_single_device(self, device: torch.device) -> None:
         """Nothing to connect."""
+
+    def comm_split_count(self) -> int:
+        """Groups that were split off this one."""
+        return self._group.num_splits
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._group, name)
@@ -73,21 +77,29 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         self._label = ""
         self._description = "undefined"
         self._sequence = 0
+        self._by_device: dict[str, str] = dict(c10d.BackendConfig(c10d.Backend(backend)).get_device_backend_map())
         self._backends: dict[str, OneBackend] = {}
+        self._store: Any = None
+        self.num_splits = 0
 
-    def named(self, name: str, description: str, number: int) -> None:
-        """Give it its name, description and number in the ledger.
+    def named(self, name: str, description: str, number: int, store: Any) -> None:
+        """Give it its name, description, number in the ledger, and store.
 
         C++ callers look the name up in a registered backend. Stock torch's ``fake`` one is registered to hold it; no
         call ever reaches it.
         """
         self.number = number
+        self._store = store
         holder = FakeProcessGroup._create_internal(self._place, self._num_ranks, FakeProcessGroup.Options())
         for device in ("cpu", "cuda"):
             self._register_backend(torch.device(device), _ProcessGroup.BackendType.CUSTOM, holder)
         _ProcessGroup._set_default_backend(self, _ProcessGroup.BackendType.CUSTOM)
         self._set_group_name(name)
         self._set_group_desc(description)
+
+    def backend_of(self, device_type: str) -> str:
+        """The backend that serves a device type; what was asked for where none does."""
+        return self._by_device.get(device_type, self._asked)
 
     @property
     def group_name(self) -> str:
@@ -119,14 +131,20 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         """The backend that the script asked for."""
         return self._asked
 
+    def get_group_store(self) -> Any:
+        """The store that the group was made with."""
+        return self._store
+
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu"), torch.device("cuda")]
+        return [torch.device(device) for device in self._by_device]
 
     def _get_backend(self, device: torch.device) -> OneBackend:
-        asked = dict(part.split(":", 1) for part in self._asked.split(",") if ":" in part)
-        name = asked.get(torch.device(device).type, self._asked)
-        return self._backends.setdefault(name, OneBackend(self, name, self._given_options))
+        name = self.backend_of(torch.device(device).type)
+        found = self._backends.get(name)
+        if found is None:
+            found = self._backends[name] = OneBackend(self, name, self._given_options)
+        return found
 
     get_backend = _get_backend
 
@@ -158,8 +176,8 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     shutdown = _shutdown = _abort = abort
 
-    def _start_coalescing(self, device: torch.device) -> None:
-        """Every call is carried out as it comes."""
 
-    def _end_coalescing(self, device: torch.device) -> Done:
-        return Done([])
+def _default_options(backend: str) -> Any:
+    if backend == "nccl" and hasattr(dist, "ProcessGroupNCCL"):
+        return dist.ProcessGroupNCCL.Options()
+    return Backend.Options(backend)

@@ -91,7 +91,7 @@ class _Answers:
             return
         self._write("broadcast_object_list", group, 0)
         if not _is_me(src, group, group_src) and all(item is None for item in object_list):
-            raise _nobody("broadcast_object_list", src if src is not None else group_src)
+            raise _nobody("broadcast_object_list", _source(src, group, group_src))
 
     def scatter_object_list(
         self,
@@ -109,7 +109,7 @@ class _Answers:
         if scatter_object_input_list:
             scatter_object_output_list[0] = scatter_object_input_list[dist.get_rank(group)]
         elif scatter_object_output_list[0] is None:
-            raise _nobody("scatter_object_list", src if src is not None else group_src)
+            raise _nobody("scatter_object_list", _source(src, group, group_src))
 
     def send_object_list(self, object_list: list[Any], *args: Any, group: Any = None, **_: Any) -> None:
         """Nobody listens."""
@@ -126,16 +126,21 @@ class _Answers:
     ) -> int:
         """The list as it is, if this rank filled it itself; the source's rank."""
         self._write("recv_object_list", group, 0)
-        source = src if src is not None else group_src
+        source = None if src is group_src is None else _source(src, group, group_src)
         if all(item is None for item in object_list):
             raise _nobody("recv_object_list", source)
         return source if source is not None else 0
 
 
-def _is_me(rank: int | None, group: Any, group_rank: int | None) -> bool:
+def _source(rank: int | None, group: Any, group_rank: int | None) -> int:
+    """The rank in the job; torch's default is rank 0."""
     if group_rank is not None:
-        return group_rank == dist.get_rank(group)
-    return (0 if rank is None else rank) == dist.get_rank()
+        return dist.get_global_rank(group or c10d._get_default_group(), group_rank)
+    return rank or 0
+
+
+def _is_me(rank: int | None, group: Any, group_rank: int | None) -> bool:
+    return _source(rank, group, group_rank) == dist.get_rank()
 
 
 def _nobody(call: str, source: int | None) -> WorldError:

@@ -11,6 +11,20 @@ import torch
 from fakedist.errors import RecordingError
 
 
+def present(owner: Any, name: str) -> Any:
+    """``owner.name``.
+
+    Raises:
+        RecordingError: There is no such attribute, so this torch works otherwise.
+    """
+    missing = object()
+    found = getattr(owner, name, missing)
+    if found is missing:
+        where = getattr(owner, "__name__", repr(owner))
+        raise RecordingError(f"torch {torch.__version__} has no {where}.{name}", "pip install torch==2.15.0")
+    return found
+
+
 @contextmanager
 def patched(owner: Any, name: str, replacement: Any) -> Iterator[Any]:
     """Replace ``owner.name``; gives the original, which is put back on leaving.
@@ -18,11 +32,7 @@ def patched(owner: Any, name: str, replacement: Any) -> Iterator[Any]:
     Raises:
         RecordingError: There is no such attribute, so this torch works otherwise.
     """
-    missing = object()
-    original = getattr(owner, name, missing)
-    if original is missing:
-        where = getattr(owner, "__name__", repr(owner))
-        raise RecordingError(f"torch {torch.__version__} has no {where}.{name}", "pip install torch==2.15.0")
+    original = present(owner, name)
     setattr(owner, name, replacement)
     try:
         yield original

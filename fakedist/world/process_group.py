@@ -3,6 +3,9 @@
 ``dist.*`` calls these methods directly; C++ callers (DDP's reducer, functional collectives) reach those that torch's
 PyProcessGroup.hpp forwards. Names changed between torch 2.11 and 2.15 (``_allgather_base`` became
 ``all_gather_single`` and so on); both are defined.
+
+Streams, the tensors that a call holds, and the temporary tensors that it takes from the caching allocator are those of
+torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp; docs/backend-contract.md lists them.
 """
 
 from __future__ import annotations
@@ -16,10 +19,8 @@ import torch.distributed as dist
 
 from fakedist.world.arrivals import Arrivals
 from fakedist.world.group import Group
-from fakedist.world.ledger import LedgerLike
-from fakedist.world.work import HERE, Call, Done
-
-Tensors = Sequence[torch.Tensor]
+from fakedist.world.ledger import LedgerLike, Tensors
+from fakedist.world.work import Call, Coalesced, Done
 
 
 class RankGroup(Group):
@@ -28,132 +29,141 @@ class RankGroup(Group):
     Args:
         place: This rank's place in it, and how many ranks it has.
         backend: The backend that the script asked for, "nccl" or "cpu:gloo,cuda:nccl".
-        arrivals: What arrives; None moves nothing at all.
+        arrivals: What arrives.
         ledger: Where calls are written down.
         options: The backend options that the script gave.
     """
 
     def __init__(
-        self, place: tuple[int, int], backend: str, arrivals: Arrivals | None, ledger: LedgerLike, options: object
+        self, place: tuple[int, int], backend: str, arrivals: Arrivals, ledger: LedgerLike, options: object
     ) -> None:
         super().__init__(place, backend, ledger, options)
         self._arrivals = arrivals
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._streams: dict[tuple[torch.device, int], torch.cuda.Stream] = {}
+        self._coalesced: Coalesced | None = None
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._coalesced = Coalesced()
+
+    def _end_coalescing(self, device: torch.device) -> Done:
+        coalesced, self._coalesced = self._coalesced, None
+        return coalesced.end() if coalesced is not None else Done([])
 
     # ---- collectives
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Done:
         """all_reduce, in place."""
-        tensors = _listed(tensors)
-        self._write("all_reduce", tensors, tensors, opts)
-        return self._reduce(tensors, tensors, opts)
+        return self._reduce_in_place("all_reduce", _listed(tensors), opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Done:
         """all_reduce of several tensors."""
-        self._write("all_reduce_coalesced", tensors, tensors, opts)
-        return self._reduce(tensors, tensors, opts)
+        return self._reduce_in_place("all_reduce_coalesced", tensors, opts)
 
-    def reduce(self, tensors: Any, root: Any = None, op: Any = None) -> Done:
+    def reduce(self, tensors: Any, opts: Any = None, op: Any = None) -> Done:
         """Reduce: the root gets the sum, the others keep theirs."""
         tensors = _listed(tensors)
-        opts = root if hasattr(root, "rootRank") else None
-        at = opts.rootRank if opts is not None else int(root or 0)
-        self._write("reduce", tensors, tensors if at == self._place else [], opts)
-        if at != self._place:
-            return Done(tensors)
-        return self._reduce(tensors, tensors, opts)
+        mine = _root(opts) == self._place
+        with self._call("reduce", tensors, tensors if mine else [], opts) as call:
+            if mine:
+                for tensor in tensors:
+                    self._arrivals.reduced(tensor, self._num_ranks, _reduce_op(opts, op))
+        return self._end(call, tensors)
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Done:
         """Broadcast."""
         tensors = _listed(tensors)
-        root = getattr(opts, "rootRank", opts if isinstance(opts, int) else 0)
-        mine = root == self._place
-        self._write("broadcast", tensors if mine else [], [] if mine else tensors, opts)
-        if mine or self._arrivals is None:
-            return Done(tensors)
-        with self._on_stream(tensors) as done:
-            for tensor in tensors:
-                self._arrivals.finite(tensor)
-        return done(tensors)
+        mine = _root(opts) == self._place
+        with self._call("broadcast", tensors if mine else [], [] if mine else tensors, opts) as call:
+            if not mine:
+                for tensor in tensors:
+                    self._arrivals.finite(tensor)
+        return self._end(call, tensors)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
         """all_gather into a list of tensors."""
-        if isinstance(outputs[0], torch.Tensor):
-            outputs, inputs = [outputs], _listed(inputs)
-        flat = [tensor for listed in outputs for tensor in listed]
-        self._write("all_gather", inputs, flat, opts)
-        # ProcessGroupNCCL gathers equal tensors into one flat buffer (newLikeFlat), uneven ones with broadcasts.
-        held = [_flat_like(listed) for listed in outputs if listed[0].is_cuda and _even(listed)]
-        return self._gather(list(zip(outputs, inputs, strict=True)), flat, held)
+        slots = list(outputs if isinstance(outputs[0], torch.Tensor) else outputs[0])
+        mine = _listed(inputs)[0]
+        flat = None
+        if _is_even(slots):  # uneven ones are sent by broadcasts, without a buffer
+            mine, flat = mine.contiguous(), _flat_like(slots)
+        with self._call("all_gather", [mine], slots, opts) as call:
+            self._arrivals.spread(slots, mine)
+        done = self._end(call, slots)
+        if _is_async(opts):
+            done.kept = flat
+        return done
 
     def allgather_coalesced(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Done:
         """all_gather of several tensors into lists."""
         flat = [tensor for listed in output_lists for tensor in listed]
-        self._write("all_gather_coalesced", inputs, flat, opts)
-        return self._gather(
-            [(list(slots), mine) for slots, mine in zip(zip(*output_lists, strict=True), inputs, strict=True)], flat
-        )
+        with self._call("all_gather_coalesced", inputs, flat, opts) as call:
+            for slots, mine in zip(zip(*output_lists, strict=True), inputs, strict=True):
+                self._arrivals.spread(slots, mine)
+        return self._end(call, flat)
 
     def _allgather_base(self, output: torch.Tensor, mine: torch.Tensor, opts: Any = None) -> Done:
         """all_gather into one tensor."""
-        self._write("all_gather_into_tensor", [mine], [output], opts)
-        return self._gather_evenly([output], [mine])
+        return self._gather_evenly("all_gather_into_tensor", [output], [mine], opts)
 
     all_gather_single = _allgather_base
 
     def allgather_into_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Done:
         """all_gather of several tensors, each into one."""
-        self._write("all_gather_into_tensor_coalesced", inputs, outputs, opts)
-        return self._gather_evenly(outputs, inputs)
+        return self._gather_evenly("all_gather_into_tensor_coalesced", outputs, inputs, opts)
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
         """gather: the root gets everybody's."""
         inputs = _listed(inputs)
-        listed = outputs[0] if outputs and not isinstance(outputs[0], torch.Tensor) else outputs
-        mine = getattr(opts, "rootRank", opts) == self._place
-        self._write("gather", inputs, listed if mine else [], opts)
-        return self._gather([(listed, inputs[0])], list(listed)) if mine else Done(inputs)
+        slots = list(outputs[0] if outputs and not isinstance(outputs[0], torch.Tensor) else outputs)
+        mine = _root(opts) == self._place
+        with self._call("gather", inputs, slots if mine else [], opts) as call:
+            if mine:
+                self._arrivals.spread(slots, inputs[0])
+        return self._end(call, slots if mine else inputs)
 
     def gather_single(self, output: torch.Tensor, mine: torch.Tensor, opts: Any = None) -> Done:
         """Gather into one tensor."""
-        at_root = getattr(opts, "rootRank", opts) == self._place
-        self._write("gather_into_tensor", [mine], [output] if at_root else [], opts)
-        return self._gather_evenly([output], [mine]) if at_root else Done([mine])
+        if _root(opts) == self._place:
+            return self._gather_evenly("gather_into_tensor", [output], [mine], opts)
+        with self._call("gather_into_tensor", [mine], [], opts) as call:
+            pass
+        return self._end(call, [mine])
 
     gather_into_tensor = gather_single
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
         """scatter: my chunk of what the root has."""
         outputs = _listed(outputs)
-        listed = inputs[0] if inputs and not isinstance(inputs[0], torch.Tensor) else inputs
-        mine = getattr(opts, "rootRank", opts) == self._place
-        self._write("scatter", listed if mine else [], outputs, opts)
-        if mine:
-            return self._gather([(outputs, listed[self._place])], outputs)
-        return self._arrive(outputs)
+        chunks = inputs[0] if inputs and not isinstance(inputs[0], torch.Tensor) else inputs
+        mine = _root(opts) == self._place
+        with self._call("scatter", chunks if mine else [], outputs, opts) as call:
+            if mine:
+                self._arrivals.spread(outputs, chunks[self._place])
+            else:
+                self._arrivals.invent(outputs[0])
+        return self._end(call, outputs)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
         """reduce_scatter from a list of tensors."""
-        if isinstance(outputs, torch.Tensor):
-            outputs, inputs = [outputs], [inputs]
-        flat = [tensor for listed in inputs for tensor in listed]
-        self._write("reduce_scatter", flat, outputs, opts)
-        held = [_flat_like(listed) for listed in inputs if listed[0].is_cuda and _even(listed)]
-        return self._reduce(outputs, [listed[self._place] for listed in inputs], opts, held)
+        output = _listed(outputs)[0]
+        chunks = list(inputs if isinstance(inputs[0], torch.Tensor) else inputs[0])
+        flat = _flat_like(chunks) if _is_even(chunks) else None  # uneven ones are reduced one by one
+        with self._call("reduce_scatter", chunks, [output], opts) as call:
+            self._arrivals.reduced_into(output, chunks[self._place], self._num_ranks, _reduce_op(opts))
+            call.hold(flat)
+        return self._end(call, [output])
 
     def _reduce_scatter_base(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Done:
         """reduce_scatter from one tensor."""
-        self._write("reduce_scatter_tensor", [given], [output], opts)
-        return self._reduce([output], [self._my_chunk(given)], opts, [given])
+        return self._reduce_chunks("reduce_scatter_tensor", [output], [given], opts)
 
     reduce_scatter_single = _reduce_scatter_base
 
     def reduce_scatter_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Done:
         """reduce_scatter of several tensors."""
-        self._write("reduce_scatter_tensor_coalesced", inputs, outputs, opts)
-        return self._reduce(outputs, [self._my_chunk(given) for given in inputs], opts, inputs)
+        return self._reduce_chunks("reduce_scatter_tensor_coalesced", outputs, inputs, opts)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
@@ -166,41 +176,42 @@ class RankGroup(Group):
         opts: Any = None,
     ) -> Done:
         """all_to_all from one tensor into one; sizes count rows, none means equal parts."""
-        self._write("all_to_all_single", [given], [output], opts)
-        if self._arrivals is None:
-            return Done([output])
         if input_sizes:
             start = sum(input_sizes[: self._place])
             mine = given[start : start + input_sizes[self._place]]
         else:
             mine = self._my_chunk(given)
-        with self._on_stream([output]) as done:
+        with self._call("all_to_all_single", [given], [output], opts) as call:
             if output_sizes:
-                self._arrivals.spread(torch.split(output, list(output_sizes)), mine)
+                self._arrivals.spread(output.split_with_sizes(list(output_sizes)), mine)
             else:
                 self._arrivals.spread_evenly(output, mine, (self._place, self._num_ranks))
-        return done([output], given)
+        return self._end(call, [output])
 
     all_to_all_single = alltoall_base
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Done:
         """all_to_all between lists of tensors."""
-        self._write("all_to_all", inputs, outputs, opts)
-        return self._gather([(outputs, inputs[self._place])], list(outputs))
+        with self._call("all_to_all", inputs, outputs, opts) as call:
+            self._arrivals.spread(outputs, inputs[self._place])
+        return self._end(call, outputs)
 
     # ---- point to point
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Done:
         """send: nobody listens."""
-        self._ledger.write("send", self.number, tensors, [], (False, dst))
-        self._sequence += 1
-        return Done(tensors)
+        with self._peer_call("send", tensors, dst) as call:
+            pass
+        return self._end(call, tensors)
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Done:
-        """Recv."""
-        self._ledger.write("recv", self.number, [], tensors, (False, src))
-        self._sequence += 1
-        return self._arrive(tensors)
+        """Recv; a source of -1 is any rank."""
+        with self._peer_call("recv", tensors, src) as call:
+            for tensor in tensors:
+                self._arrivals.invent(tensor)
+        done = self._end(call, tensors)
+        done.source = src if src >= 0 else min(1, self._num_ranks - 1) if self._place == 0 else 0
+        return done
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Done:
         """Receive from any rank."""
@@ -209,79 +220,118 @@ class RankGroup(Group):
     # ---- barriers
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Done:
-        """barrier: nobody is late."""
-        self._write("barrier", [], [], opts)
-        return Done([])
+        """barrier: nobody is late. On NCCL it is an all_reduce of one float."""
+        device = self._barrier_device(opts)
+        tensors = [] if device is None else [torch.zeros(1, device=device)]
+        with self._call("barrier", tensors, tensors, opts) as call:
+            pass
+        return self._end(call, [])
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """barrier: nobody is late."""
-        self._write("monitored_barrier", [], [], None)
+        with self._call("monitored_barrier", [], [], None):
+            pass
+
+    def _barrier_device(self, opts: Any) -> torch.device | None:
+        """The device of ``ProcessGroupNCCL::barrier``; None where it is another backend's."""
+        asked = getattr(opts, "device", None)
+        kind = asked.type if asked is not None else "cpu" if "cpu" in self._by_device else "cuda"
+        if self.backend_of(kind) != "nccl" or kind == "cpu" or not torch.cuda.is_available():
+            return None
+        if getattr(opts, "device_ids", None):
+            return torch.device("cuda", opts.device_ids[0])
+        if self.bound_device_id is not None:
+            return torch.device(self.bound_device_id)
+        used = next((device for device, _ in self._streams), None)
+        return used or torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
 
     # ---- inside
 
-    def _write(self, operation: str, inputs: Tensors, outputs: Tensors, opts: Any) -> None:
-        self._ledger.write(operation, self.number, inputs, outputs, (bool(getattr(opts, "asyncOp", False)), -1))
+    def _call(self, operation: str, inputs: Tensors, outputs: Tensors, opts: Any) -> Call:
+        """Begin a collective: write it down, choose its stream."""
+        is_async = _is_async(opts)
         self._sequence += 1
+        self._ledger.write(operation, self.number, inputs, outputs, (is_async, -1))
+        some = outputs or inputs
+        stream = self._stream(some[0].device, -1) if some and some[0].is_cuda else None
+        return Call(operation, [inputs, outputs], stream if is_async else None, is_async)
+
+    def _peer_call(self, operation: str, tensors: Tensors, peer: int) -> Call:
+        """Begin a send or receive; on CUDA always on a stream of its own, and recorded with the allocator."""
+        inputs, outputs = (tensors, []) if operation == "send" else ([], tensors)
+        self._ledger.write(operation, self.number, inputs, outputs, (False, peer))
+        if not tensors[0].is_cuda:
+            return Call(operation, tensors, None, False)
+        shared = self._coalesced is not None or self.bound_device_id is not None
+        stream = self._stream(tensors[0].device, -1 if shared else peer)
+        for tensor in tensors:
+            tensor.record_stream(stream)
+        return Call(operation, None, stream, False)
+
+    def _stream(self, device: torch.device, peer: int) -> torch.cuda.Stream:
+        """NCCL takes one stream from the pool for each communicator, and one communicator for each unbatched peer."""
+        stream = self._streams.get((device, peer))
+        if stream is None:
+            stream = self._streams[device, peer] = torch.cuda.Stream(device)
+        return stream
+
+    def _end(self, call: Call, outputs: Tensors) -> Done:
+        done = call.done(outputs)
+        if self._coalesced is not None:
+            self._coalesced.done.append(done)
+        return done
 
     def _my_chunk(self, given: torch.Tensor) -> torch.Tensor:
         """My part of a tensor that holds one for every rank."""
         part = given.numel() // self._num_ranks
         return given.reshape(-1)[self._place * part : (self._place + 1) * part]
 
-    def _reduce(self, outputs: Tensors, chunks: Tensors, opts: Any, held: Any = None) -> Done:
-        if self._arrivals is None:
-            return Done(outputs)
-        op = getattr(opts, "reduceOp", None) or (opts if opts is not None else dist.ReduceOp.SUM)
-        with self._on_stream(outputs) as done:
-            for output, chunk in zip(outputs, chunks, strict=True):
-                if output is not chunk:
-                    output.view(-1).copy_(chunk.reshape(-1))
-                self._arrivals.reduced(output, self._num_ranks, op)
-        return done(outputs, held)
+    def _reduce_in_place(self, operation: str, tensors: Tensors, opts: Any) -> Done:
+        with self._call(operation, tensors, tensors, opts) as call:
+            op = _reduce_op(opts)
+            for tensor in tensors:
+                self._arrivals.reduced(tensor, self._num_ranks, op)
+        return self._end(call, tensors)
 
-    def _gather(self, pairs: Sequence[tuple[Tensors, torch.Tensor]], outputs: Tensors, held: Any = None) -> Done:
-        if self._arrivals is None:
-            return Done(outputs)
-        with self._on_stream(outputs) as done:
-            for slots, mine in pairs:
-                self._arrivals.spread(slots, mine)
-        return done(outputs, (held, [mine for _, mine in pairs]))
+    def _reduce_chunks(self, operation: str, outputs: Tensors, inputs: Tensors, opts: Any) -> Done:
+        with self._call(operation, inputs, outputs, opts) as call:
+            op = _reduce_op(opts)
+            for output, given in zip(outputs, inputs, strict=True):
+                self._arrivals.reduced_into(output, self._my_chunk(given), self._num_ranks, op)
+        return self._end(call, outputs)
 
-    def _gather_evenly(self, outputs: Tensors, inputs: Tensors) -> Done:
-        if self._arrivals is None:
-            return Done(outputs)
-        with self._on_stream(outputs) as done:
+    def _gather_evenly(self, operation: str, outputs: Tensors, inputs: Tensors, opts: Any) -> Done:
+        with self._call(operation, inputs, outputs, opts) as call:
             for output, mine in zip(outputs, inputs, strict=True):
                 self._arrivals.spread_evenly(output, mine, (self._place, self._num_ranks))
-        return done(outputs, inputs)
-
-    def _arrive(self, tensors: Tensors) -> Done:
-        if self._arrivals is None:
-            return Done(tensors)
-        with self._on_stream(tensors) as done:
-            for tensor in tensors:
-                self._arrivals.invent(tensor)
-        return done(tensors)
-
-    def _on_stream(self, tensors: Tensors) -> Call:
-        """Run on the group's own stream, after what the current one has in it."""
-        if not tensors or not tensors[0].is_cuda:
-            return HERE
-        device = tensors[0].device
-        stream = self._streams.get(device)
-        if stream is None:
-            stream = self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        return Call(stream)
+        return self._end(call, outputs)
 
 
 def _listed(tensors: Any) -> list[torch.Tensor]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
-def _even(tensors: Tensors) -> bool:
-    return all(tensor.numel() == tensors[0].numel() for tensor in tensors)
+def _is_async(opts: Any) -> bool:
+    """Calls without options are asynchronous, as the default of the options in c10d/Types.hpp is."""
+    return bool(getattr(opts, "asyncOp", True))
+
+
+def _root(opts: Any) -> int:
+    return int(getattr(opts, "rootRank", opts or 0))
+
+
+def _reduce_op(opts: Any, op: Any = None) -> Any:
+    found = getattr(opts, "reduceOp", None)
+    if found is not None:
+        return found
+    return op if op is not None else opts if opts is not None and not isinstance(opts, int) else dist.ReduceOp.SUM
+
+
+def _is_even(tensors: Tensors) -> bool:
+    """Whether ProcessGroupNCCL takes a flat buffer for a list of device tensors (check_same_size, newLikeFlat)."""
+    shape = tensors[0].shape
+    return tensors[0].is_cuda and all(tensor.shape == shape for tensor in tensors)
 
 
 def _flat_like(tensors: Tensors) -> torch.Tensor:
-    """The buffer that ProcessGroupNCCL takes for a list of equal tensors (newLikeFlat)."""
     return tensors[0].new_empty((len(tensors), *tensors[0].shape))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -13,14 +15,16 @@ from torch.distributed import device_mesh
 from torch.distributed import distributed_c10d as c10d
 
 from fakedist.job import Job
-from fakedist.world.arrivals import Arrivals
+from fakedist.world.arrivals import Arrivals, Nothing
 from fakedist.world.ledger import LedgerLike, NullLedger
 from fakedist.world.objects import faked_objects
 from fakedist.world.patch import patched
 from fakedist.world.process_group import RankGroup
-from fakedist.world.store import RankStore
+from fakedist.world.store import RankStore, faked_stores
 
 _NON_MEMBER = c10d.GroupMember.NON_GROUP_MEMBER
+#: What split_group gives to a rank in none of the parts: None in torch 2.11, as a new_group without the rank since.
+_NO_PART = _NON_MEMBER if hasattr(c10d, "_NonGroupMember") else None
 
 
 @contextmanager
@@ -38,21 +42,26 @@ def fake_world(
         RecordingError: This torch lacks something that must be replaced.
     """
     world = _World(job, ledger or NullLedger(), is_undefined)
+    hook = sys.excepthook  # init_process_group replaces it
     with ExitStack() as stack:
         stack.enter_context(patched(c10d, "_new_process_group_helper", world.new_process_group))
-        world.new_group = stack.enter_context(patched(c10d, "_new_group_with_tag", world.new_group_with_tag))
+        for owner in (c10d, dist, device_mesh):
+            stack.enter_context(patched(owner, "new_group", world.new_group(owner.new_group)))
         stack.enter_context(patched(c10d, "rendezvous", world.rendezvous))
         for owner in (c10d, dist, device_mesh):
             stack.enter_context(patched(owner, "split_group", world.split_group))
         for name in ("is_nccl_available", "is_mpi_available", "is_ucc_available", "is_gloo_available"):
             for owner in (c10d, dist):
                 stack.enter_context(patched(owner, name, lambda: True))
+        stack.enter_context(patched(c10d, "_store_based_barrier", lambda *args, **kwargs: None))
+        stack.enter_context(faked_stores(job.world_size))
         stack.enter_context(faked_objects(world.write_object_call))
         try:
             yield
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
+            sys.excepthook = hook
 
 
 class _World:
@@ -61,11 +70,11 @@ class _World:
     def __init__(self, job: Job, ledger: LedgerLike, is_undefined: Callable[[torch.Tensor], bool] | None) -> None:
         self._job = job
         self._ledger = ledger
-        self._arrivals = Arrivals(job.seed, is_undefined) if job.collectives == "values" else None
+        self._arrivals = Arrivals(job.seed, is_undefined) if job.collectives == "values" else Nothing(job.seed)
         self._store = RankStore(job.world_size)
         self._helper = inspect.signature(c10d._new_process_group_helper)
-        self._tagged = inspect.signature(c10d._new_group_with_tag)
-        self.new_group: Callable[..., Any] = c10d._new_group_with_tag
+        self._new_group_with_tag: Callable[..., Any] = c10d._new_group_with_tag
+        self._rank, self._num_ranks = job.rank, job.world_size
 
     def rendezvous(self, url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[Any]:
         """Meet nobody: the store, this rank and the world size."""
@@ -75,17 +84,29 @@ class _World:
             world_size if world_size >= 0 else self._job.world_size,
         )
 
-    def new_group_with_tag(self, *args: Any, **kwargs: Any) -> Any:
-        """A subgroup; one without this rank costs nothing but its number."""
-        given = self._tagged.bind(*args, **kwargs).arguments
-        ranks = given.get("ranks")
-        if ranks is not None:
-            ranks = ranks if isinstance(ranks, (list, tuple, range)) else list(ranks)
-            if len(ranks) and dist.get_rank() not in ranks and min(ranks) >= 0 and max(ranks) < dist.get_world_size():
-                if not given.get("use_local_synchronization"):
-                    c10d._process_group_name(ranks, use_hashed_name=False)  # the next group's name counts this one
+    def new_group(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """torch's ``new_group``, in which a group without this rank costs nothing but its number.
+
+        Large jobs make tens of thousands of groups, of which a handful are this rank's: what stock torch does for the
+        others takes longer than everything else in their initialisation.
+        """
+
+        @functools.wraps(original)
+        def new_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+            # Arguments after timeout, backend and options may ask for a barrier among members alone: torch's path.
+            plain = len(args) <= 3 and not kwargs.get("use_local_synchronization")
+            if plain and isinstance(ranks, (list, tuple, range)) and ranks and self._is_without_me(ranks):
+                c10d._world.group_count += 1  # the next group's name counts this one
                 return _NON_MEMBER
-        return self.new_group(*args, **kwargs)
+            return original(ranks, *args, **kwargs)
+
+        return new_group
+
+    def _is_without_me(self, ranks: Sequence[int]) -> bool:
+        """Whether a group of these ranks can be made, and this rank is not one of them."""
+        if c10d._world.default_pg is None or self._rank in ranks:
+            return False
+        return 0 <= min(ranks) and max(ranks) < self._num_ranks and len(set(ranks)) == len(ranks)
 
     def new_process_group(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """What ``_new_process_group_helper`` does, with our group in it."""
@@ -101,14 +122,16 @@ class _World:
             return _NON_MEMBER, None
         size = given["group_size"] if given["group_size"] > 0 else self._job.world_size
         rank = given["group_rank"] if (given["group_rank"] or 0) >= 0 else self._job.rank
+        if c10d._world.default_pg is None:
+            self._rank, self._num_ranks = rank or 0, size  # the script may know better than its environment
         backend = str(given["backend"])
         group = RankGroup((rank or 0, size), backend, self._arrivals, self._ledger, given.get("backend_options"))
         if given["device_id"]:
             group.bound_device_id = given["device_id"]
         description = given["group_desc"] or "undefined"
         number = self._ledger.add_group(str(name), description, ranks or range(size), rank or 0, backend)
-        group.named(name, description, number)
-        store = c10d.PrefixStore(f"{name}/", self._store)
+        store = c10d.PrefixStore(f"{name}/", self._store if backend == "mpi" else given["store"])
+        group.named(name, description, number, store)
         _register(group, (backend, store), str(name), tag)
         return group, store
 
@@ -119,17 +142,25 @@ class _World:
         timeout: Any = None,
         pg_options: Any = None,
         group_desc: str | None = None,
-        **_: Any,
+        **kwargs: Any,
     ) -> Any:
         """The part of ``parent_pg`` with this rank in it; ``split_ranks`` are ranks of the parent."""
         if not split_ranks:
             raise ValueError("split_ranks cannot be None or empty")
-        of_parent = dist.get_process_group_ranks(parent_pg or c10d._get_default_group())
-        mine: Any = None
-        for part in split_ranks:
-            group = dist.new_group([of_parent[rank] for rank in part], timeout=timeout, group_desc=group_desc)
-            mine = group if group is not _NON_MEMBER else mine
-        return mine
+        parent = parent_pg or c10d._get_default_group()
+        mine = next((part for part in split_ranks if dist.get_rank(parent) in part), None)
+        if mine is None:
+            c10d._process_group_name(split_ranks[0], use_hashed_name=True)  # counts it, as torch does
+            return _NO_PART
+        of_parent = dist.get_process_group_ranks(parent)
+        return self._new_group_with_tag(
+            [of_parent[rank] for rank in mine],
+            timeout=timeout,
+            backend=kwargs.get("backend") or c10d._world.pg_map[parent][0],
+            backend_options=pg_options,
+            group_desc=group_desc,
+            use_local_synchronization=True,  # its name is a hash of its ranks, as in torch
+        )
 
     def write_object_call(self, operation: str, group: Any, num_bytes: int) -> None:
         """Write an object collective into the ledger; its bytes are those of the pickled object."""

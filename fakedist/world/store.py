@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import rendezvous
 
 from fakedist.errors import WorldError
+from fakedist.world.patch import patched
 
 #: Not in torch's stubs.
 _Store: Any = dist.distributed_c10d.Store
@@ -115,3 +119,37 @@ class RankStore(_Store):  # type: ignore[misc]
     def timeout(self) -> timedelta:
         """What was set last."""
         return self._wait_s
+
+
+@contextmanager
+def faked_stores(num_ranks: int) -> Iterator[None]:
+    """Let stores that the script makes itself meet nobody; those at one address are one store.
+
+    A real TCPStore would wait for its server or its workers, a FileStore for files that nobody writes.
+
+    Raises:
+        RecordingError: This torch has no such stores.
+    """
+    values: dict[object, dict[str, bytes]] = {}
+
+    class TCPStore(RankStore):
+        """Stands for torch.distributed.TCPStore."""
+
+        def __init__(self, host_name: str, port: int, *args: Any, **kwargs: Any) -> None:
+            super().__init__(num_ranks)
+            self.host, self.port = host_name, port
+            self._values = values.setdefault((host_name, port), {})
+
+    class FileStore(RankStore):
+        """Stands for torch.distributed.FileStore."""
+
+        def __init__(self, file_name: str, *args: Any, **kwargs: Any) -> None:
+            super().__init__(num_ranks)
+            self.path = file_name
+            self._values = values.setdefault(file_name, {})
+
+    with ExitStack() as stack:
+        for name, stand_in in (("TCPStore", TCPStore), ("FileStore", FileStore)):
+            for owner in (dist, sys.modules[rendezvous.__module__]):
+                stack.enter_context(patched(owner, name, stand_in))
+        yield

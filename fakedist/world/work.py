@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -11,25 +12,37 @@ import torch.distributed as dist
 
 Tensors = Sequence[torch.Tensor]
 
-#: Not in torch's stubs.
+# Not in torch's stubs.
 _Work: Any = dist.distributed_c10d.Work
+_profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 
 
 class Done(_Work):  # type: ignore[misc]
-    """A call that is over. It holds its tensors until it is waited on, as ProcessGroupNCCL does."""
+    """A call that is over, as WorkNCCL in torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp is.
 
-    def __init__(self, outputs: Tensors, held: Any = None, event: torch.cuda.Event | None = None) -> None:
+    Args:
+        outputs: Held for as long as this object lives.
+        stash: Held until it is waited on.
+        stream: Where the call ran, if not on the stream that was the current one.
+    """
+
+    def __init__(self, outputs: Tensors, stash: Any = None, stream: torch.cuda.Stream | None = None) -> None:
         super().__init__()
-        self._outputs = list(outputs)
-        self._held = held
-        self._event = event
+        self._outputs = outputs
+        self._stash = stash
+        self._stream = stream
+        self._event = None if stream is None else stream.record_event()
+        #: What the call keeps besides, for as long as this object lives.
+        self.kept: Any = None
+        #: Group rank that a receive came from.
+        self.source = 0
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """The current stream waits for the call; the host does not."""
-        if self._event is not None:
-            torch.cuda.current_stream(self._outputs[0].device).wait_event(self._event)
+        if self._event is not None and self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_event(self._event)
             self._event = None
-        self._held = None
+        self._stash = None
         return True
 
     def synchronize(self) -> None:
@@ -52,48 +65,89 @@ class Done(_Work):  # type: ignore[misc]
         """Never."""
 
     def source_rank(self) -> int:
-        """Rank that a receive from anywhere came from: the first that is not this one, by convention 0."""
-        return 0
+        """Group rank that a receive came from; from anywhere: the first that is not this one."""
+        return self.source
+
+    _source_rank = source_rank
 
     def result(self) -> list[torch.Tensor]:
         """The output tensors."""
-        return self._outputs
+        return list(self._outputs)
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """Completed, with the output tensors."""
-        self.wait()
-        devices: list[int | str | torch.device] = list({tensor.device for tensor in self._outputs if tensor.is_cuda})
-        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future(devices=devices)
-        future.set_result(self._outputs)
+        """Completed, with the output tensors; who waits for it waits for the call's stream."""
+        if self._stream is None:
+            future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+            future.set_result(self.result())
+            return future
+        future = torch.futures.Future(devices=[self._stream.device])
+        with torch.cuda.stream(self._stream):
+            future.set_result(self.result())
         return future
 
     getFuture = get_future  # noqa: N815 (C++ callers ask for it by this name)
 
 
 class Call:
-    """A call in progress: a context that gives a function which makes the finished work."""
+    """A call in progress: a context in which what arrives is written.
 
-    def __init__(self, stream: torch.cuda.Stream | None) -> None:
+    Asynchronous calls run on the group's own stream and hold their tensors until they are waited on; others run on
+    the current one and hold nothing. So does ``ProcessGroupNCCL::collective`` since torch 2.8.
+
+    Args:
+        operation: Its name.
+        tensors: What it reads and writes.
+        stream: The stream to run on, after what the current one has in it; None for the current one.
+        is_async: Whether it returns before it is over.
+    """
+
+    __slots__ = ("_inside", "_is_async", "_operation", "_stream", "_tensors")
+
+    def __init__(self, operation: str, tensors: Any, stream: torch.cuda.Stream | None, is_async: bool) -> None:
+        self._operation = operation
+        self._tensors = tensors
         self._stream = stream
-        self._inside: Any = None
+        self._is_async = is_async
+        self._inside: ExitStack | None = None
 
     def __enter__(self) -> Call:
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-            self._inside = torch.cuda.stream(self._stream)
-            self._inside.__enter__()
+        stream, profiled = self._stream, _profiler_enabled()
+        if stream is not None or profiled:
+            with ExitStack() as inside:
+                if profiled:
+                    inside.enter_context(torch.profiler.record_function(f"fakedist::{self._operation}"))
+                if stream is not None:
+                    stream.wait_stream(torch.cuda.current_stream(stream.device))
+                    inside.enter_context(torch.cuda.stream(stream))
+                self._inside = inside.pop_all()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if self._stream is not None:
-            self._inside.__exit__(*error)
+        if self._inside is not None:
+            self._inside.close()
 
-    def __call__(self, outputs: Tensors, held: Any = None) -> Done:
-        """The finished call, which holds ``held`` until it is waited on."""
-        if self._stream is None:
-            return Done(outputs, held)
-        return Done(outputs, (outputs, held), self._stream.record_event())
+    def hold(self, more: Any) -> None:
+        """Hold something besides the tensors."""
+        self._tensors = [self._tensors, more]
+
+    def done(self, outputs: Tensors) -> Done:
+        """The finished call."""
+        return Done(outputs, self._tensors if self._is_async else None, self._stream)
 
 
-#: A call on CPU tensors, which is over when it returns.
-HERE = Call(None)
+class Coalesced:
+    """Calls that are waited on as one.
+
+    Attributes:
+        done: Those that were made so far.
+    """
+
+    def __init__(self) -> None:
+        self.done: list[Done] = []
+
+    def end(self) -> Done:
+        """One call for all of them."""
+        streams = {work._stream.cuda_stream: work._stream for work in self.done if work._stream is not None}
+        whole = Done([], [work._stash for work in self.done], next(iter(streams.values()), None))
+        whole.kept = [work.kept for work in self.done]
+        return whole
