@@ -7,23 +7,28 @@ script will read it. What the script reads and nobody computed is made up (:mod:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 
-from fakedist.gpu.values.inventions import Inventions
+from fakedist.gpu.values.choices import CHOOSING, choose
+from fakedist.gpu.values.contents import LIMIT_BYTES, MASK_LIMIT_BYTES, is_small
+from fakedist.gpu.values.foreach import Foreach
+from fakedist.gpu.values.host import Host, device_tensors, plain_tensors
+from fakedist.gpu.values.inside import Inside
 from fakedist.gpu.values.kinds import Kind
-from fakedist.gpu.values.memory import LIMIT_BYTES, Defined, host_view, is_small
-from fakedist.gpu.values.truths import Truths
+from fakedist.gpu.values.randoms import Randoms
+from fakedist.gpu.values.reading import INDEXING, READS, Reading
 
 #: glibc takes larger blocks from the kernel, which gives zeros (M_MMAP_THRESHOLD's largest value).
 _FRESH_BYTES = 32 << 20
-_CPU = torch.device("cpu")
-_PLAIN = torch.Tensor.__torch_dispatch__
-#: These only look at their operands.
-_READS = {"_local_scalar_dense", "equal", "is_nonzero", "item"}
-_COPIES = {"_to_copy", "copy_", "clone"}
+#: Of these a share is the answer itself; of others it is only remembered.
+_COUNTED = {"sum", "count_nonzero", "mean"}
+_Arguments = tuple[Any, ...]
+_Keywords = dict[str, Any]
 
 
 class ValueEngine:
@@ -34,271 +39,245 @@ class ValueEngine:
     """
 
     def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._kinds: dict[Any, Kind] = {}
-        self._defined = Defined()
-        self._truths = Truths()
-        self._inventions = Inventions(seed)
-        self._generators: dict[int, torch.Generator] = {}
-        self._generator = torch.Generator().manual_seed(seed)
+        self._routes: dict[Any, Callable[..., Any]] = {}
+        self._host = Host(seed)
+        self._randoms = Randoms(seed)
+        self._reading = Reading(self._host)
+        self._foreach = Foreach(self._host)
+        self._inside = Inside(self.execute)
 
-    def execute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def execute(self, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
         """Run one operation; what it returns is what the device operation returned."""
-        kind = self._kinds.get(func)
-        if kind is None:
-            kind = self._kinds[func] = Kind(func)
-        if kind.is_view:
-            return func(*args, **kwargs)
-        tensors = list(_tensors(args)) if not kwargs else [*_tensors(args), *_tensors(tuple(kwargs.values()))]
-        on_device = [tensor for tensor in tensors if tensor.is_cuda]
-        if not on_device:
-            return self._from_nowhere(kind, func, args, kwargs)
-        if kind.name == "_amp_foreach_non_finite_check_and_unscale_":
-            return func(*args, **kwargs)  # gradients are taken for finite: found_inf stays what it was
-        if kind.name in ("lift_fresh", "lift"):
-            return self._lifted(func(*args, **kwargs))
-        if kind.dynamic or kind.name in _READS:
-            return self._read(kind, func, args, kwargs)
-        if kind.name in _COPIES and (kind.name != "clone"):
-            crossed = self._copied(kind, func, args, kwargs)
-            if crossed is not None:
-                return crossed
-        for tensor in on_device:
-            if tensor.numel() > LIMIT_BYTES or not is_small(tensor):
-                return self._not_computed(kind, func, args, kwargs)
-        inputs = self._inputs(kind, args, kwargs)
-        if all(self._defined.holds(tensor) for tensor in inputs if tensor.is_cuda):
-            return self._computed(kind, func, args, kwargs)
-        return self._not_computed(kind, func, args, kwargs)
+        route = self._routes.get(func)
+        if route is None:
+            route = self._routes[func] = self._route(func)
+        return route(func, args, kwargs)
 
     def is_undefined(self, tensor: torch.Tensor) -> bool:
         """Whether a device tensor holds nothing: it is large, or nobody computed it."""
-        return tensor.is_cuda and (not is_small(tensor) or not self._defined.holds(tensor))
+        return tensor.is_cuda and not self._host.holds(tensor)
 
     def on_host(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A small device tensor's values, made up where there are none; None for a large one."""
-        if not is_small(tensor):
-            return None
-        tensor = tensor.detach()
-        self._settle(tensor, "print")
-        return host_view(tensor)
+        return self._host.settle(tensor.detach(), "print") if is_small(tensor) else None
 
     def invented(self) -> list[tuple[str, str, int, int, int]]:
         """Values made up since the last call: (operation, filename, line, calls, values)."""
-        return self._inventions.take()
+        return self._host.inventions.take()
 
-    # ---- how an operation is run
+    def _route(self, func: Any) -> Callable[..., Any]:
+        """The way to run an operation, by its kind."""
+        kind = Kind(func)
+        if kind.is_view:
+            return _plainly
+        if not kind.is_kernel:
+            return self._inside.run
+        if kind.name in ("lift_fresh", "lift"):
+            return self._lifted
+        if kind.name.startswith(("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach")):
+            return partial(self._foreach.run, kind)
+        special = {"copy_": self._copied_into, "_to_copy": self._copied}.get(kind.name)
+        if special is None:
+            reads = kind.dynamic or kind.name in READS
+            special = self._indexed if kind.name in INDEXING else self._read if reads else self._kernel
+        return partial(special, kind)
 
-    def _from_nowhere(self, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An operation without device inputs: a factory, a copy to the device, or one of the host's own."""
-        result = func(*args, **kwargs)
-        if not (isinstance(result, torch.Tensor) and result.is_cuda):
-            return result
-        self._truths.made(kind, args, result)
-        if not is_small(result):
-            return result
-        self._defined.forget(result)
-        if kind.name == "_to_copy":
-            host_view(result).copy_(args[0])
-            self._defined.define(result)
-        elif not kind.empty:
-            self._fill_in(kind, func, args, kwargs, result)
-        return result
+    # ---- ways to run an operation
 
-    def _computed(self, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _kernel(self, kind: Kind, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
+        """Any operation that only writes device memory; this is the way of nearly all of them."""
+        if not kind.like:
+            for value in args:
+                if isinstance(value, torch.Tensor):
+                    if value.nbytes > LIMIT_BYTES and _is_large(value):
+                        return self._not_computed(kind, func, args, kwargs)
+                elif isinstance(value, (list, tuple)) and _any_large(value):
+                    return self._not_computed(kind, func, args, kwargs)
+        inputs = self._inputs(kind, args, kwargs)
+        if all(not tensor.is_cuda or self._host.holds(tensor) for tensor in inputs):
+            return self._computed(kind, func, args, kwargs)
+        return self._not_computed(kind, func, args, kwargs)
+
+    def _computed(self, kind: Kind, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
         """On the device, and on the host over the same memory."""
+        device, generator, place = None, kwargs.get("generator"), (0, 0)
+        if kind.random:
+            device = _device(args, kwargs)
+            place = self._randoms.place(device, generator) if device is not None else place
         result = func(*args, **kwargs)
-        if kind.empty:
-            self._forget(kind, args, kwargs, result)
-        else:
-            self._fill_in(kind, func, args, kwargs, result)
-        return result
-
-    def _not_computed(self, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """On the device alone: what it writes holds nothing."""
-        sign = kind.non_negative or (kind.keeps_sign and self._all_non_negative(args))
-        result = func(*args, **kwargs)
-        truth = self._truths.result(kind, args, result)
-        for tensor in (*self._written(kind, args, kwargs), *(() if kind.written else _tensors((result,)))):
-            if tensor.is_cuda and tensor.numel() <= LIMIT_BYTES and is_small(tensor):
-                if truth is not None and tensor.dtype == torch.bool:
-                    host_view(tensor).fill_(truth)
-                    self._defined.define(tensor)
-                else:
-                    if not kind.written:
-                        self._defined.forget(tensor)
-                    self._defined.undefine(tensor, non_negative=sign)
-        return result
-
-    def _fill_in(self, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Compute on the host what the device operation should have written."""
-        outputs = [tensor for tensor in _tensors((result,)) if tensor.is_cuda]
-        written = self._written(kind, args, kwargs)
-        ran = True
-        try:
-            with torch.random.fork_rng(devices=[], enabled=kind.random and not kind.takes_generator):
-                computed = func(*self._on_host(args), **self._host_keywords(kind, func, kwargs))
-        except Exception:  # no CPU kernel for it, or not for these types: the result then holds nothing
-            computed, ran = None, False
-        if kind.written:  # and _foreach_*_ return nothing
-            mark = self._defined.define if ran else self._defined.undefine
-            for tensor in written:
-                if is_small(tensor):
-                    mark(tensor)
-            return
-        for output, host in zip(outputs, _tensors((computed,)) if computed is not None else iter(()), strict=False):
-            if not is_small(output):
-                continue
-            self._defined.forget(output)
-            if host.shape == output.shape:
-                host_view(output).copy_(host)
-                self._defined.define(output)
-        if computed is None:
-            self._forget(kind, args, kwargs, result)
-
-    def _read(self, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The script, or the size of a result, depends on values: they are there, or made up now."""
-        if kind.name == "index" and not any(t.dtype in (torch.bool, torch.uint8) for t in _tensors(args[1:])):
-            computable = all(is_small(t) and self._defined.holds(t) for t in _tensors(args) if t.is_cuda)
-            return (self._computed if computable else self._not_computed)(kind, func, args, kwargs)
-        for tensor in _tensors((args, tuple(kwargs.values()))):
-            if tensor.is_cuda:
-                self._settle(tensor, kind.full_name)
-        if kind.name == "_local_scalar_dense":
-            return func(host_view(args[0]))
-        device = next(tensor.device for tensor in _tensors(args) if tensor.is_cuda)
-        computed = func(*self._on_host(args, settle=True), **self._host_keywords(kind, func, kwargs))
-        if not isinstance(computed, (torch.Tensor, tuple, list)):
-            return computed
-        if isinstance(computed, torch.Tensor):
-            return self._to_device(computed, device)
-        return type(computed)(self._to_device(tensor, device) for tensor in computed)
-
-    def _copied(self, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A copy between host and device; None for one within the device."""
-        source = args[1] if kind.name == "copy_" else args[0]
-        if kind.name == "copy_" and args[0].is_cuda and not source.is_cuda:
-            result = func(*args, **kwargs)
-            if is_small(result):
-                host_view(result).copy_(source)
-                self._defined.define(result)
+        outputs = list(device_tensors((result,)))
+        written = self._written(kind, args, kwargs) if kind.written else []
+        if not outputs and not written:
+            return result  # the host's own
+        if kind.empty or not all(is_small(tensor) for tensor in outputs):
+            self._holds_nothing(kind, args, result, written)
             return result
-        target = args[0].device if kind.name == "copy_" else torch.device(kwargs.get("device") or source.device)
-        if not source.is_cuda or target.type != "cpu":
-            return None
-        if is_small(source):
-            self._settle(source, kind.full_name)
-            return (
-                func(args[0], host_view(source), *args[2:])
-                if kind.name == "copy_"
-                else func(host_view(source), **kwargs)
-            )
+        if kind.like:
+            args = (torch.empty((), dtype=args[0].dtype).expand(args[0].shape), *args[1:])
+        values = self._on_host(kind, func, (args, kwargs), place if device is not None else None)
+        if values is None:
+            self._holds_nothing(kind, args, result, written)
+        elif written:
+            for tensor in written:
+                self._host.defined.define(tensor)
+                self._host.shares.forget(tensor)
+        else:
+            for output, host in zip(outputs, values, strict=False):
+                if host.shape == output.shape:
+                    self._host.write(output, host)
+        return result
+
+    def _not_computed(self, kind: Kind, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
+        """On the device alone."""
         result = func(*args, **kwargs)
-        self._inventions.count(kind.full_name, source.numel())
-        if result.nbytes <= _FRESH_BYTES or kind.name == "copy_":
-            result.zero_()
+        if kind.followed or kind.written or kind.name in CHOOSING:
+            written = self._written(kind, args, kwargs) if kind.written else []
+            if kind.name in CHOOSING and not written:
+                self._choose(kind, args, kwargs, result)
+            self._holds_nothing(kind, args, result, written)
         return result
 
-    def _lifted(self, result: torch.Tensor) -> torch.Tensor:
+    def _lifted(self, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
         """``torch.tensor(list, device="cuda")`` copies below the dispatcher; only this is seen of it."""
-        if is_small(result):
-            self._defined.define(result)
+        result = func(*args, **kwargs)
+        if result.is_cuda and is_small(result):
+            self._host.defined.define(result)
         return result
 
-    # ---- values
+    def _read(self, kind: Kind, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
+        device = _device(args, {})
+        if device is None:
+            return func(*args, **kwargs)
+        if not kind.takes_generator:
+            return self._reading.answer(kind, func, args, kwargs)
+        place = self._randoms.place(device, kwargs.get("generator"))
+        self._randoms.advance(device, kwargs.get("generator"))
+        return self._reading.answer(kind, func, args, kwargs | {"generator": self._randoms.generator(place)})
 
-    def _settle(self, tensor: torch.Tensor, operation: str) -> None:
-        """Make up what a tensor that is read does not hold; large ones are read as zeros."""
-        if not is_small(tensor) and tensor.numel() > 1:
-            truth = self._truths.of(tensor)
-            if truth is None:
-                self._inventions.count(operation, tensor.numel())
-            return
-        if is_small(tensor) and self._defined.holds(tensor):
-            return
-        host = host_view(tensor)
-        missing = self._defined.missing(tensor) if is_small(tensor) else torch.ones(tensor.shape, dtype=torch.bool)
-        self._inventions.fill(host, missing, operation, non_negative=self._defined.is_non_negative(tensor))
-        if is_small(tensor):
-            self._defined.define(tensor)
+    def _indexed(self, kind: Kind, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
+        if args[0].is_cuda:
+            args = self._reading.indices(kind, args)
+        return self._kernel(kind, func, args, kwargs)
 
-    def _to_device(self, computed: torch.Tensor, device: torch.device) -> torch.Tensor:
-        result = torch.empty_like(computed, device=device)
-        if is_small(result):
-            self._defined.forget(result)
-            host_view(result).copy_(computed)
-            self._defined.define(result)
+    def _copied(self, kind: Kind, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
+        """``_to_copy``: to another dtype, or between host and device."""
+        source = args[0]
+        target = kwargs.get("device")
+        to_host = target is not None and torch.device(target).type == "cpu"
+        if not source.is_cuda or not to_host:
+            return self._kernel(kind, func, args, kwargs)
+        if is_small(source):
+            return func(self._host.settle(source, kind.full_name), **kwargs)
+        result = func(*args, **kwargs)
+        self._dropped(kind, source, result, fresh=True)
         return result
 
-    def _on_host(self, values: Any, *, settle: bool = False) -> Any:
-        """Arguments with host views in the place of device tensors; large ones, where they are read, as zeros."""
-        found: list[Any] = []
-        for value in values:
-            if isinstance(value, torch.Tensor) and value.is_cuda:
-                if settle and not is_small(value) and value.numel() > 1:
-                    truth = self._truths.of(value)
-                    found.append(torch.full((), bool(truth), dtype=torch.bool).to(value.dtype).expand(value.shape))
-                else:
-                    found.append(host_view(value))
-            elif isinstance(value, (list, tuple)):
-                found.append(self._on_host(value, settle=settle))
-            elif isinstance(value, torch.device):
-                found.append(_CPU)
-            else:
-                found.append(value)
-        return type(values)(found) if isinstance(values, (list, tuple)) else found
+    def _copied_into(self, kind: Kind, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
+        """``copy_``, within the device or between it and the host."""
+        target, source = args[:2]
+        if target.is_cuda or not source.is_cuda:
+            return self._kernel(kind, func, args, kwargs)
+        if is_small(source):
+            return func(target, self._host.settle(source, kind.full_name), *args[2:], **kwargs)
+        result = func(*args, **kwargs)
+        self._dropped(kind, source, result, fresh=False)
+        return result
 
-    def _host_keywords(self, kind: Kind, func: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-        found = dict(zip(kwargs, self._on_host(list(kwargs.values())), strict=True))
-        if found.get("device") is not None:
-            found["device"] = _CPU
-        found.pop("pin_memory", None)
-        if kind.takes_generator:
-            found["generator"] = self._host_generator(kwargs.get("generator"))
-        return found
+    # ---- what became of the values
 
-    def _host_generator(self, given: torch.Generator | None) -> torch.Generator:
-        """A host generator for a device's; it starts from the same seed."""
-        if given is None:
-            return self._generator
-        if given.device.type == "cpu":
-            return given
-        found = self._generators.get(id(given))
-        if found is None or found.initial_seed() != given.initial_seed():
-            found = self._generators[id(given)] = torch.Generator().manual_seed(given.initial_seed())
-        return found
+    def _on_host(self, kind: Kind, func: Any, given: tuple[_Arguments, _Keywords], place: Any) -> Any:
+        """What the CPU's kernels make of the same memory, as a list; None where they cannot.
 
-    # ---- which tensors
+        With ``place`` random numbers come from there.
+        """
+        args, kwargs = self._host.arguments(given[0]), self._host.keywords(given[1])
+        drawing: Any = nullcontext()
+        if place is not None and kind.takes_generator:
+            kwargs["generator"] = self._randoms.generator(place)
+        elif place is not None:
+            drawing = self._randoms.as_default(place)
+        try:
+            with drawing:
+                return list(plain_tensors((func(*args, **kwargs),)))
+        except Exception:  # no CPU kernel for it, or not for these types: the result then holds nothing
+            return None
 
-    def _inputs(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    def _holds_nothing(self, kind: Kind, args: _Arguments, result: Any, written: list[torch.Tensor]) -> None:
+        """The values are not computed; what else is known of the result?"""
+        for tensor in written:
+            if is_small(tensor):
+                self._host.defined.spoil(tensor)
+        if not kind.followed or not isinstance(result, torch.Tensor) or not result.is_cuda:
+            for tensor in written:
+                self._host.shares.forget(tensor)
+            return
+        shares = self._host.shares
+        if written and result.nbytes < result.untyped_storage().nbytes():
+            shares.forget(result)  # a part of it was written
+            return
+        share = shares.follow(kind.name, args, result)
+        if share is None or not is_small(result) or result.is_complex():
+            return
+        constant = share in (0.0, 1.0) and kind.name not in _COUNTED
+        if constant or (kind.name in _COUNTED and result.dtype != torch.bool):
+            whole = not result.is_floating_point()
+            self._host.write(result, torch.tensor(round(share) if whole else share))
+
+    def _choose(self, kind: Kind, args: _Arguments, kwargs: _Keywords, result: Any) -> None:
+        for tensor in device_tensors((result,)):
+            if tensor.dtype == torch.int64 and (tensor is result or tensor is result[-1]) and is_small(tensor):
+                if tensor is result and kind.name not in ("argmax", "argmin", "argsort"):
+                    continue  # max() of integers
+                self._host.inventions.count(kind.full_name, tensor.numel())
+                self._host.write(tensor, choose(kind, args, kwargs, tensor))
+
+    def _dropped(self, kind: Kind, source: torch.Tensor, result: torch.Tensor, *, fresh: bool) -> None:
+        """A large tensor came to the host: zeros, or what is known of it; the host's memory may be fresh zeros."""
+        share = self._host.shares.of(source)
+        if share == 1.0:
+            result.fill_(1)
+        elif result.untyped_storage().nbytes() <= _FRESH_BYTES:
+            result.zero_()
+        if share not in (0.0, 1.0):
+            self._host.inventions.count(kind.full_name, source.numel())
+
+    def _inputs(self, kind: Kind, args: _Arguments, kwargs: _Keywords) -> Iterable[torch.Tensor]:
         """Tensors whose values the result depends on."""
+        if kind.like:
+            return plain_tensors(args[1:])
         if not (kind.overwrites and kind.written):
-            return [*_tensors(args), *_tensors(tuple(kwargs.values()))]
+            return plain_tensors((args, tuple(kwargs.values())))
         read = [value for index, value in enumerate(args) if index not in kind.written]
         named = [value for name, value in kwargs.items() if name not in kind.written_names]
-        return [*_tensors(tuple(read)), *_tensors(tuple(named))]
+        return plain_tensors((read, named))
 
-    def _written(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        if not kind.written:
-            return []
+    def _written(self, kind: Kind, args: _Arguments, kwargs: _Keywords) -> list[torch.Tensor]:
         values = [args[index] for index in kind.written if index < len(args)]
         values += [value for name, value in kwargs.items() if name in kind.written_names]
-        return [tensor for tensor in _tensors(tuple(values)) if tensor.is_cuda]
-
-    def _forget(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        for tensor in (*self._written(kind, args, kwargs), *_tensors((result,))):
-            if tensor.is_cuda and is_small(tensor):
-                self._defined.forget(tensor)
-
-    def _all_non_negative(self, args: tuple[Any, ...]) -> bool:
-        return all(self._defined.is_non_negative(tensor) for tensor in _tensors(args) if tensor.is_cuda)
+        return list(device_tensors(values))
 
 
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    """Tensors with memory of their own: not those that wrap others, such as AsyncCollectiveTensor."""
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            if type(value).__torch_dispatch__ is _PLAIN:
-                yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
+def _plainly(func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
+    return func(*args, **kwargs)
+
+
+def _is_large(tensor: torch.Tensor) -> bool:
+    """Whether a tensor of more than LIMIT_BYTES is on the device, and too large to be computed."""
+    return tensor.is_cuda and (tensor.is_floating_point() or tensor.nbytes > MASK_LIMIT_BYTES)
+
+
+def _any_large(values: Iterable[Any]) -> bool:
+    return any(isinstance(value, torch.Tensor) and value.nbytes > LIMIT_BYTES and _is_large(value) for value in values)
+
+
+def _device(args: _Arguments, kwargs: _Keywords) -> torch.device | None:
+    """The CUDA device that an operation runs on; None for the host's."""
+    given = kwargs.get("device")
+    if given is not None and torch.device(given).type != "cuda":
+        return None
+    for tensor in device_tensors(args):
+        return tensor.device
+    if given is None:
+        return None
+    device = torch.device(given)
+    return device if device.index is not None else torch.device("cuda", torch.cuda.current_device())

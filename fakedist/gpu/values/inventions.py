@@ -10,7 +10,6 @@ import torch
 
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_PASSES_ON = {"__torch_dispatch__", "__torch_function__"}
 
 
 class Inventions:
@@ -21,6 +20,7 @@ class Inventions:
     """
 
     def __init__(self, seed: int) -> None:
+        self._seed = seed
         self._generator = torch.Generator().manual_seed(seed)
         self._counts: dict[tuple[str, str, int], list[int]] = {}
 
@@ -28,14 +28,13 @@ class Inventions:
         """Make up the missing elements of a host tensor: floats normal, integers 0, bools a coin."""
         count = int(missing.sum())
         self.count(operation, count)
-        if host.dtype == torch.bool:
-            drawn = torch.randint(0, 2, (count,), generator=self._generator).bool()
-        elif host.is_floating_point() or host.dtype.is_complex:
-            real = torch.randn(count, generator=self._generator)
-            drawn = (real.abs() if non_negative else real).to(host.dtype)
-        else:
-            drawn = torch.zeros(count, dtype=host.dtype)
-        host[missing] = drawn
+        host[missing] = _drawn(host.dtype, count, self._generator, non_negative=non_negative)
+
+    def element(self, tensor: torch.Tensor, operation: str, *, non_negative: bool = False) -> torch.Tensor:
+        """One element of a large tensor, on the host: no memory keeps it, so its address decides, each time alike."""
+        self.count(operation, 1)
+        generator = torch.Generator().manual_seed(self._seed ^ tensor.data_ptr())
+        return _drawn(tensor.dtype, 1, generator, non_negative=non_negative).view(tensor.shape)
 
     def count(self, operation: str, num_values: int) -> None:
         """Write down that values were made up for the script's current line."""
@@ -46,20 +45,25 @@ class Inventions:
 
     def take(self) -> list[tuple[str, str, int, int, int]]:
         """Rows (operation, filename, line, calls, values) since the last call."""
-        rows = [(*key, calls, values) for key, (calls, values) in self._counts.items()]
-        self._counts = {}
-        return rows
+        counts, self._counts = self._counts, {}
+        return [(*key, calls, values) for key, (calls, values) in counts.items()]
 
 
 def script_line() -> tuple[str, int]:
-    """File and line of the innermost frame outside of torch and this package; nothing in autograd's own threads.
-
-    A script's own dispatch modes (a counter of FLOPs) pass operations on: they are not the line that asked.
-    """
+    """File and line of the innermost frame outside of torch and this package; nothing in autograd's own threads."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         filename = frame.f_code.co_filename
-        if not filename.startswith((_OURS, _TORCH, "<")) and frame.f_code.co_name not in _PASSES_ON:
+        if not filename.startswith((_OURS, _TORCH, "<")):
             return filename, frame.f_lineno
         frame = frame.f_back
     return "", 0
+
+
+def _drawn(dtype: torch.dtype, count: int, generator: torch.Generator, *, non_negative: bool) -> torch.Tensor:
+    if dtype == torch.bool:
+        return torch.randint(0, 2, (count,), generator=generator).bool()
+    if dtype.is_floating_point or dtype.is_complex:
+        real = torch.randn(count, generator=generator)
+        return (real.abs() if non_negative else real).to(dtype)
+    return torch.zeros(count, dtype=dtype)

@@ -6,16 +6,18 @@ from typing import Any
 
 import torch
 
+from fakedist.gpu.values.shares import FOLLOWED
+
 #: What these write does not depend on what was there before.
 _OVERWRITES = {"fill_", "zero_", "copy_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_", "log_normal_"}
 _OVERWRITES |= {"_foreach_zero_", "_foreach_copy_", "cauchy_", "geometric_"}
-#: These give memory that holds nothing yet.
+#: These look at their first argument's shape only.
+_LIKE = {"zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"}
+_LIKE |= {"new_zeros", "new_ones", "new_full"}
+#: These give memory that holds nothing yet, or change no value.
 _EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_", "set_"}
-#: Results that are never negative, and operations that keep that.
-_NON_NEGATIVE = {"norm", "linalg_vector_norm", "_foreach_norm", "abs", "nll_loss_forward", "mse_loss", "l1_loss", "exp"}
-_NON_NEGATIVE |= {"nll_loss2d_forward", "binary_cross_entropy", "softplus", "sqrt", "square", "relu", "sigmoid"}
-_NON_NEGATIVE |= {"_softmax", "huber_loss", "smooth_l1_loss", "var", "std"}
-_KEEPS_SIGN = {"stack", "cat", "sum", "mean", "_to_copy", "clone", "max", "min", "amax", "div", "mul", "add"}
+#: Their kernels, not PyTorch's Python or C++ composites, are what this is about.
+_KERNELS = {"aten", "prims", "prim"}
 
 
 class Kind:
@@ -25,25 +27,28 @@ class Kind:
         name: Its name without namespace and overload, e.g. ``add_``.
         full_name: With both, e.g. ``aten.add_.Tensor``.
         is_view: Its result is a view: nothing is computed.
+        is_kernel: It is one of PyTorch's own; what others do shows in the operations they are made of.
         empty: It gives memory that holds nothing.
+        like: It looks at its first argument's shape only.
         overwrites: What it writes does not depend on what was there.
         written: Positions of the arguments that it writes to.
         written_names: Their names, as they may come by keyword.
-        dynamic: The size of its result depends on values.
+        dynamic: The size of its result, or what it returns to the host, depends on values.
         random: It draws random numbers.
         takes_generator: It has an argument for the generator.
-        non_negative: Its result is never negative.
-        keeps_sign: Its result is not negative where its inputs are not.
+        followed: Something may be known of its result even where it holds no values.
     """
 
     __slots__ = (
+        "_positions",
         "dynamic",
         "empty",
+        "followed",
         "full_name",
+        "is_kernel",
         "is_view",
-        "keeps_sign",
+        "like",
         "name",
-        "non_negative",
         "overwrites",
         "random",
         "takes_generator",
@@ -55,16 +60,24 @@ class Kind:
         self.full_name = str(func)
         schema = getattr(func, "_schema", None)
         arguments = list(schema.arguments) if schema is not None else []
-        self.name = schema.name.rpartition("::")[2] if schema is not None else self.full_name
+        namespace, _, name = schema.name.rpartition("::") if schema is not None else ("", "", self.full_name)
+        self.name = name
         tags = set(getattr(func, "tags", ()))
         written = [i for i, argument in enumerate(arguments) if argument.alias_info and argument.alias_info.is_write]
+        self._positions = {argument.name: (i, argument.default_value) for i, argument in enumerate(arguments)}
         self.written = tuple(written)
         self.written_names = frozenset(arguments[i].name for i in written)
-        self.is_view = bool(getattr(func, "is_view", False)) and not written and not self.name.startswith("lift")
-        self.empty = self.name in _EMPTY
-        self.overwrites = self.name in _OVERWRITES or any(arguments[i].kwarg_only for i in written)
+        self.is_kernel = namespace in _KERNELS
+        self.is_view = bool(getattr(func, "is_view", False)) and not written and not name.startswith("lift")
+        self.empty = name in _EMPTY
+        self.like = name in _LIKE
+        self.overwrites = name in _OVERWRITES or any(arguments[i].kwarg_only for i in written)
         self.dynamic = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
         self.random = torch.Tag.nondeterministic_seeded in tags
-        self.takes_generator = any(argument.name == "generator" for argument in arguments)
-        self.non_negative = self.name in _NON_NEGATIVE
-        self.keeps_sign = self.name in _KEEPS_SIGN
+        self.takes_generator = "generator" in self._positions
+        self.followed = name in FOLLOWED
+
+    def argument(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An argument's value, wherever it was given; None if the operation has no such argument."""
+        position, default = self._positions.get(name, (len(args), None))
+        return args[position] if position < len(args) else kwargs.get(name, default)

@@ -1,0 +1,34 @@
+"""Indices that an operation picks by values that nobody computed: each index equally often.
+
+A router sends tokens where ``topk`` of its logits says. Where those hold no values, every row picks others than the one
+before it, so that all experts get the same number of tokens, as a trained router's do on average.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fakedist.gpu.values.kinds import Kind
+
+CHOOSING = {"topk", "argmax", "argmin", "sort", "argsort", "max", "min", "median", "nanmedian", "kthvalue", "mode"}
+
+
+def choose(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], indices: torch.Tensor) -> torch.Tensor:
+    """Host tensor of an operation's index result: distinct along the dimension that it picks from."""
+    source = args[0]
+    dim = kind.argument("dim", args, kwargs)
+    if dim is None or not source.dim():
+        return torch.zeros(indices.shape, dtype=torch.int64)
+    num_choices = source.shape[dim]
+    keeps_dim = indices.dim() == source.dim()
+    picked = indices.shape[dim] if keeps_dim else 1
+    if picked == num_choices:  # a sort: every index once
+        order = torch.arange(picked).view([-1 if axis == dim % source.dim() else 1 for axis in range(source.dim())])
+        return order.expand(indices.shape)
+    flat = torch.arange(indices.numel()) % max(1, num_choices)
+    if not keeps_dim:
+        return flat.view(indices.shape)
+    rows_first = [size for axis, size in enumerate(indices.shape) if axis != dim % source.dim()]
+    return flat.view([*rows_first, picked]).movedim(-1, dim)

@@ -1,0 +1,141 @@
+"""What is known of the contents of device memory, storage by storage."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+import torch
+
+#: Floats in larger storages are not computed: a router's logits of 4,096 tokens and 16 experts fit, and a product of
+#: matrices of this size takes the host a millisecond.
+LIMIT_BYTES = 256 << 10
+#: Token ids, counts, masks may be larger: up to what the caching allocator puts into its small segments (kSmallSize in
+#: c10/core/AllocatorConfig.h), which hold data (the driver's memory.c).
+MASK_LIMIT_BYTES = 1 << 20
+
+Fact = TypeVar("Fact")
+_expired = torch.UntypedStorage._expired
+_free_weak_ref = torch.UntypedStorage._free_weak_ref
+
+
+def is_small(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's whole storage is small enough to be computed."""
+    num_bytes = tensor.untyped_storage().nbytes()
+    return num_bytes <= LIMIT_BYTES or (num_bytes <= MASK_LIMIT_BYTES and not tensor.is_floating_point())
+
+
+def host_view(tensor: torch.Tensor) -> torch.Tensor:
+    """A CPU tensor over the same memory: on the virtual GPU device memory is host memory."""
+    storage = tensor.untyped_storage()
+    num_bytes = storage.nbytes()
+    if not num_bytes or not tensor.numel():
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+    host: Any = torch._C._construct_storage_from_data_pointer(storage.data_ptr(), torch.device("cpu"), num_bytes)
+    view = torch.empty(0, dtype=tensor.dtype)
+    return view.set_(host, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+class Storages(Generic[Fact]):
+    """Facts by storage.
+
+    Memory that is freed and given out again is another storage: nothing of what was known of it is known any more. A
+    weak reference keeps the storage's own record (not its memory) from being made again at the same place.
+    """
+
+    def __init__(self) -> None:
+        self._facts: dict[int, tuple[int, Fact]] = {}
+        self._sweep_at = 4096
+
+    def __len__(self) -> int:
+        return len(self._facts)
+
+    def get(self, tensor: torch.Tensor) -> Fact | None:
+        """What is known of a tensor's storage; nothing if it has moved since (``resize_``)."""
+        storage = tensor.untyped_storage()
+        found = self._facts.get(storage._cdata)
+        return found[1] if found is not None and found[0] == storage.data_ptr() else None
+
+    def put(self, tensor: torch.Tensor, fact: Fact) -> None:
+        """Know something of a tensor's storage."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._facts:
+            storage._weak_ref()
+            if len(self._facts) >= self._sweep_at:
+                self._sweep()
+        self._facts[key] = (storage.data_ptr(), fact)
+
+    def drop(self, tensor: torch.Tensor) -> None:
+        """Know nothing of a tensor's storage any more."""
+        key = tensor.untyped_storage()._cdata
+        if self._facts.pop(key, None) is not None:
+            _free_weak_ref(key)
+
+    def _sweep(self) -> None:
+        for key in [key for key in list(self._facts) if _expired(key)]:
+            if self._facts.pop(key, None) is not None:
+                _free_weak_ref(key)
+        self._sweep_at = 2 * len(self._facts) + 4096
+
+
+class Defined:
+    """Which small storages hold values: wholly, or with one flag a byte."""
+
+    def __init__(self) -> None:
+        self._flags: Storages[torch.Tensor] = Storages()
+        self._whole: Storages[bool] = Storages()
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether every element holds a value."""
+        if self._whole.get(tensor) or not tensor.numel():
+            return True
+        flags = self._flags.get(tensor)
+        return flags is not None and bool(_elements(flags, tensor).all())
+
+    def define(self, tensor: torch.Tensor) -> None:
+        """Every element holds a value now."""
+        num_bytes = tensor.untyped_storage().nbytes()
+        if not num_bytes or self._whole.get(tensor):
+            return
+        if _covers(tensor, num_bytes):
+            self._whole.put(tensor, True)
+            self._flags.drop(tensor)
+            return
+        flags = self._flags.get(tensor)
+        if flags is None or flags.numel() != num_bytes:
+            flags = torch.zeros(num_bytes, dtype=torch.uint8)
+            self._flags.put(tensor, flags)
+        _elements(flags, tensor).fill_(1)
+
+    def spoil(self, tensor: torch.Tensor) -> None:
+        """No element holds a value any more; what is read from it later must be made up."""
+        num_bytes = tensor.untyped_storage().nbytes()
+        if _covers(tensor, num_bytes):
+            self._whole.drop(tensor)
+            self._flags.drop(tensor)
+            return
+        if self._whole.get(tensor):
+            self._whole.drop(tensor)
+            self._flags.put(tensor, torch.ones(num_bytes, dtype=torch.uint8))
+        flags = self._flags.get(tensor)
+        if flags is not None:
+            _elements(flags, tensor).fill_(0)
+
+    def missing(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Bool tensor of the same shape: elements that hold no value."""
+        flags = self._flags.get(tensor)
+        if flags is None:
+            return torch.full(tensor.shape, not self._whole.get(tensor), dtype=torch.bool)
+        return (_elements(flags, tensor) == 0).any(-1)
+
+
+def _covers(tensor: torch.Tensor, storage_bytes: int) -> bool:
+    """Whether a tensor has every byte of its storage; expanded ones repeat elements."""
+    return tensor.numel() * tensor.element_size() >= storage_bytes and 0 not in tensor.stride()
+
+
+def _elements(flags: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """The flags of a tensor's elements: its shape, and one more axis for the bytes of an element."""
+    size = tensor.element_size()
+    strides = [stride * size for stride in tensor.stride()]
+    return flags.as_strided([*tensor.shape, size], [*strides, 1], tensor.storage_offset() * size)

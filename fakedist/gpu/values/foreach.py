@@ -1,0 +1,88 @@
+"""Operations on lists of tensors: the optimizers'. Each position is computed where all its tensors hold values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fakedist.gpu.values.contents import host_view, is_small
+from fakedist.gpu.values.host import Host, device_tensors
+from fakedist.gpu.values.kinds import Kind
+from fakedist.gpu.values.shares import NON_NEGATIVE
+
+
+class Foreach:
+    """Runs those operations.
+
+    Args:
+        host: The device memory's values.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def run(self, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """On the device, and on the host for those positions that can be computed."""
+        chosen = self._chosen(kind, args, kwargs)
+        result = func(*args, **kwargs)
+        computed = self._compute(func, args, kwargs, chosen) if chosen else None
+        if chosen and computed is None:
+            chosen = []
+        done = set(chosen)
+        for position in kind.written:
+            written = args[position] if position < len(args) else ()
+            if isinstance(written, (list, tuple)):
+                self._mark(written, done)
+        if isinstance(result, (list, tuple)):
+            self._fill(kind, result, chosen, computed)
+        return result
+
+    def _chosen(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
+        """Positions of the lists whose tensors all hold what is read."""
+        near = [i for i, tensor in enumerate(args[0]) if tensor.is_cuda and is_small(tensor)]
+        if not near:
+            return []
+        ignored = kind.written if kind.overwrites else ()
+        read = [value for i, value in enumerate(args) if i not in ignored]
+        alone = [value for value in (*read, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        lists = [value for value in (*read, *kwargs.values()) if isinstance(value, (list, tuple)) and value]
+        if not all(not tensor.is_cuda or self._host.holds(tensor) for tensor in alone):
+            return []
+        lists = [listed for listed in lists if isinstance(listed[0], torch.Tensor)]
+        return [i for i in near if all(not each[i].is_cuda or self._host.holds(each[i]) for each in lists)]
+
+    def _compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], chosen: list[int]) -> Any:
+        num_all = len(args[0])
+
+        def picked(value: Any) -> Any:
+            if isinstance(value, (list, tuple)) and len(value) == num_all:
+                return [picked_one(value[i]) for i in chosen]
+            if isinstance(value, torch.Tensor) and not value.is_cuda and value.shape == (num_all,):
+                return value[chosen]  # "scalars" of _foreach_addcdiv_.Tensor
+            return picked_one(value)
+
+        def picked_one(value: Any) -> Any:
+            return host_view(value) if isinstance(value, torch.Tensor) and value.is_cuda else value
+
+        try:
+            found = func(*map(picked, args), **{name: picked(value) for name, value in kwargs.items()})
+        except Exception:  # no CPU kernel for it, or not for these types
+            return None
+        return () if found is None else found
+
+    def _mark(self, written: Any, done: set[int]) -> None:
+        for i, tensor in enumerate(written):
+            if i in done:
+                self._host.defined.define(tensor)
+                self._host.shares.forget(tensor)
+            elif tensor.is_cuda:
+                self._host.spoil(tensor)
+
+    def _fill(self, kind: Kind, result: Any, chosen: list[int], computed: Any) -> None:
+        for i, values in zip(chosen, computed or (), strict=False):
+            if is_small(result[i]):
+                self._host.write(result[i], values)
+        if kind.name in NON_NEGATIVE:
+            for tensor in device_tensors(result):
+                self._host.shares.know_non_negative(tensor)

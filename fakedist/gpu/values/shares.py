@@ -1,0 +1,161 @@
+"""What is known of tensors that hold no values: which share of a mask is true, and what is not negative.
+
+Nothing is NaN or infinite: scripts end runs on such tests, so they get the answer of a healthy run instead of a coin's
+(``torch.isfinite(x)`` is ``(x == x) * (x.abs() != inf)`` by the time it reaches a kernel). A router's mask of 16,384
+tokens and 256 experts is zeros with a one scattered to eight experts a token: its share of ones, 8/256, says how many
+tokens each expert gets, as long as all get the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from fakedist.gpu.values.contents import Storages
+
+_ALWAYS = {"isfinite": 1.0, "isnan": 0.0, "isinf": 0.0, "isposinf": 0.0, "isneginf": 0.0}
+_SAME = {"eq": 1.0, "ne": 0.0, "le": 1.0, "ge": 1.0, "lt": 0.0, "gt": 0.0}
+_ZEROS = {"zeros", "zeros_like", "new_zeros", "zero_", "zero"}
+_ONES = {"ones", "ones_like", "new_ones"}
+#: Where the value is among the arguments.
+_FULL = {"full": 1, "full_like": 1, "new_full": 2, "fill_": 1, "fill": 1}
+_AND, _OR = {"mul", "bitwise_and", "logical_and"}, {"bitwise_or", "logical_or"}
+_KEEP = {"clone", "_to_copy", "copy_", "cat", "stack", "mean"}
+_NOT = {"logical_not", "bitwise_not"}
+_COUNT = {"sum", "count_nonzero"}
+_LEAST, _MOST = {"all", "min", "amin"}, {"any", "max", "amax"}
+_SCATTER = {"scatter", "scatter_"}
+#: Results that are never negative, and operations that keep that.
+NON_NEGATIVE = {"norm", "linalg_vector_norm", "_foreach_norm", "abs", "nll_loss_forward", "mse_loss", "l1_loss", "exp"}
+NON_NEGATIVE |= {"nll_loss2d_forward", "binary_cross_entropy", "softplus", "sqrt", "square", "relu", "sigmoid"}
+NON_NEGATIVE |= {"_softmax", "huber_loss", "smooth_l1_loss", "var", "std", "logsumexp"}
+_KEEPS_SIGN = {"stack", "cat", "sum", "mean", "_to_copy", "clone", "max", "min", "amax", "amin", "div", "mul", "add"}
+
+#: Operations of whose results something may be known.
+FOLLOWED = frozenset(
+    {*_ALWAYS, *_SAME, *_ZEROS, *_ONES, *_FULL, *_AND, *_OR, *_KEEP, *_NOT, *_COUNT, *_LEAST, *_MOST, *_SCATTER}
+    | {*NON_NEGATIVE, *_KEEPS_SIGN, "pow"}
+)
+
+
+class Shares:
+    """Remembers the mean of masks and counts that hold no values, and the tensors that are not negative.
+
+    Args:
+        is_seen_non_negative: Whether a tensor holds values and none is negative.
+    """
+
+    def __init__(self, is_seen_non_negative: Callable[[torch.Tensor], bool]) -> None:
+        self._is_seen_non_negative = is_seen_non_negative
+        self._shares: Storages[float] = Storages()
+        self._non_negative: Storages[bool] = Storages()
+
+    def of(self, tensor: torch.Tensor) -> float | None:
+        """The mean of all elements, a mask's share of ones; None if that is not known."""
+        return self._shares.get(tensor)
+
+    def is_non_negative(self, tensor: torch.Tensor) -> bool:
+        """Whether values made up for the tensor must not be negative."""
+        return bool(self._non_negative.get(tensor))
+
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Something was written to the tensor."""
+        self._shares.drop(tensor)
+        self._non_negative.drop(tensor)
+
+    def follow(self, name: str, args: tuple[Any, ...], result: torch.Tensor) -> float | None:
+        """Know of an operation's result what follows from what is known of its arguments; its share, if any."""
+        share = self._share(name, args, result)
+        positive = self._stays_non_negative(name, args)
+        self.forget(result)
+        if share is not None:
+            self._shares.put(result, share)
+        if positive:
+            self._non_negative.put(result, True)
+        return share
+
+    def know_non_negative(self, tensor: torch.Tensor) -> None:
+        """Nothing in the tensor is negative."""
+        self._non_negative.put(tensor, True)
+
+    def _share(self, name: str, args: tuple[Any, ...], result: torch.Tensor) -> float | None:
+        if name in _ALWAYS:
+            return _ALWAYS[name]
+        if name in _ZEROS or name in _ONES:
+            return float(name in _ONES)
+        if name in _FULL:
+            value = args[_FULL[name]]
+            return float(value) if isinstance(value, (bool, int, float)) else None
+        if name in _SCATTER:
+            return self._scattered(args)
+        if name in _SAME and len(args) > 1:
+            return self._compared(name, args[0], args[1])
+        known = [self.of(value) for value in _tensors(args)]
+        if name == "copy_":
+            known = known[1:]
+        shares = [share for share in known if share is not None]
+        if not shares or len(shares) < len(known):
+            return None
+        return _combined(name, shares, args, result)
+
+    def _scattered(self, args: tuple[Any, ...]) -> float | None:
+        target, _, index, value = args[:4]
+        before = self.of(target)
+        if before is None or isinstance(value, torch.Tensor) or not target.numel():
+            return None
+        return before + (float(value) - before) * min(1.0, index.numel() / target.numel())
+
+    def _compared(self, name: str, first: torch.Tensor, second: Any) -> float | None:
+        if isinstance(second, torch.Tensor):
+            return _SAME[name] if first is second or _is_same(first, second) else None
+        if isinstance(second, float) and math.isinf(second):
+            return {"eq": 0.0, "ne": 1.0}.get(name)
+        share = self.of(first)
+        if share is None or first.is_floating_point() or not 0 <= share <= 1:
+            return None
+        if (name, second) in (("gt", 0), ("ne", 0), ("eq", 1), ("ge", 1)):
+            return share
+        return 1 - share if (name, second) in (("eq", 0), ("le", 0), ("ne", 1), ("lt", 1)) else None
+
+    def _stays_non_negative(self, name: str, args: tuple[Any, ...]) -> bool:
+        if name in NON_NEGATIVE:
+            return True
+        if name == "pow":
+            return isinstance(args[1], (int, float)) and args[1] % 2 == 0
+        if name not in _KEEPS_SIGN or any(isinstance(value, (int, float)) and value < 0 for value in args[1:2]):
+            return False
+        known = [self.is_non_negative(tensor) or self._is_seen_non_negative(tensor) for tensor in _tensors(args)]
+        return bool(known) and all(known)
+
+
+def _combined(name: str, shares: list[float], args: tuple[Any, ...], result: torch.Tensor) -> float | None:
+    if name in _KEEP:
+        return shares[0] if len(set(shares)) == 1 else None
+    if name in _NOT:
+        return 1 - shares[0] if result.dtype == torch.bool else None
+    if name in _AND or name in _OR:
+        if len(shares) < 2:
+            return None
+        both = shares[0] * shares[1]
+        return both if name in _AND else shares[0] + shares[1] - both
+    if name in _COUNT:
+        return shares[0] * args[0].numel() / max(1, result.numel())
+    if name in _LEAST or name in _MOST:
+        constant = shares[0] in (0.0, 1.0)
+        return shares[0] if constant else float(name in _MOST)
+    return None
+
+
+def _is_same(first: torch.Tensor, second: torch.Tensor) -> bool:
+    return first.data_ptr() == second.data_ptr() and first.stride() == second.stride() and first.shape == second.shape
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
