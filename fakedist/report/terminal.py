@@ -25,6 +25,7 @@ _LAYER_COLUMNS = {
     "temps": (("temporary",), 2),
     "other": (("workspace", "communication", "other"), 4),
 }
+_EMPTY_RANK = 9  # columns with nothing in them go before all others
 _MIN_SHARE = 0.001  # layers below a thousandth of the peak are left out of the folded table, and counted
 _NUM_LARGEST = 10
 _NUM_STEPS = 4  # of more steps only the first two, the one with the peak and the last are shown
@@ -47,6 +48,7 @@ def render(run_directory: Path, *, all_layers: bool, console: Console) -> None:
     _peak(console, summary, run.manifest["cwd"])
     if summary["peak_reserved_bytes"]:
         _phases(console, summary)
+    if summary["peak_allocated_bytes"]:
         _categories(console, summary)
         _layers(console, run.table("layers"), summary, all_layers)
         _largest(console, summary["largest_blocks"][:_NUM_LARGEST], run.manifest["cwd"])
@@ -163,7 +165,7 @@ def _layers(console: Console, layers: pd.DataFrame, summary: dict[str, Any], all
     columns = [Column("layer", names, is_text=True)]
     for name, (categories, rank) in _LAYER_COLUMNS.items():
         sums = [sum(row[f"peak_{category}_bytes"] for category in categories) for row in rows]
-        columns.append(Column(name, [_or_dash(bytes_) for bytes_ in sums], rank=rank))
+        columns.append(Column(name, [_or_dash(bytes_) for bytes_ in sums], rank=rank if any(sums) else _EMPTY_RANK))
     for name, key, rank in (
         ("total", "peak_total_bytes", 0),
         ("own", "peak_own_bytes", 5),
@@ -174,8 +176,8 @@ def _layers(console: Console, layers: pd.DataFrame, summary: dict[str, Any], all
     when = f"in step {summary['steps'][-1]['step']}" if summary["steps"] else "in the run"
     print_remark(console, f"most: what one such layer, with children, held at most {when}")
     if left_out := len(found) - len(rows):
-        least = "nothing in them" if all_layers else f"less than {_MIN_SHARE:.1%} of the peak"
-        print_remark(console, f"{left_out} with {least} left out" + ("" if all_layers else "; --all-layers shows them"))
+        what = "with nothing in them" if all_layers else f"of less than {_MIN_SHARE:.1%} of the peak"
+        print_remark(console, f"left out: {left_out} {what}" + ("" if all_layers else "; --all-layers shows them"))
 
 
 def _or_dash(bytes_: int) -> str:

@@ -24,12 +24,11 @@ CASES = [(ended_well, 80), (ended_well, 160), (out_of_memory, 80), (out_of_memor
 
 
 def text(run: Path, width: int = 160, *, all_layers: bool = False) -> str:
-    """What a terminal of this width shows, without the blanks at the ends of lines."""
+    """What a terminal of this width shows."""
     console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
     render(run, all_layers=all_layers, console=console)
     assert isinstance(console.file, io.StringIO)
-    lines = [line.rstrip() for line in console.file.getvalue().replace(str(run), "RUN").splitlines()]
-    return "\n".join(lines) + "\n"
+    return console.file.getvalue().replace(str(run), "RUN")
 
 
 @pytest.mark.parametrize(("make", "width"), CASES)
@@ -41,6 +40,32 @@ def test_a_report_is_this_text(tmp_path: Path, make: Callable[[Path], Path], wid
 def test_no_line_but_paths_and_messages_is_wider_than_the_terminal(tmp_path: Path, width: int) -> None:
     lines = text(ended_well(tmp_path / "run"), width, all_layers=True).splitlines()
     assert [line for line in lines if len(line) > width and not line.startswith("run ")] == []
+
+
+def test_no_line_ends_in_blanks(tmp_path: Path) -> None:
+    shown = text(ended_well(tmp_path / "run"), 80)
+    assert [line for line in shown.splitlines() if line != line.rstrip()] == []
+
+
+def test_of_many_steps_the_first_the_last_and_that_of_the_peak_are_shown(tmp_path: Path) -> None:
+    made = HandMade()
+    for step in range(10):
+        made.op("forward", step)
+        made.alloc(0, (3 if step == 5 else 1) * GIB // 4)
+        made.free(0, (3 if step == 5 else 1) * GIB // 4)
+        made.step(step)
+    made.ended()
+    run = made.write(new_run(tmp_path / "run"))
+    build_tables(run)
+    shown = text(run)
+    steps = [
+        line.split()[0]
+        for line in shown.splitlines()
+        if line.strip().startswith(tuple("0123456789")) and "forward" in line
+    ]
+    assert steps[:4] == ["0", "1", "5", "9"]
+    assert "5  forward <- peak" in shown
+    assert "6 of the steps 2 to 8 are in --json only" in shown
 
 
 def test_every_layer_is_shown_on_request(tmp_path: Path) -> None:
@@ -59,7 +84,9 @@ def test_a_run_that_only_just_does_not_fit_says_by_how_much(tmp_path: Path) -> N
     made.ended()
     run = made.write(new_run(tmp_path / "run"))
     build_tables(run)
-    assert "  does not fit: 1.00 GiB more than the GPU has\n" in text(run)
+    shown = text(run)
+    assert "  does not fit: it takes 81.00 GiB, 1.00 GiB more than the GPU has\n" in shown
+    assert "Largest blocks" not in shown  # there was none
 
 
 def test_a_rank_that_died_at_once_has_a_report_without_tables(tmp_path: Path) -> None:
