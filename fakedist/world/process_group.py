@@ -182,7 +182,7 @@ class RankGroup(Group):
         else:
             mine = self._my_chunk(given)
         with self._call("all_to_all_single", [given], [output], opts) as call:
-            if output_sizes:
+            if len(set(output_sizes)) > 1:
                 self._arrivals.spread(output.split_with_sizes(list(output_sizes)), mine)
             else:
                 self._arrivals.spread_evenly(output, mine, (self._place, self._num_ranks))

@@ -18,7 +18,7 @@ from fakedist.job import Job
 from fakedist.world.arrivals import Arrivals, Nothing
 from fakedist.world.ledger import LedgerLike, NullLedger
 from fakedist.world.objects import faked_objects
-from fakedist.world.patch import patched
+from fakedist.world.patch import patched, present
 from fakedist.world.process_group import RankGroup
 from fakedist.world.store import RankStore, faked_stores
 
@@ -72,9 +72,12 @@ class _World:
         self._ledger = ledger
         self._arrivals = Arrivals(job.seed, is_undefined) if job.collectives == "values" else Nothing(job.seed)
         self._store = RankStore(job.world_size)
-        self._helper = inspect.signature(c10d._new_process_group_helper)
-        self._new_group_with_tag: Callable[..., Any] = c10d._new_group_with_tag
+        self._helper = inspect.signature(present(c10d, "_new_process_group_helper"))
+        self._new_group_with_tag: Callable[..., Any] = present(c10d, "_new_group_with_tag")
         self._rank, self._num_ranks = job.rank, job.world_size
+        # Releases that can keep the order of a group's ranks keep it when they split.
+        has_order = "sort_ranks" in inspect.signature(self._new_group_with_tag).parameters
+        self._keeps_order = {"sort_ranks": False} if has_order else {}
 
     def rendezvous(self, url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[Any]:
         """Meet nobody: the store, this rank and the world size."""
@@ -85,7 +88,7 @@ class _World:
         )
 
     def new_group(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """torch's ``new_group``, in which a group without this rank costs nothing but its number.
+        """Torch's ``new_group``, in which a group without this rank costs nothing but its number.
 
         Large jobs make tens of thousands of groups, of which a handful are this rank's: what stock torch does for the
         others takes longer than everything else in their initialisation.
@@ -106,7 +109,7 @@ class _World:
         """Whether a group of these ranks can be made, and this rank is not one of them."""
         if c10d._world.default_pg is None or self._rank in ranks:
             return False
-        return 0 <= min(ranks) and max(ranks) < self._num_ranks and len(set(ranks)) == len(ranks)
+        return min(ranks) >= 0 and max(ranks) < self._num_ranks and len(set(ranks)) == len(ranks)
 
     def new_process_group(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """What ``_new_process_group_helper`` does, with our group in it."""
@@ -147,6 +150,8 @@ class _World:
         """The part of ``parent_pg`` with this rank in it; ``split_ranks`` are ranks of the parent."""
         if not split_ranks:
             raise ValueError("split_ranks cannot be None or empty")
+        if not all(split_ranks) or any(len(part) != len(set(part)) for part in split_ranks):
+            raise ValueError("the split group cannot be empty or have duplicate ranks")
         parent = parent_pg or c10d._get_default_group()
         mine = next((part for part in split_ranks if dist.get_rank(parent) in part), None)
         if mine is None:
@@ -160,6 +165,7 @@ class _World:
             backend_options=pg_options,
             group_desc=group_desc,
             use_local_synchronization=True,  # its name is a hash of its ranks, as in torch
+            **self._keeps_order,
         )
 
     def write_object_call(self, operation: str, group: Any, num_bytes: int) -> None:

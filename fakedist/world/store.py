@@ -9,7 +9,6 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import rendezvous
 
 from fakedist.errors import WorldError
 from fakedist.world.patch import patched
@@ -150,6 +149,6 @@ def faked_stores(num_ranks: int) -> Iterator[None]:
 
     with ExitStack() as stack:
         for name, stand_in in (("TCPStore", TCPStore), ("FileStore", FileStore)):
-            for owner in (dist, sys.modules[rendezvous.__module__]):
+            for owner in (dist, sys.modules["torch.distributed.rendezvous"]):
                 stack.enter_context(patched(owner, name, stand_in))
         yield

@@ -1,0 +1,90 @@
+from typing import Any
+
+import pytest
+import torch
+
+from fakedist.record.collectives import Ledger
+
+
+class Kept:
+    """A journal in memory, and a ledger that writes into it."""
+
+    def __init__(self) -> None:
+        self.records: list[dict[str, Any]] = []
+        self.marked: list[tuple[int, int]] = []
+        self.at = (7, 3)
+        self.ledger = Ledger(self, lambda: self.at, lambda address, size: self.marked.append((address, size)))
+
+    def append(self, record: dict[str, Any]) -> None:
+        self.records.append(record)
+
+    def rows(self, kind: str) -> list[tuple[Any, ...]]:
+        return [row for record in self.records if record["kind"] == kind for row in record["rows"]]
+
+
+@pytest.fixture
+def kept() -> Kept:
+    return Kept()
+
+
+def test_a_call_is_one_row(kept: Kept) -> None:
+    kept.ledger.write("all_gather", 2, [torch.ones(2).half()], [torch.ones(3), torch.ones(4)], (True, -1))
+    kept.ledger.flush()
+    assert kept.rows("collectives") == [(0, "all_gather", 2, 4, 28, "float16", True, 0, 7, 3, -1)]
+    assert kept.marked == []  # CPU tensors are not device memory
+
+
+def test_a_receive_has_its_peer_and_the_type_of_its_output(kept: Kept) -> None:
+    kept.ledger.write("recv", 0, [], [torch.ones(2, dtype=torch.int64)], (False, 5))
+    kept.ledger.flush()
+    assert kept.rows("collectives") == [(0, "recv", 0, 0, 16, "int64", False, 0, 7, 3, 5)]
+
+
+def test_a_barrier_has_neither(kept: Kept) -> None:
+    kept.ledger.write("barrier", 0, [], [])
+    kept.ledger.flush()
+    assert kept.rows("collectives") == [(0, "barrier", 0, 0, 0, "", False, 0, 7, 3, -1)]
+
+
+def test_calls_are_numbered_and_placed_where_they_happen(kept: Kept) -> None:
+    for operation, scope in ((1, 10), (1, 11), (9, 12)):
+        kept.at = (operation, scope)
+        kept.ledger.write("barrier", 0, [], [])
+    kept.ledger.flush()
+    assert [(row[0], row[8], row[9]) for row in kept.rows("collectives")] == [(0, 1, 10), (1, 1, 11), (2, 9, 12)]
+
+
+def test_rows_reach_the_journal_in_batches(kept: Kept) -> None:
+    for _ in range(4095):
+        kept.ledger.write("barrier", 0, [], [])
+    assert kept.records == []
+    kept.ledger.write("barrier", 0, [], [])
+    assert len(kept.rows("collectives")) == 4096
+    kept.ledger.flush()
+    assert len(kept.records) == 1
+    kept.ledger.write("barrier", 0, [], [])
+    kept.ledger.flush()
+    assert [row[0] for row in kept.rows("collectives")] == list(range(4097))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "written"),
+    [
+        (range(8), tuple(range(8))),
+        (range(65_536), {"start": 0, "stop": 65_536, "step": 1}),
+        (list(range(5, 1024, 16)), {"start": 5, "stop": 1029, "step": 16}),
+        ([0, 2, 1, *range(3, 20)], (0, 2, 1, *range(3, 20))),
+        ([*range(16), 99], (*range(16), 99)),
+        ([20 - rank for rank in range(10)], {"start": 20, "stop": 10, "step": -1}),
+    ],
+    ids=["few", "world", "strided", "unordered", "gap", "backwards"],
+)
+def test_a_group_is_written_at_once_with_its_ranks(kept: Kept, ranks: Any, written: object) -> None:
+    assert kept.ledger.add_group("0", "default_pg", ranks, 3, "nccl") == 0
+    assert kept.rows("groups") == [(0, "0", "default_pg", written, 3, "nccl")]
+    if isinstance(written, dict):
+        assert list(range(written["start"], written["stop"], written["step"])) == list(ranks)
+
+
+def test_groups_are_numbered(kept: Kept) -> None:
+    assert [kept.ledger.add_group(str(name), "", [0], 0, "gloo") for name in range(3)] == [0, 1, 2]

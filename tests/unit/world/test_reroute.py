@@ -1,0 +1,282 @@
+"""Every way of asking for a process group, and what is told about it afterwards."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from fakedist.errors import RecordingError
+from fakedist.job import Job
+from fakedist.world.patch import patched
+from fakedist.world.reroute import fake_world
+
+Enter = Callable[..., Any]
+
+
+@contextmanager
+def world(size: int = 1024, rank: int = 517) -> Iterator[None]:
+    with fake_world(Job(world_size=size, rank=rank, target="x")):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("given", "backend"),
+    [
+        ({"backend": "nccl"}, "nccl"),
+        ({"backend": "gloo"}, "gloo"),
+        ({"backend": "mpi"}, "mpi"),
+        ({"backend": "ucc"}, "ucc"),
+        ({"backend": "NCCL"}, "nccl"),
+        ({"backend": "cpu:gloo,cuda:nccl"}, "cpu:gloo,cuda:nccl"),
+        ({"backend": "nccl", "init_method": "env://"}, "nccl"),
+        ({"backend": "nccl", "init_method": "tcp://10.0.0.1:29500", "rank": 517, "world_size": 1024}, "nccl"),
+        ({"backend": "nccl", "init_method": "file:///nowhere/at/all", "rank": 517, "world_size": 1024}, "nccl"),
+    ],
+    ids=str,
+)
+def test_every_form_of_init_process_group(given: dict[str, Any], backend: str) -> None:
+    with world():
+        dist.init_process_group(**given)
+        assert dist.is_initialized()
+        assert (dist.get_rank(), dist.get_world_size()) == (517, 1024)
+        assert dist.get_process_group_ranks(None) == list(range(1024))
+        if ":" not in backend:
+            assert dist.get_backend() == backend
+        assert c10d._world.pg_map[dist.group.WORLD][0] == backend
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        assert tensor.item() == 1024
+
+
+def test_no_backend_at_all_is_one_for_each_device() -> None:
+    with world():
+        dist.init_process_group()
+        assert "cpu:gloo" in c10d.get_backend_config()  # and cuda:nccl where there is a GPU
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        assert tensor.item() == 1024
+
+
+@pytest.mark.parametrize("kind", [dist.HashStore, FakeStore])
+def test_a_store_that_the_script_brings(kind: Any) -> None:
+    with world():
+        dist.init_process_group("fake" if kind is FakeStore else "gloo", store=kind(), rank=3, world_size=16)
+        assert (dist.get_rank(), dist.get_world_size()) == (3, 16)
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        assert tensor.item() == 16
+
+
+def test_an_extended_backend_is_asked_by_device(enter_world: Enter) -> None:
+    enter_world(8, 3, backend="cpu:gloo,cuda:nccl")
+    group: Any = dist.group.WORLD
+    assert group._get_backend(torch.device("cpu")).name() == "gloo"
+    assert group._get_backend(torch.device("cuda")).name() == "nccl"
+    assert group._get_backend(torch.device("cpu")).rank() == 3
+    assert group._get_backend(torch.device("cpu")).size() == 8
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_backend_options_can_be_asked_for(enter_world: Enter, backend: str) -> None:
+    enter_world(8, 3, backend=backend)
+    group: Any = dist.group.WORLD
+    options = group._get_backend(torch.device("cuda" if backend == "nccl" else "cpu")).options
+    assert options._timeout.total_seconds() > 0
+    subgroup: Any = dist.new_group([3, 4], pg_options=options)
+    assert subgroup._get_backend(torch.device("cpu")).options is options
+
+
+def test_a_group_with_this_rank(enter_world: Enter) -> None:
+    notes = enter_world(8, 3)
+    group: Any = dist.new_group([5, 1, 3], backend="nccl", group_desc="mine")
+    assert dist.get_process_group_ranks(group) == [1, 3, 5]
+    assert (dist.get_rank(group), dist.get_world_size(group)) == (1, 3)
+    assert (dist.get_backend(group), group.group_desc, group.name()) == ("nccl", "mine", "nccl")
+    assert dist.get_group_rank(group, 5) == 2
+    assert dist.get_global_rank(group, 0) == 1
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor, group=group)
+    assert tensor.item() == 3
+    assert notes.groups[1][1:] == ("mine", [1, 3, 5], 1, "nccl")
+    assert notes.calls == [("all_reduce", 1, 4, 4, (False, -1))]
+
+
+def test_a_group_without_this_rank(enter_world: Enter) -> None:
+    notes = enter_world(8, 3)
+    assert dist.new_group([0, 1]) is dist.GroupMember.NON_GROUP_MEMBER
+    assert dist.new_group(range(2)) is dist.GroupMember.NON_GROUP_MEMBER
+    assert len(notes.groups) == 1
+
+
+def test_wrong_ranks_are_torchs_own_errors(enter_world: Enter) -> None:
+    enter_world(8, 3)
+    with pytest.raises((ValueError, RuntimeError)):
+        dist.new_group([0, 8])
+    with pytest.raises((ValueError, RuntimeError)):
+        dist.new_group([-1, 0])
+    with pytest.raises((ValueError, RuntimeError)):
+        dist.new_group(list(range(9)))
+
+
+def test_ranks_in_different_groups_agree_on_the_names_that_follow() -> None:
+    """Names are counted: every rank must count every group, its own or not."""
+    names = []
+    for rank in (0, 3, 7):
+        with world(8, rank):
+            dist.init_process_group("gloo")
+            for start in range(0, 8, 2):
+                dist.new_group([start, start + 1])
+            everybody: Any = dist.new_group()
+            names.append(everybody.group_name)
+    assert len(set(names)) == 1
+
+
+def test_a_group_that_only_its_members_make_is_not_counted_elsewhere(enter_world: Enter) -> None:
+    enter_world(8, 3)
+    before = c10d._world.group_count
+    assert dist.new_group([0, 1], use_local_synchronization=True) in (None, dist.GroupMember.NON_GROUP_MEMBER)
+    assert c10d._world.group_count == before
+    group = dist.new_group([3, 4], use_local_synchronization=True)
+    assert dist.get_world_size(group) == 2
+
+
+def test_the_groups_of_stock_torch_have_the_same_names(enter_world: Enter) -> None:
+    def named() -> list[str]:
+        groups: list[Any] = [dist.group.WORLD, *[dist.new_group(list(range(start, start + 4))) for start in (0, 4)]]
+        groups += [dist.new_group(), dist.new_group([1, 3, 5])]
+        return [group.group_name for group in groups if group is not dist.GroupMember.NON_GROUP_MEMBER]
+
+    hook = sys.excepthook
+    dist.init_process_group("fake", store=FakeStore(), rank=3, world_size=8)
+    stock = named()
+    dist.destroy_process_group()
+    sys.excepthook = hook
+    enter_world(8, 3)
+    assert named() == stock
+
+
+def test_subgroups(enter_world: Enter) -> None:
+    enter_world(16, 5)
+    mine, every = dist.new_subgroups(4)
+    assert dist.get_process_group_ranks(mine) == [4, 5, 6, 7]
+    assert len(every) == 4
+    mine, _ = dist.new_subgroups_by_enumeration([[0, 5], [1, 2]])
+    assert dist.get_process_group_ranks(mine) == [0, 5]
+
+
+def test_a_split_group(enter_world: Enter) -> None:
+    enter_world(8, 5, backend="nccl")
+    parent = dist.new_group([1, 3, 5, 7])
+    part: Any = dist.split_group(parent, [[0, 1], [2, 3]], group_desc="half")
+    assert dist.get_process_group_ranks(part) == [5, 7]
+    assert (dist.get_rank(part), dist.get_backend(part), part.group_desc) == (0, "nccl", "half")
+    turned: Any = dist.split_group(parent, [[3, 2], [0, 1]])
+    keeps_order = "sort_ranks" in inspect.signature(dist.new_group).parameters
+    assert dist.get_process_group_ranks(turned) == ([7, 5] if keeps_order else [5, 7])
+    assert dist.split_group(parent, [[0, 1]]) in (None, dist.GroupMember.NON_GROUP_MEMBER)
+    again: Any = dist.split_group(parent, [[0, 1], [2, 3]])
+    assert again.group_name != part.group_name
+    for wrong in (None, [], [[]], [[2, 2]]):
+        with pytest.raises(ValueError, match="split"):
+            dist.split_group(parent, wrong)
+
+
+@pytest.mark.parametrize("size", [8, 1024])
+def test_device_meshes(enter_world: Enter, size: int) -> None:
+    enter_world(size, size // 2 + 1)
+    mesh = init_device_mesh("cpu", (size // 4, 2, 2), mesh_dim_names=("dp", "pp", "tp"))
+    assert list(mesh.get_coordinate() or []) == [size // 8, 0, 1]
+    assert (mesh["tp"].size(), mesh["dp"].size()) == (2, size // 4)
+    assert dist.get_process_group_ranks(mesh.get_group("tp")) == [size // 2, size // 2 + 1]
+    assert dist.get_process_group_ranks(mesh.get_group("dp")) == list(range(1, size, 4))
+    flat = mesh["dp", "pp"]._flatten("batch")
+    assert flat.size() == size // 2
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor, group=flat.get_group())
+    assert tensor.item() == size // 2
+
+
+def test_a_group_can_be_destroyed_and_made_again(enter_world: Enter) -> None:
+    enter_world(8, 3)
+    group = dist.new_group([3, 4])
+    dist.destroy_process_group(group)
+    dist.destroy_process_group()
+    assert not dist.is_initialized()
+    dist.init_process_group("nccl")
+    assert dist.get_world_size() == 8
+
+
+def test_every_backend_is_said_to_be_there() -> None:
+    asked = (dist.is_nccl_available, dist.is_gloo_available, dist.is_mpi_available)
+    before = [one() for one in asked]
+    with world():
+        assert dist.is_nccl_available()
+        assert dist.is_gloo_available()
+        assert dist.is_mpi_available()
+    after = (dist.is_nccl_available, dist.is_gloo_available, dist.is_mpi_available)
+    assert [one() for one in after] == before
+
+
+def everything() -> dict[str, object]:
+    modules = {"c10d": c10d, "dist": dist, "mesh": sys.modules["torch.distributed.device_mesh"]}
+    found: dict[str, object] = {
+        f"{where}.{name}": value
+        for where, module in modules.items()
+        for name, value in vars(module).items()
+        if callable(value)
+    }
+    return found | {"hook": sys.excepthook}
+
+
+def test_leaving_undoes_everything() -> None:
+    before = everything()
+    with world():
+        dist.init_process_group("nccl")
+        assert everything() != before
+    assert everything() == before
+    assert not dist.is_initialized()
+
+
+def test_leaving_by_an_error_undoes_everything() -> None:
+    before = everything()
+
+    def fails() -> None:
+        with world():
+            dist.init_process_group("nccl")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
+    assert everything() == before
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(
+    "name", ["_new_process_group_helper", "_new_group_with_tag", "rendezvous", "split_group", "all_gather_object"]
+)
+def test_a_torch_without_a_target_is_an_error(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.delattr(c10d, name)
+    rest = everything()
+    with pytest.raises(RecordingError, match=name) as caught, world():
+        pass
+    assert "pip install torch" in caught.value.hint
+    assert everything() == rest
+
+
+def test_a_patch_gives_the_original_and_puts_it_back() -> None:
+    class Owner:
+        value = 1
+
+    with patched(Owner, "value", 2) as original:
+        assert (original, Owner.value) == (1, 2)
+    assert Owner.value == 1
