@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -49,7 +50,7 @@ def print_table(console: Console, title: str, columns: Sequence[Column]) -> None
     print_heading(console, title)
     print_lines(console, table)
     if left_out := [column.name for column in columns if column not in shown]:
-        print_remark(console, f"no room for: {', '.join(left_out)} (a wider terminal or --json shows them)")
+        print_remark(console, f"no room for: {', '.join(left_out)}; a wider terminal has, and --json")
 
 
 def print_heading(console: Console, title: str) -> None:
@@ -60,7 +61,7 @@ def print_heading(console: Console, title: str) -> None:
 
 def print_remark(console: Console, text: str) -> None:
     """Print what a reader may want to know about the table above."""
-    console.print(Text(f"  {text}", style="dim"), soft_wrap=True)
+    print_lines(console, Padding(Text(text, style="dim"), (0, 0, 0, 2)))
 
 
 def print_lines(console: Console, renderable: RenderableType) -> None:
