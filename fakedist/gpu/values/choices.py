@@ -17,11 +17,11 @@ CHOOSING = {"topk", "argmax", "argmin", "sort", "argsort", "max", "min", "median
 
 def choose(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], indices: torch.Tensor) -> torch.Tensor:
     """Host tensor of an operation's index result: distinct along the dimension that it picks from."""
-    source = args[0]
-    dim = kind.argument("dim", args, kwargs)
+    source: torch.Tensor = args[0]
+    dim: int | None = kind.argument("dim", args, kwargs)
     if dim is None or not source.dim():
         return torch.zeros(indices.shape, dtype=torch.int64)
-    num_choices = source.shape[dim]
+    num_choices: int = source.shape[dim]
     keeps_dim = indices.dim() == source.dim()
     picked = indices.shape[dim] if keeps_dim else 1
     if picked == num_choices:  # a sort: every index once

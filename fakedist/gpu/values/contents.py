@@ -14,8 +14,8 @@ LIMIT_BYTES = 256 << 10
 MASK_LIMIT_BYTES = 1 << 20
 
 Fact = TypeVar("Fact")
-_expired = torch.UntypedStorage._expired
-_free_weak_ref = torch.UntypedStorage._free_weak_ref
+_expired: Any = torch.UntypedStorage._expired
+_free_weak_ref: Any = torch.UntypedStorage._free_weak_ref
 
 
 def is_small(tensor: torch.Tensor) -> bool:

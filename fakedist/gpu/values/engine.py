@@ -68,7 +68,7 @@ class ValueEngine:
     def _route(self, func: Any) -> Callable[..., Any]:
         """The way to run an operation, by its kind."""
         kind = Kind(func)
-        if kind.is_view:
+        if kind.is_view or kind.empty:
             return _plainly
         if not kind.is_kernel:
             return self._inside.run
@@ -109,7 +109,7 @@ class ValueEngine:
         written = self._written(kind, args, kwargs) if kind.written else []
         if not outputs and not written:
             return result  # the host's own
-        if kind.empty or not all(is_small(tensor) for tensor in outputs):
+        if not all(is_small(tensor) for tensor in outputs):
             self._holds_nothing(kind, args, result, written)
             return result
         if kind.like:

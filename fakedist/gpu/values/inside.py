@@ -24,7 +24,7 @@ class Inside(TorchDispatchMode):
     """Runs an operation and gives those inside of it to ``execute``."""
 
     def __init__(self, execute: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self._execute = execute
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

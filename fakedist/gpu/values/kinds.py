@@ -14,7 +14,7 @@ _OVERWRITES |= {"_foreach_zero_", "_foreach_copy_", "cauchy_", "geometric_"}
 #: These look at their first argument's shape only.
 _LIKE = {"zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"}
 _LIKE |= {"new_zeros", "new_ones", "new_full"}
-#: These give memory that holds nothing yet, or change no value.
+#: These give memory that holds nothing yet, or change where a tensor's memory is: nothing is computed.
 _EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_", "set_"}
 #: Their kernels, not PyTorch's Python or C++ composites, are what this is about.
 _KERNELS = {"aten", "prims", "prim"}

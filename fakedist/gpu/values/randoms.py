@@ -1,7 +1,7 @@
 """Random numbers on the host in the place of a device's, drawn where the device's generator stands.
 
-A CUDA generator is a seed and an offset that each kernel moves on. Both are real on the virtual GPU, so a host generator
-seeded from the two gives the same numbers again wherever a real GPU would: after ``manual_seed``, after
+A CUDA generator is a seed and an offset that each kernel moves on. Both are real on the virtual GPU, so a generator of
+the host seeded from the two gives the same numbers again wherever a real GPU would: after ``manual_seed``, after
 ``set_rng_state``, in a checkpointed region that runs twice.
 """
 

@@ -43,7 +43,7 @@ class Reading:
         return self._on_host(func, self._host.arguments(args), self._host.keywords(kwargs), tensors[0].device)
 
     def indices(self, kind: Kind, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Arguments of an indexing operation with positions in the place of masks, as the device's kernel does first."""
+        """Arguments of an indexing operation with positions in the place of masks, as its kernel makes them first."""
         indices = args[1]
         if not any(isinstance(index, torch.Tensor) and index.dtype in _MASKS for index in indices):
             return args

@@ -106,7 +106,8 @@ class Shares:
         before = self.of(target)
         if before is None or isinstance(value, torch.Tensor) or not target.numel():
             return None
-        return before + (float(value) - before) * min(1.0, index.numel() / target.numel())
+        replaced = min(1.0, float(index.numel() / target.numel()))
+        return before + (float(value) - before) * replaced
 
     def _compared(self, name: str, first: torch.Tensor, second: Any) -> float | None:
         if isinstance(second, torch.Tensor):
@@ -142,7 +143,7 @@ def _combined(name: str, shares: list[float], args: tuple[Any, ...], result: tor
         both = shares[0] * shares[1]
         return both if name in _AND else shares[0] + shares[1] - both
     if name in _COUNT:
-        return shares[0] * args[0].numel() / max(1, result.numel())
+        return shares[0] * float(args[0].numel() / max(1, result.numel()))
     if name in _LEAST or name in _MOST:
         constant = shares[0] in (0.0, 1.0)
         return shares[0] if constant else float(name in _MOST)
