@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from fakedist.analysis.blocks import Blocks
@@ -30,14 +31,13 @@ def layer_table(recording: Recording, blocks: Blocks, window: tuple[int, int]) -
         own = at_peak[name] if name in at_peak.columns else pd.Series(dtype="int64")
         table[f"peak_{name}_bytes"] = own.reindex(table.index).fillna(0).astype("int64")
     table["peak_own_bytes"] = table[_BYTES].sum(axis=1)
-    most = _most(parts, window, ["layer", "category"])
-    for name in CATEGORIES:
-        found = most[most["category"] == name].set_index("layer")["most"] if len(most) else pd.Series(dtype="int64")
-        table[f"most_{name}_bytes"] = found.reindex(table.index).fillna(0).astype("int64")
-    table["most_own_bytes"] = _per_layer(_most(parts, window, ["layer"]), table)
+    for prefix, of in (("most_", parts), ("most_total_", _for_ancestors(parts, table, window))):
+        most = _most(of, window, ["layer", "category"])
+        for name in CATEGORIES:
+            table[f"{prefix}{name}_bytes"] = _per_layer(most[most["category"] == name], table)
+        table[f"{prefix}bytes"] = _per_layer(_most(of, window, ["layer"]), table)
     table["peak_total_bytes"] = with_children(table, table["peak_own_bytes"].to_numpy())
-    table["most_total_bytes"] = _per_layer(_most(_for_ancestors(parts, table, window), window, ["layer"]), table)
-    return table
+    return table.rename(columns={"most_bytes": "most_own_bytes"})
 
 
 def with_children(table: pd.DataFrame, own: Array) -> Array:
@@ -187,12 +187,17 @@ def fold_table(table: pd.DataFrame, folds: list[Fold]) -> pd.DataFrame:
     """Figures of folds: one row per fold, in their order.
 
     Columns: name, class_name, depth, num_repeats; ``peak_<category>_bytes`` and ``peak_total_bytes`` (with children),
-    ``peak_own_bytes``: sums over the repeats; ``most_total_bytes``, ``most_own_bytes``: the largest of one repeat.
+    ``peak_own_bytes``: sums over the repeats; ``least_peak_bytes``, ``median_peak_bytes``, ``largest_peak_bytes``: of
+    one repeat, with children; ``most_...``: the largest of one repeat.
     """
     totals = {name: with_children(table, table[name].to_numpy()) for name in _BYTES}
+    totals["peak_own_bytes"] = table["peak_own_bytes"].to_numpy()
+    most = {name: table[name].to_numpy() for name in table.columns if name.startswith("most_")}
+    peak = table["peak_total_bytes"].to_numpy()
     rows = []
     for fold in folds:
         layers = list(fold.layers)
+        each = np.sort(peak[layers])
         rows.append(
             {
                 "name": fold.name,
@@ -200,10 +205,11 @@ def fold_table(table: pd.DataFrame, folds: list[Fold]) -> pd.DataFrame:
                 "depth": fold.depth,
                 "num_repeats": len(layers),
                 **{name: int(values[layers].sum()) for name, values in totals.items()},
-                "peak_own_bytes": int(table["peak_own_bytes"].to_numpy()[layers].sum()),
-                "peak_total_bytes": int(table["peak_total_bytes"].to_numpy()[layers].sum()),
-                "most_own_bytes": int(table["most_own_bytes"].to_numpy()[layers].max()),
-                "most_total_bytes": int(table["most_total_bytes"].to_numpy()[layers].max()),
+                "peak_total_bytes": int(each.sum()),
+                "least_peak_bytes": int(each[0]),
+                "median_peak_bytes": int(each[len(each) // 2]),
+                "largest_peak_bytes": int(each[-1]),
+                **{name: int(values[layers].max()) for name, values in most.items()},
             }
         )
     return pd.DataFrame(rows)

@@ -12,6 +12,8 @@ from fakedist.analysis.recording import Recording
 from fakedist.job import UNLIMITED_BYTES
 from fakedist.run.schema import CATEGORIES, SCHEMA_VERSION
 
+_ONE_REPEAT = ("least_peak_bytes", "median_peak_bytes", "largest_peak_bytes")
+
 
 def summarize(
     recording: Recording, manifest: dict[str, Any], tables: dict[str, pd.DataFrame], peak: dict[str, Any]
@@ -47,7 +49,7 @@ def summarize(
         "largest_blocks": tables["largest"].to_dict("records"),
         "collectives": _collectives(tables),
         "steps": tables["steps"].drop(columns="start_us").to_dict("records"),
-        "out_of_memory": _out_of_memory(recording, ending),
+        "out_of_memory": _out_of_memory(recording, ending, tables["events"]),
         "invented_values": int(tables["invented"]["num_values"].sum()),
     }
 
@@ -62,7 +64,10 @@ def layer_objects(layers: pd.DataFrame, *, fold: bool = True) -> list[dict[str, 
             "num_repeats": row["num_repeats"],
             "peak_bytes": {name: row[f"peak_{name}_bytes"] for name in CATEGORIES if row[f"peak_{name}_bytes"]},
             "peak_own_bytes": row["peak_own_bytes"],
-            "peak_total_bytes": row["peak_total_bytes"],
+            **{key: row[key] for key in ("peak_total_bytes", *_ONE_REPEAT)},
+            "most_bytes": {
+                name: row[f"most_total_{name}_bytes"] for name in CATEGORIES if row[f"most_total_{name}_bytes"]
+            },
             "most_total_bytes": row["most_total_bytes"],
         }
         for row in rows
@@ -92,8 +97,8 @@ def _collectives(tables: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
     return found
 
 
-def _out_of_memory(recording: Recording, ending: dict[str, Any]) -> dict[str, Any] | None:
-    """The request that ended the run: how much, who asked."""
+def _out_of_memory(recording: Recording, ending: dict[str, Any], events: pd.DataFrame) -> dict[str, Any] | None:
+    """The request that ended the run: how much, who asked, and what was held then."""
     failed = recording.out_of_memory
     if failed is None or ending["outcome"] != "out_of_memory":
         return None
@@ -102,9 +107,12 @@ def _out_of_memory(recording: Recording, ending: dict[str, Any]) -> dict[str, An
         operation = dict(recording.rows["operations"]).get(int(recording.op_operation[failed["op"]]), "")
     names = layer_names(recording)
     layer = failed["layer"] if isinstance(failed["layer"], str) else names[failed["layer"]]
+    then = events[events["action"] == "oom"]
+    held = ("allocated_bytes", "reserved_bytes")
     return {
         "requested_bytes": failed["requested_bytes"],
         "layer": layer,
         "operation": operation,
         "line": failed.get("line", ""),
+        **{name: int(then[name].iloc[-1]) if len(then) else 0 for name in held},
     }

@@ -97,9 +97,10 @@ def _verdict(summary: dict[str, Any], cwd: str) -> Text | None:
         who = _short_operation(failed["operation"]) or "an allocation"
         of = f" of {failed['layer']}" if failed["layer"] else ""
         at = f" at {_short_line(failed['line'], cwd)}" if failed["line"] else ""
-        return Text(
-            f"  does not fit: {who}{of} asked for {format_bytes(failed['requested_bytes'])} more{at}", "bold red"
+        asked = (
+            f"asked for {format_bytes(failed['requested_bytes'])}{at}, with {format_bytes(failed['allocated_bytes'])}"
         )
+        return Text(f"  does not fit: {who}{of} {asked} allocated", "bold red")
     if not summary["fits"]:
         takes = f": it takes {format_bytes(reserved)}, {format_bytes(reserved - capacity)} more than the GPU has"
         return Text(f"  does not fit{takes if reserved > capacity else ''}", "bold red")

@@ -135,6 +135,7 @@ TABLES: dict[str, Table] = {
             Column("parent", "int32", "Row of the parent; -1 for row 0."),
             *_per_category("Bytes of category {} at the peak, the layer's own.", "peak_"),
             *_per_category("Most bytes of category {} in the last step, the layer's own.", "most_"),
+            *_per_category("Most bytes of category {} in the last step, with its children.", "most_total_"),
             Column("peak_own_bytes", "int64", "Bytes at the peak, the layer's own; the column adds up to the peak."),
             Column("peak_total_bytes", "int64", "Bytes at the peak, with its children."),
             Column("most_own_bytes", "int64", "Most bytes alive at once in the last step, the layer's own."),
@@ -260,12 +261,15 @@ SUMMARY = {
     "peak_phase": "Phase of the allocated peak.",
     "by_phase": "Objects with `step`, `phase`, `peak_allocated_bytes`, `peak_reserved_bytes`, `end_allocated_bytes`.",
     "by_category": "Bytes at the allocated peak by category; they add up to `peak_allocated_bytes`.",
-    "layers": "Objects with `name`, `class_name`, `num_repeats`, `peak_bytes` (by category, with children), "
-    "`peak_own_bytes`, `peak_total_bytes`, `most_total_bytes`; folded layers carry the sum of their repeats.",
+    "layers": "Objects with `name`, `class_name`, `num_repeats`; bytes at the peak: `peak_bytes` (by category, with "
+    "children), `peak_own_bytes`, `peak_total_bytes`, each the sum of the repeats of a folded layer; of one repeat at "
+    "the peak, with children, `least_peak_bytes`, `median_peak_bytes`, `largest_peak_bytes`; most bytes at once in the "
+    "last step, with children, of the repeat that held most: `most_bytes` (by category), `most_total_bytes`.",
     "largest_blocks": "Objects as in the table `largest`.",
     "collectives": "Objects with `group`, `group_size`, `operation`, `num_calls`, `bytes_in`, `bytes_out`.",
     "steps": "Objects with `step`, `wall_us`, `peak_allocated_bytes`, `peak_reserved_bytes`.",
-    "out_of_memory": "Null, or `requested_bytes`, `layer`, `operation`, `line` of the request that failed.",
+    "out_of_memory": "Null, or `requested_bytes`, `layer`, `operation`, `line` of the request that failed, and "
+    "`allocated_bytes`, `reserved_bytes` then.",
     "invented_values": "Values that the virtual GPU made up.",
     "notes": "What a reader must know about these figures.",
     "run_directory": "Absolute path of the run directory.",

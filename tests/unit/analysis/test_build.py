@@ -120,6 +120,8 @@ def test_a_rank_that_ran_out_of_memory_does_not_fit_and_says_who_asked(tmp_path:
         "layer": "layers.7.mlp",
         "operation": "aten.addmm.default",
         "line": line,
+        "allocated_bytes": MIB,
+        "reserved_bytes": GIB,
     }
 
 

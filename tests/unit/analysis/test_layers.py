@@ -118,6 +118,8 @@ def test_the_most_of_a_layer_is_what_it_held_at_once(tmp_path: Path) -> None:
     assert table["most_own_bytes"].tolist() == [0, 16 * MIB, 0, 7 * MIB, 5 * MIB]
     assert table["most_total_bytes"].tolist() == [0, 22 * MIB, 9 * MIB, 7 * MIB, 5 * MIB]
     assert table["most_temporary_bytes"].tolist() == [0, 16 * MIB, 0, 3 * MIB, 3 * MIB]
+    assert table["most_total_temporary_bytes"].tolist() == [0, 16 * MIB, 3 * MIB, 3 * MIB, 3 * MIB]
+    assert table["most_total_parameter_bytes"].tolist() == [0, 6 * MIB, 6 * MIB, 4 * MIB, 2 * MIB]
 
 
 def test_a_folded_row_is_the_sum_at_the_peak_and_the_largest_of_one(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def out_of_memory(directory: Path) -> Path:
     """The run of a rank that asked for more than there was in its second step."""
     made = recorded()
     op = made.op("forward", 3, 6, name="aten.addmm.default")
+    made.event("oom", 0, 90 * GIB)
     line = "/job/model.py:12 (forward)"
     made.record("oom", device=0, requested_bytes=90 * GIB, op=op, layer="layers.2.mlp", line=line, message="")
     made.ended("out_of_memory", 4, "CUDA out of memory. Tried to allocate 90.00 GiB.")

@@ -58,6 +58,10 @@ def test_repeated_layers_are_folded_and_their_bytes_summed(tmp_path: Path) -> No
         "peak_bytes": {"parameter": 48 * MIB, "gradient": 32 * MIB, "activation": 24 * MIB},
         "peak_own_bytes": 104 * MIB,
         "peak_total_bytes": 104 * MIB,
+        "least_peak_bytes": 24 * MIB,
+        "median_peak_bytes": 24 * MIB,
+        "largest_peak_bytes": 56 * MIB,  # of the only one with its gradient
+        "most_bytes": {"parameter": 16 * MIB, "gradient": 32 * MIB, "activation": 8 * MIB},
         "most_total_bytes": 56 * MIB,
     }
     assert folded["layers.0-2.mlp"] == expected
