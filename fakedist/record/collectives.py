@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 _BATCH = 4096
+_names: dict[torch.dtype, str] = {}
 
 
 class Journal(Protocol):
@@ -74,14 +75,14 @@ class Ledger:
         dtype, stream = "", 0
         if some:
             first = some[0]
-            dtype = str(first.dtype)[6:]
+            dtype = _names.get(first.dtype) or _names.setdefault(first.dtype, str(first.dtype)[6:])
             if first.is_cuda:
                 stream = torch._C._cuda_getCurrentRawStream(first.device.index)
-                for tensor in (*inputs, *outputs):
-                    storage = tensor.untyped_storage()
-                    self._mark(storage.data_ptr(), storage.nbytes())
-        bytes_in = sum([tensor.nbytes for tensor in inputs])
-        bytes_out = sum([tensor.nbytes for tensor in outputs])
+                self._mark_all(inputs)
+                if outputs is not inputs:
+                    self._mark_all(outputs)
+        bytes_in = _bytes(inputs)
+        bytes_out = bytes_in if outputs is inputs else _bytes(outputs)
         self._rows.append(
             (self._sequence, operation, group, bytes_in, bytes_out, dtype, call[0], stream, op, scope, call[1])
         )
@@ -89,11 +90,22 @@ class Ledger:
         if len(self._rows) >= _BATCH:
             self.flush()
 
+    def _mark_all(self, tensors: Sequence[torch.Tensor]) -> None:
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            self._mark(storage.data_ptr(), storage.nbytes())
+
     def flush(self) -> None:
         """Move what was written down to the journal."""
         if self._rows:
             rows, self._rows = self._rows, []
             self._journal.append({"kind": "collectives", "rows": rows})
+
+
+def _bytes(tensors: Sequence[torch.Tensor]) -> int:
+    if len(tensors) == 1:
+        return tensors[0].nbytes
+    return sum([tensor.nbytes for tensor in tensors])
 
 
 def _compact(ranks: Sequence[int]) -> tuple[int, ...] | dict[str, int]:

@@ -50,8 +50,8 @@ def module_hooks(begins: Callable[[nn.Module], None], ended: Callable[[nn.Module
 
 
 @contextmanager
-def backward_hook(backward: Callable[[bool], Any]) -> Iterator[None]:
-    """Wrap every run of the autograd engine that Python starts in ``backward(creates_graph)``."""
+def backward_hook(backward: Callable[[Any, bool], Any]) -> Iterator[None]:
+    """Wrap every run of the autograd engine that Python starts in ``backward(outputs, creates_graph)``."""
     import torch.autograd.graph as graph
 
     name = "_engine_run_backward"
@@ -64,7 +64,7 @@ def backward_hook(backward: Callable[[bool], Any]) -> Iterator[None]:
 
     def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
         creates_graph = bool(args[2]) if len(args) > 2 else False
-        with backward(creates_graph):
+        with backward(outputs, creates_graph):
             return original(outputs, *args, **kwargs)
 
     for owner in (graph, torch.autograd):

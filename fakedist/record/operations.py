@@ -102,6 +102,11 @@ class Operations(TorchDispatchMode):
             self.gemms[op] = (result.untyped_storage().data_ptr(), *operands)
         return result
 
+    def step_aside(self) -> None:
+        """Take this mode off the thread's stack, unless the script has put modes of its own there."""
+        if torch._C._len_torch_dispatch_stack() == 1 and torch._C._get_dispatch_stack_at(0) is self:
+            torch._C._pop_torch_dispatch_stack(None)
+
     def take(self) -> tuple[int, bytes, bytes]:
         """First operation number, operation ids and scope ids (uint32) since the last call."""
         first, operation, scope = self._first, self._operation.tobytes(), self._scope.tobytes()

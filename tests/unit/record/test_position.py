@@ -47,7 +47,7 @@ class Watch:
         self.position.module_ended(self.layers.layer(module))
 
     @contextmanager
-    def _backward(self, creates_graph: bool) -> Iterator[None]:
+    def _backward(self, outputs: object, creates_graph: bool) -> Iterator[None]:
         self.position.backward_begins(creates_graph)
         try:
             yield
