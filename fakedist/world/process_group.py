@@ -53,7 +53,7 @@ class RankGroup(Group):
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Done:
         """all_reduce, in place."""
-        return self._reduce_in_place("all_reduce", _listed(tensors), opts)
+        return self._reduce_in_place("all_reduce", tensors if type(tensors) is list else _listed(tensors), opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Done:
         """all_reduce of several tensors."""
@@ -89,7 +89,7 @@ class RankGroup(Group):
         with self._call("all_gather", [mine], slots, opts) as call:
             self._arrivals.spread(slots, mine)
         done = self._end(call, slots)
-        if _is_async(opts):
+        if getattr(opts, "asyncOp", True):
             done.kept = flat
         return done
 
@@ -249,19 +249,19 @@ class RankGroup(Group):
 
     def _call(self, operation: str, inputs: Tensors, outputs: Tensors, opts: Any) -> Call:
         """Begin a collective: write it down, choose its stream."""
-        is_async = _is_async(opts)
+        is_async = opts.asyncOp if hasattr(opts, "asyncOp") else True  # the default of c10d/Types.hpp
         self._sequence += 1
         self._ledger.write(operation, self.number, inputs, outputs, (is_async, -1))
         some = outputs or inputs
         stream = self._stream(some[0].device, -1) if some and some[0].is_cuda else None
-        return Call(operation, [inputs, outputs], stream if is_async else None, is_async)
+        return Call.begin(operation, [inputs, outputs], stream if is_async else None, is_async)
 
     def _peer_call(self, operation: str, tensors: Tensors, peer: int) -> Call:
         """Begin a send or receive; on CUDA always on a stream of its own, and recorded with the allocator."""
         inputs, outputs = (tensors, []) if operation == "send" else ([], tensors)
         self._ledger.write(operation, self.number, inputs, outputs, (False, peer))
         if not tensors[0].is_cuda:
-            return Call(operation, tensors, None, False)
+            return Call.begin(operation, tensors, None, False)
         shared = self._coalesced is not None or self.bound_device_id is not None
         stream = self._stream(tensors[0].device, -1 if shared else peer)
         for tensor in tensors:
@@ -309,11 +309,6 @@ class RankGroup(Group):
 
 def _listed(tensors: Any) -> list[torch.Tensor]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-
-
-def _is_async(opts: Any) -> bool:
-    """Calls without options are asynchronous, as the default of the options in c10d/Types.hpp is."""
-    return bool(getattr(opts, "asyncOp", True))
 
 
 def _root(opts: Any) -> int:

@@ -26,16 +26,21 @@ class Done(_Work):  # type: ignore[misc]
         stream: Where the call ran, if not on the stream that was the current one.
     """
 
+    _stash: Any = None
+    _stream: torch.cuda.Stream | None = None
+    _event: torch.cuda.Event | None = None
+    #: What the call keeps besides, for as long as this object lives.
+    kept: Any = None
+    #: Group rank that a receive came from.
+    source = 0
+
     def __init__(self, outputs: Tensors, stash: Any = None, stream: torch.cuda.Stream | None = None) -> None:
-        super().__init__()
+        _Work.__init__(self)
         self._outputs = outputs
-        self._stash = stash
-        self._stream = stream
-        self._event = None if stream is None else stream.record_event()
-        #: What the call keeps besides, for as long as this object lives.
-        self.kept: Any = None
-        #: Group rank that a receive came from.
-        self.source = 0
+        if stash is not None:
+            self._stash = stash
+        if stream is not None:
+            self._stream, self._event = stream, stream.record_event()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """The current stream waits for the call; the host does not."""
@@ -133,6 +138,35 @@ class Call:
     def done(self, outputs: Tensors) -> Done:
         """The finished call."""
         return Done(outputs, self._tensors if self._is_async else None, self._stream)
+
+    @staticmethod
+    def begin(operation: str, tensors: Any, stream: torch.cuda.Stream | None, is_async: bool) -> Call:
+        """A call; those of which nothing is to be told are all the same."""
+        if is_async or stream is not None or _profiler_enabled():
+            return Call(operation, tensors, stream, is_async)
+        return _PLAIN
+
+
+class _Plain(Call):
+    """A call that runs here and now, unprofiled: tiny ones should not cost more than torch's own fake backend."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Call:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Nothing to leave."""
+
+    def hold(self, more: Any) -> None:
+        """Held by nobody."""
+
+    def done(self, outputs: Tensors) -> Done:
+        """The finished call."""
+        return Done(outputs)
+
+
+_PLAIN = _Plain("", None, None, False)
 
 
 class Coalesced:
