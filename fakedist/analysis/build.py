@@ -50,9 +50,17 @@ def build_tables(run_directory: Path) -> None:
     for name, table in tables.items():
         write_table(run_directory, name, {column: table[column] for column in table.columns})
     build_snapshot(run_directory, recording, blocks)
-    notes = _notes(recording, blocks, manifest)
+    dropped = _dropped(recording)
+    notes = [*_notes(recording, blocks, manifest), *dropped]
     summary = summarize(recording, manifest, tables, memory.peak_summary(recording, blocks, places))
-    update_manifest(run_directory, exit=summary["exit"], notes=notes, summary={**summary, "notes": notes})
+    update_manifest(
+        run_directory,
+        exit=summary["exit"],
+        versions={name: str(recording.gpu.get(name, "")) for name in ("python", "torch", "cuda")},
+        dropped=dropped,
+        notes=notes,
+        summary={**summary, "notes": notes},
+    )
 
 
 def steady_window(places: pd.DataFrame, recording: Recording) -> tuple[int, int]:
@@ -90,12 +98,18 @@ def _invented(recording: Recording) -> pd.DataFrame:
     return sums.sort_values("num_values", ascending=False, kind="stable").reset_index(drop=True)
 
 
+def _dropped(recording: Recording) -> list[str]:
+    """What of the run is not in the recording."""
+    dropped = []
+    if not recording.outcome:
+        dropped.append("the rank ended without a word: what it did in its last two seconds may be missing")
+    if recording.truncated:
+        dropped.append("the recording ends in the middle of a record, which is left out")
+    return dropped
+
+
 def _notes(recording: Recording, blocks: Blocks, manifest: dict[str, Any]) -> list[str]:
     notes = [*recording.notes, *memory.differences(recording, blocks)]
-    if not recording.outcome:
-        notes.append("the rank ended without a word: what it did in its last two seconds may be missing")
-    if recording.truncated:
-        notes.append("the recording ends in the middle of a record, which is left out")
     if len(recording.events) > 1:
         others = sorted(set(recording.events) - {recording.device})
         named = ", ".join(f"cuda:{device}" for device in others)

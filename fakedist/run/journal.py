@@ -85,7 +85,18 @@ class JournalReader:
                 if length < 0 or len(body) < length or zlib.crc32(body) != crc:
                     self.truncated = True
                     return
-                yield _BuiltinsOnly(io.BytesIO(body)).load()
+                yield self._record(body)
+
+    def _record(self, body: bytes) -> dict[str, Any]:
+        try:
+            record = _BuiltinsOnly(io.BytesIO(body)).load()
+        except RunDirectoryError:
+            raise
+        except Exception as error:  # whole by its checksum, so nothing that a cut-off run leaves
+            raise RunDirectoryError(f"{self._path} is not a journal of fakedist: {error}") from error
+        if not isinstance(record, dict) or "kind" not in record:
+            raise RunDirectoryError(f"{self._path} is not a journal of fakedist")
+        return record
 
 
 def read_journal(path: Path) -> JournalReader:

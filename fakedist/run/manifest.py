@@ -36,7 +36,9 @@ def new_manifest(run_directory: Path, job: Job) -> None:
             "created": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
             "job": job.to_dict(),
             "exit": {"outcome": "running", "code": None, "message": ""},
+            "versions": {},
             "provenance": _PROVENANCE,
+            "dropped": [],
             "notes": [],
         },
     )

@@ -239,7 +239,9 @@ MANIFEST = {
     "job": "The job as it was asked for: world size, rank, script, arguments, device and the rest.",
     "exit": "How the rank ended: `outcome`, `code`, `message`.",
     "summary": "The object that `--json` prints.",
+    "versions": "Of `python`, `torch` and `cuda` where the rank ran; without them while it runs.",
     "provenance": "Which figures are measured, simulated or estimated.",
+    "dropped": "What of the run is not in the recording, one sentence each; they are among the notes too.",
     "notes": "What a reader must know about these figures, one sentence each.",
 }
 

@@ -46,6 +46,8 @@ def test_every_table_and_key_of_the_schema_is_there(tmp_path: Path) -> None:
         ]
     assert [*manifest["summary"], "run_directory"] == list(SUMMARY)
     assert (tmp_path / SNAPSHOT_NAME).exists()
+    assert manifest["versions"] == {"python": "3.11.0", "torch": "2.15.0", "cuda": "13.2"}
+    assert manifest["dropped"] == []
 
 
 def test_figures_add_up(tmp_path: Path) -> None:
@@ -94,7 +96,9 @@ def test_a_journal_cut_off_anywhere_gives_what_it_has(tmp_path: Path) -> None:
         manifest = built(run)
         assert manifest["summary"]["peak_allocated_bytes"] in (0, 4 * MIB)
     assert manifest["summary"]["peak_allocated_bytes"] == 4 * MIB
-    assert "the recording ends in the middle of a record, which is left out" in manifest["notes"]
+    cut = "the recording ends in the middle of a record, which is left out"
+    assert cut in manifest["notes"]
+    assert manifest["dropped"][-1] == cut
 
 
 def test_a_journal_of_something_else_is_refused(tmp_path: Path) -> None:

@@ -93,6 +93,12 @@ def test_the_peak_is_told_with_its_place_and_by_category(tmp_path: Path) -> None
             ["the reserved peak of 1073741824 bytes differs from the allocator's own statistics by 1 bytes"],
         ),
         (0, 0, True, []),
+        (
+            9 * MIB,
+            GIB,
+            True,
+            [f"the allocated peak of {8 * MIB} bytes differs from the allocator's own statistics by {-MIB} bytes"],
+        ),
     ],
 )
 def test_a_replay_that_is_not_the_allocators_own_is_never_silent(

@@ -64,6 +64,16 @@ def test_a_pickle_that_wants_to_run_code_is_refused_by_name(tmp_path: Path) -> N
         list(read_journal(path))
 
 
+@pytest.mark.parametrize(
+    "body", [b"no pickle", pickle.dumps([1, 2], protocol=4), pickle.dumps({"what": 1}, protocol=4)]
+)
+def test_a_whole_record_that_fakedist_did_not_write_is_refused(tmp_path: Path, body: bytes) -> None:
+    path = tmp_path / "journal.bin"
+    path.write_bytes(MAGIC + struct.pack("<II", len(body), zlib.crc32(body)) + body)
+    with pytest.raises(RunDirectoryError, match=r"journal\.bin is not a journal of fakedist"):
+        list(read_journal(path))
+
+
 def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
     (tmp_path / "journal.bin").write_bytes(b"PAR1 something else")
     with pytest.raises(RunDirectoryError, match="not a journal"):
