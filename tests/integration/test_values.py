@@ -471,6 +471,22 @@ def test_norms_that_were_made_up_are_not_negative(engine: ValueEngine) -> None:
 
 
 @on_virtual_gpu
+def test_losses_that_were_made_up_are_not_negative(engine: ValueEngine) -> None:
+    import torch
+
+    labels = torch.zeros(32, dtype=torch.long, device="cuda")
+    total = torch.zeros((), device="cuda")
+    for _ in range(8):
+        logits = torch.randn(32, 2048, device="cuda") @ torch.randn(2048, 50, device="cuda")
+        loss = torch.nn.functional.cross_entropy(logits, labels)
+        assert (loss / 4).item() >= 0
+        assert loss.exp().item() >= 0
+        total.zero_()
+        total += loss
+        assert total.item() >= 0
+
+
+@on_virtual_gpu
 def test_sequence_statistics_of_tokens_from_the_host(engine: ValueEngine) -> None:
     import torch
 

@@ -22,6 +22,7 @@ from fakedist.gpu.values.inside import Inside
 from fakedist.gpu.values.kinds import Kind
 from fakedist.gpu.values.randoms import Randoms
 from fakedist.gpu.values.reading import INDEXING, READS, Reading
+from fakedist.gpu.values.storage import storage_of
 
 #: glibc takes larger blocks from the kernel, which gives zeros (M_MMAP_THRESHOLD's largest value).
 _FRESH_BYTES = 32 << 20
@@ -204,18 +205,18 @@ class ValueEngine:
 
     def _holds_nothing(self, kind: Kind, args: _Arguments, result: Any, written: list[torch.Tensor]) -> None:
         """The values are not computed; what else is known of the result?"""
+        shares = self._host.shares
+        if isinstance(result, tuple) and result:
+            result = result[0]  # a loss comes with its total weight, an extreme with its index
+        known = kind.followed and isinstance(result, torch.Tensor) and result.is_cuda
+        if known and written:
+            known = result.nbytes >= storage_of(result)[1]  # else a part of it was written
+        share = shares.follow(kind.name, args, result) if known else None
         for tensor in written:
             if is_small(tensor):
                 self._host.defined.spoil(tensor)
-        if not kind.followed or not isinstance(result, torch.Tensor) or not result.is_cuda:
-            for tensor in written:
-                self._host.shares.forget(tensor)
-            return
-        shares = self._host.shares
-        if written and result.nbytes < result.untyped_storage().nbytes():
-            shares.forget(result)  # a part of it was written
-            return
-        share = shares.follow(kind.name, args, result)
+            if not known:
+                shares.forget(tensor)
         if share is None or not is_small(result) or result.is_complex():
             return
         constant = share in (0.0, 1.0) and kind.name not in _COUNTED
@@ -236,7 +237,7 @@ class ValueEngine:
         share = self._host.shares.of(source)
         if share == 1.0:
             result.fill_(1)
-        elif result.untyped_storage().nbytes() <= _FRESH_BYTES:
+        elif storage_of(result)[1] <= _FRESH_BYTES:
             result.zero_()
         if share not in (0.0, 1.0):
             self._host.inventions.count(kind.full_name, source.numel())

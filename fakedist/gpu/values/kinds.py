@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fakedist.gpu.values.shares import FOLLOWED
+from fakedist.gpu.values.shares import FOLLOWED, followed_name
 
 #: What these write does not depend on what was there before.
 _OVERWRITES = {"fill_", "zero_", "copy_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_", "log_normal_"}
@@ -75,7 +75,7 @@ class Kind:
         self.dynamic = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
         self.random = torch.Tag.nondeterministic_seeded in tags
         self.takes_generator = "generator" in self._positions
-        self.followed = name in FOLLOWED
+        self.followed = followed_name(name) in FOLLOWED
 
     def argument(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An argument's value, wherever it was given; None if the operation has no such argument."""

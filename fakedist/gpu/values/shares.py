@@ -41,6 +41,11 @@ FOLLOWED = frozenset(
 )
 
 
+def followed_name(name: str) -> str:
+    """What an operation is called in FOLLOWED: ``add_`` is ``add``."""
+    return name if name in FOLLOWED else name.removesuffix("_")
+
+
 class Shares:
     """Remembers the mean of masks and counts that hold no values, and the tensors that are not negative.
 
@@ -68,6 +73,7 @@ class Shares:
 
     def follow(self, name: str, args: tuple[Any, ...], result: torch.Tensor) -> float | None:
         """Know of an operation's result what follows from what is known of its arguments; its share, if any."""
+        name = followed_name(name)
         share = self._share(name, args, result)
         positive = self._stays_non_negative(name, args)
         self.forget(result)
