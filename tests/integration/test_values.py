@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.conftest import RunFakedist
 from tests.integration.virtual_worker import on_virtual_gpu
 
 if TYPE_CHECKING:
@@ -418,6 +420,57 @@ def test_the_size_of_a_selection_by_an_unknown_mask_is_half(engine: ValueEngine)
 
 
 @on_virtual_gpu
+def test_a_count_agrees_with_the_size_of_the_selection(engine: ValueEngine) -> None:
+    import torch
+
+    mask = torch.empty(64, 65536, device="cuda") > 0.5
+    assert mask.sum().item() == len(torch.where(mask)[0]) == 64 * 65536 // 2
+    assert torch.empty(64, 65536, device="cuda")[mask].shape == (64 * 65536 // 2,)
+    assert invented_values(engine) > 0
+
+
+@on_virtual_gpu
+def test_values_are_written_where_a_mask_is_true(engine: ValueEngine) -> None:
+    import torch
+
+    small = torch.zeros(4, 6, 2, device="cuda")
+    chosen = torch.zeros(4, 6, dtype=torch.bool, device="cuda")
+    chosen[1, 2] = True
+    chosen[3, 4:] = True
+    small[chosen] = torch.arange(6.0, device="cuda").view(3, 2)
+    assert small[chosen].tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert small.sum().item() == 15
+    assert invented_values(engine) == 0
+    large, mask = torch.empty(64, 65536, device="cuda"), torch.empty(64, 65536, device="cuda") > 0
+    large[mask] = torch.empty(12345, device="cuda")  # the script knows how many there are
+
+
+@on_virtual_gpu
+def test_tokens_are_drawn_from_probabilities(engine: ValueEngine) -> None:
+    import torch
+
+    certain = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], device="cuda")
+    assert torch.multinomial(certain, 1).tolist() == [[1], [2]]
+    assert invented_values(engine) == 0
+    tokens = torch.multinomial(torch.randn(4, 131072, device="cuda").softmax(-1), 1)
+    assert tokens.shape == (4, 1)
+    assert 0 <= tokens.min().item() <= tokens.max().item() < 131072
+
+
+@on_virtual_gpu
+def test_a_generator_that_nobody_seeded_is_the_same_in_every_run(engine: ValueEngine) -> None:
+    import torch
+
+    from fakedist.gpu.values import ValueEngine
+
+    first = torch.rand(4, device="cuda").tolist()
+    ValueEngine(0)
+    assert torch.rand(4, device="cuda").tolist() == first
+    ValueEngine(1)
+    assert torch.rand(4, device="cuda").tolist() != first
+
+
+@on_virtual_gpu
 def test_half_precision_is_computed(engine: ValueEngine) -> None:
     import torch
 
@@ -521,3 +574,27 @@ def test_threads_share_the_values(engine: ValueEngine) -> None:
     assert seen == [[3.0, 3.0]]
     assert x.grad is not None
     assert x.grad.tolist() == [2.0, 2.0]
+
+
+_COLLECTIVES = """
+import torch, torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(0)
+mine = torch.tensor([1.0, 2.0], device="cuda")
+dist.all_reduce(mine)
+summed = funcol.all_reduce(mine, "sum", dist.group.WORLD)
+print(mine.tolist(), summed.tolist())
+"""
+
+
+def test_values_pass_through_collectives_and_each_is_written_down_once(
+    run_fakedist: RunFakedist, tmp_path: Path
+) -> None:
+    (tmp_path / "job.py").write_text(_COLLECTIVES)
+    place = ("--world-size", "8", "--rank", "0", "--device", "virtual", "--json")
+    finished = run_fakedist("profile", *place, tmp_path / "job.py")
+    assert "[8.0, 16.0] [64.0, 128.0]" in finished.stderr
+    assert sum(call["num_calls"] for call in finished.json()["collectives"]) == 2
+    assert finished.json()["invented_values"] == 0

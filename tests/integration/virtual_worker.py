@@ -1,10 +1,12 @@
 """Test functions that run on the virtual GPU, in a process of their own: it must be loaded before torch is.
 
-One worker process serves all tests of a module; what a test function raises there fails the test here.
+One worker process serves all tests of a module; what a test function raises there fails the test here. Tests of what a
+process is (how many devices it has, how it runs out of memory) take :mod:`tests.integration.virtual` instead.
 """
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib.util
 import inspect
@@ -41,6 +43,7 @@ class _Worker:
         self._process = subprocess.Popen(
             command, cwd=ROOT, env=clean_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+        atexit.register(self._stop)
 
     def run(self, name: str) -> str:
         """The traceback of a test; empty when it passed."""
@@ -52,17 +55,16 @@ class _Worker:
         self._process.stdin.write(name + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
-        return json.loads(line) if line else f"the worker ended with {self._process.wait()}"
+        return str(json.loads(line)) if line else f"the worker ended with {self._process.wait()}"
+
+    def _stop(self) -> None:
+        self._process.kill()
+        self._process.communicate()
 
 
 @functools.cache
 def _worker(module: str) -> _Worker:
     return _Worker(module)
-
-
-def stop_workers() -> None:
-    """End the processes; for a module's teardown."""
-    _worker.cache_clear()
 
 
 def _serve(module_path: Path) -> None:

@@ -222,6 +222,8 @@ class ValueEngine:
         constant = share in (0.0, 1.0) and kind.name not in _COUNTED
         if constant or (kind.name in _COUNTED and result.dtype != torch.bool):
             whole = not result.is_floating_point()
+            if not constant and shares.of(args[0]) not in (0.0, 1.0):
+                self._host.inventions.count(kind.full_name, result.numel())
             self._host.write(result, torch.tensor(round(share) if whole else share))
 
     def _choose(self, kind: Kind, args: _Arguments, kwargs: _Keywords, result: Any) -> None:

@@ -115,17 +115,18 @@ class Shares:
         replaced = min(1.0, float(index.numel() / target.numel()))
         return before + (float(value) - before) * replaced
 
-    def _compared(self, name: str, first: torch.Tensor, second: Any) -> float | None:
+    def _compared(self, name: str, first: torch.Tensor, second: Any) -> float:
+        """Of comparisons that say nothing, one half is true: a count of zero would divide losses by zero."""
         if isinstance(second, torch.Tensor):
-            return _SAME[name] if first is second or _is_same(first, second) else None
+            return _SAME[name] if first is second or _is_same(first, second) else 0.5
         if isinstance(second, float) and math.isinf(second):
-            return {"eq": 0.0, "ne": 1.0}.get(name)
+            return {"eq": 0.0, "ne": 1.0}.get(name, 0.5)
         share = self.of(first)
         if share is None or first.is_floating_point() or not 0 <= share <= 1:
-            return None
+            return 0.5
         if (name, second) in (("gt", 0), ("ne", 0), ("eq", 1), ("ge", 1)):
             return share
-        return 1 - share if (name, second) in (("eq", 0), ("le", 0), ("ne", 1), ("lt", 1)) else None
+        return 1 - share if (name, second) in (("eq", 0), ("le", 0), ("ne", 1), ("lt", 1)) else 0.5
 
     def _stays_non_negative(self, name: str, args: tuple[Any, ...]) -> bool:
         if name in NON_NEGATIVE:
@@ -151,8 +152,7 @@ def _combined(name: str, shares: list[float], args: tuple[Any, ...], result: tor
     if name in _COUNT:
         return shares[0] * float(args[0].numel() / max(1, result.numel()))
     if name in _LEAST or name in _MOST:
-        constant = shares[0] in (0.0, 1.0)
-        return shares[0] if constant else float(name in _MOST)
+        return shares[0] if shares[0] in (0.0, 1.0) else None
     return None
 
 

@@ -1,0 +1,48 @@
+"""Indices that nobody computed are spread evenly."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fakedist.gpu.values.choices import choose
+from fakedist.gpu.values.kinds import Kind
+
+ATEN = torch.ops.aten
+
+
+@pytest.mark.parametrize("dim", [-1, 0, 1])
+def test_topk_picks_distinct_ones_and_all_equally_often(dim: int) -> None:
+    source = torch.randn(64, 32)
+    num_choices = source.shape[dim]
+    indices = torch.topk(source, 4, dim=dim).indices
+    chosen = choose(Kind(ATEN.topk.default), (source, 4, dim), {}, indices)
+    assert chosen.shape == indices.shape
+    assert torch.bincount(chosen.flatten(), minlength=num_choices).unique().numel() == 1
+    rows = chosen.movedim(dim, -1)
+    assert all(len(set(row.tolist())) == 4 for row in rows.reshape(-1, 4))
+
+
+def test_argmax_names_a_valid_index_in_every_row() -> None:
+    source = torch.randn(6, 4)
+    chosen = choose(Kind(ATEN.argmax.default), (source, 1), {}, source.argmax(1))
+    assert chosen.tolist() == [0, 1, 2, 3, 0, 1]
+
+
+def test_argmax_of_everything_is_the_first() -> None:
+    source = torch.randn(6, 4)
+    assert choose(Kind(ATEN.argmax.default), (source,), {}, source.argmax()).item() == 0
+
+
+def test_a_sort_has_every_index_once() -> None:
+    source = torch.randn(3, 5, 2)
+    chosen = choose(Kind(ATEN.sort.default), (source, 1), {}, source.sort(1).indices)
+    assert chosen.sort(1).values.unique(dim=0).shape[0] == 1
+    assert chosen[2, :, 1].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_dimension_may_come_by_keyword() -> None:
+    source = torch.randn(8, 4)
+    kind = Kind(ATEN.sort.stable)
+    chosen = choose(kind, (source,), {"stable": True, "dim": 0}, source.sort(0).indices)
+    assert chosen[:, 0].tolist() == list(range(8))

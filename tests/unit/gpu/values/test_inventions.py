@@ -1,0 +1,66 @@
+"""Values that are made up: what they are, and that they are told."""
+
+from __future__ import annotations
+
+import torch
+
+from fakedist.gpu.values.inventions import Inventions, script_line
+
+MISSING = torch.ones(4, dtype=torch.bool)
+
+
+def test_integers_are_zero_floats_finite_bools_a_coin() -> None:
+    inventions = Inventions(0)
+    integers, floats, bools = torch.full((4,), 9), torch.full((4,), torch.nan), torch.zeros(64, dtype=torch.bool)
+    inventions.fill(integers, MISSING, "op")
+    inventions.fill(floats, MISSING, "op")
+    inventions.fill(bools, torch.ones(64, dtype=torch.bool), "op")
+    assert integers.tolist() == [0] * 4
+    assert torch.isfinite(floats).all()
+    assert 0 < bools.sum() < 64
+
+
+def test_only_what_is_missing_is_made_up() -> None:
+    tensor = torch.tensor([5, 6, 7])
+    Inventions(0).fill(tensor, torch.tensor([False, True, False]), "op")
+    assert tensor.tolist() == [5, 0, 7]
+
+
+def test_a_norm_is_not_negative() -> None:
+    tensor = torch.empty(64)
+    Inventions(0).fill(tensor, torch.ones(64, dtype=torch.bool), "op", non_negative=True)
+    assert (tensor >= 0).all()
+
+
+def test_the_seed_decides() -> None:
+    drawn = []
+    for seed in (0, 0, 1):
+        tensor = torch.empty(4)
+        Inventions(seed).fill(tensor, MISSING, "op")
+        drawn.append(tensor.tolist())
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_an_element_that_no_memory_keeps_is_the_same_each_time() -> None:
+    inventions = Inventions(0)
+    large = torch.empty(10)
+    assert inventions.element(large[3], "op").item() == inventions.element(large[3], "op").item()
+    assert inventions.element(large[3], "op").item() != inventions.element(large[4], "op").item()
+
+
+def test_counts_are_by_operation_and_line_and_taken_once() -> None:
+    inventions = Inventions(0)
+    for _ in range(3):
+        inventions.count("aten.item", 2)
+    ((operation, filename, line, calls, values),) = inventions.take()
+    assert (operation, filename, calls, values) == ("aten.item", __file__, 3, 6)
+    assert line > 0
+    assert inventions.take() == []
+
+
+def test_the_script_line_is_outside_of_torch() -> None:
+    class Layer(torch.nn.Module):
+        def forward(self) -> tuple[str, int]:
+            return script_line()
+
+    assert Layer()()[0] == __file__
