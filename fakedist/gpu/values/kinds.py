@@ -64,11 +64,14 @@ class Kind:
         self.name = name
         tags = set(getattr(func, "tags", ()))
         written = [i for i, argument in enumerate(arguments) if argument.alias_info and argument.alias_info.is_write]
+        if name == "record_stream":  # its schema says that it writes
+            written = []
         self._positions = {argument.name: (i, argument.default_value) for i, argument in enumerate(arguments)}
         self.written = tuple(written)
         self.written_names = frozenset(arguments[i].name for i in written)
         self.is_kernel = namespace in _KERNELS
-        self.is_view = bool(getattr(func, "is_view", False)) and not written and not name.startswith("lift")
+        looks_on = bool(getattr(func, "is_view", False)) or name == "record_stream"
+        self.is_view = looks_on and not written and not name.startswith("lift")
         self.empty = name in _EMPTY
         self.like = name in _LIKE
         self.overwrites = name in _OVERWRITES or any(arguments[i].kwarg_only for i in written)
