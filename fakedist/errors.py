@@ -2,12 +2,12 @@
 
 ::
 
-    FakedistError                    exit 1   says what happened; `hint` says what to type next
-    ├── JobError                     exit 2   the request makes no sense (rank >= world size, unknown GPU, no such script)
-    ├── SetupError                   exit 1   this machine lacks something (a CUDA build of torch, a C compiler)
-    ├── RunDirectoryError            exit 1   a run directory is missing, in use, truncated, foreign or newer than this version
-    ├── RecordingError               exit 1   recording would be wrong (a patch target is gone, the allocator has no history)
-    └── WorldError                   exit 1   the faked world cannot answer (an object from a rank that never ran)
+    FakedistError            exit 1   says what happened; `hint` says what to type next
+    ├── JobError             exit 2   the request makes no sense (rank >= world size, unknown GPU, no such script)
+    ├── SetupError           exit 1   this machine lacks something (a CUDA build of torch, a C compiler)
+    ├── RunDirectoryError    exit 1   a run directory is missing, in use, truncated, foreign or too new
+    ├── RecordingError       exit 1   recording would be wrong (a patch target is gone, no allocator history)
+    └── WorldError           exit 1   the faked world cannot answer (an object from a rank that never ran)
 """
 
 from __future__ import annotations

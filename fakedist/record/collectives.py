@@ -92,8 +92,7 @@ class Ledger:
 
     def _mark_all(self, tensors: Sequence[torch.Tensor]) -> None:
         for tensor in tensors:
-            storage = tensor.untyped_storage()
-            self._mark(storage.data_ptr(), storage.nbytes())
+            self._mark(tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size(), tensor.nbytes)
 
     def flush(self) -> None:
         """Move what was written down to the journal."""

@@ -32,9 +32,10 @@ def device_storages(tensor: object) -> Iterator[tuple[int, int]]:
         for name in tensor.__tensor_flatten__()[0]:
             yield from device_storages(getattr(tensor, name))
     elif tensor.is_cuda and (bytes_ := tensor.numel() * tensor.element_size()):
-        address = tensor.untyped_storage().data_ptr()
+        # Not untyped_storage(): its Python object would count as a user of the storage from then on.
+        address = tensor.data_ptr()
         if address:
-            yield address, bytes_
+            yield address - int(tensor.storage_offset()) * tensor.element_size(), bytes_
 
 
 class Marks:

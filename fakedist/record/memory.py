@@ -84,9 +84,10 @@ class History:
                 stack.append(found)
             else:
                 stack.append(-1)
-            if number in self._gemms and name == "alloc" and at != self._gemms[number][0]:
-                if entry["size"] not in self._gemms[number][1:]:  # that would be a contiguous copy of an operand
-                    self.on_workspace(at, number, entry["size"])
+            gemm = self._gemms.get(number)
+            # Of an operand's size it would be a contiguous copy of that.
+            if gemm is not None and name == "alloc" and at != gemm[0] and entry["size"] not in gemm[1:]:
+                self.on_workspace(at, number, entry["size"])
         return {
             "kind": "events",
             "device": device,

@@ -25,6 +25,9 @@ _PLAIN = torch.Tensor.__torch_dispatch__
 _get_mode, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
 
 
+ACCUMULATE = "autograd::accumulate"
+
+
 class _Kind:
     """What is known of one operation: its number and how to treat it."""
 
@@ -32,8 +35,8 @@ class _Kind:
 
     def __init__(self, number: int, func: Any) -> None:
         self.number = number
-        self.is_view = func.is_view
-        self.is_gemm = func._schema.name.removeprefix("aten::") in _GEMMS
+        self.is_view = func != ACCUMULATE and func.is_view
+        self.is_gemm = func != ACCUMULATE and func._schema.name.removeprefix("aten::") in _GEMMS
 
 
 class Operations(TorchDispatchMode):
@@ -53,7 +56,7 @@ class Operations(TorchDispatchMode):
     def __init__(
         self, position: Position, execute: Execute, tick: Callable[[], None], tell_allocator: Callable[[str], None]
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self.names: list[tuple[int, str]] = []
         self.gemms: dict[int, tuple[int, ...]] = {}
         self._position = position
@@ -86,25 +89,22 @@ class Operations(TorchDispatchMode):
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._new_kind(func)
-        position = self._position
-        scope = position.scope()
-        op = position.op
-        position.op = op + 1
-        self._operation.append(kind.number)
-        self._scope.append(scope)
-        if not kind.is_view:
-            self._tell_allocator(str(op))
+        op = self._number(kind)
         if not op & 255:
             self._tick()
         result = self._execute(func, args, kwargs or {})
         if kind.is_gemm and isinstance(result, torch.Tensor) and result.is_cuda:
             operands = [value.nbytes for value in args if isinstance(value, torch.Tensor)]
-            self.gemms[op] = (result.untyped_storage().data_ptr(), *operands)
+            self.gemms[op] = (result.data_ptr(), *operands)
         return result
 
     def step_aside(self) -> None:
-        """Take this mode off the thread's stack, unless the script has put modes of its own there."""
+        """Take this mode off the thread's stack, unless the script has put modes of its own there.
+
+        What autograd adds up before it puts the mode back counts as one operation, ``autograd::accumulate``.
+        """
         if torch._C._len_torch_dispatch_stack() == 1 and torch._C._get_dispatch_stack_at(0) is self:
+            self._number(self._kinds.get(ACCUMULATE) or self._new_kind(ACCUMULATE))
             torch._C._pop_torch_dispatch_stack(None)
 
     def take(self) -> tuple[int, bytes, bytes]:
@@ -113,6 +113,17 @@ class Operations(TorchDispatchMode):
         self._first += len(self._operation)
         self._operation, self._scope = array("I"), array("I")
         return first, operation, scope
+
+    def _number(self, kind: _Kind) -> int:
+        """Write down the next operation; its number."""
+        position = self._position
+        self._operation.append(kind.number)
+        self._scope.append(position.scope())
+        op = position.op
+        position.op = op + 1
+        if not kind.is_view:
+            self._tell_allocator(str(op))
+        return op
 
     def _run_higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator that runs operators: it is none itself, those inside are.

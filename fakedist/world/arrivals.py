@@ -50,7 +50,7 @@ class Arrivals:
 
         Sums and products saturate at the dtype's finite range, where a real sum of so many would often not end.
         """
-        known = (getattr(op, "op", op), tensor.dtype, num_ranks)
+        known = (op, tensor.dtype, num_ranks)
         change = self._changes.get(known)
         if change is None:
             name, factor = reduce_op(op)
@@ -107,7 +107,7 @@ class Arrivals:
             self.spread(output.view(-1).chunk(num_ranks), mine)
             return
         slots, mine = output.view(num_ranks, -1), mine.reshape(1, -1)
-        if output.untyped_storage().data_ptr() != mine.untyped_storage().data_ptr():
+        if not torch._C._is_alias_of(output, mine):  # type: ignore[attr-defined]
             slots.copy_(mine)
             return
         for part in (slots[:rank], slots[rank + 1 :]):

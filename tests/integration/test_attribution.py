@@ -96,7 +96,7 @@ def test_a_forward_without_grad_leaves_no_activations(run: dict[str, Any]) -> No
 
 def test_gradients_belong_to_the_layer_of_their_parameter(run: dict[str, Any]) -> None:
     for name in ("plain.up", "checkpointed.down", "reentrant.up", "shared.down"):
-        assert list(block(run, 2, name, category="gradient")["bytes"]) == [512 * 3072 * 4], name
+        assert list(block(run, 2, name, category="gradient")["requested_bytes"]) == [512 * 3072 * 4], name
 
 
 def test_the_optimizers_scratch_is_temporary(run: dict[str, Any]) -> None:

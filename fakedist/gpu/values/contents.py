@@ -6,6 +6,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from fakedist.gpu.values.storage import storage_address, storage_of
+
 #: Floats in larger storages are not computed: a router's logits of 4,096 tokens and 16 experts fit, and a product of
 #: matrices of this size takes the host a millisecond.
 LIMIT_BYTES = 256 << 10
@@ -20,17 +22,16 @@ _free_weak_ref: Any = torch.UntypedStorage._free_weak_ref
 
 def is_small(tensor: torch.Tensor) -> bool:
     """Whether a tensor's whole storage is small enough to be computed."""
-    num_bytes = tensor.untyped_storage().nbytes()
+    num_bytes = storage_of(tensor)[1]
     return num_bytes <= LIMIT_BYTES or (num_bytes <= MASK_LIMIT_BYTES and not tensor.is_floating_point())
 
 
 def host_view(tensor: torch.Tensor) -> torch.Tensor:
     """A CPU tensor over the same memory: on the virtual GPU device memory is host memory."""
-    storage = tensor.untyped_storage()
-    num_bytes = storage.nbytes()
+    num_bytes = storage_of(tensor)[1]
     if not num_bytes or not tensor.numel():
         return torch.empty(tensor.shape, dtype=tensor.dtype)
-    host: Any = torch._C._construct_storage_from_data_pointer(storage.data_ptr(), torch.device("cpu"), num_bytes)
+    host: Any = torch._C._construct_storage_from_data_pointer(storage_address(tensor), torch.device("cpu"), num_bytes)
     view = torch.empty(0, dtype=tensor.dtype)
     return view.set_(host, tensor.storage_offset(), tensor.size(), tensor.stride())
 
@@ -51,23 +52,21 @@ class Storages(Generic[Fact]):
 
     def get(self, tensor: torch.Tensor) -> Fact | None:
         """What is known of a tensor's storage; nothing if it has moved since (``resize_``)."""
-        storage = tensor.untyped_storage()
-        found = self._facts.get(storage._cdata)
-        return found[1] if found is not None and found[0] == storage.data_ptr() else None
+        found = self._facts.get(storage_of(tensor)[0])
+        return found[1] if found is not None and found[0] == storage_address(tensor) else None
 
     def put(self, tensor: torch.Tensor, fact: Fact) -> None:
         """Know something of a tensor's storage."""
-        storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = storage_of(tensor)[0]
         if key not in self._facts:
-            storage._weak_ref()
+            tensor.untyped_storage()._weak_ref()
             if len(self._facts) >= self._sweep_at:
                 self._sweep()
-        self._facts[key] = (storage.data_ptr(), fact)
+        self._facts[key] = (storage_address(tensor), fact)
 
     def drop(self, tensor: torch.Tensor) -> None:
         """Know nothing of a tensor's storage any more."""
-        key = tensor.untyped_storage()._cdata
+        key = storage_of(tensor)[0]
         if self._facts.pop(key, None) is not None:
             _free_weak_ref(key)
 
@@ -94,7 +93,7 @@ class Defined:
 
     def define(self, tensor: torch.Tensor) -> None:
         """Every element holds a value now."""
-        num_bytes = tensor.untyped_storage().nbytes()
+        num_bytes = storage_of(tensor)[1]
         if not num_bytes or self._whole.get(tensor):
             return
         if _covers(tensor, num_bytes):
@@ -109,7 +108,7 @@ class Defined:
 
     def spoil(self, tensor: torch.Tensor) -> None:
         """No element holds a value any more; what is read from it later must be made up."""
-        num_bytes = tensor.untyped_storage().nbytes()
+        num_bytes = storage_of(tensor)[1]
         if _covers(tensor, num_bytes):
             self._whole.drop(tensor)
             self._flags.drop(tensor)
