@@ -540,6 +540,19 @@ def test_losses_that_were_made_up_are_not_negative(engine: ValueEngine) -> None:
 
 
 @on_virtual_gpu
+def test_rotary_embeddings_meet_activations_too_large_to_compute(engine: ValueEngine) -> None:
+    import torch
+
+    angles = torch.outer(torch.arange(64, device="cuda"), torch.arange(8, device="cuda").float())
+    rotations = torch.polar(torch.ones_like(angles), angles)
+    assert not engine.is_undefined(rotations)
+    queries = torch.view_as_complex(torch.randn(64, 64, 16, 8, 2, device="cuda"))
+    rotated = torch.view_as_real(queries * rotations[:, None]).flatten(3)
+    assert rotated.shape == (64, 64, 16, 16)
+    assert math.isfinite(rotated.sum().item())
+
+
+@on_virtual_gpu
 def test_sequence_statistics_of_tokens_from_the_host(engine: ValueEngine) -> None:
     import torch
 

@@ -24,12 +24,15 @@ class Host:
 
     def __init__(self, seed: int) -> None:
         self.defined = Defined()
-        self.shares = Shares(lambda tensor: self.holds(tensor) and bool((host_view(tensor) >= 0).all()))
+        self.shares = Shares(self._is_seen_non_negative)
         self.inventions = Inventions(seed)
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether a device tensor is small and has all its values."""
         return tensor.is_cuda and is_small(tensor) and self.defined.holds(tensor)
+
+    def _is_seen_non_negative(self, tensor: torch.Tensor) -> bool:
+        return self.holds(tensor) and not tensor.is_complex() and bool((host_view(tensor) >= 0).all())
 
     def write(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
         """Give a small device tensor its values."""

@@ -135,8 +135,7 @@ class Shares:
             return isinstance(args[1], (int, float)) and args[1] % 2 == 0
         if name not in _KEEPS_SIGN or any(isinstance(value, (int, float)) and value < 0 for value in args[1:2]):
             return False
-        known = [self.is_non_negative(tensor) or self._is_seen_non_negative(tensor) for tensor in _tensors(args)]
-        return bool(known) and all(known)
+        return all(self.is_non_negative(tensor) or self._is_seen_non_negative(tensor) for tensor in _tensors(args))
 
 
 def _combined(name: str, shares: list[float], args: tuple[Any, ...], result: torch.Tensor) -> float | None:
