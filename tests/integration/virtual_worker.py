@@ -17,9 +17,12 @@ import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.conftest import ROOT, clean_environment
+
+if TYPE_CHECKING:
+    from fakedist.gpu.values import ValueEngine
 
 NUM_DEVICES = 2
 
@@ -35,6 +38,11 @@ def on_virtual_gpu(test: Callable[..., None]) -> Callable[..., None]:
     # pytest asks the signature for fixtures; the engine is none.
     ask.__signature__ = inspect.Signature()  # type: ignore[attr-defined]
     return ask
+
+
+def invented_values(engine: ValueEngine) -> int:
+    """How many values were made up since the last call."""
+    return sum(values for *_, values in engine.invented())
 
 
 class _Worker:

@@ -1,0 +1,160 @@
+"""Values that are read on the virtual GPU and that nobody computed: made up sensibly, once, and told."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from tests.integration.virtual_worker import invented_values, on_virtual_gpu
+
+if TYPE_CHECKING:
+    from fakedist.gpu.values import ValueEngine
+
+
+@on_virtual_gpu
+def test_what_is_read_and_was_not_computed_is_made_up_once_and_told(engine: ValueEngine) -> None:
+    import torch
+
+    logits = torch.randn(512, 4096, device="cuda") @ torch.randn(4096, 4096, device="cuda")
+    loss = torch.nn.functional.cross_entropy(logits, torch.zeros(512, dtype=torch.long, device="cuda"))
+    first = loss.item()
+    assert math.isfinite(first)
+    assert first >= 0
+    assert loss.item() == first
+    assert float(loss) == first
+    assert loss.cpu().item() == first
+    (row,) = engine.invented()
+    operation, filename, line, count, values = row
+    assert operation == "aten._local_scalar_dense.default"
+    assert filename.endswith("test_values_nobody_computed.py")
+    assert line > 0
+    assert (count, values) == (1, 1)
+    assert engine.invented() == []
+
+
+@on_virtual_gpu
+def test_an_element_of_a_large_tensor_stays_what_it_was(engine: ValueEngine) -> None:
+    import torch
+
+    large = torch.empty(1024, 1024, device="cuda")
+    assert large[3, 5].item() == large[3, 5].item()
+    assert math.isfinite(large[3, 6].item())
+
+
+@on_virtual_gpu
+def test_a_router_of_known_logits_sends_every_token(engine: ValueEngine) -> None:
+    import torch
+
+    tokens, experts, chosen = 64, 8, 2
+    hidden = torch.randn(tokens, 16, device="cuda")
+    gate = torch.randn(16, experts, device="cuda")
+    weights, indices = torch.topk((hidden @ gate).softmax(-1), chosen)
+    counts = torch.bincount(indices.flatten(), minlength=experts)
+    splits = counts.tolist()
+    assert sum(splits) == tokens * chosen
+    by_mask = torch.nn.functional.one_hot(indices, experts).sum((0, 1)).tolist()
+    assert by_mask == splits
+    order = indices.flatten().argsort(stable=True)
+    permuted = hidden.repeat_interleave(chosen, dim=0).index_select(0, order)
+    chunks = permuted.split(splits)
+    assert [len(chunk) for chunk in chunks] == splits
+    assert (weights > 0).all()
+    rows, slots = torch.where(indices == 3)
+    assert len(rows) == splits[3]
+    assert slots.max().item() <= 1
+    assert invented_values(engine) == 0
+
+
+@on_virtual_gpu
+def test_a_router_of_unknown_logits_sends_every_token(engine: ValueEngine) -> None:
+    import torch
+
+    tokens, experts, chosen = 4096, 64, 8
+    logits = torch.randn(tokens, 1024, device="cuda") @ torch.randn(1024, experts, device="cuda")
+    _, indices = torch.topk(logits.softmax(-1), chosen)
+    splits = torch.bincount(indices.flatten(), minlength=experts).tolist()
+    assert sum(splits) == tokens * chosen
+    assert all(split >= 0 for split in splits)
+    histogram = torch.histc(indices.float(), bins=experts, min=0, max=experts - 1).tolist()
+    assert sum(histogram) == tokens * chosen
+    assert invented_values(engine) > 0
+
+
+@on_virtual_gpu
+def test_a_routing_map_too_large_to_compute_has_its_share_of_tokens(engine: ValueEngine) -> None:
+    import torch
+
+    tokens, experts, chosen = 16384, 256, 8
+    logits = torch.randn(tokens, 64, device="cuda") @ torch.randn(64, experts, device="cuda")
+    _, indices = torch.topk(logits, chosen, dim=1)
+    routing = torch.zeros_like(logits).int().scatter(1, indices, 1).bool()
+    counts = routing.sum(dim=0).long()
+    assert counts.tolist() == [tokens * chosen // experts] * experts
+    taken = logits.masked_select(routing)
+    assert taken.shape == (tokens * chosen,)
+    rows, columns = routing.nonzero(as_tuple=True)
+    assert rows.shape == columns.shape == (tokens * chosen,)
+    assert logits[routing].shape == (tokens * chosen,)
+
+
+@on_virtual_gpu
+def test_a_large_tensor_on_the_host_is_finite(engine: ValueEngine) -> None:
+    import torch
+
+    large = torch.empty(3000, 1000, device="cuda")
+    host = large.cpu()
+    assert torch.isfinite(host).all()
+    target = torch.full((3000, 1000), float("nan"))
+    target.copy_(large)
+    assert torch.isfinite(target).all()
+    assert invented_values(engine) == 6_000_000
+
+
+@on_virtual_gpu
+def test_the_size_of_a_selection_by_an_unknown_mask_is_half(engine: ValueEngine) -> None:
+    import torch
+
+    x = torch.randn(2000, 1000, device="cuda")
+    assert x[x > 0].numel() == 1_000_000
+    assert (x > 0).nonzero().shape == (1_000_000, 2)
+    assert x[torch.isfinite(x)].numel() == 2_000_000
+    assert torch.isnan(x).nonzero().shape == (0, 2)
+    assert invented_values(engine) > 0
+
+
+@on_virtual_gpu
+def test_a_count_agrees_with_the_size_of_the_selection(engine: ValueEngine) -> None:
+    import torch
+
+    mask = torch.empty(64, 65536, device="cuda") > 0.5
+    assert mask.sum().item() == len(torch.where(mask)[0]) == 64 * 65536 // 2
+    assert torch.empty(64, 65536, device="cuda")[mask].shape == (64 * 65536 // 2,)
+    assert invented_values(engine) > 0
+
+
+@on_virtual_gpu
+def test_values_are_written_where_a_mask_is_true(engine: ValueEngine) -> None:
+    import torch
+
+    small = torch.zeros(4, 6, 2, device="cuda")
+    chosen = torch.zeros(4, 6, dtype=torch.bool, device="cuda")
+    chosen[1, 2] = True
+    chosen[3, 4:] = True
+    small[chosen] = torch.arange(6.0, device="cuda").view(3, 2)
+    assert small[chosen].tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert small.sum().item() == 15
+    assert invented_values(engine) == 0
+    large, mask = torch.empty(64, 65536, device="cuda"), torch.empty(64, 65536, device="cuda") > 0
+    large[mask] = torch.empty(12345, device="cuda")  # the script knows how many there are
+
+
+@on_virtual_gpu
+def test_tokens_are_drawn_from_probabilities(engine: ValueEngine) -> None:
+    import torch
+
+    certain = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], device="cuda")
+    assert torch.multinomial(certain, 1).tolist() == [[1], [2]]
+    assert invented_values(engine) == 0
+    tokens = torch.multinomial(torch.randn(4, 131072, device="cuda").softmax(-1), 1)
+    assert tokens.shape == (4, 1)
+    assert 0 <= tokens.min().item() <= tokens.max().item() < 131072
