@@ -4,8 +4,9 @@ Sources. Architecture (SMs, shared memory, registers, threads, compute capabilit
 "Technical Specifications per Compute Capability", and NVIDIA's architecture whitepapers (A100, H100, Ada, Blackwell).
 Bandwidth and dense peak FLOP/s: NVIDIA's data sheets, without sparsity. ``memory_bytes`` is what CUDA reports, which no
 data sheet gives: it is less than the nominal size by ECC and the driver's share, and differs by some MiB between
-drivers. It is taken from "total capacity" in out-of-memory messages of torch on that GPU, to two decimals of GiB;
-where none was at hand the field says so. ``--gpu-memory`` overrides it.
+drivers. Where it is given to the byte, it and the L2 cache are what CUDA told XLA on that GPU (openxla/xla,
+xla/backends/gpu/target_config/specs); else it is "total capacity" in out-of-memory messages of torch on that GPU, to
+two decimals of GiB. ``--gpu-memory`` overrides it.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ GPUS: dict[str, GpuSpec] = {
             name="a100-40g",
             product="NVIDIA A100-SXM4-40GB",
             architecture=AMPERE,
-            memory_bytes=_gib(39.39),
+            memory_bytes=42_298_834_944,
             sms=108,
             clock_khz=1_410_000,
             memory_clock_khz=1_215_000,
@@ -142,7 +143,7 @@ GPUS: dict[str, GpuSpec] = {
             name="h100-80g",
             product="NVIDIA H100 80GB HBM3",
             architecture=HOPPER,
-            memory_bytes=_gib(79.11),
+            memory_bytes=84_942_979_072,
             sms=132,
             clock_khz=1_980_000,
             memory_clock_khz=2_619_000,
@@ -161,7 +162,7 @@ GPUS: dict[str, GpuSpec] = {
             clock_khz=1_980_000,
             memory_clock_khz=3_201_000,
             memory_bus_bits=6144,
-            l2_bytes=50 * _MIB,
+            l2_bytes=60 * _MIB,  # torch.cuda.get_device_properties on one: L2_cache_size=60MB
             memory_bandwidth=4.8e12,
             nvlink_bandwidth=450e9,
             peak_flops=_HOPPER_FLOPS,
@@ -170,13 +171,13 @@ GPUS: dict[str, GpuSpec] = {
             name="b200",
             product="NVIDIA B200",
             architecture=BLACKWELL,
-            memory_bytes=_gib(178.35),
+            memory_bytes=191_514_411_008,
             sms=148,
             clock_khz=1_965_000,
             memory_clock_khz=3_996_000,
             memory_bus_bits=7680,
-            l2_bytes=126 * _MIB,
-            memory_bandwidth=7.7e12,
+            l2_bytes=132_644_864,
+            memory_bandwidth=7.672e12,
             nvlink_bandwidth=900e9,
             peak_flops={"fp32": 75e12, "tf32": 1.1e15, "bf16": 2.25e15, "fp8": 4.5e15},
         ),
@@ -184,14 +185,13 @@ GPUS: dict[str, GpuSpec] = {
             name="gb200",
             product="NVIDIA GB200",
             architecture=BLACKWELL,
-            # Approximate, no message was at hand: 186 of the data sheet, taken for GiB, less the driver's share.
-            memory_bytes=_gib(184.0),
+            memory_bytes=197_897_748_480,
             sms=152,
             clock_khz=2_062_000,
             memory_clock_khz=3_996_000,
-            memory_bus_bits=8192,
-            l2_bytes=126 * _MIB,
-            memory_bandwidth=8e12,
+            memory_bus_bits=7936,
+            l2_bytes=135_528_448,
+            memory_bandwidth=7.928e12,
             nvlink_bandwidth=900e9,
             peak_flops={"fp32": 80e12, "tf32": 1.25e15, "bf16": 2.5e15, "fp8": 5e15},
         ),
