@@ -81,7 +81,7 @@ class Ledger:
                 self._mark_all(inputs)
                 if outputs is not inputs:
                     self._mark_all(outputs)
-        bytes_in = _bytes(inputs)
+        bytes_in = inputs[0].nbytes if len(inputs) == 1 else _bytes(inputs)
         bytes_out = bytes_in if outputs is inputs else _bytes(outputs)
         self._rows.append(
             (self._sequence, operation, group, bytes_in, bytes_out, dtype, call[0], stream, op, scope, call[1])
@@ -102,8 +102,6 @@ class Ledger:
 
 
 def _bytes(tensors: Sequence[torch.Tensor]) -> int:
-    if len(tensors) == 1:
-        return tensors[0].nbytes
     return sum([tensor.nbytes for tensor in tensors])
 
 

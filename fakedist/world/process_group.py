@@ -20,7 +20,7 @@ import torch.distributed as dist
 from fakedist.world.arrivals import Arrivals
 from fakedist.world.group import Group
 from fakedist.world.ledger import LedgerLike, Tensors
-from fakedist.world.work import Call, Coalesced, Done
+from fakedist.world.work import HERE, Call, Coalesced, Done, done, profiler_enabled
 
 
 class RankGroup(Group):
@@ -47,7 +47,7 @@ class RankGroup(Group):
 
     def _end_coalescing(self, device: torch.device) -> Done:
         coalesced, self._coalesced = self._coalesced, None
-        return coalesced.end() if coalesced is not None else Done([])
+        return coalesced.end() if coalesced is not None else done([])
 
     # ---- collectives
 
@@ -88,10 +88,10 @@ class RankGroup(Group):
             mine, flat = mine.contiguous(), _flat_like(slots)
         with self._call("all_gather", [mine], slots, opts) as call:
             self._arrivals.spread(slots, mine)
-        done = self._end(call, slots)
+        work = self._end(call, slots)
         if getattr(opts, "asyncOp", True):
-            done.kept = flat
-        return done
+            work.kept = flat
+        return work
 
     def allgather_coalesced(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Done:
         """all_gather of several tensors into lists."""
@@ -209,9 +209,9 @@ class RankGroup(Group):
         with self._peer_call("recv", tensors, src) as call:
             for tensor in tensors:
                 self._arrivals.invent(tensor)
-        done = self._end(call, tensors)
-        done.source = src if src >= 0 else min(1, self._num_ranks - 1) if self._place == 0 else 0
-        return done
+        work = self._end(call, tensors)
+        work.source = src if src >= 0 else min(1, self._num_ranks - 1) if self._place == 0 else 0
+        return work
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Done:
         """Receive from any rank."""
@@ -249,19 +249,24 @@ class RankGroup(Group):
 
     def _call(self, operation: str, inputs: Tensors, outputs: Tensors, opts: Any) -> Call:
         """Begin a collective: write it down, choose its stream."""
-        is_async = opts.asyncOp if hasattr(opts, "asyncOp") else True  # the default of c10d/Types.hpp
+        try:
+            is_async = opts.asyncOp
+        except AttributeError:  # no options, or a bare root or reduction
+            is_async = True  # the default of c10d/Types.hpp
         self._sequence += 1
         self._ledger.write(operation, self.number, inputs, outputs, (is_async, -1))
         some = outputs or inputs
         stream = self._stream(some[0].device, -1) if some and some[0].is_cuda else None
-        return Call.begin(operation, [inputs, outputs], stream if is_async else None, is_async)
+        if not is_async and not profiler_enabled():
+            return HERE
+        return Call(operation, [inputs, outputs], stream if is_async else None, is_async)
 
     def _peer_call(self, operation: str, tensors: Tensors, peer: int) -> Call:
         """Begin a send or receive; on CUDA always on a stream of its own, and recorded with the allocator."""
         inputs, outputs = (tensors, []) if operation == "send" else ([], tensors)
         self._ledger.write(operation, self.number, inputs, outputs, (False, peer))
         if not tensors[0].is_cuda:
-            return Call.begin(operation, tensors, None, False)
+            return Call(operation, None, None, False)
         shared = self._coalesced is not None or self.bound_device_id is not None
         stream = self._stream(tensors[0].device, -1 if shared else peer)
         for tensor in tensors:
@@ -276,10 +281,10 @@ class RankGroup(Group):
         return stream
 
     def _end(self, call: Call, outputs: Tensors) -> Done:
-        done = call.done(outputs)
+        work = call.done(outputs)
         if self._coalesced is not None:
-            self._coalesced.done.append(done)
-        return done
+            self._coalesced.done.append(work)
+        return work
 
     def _my_chunk(self, given: torch.Tensor) -> torch.Tensor:
         """My part of a tensor that holds one for every rank."""
@@ -288,9 +293,9 @@ class RankGroup(Group):
 
     def _reduce_in_place(self, operation: str, tensors: Tensors, opts: Any) -> Done:
         with self._call(operation, tensors, tensors, opts) as call:
-            op = _reduce_op(opts)
+            reduced, op = self._arrivals.reduced, _reduce_op(opts)
             for tensor in tensors:
-                self._arrivals.reduced(tensor, self._num_ranks, op)
+                reduced(tensor, self._num_ranks, op)
         return self._end(call, tensors)
 
     def _reduce_chunks(self, operation: str, outputs: Tensors, inputs: Tensors, opts: Any) -> Done:
@@ -316,9 +321,10 @@ def _root(opts: Any) -> int:
 
 
 def _reduce_op(opts: Any, op: Any = None) -> Any:
-    found = getattr(opts, "reduceOp", None)
-    if found is not None:
-        return found
+    try:
+        return opts.reduceOp
+    except AttributeError:  # no options, or a bare root or reduction
+        pass
     return op if op is not None else opts if opts is not None and not isinstance(opts, int) else dist.ReduceOp.SUM
 
 

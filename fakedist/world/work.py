@@ -14,33 +14,26 @@ Tensors = Sequence[torch.Tensor]
 
 # Not in torch's stubs.
 _Work: Any = dist.distributed_c10d.Work
-_profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
+profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 
 
 class Done(_Work):  # type: ignore[misc]
     """A call that is over, as WorkNCCL in torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp is.
 
-    Args:
+    Made without arguments and filled in by :func:`done`: an ``__init__`` of its own would be a tenth of a tiny call.
+
+    Attributes:
         outputs: Held for as long as this object lives.
-        stash: Held until it is waited on.
-        stream: Where the call ran, if not on the stream that was the current one.
+        kept: What the call keeps besides, as long.
+        source: Group rank that a receive came from.
     """
 
+    outputs: Tensors = ()
     _stash: Any = None
     _stream: torch.cuda.Stream | None = None
     _event: torch.cuda.Event | None = None
-    #: What the call keeps besides, for as long as this object lives.
     kept: Any = None
-    #: Group rank that a receive came from.
     source = 0
-
-    def __init__(self, outputs: Tensors, stash: Any = None, stream: torch.cuda.Stream | None = None) -> None:
-        _Work.__init__(self)
-        self._outputs = outputs
-        if stash is not None:
-            self._stash = stash
-        if stream is not None:
-            self._stream, self._event = stream, stream.record_event()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """The current stream waits for the call; the host does not."""
@@ -77,7 +70,7 @@ class Done(_Work):  # type: ignore[misc]
 
     def result(self) -> list[torch.Tensor]:
         """The output tensors."""
-        return list(self._outputs)
+        return list(self.outputs)
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """Completed, with the output tensors; who waits for it waits for the call's stream."""
@@ -91,6 +84,23 @@ class Done(_Work):  # type: ignore[misc]
         return future
 
     getFuture = get_future  # noqa: N815 (C++ callers ask for it by this name)
+
+
+def done(outputs: Tensors, stash: Any = None, stream: torch.cuda.Stream | None = None) -> Done:
+    """A call that is over.
+
+    Args:
+        outputs: Its results.
+        stash: Held until it is waited on.
+        stream: Where the call ran, if not on the stream that was the current one.
+    """
+    work = Done()
+    work.outputs = outputs
+    if stash is not None:
+        work._stash = stash
+    if stream is not None:
+        work._stream, work._event = stream, stream.record_event()
+    return work
 
 
 class Call:
@@ -116,7 +126,7 @@ class Call:
         self._inside: ExitStack | None = None
 
     def __enter__(self) -> Call:
-        stream, profiled = self._stream, _profiler_enabled()
+        stream, profiled = self._stream, profiler_enabled()
         if stream is not None or profiled:
             with ExitStack() as inside:
                 if profiled:
@@ -137,14 +147,7 @@ class Call:
 
     def done(self, outputs: Tensors) -> Done:
         """The finished call."""
-        return Done(outputs, self._tensors if self._is_async else None, self._stream)
-
-    @staticmethod
-    def begin(operation: str, tensors: Any, stream: torch.cuda.Stream | None, is_async: bool) -> Call:
-        """A call; those of which nothing is to be told are all the same."""
-        if is_async or stream is not None or _profiler_enabled():
-            return Call(operation, tensors, stream, is_async)
-        return _PLAIN
+        return done(outputs, self._tensors if self._is_async else None, self._stream)
 
 
 class _Plain(Call):
@@ -163,10 +166,13 @@ class _Plain(Call):
 
     def done(self, outputs: Tensors) -> Done:
         """The finished call."""
-        return Done(outputs)
+        work = Done()
+        work.outputs = outputs
+        return work
 
 
-_PLAIN = _Plain("", None, None, False)
+#: Every call of which nothing is to be told.
+HERE = _Plain("", None, None, False)
 
 
 class Coalesced:
@@ -182,6 +188,6 @@ class Coalesced:
     def end(self) -> Done:
         """One call for all of them."""
         streams = {work._stream.cuda_stream: work._stream for work in self.done if work._stream is not None}
-        whole = Done([], [work._stash for work in self.done], next(iter(streams.values()), None))
+        whole = done([], [work._stash for work in self.done], next(iter(streams.values()), None))
         whole.kept = [work.kept for work in self.done]
         return whole
