@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +87,7 @@ def check(job: Job) -> None:
     check_script(job)
     if job.device == "virtual":
         find_gpu(job.gpu)
+        _check_allocator(child_environment(job))
         ensure_driver()
         return
     version, cuda = torch_build()
@@ -96,6 +97,16 @@ def check(job: Job) -> None:
         )
     if count_real_gpus() == 0:
         raise SetupError("no NVIDIA GPU was found on this machine", "--device virtual needs none")
+
+
+def _check_allocator(environment: Mapping[str, str]) -> None:
+    """Refuse what the virtual GPU's driver does not answer yet, before torch aborts over it."""
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        if "expandable_segments:true" in environment.get(name, "").lower().replace(" ", ""):
+            raise SetupError(
+                f"{name} asks for expandable segments, which the virtual GPU does not have yet",
+                f"--env {name}=   (peaks are then those of ordinary segments)",
+            )
 
 
 def run_child(job: Job, run_directory: Path, streams: Streams) -> Ending:

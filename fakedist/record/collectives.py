@@ -107,9 +107,8 @@ def _bytes(tensors: Sequence[torch.Tensor]) -> int:
 
 def _compact(ranks: Sequence[int]) -> tuple[int, ...] | dict[str, int]:
     """Ranks as a tuple, or as {start, stop, step} where there are many and they are evenly spaced."""
-    if len(ranks) > 8:
-        step = ranks[1] - ranks[0]
-        spaced = range(ranks[0], ranks[0] + step * len(ranks), step) if step else range(0)
-        if len(spaced) == len(ranks) and all(a == b for a, b in zip(ranks, spaced, strict=True)):
-            return {"start": spaced.start, "stop": spaced.stop, "step": spaced.step}
+    if len(ranks) > 8 and (step := ranks[1] - ranks[0]):
+        spaced = range(ranks[0], ranks[0] + step * len(ranks), step)
+        if spaced == ranks or list(spaced) == list(ranks):
+            return {"start": spaced.start, "stop": spaced.stop, "step": step}
     return tuple(ranks)

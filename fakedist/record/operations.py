@@ -35,7 +35,8 @@ class _Kind:
 
     def __init__(self, number: int, func: Any) -> None:
         self.number = number
-        self.is_view = func != ACCUMULATE and func.is_view
+        # Views and the profiler's marks allocate nothing: what comes after belongs to the operation before.
+        self.is_view = func != ACCUMULATE and (func.is_view or func.namespace == "profiler")
         self.is_gemm = func != ACCUMULATE and func._schema.name.removeprefix("aten::") in _GEMMS
 
 

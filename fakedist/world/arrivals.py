@@ -67,12 +67,10 @@ class Arrivals:
 
     def spread(self, outputs: Sequence[torch.Tensor], mine: torch.Tensor) -> None:
         """Fill every output with ``mine``, repeated or cut to its size; nothing to repeat is zeros."""
+        if {output.shape for output in outputs} == {mine.shape}:
+            torch._foreach_copy_(outputs, [mine] * len(outputs))
+            return
         wanted = [output for output in outputs if output.numel()]
-        if not wanted:
-            return
-        if all(output.shape == mine.shape for output in wanted):
-            torch._foreach_copy_(wanted, [mine] * len(wanted))
-            return
         flat = mine.reshape(-1)
         available = flat.numel()
         targets: list[torch.Tensor] = []

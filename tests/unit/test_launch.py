@@ -155,3 +155,14 @@ def test_an_unknown_gpu_is_named_before_anything_is_built(monkeypatch: pytest.Mo
     monkeypatch.setattr(launch, "ensure_driver", lambda: pytest.fail("built"))
     with pytest.raises(JobError, match="h100-80"):
         launch.check(dataclasses.replace(JOB, target=str(tmp_path / "train.py"), gpu="h100-80"))
+
+
+def test_expandable_segments_are_refused_on_the_virtual_gpu_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "script.py").write_text("")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "garbage_collection_threshold:0.8, expandable_segments: True")
+    job = Job(world_size=8, rank=0, target=str(tmp_path / "script.py"))
+    with pytest.raises(SetupError, match="expandable segments") as error:
+        launch.check(job)
+    assert "--env PYTORCH_CUDA_ALLOC_CONF=" in error.value.hint
