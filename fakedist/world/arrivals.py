@@ -68,7 +68,7 @@ class Arrivals:
     def spread(self, outputs: Sequence[torch.Tensor], mine: torch.Tensor) -> None:
         """Fill every output with ``mine``, repeated or cut to its size; nothing to repeat is zeros."""
         if {output.shape for output in outputs} == {mine.shape}:
-            torch._foreach_copy_(outputs, [mine] * len(outputs))
+            torch._foreach_copy_(list(outputs), [mine] * len(outputs))
             return
         wanted = [output for output in outputs if output.numel()]
         flat = mine.reshape(-1)
@@ -200,7 +200,9 @@ def _sum(dtype: torch.dtype, num_ranks: int) -> Change:
     if dtype in (torch.float32, torch.float64):
         # Tensors of the same type are not converted: 1.5 us for a small tensor, where numbers take 2.8.
         factor, lowest, highest = (torch.tensor(float(value), dtype=dtype) for value in (num_ranks, low, high))
-        return lambda tensor: tensor.mul_(factor).clamp_(lowest, highest)
+        return lambda tensor: (
+            tensor.mul_(num_ranks).clamp_(low, high) if tensor.is_cuda else tensor.mul_(factor).clamp_(lowest, highest)
+        )
     if _is_wide_float(dtype):
         return lambda tensor: tensor.mul_(num_ranks).clamp_(low, high)
     if dtype == torch.int64:
