@@ -20,7 +20,7 @@ import torch.distributed as dist
 from fakedist.world.arrivals import Arrivals
 from fakedist.world.group import Group
 from fakedist.world.ledger import LedgerLike, Tensors
-from fakedist.world.work import HERE, Call, Coalesced, Done, done, profiler_enabled
+from fakedist.world.work import HERE, Call, Coalesced, Done, Given, done, profiler_enabled
 
 
 class RankGroup(Group):
@@ -67,7 +67,7 @@ class RankGroup(Group):
             if mine:
                 for tensor in tensors:
                     self._arrivals.reduced(tensor, self._num_ranks, _reduce_op(opts, op))
-        return self._end(call, tensors)
+        return call.done(tensors)
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Done:
         """Broadcast."""
@@ -77,7 +77,7 @@ class RankGroup(Group):
             if not mine:
                 for tensor in tensors:
                     self._arrivals.finite(tensor)
-        return self._end(call, tensors)
+        return call.done(tensors)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
         """all_gather into a list of tensors."""
@@ -88,7 +88,7 @@ class RankGroup(Group):
             mine, flat = mine.contiguous(), _flat_like(slots)
         with self._call("all_gather", [mine], slots, opts) as call:
             self._arrivals.spread(slots, mine)
-        work = self._end(call, slots)
+        work = call.done(slots)
         if getattr(opts, "asyncOp", True):
             work.kept = flat
         return work
@@ -99,7 +99,7 @@ class RankGroup(Group):
         with self._call("all_gather_coalesced", inputs, flat, opts) as call:
             for slots, mine in zip(zip(*output_lists, strict=True), inputs, strict=True):
                 self._arrivals.spread(slots, mine)
-        return self._end(call, flat)
+        return call.done(flat)
 
     def _allgather_base(self, output: torch.Tensor, mine: torch.Tensor, opts: Any = None) -> Done:
         """all_gather into one tensor."""
@@ -121,7 +121,7 @@ class RankGroup(Group):
         with self._call("gather", inputs, slots if mine else [], opts) as call:
             if mine:
                 self._arrivals.spread(slots, inputs[0])
-        return self._end(call, slots if mine else inputs)
+        return call.done(slots if mine else inputs)
 
     def gather_single(self, output: torch.Tensor, mine: torch.Tensor, opts: Any = None) -> Done:
         """Gather into one tensor."""
@@ -129,7 +129,7 @@ class RankGroup(Group):
             return self._gather_evenly("gather_into_tensor", [output], [mine], opts)
         with self._call("gather_into_tensor", [mine], [], opts) as call:
             pass
-        return self._end(call, [mine])
+        return call.done([mine])
 
     gather_into_tensor = gather_single
 
@@ -143,7 +143,7 @@ class RankGroup(Group):
                 self._arrivals.spread(outputs, chunks[self._place])
             else:
                 self._arrivals.invent(outputs[0])
-        return self._end(call, outputs)
+        return call.done(outputs)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
         """reduce_scatter from a list of tensors."""
@@ -153,7 +153,7 @@ class RankGroup(Group):
         with self._call("reduce_scatter", chunks, [output], opts) as call:
             self._arrivals.reduced_into(output, chunks[self._place], self._num_ranks, _reduce_op(opts))
             call.hold(flat)
-        return self._end(call, [output])
+        return call.done([output])
 
     def _reduce_scatter_base(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Done:
         """reduce_scatter from one tensor."""
@@ -186,7 +186,7 @@ class RankGroup(Group):
                 self._arrivals.spread(output.split_with_sizes(list(output_sizes)), mine)
             else:
                 self._arrivals.spread_evenly(output, mine, (self._place, self._num_ranks))
-        return self._end(call, [output])
+        return call.done([output])
 
     all_to_all_single = alltoall_base
 
@@ -194,7 +194,7 @@ class RankGroup(Group):
         """all_to_all between lists of tensors."""
         with self._call("all_to_all", inputs, outputs, opts) as call:
             self._arrivals.spread(outputs, inputs[self._place])
-        return self._end(call, outputs)
+        return call.done(outputs)
 
     # ---- point to point
 
@@ -202,14 +202,14 @@ class RankGroup(Group):
         """send: nobody listens."""
         with self._peer_call("send", tensors, dst) as call:
             pass
-        return self._end(call, tensors)
+        return call.done(tensors)
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Done:
         """Recv; a source of -1 is any rank."""
         with self._peer_call("recv", tensors, src) as call:
             for tensor in tensors:
                 self._arrivals.invent(tensor)
-        work = self._end(call, tensors)
+        work = call.done(tensors)
         work.source = src if src >= 0 else min(1, self._num_ranks - 1) if self._place == 0 else 0
         return work
 
@@ -225,7 +225,7 @@ class RankGroup(Group):
         tensors = [] if device is None else [torch.zeros(1, device=device)]
         with self._call("barrier", tensors, tensors, opts) as call:
             pass
-        return self._end(call, [])
+        return call.done([])
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """barrier: nobody is late."""
@@ -257,21 +257,22 @@ class RankGroup(Group):
         self._ledger.write(operation, self.number, inputs, outputs, (is_async, -1))
         some = outputs or inputs
         stream = self._stream(some[0].device, -1) if some and some[0].is_cuda else None
-        if not is_async and not profiler_enabled():
+        if not is_async and self._coalesced is None and not profiler_enabled():
             return HERE
-        return Call(operation, [inputs, outputs], stream if is_async else None, is_async)
+        given = Given(operation, [inputs, outputs], is_async, self._coalesced)
+        return Call(given, stream if is_async else None)
 
     def _peer_call(self, operation: str, tensors: Tensors, peer: int) -> Call:
         """Begin a send or receive; on CUDA always on a stream of its own, and recorded with the allocator."""
         inputs, outputs = (tensors, []) if operation == "send" else ([], tensors)
         self._ledger.write(operation, self.number, inputs, outputs, (False, peer))
         if not tensors[0].is_cuda:
-            return Call(operation, None, None, False)
+            return Call(Given(operation, None, False, self._coalesced), None)
         shared = self._coalesced is not None or self.bound_device_id is not None
         stream = self._stream(tensors[0].device, -1 if shared else peer)
         for tensor in tensors:
             tensor.record_stream(stream)
-        return Call(operation, None, stream, False)
+        return Call(Given(operation, None, False, self._coalesced), stream)
 
     def _stream(self, device: torch.device, peer: int) -> torch.cuda.Stream:
         """NCCL takes one stream from the pool for each communicator, and one communicator for each unbatched peer."""
@@ -279,12 +280,6 @@ class RankGroup(Group):
         if stream is None:
             stream = self._streams[device, peer] = torch.cuda.Stream(device)
         return stream
-
-    def _end(self, call: Call, outputs: Tensors) -> Done:
-        work = call.done(outputs)
-        if self._coalesced is not None:
-            self._coalesced.done.append(work)
-        return work
 
     def _my_chunk(self, given: torch.Tensor) -> torch.Tensor:
         """My part of a tensor that holds one for every rank."""
@@ -296,20 +291,20 @@ class RankGroup(Group):
             reduced, op = self._arrivals.reduced, _reduce_op(opts)
             for tensor in tensors:
                 reduced(tensor, self._num_ranks, op)
-        return self._end(call, tensors)
+        return call.done(tensors)
 
     def _reduce_chunks(self, operation: str, outputs: Tensors, inputs: Tensors, opts: Any) -> Done:
         with self._call(operation, inputs, outputs, opts) as call:
             op = _reduce_op(opts)
             for output, given in zip(outputs, inputs, strict=True):
                 self._arrivals.reduced_into(output, self._my_chunk(given), self._num_ranks, op)
-        return self._end(call, outputs)
+        return call.done(outputs)
 
     def _gather_evenly(self, operation: str, outputs: Tensors, inputs: Tensors, opts: Any) -> Done:
         with self._call(operation, inputs, outputs, opts) as call:
             for output, mine in zip(outputs, inputs, strict=True):
                 self._arrivals.spread_evenly(output, mine, (self._place, self._num_ranks))
-        return self._end(call, outputs)
+        return call.done(outputs)
 
 
 def _listed(tensors: Any) -> list[torch.Tensor]:

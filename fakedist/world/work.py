@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -103,6 +103,40 @@ def done(outputs: Tensors, stash: Any = None, stream: torch.cuda.Stream | None =
     return work
 
 
+class Coalesced:
+    """Calls that are waited on as one.
+
+    Attributes:
+        done: Those that were made so far.
+    """
+
+    def __init__(self) -> None:
+        self.done: list[Done] = []
+
+    def end(self) -> Done:
+        """One call for all of them."""
+        streams = {work._stream.cuda_stream: work._stream for work in self.done if work._stream is not None}
+        whole = done([], [work._stash for work in self.done], next(iter(streams.values()), None))
+        whole.kept = [work.kept for work in self.done]
+        return whole
+
+
+class Given(NamedTuple):
+    """What is called.
+
+    Attributes:
+        operation: Its name.
+        tensors: What it reads and writes.
+        is_async: Whether it returns before it is over.
+        coalesced: The calls that it is waited on with, if there are any.
+    """
+
+    operation: str
+    tensors: Any
+    is_async: bool
+    coalesced: Coalesced | None
+
+
 class Call:
     """A call in progress: a context in which what arrives is written.
 
@@ -110,19 +144,15 @@ class Call:
     the current one and hold nothing. So does ``ProcessGroupNCCL::collective`` since torch 2.8.
 
     Args:
-        operation: Its name.
-        tensors: What it reads and writes.
+        given: What is called.
         stream: The stream to run on, after what the current one has in it; None for the current one.
-        is_async: Whether it returns before it is over.
     """
 
-    __slots__ = ("_inside", "_is_async", "_operation", "_stream", "_tensors")
+    __slots__ = ("_given", "_inside", "_stream")
 
-    def __init__(self, operation: str, tensors: Any, stream: torch.cuda.Stream | None, is_async: bool) -> None:
-        self._operation = operation
-        self._tensors = tensors
+    def __init__(self, given: Given, stream: torch.cuda.Stream | None) -> None:
+        self._given = given
         self._stream = stream
-        self._is_async = is_async
         self._inside: ExitStack | None = None
 
     def __enter__(self) -> Call:
@@ -130,7 +160,7 @@ class Call:
         if stream is not None or profiled:
             with ExitStack() as inside:
                 if profiled:
-                    inside.enter_context(torch.profiler.record_function(f"fakedist::{self._operation}"))
+                    inside.enter_context(torch.profiler.record_function(f"fakedist::{self._given.operation}"))
                 if stream is not None:
                     stream.wait_stream(torch.cuda.current_stream(stream.device))
                     inside.enter_context(torch.cuda.stream(stream))
@@ -143,11 +173,15 @@ class Call:
 
     def hold(self, more: Any) -> None:
         """Hold something besides the tensors."""
-        self._tensors = [self._tensors, more]
+        self._given = self._given._replace(tensors=[self._given.tensors, more])
 
     def done(self, outputs: Tensors) -> Done:
         """The finished call."""
-        return done(outputs, self._tensors if self._is_async else None, self._stream)
+        given = self._given
+        work = done(outputs, given.tensors if given.is_async else None, self._stream)
+        if given.coalesced is not None:
+            given.coalesced.done.append(work)
+        return work
 
 
 class _Plain(Call):
@@ -165,29 +199,10 @@ class _Plain(Call):
         """Held by nobody."""
 
     def done(self, outputs: Tensors) -> Done:
-        """The finished call."""
-        work = Done()
-        work.outputs = outputs
-        return work
+        """One work for all: ProcessGroupNCCL gives none at all for synchronous calls."""
+        return _OVER
 
 
+_OVER = Done()
 #: Every call of which nothing is to be told.
-HERE = _Plain("", None, None, False)
-
-
-class Coalesced:
-    """Calls that are waited on as one.
-
-    Attributes:
-        done: Those that were made so far.
-    """
-
-    def __init__(self) -> None:
-        self.done: list[Done] = []
-
-    def end(self) -> Done:
-        """One call for all of them."""
-        streams = {work._stream.cuda_stream: work._stream for work in self.done if work._stream is not None}
-        whole = done([], [work._stash for work in self.done], next(iter(streams.values()), None))
-        whole.kept = [work.kept for work in self.done]
-        return whole
+HERE = _Plain(Given("", None, False, None), None)
