@@ -169,9 +169,21 @@ class _World:
         )
 
     def write_object_call(self, operation: str, group: Any, num_bytes: int) -> None:
-        """Write an object collective into the ledger; its bytes are those of the pickled object."""
+        """Write an object collective into the ledger; its bytes are those of the pickled object.
+
+        Its tensors are taken from the allocator and given back: the pickled bytes, their number, and what all_gather
+        gets (``all_gather_object`` in torch/distributed/distributed_c10d.py).
+        """
         pg = group or c10d._get_default_group()
-        self._ledger.write(operation, getattr(pg, "number", 0), [torch.empty(num_bytes, dtype=torch.uint8)], [])
+        device = c10d._get_object_coll_device(pg) if torch.cuda.is_available() else "cpu"
+        given = [torch.empty(num_bytes, dtype=torch.uint8, device=device)]
+        got: list[torch.Tensor] = []
+        if device == "cuda":
+            given.append(torch.empty(1, dtype=torch.int64, device=device))
+            if operation == "all_gather_object":
+                sizes = torch.empty(pg.size(), dtype=torch.int64, device=device)
+                got = [sizes, torch.empty(num_bytes * pg.size(), dtype=torch.uint8, device=device)]
+        self._ledger.write(operation, getattr(pg, "number", 0), given[:1], got[1:])
 
 
 def _register(group: RankGroup, backend_and_store: tuple[str, Any], name: str, tag: str | None) -> None:
