@@ -101,7 +101,7 @@ def _add_category(frame: pd.DataFrame, recording: Recording) -> pd.DataFrame:
     marked, owners = _marked(frame, recording.marks)
     activation = _saved_for_backward(frame, recording)
     # A buffer for communication that was made during a forward and stays (DDP's buckets) was not saved for a backward.
-    activation &= ~((marked == _CODE["communication"]) & _outlives_step(frame, recording))
+    activation &= ~((marked == _CODE["communication"]) & _outlives_backward(frame, recording))
     working = frame["phase"].isin(("forward", "backward", "optimizer")).to_numpy()
     code = np.where(marked <= _CODE["workspace"], marked, _UNMARKED)
     code = np.where((code == _UNMARKED) & activation, _CODE["activation"], code)
@@ -151,14 +151,17 @@ def _saved_for_backward(frame: pd.DataFrame, recording: Recording) -> Array:
     return np.asarray(inside & (frame["free_event"].to_numpy() >= end_event))
 
 
-def _outlives_step(frame: pd.DataFrame, recording: Recording) -> Array:
-    """Blocks alive when the step after their own began."""
+def _outlives_backward(frame: pd.DataFrame, recording: Recording) -> Array:
+    """Blocks alive when the optimizer of their step began to work, or the step after their own, whichever is first."""
     op = recording.device_events["op"]
-    if not len(op):
-        return np.zeros(len(frame), bool)
-    event_step = np.maximum.accumulate(scope_columns(recording, np.maximum.accumulate(op))["step"].to_numpy())
+    place = scope_columns(recording, np.maximum.accumulate(op) if len(op) else op)
+    place["event"] = np.arange(len(place))
+    begins = place[place["phase"] == "optimizer"].groupby("step")["event"].min()
+    event_step = np.maximum.accumulate(place["step"].to_numpy()) if len(op) else place["step"].to_numpy()
     next_step = np.searchsorted(event_step, frame["step"].to_numpy(), side="right")
-    return np.asarray((next_step < len(op)) & (frame["free_event"].to_numpy() >= next_step))
+    end = np.minimum(frame["step"].map(begins).fillna(len(op)).to_numpy(), next_step)
+    inside = (frame["alloc_event"].to_numpy() < end) & (end < len(op))
+    return np.asarray(inside & (frame["free_event"].to_numpy() > end))
 
 
 def _give_to_owners(frame: pd.DataFrame, owners: pd.DataFrame) -> pd.DataFrame:

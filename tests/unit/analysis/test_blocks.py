@@ -119,6 +119,21 @@ def test_a_buffer_for_communication_made_in_forward_that_outlives_the_step_is_no
     assert categories(build_blocks(made.read(tmp_path)))[0] == "communication"
 
 
+@pytest.mark.parametrize("freed", [False, True])
+def test_in_the_last_step_the_optimizer_tells_a_kept_buffer_from_an_activation(tmp_path: Path, freed: bool) -> None:
+    made = HandMade()
+    first = made.op("forward")
+    made.alloc(0, MIB)
+    made.mark(0, "communication")
+    made.region(first, first)
+    made.op("backward")
+    if freed:
+        made.free(0, MIB)
+    made.op("optimizer")
+    made.alloc(MIB, MIB)
+    assert categories(build_blocks(made.read(tmp_path)))[0] == ("activation" if freed else "communication")
+
+
 def test_activations_are_what_is_left_of_a_forward_when_it_ends(tmp_path: Path) -> None:
     made = HandMade()
     first = made.op("forward")
