@@ -97,7 +97,7 @@ def test_gpt2_xl_holds_four_copies_of_its_weights(run_fakedist: RunFakedist) -> 
     reduced = [call for call in result["collectives"] if call["operation"] == "all_reduce"]
     assert sum(call["bytes_in"] for call in reduced) >= 2 * weights_bytes
     buckets = result["by_category"]["communication"]
-    assert weights_bytes <= buckets <= 1.02 * weights_bytes  # the reducer's buckets, made in a forward and kept
+    assert weights_bytes <= buckets <= 1.05 * weights_bytes  # the reducer's buckets, made in a forward and kept
 
 
 def test_a_llama_that_does_not_fit_says_so(run_fakedist: RunFakedist) -> None:
