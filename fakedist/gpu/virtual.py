@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fakedist.errors import RecordingError
@@ -140,8 +139,3 @@ def _environment(name: str, value: str) -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = before
-
-
-def driver_location() -> Path:
-    """Path of the built driver, built if needed (``fakedist doctor`` shows it)."""
-    return ensure_driver()

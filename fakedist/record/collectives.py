@@ -12,7 +12,7 @@ _names: dict[torch.dtype, str] = {}
 
 
 class Journal(Protocol):
-    """What the ledger needs of a journal."""
+    """What the recorder and its ledger need of a journal."""
 
     def append(self, record: dict[str, Any]) -> None:
         """Write one record."""

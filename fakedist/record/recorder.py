@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from fakedist.errors import RecordingError
-from fakedist.record.collectives import Ledger
+from fakedist.record.collectives import Journal, Ledger
 from fakedist.record.hooks import (
     backward_hook,
     fsdp_is_loaded,
@@ -31,17 +31,11 @@ from fakedist.record.position import Position
 from fakedist.record.steps import Steps
 
 DRAIN_EVERY_S = 2.0  # a rank that is killed loses what happened since the last drain
+DRAIN_LEAST_OPS = 4096
 DRAIN_EVERY_OPS = 50_000  # about 150 MB of history as Python objects
 PROGRESS_EVERY_S = 0.1
 
 _active: Recorder | None = None
-
-
-class Journal(Protocol):
-    """What the recorder needs of a journal."""
-
-    def append(self, record: dict[str, Any]) -> None:
-        """Write one record."""
 
 
 def active() -> Recorder | None:
@@ -177,7 +171,6 @@ class Recorder:
             self._exit.enter_context(fsdp_unshard_hook(self._unsharded))
         if id(module) not in self._scanned:
             self._scanned.add(id(module))
-            self._layers.layer(module)
             self._marks.scan(module)
 
     def _unsharded(self, module: nn.Module, parameter: torch.Tensor) -> None:
@@ -236,12 +229,12 @@ class Recorder:
     # ---- writing
 
     def _phase_changed(self, phase: str) -> None:
-        self._tick(at_least_ops=4096)
+        self._tick()
 
-    def _tick(self, at_least_ops: int = DRAIN_EVERY_OPS) -> None:
+    def _tick(self) -> None:
         now = time.monotonic()
         ops = self._position.op - self._drained_op
-        if ops >= DRAIN_EVERY_OPS or (now - self._drained_at > DRAIN_EVERY_S and ops >= min(at_least_ops, 4096)):
+        if ops >= DRAIN_EVERY_OPS or (now - self._drained_at > DRAIN_EVERY_S and ops >= DRAIN_LEAST_OPS):
             self._drain()
         if now - self._progress_at > PROGRESS_EVERY_S:
             self._progress_at = now
