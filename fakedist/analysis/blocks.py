@@ -80,6 +80,12 @@ def scope_columns(recording: Recording, op: Array) -> pd.DataFrame:
     return found.astype({"step": "int32", "layer": "int32", "phase": pd.CategoricalDtype()})
 
 
+def event_places(recording: Recording) -> pd.DataFrame:
+    """Step and phase of each event of the rank's device; events outside of any operation belong to the one before."""
+    op = recording.device_events["op"]
+    return scope_columns(recording, np.maximum.accumulate(op) if len(op) else op)[["step", "phase"]]
+
+
 def operation_names(recording: Recording, op: Array) -> Any:
     """Names of operations by number; empty for none."""
     names = ["", *(name for _, name in recording.rows["operations"])]
@@ -154,7 +160,7 @@ def _saved_for_backward(frame: pd.DataFrame, recording: Recording) -> Array:
 def _outlives_backward(frame: pd.DataFrame, recording: Recording) -> Array:
     """Blocks alive when the optimizer of their step began to work, or the step after their own, whichever is first."""
     op = recording.device_events["op"]
-    place = scope_columns(recording, np.maximum.accumulate(op) if len(op) else op)
+    place = event_places(recording)
     place["event"] = np.arange(len(place))
     begins = place[place["phase"] == "optimizer"].groupby("step")["event"].min()
     event_step = np.maximum.accumulate(place["step"].to_numpy()) if len(op) else place["step"].to_numpy()

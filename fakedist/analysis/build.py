@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fakedist.analysis import memory
-from fakedist.analysis.blocks import Blocks, action_names, build_blocks
+from fakedist.analysis.blocks import Blocks, action_names, build_blocks, event_places
 from fakedist.analysis.collectives import call_table, collective_table, group_table
 from fakedist.analysis.layers import layer_table
 from fakedist.analysis.recording import Recording, read_recording
@@ -31,7 +31,7 @@ def build_tables(run_directory: Path) -> None:
     manifest = load_manifest(run_directory)
     recording = read_recording(run_directory)
     blocks = build_blocks(recording)
-    places = memory.event_places(recording)
+    places = event_places(recording)
     lines = memory.stack_lines(recording)
     phases = memory.phase_table(blocks, places)
     tables = {

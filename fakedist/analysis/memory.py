@@ -7,17 +7,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fakedist.analysis.blocks import Blocks, scope_columns
+from fakedist.analysis.blocks import Blocks
 from fakedist.analysis.recording import Array, Recording
 from fakedist.run.schema import CATEGORIES
 
 LARGEST = 20
-
-
-def event_places(recording: Recording) -> pd.DataFrame:
-    """Step and phase of each event of the rank's device; events outside of any operation belong to the one before."""
-    op = recording.device_events["op"]
-    return scope_columns(recording, np.maximum.accumulate(op) if len(op) else op)[["step", "phase"]]
 
 
 def phase_table(blocks: Blocks, places: pd.DataFrame) -> pd.DataFrame:

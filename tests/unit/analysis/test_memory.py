@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fakedist.analysis import memory
-from fakedist.analysis.blocks import build_blocks
+from fakedist.analysis.blocks import build_blocks, event_places
 from fakedist.analysis.recording import Recording
 from tests.unit.analysis.recorded import GIB, MIB, HandMade
 
@@ -32,7 +32,7 @@ def two_steps(directory: Path) -> Recording:
 
 def test_phases_come_in_the_order_in_which_they_began(tmp_path: Path) -> None:
     recording = two_steps(tmp_path)
-    phases = memory.phase_table(build_blocks(recording), memory.event_places(recording))
+    phases = memory.phase_table(build_blocks(recording), event_places(recording))
     columns = ["step", "phase", "peak_allocated_bytes", "end_allocated_bytes"]
     assert phases[columns].astype({"phase": str}).to_numpy().tolist() == [
         [0, "init", 8 * MIB, 8 * MIB],
@@ -46,7 +46,7 @@ def test_phases_come_in_the_order_in_which_they_began(tmp_path: Path) -> None:
 
 def test_a_step_has_the_most_of_its_phases(tmp_path: Path) -> None:
     recording = two_steps(tmp_path)
-    steps = memory.step_table(recording, memory.phase_table(build_blocks(recording), memory.event_places(recording)))
+    steps = memory.step_table(recording, memory.phase_table(build_blocks(recording), event_places(recording)))
     assert steps.to_numpy().tolist() == [[1, 1000, 900, 28 * MIB, GIB], [2, 2000, 900, 28 * MIB, GIB + 20 * MIB]]
 
 
@@ -54,14 +54,14 @@ def test_a_step_without_any_event_used_nothing(tmp_path: Path) -> None:
     made = HandMade()
     made.step(1)
     recording = made.read(tmp_path)
-    phases = memory.phase_table(build_blocks(recording), memory.event_places(recording))
+    phases = memory.phase_table(build_blocks(recording), event_places(recording))
     assert phases.empty
     assert memory.step_table(recording, phases).to_numpy().tolist() == [[1, 1000, 900, 0, 0]]
 
 
 def test_the_peak_is_told_with_its_place_and_by_category(tmp_path: Path) -> None:
     recording = two_steps(tmp_path)
-    peak = memory.peak_summary(recording, build_blocks(recording), memory.event_places(recording))
+    peak = memory.peak_summary(recording, build_blocks(recording), event_places(recording))
     assert (peak["peak_allocated_bytes"], peak["peak_reserved_bytes"]) == (28 * MIB, GIB + 20 * MIB)
     assert (peak["peak_step"], peak["peak_phase"]) == (1, "backward")
     assert peak["by_category"] == {
