@@ -37,7 +37,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(launch, "check", lambda job: None)
     monkeypatch.setattr(launch, "profile", launched.profile)
-    monkeypatch.setattr(cli, "_print_report", launched.print_report)
+    monkeypatch.setattr("fakedist.cli.profile.print_report", launched.print_report)
     return launched
 
 

@@ -1,29 +1,22 @@
-"""The command line: parse, call, print. The only place that prints for fakedist and ends the process."""
+"""``fakedist profile``."""
 
 from __future__ import annotations
 
-import errno
-import json
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fakedist import __version__
-from fakedist.errors import FakedistError, JobError
+from fakedist.cli.say import last_line, print_report
+from fakedist.errors import JobError
 from fakedist.job import Job, place_from_environment
 from fakedist.units import parse_bytes
 
 if TYPE_CHECKING:
     from fakedist.launch import Ending
 
-INTERRUPTED_CODE = 130
-BROKEN_PIPE_CODE = 141
-USAGE_CODE = 2
-PIPED_WIDTH = 160
 STDERR = 2  # the descriptor
 
 
@@ -50,13 +43,7 @@ class _ScriptCommand(click.Command):
         return args
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, message="fakedist %(version)s")
-def cli() -> None:
-    """Run one rank of a thousand-GPU PyTorch job, unmodified, on one GPU or on none, and see where its memory goes."""
-
-
-@cli.command(cls=_ScriptCommand, context_settings={"allow_interspersed_args": False}, no_args_is_help=True)
+@click.command(cls=_ScriptCommand, context_settings={"allow_interspersed_args": False}, no_args_is_help=True)
 @click.option("--world-size", type=int, metavar="N", help="Ranks in the whole job.  [default: $WORLD_SIZE]")
 @click.option("--rank", type=int, metavar="N", help="The rank to run.  [default: $RANK]")
 @click.option("--gpus-per-node", type=int, default=8, show_default=True, metavar="N", help="GPUs on each machine.")
@@ -113,66 +100,13 @@ def profile(
         launch.check(job)
     except ScriptSyntaxError as error:
         click.echo(str(error), err=True)
-        return _last_line(1, "the script does not compile; nothing was run")
+        return last_line(1, "the script does not compile; nothing was run")
     streams = launch.Streams(
         child_stdout=STDERR if as_json else None, progress=sys.stderr if sys.stderr.isatty() else None
     )
     run_directory, ending = launch.profile(job, output, force, streams)
-    _print_report(run_directory, as_json, all_layers)
+    print_report(run_directory, as_json, all_layers)
     return _say_ending(ending)
-
-
-@cli.command()
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@click.option("--all-layers", is_flag=True, help="Do not fold repeated layers.")
-def report(run: Path, as_json: bool, all_layers: bool) -> int:
-    """Show the tables of a run again; needs no torch."""
-    _print_report(run, as_json, all_layers)
-    return 0
-
-
-@cli.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def doctor(as_json: bool) -> int:
-    """Say what works on this machine, and what to type for what does not."""
-    from fakedist.doctor import diagnose
-
-    diagnosis = diagnose()
-    if as_json:
-        click.echo(json.dumps(diagnosis.to_dict(), indent=2))
-    else:
-        for finding in diagnosis.findings:
-            click.echo(f"{finding.state:<9} {finding.name:<12} {finding.text}")
-            if finding.hint:
-                click.echo(f"{'':<22} {finding.hint}")
-        works = " and ".join(f"--device {device}" for device in diagnosis.devices)
-        click.echo(f"\n{works} works here" if works else "\nnothing works here yet")
-    return 0 if diagnosis.devices else 1
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-    try:
-        return int(cli.main(args=argv, prog_name="fakedist", standalone_mode=False) or 0)
-    except click.ClickException as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # click 8.2 and newer; its message is the help
-            click.echo(error.format_message(), err=True)
-            return USAGE_CODE
-        context = error.ctx if isinstance(error, click.UsageError) else None
-        return _print_error(error.format_message(), f"{context.command_path} --help" if context else "", USAGE_CODE)
-    except FakedistError as error:
-        return _print_error(error.message, error.hint, error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        return _last_line(INTERRUPTED_CODE, "interrupted")
-    except BrokenPipeError:  # the reader of stdout went away: `fakedist report RUN | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE_CODE
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        where = f" ({error.filename})" if error.filename else ""
-        return _print_error(f"the disk is full{where}", "make room on the disk, or write elsewhere with -o", 1)
 
 
 def _job(arguments: tuple[str, ...], module: str | None, **options: Any) -> Job:
@@ -220,21 +154,6 @@ def _variable(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _print_report(run_directory: Path, as_json: bool, all_layers: bool) -> None:
-    if as_json:
-        from fakedist.report.json_object import summary_object
-
-        click.echo(json.dumps(summary_object(run_directory, all_layers=all_layers), indent=2))
-        return
-    from rich.console import Console
-
-    from fakedist.report.terminal import render
-
-    # Into a file or a pipe, whole lines are worth more than lines that fit a terminal.
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH
-    render(run_directory, all_layers=all_layers, console=Console(width=width))
-
-
 def _say_ending(ending: Ending) -> int:
     """The last line on stderr says whose exit code it is; nothing is said of a run that simply ended."""
     if ending.code == 0:
@@ -246,16 +165,4 @@ def _say_ending(ending: Ending) -> int:
         "interrupted": f"the script was interrupted ({ending.message})",
         "exception": f"the script's own: {ending.message}",
     }
-    return _last_line(ending.code, meanings.get(ending.outcome, "the script's own exit code"))
-
-
-def _last_line(code: int, meaning: str) -> int:
-    click.echo(f"fakedist: exit {code}: {meaning}", err=True)
-    return code
-
-
-def _print_error(message: str, hint: str, code: int) -> int:
-    click.echo(f"fakedist: error: {message}", err=True)
-    if hint:
-        click.echo(f"  {hint}", err=True)
-    return code
+    return last_line(ending.code, meanings.get(ending.outcome, "the script's own exit code"))

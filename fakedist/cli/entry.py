@@ -1,0 +1,55 @@
+"""The program: its commands, and what becomes of an error."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from fakedist import __version__
+from fakedist.cli.doctor import doctor
+from fakedist.cli.profile import profile
+from fakedist.cli.report import report
+from fakedist.cli.say import last_line, print_error
+from fakedist.errors import FakedistError
+
+INTERRUPTED_CODE = 130
+BROKEN_PIPE_CODE = 141
+USAGE_CODE = 2
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="fakedist %(version)s")
+def cli() -> None:
+    """Run one rank of a thousand-GPU PyTorch job, unmodified, on one GPU or on none, and see where its memory goes."""
+
+
+for _command in (profile, report, doctor):
+    cli.add_command(_command)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    try:
+        return int(cli.main(args=argv, prog_name="fakedist", standalone_mode=False) or 0)
+    except click.ClickException as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # click 8.2 and newer; its message is the help
+            click.echo(error.format_message(), err=True)
+            return USAGE_CODE
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        return print_error(error.format_message(), f"{context.command_path} --help" if context else "", USAGE_CODE)
+    except FakedistError as error:
+        return print_error(error.message, error.hint, error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        return last_line(INTERRUPTED_CODE, "interrupted")
+    except BrokenPipeError:  # the reader of stdout went away: `fakedist report RUN | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE_CODE
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        return print_error(f"the disk is full{where}", "make room on the disk, or write elsewhere with -o", 1)

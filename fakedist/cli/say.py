@@ -1,0 +1,42 @@
+"""What commands print alike: the tables of a run, an error, the last line on stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import click
+
+PIPED_WIDTH = 160
+
+
+def print_report(run_directory: Path, as_json: bool, all_layers: bool) -> None:
+    """Print the tables of a run, or its one JSON object."""
+    if as_json:
+        from fakedist.report.json_object import summary_object
+
+        click.echo(json.dumps(summary_object(run_directory, all_layers=all_layers), indent=2))
+        return
+    from rich.console import Console
+
+    from fakedist.report.terminal import render
+
+    # Into a file or a pipe, whole lines are worth more than lines that fit a terminal.
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH
+    render(run_directory, all_layers=all_layers, console=Console(width=width))
+
+
+def last_line(code: int, meaning: str) -> int:
+    """Say on stderr what the exit code means, and give it back."""
+    click.echo(f"fakedist: exit {code}: {meaning}", err=True)
+    return code
+
+
+def print_error(message: str, hint: str, code: int) -> int:
+    """Say what happened and what to type next, and give the exit code back."""
+    click.echo(f"fakedist: error: {message}", err=True)
+    if hint:
+        click.echo(f"  {hint}", err=True)
+    return code
