@@ -6,8 +6,12 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 PIPED_WIDTH = 160
 
@@ -19,13 +23,16 @@ def print_report(run_directory: Path, as_json: bool, all_layers: bool) -> None:
 
         click.echo(json.dumps(summary_object(run_directory, all_layers=all_layers), indent=2))
         return
-    from rich.console import Console
-
     from fakedist.report.terminal import render
 
-    # Into a file or a pipe, whole lines are worth more than lines that fit a terminal.
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH
-    render(run_directory, all_layers=all_layers, console=Console(width=width))
+    render(run_directory, all_layers=all_layers, console=console())
+
+
+def console() -> Console:
+    """Where tables are printed; into a file or a pipe, whole lines are worth more than lines that fit a terminal."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH)
 
 
 def last_line(code: int, meaning: str) -> int:

@@ -1,0 +1,43 @@
+"""Which collectives appeared, went, and carry more or less."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+_FIGURES = ("num_calls", "bytes_in", "bytes_out")
+
+
+def collective_changes(a: list[dict[str, object]], b: list[dict[str, object]]) -> pd.DataFrame:
+    """Calls and bytes by group and operation.
+
+    Args:
+        a: ``collectives`` of a summary.
+        b: That of the other run.
+
+    Returns:
+        Columns group, operation, and a_, b_ of group_size, num_calls, bytes_in, bytes_out; change_bytes (in and out);
+        what. Groups of one description count as one; equal rows are left out; greatest change first.
+    """
+    keys = ["group", "operation"]
+    sides = []
+    for side, rows in (("a", a), ("b", b)):
+        table = pd.DataFrame(rows, columns=[*keys, "group_size", *_FIGURES])
+        sums = table.groupby(keys, sort=False).agg(
+            group_size=("group_size", "max"), **{n: (n, "sum") for n in _FIGURES}
+        )
+        sides.append(sums.add_prefix(f"{side}_"))
+    found = sides[0].join(sides[1], how="outer")
+    missing_a, missing_b = found["a_num_calls"].isna(), found["b_num_calls"].isna()
+    found = found.fillna(0).astype("int64")
+    carried = [found[f"{side}_bytes_in"] + found[f"{side}_bytes_out"] for side in "ab"]
+    found["change_bytes"] = carried[1] - carried[0]
+    found["what"] = "same"
+    found.loc[found["change_bytes"] > 0, "what"] = "grew"
+    found.loc[found["change_bytes"] < 0, "what"] = "shrank"
+    equal = (found["change_bytes"] == 0) & (found["a_num_calls"] == found["b_num_calls"])
+    regrouped = equal & (found["a_group_size"] != found["b_group_size"])
+    found.loc[regrouped, "what"] = "regrouped"
+    found.loc[missing_a, "what"], found.loc[missing_b, "what"] = "appeared", "gone"
+    found = found[(found["what"] != "same") | ~equal].reset_index()
+    order = pd.DataFrame({"bytes": -found["change_bytes"].abs(), "calls": -found["b_num_calls"]})
+    return found.loc[order.sort_values(["bytes", "calls"], kind="stable").index].reset_index(drop=True)

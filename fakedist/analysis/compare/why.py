@@ -1,0 +1,109 @@
+"""Why the peak changed, in one line: the category and the layers that account for it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import pandas as pd
+
+from fakedist.analysis.compare.memory import OUTSIDE
+
+#: A part stands for the whole if its change is within these shares of it.
+_STANDS_FOR = (0.8, 1.25)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What accounts for most of a change of the peak.
+
+    Attributes:
+        change_bytes: Of the peak.
+        category: The category that changed most that way.
+        path: The layers it is about, numbers as ``*``; empty where no part of the model stands out.
+        part_bytes: Their change.
+        layer: The one layer it is about; the path where they are several.
+    """
+
+    change_bytes: int
+    category: str
+    path: str
+    part_bytes: int
+    layer: str
+
+
+def find_cause(parts: pd.DataFrame) -> Cause | None:
+    """The category that changed most the way the peak did, and the deepest layer that stands for it.
+
+    Args:
+        parts: Columns path, name, category, change_bytes: own bytes of layers, which add up to the peak.
+
+    Returns:
+        None where the peak is the same.
+    """
+    total = int(parts["change_bytes"].sum())
+    if not total:
+        return None
+    way = 1 if total > 0 else -1
+    sums = parts.groupby("category", observed=True)["change_bytes"].sum() * way
+    category = str(sums.idxmax())
+    chosen = parts[parts["category"] == category]
+    path, part = _descend(chosen, int(chosen["change_bytes"].sum()))
+    inside = chosen[is_below(chosen["path"], path) & (chosen["change_bytes"] != 0)]
+    depth = len(_steps(path))
+    alone = {".".join(_steps(str(name))[:depth]) for name in inside["name"]}
+    return Cause(total, category, path, part, alone.pop() if path and len(alone) == 1 else path)
+
+
+def is_below(paths: pd.Series, path: str) -> pd.Series:
+    """Which paths are this one or lie below it; all of them if it is empty."""
+    return (paths == path) | paths.str.startswith(path + ".") | (not path)
+
+
+def _descend(parts: pd.DataFrame, change: int) -> tuple[str, int]:
+    """Down the tree of names as long as one branch stands for what is above it."""
+    sums: dict[tuple[str, ...], int] = defaultdict(int)
+    for path, bytes_ in zip(parts["path"], parts["change_bytes"], strict=True):
+        steps = _steps(str(path))
+        for depth in range(1, len(steps) + 1):
+            sums[steps[:depth]] += int(bytes_)
+    below: dict[tuple[str, ...], list[tuple[str, ...]]] = defaultdict(list)
+    for steps in sums:
+        below[steps[:-1]].append(steps)
+    at: tuple[str, ...] = ()
+    while branches := below[at]:
+        best = max(branches, key=lambda branch: sums[branch] / change)
+        if not _STANDS_FOR[0] <= sums[best] / change <= _STANDS_FOR[1]:
+            break
+        at, change = best, sums[best]
+    return ".".join(at), change
+
+
+def _steps(path: str) -> tuple[str, ...]:
+    return (path,) if path.startswith("(") else tuple(path.split("."))
+
+
+def place_of(cause: Cause, blocks: pd.DataFrame) -> str:
+    """The line that most of a cause comes from; empty where none is known.
+
+    Args:
+        cause: The cause.
+        blocks: Columns path, category, line, change_bytes of blocks at the peak.
+    """
+    way = 1 if cause.part_bytes > 0 else -1
+    found = blocks[
+        is_below(blocks["path"], cause.path)
+        & (blocks["category"] == cause.category)
+        & (blocks["change_bytes"] * way > 0)
+    ]
+    found = found[found["line"] != ""]
+    if not len(found):
+        return ""
+    return str(found["line"].iloc[int(found["change_bytes"].abs().argmax())])
+
+
+def of_layers(layer: str) -> str:
+    """Whose blocks they are: "of layers.*.mlp", or what is said where no layer stands out."""
+    if layer == OUTSIDE:
+        return "outside of modules"
+    return f"of {layer}" if layer else "all over the model"

@@ -1,0 +1,184 @@
+"""A comparison as text: on a terminal, and as Markdown for a review."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from rich.console import Console
+from rich.text import Text
+
+from fakedist.report.comparison import Comparison, format_change, format_relative
+from fakedist.report.markdown import markdown_table
+from fakedist.report.sheet import Column, print_remark, print_table
+from fakedist.units import format_bytes
+
+_NUM_ROWS = 12
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """One table of a comparison.
+
+    Attributes:
+        title: What it is about.
+        columns: Its columns.
+        remark: What a reader may want to know about it; empty where there is nothing.
+    """
+
+    title: str
+    columns: list[Column]
+    remark: str = ""
+
+
+def render_comparison(comparison: Comparison, *, all_rows: bool, console: Console) -> None:
+    """Print a comparison, the reason first.
+
+    Args:
+        comparison: What to print.
+        all_rows: Whether small changes are shown too.
+        console: Where to.
+    """
+    console.print(Text(comparison.why, style="bold"), soft_wrap=True)
+    for side, run in (("A", comparison.a), ("B", comparison.b)):
+        console.print(Text(f"{side}  ", style="dim") + Text(f"{run.path}", style="not dim"), soft_wrap=True)
+    for warning in comparison.warnings:
+        console.print(Text(warning, style="yellow"), soft_wrap=True)
+    for sheet in comparison_sheets(comparison, all_rows=all_rows):
+        print_table(console, sheet.title, sheet.columns)
+        if sheet.remark:
+            print_remark(console, sheet.remark)
+
+
+def comparison_markdown(comparison: Comparison, *, all_rows: bool = False) -> str:
+    """A comparison as Markdown: the reason, the figures, the rest folded."""
+    first, *rest = comparison_sheets(comparison, all_rows=all_rows)
+    lines = [f"**{comparison.why}**", "", f"A: `{comparison.a.path.name}`, B: `{comparison.b.path.name}`", ""]
+    lines += [f"- {warning}" for warning in comparison.warnings]
+    lines += [*markdown_table(first.columns), ""]
+    for sheet in rest:
+        lines += ["<details>", f"<summary>{sheet.title}</summary>", "", *markdown_table(sheet.columns), ""]
+        lines += [*([sheet.remark, ""] if sheet.remark else []), "</details>", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def comparison_sheets(comparison: Comparison, *, all_rows: bool) -> list[Sheet]:
+    """The tables of a comparison that have anything in them; the figures come first."""
+    figures = comparison.figures
+    sheets = [
+        Sheet("Memory, measured", [_text("", figures["name"]), *_sizes(figures), _relative(figures)]),
+        _differences(comparison),
+        _renamed(comparison),
+        _shown("By phase, most allocated", comparison.phases, _phase_columns, all_rows),
+        _shown("By category at the peak", comparison.categories, _category_columns, all_rows),
+        _shown("By layer at the peak, own bytes", comparison.layers, _layer_columns, all_rows),
+        _shown("Most that one layer held in the last step, with children", comparison.most, _most_columns, all_rows),
+        _shown("Blocks at the peak, by where they are made", comparison.blocks, _block_columns, all_rows),
+        _shown("Collectives, simulated: this rank's calls", comparison.collectives, _collective_columns, all_rows),
+    ]
+    return [sheet for sheet in sheets if sheet is not None]
+
+
+def _differences(comparison: Comparison) -> Sheet | None:
+    if not (rows := comparison.differences):
+        return None
+    columns = [_text(name, [row[key] for row in rows]) for name, key in (("", "name"), ("A", "a"), ("B", "b"))]
+    return Sheet("Not the same job or machine", columns)
+
+
+def _renamed(comparison: Comparison) -> Sheet | None:
+    if not (rows := comparison.renamed):
+        return None
+    columns = [_text(name, [row[key] for row in rows]) for name, key in (("A", "was"), ("B", "name"), ("", "how"))]
+    return Sheet("Layers taken for the same under another name", columns)
+
+
+def _shown(title: str, changes: pd.DataFrame, columns: Any, all_rows: bool) -> Sheet | None:
+    """A table of changes without what did not change, and without small changes unless they are asked for."""
+    changed = changes[changes["what"] != "same"]
+    if not len(changed):
+        return None
+    rows = changed if all_rows else changed.head(_NUM_ROWS)
+    rest = changed.iloc[len(rows) :]
+    remark = ""
+    if len(rest):
+        remark = (
+            f"and {len(rest)} smaller ones, {format_change(int(rest['change_bytes'].sum()))} in all; --all shows them"
+        )
+    return Sheet(title, columns(rows), remark)
+
+
+def _phase_columns(rows: pd.DataFrame) -> list[Column]:
+    step = Column("step", [str(number) for number in rows["step"]])
+    return [step, _text("phase", rows["phase"]), *_sizes(rows), _relative(rows), _what(rows)]
+
+
+def _category_columns(rows: pd.DataFrame) -> list[Column]:
+    return [_text("category", rows["category"].str.replace("_", " ")), *_sizes(rows), _relative(rows), _what(rows)]
+
+
+def _layer_columns(rows: pd.DataFrame) -> list[Column]:
+    times = [f" x{number}" if number > 1 else "" for number in rows["num_layers"]]
+    names = [f"{name}{many}" for name, many in zip(rows["name"], times, strict=True)]
+    was = [Column("was", list(rows["was"]), is_text=True, rank=1)] if any(rows["was"]) else []
+    category = _text("category", rows["category"].str.replace("_", " "))
+    return [_text("layer", names), *was, category, *_sizes(rows), _what(rows)]
+
+
+def _most_columns(rows: pd.DataFrame) -> list[Column]:
+    layers = [
+        str(a) if a == b else f"{a} -> {b}" for a, b in zip(rows["num_a"].tolist(), rows["num_b"].tolist(), strict=True)
+    ]
+    return [_text("layer", rows["name"]), Column("layers", layers, rank=1), *_sizes(rows), _relative(rows), _what(rows)]
+
+
+def _block_columns(rows: pd.DataFrame) -> list[Column]:
+    counts = [
+        str(a) if a == b else f"{a} -> {b}" for a, b in zip(rows["num_a"].tolist(), rows["num_b"].tolist(), strict=True)
+    ]
+    operations = [name.removeprefix("aten.") for name in rows["operation"]]
+    return [
+        *_sizes(rows),
+        Column("blocks", counts, rank=1),
+        _text("category", rows["category"].str.replace("_", " ")),
+        _text("layer", rows["path"]),
+        Column("operation", operations, is_text=True, rank=2),
+        _text("line", rows["line"]),
+        _what(rows),
+    ]
+
+
+def _collective_columns(rows: pd.DataFrame) -> list[Column]:
+    columns = [_text("group", rows["group"]), _text("operation", rows["operation"])]
+    for name, key, rank in (("ranks", "group_size", 1), ("calls", "num_calls", 0)):
+        pairs = zip(rows[f"a_{key}"].tolist(), rows[f"b_{key}"].tolist(), strict=True)
+        columns.append(Column(name, [f"{a:,}" if a == b else f"{a:,} -> {b:,}" for a, b in pairs], rank=rank))
+    for side in "ab":
+        carried = (rows[f"{side}_bytes_in"] + rows[f"{side}_bytes_out"]).tolist()
+        columns.append(Column(side.upper(), [format_bytes(bytes_) for bytes_ in carried]))
+    changes = [format_change(bytes_) for bytes_ in rows["change_bytes"].tolist()]
+    return [*columns, Column("in and out", changes), _what(rows)]
+
+
+def _text(name: str, cells: Any) -> Column:
+    return Column(name, [str(cell) for cell in cells], is_text=True)
+
+
+def _sizes(rows: pd.DataFrame) -> list[Column]:
+    """A, B and the change."""
+    found = [Column(name, [_or_dash(bytes_) for bytes_ in rows[f"{name.lower()}_bytes"].tolist()]) for name in "AB"]
+    return [*found, Column("change", [format_change(bytes_) for bytes_ in rows["change_bytes"].tolist()])]
+
+
+def _relative(rows: pd.DataFrame) -> Column:
+    pairs = zip(rows["change_bytes"].tolist(), rows["a_bytes"].tolist(), strict=True)
+    return Column("%", [format_relative(change, of) for change, of in pairs], rank=1)
+
+
+def _what(rows: pd.DataFrame) -> Column:
+    return Column("", [str(what) for what in rows["what"]], is_text=True, rank=1)
+
+
+def _or_dash(bytes_: int) -> str:
+    return format_bytes(bytes_) if bytes_ else "-"

@@ -1,0 +1,172 @@
+"""Two runs side by side, as the reports see them: every table of changes, and the one line that says why."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fakedist.analysis.compare import blocks, collectives, matching, memory, settings, why
+from fakedist.report.run import Run
+from fakedist.run.tables import read_table
+from fakedist.units import format_bytes
+
+_BLOCK_COLUMNS = ("bytes", "alloc_event", "operation", "phase", "layer", "category", "stack", "at_peak")
+_CATEGORY_WORDS = {
+    "parameter": "parameters",
+    "optimizer_state": "optimizer states",
+    "gradient": "gradients",
+    "workspace": "workspaces",
+    "activation": "activations",
+    "communication": "communication buffers",
+    "temporary": "temporaries",
+    "other": "other blocks",
+}
+
+
+class Comparison:
+    """What changed from one run to another.
+
+    Args:
+        a: Directory of the run that is there for comparison.
+        b: Directory of the run in question: changes are from ``a`` to ``b``.
+
+    Raises:
+        RunDirectoryError: One of them is no run directory, or a damaged one.
+    """
+
+    def __init__(self, a: Path, b: Path) -> None:
+        self.a, self.b = Run(a), Run(b)
+        self.summaries = self.a.summary, self.b.summary
+
+    @cached_property
+    def differences(self) -> list[dict[str, str]]:
+        """Settings that are not the same: ``name``, ``a``, ``b``."""
+        return settings.different_settings(self.a.manifest, self.b.manifest)
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """What a reader must know before the figures, a sentence each."""
+        sides = zip("AB", self.summaries, strict=True)
+        return [f"{side} {phrase}" for side, each in sides if (phrase := settings.incomplete(each))]
+
+    @cached_property
+    def figures(self) -> pd.DataFrame:
+        """Peaks, capacity, headroom."""
+        return memory.figure_changes(*self.summaries)
+
+    @cached_property
+    def categories(self) -> pd.DataFrame:
+        """Bytes at the peak by category."""
+        return memory.category_changes(*(each["by_category"] for each in self.summaries))
+
+    @cached_property
+    def phases(self) -> pd.DataFrame:
+        """Most allocated by step and phase."""
+        return memory.phase_changes(*self._tables("phases"))
+
+    @cached_property
+    def matches(self) -> pd.DataFrame:
+        """Which layer is which."""
+        return matching.match_layers(*self._tables("layers"))
+
+    @cached_property
+    def parts(self) -> pd.DataFrame:
+        """Own bytes of every layer at the peak, by category."""
+        return memory.layer_parts(*self._tables("layers"), self.matches)
+
+    @cached_property
+    def layers(self) -> pd.DataFrame:
+        """Changes by layer and category."""
+        return memory.layer_changes(self.parts)
+
+    @cached_property
+    def most(self) -> pd.DataFrame:
+        """Changes of what one layer held at most."""
+        return memory.most_changes(*self._tables("layers"), self.matches)
+
+    @cached_property
+    def renamed(self) -> list[dict[str, str]]:
+        """Layers that are called otherwise now: ``was``, ``name``, ``how``; repeated ones once, only the topmost."""
+        return matching.renamed_layers(*self._tables("layers"), self.matches)
+
+    @cached_property
+    def blocks(self) -> pd.DataFrame:
+        """Changes of the blocks at the peak."""
+        paths = memory.layer_paths(*self._tables("layers"), self.matches)
+        sides = []
+        for run, of_layers in zip((self.a, self.b), paths, strict=True):
+            table = read_table(run.path, "blocks", _BLOCK_COLUMNS).to_pandas()
+            stacks = read_table(run.path, "stacks", ("line",)).to_pandas()
+            cwd = run.manifest["cwd"]
+            script_folder = os.path.dirname(os.path.join(cwd, run.manifest["job"]["target"]))
+            sides.append(blocks.peak_blocks(table, stacks, of_layers, (cwd, script_folder)))
+        return blocks.block_changes(*sides)
+
+    @cached_property
+    def collectives(self) -> pd.DataFrame:
+        """Changes of the collectives."""
+        return collectives.collective_changes(*(each["collectives"] for each in self.summaries))
+
+    @cached_property
+    def cause(self) -> why.Cause | None:
+        """What accounts for most of the change."""
+        return why.find_cause(self.parts)
+
+    @property
+    def why(self) -> str:
+        """The one line: "+2.91 GiB at the peak: activations of layers.*.mlp, +2.88 GiB, first seen at model.py:212"."""
+        if self.cause is None:
+            peak = self.summaries[1]["peak_allocated_bytes"]
+            moved = "" if self.layers.empty else "; what it is made of is not the same"
+            return f"the peak is the same, {format_bytes(peak)}{moved}"
+        return say_cause(self.cause, why.place_of(self.cause, self.blocks))
+
+    def _tables(self, name: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+        return self._kept.setdefault(name, (self.a.table(name), self.b.table(name)))
+
+    @cached_property
+    def _kept(self) -> dict[str, tuple[pd.DataFrame, pd.DataFrame]]:
+        return {}
+
+
+def say_cause(cause: why.Cause, line: str) -> str:
+    """A change of the peak and what accounts for it, one line.
+
+    Args:
+        cause: The cause.
+        line: Where its blocks are made; empty where that is not known.
+    """
+    of = f"{_CATEGORY_WORDS[cause.category]} {why.of_layers(cause.layer)}"
+    seen = "first" if cause.part_bytes > 0 else "last"
+    where = f", {seen} seen at {line}" if line else ""
+    return f"{format_change(cause.change_bytes)} at the peak: {of}, {format_change(cause.part_bytes)}{where}"
+
+
+def format_change(bytes_: int) -> str:
+    """Bytes with a sign: "+2.91 GiB", "-512 B", "0 B"."""
+    return ("+" if bytes_ > 0 else "") + format_bytes(bytes_)
+
+
+def format_relative(bytes_: int, of: int) -> str:
+    """A change in percent of what was; empty where there was nothing."""
+    return f"{bytes_ / of:+.1%}".replace("-0.0%", "0.0%").replace("+0.0%", "0.0%") if of else ""
+
+
+def comparison_object(comparison: Comparison) -> dict[str, Any]:
+    """The object that ``fakedist compare --json`` prints."""
+    return {
+        "a": str(comparison.a.path),
+        "b": str(comparison.b.path),
+        "why": comparison.why,
+        "warnings": comparison.warnings,
+        "differences": comparison.differences,
+        "renamed_layers": comparison.renamed,
+        **{
+            name: getattr(comparison, name).to_dict("records")
+            for name in ("figures", "categories", "phases", "layers", "most", "blocks", "collectives")
+        },
+    }
