@@ -1,0 +1,134 @@
+"""What the comparison of two recordings finds, on recordings that nobody recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.compare import NotComparableError, check_comparable, compare, compare_job, main
+from tests.unit.gpu_recordings.made_up import EVENTS, job, recording
+
+MIB = 1 << 20
+
+
+def test_equal_jobs_are_the_same() -> None:
+    found = compare_job("train", job(), job())
+    assert (found.verdict, found.reason, found.lines) == ("same", "", [])
+
+
+def test_names_of_places_and_handles_of_streams_do_not_count() -> None:
+    other = job(events=tuple((action, size, stream + 7) for action, size, stream in EVENTS))
+    other.events.names = [name + " elsewhere" for name in other.events.names]
+    assert compare_job("train", job(), other).is_same
+
+
+def test_an_event_more_is_found_with_its_place_and_its_neighbours() -> None:
+    more = (*EVENTS[:5], ("alloc", 3 * MIB, 64), *EVENTS[5:])
+    found = compare_job("train", job(), job(events=more))
+    # Blocks of 2 MiB on both streams, then of 3: the one more is first seen where the streams get out of step.
+    assert found.verdict == "events"
+    assert found.reason == f"event 6: real alloc {3 * MIB} stream 1, virtual alloc {3 * MIB} stream 0"
+    assert f" >      6  alloc {3 * MIB} stream 1{'':<18} line 6" in "\n".join(found.lines)
+    assert "virtual has 1 event more here; then both sides agree again" in found.lines
+
+
+def test_an_event_less_at_the_end_is_found() -> None:
+    found = compare_job("train", job(), job(events=EVENTS[:-1]))
+    assert found.reason == f"event 22: real free_completed {MIB} stream 0, virtual ended"
+    assert "real has 1 event more here; then both sides agree again" in found.lines
+
+
+def test_another_size_is_found() -> None:
+    other = (*EVENTS[:4], ("alloc", 512, 64), *EVENTS[5:])
+    found = compare_job("train", job(), job(events=other))
+    assert found.reason == f"event 4: real alloc {2 * MIB} stream 1, virtual alloc 512 stream 0"
+    assert "both sides agree again after 1 event" in found.lines
+
+
+def test_another_stream_is_found() -> None:
+    other = (*EVENTS[:3], ("alloc", 2 * MIB, 96), *EVENTS[4:])
+    found = compare_job("train", job(), job(events=other))
+    assert found.reason == f"event 3: real alloc {2 * MIB} stream 0, virtual alloc {2 * MIB} stream 1"
+
+
+def test_another_order_is_found() -> None:
+    other = (*EVENTS[:3], EVENTS[5], EVENTS[4], EVENTS[3], *EVENTS[6:])
+    found = compare_job("train", job(), job(events=other))
+    assert found.verdict == "events"
+    assert found.reason.startswith("event 3: ")
+    assert "both sides agree again after 3 events" in found.lines
+
+
+def test_sides_that_never_agree_again_are_told_so() -> None:
+    other = (*EVENTS[:3], *(("alloc", 7, 64) for _ in range(300)))
+    assert "no agreement within 200 events after it" in compare_job("train", job(), job(events=other)).lines
+
+
+def test_other_statistics_are_found_though_every_event_is_the_same() -> None:
+    found = compare_job("train", job(num_ooms=0), job(num_ooms=2, allocated_bytes__all__peak=1))
+    assert found.verdict == "statistics"
+    assert found.reason.startswith(f"allocated_bytes.all.peak: real {110 * MIB}, virtual 1, though every event")
+    assert found.lines[-1].split() == ["num_ooms", "0", "2", "+2"]
+
+
+def test_a_statistic_that_one_side_lacks_is_a_difference() -> None:
+    found = compare_job("train", job(num_ooms=0), job())
+    assert found.verdict == "statistics"
+    assert found.lines[-1].split() == ["num_ooms", "0", "-", "-"]
+
+
+def test_a_missing_job_is_a_difference() -> None:
+    found = compare(recording(job(), job("other")), recording(job(), device="virtual"))
+    assert [(each.job, each.verdict) for each in found] == [("train", "same"), ("other", "missing")]
+    assert found[1].reason == "other was not recorded on the side called virtual"
+
+
+def test_an_error_of_one_side_is_a_difference_and_one_of_both_is_no_agreement() -> None:
+    failed = job()
+    failed.error = "RuntimeError: no such kernel"
+    assert compare_job("train", job(), failed).verdict == "error"
+    found = compare_job("train", failed, failed)
+    assert (found.verdict, found.is_same) == ("failed", False)
+    assert found.reason.count("no such kernel") == 2
+
+
+@pytest.mark.parametrize(
+    ("head", "word"), [({"torch": "2.15.0+cu132"}, "torch"), ({"gpu": "NVIDIA H100 80GB HBM3"}, "GPU")]
+)
+def test_another_torch_or_gpu_is_refused_before_comparing(head: dict[str, str], word: str) -> None:
+    with pytest.raises(NotComparableError, match=f"recorded with {word} "):
+        check_comparable(recording(job()), recording(job(), **head))
+
+
+def test_another_torch_is_compared_where_that_is_asked_for() -> None:
+    check_comparable(recording(job()), recording(job(), torch="2.15.0+cu132"), other_torch=True)
+
+
+@pytest.mark.parametrize(
+    ("second", "code", "said"),
+    [
+        (recording(job(), device="virtual"), 0, "1 of 1 jobs are the same, byte for byte"),
+        (recording(job(events=EVENTS[:-1]), device="virtual"), 1, "event 22: real free_completed"),
+        (recording(device="virtual"), 1, "missing"),
+        (recording(job(), device="virtual", torch="2.15.0+cu132"), 2, "--other-torch"),
+    ],
+    ids=["same", "event", "missing", "torch"],
+)
+def test_the_command_says_it_and_its_exit_code_too(
+    second: object, code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = tmp_path / "real.jsonl.gz", tmp_path / "virtual.jsonl.gz"
+    recording(job()).save(paths[0])
+    second.save(paths[1])  # type: ignore[attr-defined]
+    assert main([str(path) for path in paths]) == code
+    captured = capsys.readouterr()
+    assert said in captured.out + captured.err
+
+
+def test_the_table_shows_peaks_or_by_how_much_they_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recording(job()).save(tmp_path / "a")
+    recording(job(reserved_bytes__all__peak=122 * MIB), device="virtual").save(tmp_path / "b")
+    assert main([str(tmp_path / "a"), str(tmp_path / "b")]) == 1
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("train"))
+    assert row.split()[:4] == ["train", "statistics", str(110 * MIB), f"+{2 * MIB}"]

@@ -1,0 +1,67 @@
+"""The file of a recording."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.jobs.catalogue import JOBS, find_jobs
+from tests.gpu.recording import EventsBuilder, RecordingFileError, load
+from tests.unit.gpu_recordings.made_up import EVENTS, HEAD, job, recording
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    failed = job("failed", ())
+    failed.error, failed.notes = "RuntimeError: no", ["refused: cuFoo, 2 calls"]
+    saved = recording(job(), failed)
+    saved.save(tmp_path / "deep" / "a.jsonl.gz")
+    assert load(tmp_path / "deep" / "a.jsonl.gz") == saved
+
+
+def test_the_same_recording_gives_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a.jsonl.gz", "b.jsonl.gz"):
+        recording(job()).save(tmp_path / name)
+    first = (tmp_path / "a.jsonl.gz").read_bytes()
+    assert first == (tmp_path / "b.jsonl.gz").read_bytes()
+    assert first[4:8] == b"\0\0\0\0"  # gzip's time
+    assert first[3] == 0  # and no file name
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"no gzip", gzip.compress(b'{"format":2}\n'), gzip.compress(b"[]\n"), gzip.compress(b'{"format":1}\n')],
+    ids=["empty", "text", "format", "list", "headless"],
+)
+def test_what_is_no_recording_is_refused_in_one_line(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(RecordingFileError, match=str(tmp_path / "file")) as raised:
+        load(tmp_path / "file")
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_recording_whose_columns_do_not_fit_is_refused(tmp_path: Path) -> None:
+    torn = job()
+    torn.events.sizes.pop()
+    recording(torn).save(tmp_path / "file")
+    with pytest.raises(RecordingFileError, match="not equally long"):
+        load(tmp_path / "file")
+
+
+def test_streams_are_numbered_by_their_first_event_and_snapshots_are_left_out() -> None:
+    builder = EventsBuilder()
+    for action, stream in (("alloc", 96), ("snapshot", 5), ("alloc", 64), ("annotate", 1), ("free_requested", 96)):
+        builder.add(action, 512, stream)
+    events = builder.build()
+    assert (events.actions, events.streams) == ("aar", [0, 1, 0])
+    assert len(job().events) == len(EVENTS)
+
+
+def test_the_directory_of_a_recording_is_named_by_gpu_and_torch() -> None:
+    assert HEAD.directory_name == "nvidia-h200-torch2.11.0"
+
+
+def test_jobs_are_found_by_name_and_all_of_them_without_one() -> None:
+    assert [each.name for each in find_jobs(["lstm", "fp8"])] == ["lstm", "fp8"]
+    assert len(find_jobs([])) == len(JOBS)
