@@ -267,7 +267,9 @@ def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tup
         FakedistError: The run directory cannot be written, or the child could not be set up.
     """
     from fakedist.analysis.build import build_tables
-    from fakedist.run.directory import create_run_directory, default_name
+    from fakedist.report.html import write_page
+    from fakedist.report.run import Run
+    from fakedist.run.directory import PAGE_NAME, create_run_directory, default_name
     from fakedist.run.manifest import new_manifest, update_manifest
 
     with create_run_directory(output or default_name(job), force) as run_directory:
@@ -279,4 +281,5 @@ def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tup
         ending = run_child(job, run_directory, streams)
         update_manifest(run_directory, exit=dataclasses.asdict(ending))
         build_tables(run_directory)
+        write_page(Run(run_directory), run_directory / PAGE_NAME)
     return run_directory, ending

@@ -36,6 +36,7 @@ def build_tables(run_directory: Path) -> None:
     phases = memory.phase_table(blocks, places)
     tables = {
         "phases": phases,
+        "spans": memory.span_table(places),
         "steps": memory.step_table(recording, phases),
         "layers": layer_table(recording, blocks, steady_window(places, recording)),
         "largest": memory.largest_blocks(recording, blocks, lines),

@@ -28,6 +28,16 @@ def phase_table(blocks: Blocks, places: pd.DataFrame) -> pd.DataFrame:
     return table.sort_values("first").drop(columns="first").reset_index(drop=True)
 
 
+def span_table(places: pd.DataFrame) -> pd.DataFrame:
+    """The table ``spans``: one row per stretch of events in one phase of a step."""
+    step, phase = places["step"].to_numpy(), pd.factorize(places["phase"])[0]
+    begins = np.ones(len(places), bool)
+    begins[1:] = (step[1:] != step[:-1]) | (phase[1:] != phase[:-1])
+    table = places[begins].reset_index(drop=True)
+    table["first_event"] = np.flatnonzero(begins)
+    return table
+
+
 def step_table(recording: Recording, phases: pd.DataFrame) -> pd.DataFrame:
     """The table ``steps``: one row per step that ended, in order."""
     table = pd.DataFrame(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pandas as pd
 from fakedist.errors import RunDirectoryError
 from fakedist.run.directory import is_in_use
 from fakedist.run.manifest import load_manifest
-from fakedist.run.tables import read_table
+from fakedist.run.tables import count_rows, has_table, read_table
 
 
 class Run:
@@ -39,12 +40,24 @@ class Run:
         """The object that ``--json`` prints."""
         return {**self.manifest["summary"], "run_directory": str(self.path)}
 
-    def table(self, name: str) -> pd.DataFrame:
-        """One table.
+    def has(self, name: str) -> bool:
+        """Whether the run has a table; an older fakedist wrote fewer."""
+        return has_table(self.path, name)
+
+    def num_rows(self, name: str) -> int:
+        """Rows of a table, without reading them.
 
         Raises:
             RunDirectoryError: It is missing or damaged.
         """
-        frame = read_table(self.path, name).to_pandas()
+        return count_rows(self.path, name)
+
+    def table(self, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """One table, or some of its columns; text that repeats comes as categories.
+
+        Raises:
+            RunDirectoryError: It is missing or damaged.
+        """
+        frame = read_table(self.path, name, columns).to_pandas(strings_to_categorical=columns is not None)
         assert isinstance(frame, pd.DataFrame)
         return frame

@@ -13,20 +13,21 @@ from rich.text import Text
 from fakedist.analysis.layers import fold_layers, fold_table, unfolded
 from fakedist.report.run import Run
 from fakedist.report.sheet import Column, print_heading, print_lines, print_remark, print_table
+from fakedist.report.wording import (
+    LAYER_COLUMNS,
+    MIN_SHARE,
+    ending,
+    job_command,
+    layer_label,
+    or_dash,
+    short_line,
+    short_operation,
+    verdict,
+)
 from fakedist.run.schema import CATEGORIES
 from fakedist.units import format_bytes, format_us
 
-#: Columns of the layer table: their categories, and which goes first where there is no room.
-_LAYER_COLUMNS = {
-    "params": (("parameter",), 0),
-    "grads": (("gradient",), 3),
-    "opt state": (("optimizer_state",), 1),
-    "activations": (("activation",), 0),
-    "temps": (("temporary",), 2),
-    "other": (("workspace", "communication", "other"), 4),
-}
 _EMPTY_RANK = 9  # columns with nothing in them go before all others
-_MIN_SHARE = 0.001  # layers below a thousandth of the peak are left out of the folded table, and counted
 _NUM_LARGEST = 10
 _NUM_STEPS = 4  # of more steps only the first two, the one with the peak and the last are shown
 
@@ -59,15 +60,11 @@ def render(run_directory: Path, *, all_layers: bool, console: Console) -> None:
 
 def _facts(console: Console, run: Run, summary: dict[str, Any]) -> None:
     job = run.manifest["job"]
-    command = " ".join([("-m " if job["is_module"] else "") + job["target"], *job["arguments"]])
-    ending, num_steps = summary["exit"], len(summary["steps"])
-    message = ending["message"].split(". ")[0]
-    how = ending["outcome"].replace("_", " ") + (f" ({message})" if message else "")
     rows = [
-        ("job", command),
+        ("job", job_command(job)),
         ("rank", f"{summary['rank']:,} of {summary['world_size']:,} ({job['gpus_per_node']} GPUs a node)"),
         ("device", f"{summary['device']}: {summary['gpu'] or 'never reached'}, torch {summary['torch'] or 'unknown'}"),
-        ("ended", f"{how} after {num_steps} step{'' if num_steps == 1 else 's'}"),
+        ("ended", ending(summary)),
         ("run", str(run.path)),
     ]
     for name, value in rows:
@@ -86,36 +83,11 @@ def _peak(console: Console, summary: dict[str, Any], cwd: str) -> None:
         rows.append(("capacity", format_bytes(capacity), f"{reserved / capacity:.1%} of it reserved at the peak"))
     for name, figure, more in rows:
         console.print(Text(f"  {name:<10}{figure:>12}   {more}".rstrip()), soft_wrap=True)
-    if verdict := _verdict(summary, cwd):
-        console.print(verdict, soft_wrap=True)
-
-
-def _verdict(summary: dict[str, Any], cwd: str) -> Text | None:
-    """Whether the rank fits the GPU; nothing if it never used one."""
-    reserved, capacity = summary["peak_reserved_bytes"], summary["capacity_bytes"]
-    if failed := summary["out_of_memory"]:
-        who = _short_operation(failed["operation"]) or "an allocation"
-        of = f" of {failed['layer']}" if failed["layer"] else ""
-        at = f" at {_short_line(failed['line'], cwd)}" if failed["line"] else ""
-        asked = (
-            f"asked for {format_bytes(failed['requested_bytes'])}{at}, with {format_bytes(failed['allocated_bytes'])}"
-        )
-        return Text(f"  does not fit: {who}{of} {asked} allocated", "bold red")
-    if not summary["fits"]:
-        takes = f": it takes {format_bytes(reserved)}, {format_bytes(reserved - capacity)} more than the GPU has"
-        return Text(f"  does not fit{takes if reserved > capacity else ''}", "bold red")
-    if capacity and reserved:
-        return Text("  ") + Text("fits", "bold green") + Text(f", headroom {format_bytes(capacity - reserved)}")
-    return None
-
-
-def _short_operation(operation: str) -> str:
-    return operation.removeprefix("aten.")
-
-
-def _short_line(line: str, cwd: str) -> str:
-    """A line of the job, from where the command was given."""
-    return line.removeprefix(cwd.rstrip("/") + "/")
+    if found := verdict(summary, cwd):
+        if found.fits:
+            console.print(Text("  ") + Text(found.word, "bold green") + Text(found.more), soft_wrap=True)
+        else:
+            console.print(Text(f"  {found.word}{found.more}", "bold red"), soft_wrap=True)
 
 
 def _phases(console: Console, summary: dict[str, Any]) -> None:
@@ -157,32 +129,25 @@ def _categories(console: Console, summary: dict[str, Any]) -> None:
 def _layers(console: Console, layers: pd.DataFrame, summary: dict[str, Any], all_layers: bool) -> None:
     peak = summary["peak_allocated_bytes"]
     found = fold_table(layers, unfolded(layers) if all_layers else fold_layers(layers))
-    kept = found[["peak_total_bytes", "most_total_bytes"]].max(axis=1) > (0 if all_layers else peak * _MIN_SHARE)
+    kept = found[["peak_total_bytes", "most_total_bytes"]].max(axis=1) > (0 if all_layers else peak * MIN_SHARE)
     rows = found[kept].to_dict("records")
-    names = [
-        (row["name"] or "(outside of modules)") + (f" x{row['num_repeats']}" if row["num_repeats"] > 1 else "")
-        for row in rows
-    ]
+    names = [layer_label(row["name"], row["num_repeats"]) for row in rows]
     columns = [Column("layer", names, is_text=True)]
-    for name, (categories, rank) in _LAYER_COLUMNS.items():
+    for name, (categories, rank) in LAYER_COLUMNS.items():
         sums = [sum(row[f"peak_{category}_bytes"] for category in categories) for row in rows]
-        columns.append(Column(name, [_or_dash(bytes_) for bytes_ in sums], rank=rank if any(sums) else _EMPTY_RANK))
+        columns.append(Column(name, [or_dash(bytes_) for bytes_ in sums], rank=rank if any(sums) else _EMPTY_RANK))
     for name, key, rank in (
         ("total", "peak_total_bytes", 0),
         ("own", "peak_own_bytes", 5),
         ("most", "most_total_bytes", 0),
     ):
-        columns.append(Column(name, [_or_dash(row[key]) for row in rows], rank=rank))
+        columns.append(Column(name, [or_dash(row[key]) for row in rows], rank=rank))
     print_table(console, "By layer at the peak, with children", columns)
     when = f"in step {summary['steps'][-1]['step']}" if summary["steps"] else "in the run"
     print_remark(console, f"most: what one such layer, with children, held at most {when}")
     if left_out := len(found) - len(rows):
-        what = "with nothing in them" if all_layers else f"of less than {_MIN_SHARE:.1%} of the peak"
+        what = "with nothing in them" if all_layers else f"of less than {MIN_SHARE:.1%} of the peak"
         print_remark(console, f"left out: {left_out} {what}" + ("" if all_layers else "; --all-layers shows them"))
-
-
-def _or_dash(bytes_: int) -> str:
-    return format_bytes(bytes_) if bytes_ else "-"
 
 
 def _largest(console: Console, blocks: list[dict[str, Any]], cwd: str) -> None:
@@ -191,8 +156,8 @@ def _largest(console: Console, blocks: list[dict[str, Any]], cwd: str) -> None:
         Column("category", [row["category"].replace("_", " ") for row in blocks], is_text=True),
         Column("layer", [row["layer"] for row in blocks], is_text=True),
         Column("made in", [f"{row['step']} {row['phase']}" for row in blocks], is_text=True, rank=1),
-        Column("operation", [_short_operation(row["operation"]) for row in blocks], is_text=True, rank=2),
-        Column("line", [_short_line(row["line"], cwd) for row in blocks], is_text=True),
+        Column("operation", [short_operation(row["operation"]) for row in blocks], is_text=True, rank=2),
+        Column("line", [short_line(row["line"], cwd) for row in blocks], is_text=True),
     ]
     print_table(console, "Largest blocks at the peak", columns)
 
@@ -219,4 +184,4 @@ def _notes(console: Console, summary: dict[str, Any]) -> None:
     print_lines(console, notes)
 
 
-assert {category for of, _ in _LAYER_COLUMNS.values() for category in of} == set(CATEGORIES)
+assert {category for of, _ in LAYER_COLUMNS.values() for category in of} == set(CATEGORIES)

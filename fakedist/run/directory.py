@@ -17,7 +17,8 @@ JOURNAL_NAME = "journal.bin"
 LOCK_NAME = ".lock"
 TABLES_NAME = "tables"
 SNAPSHOT_NAME = "memory_snapshot.pickle"
-_OURS = (MANIFEST_NAME, JOURNAL_NAME, LOCK_NAME, TABLES_NAME, SNAPSHOT_NAME, "report.html", "trace.json.gz")
+PAGE_NAME = "report.html"
+_OURS = (MANIFEST_NAME, JOURNAL_NAME, LOCK_NAME, TABLES_NAME, SNAPSHOT_NAME, PAGE_NAME, "trace.json.gz")
 
 
 def default_name(job: Job) -> Path:

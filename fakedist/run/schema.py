@@ -152,6 +152,14 @@ TABLES: dict[str, Table] = {
             Column("end_allocated_bytes", "int64", "Allocated when it ended."),
         ),
     ),
+    "spans": Table(
+        "A stretch of events in one phase, in order; together they are all of the events.",
+        (
+            Column("step", "int32", "Step."),
+            Column("phase", "string", "Phase."),
+            Column("first_event", "int64", "Row of `events` that begins it; the next span's ends it."),
+        ),
+    ),
     "steps": Table(
         "A training step that ended.",
         (
@@ -287,6 +295,7 @@ reads it, what reads it never needs torch. `python -m fakedist.run.schema` print
 | `run.json` | the manifest, below |
 | `journal.bin` | what the rank wrote while it ran; the tables are made from it, and after a kill it is all there is |
 | `tables/*.parquet` | the tables, below |
+| `report.html` | the report as one page that needs nothing else, not even a network; open it in a browser |
 | `memory_snapshot.pickle` | torch's own snapshot format, for pytorch.org/memory_viz |
 
 Bytes and microseconds everywhere. A directory of a newer schema version is refused. A directory is never overwritten

@@ -38,6 +38,20 @@ def write_table(run_directory: Path, name: str, columns: Mapping[str, Any]) -> N
         scratch.unlink(missing_ok=True)
 
 
+def has_table(run_directory: Path, name: str) -> bool:
+    """Whether a run directory has a table."""
+    return (run_directory / TABLES_NAME / f"{name}.parquet").exists()
+
+
+def count_rows(run_directory: Path, name: str) -> int:
+    """Rows of a table.
+
+    Raises:
+        RunDirectoryError: It is missing or damaged.
+    """
+    return int(read_table(run_directory, name, []).num_rows)
+
+
 def read_table(run_directory: Path, name: str, columns: Sequence[str] | None = None) -> Any:
     """Read one table, or some of its columns, as a ``pyarrow.Table``.
 

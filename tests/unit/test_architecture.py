@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "script": (),
     "cli": ("", "launch", "doctor", "machine", "script", "run", "analysis", "report", "check"),
     "doctor": ("machine", "gpu"),
-    "launch": ("machine", "progress", "script", "run", "gpu", "world", "analysis"),
+    "launch": ("machine", "progress", "script", "run", "gpu", "world", "analysis", "report"),
     "harness": ("progress", "script", "run", "gpu", "world", "record"),
     "run": (),
     "world": ("run",),

@@ -1,0 +1,107 @@
+"""The report as one page: everything in it, nothing fetched, no script but its own."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pandas as pd
+
+from fakedist.analysis.layers import fold_layers, fold_table
+from fakedist.report import charts, peak, sections
+from fakedist.report.pack import Pack
+from fakedist.report.run import Run
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_SCRIPTS = ("base", "timeline", "plot", "plot_input", "treemap", "tables", "groups", "page")
+_BLOCK_COLUMNS = (
+    "bytes",
+    "alloc_event",
+    "free_event",
+    "category",
+    "layer",
+    "operation",
+    "stack",
+    "step",
+    "phase",
+    "at_peak",
+)
+
+
+def write_page(run: Run, path: Path) -> None:
+    """Write the page of a run; a file that is there is replaced, whole or not at all.
+
+    Raises:
+        RunDirectoryError: A table is missing or damaged.
+        OSError: The file cannot be written.
+    """
+    text = page(run)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        scratch.write_text(text, encoding="utf-8")
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def page(run: Run) -> str:
+    """The page as text.
+
+    Raises:
+        RunDirectoryError: A table is missing or damaged.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    script = "\n".join((_TEMPLATES / f"{name}.js").read_text("utf-8") for name in _SCRIPTS)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    own = {"script": script, "style": (_TEMPLATES / "style.css").read_text("utf-8")}
+    return environment.get_template("page.html.j2").render(script_digest=digest, **own, **_context(run))
+
+
+def _context(run: Run) -> dict[str, Any]:
+    """All that the page says, as text, by section; None for a section without anything to say."""
+    summary, cwd = run.summary, run.manifest["cwd"]
+    pack = Pack()
+    context: dict[str, Any] = {
+        "verdict": sections.verdict_section(run, summary),
+        "facts": sections.facts_section(run, summary),
+        "memory": None,
+        "peak": None,
+        "layers": None,
+        "communication": sections.communication_section(run, summary),
+        "advice": [],
+        "reading": sections.reading_section(run, summary),
+    }
+    if summary["peak_allocated_bytes"]:
+        blocks = run.table("blocks", _BLOCK_COLUMNS)
+        lines = peak.job_lines(run, cwd)
+        _pack_memory(pack, run, blocks, lines)
+        table = run.table("layers")
+        folds = fold_layers(table)
+        charts.add_layers(pack, table, folds)
+        context["memory"] = sections.memory_section(summary)
+        context["peak"] = sections.peak_section(
+            summary, peak.largest_blocks(run, blocks, lines, cwd), peak.by_line(blocks, lines)
+        )
+        context["layers"] = sections.layers_section(summary, fold_table(table, folds))
+    pack.meta |= {"capacity": summary["capacity_bytes"], "num_moves": pack.meta.get("num_moves", 0)}
+    job = run.manifest["job"]
+    pack.meta["world"] = {"worldSize": job["world_size"], "perNode": job["gpus_per_node"], "rank": job["rank"]}
+    pack.meta["groups"] = charts.group_objects(run.table("groups"))
+    return context | {"numbers": pack.text()}
+
+
+def _pack_memory(pack: Pack, run: Run, blocks: pd.DataFrame, lines: list[str]) -> None:
+    moves = charts.add_timeline(pack, run, blocks, lines)
+    charts.add_reserved(pack, run, moves)
+    charts.add_spans(pack, run, moves)
+    charts.add_calls(pack, run, moves)

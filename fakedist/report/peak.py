@@ -1,0 +1,81 @@
+"""The peak block by block: the largest ones with their Python stacks, and all of them by the line that made them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from fakedist.report.run import Run
+from fakedist.report.wording import short_line, short_operation
+
+NUM_BLOCKS = 50
+NUM_LINES = 40
+
+
+def job_lines(run: Run, cwd: str) -> list[str]:
+    """For each stack the innermost line outside of torch, from where the command was given."""
+    return [short_line(line, cwd) for line in run.table("stacks")["line"].astype(str)]
+
+
+def largest_blocks(run: Run, blocks: pd.DataFrame, lines: list[str], cwd: str) -> list[dict[str, Any]]:
+    """The largest blocks at the peak in the order of the table ``largest``, each with its stack, innermost first."""
+    alive = blocks[blocks["at_peak"]].sort_values(["bytes", "alloc_event"], ascending=[False, True]).head(NUM_BLOCKS)
+    names = run.table("layers")["name"].astype(str)
+    stacks = _stacks(run, sorted(set(alive["stack"])), cwd)
+    found = []
+    for number, row in zip(alive.index, alive.to_dict("records"), strict=True):
+        line = lines[row["stack"]] if row["stack"] >= 0 else ""
+        found.append(
+            {
+                "number": int(number),
+                "bytes": int(row["bytes"]),
+                "category": str(row["category"]),
+                "layer": names[row["layer"]],
+                "made_in": f"{row['step']} {row['phase']}",
+                "operation": short_operation(str(row["operation"])),
+                "line": line,
+                "stack": [(text, text == line) for text in stacks.get(row["stack"], [])],
+            }
+        )
+    return found
+
+
+def _stacks(run: Run, wanted: list[int], cwd: str) -> dict[int, list[str]]:
+    """Stacks as text, a line a frame."""
+    rows = [number for number in wanted if number >= 0]
+    if not rows:
+        return {}
+    frames = run.table("stacks")["frames"]
+    told = run.table("frames")
+    texts: dict[int, str] = {}
+    for number in {frame for row in rows for frame in frames[row]}:
+        frame = told.iloc[int(number)]
+        texts[number] = f"{short_line(str(frame['filename']), cwd)}:{frame['line']} ({frame['function']})"
+    return {row: [texts[number] for number in frames[row]] for row in rows}
+
+
+def by_line(blocks: pd.DataFrame, lines: list[str]) -> tuple[list[dict[str, Any]], int]:
+    """Blocks alive at the peak, summed by the line that made them; and how many lines are left out.
+
+    Blocks without a line are C++'s (autograd, a reducer); they are summed by operation.
+    """
+    alive = blocks[blocks["at_peak"]]
+    texts = pd.Series([*lines, ""])
+    table = pd.DataFrame(
+        {
+            "line": texts.iloc[alive["stack"].to_numpy()].to_numpy(),  # -1, no stack, is the empty one at the end
+            "operation": alive["operation"].astype(str).map(short_operation).to_numpy(),
+            "category": alive["category"].astype(str).to_numpy(),
+            "bytes": alive["bytes"].to_numpy(),
+        }
+    )
+    table["operation"] = table["operation"].where(table["line"] == "", "")
+    found: list[dict[str, Any]] = []
+    for (line, operation), rows in table.groupby(["line", "operation"], sort=False):
+        sums = rows.groupby("category")["bytes"].sum().sort_values(ascending=False)
+        what = str(line) or (f"(no Python line) {operation}" if operation else "(no Python line)")
+        categories = [str(name).replace("_", " ") for name in sums.index]
+        found.append({"line": what, "bytes": int(rows["bytes"].sum()), "num": len(rows), "categories": categories})
+    found.sort(key=lambda row: -row["bytes"])
+    return found[:NUM_LINES], max(len(found) - NUM_LINES, 0)

@@ -1,0 +1,219 @@
+"""What each section of the page says: figures as text, in the words and with the rounding of the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from fakedist.report.run import Run
+from fakedist.report.wording import (
+    LAYER_COLUMNS,
+    MIN_SHARE,
+    ending,
+    job_command,
+    layer_label,
+    or_dash,
+    verdict,
+)
+from fakedist.run.schema import CATEGORIES
+from fakedist.units import format_bytes, format_us
+
+_STEPS_SHOWN = 8
+
+
+def verdict_section(run: Run, summary: dict[str, Any]) -> dict[str, Any]:
+    """The answer: peak, share of the GPU, fits or not, headroom, wall time."""
+    allocated, reserved = summary["peak_allocated_bytes"], summary["peak_reserved_bytes"]
+    capacity = summary["capacity_bytes"]
+    whole = max(capacity, reserved) or 1
+    parts = [(name, bytes_) for name, bytes_ in summary["by_category"].items() if bytes_]
+    return {
+        "fits": verdict(summary, run.manifest["cwd"]),
+        "allocated": format_bytes(allocated) if allocated else "",
+        "when": f"step {summary['peak_step']}, {summary['peak_phase']}",
+        "reserved": format_bytes(reserved),
+        "capacity": format_bytes(capacity) if capacity else "",
+        "share": f"{reserved / capacity:.1%}" if capacity else "",
+        "headroom": format_bytes(capacity - reserved) if capacity >= reserved else "",
+        "parts": [_part(name, bytes_, whole) for name, bytes_ in parts],
+        "reserved_rest": {"text": format_bytes(reserved - allocated), "width": _percent(reserved - allocated, whole)},
+        "steps": [(row["step"], format_us(row["wall_us"])) for row in summary["steps"][-_STEPS_SHOWN:]],
+        "num_notes": len(summary["notes"]),
+        "provenance": [
+            (name.replace("wall_us", "wall time"), text.partition(": ")[0] if ": " in text else "measured", text)
+            for name, text in run.manifest["provenance"].items()
+        ],
+    }
+
+
+def _part(name: str, bytes_: int, whole: int) -> dict[str, Any]:
+    named = name.replace("_", " ")
+    return {"name": name, "spoken": named, "text": format_bytes(bytes_), "width": _percent(bytes_, whole)}
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.3f}%"
+
+
+def facts_section(run: Run, summary: dict[str, Any]) -> dict[str, Any]:
+    """What ran: command, world, rank and its place in each group, versions, GPU."""
+    manifest, job = run.manifest, run.manifest["job"]
+    versions = manifest["versions"]
+    rows = [
+        ("command", " ".join(manifest["command"])),
+        ("in", manifest["cwd"]),
+        ("job", job_command(job)),
+        ("ended", ending(summary)),
+        ("rank", f"{summary['rank']:,} of {summary['world_size']:,} ({job['gpus_per_node']} GPUs a node)"),
+        ("device", f"{summary['device']}: {summary['gpu'] or 'never reached'}"),
+        ("versions", _versions(summary, versions, manifest["fakedist"])),
+        ("git commit", manifest["git_commit"]),
+        ("when", manifest["created"]),
+    ]
+    groups = run.table("groups").to_dict("records")
+    places = [
+        {
+            "name": str(row["description"] or row["name"]),
+            "place": f"{row['group_rank']:,} of {row['size']:,}",
+            "ranks": str(row["ranks"]),
+            "backend": str(row["backend"]),
+        }
+        for row in groups
+    ]
+    return {"title": job_command(job), "rows": [row for row in rows if row[1]], "places": places}
+
+
+def _versions(summary: dict[str, Any], versions: dict[str, str], own: str) -> str:
+    named = [("torch", summary["torch"]), ("CUDA", versions.get("cuda")), ("Python", versions.get("python"))]
+    return ", ".join([*(f"{name} {version}" for name, version in named if version), f"fakedist {own}"])
+
+
+def memory_section(summary: dict[str, Any]) -> dict[str, Any]:
+    """Memory over the step: the table of phases beside the drawing."""
+    peak = (summary["peak_step"], summary["peak_phase"])
+    rows = [row for row in summary["by_phase"] if row["peak_reserved_bytes"]]
+    keys = ("peak_allocated_bytes", "peak_reserved_bytes", "end_allocated_bytes")
+    steps = sorted({row["step"] for row in rows if row["step"] > 0})
+    return {
+        "steps": steps if len(steps) <= _STEPS_SHOWN else [*steps[:3], *steps[-3:]],
+        "phases": [
+            {
+                "step": row["step"],
+                "phase": row["phase"],
+                "is_peak": (row["step"], row["phase"]) == peak,
+                "figures": [(row[key], format_bytes(row[key])) for key in keys],
+            }
+            for row in rows
+        ],
+        "categories": [
+            {"name": name, "spoken": name.replace("_", " ")} for name in CATEGORIES if summary["by_category"][name]
+        ],
+    }
+
+
+def peak_section(
+    summary: dict[str, Any], largest: list[dict[str, Any]], lines: tuple[list[dict[str, Any]], int]
+) -> dict[str, Any]:
+    """The peak by category, by line and block by block.
+
+    Args:
+        summary: The object of ``--json``.
+        largest: What :func:`fakedist.report.peak.largest_blocks` gave.
+        lines: What :func:`fakedist.report.peak.by_line` gave.
+    """
+    peak = summary["peak_allocated_bytes"]
+    categories = sorted(
+        ((name, bytes_) for name, bytes_ in summary["by_category"].items() if bytes_), key=lambda row: -row[1]
+    )
+    return {
+        "total": format_bytes(peak),
+        "categories": [_part(name, bytes_, peak) | {"share": f"{bytes_ / peak:.1%}"} for name, bytes_ in categories],
+        "blocks": [
+            row | {"text": format_bytes(row["bytes"]), "spoken": row["category"].replace("_", " ")} for row in largest
+        ],
+        "lines": [
+            row | {"text": format_bytes(row["bytes"]), "share": f"{row['bytes'] / peak:.1%}"} for row in lines[0]
+        ],
+        "num_more_lines": lines[1],
+    }
+
+
+def layers_section(summary: dict[str, Any], folded: pd.DataFrame) -> dict[str, Any]:
+    """Every layer with what it holds, repeated ones in one row that opens."""
+    peak = summary["peak_allocated_bytes"]
+    rows: list[dict[str, Any]] = []
+    for number, fold in enumerate(folded.to_dict("records")):
+        figures = [sum(fold[f"peak_{name}_bytes"] for name in categories) for categories, _ in LAYER_COLUMNS.values()]
+        figures += [fold["peak_total_bytes"], fold["peak_own_bytes"], fold["most_total_bytes"]]
+        rows.append(
+            {
+                "fold": number,
+                "label": layer_label(fold["name"]),
+                "class_name": fold["class_name"],
+                "num_repeats": fold["num_repeats"],
+                "is_small": max(fold["peak_total_bytes"], fold["most_total_bytes"]) <= peak * MIN_SHARE,
+                "figures": [(bytes_, or_dash(bytes_)) for bytes_ in figures],
+            }
+        )
+    largest = [max((row["figures"][at][0] for row in rows), default=0) or 1 for at in range(len(LAYER_COLUMNS) + 3)]
+    for row in rows:
+        row["figures"] = [(*pair, _percent(pair[0], most)) for pair, most in zip(row["figures"], largest, strict=True)]
+    return {
+        "columns": [(name, " ".join(categories)) for name, (categories, _) in LAYER_COLUMNS.items()],
+        "rows": rows,
+        "num_small": sum(row["is_small"] for row in rows),
+        "when": f"in step {summary['steps'][-1]['step']}" if summary["steps"] else "in the run",
+        "min_share": f"{MIN_SHARE:.1%}",
+    }
+
+
+def communication_section(run: Run, summary: dict[str, Any]) -> dict[str, Any] | None:
+    """Groups and calls; None without either."""
+    groups = run.table("groups")
+    if not len(groups):
+        return None
+    job = run.manifest["job"]
+    calls = [
+        row | {f"{key}_text": format_bytes(row[key]) for key in ("bytes_in", "bytes_out")}
+        for row in summary["collectives"]
+    ]
+    return {
+        "groups": [_group(row, job["gpus_per_node"]) for row in groups.to_dict("records")],
+        "calls": calls,
+        "world": f"{job['world_size']:,}",
+        "num_nodes": -(-job["world_size"] // job["gpus_per_node"]),
+        "per_node": job["gpus_per_node"],
+    }
+
+
+def _group(row: Mapping[Any, Any], per_node: int) -> dict[str, Any]:
+    nodes = {rank // per_node for rank in ranks_of(str(row["ranks"]))}
+    where = "within one node" if len(nodes) == 1 else f"across {len(nodes):,} nodes"
+    return {
+        "name": str(row["description"] or row["name"]),
+        "ranks": str(row["ranks"]),
+        "text": f"{row['size']:,} ranks {where}; this one is {row['group_rank']:,}",
+    }
+
+
+def ranks_of(text: str) -> list[int]:
+    """Ranks of the table ``groups``: "0,3,5", "0-7" or "0-56:8" (every eighth from 0 to 56)."""
+    found: list[int] = []
+    for part in filter(None, text.split(",")):
+        bounds, _, step = part.partition(":")
+        first, _, last = bounds.partition("-")
+        found += range(int(first), int(last or first) + 1, int(step or 1))
+    return found
+
+
+def reading_section(run: Run, summary: dict[str, Any]) -> dict[str, Any]:
+    """What a reader must know: notes, what is missing, what was made up."""
+    return {
+        "notes": summary["notes"],
+        "provenance": list(run.manifest["provenance"].items()),
+        "invented": run.table("invented").to_dict("records"),
+        "unanswered": run.table("unanswered").to_dict("records"),
+        "path": str(run.path),
+    }

@@ -1,0 +1,72 @@
+// Put the parts together once the numbers are unpacked.
+
+function wireTheme(redraw) {
+  const button = $('#theme'), root = document.documentElement;
+  const dark = () => (root.dataset.theme || (matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light')) === 'dark';
+  const show = () => button.setAttribute('aria-pressed', dark());
+  button.addEventListener('click', () => { root.dataset.theme = dark() ? 'light' : 'dark'; show(); redraw(); });
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { show(); redraw(); });
+  show();
+}
+
+// Paper is white: print in light colours, with what is folded as it is.
+function wirePrint(redraw) {
+  let before;
+  addEventListener('beforeprint', () => { before = document.documentElement.dataset.theme; document.documentElement.dataset.theme = 'light'; redraw(true); });
+  addEventListener('afterprint', () => { if (before) document.documentElement.dataset.theme = before; else delete document.documentElement.dataset.theme; redraw(); });
+}
+
+function wireNav() {
+  const links = $$('nav a'), seen = new Map();
+  const watch = new IntersectionObserver((entries) => {
+    for (const entry of entries) seen.set(entry.target.id, entry.isIntersecting);
+    const now = links.find((link) => seen.get(link.hash.slice(1)));
+    links.forEach((link) => (link === now ? link.setAttribute('aria-current', 'true') : link.removeAttribute('aria-current')));
+  }, { rootMargin: '-80px 0px -55% 0px' });
+  links.forEach((link) => { const section = $(link.hash); if (section) watch.observe(section); });
+}
+
+async function start() {
+  wireNav();
+  const holder = $('#numbers');
+  const data = holder ? await unpack(holder.textContent.trim()) : null;
+  if (holder) holder.remove();
+  for (const table of $$('table.live')) wireTable(table, data);
+  const drawn = [];
+  let plot = null;
+  if (data && data.meta.num_moves && $('#timeline')) {
+    const timeline = new Timeline(data);
+    plot = new Plot($('#timeline'), timeline, { capacity: data.meta.capacity });
+    drawn.push((now) => { plot.drawOverview(); if (now) plot.paint(); else plot.draw(); });
+    plot.announce();
+    plot.pin(timeline.peak.move);
+    for (const button of $$('button.find')) {
+      button.addEventListener('click', () => { plot.showBlock(Number(button.dataset.block)); $('#memory').scrollIntoView(); plot.canvas.focus({ preventScroll: true }); });
+    }
+  }
+  if (data && $('#picture')) {
+    const picture = new PeakPicture($('#picture'), new LayerTree(data));
+    drawn.push(() => picture.draw());
+  }
+  if (data && data.call_move && plot && $('canvas.calls')) {
+    const calls = new CallPlot($('canvas.calls'), data, plot);
+    drawn.push(() => calls.draw());
+  }
+  if (data) {
+    const world = data.meta.world;
+    const groups = () => $$('canvas.group').forEach((canvas) => drawGroup(canvas, world));
+    drawn.push(groups);
+    groups();
+    addEventListener('resize', groups);
+  }
+  const redraw = (now) => drawn.forEach((draw) => draw(now));
+  wireTheme(redraw);
+  wirePrint(redraw);
+  window.fakedist = { plot, data };
+  document.documentElement.dataset.ready = 'yes';
+}
+
+start().catch((error) => {
+  $('#trouble').hidden = false;
+  $('#trouble').textContent = `The drawings of this page need a browser of 2023 or newer (${error.message}); all tables are below.`;
+});

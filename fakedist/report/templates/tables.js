@@ -1,0 +1,107 @@
+// Tables that sort, filter and open. What they show is in the document already; the page works without this.
+
+function wireTable(table, data) {
+  const body = table.tBodies[0];
+  const groups = $$('tr', body).filter((row) => !row.classList.contains('under')).map((row) => [row]);
+  groups.forEach((group, at) => {
+    group.at = at;
+    const after = group[0].nextElementSibling;
+    if (after && after.classList.contains('under')) group.push(after);
+  });
+  $$('th[data-sort]', table).forEach((heading) => {
+    const column = heading.cellIndex;
+    const button = make('button', { type: 'button', class: 'sort', title: 'sort' }, ...heading.childNodes);
+    heading.replaceChildren(button);
+    button.addEventListener('click', () => sortTable(table, groups, heading, column));
+  });
+  wireFilter(table, groups);
+  for (const opener of $$('button.open', body)) opener.addEventListener('click', () => toggle(opener, groups, data));
+}
+
+function sortTable(table, groups, heading, column) {
+  const isText = heading.dataset.sort === 'text', before = heading.getAttribute('aria-sort');
+  const order = { null: isText ? 'ascending' : 'descending', ascending: isText ? 'descending' : null, descending: isText ? null : 'ascending' }[before];
+  $$('th[aria-sort]', table).forEach((other) => other.removeAttribute('aria-sort'));
+  if (order) heading.setAttribute('aria-sort', order);
+  const value = (group) => {
+    const cell = group[0].cells[column];
+    return isText ? cell.textContent.trim() : Number(cell.dataset.value);
+  };
+  const sign = order === 'descending' ? -1 : 1;
+  groups.sort((a, b) => {
+    if (!order) return a.at - b.at;
+    const [one, other] = [value(a), value(b)];
+    return (isText ? one.localeCompare(other, 'en', { numeric: true }) : one - other) * sign || a.at - b.at;
+  });
+  table.tBodies[0].append(...groups.flat());
+}
+
+function wireFilter(table, groups) {
+  const panel = table.closest('.tabled'), box = $('input[type=search]', panel), small = $('input.small', panel);
+  const told = $('.told', panel);
+  const apply = () => {
+    const wanted = box ? box.value.trim().toLowerCase() : '';
+    let shown = 0;
+    for (const group of groups) {
+      const tooSmall = small && !small.checked && group[0].dataset.small !== undefined && !wanted;
+      const hidden = tooSmall || (wanted && !group[0].textContent.toLowerCase().includes(wanted));
+      group.forEach((row) => { row.hidden = hidden || (row.classList.contains('under') && row.dataset.open !== 'yes'); });
+      shown += !hidden;
+    }
+    if (told) told.textContent = wanted ? `${countText(shown)} of ${countText(groups.length)} rows` : '';
+  };
+  if (box) box.addEventListener('input', apply);
+  if (small) small.addEventListener('change', apply);
+  apply();
+}
+
+function toggle(opener, groups, data) {
+  const row = opener.closest('tr'), group = groups.find((each) => each[0] === row);
+  const open = opener.getAttribute('aria-expanded') !== 'true';
+  opener.setAttribute('aria-expanded', open);
+  if (row.dataset.fold !== undefined) {
+    group.slice(1).forEach((each) => each.remove());
+    group.length = 1;
+    if (open) group.push(...repeats(row, data));
+    row.after(...group.slice(1));
+  } else {
+    const under = group[1];
+    under.hidden = !open;
+    under.dataset.open = open ? 'yes' : '';
+  }
+}
+
+// The single layers that a folded row stands for, with their children, in the columns of the table.
+function repeats(row, data) {
+  const fold = Number(row.dataset.fold);
+  let at = 0;
+  for (let i = 0; i < fold; i += 1) at += data.fold_size[i];
+  const table = row.closest('table'), columns = $$('th', table).map((heading) => heading.dataset);
+  const totals = layerTotals(data), found = [];
+  for (const layer of data.fold_layers.subarray(at, at + data.fold_size[fold])) {
+    const line = make('tr', { class: 'repeat' });
+    for (const { sum, own, most } of columns) {
+      const values = sum ? sum.split(' ').map((name) => totals[name]) : own ? data.meta.categories.map((name) => data[`layer_${name}`]) : most ? [data.layer_most] : null;
+      if (!values) { line.append(make('th', { scope: 'row' }, data.meta.layers[layer])); continue; }
+      const bytes = values.reduce((total, of) => total + of[layer], 0);
+      line.append(make('td', { 'data-value': bytes }, orDash(bytes)));
+    }
+    found.push(line);
+  }
+  return found;
+}
+
+// Bytes by category with children, of every layer; children come after their parents.
+function layerTotals(data) {
+  if (data.totals) return data.totals;
+  data.totals = {};
+  for (const name of data.meta.categories) {
+    const total = Float64Array.from(data[`layer_${name}`]);
+    for (let at = total.length - 1; at > 0; at -= 1) {
+      const above = data.layer_parent[at];
+      if (above > 1) total[above - 1] += total[at];
+    }
+    data.totals[name] = total;
+  }
+  return data.totals;
+}

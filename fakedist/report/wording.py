@@ -1,0 +1,86 @@
+"""What terminal, page and Markdown say in the same words: the verdict, the command, how the run ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fakedist.units import format_bytes
+
+#: Columns of the layer table: their categories, and which goes first where there is no room.
+LAYER_COLUMNS = {
+    "params": (("parameter",), 0),
+    "grads": (("gradient",), 3),
+    "opt state": (("optimizer_state",), 1),
+    "activations": (("activation",), 0),
+    "temps": (("temporary",), 2),
+    "other": (("workspace", "communication", "other"), 4),
+}
+MIN_SHARE = 0.001  # layers below a thousandth of the peak are left out of the folded table, and counted
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the rank fits.
+
+    Attributes:
+        fits: Yes or no.
+        word: "fits" or "does not fit".
+        more: What follows the word.
+    """
+
+    fits: bool
+    word: str
+    more: str
+
+
+def verdict(summary: dict[str, Any], cwd: str) -> Verdict | None:
+    """Whether the rank fits the GPU; None if it never used one."""
+    reserved, capacity = summary["peak_reserved_bytes"], summary["capacity_bytes"]
+    if failed := summary["out_of_memory"]:
+        who = short_operation(failed["operation"]) or "an allocation"
+        of = f" of {failed['layer']}" if failed["layer"] else ""
+        at = f" at {short_line(failed['line'], cwd)}" if failed["line"] else ""
+        asked = (
+            f"asked for {format_bytes(failed['requested_bytes'])}{at}, with {format_bytes(failed['allocated_bytes'])}"
+        )
+        return Verdict(False, "does not fit", f": {who}{of} {asked} allocated")
+    if not summary["fits"]:
+        takes = f": it takes {format_bytes(reserved)}, {format_bytes(reserved - capacity)} more than the GPU has"
+        return Verdict(False, "does not fit", takes if reserved > capacity else "")
+    if capacity and reserved:
+        return Verdict(True, "fits", f", headroom {format_bytes(capacity - reserved)}")
+    return None
+
+
+def job_command(job: dict[str, Any]) -> str:
+    """The script and its arguments as they were typed."""
+    return " ".join([("-m " if job["is_module"] else "") + job["target"], *job["arguments"]])
+
+
+def ending(summary: dict[str, Any]) -> str:
+    """How the run ended, and after how many steps."""
+    found, num_steps = summary["exit"], len(summary["steps"])
+    message = found["message"].split(". ")[0]
+    how = found["outcome"].replace("_", " ") + (f" ({message})" if message else "")
+    return f"{how} after {num_steps} step{'' if num_steps == 1 else 's'}"
+
+
+def short_operation(operation: str) -> str:
+    """An operation without the namespace that most have."""
+    return operation.removeprefix("aten.")
+
+
+def short_line(line: str, cwd: str) -> str:
+    """A line of the job, from where the command was given."""
+    return line.removeprefix(cwd.rstrip("/") + "/") if cwd else line
+
+
+def layer_label(name: str, num_repeats: int = 1) -> str:
+    """A layer's name as tables show it."""
+    return (name or "(outside of modules)") + (f" x{num_repeats}" if num_repeats > 1 else "")
+
+
+def or_dash(bytes_: int) -> str:
+    """Bytes as text; nothing as a dash."""
+    return format_bytes(bytes_) if bytes_ else "-"
