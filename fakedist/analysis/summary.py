@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from fakedist.analysis.advice import find_advice
 from fakedist.analysis.layers import fold_layers, fold_table, unfolded
 from fakedist.analysis.memory import layer_names
 from fakedist.analysis.recording import Recording
@@ -50,6 +51,7 @@ def summarize(
         "collectives": _collectives(tables),
         "steps": tables["steps"].drop(columns="start_us").to_dict("records"),
         "out_of_memory": _out_of_memory(recording, ending, tables["events"]),
+        "advice": find_advice(tables),
         "invented_values": int(tables["invented"]["num_values"].sum()),
     }
 

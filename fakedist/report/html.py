@@ -78,7 +78,7 @@ def _context(run: Run) -> dict[str, Any]:
         "peak": None,
         "layers": None,
         "communication": sections.communication_section(run, summary),
-        "advice": [],
+        "advice": sections.advice_section(summary),
         "reading": sections.reading_section(run, summary),
     }
     if summary["peak_allocated_bytes"]:
@@ -88,7 +88,7 @@ def _context(run: Run) -> dict[str, Any]:
         table = run.table("layers")
         folds = fold_layers(table)
         charts.add_layers(pack, table, folds)
-        context["memory"] = sections.memory_section(summary)
+        context["memory"] = sections.memory_section(summary, set(blocks["category"].unique()))
         context["peak"] = sections.peak_section(
             summary, peak.largest_blocks(run, blocks, lines, cwd), peak.by_line(blocks, lines)
         )

@@ -38,7 +38,8 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """The object that ``--json`` prints."""
-        return {**self.manifest["summary"], "run_directory": str(self.path)}
+        summary = {**self.manifest["summary"], "run_directory": str(self.path)}
+        return {"advice": [], **summary} if "advice" not in summary else summary  # an older fakedist gave none
 
     def has(self, name: str) -> bool:
         """Whether the run has a table; an older fakedist wrote fewer."""

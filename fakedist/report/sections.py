@@ -11,6 +11,8 @@ from fakedist.report.run import Run
 from fakedist.report.wording import (
     LAYER_COLUMNS,
     MIN_SHARE,
+    advice_text,
+    command_line,
     ending,
     job_command,
     layer_label,
@@ -62,7 +64,7 @@ def facts_section(run: Run, summary: dict[str, Any]) -> dict[str, Any]:
     manifest, job = run.manifest, run.manifest["job"]
     versions = manifest["versions"]
     rows = [
-        ("command", " ".join(manifest["command"])),
+        ("command", command_line(manifest["command"])),
         ("in", manifest["cwd"]),
         ("job", job_command(job)),
         ("ended", ending(summary)),
@@ -90,8 +92,13 @@ def _versions(summary: dict[str, Any], versions: dict[str, str], own: str) -> st
     return ", ".join([*(f"{name} {version}" for name, version in named if version), f"fakedist {own}"])
 
 
-def memory_section(summary: dict[str, Any]) -> dict[str, Any]:
-    """Memory over the step: the table of phases beside the drawing."""
+def memory_section(summary: dict[str, Any], categories: set[str]) -> dict[str, Any]:
+    """Memory over the step: the table of phases beside the drawing.
+
+    Args:
+        summary: The object of ``--json``.
+        categories: Those that any block of the run has.
+    """
     peak = (summary["peak_step"], summary["peak_phase"])
     rows = [row for row in summary["by_phase"] if row["peak_reserved_bytes"]]
     keys = ("peak_allocated_bytes", "peak_reserved_bytes", "end_allocated_bytes")
@@ -107,9 +114,7 @@ def memory_section(summary: dict[str, Any]) -> dict[str, Any]:
             }
             for row in rows
         ],
-        "categories": [
-            {"name": name, "spoken": name.replace("_", " ")} for name in CATEGORIES if summary["by_category"][name]
-        ],
+        "categories": [{"name": name, "spoken": name.replace("_", " ")} for name in CATEGORIES if name in categories],
     }
 
 
@@ -206,6 +211,11 @@ def ranks_of(text: str) -> list[int]:
         first, _, last = bounds.partition("-")
         found += range(int(first), int(last or first) + 1, int(step or 1))
     return found
+
+
+def advice_section(summary: dict[str, Any]) -> list[dict[str, Any]]:
+    """What would help, as text."""
+    return [advice_text(each) for each in summary["advice"]]
 
 
 def reading_section(run: Run, summary: dict[str, Any]) -> dict[str, Any]:

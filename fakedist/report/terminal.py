@@ -16,6 +16,7 @@ from fakedist.report.sheet import Column, print_heading, print_lines, print_rema
 from fakedist.report.wording import (
     LAYER_COLUMNS,
     MIN_SHARE,
+    advice_text,
     ending,
     job_command,
     layer_label,
@@ -55,6 +56,8 @@ def render(run_directory: Path, *, all_layers: bool, console: Console) -> None:
         _largest(console, summary["largest_blocks"][:_NUM_LARGEST], run.manifest["cwd"])
     if summary["collectives"]:
         _collectives(console, summary["collectives"])
+    if summary["advice"]:
+        _advice(console, summary["advice"])
     _notes(console, summary)
 
 
@@ -172,6 +175,15 @@ def _collectives(console: Console, rows: list[dict[str, Any]]) -> None:
         Column("bytes out", [format_bytes(row["bytes_out"]) for row in rows]),
     ]
     print_table(console, "Collectives, simulated: this rank's calls", columns)
+
+
+def _advice(console: Console, pieces: list[dict[str, Any]]) -> None:
+    print_heading(console, "What would help, estimated: each by itself")
+    told = Table.grid(padding=(0, 2))
+    for piece in map(advice_text, pieces):
+        told.add_row(f"{piece['gives']:>12}", Text(f"{piece['of']}: {piece['title']} (rule {piece['rule']})"))
+        told.add_row("", Text(piece["text"], style="dim"))
+    print_lines(console, told)
 
 
 def _notes(console: Console, summary: dict[str, Any]) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fakedist.units import format_bytes
@@ -16,6 +19,7 @@ LAYER_COLUMNS = {
     "temps": (("temporary",), 2),
     "other": (("workspace", "communication", "other"), 4),
 }
+_PACKAGES = re.compile(r"^/.*/(?:site|dist)-packages/|^/.*/lib/(?=python3\.\d+/)")
 MIN_SHARE = 0.001  # layers below a thousandth of the peak are left out of the folded table, and counted
 
 
@@ -58,6 +62,13 @@ def job_command(job: dict[str, Any]) -> str:
     return " ".join([("-m " if job["is_module"] else "") + job["target"], *job["arguments"]])
 
 
+def command_line(command: list[str]) -> str:
+    """The whole command as it can be typed again."""
+    program = Path(command[0]).name if command else ""
+    names = {"__main__.py": "python -m fakedist", "cli.py": "python cli.py"}
+    return " ".join([names.get(program, program), *(shlex.quote(each) for each in command[1:])])
+
+
 def ending(summary: dict[str, Any]) -> str:
     """How the run ended, and after how many steps."""
     found, num_steps = summary["exit"], len(summary["steps"])
@@ -71,6 +82,11 @@ def short_operation(operation: str) -> str:
     return operation.removeprefix("aten.")
 
 
+def short_frame(filename: str, cwd: str) -> str:
+    """A source file from where the command was given, or from where packages are."""
+    return _PACKAGES.sub("", short_line(filename, cwd))
+
+
 def short_line(line: str, cwd: str) -> str:
     """A line of the job, from where the command was given."""
     return line.removeprefix(cwd.rstrip("/") + "/") if cwd else line
@@ -79,6 +95,13 @@ def short_line(line: str, cwd: str) -> str:
 def layer_label(name: str, num_repeats: int = 1) -> str:
     """A layer's name as tables show it."""
     return (name or "(outside of modules)") + (f" x{num_repeats}" if num_repeats > 1 else "")
+
+
+def advice_text(advice: dict[str, Any]) -> dict[str, str]:
+    """A piece of advice in words: rule, title, text, gives, of."""
+    of = "reserved" if advice["of"] == "peak_reserved_bytes" else "allocated"
+    gives = format_bytes(advice["gives_bytes"])
+    return {**{key: advice[key] for key in ("rule", "title", "text")}, "gives": gives, "of": f"less {of} at the peak"}
 
 
 def or_dash(bytes_: int) -> str:

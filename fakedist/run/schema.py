@@ -280,6 +280,8 @@ SUMMARY = {
     "steps": "Objects with `step`, `wall_us`, `peak_allocated_bytes`, `peak_reserved_bytes`.",
     "out_of_memory": "Null, or `requested_bytes`, `layer`, `operation`, `line` of the request that failed, and "
     "`allocated_bytes`, `reserved_bytes` then.",
+    "advice": "What would lower the peak, each estimated by itself from this run: objects with `rule`, `title`, "
+    "`text`, `gives_bytes` and `of`, the peak that would be lower by so much.",
     "invented_values": "Values that the virtual GPU made up.",
     "notes": "What a reader must know about these figures.",
     "run_directory": "Absolute path of the run directory.",

@@ -257,7 +257,7 @@ class Plot {
     context.lineWidth = 1;
     context.beginPath();
     context.moveTo(x, TOP - 3);
-    context.lineTo(x, TOP + this.height);
+    context.lineTo(x, y);
     context.setLineDash([2, 3]);
     context.stroke();
     context.setLineDash([]);

@@ -1,0 +1,270 @@
+"""What would lower the peak, computed from the run: its own history again, without the blocks that a change saves.
+
+Every figure is estimated. A rule that finds nothing worth saying says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fakedist.analysis.layers import Fold, fold_layers
+from fakedist.analysis.recording import Array
+from fakedist.units import format_bytes
+
+MIN_SHARE = 0.01  # of the peak; less is not worth a change
+MIN_BYTES = 1 << 20
+_LOSS_PIECES = 8
+_LOSS = r"log_softmax|nll_loss|cross_entropy"
+_NUM_CHECKPOINTS = 2  # stacks of layers to speak of
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One change to the job.
+
+    Attributes:
+        rule: The rule that found it.
+        title: What to change.
+        text: Why, and how.
+        gives_bytes: How much lower the peak would be.
+        of: Which peak: peak_allocated_bytes or peak_reserved_bytes.
+    """
+
+    rule: str
+    title: str
+    text: str
+    gives_bytes: int
+    of: str = "peak_allocated_bytes"
+
+
+class History:
+    """The tables of a run as rules ask them.
+
+    Args:
+        tables: Tables by name: blocks, layers, stacks, events, spans, calls, groups.
+    """
+
+    def __init__(self, tables: dict[str, pd.DataFrame]) -> None:
+        self.blocks, self.layers = tables["blocks"], tables["layers"]
+        self.spans, self.calls, self.groups = tables["spans"], tables["calls"], tables["groups"]
+        self.actions = tables["events"]["action"]
+        self.allocated = tables["events"]["allocated_bytes"].to_numpy()
+        self.reserved_peak = int(tables["events"]["reserved_bytes"].max()) if len(self.allocated) else 0
+        self.peak = int(self.allocated.max(initial=0))
+        self.category = self.blocks["category"].astype(str).to_numpy()
+        lines = np.array([*tables["stacks"]["line"].astype(str), ""], object)
+        self.line = lines[self.blocks["stack"].to_numpy()]  # -1, no stack, is the empty one at the end
+
+    def saved(self, bytes_: Array, starts: Array | None = None, ends: Array | None = None) -> int:
+        """How much lower the peak is without so many bytes of each block.
+
+        Args:
+            bytes_: Of each block, what is gone of it.
+            starts: Event from which on it is gone; where it is allocated, unless given.
+            ends: Event from which on it would be gone anyway; where it is freed, unless given.
+        """
+        num_events = len(self.allocated)
+        first = self.blocks["alloc_event"].to_numpy() if starts is None else starts
+        end = self.blocks["free_event"].to_numpy() if ends is None else ends
+        gone = np.where(first < end, bytes_, 0)
+        change = np.bincount(first, gone, num_events + 1) - np.bincount(end, gone, num_events + 1)
+        return self.peak - int((self.allocated - np.cumsum(change)[:num_events]).max(initial=0))
+
+    def at_peak(self, chosen: Array) -> int:
+        """Bytes of the chosen blocks that are alive at the peak."""
+        return int(self.blocks.loc[chosen & self.blocks["at_peak"].to_numpy(), "bytes"].sum())
+
+
+def find_advice(tables: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
+    """Advice for a run, what gives most first.
+
+    Args:
+        tables: See :class:`History`.
+    """
+    if not len(tables["blocks"]):
+        return []
+    history = History(tables)
+    found = [advice for rule in RULES for advice in rule(history)]
+    worth = max(MIN_BYTES, MIN_SHARE * history.peak)
+    found = sorted((each for each in found if each.gives_bytes >= worth), key=lambda each: -each.gives_bytes)
+    return [asdict(each) for each in found]
+
+
+def _checkpoint(history: History) -> Iterator[Advice]:
+    """Activations saved inside repeated layers, which a checkpoint would compute again."""
+    stacks = _outermost([fold for fold in fold_layers(history.layers) if len(fold.layers) > 1])
+    blocks = history.blocks
+    saved = (history.category == "activation") & ~blocks["recompute"].to_numpy()
+    found = []
+    for fold in stacks:
+        owner = _owners(history.layers, fold)[blocks["layer"].to_numpy()]
+        inside = np.flatnonzero(saved & (owner >= 0))
+        held = history.at_peak(saved & (owner >= 0))
+        if held < MIN_SHARE * history.peak:
+            continue
+        bytes_, starts, ends = _without_saving(history, inside, owner[inside])
+        gives = history.saved(bytes_, starts, ends)
+        text = (
+            f"the activations saved inside these {len(fold.layers)} layers hold {format_bytes(held)} at the peak; with "
+            "torch.utils.checkpoint each keeps its output alone and computes the rest again in backward"
+        )
+        found.append(Advice("checkpoint", f"checkpoint {fold.name} ({fold.class_name})", text, gives))
+    yield from sorted(found, key=lambda each: -each.gives_bytes)[:_NUM_CHECKPOINTS]
+
+
+def _outermost(folds: list[Fold]) -> list[Fold]:
+    """Folds that lie in no other one; folds come depth first."""
+    found: list[Fold] = []
+    for fold in folds:
+        if not any(fold.name.startswith(f"{other.name}.") for other in found):
+            found.append(fold)
+    return found
+
+
+def _owners(layers: pd.DataFrame, fold: Fold) -> Array:
+    """For each layer the repeat of the fold that it lies in; -1 outside of them."""
+    owner = np.full(len(layers), -1)
+    owner[list(fold.layers)] = np.arange(len(fold.layers))
+    for layer, parent in enumerate(layers["parent"].tolist()):
+        if owner[layer] < 0 < parent:
+            owner[layer] = owner[parent]
+    return owner
+
+
+def _without_saving(history: History, inside: Array, owner: Array) -> tuple[Array, Array, Array]:
+    """Of each block the bytes that a checkpoint drops, and from when to when.
+
+    A repeat's forward pass is a run of its blocks in the order of allocation. From its end until its backward begins
+    (before its first free) only the last block, its output, stays; in backward all of it is there again.
+    """
+    made, freed = (history.blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
+    gone = np.zeros(len(history.blocks))
+    starts, ends = made.copy(), freed.copy()
+    passes = np.cumsum(np.diff(owner, prepend=-2) != 0) - 1
+    last = np.flatnonzero(np.diff(passes, append=-2))
+    first_free = np.full(len(last), len(history.allocated))
+    np.minimum.at(first_free, passes, freed[inside])
+    gone[inside] = history.blocks["bytes"].to_numpy()[inside]
+    gone[inside[last]] = 0
+    starts[inside] = made[inside[last]][passes] + 1
+    ends[inside] = first_free[passes] - 1
+    return gone, starts, ends
+
+
+def _shard_optimizer(history: History) -> Iterator[Advice]:
+    """Optimizer state that every rank of a group holds alike, because it all-reduces its gradients."""
+    state = history.category == "optimizer_state"
+    held = history.at_peak(state)
+    parameters = history.at_peak(history.category == "parameter")
+    calls = history.calls[history.calls["operation"].astype(str).str.startswith("all_reduce")]
+    phase = calls["phase"].astype(str)
+    if not held or held < parameters / 2 or not len(calls):  # less than half: it is sharded already
+        return
+    last = calls["step"].max()
+    in_backward = calls[(phase == "backward") & (calls["step"] == last)].groupby("group")["bytes_in"].sum()
+    for group, bytes_ in in_backward.items():
+        # A tensor-parallel group all-reduces in forward too.
+        if bytes_ < 0.9 * parameters or ((phase == "forward") & (calls["group"] == group)).any():
+            continue
+        row = history.groups.iloc[int(str(group))]
+        size, name = int(row["size"]), str(row["description"] or row["name"])
+        if size < 2:
+            continue
+        text = (
+            f"every one of the {size:,} ranks of {name} holds the same optimizer state, {format_bytes(held)} at the "
+            f"peak; ZeroRedundancyOptimizer or FSDP2 (fully_shard) keeps a {size:,}th of it here"
+        )
+        gives = history.saved(np.where(state, history.blocks["bytes"] * (1 - 1 / size), 0))
+        yield Advice("shard-optimizer", f"shard the optimizer over {name}", text, gives)
+
+
+def _fuse_loss(history: History) -> Iterator[Advice]:
+    """Logits and their gradient held whole, several times over, by an unfused cross entropy."""
+    names = history.blocks["operation"].astype(str)
+    is_loss = names.str.contains(_LOSS).to_numpy()
+    lines = set(history.line[is_loss]) - {""}
+    # A cast of the logits is made on the loss's own line.
+    casts = names.str.contains("_to_copy").to_numpy() & np.isin(history.line, list(lines))
+    chosen = is_loss | casts
+    if not (held := history.at_peak(chosen)):
+        return
+    where = f" ({_short(sorted(lines)[0])})" if lines else ""
+    text = (
+        f"the loss{where} holds {format_bytes(held)} at the peak in whole logits; in {_LOSS_PIECES} chunks, with a "
+        "fused linear cross entropy, or sharded over the vocabulary (loss parallel) it holds a part of that"
+    )
+    gives = history.saved(np.where(chosen, history.blocks["bytes"] * (1 - 1 / _LOSS_PIECES), 0))
+    yield Advice("fuse-loss", f"compute the loss in {_LOSS_PIECES} chunks, or fused", text, gives)
+
+
+def _short(line: str) -> str:
+    """File and line without the folders."""
+    return line.partition(" (")[0].rpartition("/")[2]
+
+
+def _fuse_optimizer(history: History) -> Iterator[Advice]:
+    """Lists of temporaries as long as the model, made by an optimizer that is not fused."""
+    names, phase = history.blocks["operation"].astype(str), history.blocks["phase"].astype(str)
+    chosen = (names.str.contains("_foreach_") & (phase == "optimizer")).to_numpy() & (history.category == "temporary")
+    if held := history.at_peak(chosen):
+        text = (
+            f"the optimizer's step holds {format_bytes(held)} of temporaries at the peak; fused=True has none, and "
+            "foreach=False one parameter's at a time"
+        )
+        gives = history.saved(np.where(chosen, history.blocks["bytes"], 0))
+        yield Advice("fuse-optimizer", "use the fused optimizer", text, gives)
+
+
+def _drop_gradients(history: History) -> Iterator[Advice]:
+    """Gradients of the step before that are kept through the forward."""
+    gradient = history.category == "gradient"
+    made, freed = (history.blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
+    gone = np.zeros(len(history.blocks))
+    starts, ends = made.copy(), freed.copy()
+    kept = 0
+    phase = history.spans["phase"].astype(str)
+    for step in sorted(set(history.spans["step"]) - {0, 1}):
+        of_step = history.spans["step"] == step
+        forward = history.spans.loc[of_step & (phase == "forward"), "first_event"]
+        backward = history.spans.loc[of_step & (phase == "backward"), "first_event"]
+        if not len(forward) or not len(backward):
+            continue
+        idle = gradient & (made < forward.iloc[0]) & (freed > backward.iloc[0])
+        gone[idle] = history.blocks["bytes"].to_numpy()[idle]
+        starts[idle], ends[idle] = forward.iloc[0], backward.iloc[0]
+        kept = max(kept, int(gone[idle].sum()))
+    if kept:
+        text = (
+            f"gradients of the step before, {format_bytes(kept)}, are kept through the forward; "
+            "zero_grad(set_to_none=True), after the optimizer's step, frees them"
+        )
+        yield Advice("drop-gradients", "free the gradients after the step", text, history.saved(gone, starts, ends))
+
+
+def _expandable_segments(history: History) -> Iterator[Advice]:
+    """Memory that the allocator holds in pieces of the wrong size."""
+    if (history.actions == "segment_map").any():
+        return
+    unused = history.reserved_peak - history.peak
+    text = (
+        f"at most {format_bytes(history.peak)} were allocated at once and {format_bytes(history.reserved_peak)} were "
+        "reserved; PYTORCH_ALLOC_CONF=expandable_segments:True needs up to so much less"
+    )
+    of = "peak_reserved_bytes"
+    if unused >= 0.05 * history.reserved_peak:
+        yield Advice("expandable-segments", "let segments grow", text, unused, of)
+
+
+RULES: tuple[Callable[[History], Iterator[Advice]], ...] = (
+    _checkpoint,
+    _shard_optimizer,
+    _fuse_loss,
+    _fuse_optimizer,
+    _drop_gradients,
+    _expandable_segments,
+)

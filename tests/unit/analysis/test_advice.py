@@ -1,0 +1,150 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakedist.analysis.build import build_tables
+from fakedist.run.manifest import load_manifest
+from tests.unit.analysis.recorded import MIB, HandMade, new_run
+
+
+def advice(made: HandMade, directory: Path) -> dict[str, dict[str, Any]]:
+    """Pieces of advice by rule."""
+    made.ended()
+    run = made.write(new_run(directory / "run"))
+    build_tables(run)
+    return {piece["rule"]: piece for piece in load_manifest(run)["summary"]["advice"]}
+
+
+def blocks(made: HandMade, number: int) -> list[int]:
+    container = made.layer("layers", "ModuleList", made.layer("(Net)", "Net"))
+    return [made.layer(f"layers.{at}", "Block", container) for at in range(number)]
+
+
+def trained(made: HandMade, layers: list[int], *, saved: int = 3) -> None:
+    """One step: every layer saves blocks of 10 MiB, the last of them its output; backward frees them in reverse."""
+    ops = []
+    for number, layer in enumerate(layers):
+        for at in range(saved):
+            ops.append(made.op("forward", 1, layer))
+            made.alloc((number * 10 + at) * 10 * MIB, 10 * MIB)
+    made.op("backward", 1, 0)
+    made.region(ops[0], ops[-1])
+    for number in reversed(range(len(layers))):
+        for at in reversed(range(saved)):
+            made.free((number * 10 + at) * 10 * MIB, 10 * MIB)
+    made.step(1)
+
+
+def test_checkpointing_keeps_one_output_a_layer_and_one_layer_whole(tmp_path: Path) -> None:
+    made = HandMade()
+    trained(made, blocks(made, 4))
+    piece = advice(made, tmp_path)["checkpoint"]
+    # 120 MiB were held; with a checkpoint the outputs of three layers, and the whole of the one at work.
+    assert piece["gives_bytes"] == (120 - (3 * 10 + 30)) * MIB
+    assert piece["title"] == "checkpoint layers.0-3 (Block)"
+    assert "hold 120.00 MiB at the peak" in piece["text"]
+
+
+@pytest.mark.parametrize(("number", "saved"), [(4, 1), (1, 3)])
+def test_nothing_is_said_of_layers_that_save_their_output_alone_or_do_not_repeat(
+    tmp_path: Path, number: int, saved: int
+) -> None:
+    made = HandMade()
+    trained(made, blocks(made, number), saved=saved)
+    assert "checkpoint" not in advice(made, tmp_path)
+
+
+def replicated(made: HandMade, *, group_size: int = 8, forward_too: bool = False) -> None:
+    """Parameters of 40 MiB, Adam's state of twice that, gradients that are all-reduced in backward."""
+    (layer,) = blocks(made, 1)
+    made.op("init", 0)
+    made.alloc(0, 40 * MIB)
+    made.mark(0, "parameter", layer, 40 * MIB)
+    made.op("forward", 1, layer)
+    made.op("backward", 1)
+    made.op("optimizer", 1)
+    made.alloc(100 * MIB, 80 * MIB)
+    made.mark(100 * MIB, "optimizer_state", layer, 80 * MIB)
+    made.step(1)
+    made.record("groups", rows=[(0, "0", "default_pg", tuple(range(group_size)), 0, "nccl")])
+    rows = [(0, "all_reduce", 0, 40 * MIB, 40 * MIB, "float32", True, 0, 2, 2, -1)]  # of scope 2, the backward
+    if forward_too:
+        rows.append((1, "all_reduce", 0, MIB, MIB, "float32", True, 0, 1, 1, -1))
+    made.record("collectives", rows=rows)
+
+
+def test_optimizer_state_that_a_group_holds_alike_can_be_sharded(tmp_path: Path) -> None:
+    made = HandMade()
+    replicated(made)
+    assert advice(made, tmp_path)["shard-optimizer"]["gives_bytes"] == 70 * MIB  # seven eighths
+
+
+@pytest.mark.parametrize("how", [{"group_size": 1}, {"forward_too": True}])
+def test_a_group_of_one_or_of_tensor_parallelism_shards_no_optimizer(tmp_path: Path, how: dict[str, Any]) -> None:
+    made = HandMade()
+    replicated(made, **how)
+    assert "shard-optimizer" not in advice(made, tmp_path)
+
+
+def test_whole_logits_in_the_loss_are_told_with_the_line(tmp_path: Path) -> None:
+    made = HandMade()
+    line = made.stack(("/site/torch/nn/functional.py", 5, "cross_entropy"), ("/job/train.py", 12, "loss"))
+    made.op("forward", 1, name="aten._to_copy.default")
+    made.alloc(0, 64 * MIB, stack=line)
+    made.op("forward", 1, name="aten._log_softmax.default")
+    made.alloc(100 * MIB, 64 * MIB, stack=line)
+    made.op("forward", 1, name="aten._to_copy.default")  # another cast, elsewhere
+    made.alloc(200 * MIB, 32 * MIB)
+    piece = advice(made, tmp_path)["fuse-loss"]
+    assert piece["gives_bytes"] == 112 * MIB
+    assert "(train.py:12)" in piece["text"]
+
+
+def test_a_change_gives_no_more_than_the_next_peak_leaves(tmp_path: Path) -> None:
+    made = HandMade()
+    made.op("forward", 1, name="aten._log_softmax.default")
+    made.alloc(0, 80 * MIB)
+    made.free(0, 80 * MIB)
+    made.op("forward", 1)
+    made.alloc(100 * MIB, 60 * MIB)
+    assert advice(made, tmp_path)["fuse-loss"]["gives_bytes"] == 20 * MIB
+
+
+def test_lists_of_temporaries_in_the_optimizer_are_told(tmp_path: Path) -> None:
+    made = HandMade()
+    made.op("forward", 1)
+    made.alloc(0, 50 * MIB)
+    made.op("optimizer", 1, name="aten._foreach_sqrt.default")
+    made.alloc(100 * MIB, 30 * MIB)
+    assert advice(made, tmp_path)["fuse-optimizer"]["gives_bytes"] == 30 * MIB
+
+
+def test_gradients_kept_through_the_forward_are_told(tmp_path: Path) -> None:
+    made = HandMade()
+    (layer,) = blocks(made, 1)
+    made.op("forward", 1, layer)
+    made.op("backward", 1, layer)
+    made.alloc(0, 20 * MIB)
+    made.mark(0, "gradient", layer, 20 * MIB)
+    made.op("optimizer", 1)
+    made.alloc(50 * MIB, 512)
+    made.step(1)
+    made.op("forward", 2, layer)
+    made.alloc(100 * MIB, 60 * MIB)
+    made.op("backward", 2, layer)
+    made.free(100 * MIB, 60 * MIB)
+    made.step(2)
+    assert advice(made, tmp_path)["drop-gradients"]["gives_bytes"] == 20 * MIB
+
+
+def test_reserved_memory_that_nothing_used_asks_for_expandable_segments(tmp_path: Path) -> None:
+    made = HandMade()
+    made.op("forward", 1)
+    made.alloc(0, 256 * MIB)
+    piece = advice(made, tmp_path)["expandable-segments"]
+    assert (piece["gives_bytes"], piece["of"]) == (768 * MIB, "peak_reserved_bytes")
+
+
+def test_nothing_is_said_of_a_run_without_memory(tmp_path: Path) -> None:
+    assert advice(HandMade(), tmp_path) == {}
