@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -85,9 +86,9 @@ def check(job: Job) -> None:
         ScriptSyntaxError: The script does not compile.
     """
     check_script(job)
+    _check_allocator(child_environment(job))
     if job.device == "virtual":
         find_gpu(job.gpu)
-        _check_allocator(child_environment(job))
         ensure_driver()
         return
     version, cuda = torch_build()
@@ -100,12 +101,12 @@ def check(job: Job) -> None:
 
 
 def _check_allocator(environment: Mapping[str, str]) -> None:
-    """Refuse what the virtual GPU's driver does not answer yet, before torch aborts over it."""
+    """Refuse an allocator that keeps no history, before anything is written."""
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        if "expandable_segments:true" in environment.get(name, "").lower().replace(" ", ""):
+        if re.search(r"backend\s*:\s*cudaMallocAsync", environment.get(name, "")):
             raise SetupError(
-                f"{name} asks for expandable segments, which the virtual GPU does not have yet",
-                f"--env {name}=   (peaks are then those of ordinary segments)",
+                f"{name} asks for the backend cudaMallocAsync, which keeps no history of its allocations",
+                f"--env {name}=   (peaks are then those of PyTorch's native caching allocator)",
             )
 
 

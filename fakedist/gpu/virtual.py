@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fakedist.errors import RecordingError
-from fakedist.gpu.driver.build import ensure_driver, find_cuda
+from fakedist.gpu.driver.build import NVML_NAME, ensure_driver, find_cuda
 
 if TYPE_CHECKING:
     from fakedist.gpu.spec import GpuSpec
@@ -87,8 +88,8 @@ def virtual_gpu(spec: GpuSpec, devices: int = 1, memory_bytes: int | None = None
     """Make this process one with virtual GPUs; must be entered before torch is imported.
 
     Loaded with RTLD_GLOBAL the driver's functions are found before those of the CUDA libraries that torch loads later,
-    and its soname makes every ``dlopen("libcuda.so.1")`` find it. Nothing is put into the environment, so processes
-    that the script spawns do not get it.
+    and its soname makes every ``dlopen("libcuda.so.1")`` find it; NVML is found in the same way. Processes that the
+    script spawns do not get it; they inherit only where Triton finds a libcuda.so.1 to link its launchers with.
 
     Args:
         spec: The GPU model.
@@ -103,10 +104,11 @@ def virtual_gpu(spec: GpuSpec, devices: int = 1, memory_bytes: int | None = None
         raise RecordingError("torch was imported before the virtual GPU was loaded", "this is a bug in fakedist")
     if not 1 <= devices <= MAX_DEVICES:
         raise RecordingError(f"the virtual GPU has 1 to {MAX_DEVICES} devices, not {devices}", "use --gpus-per-node")
-    gpu = VirtualGpu(ctypes.CDLL(os.fspath(ensure_driver()), mode=os.RTLD_GLOBAL | os.RTLD_NOW))
+    driver = ensure_driver()
+    gpu = VirtualGpu(ctypes.CDLL(os.fspath(driver), mode=os.RTLD_GLOBAL | os.RTLD_NOW))
+    ctypes.CDLL(os.fspath(driver.parent / NVML_NAME), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
     gpu.configure(spec, devices, memory_bytes or spec.memory_bytes)
-    # NVRTC is not run: its placeholder images must not be cached where a real GPU's process would load them.
-    with _environment("USE_PYTORCH_KERNEL_CACHE", "0"):
+    with _environment(_variables(driver)):
         _switch_off_cudnn_attention(gpu)
         # The driver stays loaded and on: tensors that outlive this block are freed through it.
         yield gpu
@@ -128,14 +130,28 @@ def _runtime_version() -> int:
     return int(major) * 1000 + int(minor) * 10
 
 
+def _variables(driver: Path) -> dict[str, str]:
+    """What torch and Triton must find in the environment."""
+    compiled = driver.parent.parent / "compiled"
+    kept = {"TORCHINDUCTOR_CACHE_DIR": compiled / "inductor", "TRITON_CACHE_DIR": compiled / "triton"}
+    return {
+        "TRITON_LIBCUDA_PATH": os.fspath(driver.parent),  # launchers are linked with the driver that lies here
+        # What NVRTC's stand-in gives, and what was tuned by times of kernels that did not run, must not be cached where
+        # a process with a real GPU would find it.
+        "USE_PYTORCH_KERNEL_CACHE": "0",
+        **{name: os.environ.get(name, os.fspath(path)) for name, path in kept.items()},
+    }
+
+
 @contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -22,8 +22,10 @@ MEMORY = "3GiB"
         "max_split_size_mb:32",
         "roundup_power2_divisions:4",
         "garbage_collection_threshold:0.3,per_process_memory_fraction:0.8",
+        "expandable_segments:True",
+        "expandable_segments:True,garbage_collection_threshold:0.3,max_split_size_mb:32",
     ],
-    ids=lambda conf: conf.partition(":")[0] or "default",
+    ids=lambda conf: "-".join(part.partition(":")[0] for part in conf.split(",")) or "default",
 )
 def test_the_peaks_are_the_allocators_own(run_fakedist: RunFakedist, tmp_path: Path, alloc_conf: str) -> None:
     options = ("--world-size", "8", "--rank", "3", "--gpus-per-node", "4", "--device", "virtual", "--json")

@@ -9,7 +9,7 @@ import pytest
 
 from fakedist import launch
 from fakedist.errors import JobError, RecordingError, SetupError
-from fakedist.job import Job
+from fakedist.job import Device, Job
 from fakedist.launch import Ending, Streams
 from fakedist.progress import PIPE_VARIABLE
 
@@ -157,12 +157,13 @@ def test_an_unknown_gpu_is_named_before_anything_is_built(monkeypatch: pytest.Mo
         launch.check(dataclasses.replace(JOB, target=str(tmp_path / "train.py"), gpu="h100-80"))
 
 
-def test_expandable_segments_are_refused_on_the_virtual_gpu_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("device", ["virtual", "cuda"])
+def test_an_allocator_that_keeps_no_history_is_refused_before_anything_is_written(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "script.py").write_text("")
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "garbage_collection_threshold:0.8, expandable_segments: True")
-    job = Job(world_size=8, rank=0, target=str(tmp_path / "script.py"))
-    with pytest.raises(SetupError, match="expandable segments") as error:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "garbage_collection_threshold:0.8, backend: cudaMallocAsync")
+    job = Job(world_size=8, rank=0, target=str(tmp_path / "script.py"), device=device)
+    with pytest.raises(SetupError, match="cudaMallocAsync") as error:
         launch.check(job)
     assert "--env PYTORCH_CUDA_ALLOC_CONF=" in error.value.hint

@@ -22,8 +22,10 @@ from fakedist.errors import SetupError
 
 SOURCE_DIRECTORY = Path(__file__).parent
 FLAGS = ("-std=gnu11", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra", "-Werror")
-#: The library takes the soname that c10, Triton and others dlopen, so that they find it instead of a real driver.
-SONAME = "libcuda.so.1"
+#: The library takes the name that c10, Triton and others dlopen, so that they find it instead of a real driver.
+DRIVER_NAME = "libcuda.so.1"
+#: An empty library that depends on the driver: NVML's functions are looked for under this name.
+NVML_NAME = "libnvidia-ml.so.1"
 
 # The status that a refused call of each library returns: its own "not supported".
 _REFUSALS = {"cudart": 801, "cuda": 801, "cublas": 15, "cublasLt": 15, "cudnn": 3000, "nvrtc": 11}
@@ -153,11 +155,13 @@ def driver_path() -> Path:
     digest.update(repr((cuda.torch_version, cuda.cuda_version, cuda.include, platform.machine())).encode())
     for library in cuda.libraries.values():
         digest.update(f"{library} {library.stat().st_size}".encode())
-    return cache_directory() / f"driver-{digest.hexdigest()[:16]}.so"
+    return cache_directory() / f"driver-{digest.hexdigest()[:16]}" / DRIVER_NAME
 
 
 def ensure_driver() -> Path:
     """Path of the driver library, built first if it is not in the cache; safe when several processes do it at once.
+
+    Beside it lies a library with NVML's name.
 
     Raises:
         SetupError: No CUDA build of torch, no compiler, or the compiler failed.
@@ -174,20 +178,32 @@ def _sources() -> list[Path]:
 
 def _build(cuda: CudaInstallation, path: Path) -> None:
     compiler = find_compiler()
-    with tempfile.TemporaryDirectory(prefix="build-", dir=path.parent) as scratch:
+    with tempfile.TemporaryDirectory(prefix="build-", dir=path.parent.parent) as scratch:
+        made = Path(scratch) / "made"
+        made.mkdir()
         generated = Path(scratch) / "generated.c"
         generated.write_text(generated_source(cuda))
-        built = Path(scratch) / path.name
-        command = [compiler, *FLAGS, f"-Wl,-soname,{SONAME}", f"-I{SOURCE_DIRECTORY}", f"-isystem{cuda.include}"]
-        command += [*map(str, _sources()), str(generated), "-ldl", "-o", str(built)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
-            raise SetupError(
-                f"the virtual GPU's driver did not compile with {compiler}: {first}",
-                "fakedist doctor shows the compiler and the headers; a C compiler with libc headers is needed",
-            )
-        os.replace(built, path)  # in one step: another process sees all of it or none
+        driver = made / DRIVER_NAME
+        sources = [*map(str, _sources()), str(generated), "-ldl"]
+        includes = [f"-I{SOURCE_DIRECTORY}", f"-isystem{cuda.include}"]
+        _compile([compiler, *FLAGS, f"-Wl,-soname,{DRIVER_NAME}", *includes, *sources, "-o", str(driver)])
+        nvml = ["-shared", f"-Wl,-soname,{NVML_NAME}", "-Wl,--no-as-needed", str(driver), "-o", str(made / NVML_NAME)]
+        _compile([compiler, *nvml])
+        try:
+            made.rename(path.parent)  # in one step: another process sees all of it or none
+        except OSError:
+            if not path.exists():  # else another process was faster
+                raise
+
+
+def _compile(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
+        raise SetupError(
+            f"the virtual GPU's driver did not compile with {command[0]}: {first}",
+            "fakedist doctor shows the compiler and the headers; a C compiler with libc headers is needed",
+        )
 
 
 def exported_names(library: Path) -> list[str]:
@@ -228,8 +244,8 @@ def generated_source(cuda: CudaInstallation) -> str:
             if name in answered or not re.match(r"_*(cu[A-Z]|cuda|cublas|cudnn|nvrtc)", name) or _HARMLESS.search(name):
                 continue
             answered.add(name)
-            if library == "cublas" and is_blas_routine(name):
-                lines.append(f"API int {name}(void) {{ return COUNT(launches, 1), OK; }}")
+            if library == "cublas" and is_blas_routine(name) and f"{name}_v2" not in exported:
+                lines.append(f"API int {name}(void *handle) {{ return blas_launch(handle); }}")
             else:
                 lines.append(f'API int {name}(void) {{ return unanswered("{name}", {_REFUSALS[library]}); }}')
     return "\n".join(lines) + "\n"

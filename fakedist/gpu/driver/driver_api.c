@@ -46,25 +46,24 @@ API int cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
 }
 API int cuMemGetAddressRange_v2(void **base, size_t *size, void *address) { return allocation_of(address, base, size); }
 API int cuMemGetAddressRange(void **base, size_t *size, void *address) { return allocation_of(address, base, size); }
-API int cuMemcpyHtoD_v2(void *to, const void *from, size_t size) { return copy(to, from, size), OK; }
-API int cuMemcpyDtoH_v2(void *to, const void *from, size_t size) { return copy(to, from, size), OK; }
+API int cuMemcpyHtoD_v2(void *to, const void *from, size_t size) { return copy(to, from, size, NULL), OK; }
+API int cuMemcpyDtoH_v2(void *to, const void *from, size_t size) { return copy(to, from, size, NULL), OK; }
 API int cuMemcpyHtoDAsync_v2(void *to, const void *from, size_t size, void *stream) {
-    return (void)stream, copy(to, from, size), OK;
+    return copy(to, from, size, stream), OK;
 }
 API int cuMemcpyDtoHAsync_v2(void *to, const void *from, size_t size, void *stream) {
-    return (void)stream, copy(to, from, size), OK;
+    return copy(to, from, size, stream), OK;
 }
 API int cuMemcpyAsync(void *to, const void *from, size_t size, void *stream) {
-    return (void)stream, copy(to, from, size), OK;
+    return copy(to, from, size, stream), OK;
 }
 API int cuMemsetD8Async(void *to, unsigned char value, size_t size, void *stream) {
-    return (void)stream, fill(to, value, size), OK;
+    return fill(to, value, size, stream), OK;
 }
 /* A word is filled bytewise where its bytes are equal; any other pattern is written only where memory holds data. */
 API int cuMemsetD32Async(void *to, unsigned value, size_t count, void *stream) {
-    (void)stream;
-    if (value == (value & 0xff) * 0x01010101u) return fill(to, (int)(value & 0xff), count * 4), OK;
-    for (size_t i = 0; i < count && count * 4 <= (1u << 20); i++) copy((char *)to + 4 * i, &value, 4);
+    if (value == (value & 0xff) * 0x01010101u) return fill(to, (int)(value & 0xff), count * 4, stream), OK;
+    for (size_t i = 0; i < count && count * 4 <= (1u << 20); i++) copy((char *)to + 4 * i, &value, 4, NULL);
     return OK;
 }
 
@@ -82,45 +81,6 @@ API int cuPointerGetAttribute(void *value, int attribute, void *pointer) {
     }
 }
 
-/* ---- modules: any image loads, any function is found, launches are counted ---- */
-
-API int cuModuleLoad(void **out, const char *path) { return (void)path, *out = new_handle(1), OK; }
-API int cuModuleLoadData(void **out, const void *image) { return (void)image, *out = new_handle(1), OK; }
-API int cuModuleLoadDataEx(void **out, const void *image, unsigned count, void *options, void **values) {
-    return (void)image, (void)count, (void)options, (void)values, *out = new_handle(1), OK;
-}
-API int cuModuleUnload(void *module) { return free(module), OK; }
-API int cuModuleGetFunction(void **out, void *module, const char *name) {
-    return (void)module, (void)name, *out = new_handle(1), OK;
-}
-API int cuFuncGetAttribute(int *value, int attribute, void *function) {
-    (void)function;
-    enum { MAX_THREADS = 0, NUM_REGS = 4 };
-    *value = attribute == MAX_THREADS ? 1024 : attribute == NUM_REGS ? 32 : 0;
-    return OK;
-}
-API int cuFuncSetAttribute(void *function, int attribute, int value) {
-    return (void)function, (void)attribute, (void)value, OK;
-}
-API int cuFuncSetCacheConfig(void *function, int config) { return (void)function, (void)config, OK; }
-API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int threads, size_t shared) {
-    extern int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *, const void *, int, size_t);
-    return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads, shared);
-}
-API int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                       unsigned shared, void *stream, void **arguments, void **extra) {
-    (void)function, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)stream;
-    (void)arguments, (void)extra;
-    return COUNT(launches, 1), OK;
-}
-API int cuLaunchKernelEx(const void *config, void *function, void **arguments, void **extra) {
-    return (void)config, (void)function, (void)arguments, (void)extra, COUNT(launches, 1), OK;
-}
-API int cuLaunchCooperativeKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
-                                  unsigned bz, unsigned shared, void *stream, void **arguments) {
-    return cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, arguments, NULL);
-}
-
 extern const char *cudaGetErrorName(int error);
 extern const char *cudaGetErrorString(int error);
 API int cuGetErrorString(int error, const char **text) { return *text = cudaGetErrorString(error), OK; }
@@ -131,8 +91,3 @@ API int cuLogsRegisterCallback(void *callback, void *data, void **out) {
     return (void)callback, (void)data, *out = new_handle(1), OK;
 }
 API int cuLogsUnregisterCallback(void *handle) { return free(handle), OK; }
-
-extern int cudaGetDriverEntryPointByVersion(const char *, void **, unsigned, unsigned long long, int *);
-API int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status) {
-    return cudaGetDriverEntryPointByVersion(name, function, (unsigned)version, flags, status);
-}

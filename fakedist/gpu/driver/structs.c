@@ -76,4 +76,21 @@ cudaError_t CUDARTAPI cudaPointerGetAttributes(struct cudaPointerAttributes *att
     }
     return cudaSuccess;
 }
+/* The body of a conditional node is a graph that the caller then captures into. */
+#if CUDART_VERSION >= 13000
+cudaError_t CUDARTAPI cudaGraphAddNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *before,
+                                       const cudaGraphEdgeData *edges, size_t count, struct cudaGraphNodeParams *params) {
+    (void)edges;
+#else
+cudaError_t CUDARTAPI cudaGraphAddNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *before,
+                                       size_t count, struct cudaGraphNodeParams *params) {
+#endif
+    (void)before, (void)count;
+    if (params->type != cudaGraphNodeTypeConditional || params->conditional.size != 1)
+        return unanswered("cudaGraphAddNode of this type", NOT_SUPPORTED);
+    static __thread cudaGraph_t body; /* the caller reads it at once */
+    body = (cudaGraph_t)graph_add_conditional((struct graph *)graph, (void **)node);
+    params->conditional.phGraph_out = &body;
+    return cudaSuccess;
+}
 #pragma GCC visibility pop

@@ -16,18 +16,27 @@
 #define API __attribute__((visibility("default")))
 #define LOCAL __attribute__((visibility("hidden")))
 #define MAX_DEVICES 128
+#define GRANULE (2ull << 20) /* cudaMalloc's granularity for large requests, and our bookkeeping unit */
 
 /* cudaError_t and CUresult agree on these numbers. */
 enum {
     OK = 0,
     INVALID_VALUE = 1,
     OUT_OF_MEMORY = 2,
+    INVALID_SYMBOL = 13,
     NO_DEVICE = 100,
     INVALID_DEVICE = 101,
     INVALID_HANDLE = 400,
+    ILLEGAL_STATE = 401,
     NOT_FOUND = 500,
     NOT_READY = 600,
+    PEER_ALREADY_ENABLED = 704,
+    PEER_NOT_ENABLED = 705,
     NOT_SUPPORTED = 801,
+    STREAM_CAPTURE_UNSUPPORTED = 900,
+    STREAM_CAPTURE_INVALIDATED = 901,
+    STREAM_CAPTURE_UNMATCHED = 903,
+    CAPTURED_EVENT = 907,
 };
 
 /* One GPU model, as gpu/spec.py describes it; sent once by fakedist_configure(). Layout mirrored in gpu/virtual.py. */
@@ -63,19 +72,49 @@ LOCAL int fail(int error); /* remembers the error for cudaGetLastError and retur
 LOCAL int take_last_error(int clear);
 LOCAL void *new_handle(size_t size);
 
-/* memory.c */
+/* memory.c: a range is addresses, a segment is a range that memory lies behind, a charge is memory of the GPU. */
 LOCAL int device_malloc(int device, size_t size, void **out);
 LOCAL int device_free(void *address);
 LOCAL void device_memory(int device, size_t *free_bytes, size_t *total_bytes);
-LOCAL int device_of(const void *address);                   /* -1: not device memory */
+LOCAL int device_of(const void *address); /* -1: not device memory */
 LOCAL int allocation_of(const void *address, void **base, size_t *size);
+LOCAL void *reserve_range(int device, uint64_t span);
+LOCAL void release_range(int device, void *address, uint64_t span);
+LOCAL int charge(int device, uint64_t bytes); /* 0: the GPU has not so much left */
+LOCAL void discharge(int device, uint64_t bytes);
+LOCAL int open_segment(void *address, uint64_t span);
+LOCAL uint64_t close_segment(void *address); /* its span; 0: there is none */
+LOCAL void copy(void *to, const void *from, size_t size, void *stream);
+LOCAL void fill(void *to, int value, size_t size, void *stream);
+
+/* pinned.c */
 LOCAL int pinned_malloc(size_t size, void **out);
 LOCAL int pinned_free(void *address);
 LOCAL int is_pinned(const void *address);
 LOCAL void pin_range(void *address, size_t size);
-LOCAL void unpin_range(void *address);
-LOCAL void copy(void *to, const void *from, size_t size);
-LOCAL void fill(void *to, int value, size_t size);
+LOCAL int unpin_range(void *address);
+
+/* streams.c */
+struct graph;
+LOCAL struct graph *capturing_graph(void *stream); /* what a stream is captured into; NULL where it is not */
+LOCAL int may_be_unsafe(void); /* OK, or the error of a call that no capture under way allows */
+
+/* graphs.c */
+LOCAL struct graph *graph_create(void);
+LOCAL void graph_destroy(struct graph *graph);
+LOCAL void graph_add_kernel(struct graph *graph);
+LOCAL void graph_add_copy(struct graph *graph, void *to, const void *from, size_t size);
+LOCAL void graph_add_fill(struct graph *graph, void *to, int value, size_t size);
+LOCAL void graph_add_call(struct graph *graph, void (*function)(void *), void *data);
+LOCAL struct graph *graph_add_conditional(struct graph *graph, void **node);
+LOCAL void graph_last_nodes(struct graph *graph, const void ***nodes, size_t *count);
+
+/* kernels.c */
+LOCAL int launch(void *stream); /* counts a kernel; always OK */
+LOCAL int active_blocks(int threads, size_t shared);
+
+/* blas.c */
+LOCAL int blas_launch(void *handle);
 
 /* attributes.c: one table serves cudaDeviceGetAttribute and cuDeviceGetAttribute, whose numbers agree. */
 LOCAL int device_attribute(int attribute, int *value);

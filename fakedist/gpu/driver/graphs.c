@@ -1,0 +1,210 @@
+/* CUDA graphs. Kernels of a graph are counted when it is launched, its copies and fills are done again.
+ *
+ * While a stream is captured its copies and fills are done at once too: values that the script's set-up gave to small
+ * tensors are then the ones that it finds there. */
+#define _GNU_SOURCE
+#include "virtual_gpu.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { NODE_KERNEL = 0, NODE_MEMCPY = 1, NODE_MEMSET = 2, NODE_HOST = 3, NODE_CONDITIONAL = 13 }; /* cudaGraphNodeType */
+
+struct node {
+    int type, value;
+    void *to;
+    const void *from;
+    size_t size;
+    void (*function)(void *);
+    struct graph *body;
+    struct node *before; /* the node that this one depends on */
+};
+struct held_object { /* what the graph keeps alive: cudaGraphRetainUserObject */
+    struct user_object *object;
+    unsigned count;
+};
+struct graph {
+    struct node **nodes;
+    size_t count, room;
+    struct held_object *held;
+    size_t num_held;
+    int users; /* the graph itself and what was instantiated from it */
+};
+struct user_object {
+    void *pointer;
+    void (*destroy)(void *);
+    unsigned references;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+struct graph *graph_create(void) {
+    struct graph *g = new_handle(sizeof *g);
+    g->users = 1;
+    return g;
+}
+
+static struct node *add(struct graph *g, struct node made) {
+    struct node *n = new_handle(sizeof *n);
+    pthread_mutex_lock(&lock);
+    if (g->count == g->room) {
+        g->room = g->room ? 2 * g->room : 64;
+        g->nodes = realloc(g->nodes, g->room * sizeof *g->nodes);
+        if (!g->nodes) abort();
+    }
+    *n = made;
+    n->before = g->count ? g->nodes[g->count - 1] : NULL;
+    g->nodes[g->count++] = n;
+    pthread_mutex_unlock(&lock);
+    return n;
+}
+void graph_add_kernel(struct graph *g) { add(g, (struct node){.type = NODE_KERNEL}); }
+void graph_add_copy(struct graph *g, void *to, const void *from, size_t size) {
+    add(g, (struct node){.type = NODE_MEMCPY, .to = to, .from = from, .size = size});
+}
+void graph_add_fill(struct graph *g, void *to, int value, size_t size) {
+    add(g, (struct node){.type = NODE_MEMSET, .to = to, .value = value, .size = size});
+}
+void graph_add_call(struct graph *g, void (*function)(void *), void *data) {
+    add(g, (struct node){.type = NODE_HOST, .function = function, .to = data});
+}
+
+static void release_object(struct user_object *object, unsigned count) {
+    if (object->references > count) {
+        object->references -= count;
+        return;
+    }
+    if (object->destroy) object->destroy(object->pointer);
+    free(object);
+}
+
+void graph_destroy(struct graph *g) {
+    pthread_mutex_lock(&lock);
+    int left = --g->users;
+    pthread_mutex_unlock(&lock);
+    if (left) return;
+    for (size_t i = 0; i < g->count; i++) {
+        if (g->nodes[i]->body) graph_destroy(g->nodes[i]->body);
+        free(g->nodes[i]);
+    }
+    for (size_t i = 0; i < g->num_held; i++) release_object(g->held[i].object, g->held[i].count);
+    free(g->nodes);
+    free(g->held);
+    free(g);
+}
+
+void graph_last_nodes(struct graph *g, const void ***nodes, size_t *count) {
+    if (nodes) *nodes = g->count ? (const void **)&g->nodes[g->count - 1] : NULL;
+    if (count) *count = g->count ? 1 : 0;
+}
+
+/* Host memory that was pageable at capture may be gone by now. */
+static int may_touch(const void *address) { return device_of(address) >= 0 || is_pinned(address); }
+
+static void run(struct graph *g) {
+    for (size_t i = 0; i < g->count; i++) {
+        struct node *n = g->nodes[i];
+        if (n->type == NODE_MEMCPY && may_touch(n->to) && may_touch(n->from)) copy(n->to, n->from, n->size, NULL);
+        else if (n->type == NODE_MEMSET) fill(n->to, n->value, n->size, NULL);
+        else if (n->type == NODE_HOST) n->function(n->to);
+        else if (n->type == NODE_CONDITIONAL) run(n->body);
+        else COUNT(launches, 1);
+    }
+}
+
+API int cudaGraphCreate(void **out, unsigned flags) { return (void)flags, *out = graph_create(), OK; }
+API int cudaGraphDestroy(void *graph) { return graph_destroy(graph), OK; }
+API int cudaGraphGetNodes(void *graph, void **nodes, size_t *count) {
+    struct graph *g = graph;
+    if (nodes) memcpy(nodes, g->nodes, (*count < g->count ? *count : g->count) * sizeof *nodes);
+    *count = g->count;
+    return OK;
+}
+static int dependencies(void *node, void **nodes, size_t *count) {
+    struct node *n = node;
+    if (nodes && n->before && *count) nodes[0] = n->before;
+    *count = n->before ? 1 : 0;
+    return OK;
+}
+/* Edge data come before the count in CUDA 13, and not at all under this name in CUDA 12. */
+API int cudaGraphNodeGetDependencies(void *node, void **nodes, void *edges, size_t *count) {
+    return dependencies(node, nodes, model.runtime_version < 13000 ? edges : count);
+}
+API int cudaGraphNodeGetDependencies_v2(void *node, void **nodes, void *edges, size_t *count) {
+    return (void)edges, dependencies(node, nodes, count);
+}
+API int cudaGraphNodeGetType(void *node, int *type) { return *type = ((struct node *)node)->type, OK; }
+
+API int cudaGraphInstantiate(void **out, void *graph, unsigned long long flags) {
+    struct graph *g = graph;
+    (void)flags;
+    pthread_mutex_lock(&lock);
+    g->users++;
+    pthread_mutex_unlock(&lock);
+    return *out = g, OK;
+}
+API int cudaGraphInstantiateWithFlags(void **out, void *graph, unsigned long long flags) {
+    return cudaGraphInstantiate(out, graph, flags);
+}
+API int cudaGraphExecDestroy(void *exec) { return graph_destroy(exec), OK; }
+API int cudaGraphLaunch(void *exec, void *stream) {
+    struct graph *outer = capturing_graph(stream);
+    if (outer) return graph_add_kernel(outer), OK;
+    return run(exec), OK;
+}
+API int cudaGraphUpload(void *exec, void *stream) { return (void)exec, (void)stream, OK; }
+API int cudaGraphDebugDotPrint(void *graph, const char *path, unsigned flags) {
+    (void)flags;
+    static const char *const names[] = {"kernel", "memcpy", "memset", "host"};
+    struct graph *g = graph;
+    FILE *file = fopen(path, "w");
+    if (!file) return fail(INVALID_VALUE);
+    fprintf(file, "digraph dot {\n");
+    for (size_t i = 0; i < g->count; i++) {
+        int type = g->nodes[i]->type;
+        fprintf(file, "  n%zu [label=\"%zu %s\"];\n", i, i, type <= NODE_HOST ? names[type] : "conditional");
+        if (i) fprintf(file, "  n%zu -> n%zu;\n", i - 1, i);
+    }
+    fprintf(file, "}\n");
+    return fclose(file), OK;
+}
+
+/* Memory that graphs allocate themselves (cudaMallocAsync while capturing): none here. */
+API int cudaDeviceGetGraphMemAttribute(int device, int attribute, void *value) {
+    return (void)device, (void)attribute, *(uint64_t *)value = 0, OK;
+}
+API int cudaDeviceSetGraphMemAttribute(int device, int attribute, void *value) {
+    return (void)device, (void)attribute, (void)value, OK;
+}
+API int cudaDeviceGraphMemTrim(int device) { return (void)device, OK; }
+
+API int cudaUserObjectCreate(void **out, void *pointer, void (*destroy)(void *), unsigned references, unsigned flags) {
+    struct user_object *object = new_handle(sizeof *object);
+    (void)flags;
+    *object = (struct user_object){pointer, destroy, references};
+    return *out = object, OK;
+}
+API int cudaUserObjectRetain(void *object, unsigned count) {
+    return ((struct user_object *)object)->references += count, OK;
+}
+API int cudaUserObjectRelease(void *object, unsigned count) { return release_object(object, count), OK; }
+API int cudaGraphRetainUserObject(void *graph, void *object, unsigned count, unsigned flags) {
+    enum { MOVE = 1 }; /* cudaGraphUserObjectMove: the caller's references become the graph's */
+    struct graph *g = graph;
+    if (!(flags & MOVE)) ((struct user_object *)object)->references += count;
+    g->held = realloc(g->held, (g->num_held + 1) * sizeof *g->held);
+    if (!g->held) abort();
+    g->held[g->num_held++] = (struct held_object){object, count};
+    return OK;
+}
+
+/* Conditional nodes: the body is taken to run once. Called from structs.c, which knows cudaGraphNodeParams. */
+struct graph *graph_add_conditional(struct graph *g, void **node) {
+    struct graph *body = graph_create();
+    *node = add(g, (struct node){.type = NODE_CONDITIONAL, .body = body});
+    return body;
+}
+API int cudaGraphConditionalHandleCreate(uint64_t *out, void *graph, unsigned value, unsigned flags) {
+    return (void)graph, (void)value, (void)flags, *out = 1, OK;
+}

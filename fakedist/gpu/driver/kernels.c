@@ -1,0 +1,254 @@
+/* Kernels: registered or loaded, found by any name, counted and not run. */
+#define _GNU_SOURCE
+#include "virtual_gpu.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct dim3 {
+    unsigned x, y, z;
+};
+/* cudaLaunchConfig_t and CUlaunchConfig agree on where the stream is. */
+struct launch_config {
+    unsigned sizes[6];
+    uint64_t shared;
+    void *stream;
+};
+
+int launch(void *stream) {
+    COUNT(launches, 1);
+    struct graph *graph = capturing_graph(stream);
+    if (graph) graph_add_kernel(graph);
+    return OK;
+}
+
+/* Blocks of a kernel that fit one SM by threads and shared memory; registers are not known here. */
+int active_blocks(int threads, size_t shared) {
+    int fit = threads > 0 ? model.threads_per_sm / threads : 0;
+    if (shared && (int)((size_t)model.shared_per_sm / (shared + 1024)) < fit)
+        fit = (int)((size_t)model.shared_per_sm / (shared + 1024));
+    return fit > model.blocks_per_sm ? model.blocks_per_sm : fit;
+}
+
+/* ---- what nvcc's host code calls ---- */
+
+API void **__cudaRegisterFatBinary(void *binary) {
+    (void)binary;
+    static void *handle;
+    return &handle;
+}
+API void __cudaRegisterFatBinaryEnd(void **handle) { (void)handle; }
+API void __cudaUnregisterFatBinary(void **handle) { (void)handle; }
+API void __cudaRegisterFunction(void **handle, const char *host, char *device, const char *name, int limit, void *tid,
+                                void *bid, void *block, void *grid, int *warp) {
+    (void)handle, (void)host, (void)device, (void)name, (void)limit, (void)tid, (void)bid, (void)block, (void)grid;
+    (void)warp;
+}
+API char __cudaInitModule(void **handle) { return (void)handle, 1; }
+
+static __thread struct {
+    struct dim3 grid, block;
+    size_t shared;
+    void *stream;
+} pending;
+
+API unsigned __cudaPushCallConfiguration(struct dim3 grid, struct dim3 block, size_t shared, void *stream) {
+    pending.grid = grid;
+    pending.block = block;
+    pending.shared = shared;
+    pending.stream = stream;
+    return 0;
+}
+API int __cudaPopCallConfiguration(struct dim3 *grid, struct dim3 *block, size_t *shared, void *stream) {
+    *grid = pending.grid;
+    *block = pending.block;
+    *shared = pending.shared;
+    *(void **)stream = pending.stream;
+    return OK;
+}
+API int __cudaGetKernel(const void **kernel, const void *function) { return *kernel = function, OK; }
+API int __cudaLaunchKernel(const void *kernel, struct dim3 grid, struct dim3 block, void **arguments, size_t shared,
+                           void *stream) {
+    return (void)kernel, (void)grid, (void)block, (void)arguments, (void)shared, launch(stream);
+}
+
+/* ---- device variables: __constant__ and __device__, one piece of host memory each ---- */
+
+struct symbol {
+    const void *host;
+    void *memory;
+    size_t size;
+    struct symbol *next;
+};
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct symbol *symbols;
+
+API void __cudaRegisterVar(void **handle, char *host, char *device, const char *name, int external, size_t size,
+                           int constant, int global) {
+    (void)handle, (void)device, (void)name, (void)external, (void)constant, (void)global;
+    struct symbol *s = new_handle(sizeof *s);
+    pthread_mutex_lock(&lock);
+    *s = (struct symbol){host, NULL, size, symbols};
+    symbols = s;
+    pthread_mutex_unlock(&lock);
+}
+static struct symbol *find_symbol(const void *host) {
+    pthread_mutex_lock(&lock);
+    struct symbol *s = symbols;
+    while (s && s->host != host) s = s->next;
+    if (s && !s->memory) s->memory = new_handle(s->size);
+    pthread_mutex_unlock(&lock);
+    return s;
+}
+API int cudaGetSymbolAddress(void **out, const void *symbol) {
+    struct symbol *s = find_symbol(symbol);
+    return s ? (*out = s->memory, OK) : fail(INVALID_SYMBOL);
+}
+API int cudaGetSymbolSize(size_t *size, const void *symbol) {
+    struct symbol *s = find_symbol(symbol);
+    return s ? (*size = s->size, OK) : fail(INVALID_SYMBOL);
+}
+API int cudaMemcpyToSymbol(const void *symbol, const void *from, size_t size, size_t offset, int kind) {
+    struct symbol *s = find_symbol(symbol);
+    (void)kind;
+    if (!s || offset + size > s->size) return fail(INVALID_SYMBOL);
+    return copy((char *)s->memory + offset, from, size, NULL), OK;
+}
+API int cudaMemcpyToSymbolAsync(const void *symbol, const void *from, size_t size, size_t offset, int kind,
+                                void *stream) {
+    return (void)stream, cudaMemcpyToSymbol(symbol, from, size, offset, kind);
+}
+API int cudaMemcpyFromSymbol(void *to, const void *symbol, size_t size, size_t offset, int kind) {
+    struct symbol *s = find_symbol(symbol);
+    (void)kind;
+    if (!s || offset + size > s->size) return fail(INVALID_SYMBOL);
+    return copy(to, (char *)s->memory + offset, size, NULL), OK;
+}
+
+/* ---- the runtime API ---- */
+
+API int cudaLaunchKernel(const void *function, struct dim3 grid, struct dim3 block, void **arguments, size_t shared,
+                         void *stream) {
+    return __cudaLaunchKernel(function, grid, block, arguments, shared, stream);
+}
+API int cudaLaunchCooperativeKernel(const void *function, struct dim3 grid, struct dim3 block, void **arguments,
+                                    size_t shared, void *stream) {
+    return __cudaLaunchKernel(function, grid, block, arguments, shared, stream);
+}
+API int cudaLaunchKernelExC(const struct launch_config *config, const void *function, void **arguments) {
+    return (void)function, (void)arguments, launch(config->stream);
+}
+API int cudaFuncSetAttribute(const void *function, int attribute, int value) {
+    return (void)function, (void)attribute, (void)value, OK;
+}
+API int cudaFuncSetCacheConfig(const void *function, int config) { return (void)function, (void)config, OK; }
+API int cudaKernelSetAttributeForDevice(void *kernel, int attribute, int value, int device) {
+    return (void)kernel, (void)attribute, (void)value, (void)device, OK;
+}
+API int cudaGetFuncBySymbol(const void **function, const void *symbol) { return *function = symbol, OK; }
+API int cudaGetKernel(const void **kernel, const void *symbol) { return *kernel = symbol, OK; }
+API int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *function, int threads, size_t shared) {
+    return (void)function, *blocks = active_blocks(threads, shared), OK;
+}
+API int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *function, int threads,
+                                                               size_t shared, unsigned flags) {
+    return (void)function, (void)flags, *blocks = active_blocks(threads, shared), OK;
+}
+
+API int cudaLibraryLoadData(void **out, const void *image) { return (void)image, *out = new_handle(1), OK; }
+API int cudaLibraryLoadFromFile(void **out, const char *path) { return (void)path, *out = new_handle(1), OK; }
+API int cudaLibraryUnload(void *library) { return free(library), OK; }
+/* Kernels live as long as the process: a library that is unloaded may have been loaded twice. */
+API int cudaLibraryGetKernel(void **out, void *library, const char *name) {
+    return (void)library, (void)name, *out = new_handle(1), OK;
+}
+
+/* ---- the driver API ---- */
+
+API int cuModuleLoad(void **out, const char *path) { return (void)path, *out = new_handle(1), OK; }
+API int cuModuleLoadData(void **out, const void *image) { return (void)image, *out = new_handle(1), OK; }
+API int cuModuleLoadDataEx(void **out, const void *image, unsigned count, void *options, void **values) {
+    return (void)image, (void)count, (void)options, (void)values, *out = new_handle(1), OK;
+}
+API int cuModuleLoadFatBinary(void **out, const void *image) { return (void)image, *out = new_handle(1), OK; }
+API int cuModuleUnload(void *module) { return free(module), OK; }
+API int cuModuleGetFunction(void **out, void *module, const char *name) {
+    return (void)module, (void)name, *out = new_handle(1), OK;
+}
+API int cuLibraryLoadData(void **out, const void *image) { return (void)image, *out = new_handle(1), OK; }
+API int cuLibraryUnload(void *library) { return free(library), OK; }
+API int cuLibraryGetKernel(void **out, void *library, const char *name) {
+    return cuModuleGetFunction(out, library, name);
+}
+API int cuKernelGetFunction(void **out, void *kernel) { return *out = kernel, OK; }
+
+API int cuFuncGetAttribute(int *value, int attribute, void *function) {
+    (void)function;
+    enum { MAX_THREADS = 0, NUM_REGS = 4, PTX_VERSION = 5, BINARY_VERSION = 6 };
+    *value = attribute == MAX_THREADS ? 1024 : attribute == NUM_REGS ? 32 : 0;
+    if (attribute == PTX_VERSION || attribute == BINARY_VERSION) *value = model.major * 10 + model.minor;
+    return OK;
+}
+API int cuKernelGetAttribute(int *value, int attribute, void *kernel, int device) {
+    return (void)device, cuFuncGetAttribute(value, attribute, kernel);
+}
+API int cuFuncSetAttribute(void *function, int attribute, int value) {
+    return (void)function, (void)attribute, (void)value, OK;
+}
+API int cuKernelSetAttribute(int attribute, int value, void *kernel, int device) {
+    return (void)attribute, (void)value, (void)kernel, (void)device, OK;
+}
+API int cuFuncSetCacheConfig(void *function, int config) { return (void)function, (void)config, OK; }
+API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int threads, size_t shared) {
+    return (void)function, *blocks = active_blocks(threads, shared), OK;
+}
+/* Thread block clusters: the largest portable one has 8 blocks (CUDA C++ Programming Guide); one to each 8 SMs. */
+API int cuOccupancyMaxActiveClusters(int *clusters, void *function, const void *config) {
+    return (void)function, (void)config, *clusters = model.major >= 9 ? model.sms / 8 : 0, OK;
+}
+API int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                       unsigned shared, void *stream, void **arguments, void **extra) {
+    (void)function, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared;
+    (void)arguments, (void)extra;
+    return launch(stream);
+}
+API int cuLaunchKernelEx(const struct launch_config *config, void *function, void **arguments, void **extra) {
+    return (void)function, (void)arguments, (void)extra, launch(config->stream);
+}
+API int cuLaunchCooperativeKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                                  unsigned bz, unsigned shared, void *stream, void **arguments) {
+    return cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, arguments, NULL);
+}
+
+/* The linker of PTX and cubins gives one more image that nobody looks into. */
+API int cuLinkCreate_v2(unsigned count, void *options, void **values, void **out) {
+    return (void)count, (void)options, (void)values, *out = new_handle(1), OK;
+}
+API int cuLinkAddData_v2(void *state) { return (void)state, OK; }
+API int cuLinkAddFile_v2(void *state) { return (void)state, OK; }
+API int cuLinkComplete(void *state, void **image, size_t *size) {
+    return *image = state, *size = 64, OK; /* new_handle's least */
+}
+API int cuLinkDestroy(void *state) { return free(state), OK; }
+
+/* A tensor map is 128 opaque bytes that only kernels read. */
+API int cuTensorMapEncodeTiled(void *map) { return memset(map, 0, 128), OK; }
+API int cuTensorMapEncodeIm2col(void *map) { return memset(map, 0, 128), OK; }
+API int cuTensorMapEncodeIm2colWide(void *map) { return memset(map, 0, 128), OK; }
+API int cuTensorMapReplaceAddress(void *map, void *address) { return (void)map, (void)address, OK; }
+
+/* c10::cuda::DriverAPI fetches the driver's functions here. */
+API int cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version, unsigned long long flags,
+                                         int *status) {
+    (void)version, (void)flags;
+    *function = dlsym(RTLD_DEFAULT, name);
+    if (status) *status = *function ? 0 : 1;
+    return *function ? OK : fail(NOT_FOUND);
+}
+API int cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long flags, int *status) {
+    return cudaGetDriverEntryPointByVersion(name, function, 0, flags, status);
+}
+API int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status) {
+    return cudaGetDriverEntryPointByVersion(name, function, (unsigned)version, flags, status);
+}

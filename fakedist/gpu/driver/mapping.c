@@ -1,0 +1,135 @@
+/* Virtual memory management (cuMemAddressReserve, cuMemCreate, cuMemMap): what expandable segments are made of.
+ *
+ * Memory counts from cuMemCreate until its handle is released and it is mapped nowhere. What is mapped is a segment of
+ * memory.c, so that pages of a small pool hold data and those of a large one cost nothing. */
+#include "virtual_gpu.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* With --gpu-memory unlimited the caching allocator reserves more addresses than there are; nobody maps that much. */
+#define MOST_ADDRESSES (4ull << 40)
+
+enum { LOCATION_DEVICE = 1, ACCESS_READ_WRITE = 3 };
+struct properties { /* CUmemAllocationProp: the same in every release that has it */
+    int type, handle_types, location_type, device;
+    void *win32;
+    uint64_t flags;
+};
+struct physical {
+    struct properties properties;
+    uint64_t bytes;
+    unsigned handles, mappings;
+};
+struct mapping {
+    void *address;
+    struct physical *memory;
+    struct mapping *next;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct mapping *mappings[4096]; /* by address */
+
+static struct mapping **bucket(const void *address) { return &mappings[(uint64_t)address / GRANULE % 4096]; }
+
+static struct mapping **mapping_at(const void *address) {
+    struct mapping **at = bucket(address);
+    while (*at && (*at)->address != address) at = &(*at)->next;
+    return at;
+}
+
+static void drop_if_unused(struct physical *memory) {
+    if (memory->handles || memory->mappings) return;
+    discharge(memory->properties.device, memory->bytes);
+    COUNT(frees, 1);
+    free(memory);
+}
+
+static uint64_t reserved_span(uint64_t size) { return size < MOST_ADDRESSES ? size : MOST_ADDRESSES; }
+
+API int cuMemAddressReserve(void **out, size_t size, size_t alignment, void *wanted, unsigned long long flags) {
+    (void)alignment, (void)wanted, (void)flags;
+    if (!size || size % GRANULE) return INVALID_VALUE;
+    *out = reserve_range(current_device(), reserved_span(size));
+    return *out ? OK : OUT_OF_MEMORY;
+}
+API int cuMemAddressFree(void *address, size_t size) {
+    return release_range(device_of(address), address, reserved_span(size)), OK;
+}
+
+API int cuMemGetAllocationGranularity(size_t *bytes, const struct properties *properties, int option) {
+    return (void)properties, (void)option, *bytes = GRANULE, OK;
+}
+
+API int cuMemCreate(void **out, size_t size, const struct properties *properties, unsigned long long flags) {
+    (void)flags;
+    if (!size || size % GRANULE) return INVALID_VALUE;
+    if (properties->location_type != LOCATION_DEVICE)
+        return unanswered("cuMemCreate of host memory", NOT_SUPPORTED);
+    if (properties->device < 0 || properties->device >= model.devices) return INVALID_DEVICE;
+    if (!charge(properties->device, size)) return OUT_OF_MEMORY;
+    struct physical *memory = new_handle(sizeof *memory);
+    *memory = (struct physical){*properties, size, 1, 0};
+    COUNT(mallocs, 1);
+    return *out = memory, OK;
+}
+API int cuMemRelease(void *handle) {
+    struct physical *memory = handle;
+    pthread_mutex_lock(&lock);
+    memory->handles--;
+    drop_if_unused(memory);
+    pthread_mutex_unlock(&lock);
+    return OK;
+}
+
+API int cuMemMap(void *address, size_t size, size_t offset, void *handle, unsigned long long flags) {
+    (void)flags;
+    struct physical *memory = handle;
+    if (device_of(address) < 0 || offset + size > memory->bytes) return INVALID_VALUE;
+    if (!open_segment(address, size)) return INVALID_VALUE;
+    struct mapping *m = new_handle(sizeof *m);
+    pthread_mutex_lock(&lock);
+    *m = (struct mapping){address, memory, *bucket(address)};
+    *bucket(address) = m;
+    memory->mappings++;
+    pthread_mutex_unlock(&lock);
+    return OK;
+}
+API int cuMemUnmap(void *address, size_t size) {
+    int status = OK;
+    pthread_mutex_lock(&lock);
+    for (uint64_t done = 0; done < size && !status;) { /* one call may cover several mappings that lie side by side */
+        struct mapping **at = mapping_at((char *)address + done), *m = *at;
+        uint64_t span = m ? close_segment(m->address) : 0;
+        if (!span) {
+            status = INVALID_VALUE;
+            break;
+        }
+        done += span;
+        *at = m->next;
+        m->memory->mappings--;
+        drop_if_unused(m->memory);
+        free(m);
+    }
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+API int cuMemSetAccess(void *address, size_t size, const void *access, size_t count) {
+    return (void)size, (void)access, (void)count, device_of(address) < 0 ? INVALID_VALUE : OK;
+}
+API int cuMemGetAccess(unsigned long long *flags, const void *location, void *address) {
+    return (void)location, (void)address, *flags = ACCESS_READ_WRITE, OK;
+}
+
+API int cuMemRetainAllocationHandle(void **out, void *address) {
+    void *base = NULL;
+    if (allocation_of(address, &base, NULL)) return INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    struct mapping *m = *mapping_at(base);
+    if (m) m->memory->handles++;
+    pthread_mutex_unlock(&lock);
+    return m ? (*out = m->memory, OK) : INVALID_VALUE;
+}
+API int cuMemGetAllocationPropertiesFromHandle(struct properties *properties, void *handle) {
+    return *properties = ((struct physical *)handle)->properties, OK;
+}

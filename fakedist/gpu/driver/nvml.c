@@ -1,0 +1,102 @@
+/* NVML (libnvidia-ml): what PyTorch asks of it. It is found through a library of that name that depends on this one.
+ *
+ * A device's handle is its number plus one. Numbers and structs are nvml.h's, which is in no wheel. */
+#include "virtual_gpu.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { NVML_INVALID_ARGUMENT = 2, NVML_NOT_FOUND = 6, NVML_INSUFFICIENT_SIZE = 7 };
+
+static int device_of_handle(void *handle) { return (int)(uintptr_t)handle - 1; }
+static int give_handle(int device, void **out) {
+    if (device < 0 || device >= model.devices) return NVML_NOT_FOUND;
+    return *out = (void *)(uintptr_t)(device + 1), OK;
+}
+static int write_text(char *to, unsigned size, const char *text) {
+    if (strlen(text) >= size) return NVML_INSUFFICIENT_SIZE;
+    return memcpy(to, text, strlen(text) + 1), OK;
+}
+
+API int nvmlInit(void) { return OK; }
+API int nvmlInit_v2(void) { return OK; }
+API int nvmlInitWithFlags(unsigned flags) { return (void)flags, OK; }
+API int nvmlShutdown(void) { return OK; }
+API const char *nvmlErrorString(int error) { return error ? "the virtual GPU's NVML says no" : "Success"; }
+API int nvmlSystemGetCudaDriverVersion_v2(int *version) { return *version = model.runtime_version, OK; }
+API int nvmlSystemGetDriverVersion(char *text, unsigned size) { return write_text(text, size, "virtual"); }
+
+API int nvmlDeviceGetCount_v2(unsigned *count) { return *count = (unsigned)model.devices, OK; }
+API int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **out) { return give_handle((int)index, out); }
+API int nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, void **out) {
+    unsigned domain, bus;
+    if (sscanf(bus_id, "%x:%x:", &domain, &bus) != 2) return NVML_INVALID_ARGUMENT;
+    return give_handle((int)bus - 1, out); /* as cudaDeviceGetPCIBusId gives them */
+}
+/* As torch.cuda.get_device_properties() shows it: "fakedist virtua" and a digit, in hexadecimal. */
+API int nvmlDeviceGetUUID(void *handle, char *text, unsigned size) {
+    char uuid[64];
+    int at = snprintf(uuid, sizeof uuid, "GPU-");
+    for (int i = 0; i < 16; i++) {
+        const char *dash = i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "";
+        int byte = i == 15 ? '0' + device_of_handle(handle) : "fakedist virtual"[i];
+        at += snprintf(uuid + at, sizeof uuid - (size_t)at, "%s%02x", dash, byte);
+    }
+    return write_text(text, size, uuid);
+}
+API int nvmlDeviceGetName(void *handle, char *text, unsigned size) {
+    return (void)handle, write_text(text, size, model.name);
+}
+API int nvmlDeviceGetIndex(void *handle, unsigned *index) { return *index = (unsigned)device_of_handle(handle), OK; }
+
+struct nvml_memory {
+    unsigned long long total, free, used;
+};
+API int nvmlDeviceGetMemoryInfo(void *handle, struct nvml_memory *out) {
+    size_t free_bytes, total_bytes;
+    device_memory(device_of_handle(handle), &free_bytes, &total_bytes);
+    *out = (struct nvml_memory){total_bytes, free_bytes, total_bytes - free_bytes};
+    return OK;
+}
+
+/* This process alone, with what it took of the device: goes into the allocator's out-of-memory message. */
+struct nvml_process {
+    unsigned pid;
+    unsigned long long used;
+};
+API int nvmlDeviceGetComputeRunningProcesses(void *handle, unsigned *count, struct nvml_process *out) {
+    if (*count < 1) return *count = 1, NVML_INSUFFICIENT_SIZE;
+    struct nvml_memory memory;
+    nvmlDeviceGetMemoryInfo(handle, &memory);
+    *out = (struct nvml_process){(unsigned)getpid(), memory.used};
+    return *count = 1, OK;
+}
+
+/* No NVLink fabric that spans machines: handles of expandable segments are then file descriptors. */
+struct fabric_info { /* nvmlGpuFabricInfo_v2_t */
+    unsigned version;
+    unsigned char cluster[16];
+    int status;
+    unsigned clique;
+    unsigned char state;
+    unsigned health;
+};
+API int nvmlDeviceGetGpuFabricInfoV(void *handle, struct fabric_info *out) {
+    unsigned version = out->version;
+    (void)handle;
+    memset(out, 0, sizeof *out);
+    return out->version = version, OK;
+}
+
+/* Symmetric memory asks for the NVLink topology, which the models do not have. */
+API int nvmlDeviceGetNvLinkRemoteDeviceType(void *handle, unsigned link, int *type) {
+    enum { NVML_NOT_SUPPORTED = 3 };
+    (void)handle, (void)link, (void)type;
+    return unanswered("nvmlDeviceGetNvLinkRemoteDeviceType", NVML_NOT_SUPPORTED);
+}
+API int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *handle, unsigned link, void *pci) {
+    enum { NVML_NOT_SUPPORTED = 3 };
+    (void)handle, (void)link, (void)pci;
+    return unanswered("nvmlDeviceGetNvLinkRemotePciInfo_v2", NVML_NOT_SUPPORTED);
+}

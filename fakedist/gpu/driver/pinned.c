@@ -1,0 +1,82 @@
+/* Pinned host memory: address space that costs the host what is written to it, listed so that pointers can be told apart. */
+#define _GNU_SOURCE
+#include "virtual_gpu.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+struct pinned {
+    uint64_t start, size;
+    int ours;
+    struct pinned *next;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct pinned *pinned_list;
+
+static void remember(void *address, size_t size, int ours) {
+    struct pinned *p = new_handle(sizeof *p);
+    *p = (struct pinned){(uint64_t)address, size, ours, NULL};
+    pthread_mutex_lock(&lock);
+    p->next = pinned_list;
+    pinned_list = p;
+    pthread_mutex_unlock(&lock);
+}
+
+int pinned_malloc(size_t size, void **out) {
+    *out = NULL;
+    if (!size) return OK;
+    *out = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (*out == MAP_FAILED) {
+        *out = NULL;
+        return fail(OUT_OF_MEMORY);
+    }
+    remember(*out, size, 1);
+    return OK;
+}
+
+void pin_range(void *address, size_t size) { remember(address, size, 0); }
+
+int pinned_free(void *address) {
+    pthread_mutex_lock(&lock);
+    struct pinned **at = &pinned_list;
+    while (*at && (*at)->start != (uint64_t)address) at = &(*at)->next;
+    struct pinned *found = *at;
+    if (found) *at = found->next;
+    pthread_mutex_unlock(&lock);
+    if (!found) return fail(INVALID_VALUE);
+    if (found->ours) munmap(address, found->size);
+    free(found);
+    return OK;
+}
+
+int unpin_range(void *address) { return pinned_free(address); }
+
+static struct pinned *holder(const void *address) {
+    struct pinned *p = pinned_list;
+    while (p && ((uint64_t)address < p->start || (uint64_t)address >= p->start + p->size)) p = p->next;
+    return p;
+}
+
+int is_pinned(const void *address) {
+    pthread_mutex_lock(&lock);
+    struct pinned *p = holder(address);
+    pthread_mutex_unlock(&lock);
+    return p != NULL;
+}
+
+API int cudaMallocHost(void **out, size_t size) { return pinned_malloc(size, out); }
+API int cudaHostAlloc(void **out, size_t size, unsigned flags) { return (void)flags, pinned_malloc(size, out); }
+API int cudaFreeHost(void *address) { return address ? pinned_free(address) : OK; }
+API int cudaHostRegister(void *address, size_t size, unsigned flags) {
+    enum { ALREADY_REGISTERED = 712 }; /* cudaErrorHostMemoryAlreadyRegistered */
+    (void)flags;
+    return is_pinned(address) ? fail(ALREADY_REGISTERED) : (pin_range(address, size), OK);
+}
+API int cudaHostUnregister(void *address) { return unpin_range(address); }
+API int cudaHostGetDevicePointer(void **out, void *host, unsigned flags) { return (void)flags, *out = host, OK; }
+API int cudaHostGetFlags(unsigned *flags, void *host) { return *flags = 0, is_pinned(host) ? OK : fail(INVALID_VALUE); }
+API int cuMemAllocHost_v2(void **out, size_t size) { return pinned_malloc(size, out); }
+API int cuMemHostAlloc(void **out, size_t size, unsigned flags) { return (void)flags, pinned_malloc(size, out); }
+API int cuMemFreeHost(void *address) { return pinned_free(address); }
+API int cuMemHostGetDevicePointer_v2(void **out, void *host, unsigned flags) { return (void)flags, *out = host, OK; }
