@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -102,15 +103,22 @@ def largest_blocks(recording: Recording, blocks: Blocks, lines: list[str]) -> pd
     return table[order].reset_index(drop=True)
 
 
+#: torch's own files, code without a file, and Inductor's: "c" and 51 digits of a SHA-256 in base 32.
+_NOT_THE_SCRIPTS = re.compile(r"/torch/|^<|/c[a-z2-7]{51}\.py$")
+
+
 def layer_names(recording: Recording) -> list[str]:
     """Names of layers by number; layer 0, outside of any module, is empty."""
     return [row[1] for row in recording.rows["layers"]] or [""]
 
 
 def stack_lines(recording: Recording) -> list[str]:
-    """For each stack the innermost line outside of torch, as ``file:line (function)``; empty without one."""
+    """For each stack the innermost line outside of torch, as ``file:line (function)``; empty without one.
+
+    What Inductor wrote for a compiled graph is torch's too.
+    """
     told = [
-        "" if "/torch/" in filename or filename.startswith("<") else f"{filename}:{line} ({function})"
+        "" if _NOT_THE_SCRIPTS.search(filename) else f"{filename}:{line} ({function})"
         for filename, line, function in recording.frames
     ]
     return [next((told[frame] for frame in stack if told[frame]), "") for stack in recording.stacks]

@@ -39,9 +39,21 @@ def out_of_memory_observer(observe: Callable[[int, int, int, int], None]) -> Ite
 
 @contextmanager
 def module_hooks(begins: Callable[[nn.Module], None], ended: Callable[[nn.Module], None]) -> Iterator[None]:
-    """Call ``begins`` before and ``ended`` after every module's forward, also one that raises."""
-    before = nn_module.register_module_forward_pre_hook(lambda module, args: begins(module))
-    after = nn_module.register_module_forward_hook(lambda module, args, result: ended(module), always_call=True)
+    """Call ``begins`` before and ``ended`` after every module's forward, also one that raises.
+
+    ``torch.compile`` traces hooks with the modules; it must find nothing in these, so that it compiles the same graphs.
+    """
+
+    def before_forward(module: nn.Module, args: Any) -> None:
+        if not torch.compiler.is_compiling():
+            begins(module)
+
+    def after_forward(module: nn.Module, args: Any, result: Any) -> None:
+        if not torch.compiler.is_compiling():
+            ended(module)
+
+    before = nn_module.register_module_forward_pre_hook(before_forward)
+    after = nn_module.register_module_forward_hook(after_forward, always_call=True)
     try:
         yield
     finally:

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from fakedist.record.compiled import is_tracing
+
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -68,6 +70,6 @@ def bias_added_in_place() -> Iterator[None]:
 def _linear(given: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
     flattened = given.dim() == 2 or (given.dim() == 3 and given.is_contiguous())
     plain = type(given) in _PLAIN and type(weight) in _PLAIN and type(bias) in _PLAIN
-    if bias is None or flattened or not plain or given.dim() < 2 or weight.dim() != 2:
+    if bias is None or flattened or not plain or given.dim() < 2 or weight.dim() != 2 or is_tracing():
         return torch.ops.aten.linear.default.decompose(given, weight, bias)
     return torch.matmul(given, weight.t()).add_(bias)

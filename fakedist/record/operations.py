@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fakedist.record.compiled import is_tracing
 from fakedist.record.position import Position
 
 Execute = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -22,10 +24,11 @@ _GEMMS = {"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "_scaled_mm", "
 
 #: What ``__torch_dispatch__`` of plain tensors is; those appear among the types too.
 _PLAIN = torch.Tensor.__torch_dispatch__
-_get_mode, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
 
 
+#: What is written down beside operations: what autograd adds up, and the graphs that Inductor compiled.
 ACCUMULATE = "autograd::accumulate"
+GRAPH = "inductor::graph"
 
 
 class _Kind:
@@ -36,8 +39,8 @@ class _Kind:
     def __init__(self, number: int, func: Any) -> None:
         self.number = number
         # Views and the profiler's marks allocate nothing: what comes after belongs to the operation before.
-        self.is_view = func != ACCUMULATE and (func.is_view or func.namespace == "profiler")
-        self.is_gemm = func != ACCUMULATE and func._schema.name.removeprefix("aten::") in _GEMMS
+        self.is_view = not isinstance(func, str) and (func.is_view or func.namespace == "profiler")
+        self.is_gemm = not isinstance(func, str) and func._schema.name.removeprefix("aten::") in _GEMMS
 
 
 class Operations(TorchDispatchMode):
@@ -67,6 +70,7 @@ class Operations(TorchDispatchMode):
         self._operation, self._scope = array("I"), array("I")
         self._first = 0
         self._tell_allocator = tell_allocator
+        self._graph: str | None = None
 
     #: Asked for by torch: higher-order operators (DTensor's random numbers are one) come here too.
     supports_higher_order_operators = True
@@ -80,7 +84,7 @@ class Operations(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Number one operation and run it. Tensor subclasses first turn it into operations on plain tensors."""
-        if _get_mode(_FAKE) is not None:
+        if is_tracing():
             # DTensor asks a FakeTensorMode for shapes. That mode is below this one whenever it was entered: step aside.
             return func(*args, **(kwargs or {}))
         if isinstance(func, HigherOrderOperator):
@@ -94,6 +98,8 @@ class Operations(TorchDispatchMode):
         if not op & 255:
             self._tick()
         result = self._execute(func, args, kwargs or {})
+        if self._graph is not None:
+            self._tell_allocator(self._graph)
         if kind.is_gemm and isinstance(result, torch.Tensor) and result.is_cuda:
             operands = [value.nbytes for value in args if isinstance(value, torch.Tensor)]
             self.gemms[op] = (result.data_ptr(), *operands)
@@ -105,8 +111,17 @@ class Operations(TorchDispatchMode):
         What autograd adds up before it puts the mode back counts as one operation, ``autograd::accumulate``.
         """
         if torch._C._len_torch_dispatch_stack() == 1 and torch._C._get_dispatch_stack_at(0) is self:
-            self._number(self._kinds.get(ACCUMULATE) or self._new_kind(ACCUMULATE))
+            self._number_own(ACCUMULATE)
             torch._C._pop_torch_dispatch_stack(None)
+
+    @contextmanager
+    def graph(self) -> Iterator[None]:
+        """A compiled graph runs: what it allocates between the operations that it calls is its own."""
+        before, self._graph = self._graph, str(self._number_own(GRAPH))
+        try:
+            yield
+        finally:
+            self._graph = before
 
     def take(self) -> tuple[int, bytes, bytes]:
         """First operation number, operation ids and scope ids (uint32) since the last call."""
@@ -125,6 +140,9 @@ class Operations(TorchDispatchMode):
         if not kind.is_view:
             self._tell_allocator(str(op))
         return op
+
+    def _number_own(self, name: str) -> int:
+        return self._number(self._kinds.get(name) or self._new_kind(name))
 
     def _run_higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator that runs operators: it is none itself, those inside are.

@@ -14,6 +14,7 @@ from torch import nn
 
 from fakedist.errors import RecordingError
 from fakedist.record.collectives import Journal, Ledger
+from fakedist.record.compiled import compiled_graphs, is_tracing
 from fakedist.record.hooks import (
     backward_hook,
     fsdp_is_loaded,
@@ -102,6 +103,7 @@ class Recorder:
             stack.enter_context(backward_hook(self._backward))
             stack.enter_context(optimizer_hooks(self._optimizer_begins, self._optimizer_ended))
             stack.callback(self._marks.close)
+            stack.enter_context(compiled_graphs(self._operations.graph))
             stack.enter_context(bias_added_in_place())
             stack.enter_context(self._operations)
             self._exit = stack.pop_all()
@@ -178,6 +180,9 @@ class Recorder:
 
     @contextmanager
     def _backward(self, outputs: Any, creates_graph: bool) -> Iterator[None]:
+        if is_tracing():
+            yield
+            return
         if not self._position.in_backward():
             self._follow_step(self._steps.backward)
         handles = [] if creates_graph else hook_producers(outputs, self._operations.step_aside)

@@ -40,7 +40,7 @@ class Foreach:
 
     def _chosen(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
         """Positions of the lists whose tensors all hold what is read."""
-        near = [i for i, tensor in enumerate(args[0]) if tensor.is_cuda and is_small(tensor)]
+        near = [i for i, tensor in enumerate(_tensors(args)) if tensor.is_cuda and is_small(tensor)]
         if not near:
             return []
         ignored = kind.written if kind.overwrites else ()
@@ -53,7 +53,7 @@ class Foreach:
         return [i for i in near if all(not each[i].is_cuda or self._host.holds(each[i]) for each in lists)]
 
     def _compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], chosen: list[int]) -> Any:
-        num_all = len(args[0])
+        num_all = len(_tensors(args))
 
         def picked(value: Any) -> Any:
             if isinstance(value, (list, tuple)) and len(value) == num_all:
@@ -86,3 +86,8 @@ class Foreach:
         if kind.name in NON_NEGATIVE:
             for tensor in device_tensors(result):
                 self._host.shares.know_non_negative(tensor)
+
+
+def _tensors(args: tuple[Any, ...]) -> Any:
+    """The first list of tensors: ``_foreach_pow(2.0, exponents)`` begins with a number."""
+    return next((value for value in args if isinstance(value, (list, tuple))), ())

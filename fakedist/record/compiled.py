@@ -1,0 +1,90 @@
+"""Graphs that ``torch.compile`` made: where each of them runs, and what of torch's tracing is no training."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from fakedist.errors import RecordingError
+
+_OUTPUT_CODE = "torch._inductor.output_code"
+_get_mode, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
+
+
+def is_tracing() -> bool:
+    """Whether torch runs with shapes only in this thread: it compiles, and nothing that happens is the job's."""
+    return _get_mode(_FAKE) is not None
+
+
+@contextmanager
+def compiled_graphs(graph: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Run every graph that Inductor compiled inside of ``graph()``.
+
+    Inductor takes seconds to import, so it is patched when the script first asks for ``torch.compile``.
+
+    Raises:
+        RecordingError: This torch's Inductor runs its graphs otherwise.
+    """
+    original = torch.compile
+    with ExitStack() as undo:
+        watched = False
+
+        def watch() -> None:
+            nonlocal watched
+            if not watched:
+                watched = True
+                undo.enter_context(_inductor_graphs(graph))
+
+        @functools.wraps(original)
+        def compile_(*args: Any, **kwargs: Any) -> Any:
+            watch()
+            return original(*args, **kwargs)
+
+        if _OUTPUT_CODE in sys.modules:
+            watch()
+        torch.compile = compile_  # type: ignore[assignment, unused-ignore]
+        undo.callback(setattr, torch, "compile", original)
+        undo.enter_context(_own_hooks_are_no_news())
+        yield
+
+
+@contextmanager
+def _inductor_graphs(graph: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    from torch._inductor import output_code
+
+    owner: Any = getattr(output_code, "CompiledFxGraph", None)
+    if owner is None:
+        raise RecordingError(
+            f"torch {torch.__version__} has no {_OUTPUT_CODE}.CompiledFxGraph", "pip install torch==2.15.0"
+        )
+
+    original = owner.__call__
+
+    def call(self: Any, inputs: Any) -> Any:
+        with graph():
+            return original(self, inputs)
+
+    owner.__call__ = call
+    try:
+        yield
+    finally:
+        owner.__call__ = original
+
+
+@contextmanager
+def _own_hooks_are_no_news() -> Iterator[None]:
+    """Torch warns of global module hooks when it compiles; those are the recorder's, which stay out of graphs."""
+    before = warnings.filters[:]
+    warnings.filterwarnings("ignore", message="Using `torch.compile\\(module\\)` when there are global hooks")
+    ours = warnings.filters[0]
+    try:
+        yield
+    finally:
+        if ours not in before and ours in warnings.filters:
+            warnings.filters.remove(ours)  # type: ignore[attr-defined, unused-ignore]
