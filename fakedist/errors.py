@@ -5,6 +5,8 @@
     FakedistError            exit 1   says what happened; `hint` says what to type next
     ├── JobError             exit 2   the request makes no sense (rank >= world size, unknown GPU, no such script)
     ├── SetupError           exit 1   this machine lacks something (a CUDA build of torch, a C compiler)
+    ├── CheckError           exit 2   the configuration of `check` or a baseline makes no sense
+    ├── ScriptError          exit 1   the script itself failed, so there is nothing to judge
     ├── RunDirectoryError    exit 1   a run directory is missing, in use, truncated, foreign or too new
     ├── RecordingError       exit 1   recording would be wrong (a patch target is gone, no allocator history)
     └── WorldError           exit 1   the faked world cannot answer (an object from a rank that never ran)
@@ -33,6 +35,26 @@ class JobError(FakedistError):
     """The job as asked for makes no sense. Exit code 2."""
 
     exit_code = 2
+
+
+class CheckError(FakedistError):
+    """What ``check`` was configured to do makes no sense, or a baseline does not. Exit code 2."""
+
+    exit_code = 2
+
+
+class ScriptError(FakedistError):
+    """A script that was to be judged failed by itself.
+
+    Args:
+        message: How it ended.
+        hint: What to type next.
+        output: The end of what it printed.
+    """
+
+    def __init__(self, message: str, hint: str = "", output: str = "") -> None:
+        super().__init__(message, hint)
+        self.output = output
 
 
 class SetupError(FakedistError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from glob import glob
 from pathlib import Path
 
@@ -35,3 +36,25 @@ def first_visible_gpu() -> str:
 def host_memory_bytes() -> int:
     """Memory of this machine, in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def num_cores() -> int:
+    """Cores that this process may use: those it may run on, or what its control group gives it if that is less."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):
+        return cores
+
+
+def free_memory_bytes() -> int:
+    """Memory that this process could still use: what the machine has left, or its control group if that is less."""
+    free = host_memory_bytes()
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = 1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])
+    with suppress(OSError, ValueError):  # "max" is no number
+        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
+        free = min(free, limit - used)
+    return free

@@ -18,6 +18,7 @@ _FACTORS = {"B": 1}
 for _power, _letter in enumerate("KMGTP", start=1):
     _FACTORS[f"{_letter}IB"] = 1024**_power
     _FACTORS[f"{_letter}B"] = 1000**_power
+_US = {"us": 1, "ms": 1_000, "s": 1_000_000, "min": 60_000_000}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]+)\s*")
 
 
@@ -57,3 +58,31 @@ def parse_bytes(text: str) -> int:
     if size <= 0:
         raise JobError(f"{text!r} is no memory at all", hint)
     return size
+
+
+def parse_us(text: str) -> int:
+    """Microseconds of a duration with a unit: "850 us", "900 ms", "1.5 s", "2 min".
+
+    Raises:
+        JobError: The text is no duration, has no unit, or is not more than nothing.
+    """
+    hint = "write it like 900 ms or 1.5 s"
+    match = _SIZE.fullmatch(text)
+    if match is None or match.group(2) not in _US:
+        raise JobError(f"{text!r} is not a duration with a unit", hint)
+    duration = int(float(match.group(1)) * _US[match.group(2)])
+    if duration <= 0:
+        raise JobError(f"{text!r} is no time at all", hint)
+    return duration
+
+
+def parse_share(text: str) -> float:
+    """A share in percent: "1%" is 0.01.
+
+    Raises:
+        JobError: The text is no such share, or below nothing.
+    """
+    number = text.strip().removesuffix("%").strip()
+    if not text.strip().endswith("%") or not re.fullmatch(r"\d+(\.\d*)?|\.\d+", number):
+        raise JobError(f"{text!r} is not a share in percent", "write it like 1%")
+    return float(number) / 100

@@ -14,7 +14,8 @@ from fakedist.report.run import Run
 from fakedist.run.tables import read_table
 from fakedist.units import format_bytes
 
-_BLOCK_COLUMNS = ("bytes", "alloc_event", "operation", "phase", "layer", "category", "stack", "at_peak")
+#: Columns of the table `blocks` that a comparison of blocks needs.
+BLOCK_COLUMNS = ("bytes", "alloc_event", "operation", "phase", "layer", "category", "stack", "at_peak")
 _CATEGORY_WORDS = {
     "parameter": "parameters",
     "optimizer_state": "optimizer states",
@@ -99,7 +100,7 @@ class Comparison:
         paths = memory.layer_paths(*self._tables("layers"), self.matches)
         sides = []
         for run, of_layers in zip((self.a, self.b), paths, strict=True):
-            table = read_table(run.path, "blocks", _BLOCK_COLUMNS).to_pandas()
+            table = read_table(run.path, "blocks", BLOCK_COLUMNS).to_pandas()
             stacks = read_table(run.path, "stacks", ("line",)).to_pandas()
             cwd = run.manifest["cwd"]
             script_folder = os.path.dirname(os.path.join(cwd, run.manifest["job"]["target"]))
@@ -140,10 +141,15 @@ def say_cause(cause: why.Cause, line: str) -> str:
         cause: The cause.
         line: Where its blocks are made; empty where that is not known.
     """
-    of = f"{_CATEGORY_WORDS[cause.category]} {why.of_layers(cause.layer)}"
     seen = "first" if cause.part_bytes > 0 else "last"
     where = f", {seen} seen at {line}" if line else ""
-    return f"{format_change(cause.change_bytes)} at the peak: {of}, {format_change(cause.part_bytes)}{where}"
+    return f"{format_change(cause.change_bytes)} at the peak: {say_part(cause)}{where}"
+
+
+def say_part(cause: why.Cause, *, is_change: bool = True) -> str:
+    """What accounts for a change, or for a figure: "activations of layers.*.mlp, +2.88 GiB"."""
+    amount = format_change(cause.part_bytes) if is_change else format_bytes(cause.part_bytes)
+    return f"{_CATEGORY_WORDS[cause.category]} {why.of_layers(cause.layer)}, {amount}"
 
 
 def format_change(bytes_: int) -> str:

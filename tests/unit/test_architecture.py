@@ -35,13 +35,14 @@ LIBRARY_HOMES = {
     "plotly": ("report/",),
     "jinja2": ("report/",),
     "click": ("cli/",),
-    "rich": ("cli/", "report/"),
+    "pytest": ("check/plugin", "check/marked_test"),
+    "rich": ("cli/", "report/", "check/"),
 }
 
 _EVERYWHERE = ("errors", "units", "job")
 #: Room or module -> the rooms and modules of fakedist that it may import besides itself, errors, units and job.
 MAY_IMPORT = {
-    "__init__": (),
+    "__init__": ("check", "report"),
     "__main__": ("cli",),
     "errors": (),
     "units": (),
@@ -59,7 +60,7 @@ MAY_IMPORT = {
     "record": ("run",),
     "analysis": ("run",),
     "report": ("run", "analysis"),
-    "check": ("run", "analysis"),
+    "check": ("", "run", "analysis", "report", "launch", "machine", "script"),
 }
 
 

@@ -1,0 +1,48 @@
+"""A run in as few figures as a later one needs to be compared with: by layer and category, repeated layers as one."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import pandas as pd
+
+from fakedist.analysis.compare.matching import layer_patterns
+from fakedist.analysis.compare.memory import OUTSIDE
+from fakedist.run.schema import CATEGORIES
+
+
+def pattern_parts(layers: pd.DataFrame) -> pd.DataFrame:
+    """Own bytes at the peak: columns path (numbers of repeated layers as ``*``), category, bytes; they add up to it.
+
+    Args:
+        layers: The table ``layers``.
+    """
+    path = pd.Series([pattern or OUTSIDE for pattern in layer_patterns(layers)], name="path")
+    frames = [pd.DataFrame({"path": path, "category": c, "bytes": layers[f"peak_{c}_bytes"]}) for c in CATEGORIES]
+    sums = pd.concat(frames).groupby(["path", "category"], sort=True)["bytes"].sum().reset_index()
+    return sums[sums["bytes"] != 0].reset_index(drop=True)
+
+
+def part_changes(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
+    """What changed between two of :func:`pattern_parts`: path, name (the same), category, change_bytes."""
+    keys = ["path", "category"]
+    found = before.merge(after, on=keys, how="outer", suffixes=("_before", "_after"))
+    change = found["bytes_after"].fillna(0) - found["bytes_before"].fillna(0)
+    return found[keys].assign(name=found["path"], change_bytes=change.astype("int64"))
+
+
+def layers_bytes(layers: pd.DataFrame, pattern: str) -> int | None:
+    """Bytes at the peak of all layers that a pattern names, with what is below them; None where it names none.
+
+    Args:
+        layers: The table ``layers``.
+        pattern: A name in which ``*`` stands for any part between two dots: ``layers.*.mlp``.
+    """
+    named = [names_layer(pattern, str(name) or OUTSIDE) for name in layers["name"]]
+    return int(layers["peak_own_bytes"][named].sum()) if any(named) else None
+
+
+def names_layer(pattern: str, name: str) -> bool:
+    """Whether a pattern names a layer, or one above it."""
+    wanted, parts = pattern.split("."), name.split(".")
+    return len(wanted) <= len(parts) and all(fnmatchcase(part, want) for part, want in zip(parts, wanted, strict=False))

@@ -1,0 +1,1 @@
+"""Budgets and baselines: what a change may cost, judged where there is no GPU."""

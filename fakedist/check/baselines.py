@@ -1,0 +1,134 @@
+"""Baselines: the figures that a job is compared with, one small file a job, made to be read in a review."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fakedist.check.config import CheckConfig, CheckJob
+from fakedist.check.measured import Rank
+from fakedist.errors import CheckError
+
+SCHEMA_VERSION = 1
+_MAKES_ONE = "fakedist check --update {}"
+#: Settings of the job that its figures hang on.
+_SETTINGS = (
+    "target",
+    "arguments",
+    "world_size",
+    "gpus_per_node",
+    "device",
+    "gpu_memory_bytes",
+    "steps",
+    "launcher",
+    "collectives",
+    "values",
+    "environment",
+    "seed",
+)
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What a job took when its baseline was made.
+
+    Attributes:
+        settings: The job as it was then, and ``torch`` and ``gpu``.
+        ranks: Its ranks.
+    """
+
+    settings: dict[str, Any]
+    ranks: dict[int, Rank]
+
+
+def baseline_path(config: CheckConfig, job: CheckJob) -> Path:
+    """Where a job's baseline is."""
+    return config.baselines / f"{job.name}.json"
+
+
+def read_baseline(config: CheckConfig, job: CheckJob) -> Baseline | None:
+    """A job's baseline; None where there is none.
+
+    Raises:
+        CheckError: It is damaged or of a newer schema; or it is missing, or lacks a rank, and the job has tolerances.
+    """
+    path = baseline_path(config, job)
+    again = _MAKES_ONE.format(job.name)
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        version = int(values["schema_version"])
+    except FileNotFoundError:
+        if job.tolerances:
+            raise CheckError(f"job {job.name!r} has max_increase but no baseline: {path} does not exist", again) from None
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise CheckError(f"{path} is no baseline: {error!r}", again) from None
+    if version > SCHEMA_VERSION:
+        raise CheckError(
+            f"{path} has schema version {version}; this fakedist reads up to {SCHEMA_VERSION}",
+            "pip install --upgrade fakedist",
+        )
+    try:
+        found = Baseline(values["settings"], {int(rank): Rank.of_record(each) for rank, each in values["ranks"].items()})
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckError(f"{path} is no baseline: {error!r}", again) from None
+    for each in job.jobs:
+        if job.tolerances and each.rank not in found.ranks:
+            raise CheckError(f"{path} has no rank {each.rank} of job {job.name!r}", again)
+    return found
+
+
+def settings_of(job: CheckJob, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What the figures of a job hang on."""
+    values = job.jobs[0].to_dict()
+    return {**json.loads(json.dumps({key: values[key] for key in _SETTINGS})), **{k: summary[k] for k in ("torch", "gpu")}}
+
+
+def stale_settings(baseline: Baseline, settings: Mapping[str, Any]) -> list[str]:
+    """Where a baseline is about something else than what ran, a phrase each; torch and GPU first."""
+    keys = ["torch", "gpu", *(key for key in _SETTINGS if key in settings)]
+    return [
+        f"{key.replace('_', ' ').replace('target', 'script').replace('gpu', 'GPU')} {_text(was)} -> {_text(now)}"
+        for key in keys
+        if (was := baseline.settings.get(key)) != (now := settings.get(key))
+    ]
+
+
+def baseline_text(settings: Mapping[str, Any], ranks: Mapping[int, Rank]) -> str:
+    """A baseline as its file has it: sorted, a figure a line."""
+    values = {
+        "schema_version": SCHEMA_VERSION,
+        "settings": settings,
+        "ranks": {str(rank): each.record for rank, each in ranks.items()},
+    }
+    return json.dumps(values, indent=1, sort_keys=True) + "\n"
+
+
+def write_baselines(texts: Mapping[Path, str]) -> None:
+    """Replace baselines: all are written beside the old ones before the first of those is replaced.
+
+    Raises:
+        CheckError: They cannot be written; those that were there are as they were.
+    """
+    scratch = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in texts}
+    try:
+        for path, text in texts.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            scratch[path].write_text(text, encoding="utf-8")
+        for path in texts:
+            os.replace(scratch[path], path)
+    except OSError as error:
+        raise CheckError(f"baselines cannot be written: {error}", "see who may write there") from error
+    finally:
+        for each in scratch.values():
+            each.unlink(missing_ok=True)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return repr(" ".join(map(str, value)))
+    return "none" if value is None else str(value)

@@ -1,0 +1,195 @@
+"""What ``check`` has to do: ``[tool.fakedist.check]`` of pyproject.toml, or ``[check]`` of fakedist.toml."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fakedist.check.limits import Limit, read_budgets, read_tolerances
+from fakedist.check.section import Section, did_you_mean
+from fakedist.errors import CheckError, JobError
+from fakedist.job import Job
+from fakedist.units import parse_bytes
+
+OWN_NAME, PROJECT_NAME = "fakedist.toml", "pyproject.toml"
+DEFAULT_BASELINES = "fakedist-baselines"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_EXAMPLE = '[[tool.fakedist.check.jobs]] with name = "...", script = "train.py", world_size = 8'
+
+
+@dataclass(frozen=True)
+class CheckJob:
+    """A job and what it may take.
+
+    Attributes:
+        name: Its name; its baseline is called after it.
+        jobs: The job of every rank that runs.
+        budgets: What none of them may exceed.
+        tolerances: How much more than its baseline each may take.
+    """
+
+    name: str
+    jobs: tuple[Job, ...]
+    budgets: tuple[Limit, ...]
+    tolerances: tuple[Limit, ...]
+
+
+@dataclass(frozen=True)
+class CheckConfig:
+    """All that ``check`` has to do.
+
+    Attributes:
+        path: The file it was read from; scripts and baselines are found from its directory.
+        baselines: Directory of the baselines.
+        jobs: The jobs, in the order of the file.
+    """
+
+    path: Path
+    baselines: Path
+    jobs: tuple[CheckJob, ...]
+
+    @property
+    def root(self) -> Path:
+        """Where jobs run."""
+        return self.path.parent
+
+    def chosen(self, names: tuple[str, ...]) -> CheckConfig:
+        """The same with these jobs alone; with all where none is named.
+
+        Raises:
+            CheckError: A job that is not there.
+        """
+        known = [job.name for job in self.jobs]
+        for name in names:
+            if name not in known:
+                raise CheckError(f"there is no job {name!r} in {self.path.name}", did_you_mean(name, known))
+        return dataclasses.replace(self, jobs=tuple(job for job in self.jobs if not names or job.name in names))
+
+
+def find_config(start: Path) -> Path:
+    """The configuration nearest to a directory, in it or above.
+
+    Raises:
+        CheckError: There is none.
+    """
+    for folder in (start.resolve(), *start.resolve().parents):
+        if (folder / OWN_NAME).is_file():
+            return folder / OWN_NAME
+        project = folder / PROJECT_NAME
+        if project.is_file() and _inside(_load(project), "tool", "fakedist", "check") is not None:
+            return project
+    raise CheckError(f"neither {OWN_NAME} nor [tool.fakedist.check] of {PROJECT_NAME} was found", f"add {_EXAMPLE}")
+
+
+def read_config(path: Path) -> CheckConfig:
+    """Read a configuration.
+
+    Raises:
+        CheckError: It is missing, no TOML, or says something that makes no sense.
+    """
+    is_project = path.name == PROJECT_NAME
+    values = _inside(_load(path), *(("tool", "fakedist", "check") if is_project else ("check",)))
+    table = "[tool.fakedist.check]" if is_project else "[check]"
+    if values is None:
+        raise CheckError(f"{path} has no {table}", f"add [{table[1:-1]}.jobs]".replace("[", "[[").replace("]", "]]"))
+    section = Section(f"{path.name} {table}", values)
+    baselines = section.take("baselines", str) or DEFAULT_BASELINES
+    tolerances = section.take_either("max_increase", str, dict)
+    entries = section.take("jobs", list)
+    section.end()
+    if not entries or not all(isinstance(entry, dict) for entry in entries):
+        raise CheckError(f"{section.where}: there are no jobs", f"add {_EXAMPLE}")
+    jobs: list[CheckJob] = []
+    for number, entry in enumerate(entries, start=1):
+        job = _job(Section(f"{path.name} job {entry.get('name', number)!r}", entry), (tolerances, section))
+        if job.name in {other.name for other in jobs}:
+            raise CheckError(f"{path.name}: two jobs are called {job.name!r}", "give each a name of its own")
+        jobs.append(job)
+    return CheckConfig(path.resolve(), path.resolve().parent / baselines, tuple(jobs))
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckError(f"{path} does not exist", f"--config FILE: {PROJECT_NAME} or {OWN_NAME}") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise CheckError(f"{path} cannot be read: {error}") from None
+
+
+def _inside(values: Any, *keys: str) -> dict[str, Any] | None:
+    for key in keys:
+        values = values.get(key) if isinstance(values, dict) else None
+    return values if isinstance(values, dict) else None
+
+
+def _job(section: Section, default: tuple[Any, Section]) -> CheckJob:
+    name = section.take("name", str)
+    if not name or not _NAME.fullmatch(name):
+        raise CheckError(f"{section.where}: a job has a name of letters, digits, dots, dashes", 'name = "llama-70b"')
+    section.where = section.where.split(" job ")[0] + f" job {name!r}"
+    values = _settings(section)
+    ranks = section.take("ranks", list)
+    ranks = [0] if ranks is None else ranks
+    if not ranks or any(not isinstance(rank, int) or isinstance(rank, bool) for rank in ranks):
+        raise CheckError(f"{section.where}: ranks is a list of numbers, not {ranks!r}", "ranks = [0, 7]")
+    if len(set(ranks)) != len(ranks):
+        raise CheckError(f"{section.where}: ranks names a rank twice: {ranks!r}", "name each once")
+    budgets = read_budgets(section.take_table("budgets"))
+    own = section.take_either("max_increase", str, dict)
+    tolerances = read_tolerances(own, section) if own is not None else read_tolerances(*default)
+    section.end()
+    try:
+        jobs = tuple(Job(rank=rank, **values) for rank in ranks)
+    except JobError as error:
+        raise CheckError(f"{section.where}: {error.message}", error.hint) from None
+    if jobs[0].device == "virtual" and any(limit.figure.is_time for limit in (*budgets, *tolerances)):
+        raise CheckError(
+            f"{section.where}: step_time is not known on the virtual GPU, where kernels do not run",
+            'leave it out, or measure on a GPU: device = "cuda"',
+        )
+    return CheckJob(name, jobs, budgets, tolerances)
+
+
+def _settings(section: Section) -> dict[str, Any]:
+    """What goes into the Job, but for the rank."""
+    script, module = section.take("script", str), section.take("module", str)
+    if (script is None) == (module is None):
+        raise CheckError(f"{section.where}: a job has a script or a module, and not both", 'script = "train.py"')
+    world_size = section.take("world_size", int)
+    arguments = section.take_either("arguments", list, str)
+    memory = section.take("gpu_memory", str)
+    values: dict[str, Any] = {
+        "target": script or module,
+        "is_module": module is not None,
+        "arguments": tuple(shlex.split(arguments)) if isinstance(arguments, str) else section.take_texts("arguments"),
+        "environment": tuple(sorted((key, str(value)) for key, value in section.take_table("env").items())),
+        "device": section.take("device", str) or "virtual",
+        "gpu_memory_bytes": None if memory is None else _memory(section, memory),
+        "timeout_s": section.take_either("timeout", int, float),
+    }
+    for key in ("gpus_per_node", "steps", "seed"):
+        if (number := section.take(key, int)) is not None:
+            values[key] = number
+    for key in ("gpu", "launcher", "collectives", "values"):
+        if (text := section.take(key, str)) is not None:
+            values[key] = text
+    if world_size is None:
+        # A misspelt key is the likeliest reason.
+        for key in ("name", "ranks", "budgets", "max_increase"):
+            section.take_either(key, object)
+        section.end()
+        raise CheckError(f"{section.where}: how many ranks has the job?", "world_size = 1024")
+    return {"world_size": world_size, **values}
+
+
+def _memory(section: Section, text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except JobError as error:
+        raise CheckError(f"{section.where}: gpu_memory: {error.message}", error.hint) from None

@@ -1,0 +1,146 @@
+"""The judgement: which figure exceeds what, by how much, and which layer is to blame."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from fakedist.analysis.compare.baseline import names_layer, part_changes
+from fakedist.analysis.compare.why import Cause, find_cause, place_of
+from fakedist.check.config import CheckJob
+from fakedist.check.limits import Figure, Limit
+from fakedist.check.measured import Rank
+from fakedist.report.comparison import format_relative, say_part
+from fakedist.units import format_bytes, format_us
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One figure of one rank.
+
+    Attributes:
+        job: The job's name.
+        rank: The rank.
+        figure: Which figure.
+        value: What it is: bytes or microseconds.
+        budget: The most it may be (the least, for a headroom); None without a budget.
+        baseline: What it was; None without a baseline.
+        allowed: The most it may be for its baseline; None without a tolerance.
+        tolerance: That tolerance, as it was written.
+        blame: The layers that it comes from, one phrase; empty where nothing is exceeded.
+        line: Where their blocks are made, ``file:line (function)``; empty where that is not known.
+    """
+
+    job: str
+    rank: int
+    figure: Figure
+    value: float
+    budget: float | None = None
+    baseline: float | None = None
+    allowed: float | None = None
+    tolerance: str = ""
+    blame: str = ""
+    line: str = ""
+
+    @property
+    def is_over_budget(self) -> bool:
+        """Whether the budget is exceeded."""
+        if self.budget is None:
+            return False
+        return self.value < self.budget if self.figure.kind == "headroom" else self.value > self.budget
+
+    @property
+    def is_over_baseline(self) -> bool:
+        """Whether it grew by more than was allowed."""
+        return self.allowed is not None and self.value > self.allowed
+
+    @property
+    def is_exceeded(self) -> bool:
+        """Whether anything is."""
+        return self.is_over_budget or self.is_over_baseline
+
+    def amount(self, value: float) -> str:
+        """A value of this figure as text."""
+        return format_us(value) if self.figure.is_time else format_bytes(value)
+
+    @property
+    def message(self) -> str:
+        """What is exceeded and whose fault it is, one line."""
+        parts = []
+        if self.is_over_budget and self.budget is not None:
+            gap, side = abs(self.value - self.budget), "under" if self.figure.kind == "headroom" else "over"
+            was = f" (baseline {self.amount(self.baseline)})" if self.baseline is not None else ""
+            parts.append(f"{self.amount(gap)} {side} its budget of {self.amount(self.budget)}{was}")
+        if self.is_over_baseline and self.baseline is not None:
+            grown = self.value - self.baseline
+            share = f" ({format_relative(int(grown), int(self.baseline))})" if self.baseline else ""
+            was = f"its baseline of {self.amount(self.baseline)}"
+            parts.append(f"{self.amount(grown)}{share} more than {was}, where {self.tolerance} is allowed")
+        told = f"{self.job} rank {self.rank}: {self.figure.name} is {self.amount(self.value)}, {' and '.join(parts)}"
+        made = f", made at {self.line}" if self.line else ""
+        return told + (f": {self.blame}{made}" if self.blame else "")
+
+
+def judge(job: CheckJob, rank: int, now: Rank, before: Rank | None, places: pd.DataFrame) -> list[Finding]:
+    """Every figure of a rank that has a budget or a tolerance; both peaks in any case.
+
+    Args:
+        job: The job.
+        rank: The rank.
+        now: What ran.
+        before: Its baseline; None without one.
+        places: Blocks at the peak by place.
+    """
+    budgets = {limit.figure: limit for limit in job.budgets}
+    tolerances = {limit.figure: limit for limit in job.tolerances}
+    peaks = dict.fromkeys((Figure("peak_allocated"), Figure("peak_reserved")))
+    findings = []
+    for figure in {**peaks, **dict.fromkeys(budgets), **dict.fromkeys(tolerances)}:
+        value = now.value(figure)
+        if value is None:
+            continue
+        was = before.value(figure) if before is not None else None
+        budget, tolerance = budgets.get(figure), tolerances.get(figure)
+        finding = Finding(
+            job.name,
+            rank,
+            figure,
+            value,
+            budget=None if budget is None else budget.of(now.record["capacity_bytes"]),
+            baseline=was,
+            allowed=_allowed(was, tolerance),
+            tolerance="" if tolerance is None else tolerance.text,
+        )
+        findings.append(_blamed(finding, now, before, places) if finding.is_exceeded else finding)
+    return findings
+
+
+def _allowed(was: float | None, tolerance: Limit | None) -> float | None:
+    return None if was is None or tolerance is None else was + tolerance.of(was)
+
+
+def _blamed(finding: Finding, now: Rank, before: Rank | None, places: pd.DataFrame) -> Finding:
+    """The finding with the layers that it comes from."""
+    figure = finding.figure
+    if figure.is_time or figure.kind == "groups":
+        return finding
+    nothing = now.parts.iloc[:0]
+    changes = part_changes(nothing if before is None else before.parts, now.parts)
+    cause = _cause(changes, figure)
+    if cause is None or cause.part_bytes <= 0:  # it did not grow: what is it made of?
+        cause = _cause(part_changes(nothing, now.parts), figure)
+        before = None
+    if cause is None:
+        return finding
+    blame = say_part(cause, is_change=before is not None)
+    values = {**finding.__dict__, "blame": blame, "line": place_of(cause, places)}
+    return Finding(**values)
+
+
+def _cause(changes: pd.DataFrame, figure: Figure) -> Cause | None:
+    if figure.kind == "categories":
+        changes = changes[changes["category"] == figure.part]
+    if figure.kind == "layers":
+        changes = changes[[names_layer(figure.part, str(path)) for path in changes["path"]]]
+    return find_cause(changes) if len(changes) else None

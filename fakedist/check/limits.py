@@ -1,0 +1,129 @@
+"""Budgets and tolerances: which figure, and how much."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fakedist.check.section import Section, did_you_mean
+from fakedist.errors import CheckError, JobError
+from fakedist.run.schema import CATEGORIES
+from fakedist.units import parse_bytes, parse_share, parse_us
+
+#: Figures of a rank as a whole.
+PLAIN = ("peak_allocated", "peak_reserved", "headroom", "step_time")
+#: Figures of a part of it, by the part's name.
+PARTED = ("categories", "layers", "groups")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure that can have a budget.
+
+    Attributes:
+        kind: One of PLAIN or PARTED.
+        part: The category, the layers' pattern or the group; empty for those of PLAIN.
+    """
+
+    kind: str
+    part: str = ""
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        if self.kind in PLAIN:
+            return self.kind.replace("_", " ")
+        return {"categories": "category", "layers": "layers", "groups": "group"}[self.kind] + f" {self.part}"
+
+    @property
+    def is_time(self) -> bool:
+        """Whether it is in microseconds; all others are in bytes."""
+        return self.kind == "step_time"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How much of a figure is allowed, or how much more of it than there was.
+
+    Attributes:
+        figure: Which.
+        amount: Bytes or microseconds; a share where ``is_share``.
+        is_share: Whether the amount is a share: of the baseline, or of the GPU's memory for a headroom.
+        text: As it was written.
+    """
+
+    figure: Figure
+    amount: float
+    is_share: bool
+    text: str
+
+    def of(self, whole: float) -> float:
+        """The amount, where it is a share: of ``whole``."""
+        return self.amount * whole if self.is_share else self.amount
+
+
+def read_budgets(section: Section) -> tuple[Limit, ...]:
+    """The budgets of a job.
+
+    Raises:
+        CheckError: A figure or unit that does not exist.
+    """
+    return _read(section, PLAIN, _budget)
+
+
+def read_tolerances(value: Any, section: Section) -> tuple[Limit, ...]:
+    """How much more than its baseline a job may take.
+
+    Args:
+        value: A text for both peaks, or a table of figures.
+        section: Where it was written.
+
+    Raises:
+        CheckError: A figure or unit that does not exist.
+    """
+    where = f"{section.where}, max_increase"
+    if isinstance(value, str):
+        return tuple(_tolerance(Figure(kind), value, where) for kind in ("peak_allocated", "peak_reserved"))
+    return _read(Section(where, value or {}), ("peak_allocated", "peak_reserved", "step_time"), _tolerance)
+
+
+def _read(section: Section, plain: tuple[str, ...], make: Callable[[Figure, Any, str], Limit]) -> tuple[Limit, ...]:
+    found = [
+        make(Figure(kind), value, section.where)
+        for kind in plain
+        if (value := section.take_either(kind, str, int, float)) is not None
+    ]
+    for kind in PARTED:
+        parts = section.take_table(kind)
+        for part, value in parts.items():
+            if kind == "categories" and part not in CATEGORIES:
+                raise CheckError(f"{parts.where}: there is no category {part!r}", did_you_mean(part, CATEGORIES))
+            found.append(make(Figure(kind, part), value, parts.where))
+    section.end()
+    return tuple(found)
+
+
+def _budget(figure: Figure, value: Any, where: str) -> Limit:
+    if figure.kind == "headroom" and isinstance(value, str) and "%" in value:
+        return Limit(figure, _parsed(parse_share, figure, value, where), True, value)
+    return Limit(figure, _parsed(parse_us if figure.is_time else parse_bytes, figure, value, where), False, value)
+
+
+def _tolerance(figure: Figure, value: Any, where: str) -> Limit:
+    if isinstance(value, str) and "%" in value:
+        return Limit(figure, _parsed(parse_share, figure, value, where), True, value)
+    if isinstance(value, str) and value.strip().startswith("0 "):
+        return Limit(figure, 0, False, value)
+    return Limit(figure, _parsed(parse_us if figure.is_time else parse_bytes, figure, value, where), False, value)
+
+
+def _parsed(parse: Callable[[str], float], figure: Figure, value: Any, where: str) -> float:
+    key = figure.part or figure.kind
+    if not isinstance(value, str):
+        unit = "900 ms" if figure.is_time else "72 GiB"
+        raise CheckError(f"{where}: {key} = {value!r} has no unit", f'write it like {key} = "{unit}"')
+    try:
+        return parse(value)
+    except JobError as error:
+        raise CheckError(f"{where}: {key}: {error.message}", error.hint) from None

@@ -1,0 +1,116 @@
+"""What a run says about a job: the figures that budgets and baselines are about."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from fakedist.analysis.compare.baseline import layers_bytes, pattern_parts
+from fakedist.analysis.compare.blocks import block_changes, peak_blocks
+from fakedist.analysis.compare.memory import layer_paths
+from fakedist.analysis.compare.matching import match_layers
+from fakedist.check.limits import Figure
+from fakedist.check.section import did_you_mean
+from fakedist.errors import CheckError
+from fakedist.report.comparison import BLOCK_COLUMNS
+from fakedist.report.run import Run
+from fakedist.run.schema import CATEGORIES
+from fakedist.run.tables import read_table
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank of a job of the configuration, as it ran or as its baseline has it.
+
+    Attributes:
+        record: Plain figures, as baselines hold them.
+        parts: Columns path, category, bytes: own bytes of layers at the peak.
+    """
+
+    record: dict[str, Any]
+    parts: pd.DataFrame
+
+    @classmethod
+    def of_record(cls, record: dict[str, Any]) -> Rank:
+        """A rank as a baseline has it."""
+        rows = [(path, name, bytes_) for path, held in record["layers"].items() for name, bytes_ in held.items()]
+        parts = pd.DataFrame(rows, columns=["path", "category", "bytes"]).astype({"bytes": "int64"})
+        return cls(record, parts)
+
+    def value(self, figure: Figure) -> float | None:
+        """A figure; None where it is not known."""
+        record = self.record
+        if figure.kind == "headroom":
+            return float(record["capacity_bytes"] - record["peak_reserved_bytes"])
+        if figure.kind == "step_time":
+            return record.get("step_us")
+        if figure.kind == "categories":
+            return float(record["by_category"].get(figure.part, 0))
+        if figure.kind == "layers":
+            return record["layer_limits"].get(figure.part)
+        if figure.kind == "groups":
+            calls = record["groups"].get(figure.part)
+            return None if calls is None else float(sum(c["bytes_in"] + c["bytes_out"] for c in calls.values()))
+        return float(record[f"{figure.kind}_bytes"])
+
+
+def measure(run: Run, figures: set[Figure], where: str) -> Rank:
+    """The figures of a run.
+
+    Args:
+        run: The run.
+        figures: Those that are asked for; parts that the model does not have are errors.
+        where: Job and rank, for messages.
+
+    Raises:
+        CheckError: A layer pattern or a group that names nothing of this run.
+    """
+    summary, layers = run.summary, run.table("layers")
+    parts = pattern_parts(layers)
+    groups = _groups(summary["collectives"])
+    limits: dict[str, int] = {}
+    for figure in sorted(figures, key=lambda each: (each.kind, each.part)):
+        if figure.kind == "groups" and figure.part not in groups:
+            raise CheckError(f"{where}: there is no group {figure.part!r}", did_you_mean(figure.part, groups))
+        if figure.kind == "layers":
+            if (bytes_ := layers_bytes(layers, figure.part)) is None:
+                known = sorted(set(parts["path"]))
+                raise CheckError(f"{where}: no layer is called {figure.part!r}", did_you_mean(figure.part, known))
+            limits[figure.part] = bytes_
+    held: dict[str, dict[str, int]] = defaultdict(dict)
+    for path, category, bytes_ in parts.itertuples(index=False):
+        held[str(path)][str(category)] = int(bytes_)
+    keys = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_step", "peak_phase", "capacity_bytes")
+    record = {
+        **{key: summary[key] for key in keys},
+        "by_category": {name: summary["by_category"][name] for name in CATEGORIES if summary["by_category"][name]},
+        "by_phase": {f"{row['step']} {row['phase']}": row["peak_allocated_bytes"] for row in summary["by_phase"]},
+        "layers": dict(held),
+        "layer_limits": limits,
+        "groups": groups,
+    }
+    if summary["device"] == "cuda" and summary["steps"]:
+        record["step_us"] = summary["steps"][-1]["wall_us"]
+    return Rank(record, parts)
+
+
+def peak_places(run: Run) -> pd.DataFrame:
+    """Blocks at the peak by place, as changes from nothing: columns path, category, line, change_bytes and more."""
+    layers = run.table("layers")
+    paths, _ = layer_paths(layers, layers, match_layers(layers, layers))
+    blocks = read_table(run.path, "blocks", BLOCK_COLUMNS).to_pandas()
+    stacks = read_table(run.path, "stacks", ("line",)).to_pandas()
+    found = peak_blocks(blocks, stacks, paths, (run.manifest["cwd"], run.manifest["cwd"]))
+    return block_changes(found.iloc[:0], found)
+
+
+def _groups(rows: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, int]]]:
+    found: dict[str, dict[str, dict[str, int]]] = defaultdict(dict)
+    for row in rows:
+        calls = found[row["group"]].setdefault(row["operation"], {"bytes_in": 0, "bytes_out": 0, "num_calls": 0})
+        for key in calls:
+            calls[key] += int(row[key])
+    return dict(found)

@@ -1,0 +1,91 @@
+"""``fakedist.profile``: run one rank of a job from Python, and get the run back."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypedDict, Unpack
+
+from fakedist.check.running import Runner, Task
+from fakedist.check.section import did_you_mean
+from fakedist.errors import JobError
+from fakedist.job import Collectives, Device, Job, Launcher, Values
+from fakedist.report.run import Run
+from fakedist.units import parse_bytes
+
+
+class JobOptions(TypedDict, total=False):
+    """What else can be said of a job; the options of ``fakedist profile``."""
+
+    module: bool
+    gpus_per_node: int
+    device: Device
+    gpu: str
+    gpu_memory: str
+    steps: int
+    launcher: Launcher
+    collectives: Collectives
+    values: Values
+    env: Mapping[str, str]
+    timeout: float
+    seed: int
+
+
+def profile(
+    target: str | os.PathLike[str],
+    *arguments: str,
+    world_size: int,
+    rank: int = 0,
+    output: str | os.PathLike[str] | None = None,
+    **options: Unpack[JobOptions],
+) -> Run:
+    """Run one rank of a job in a child process, as ``fakedist profile`` does.
+
+    Args:
+        target: The script; with ``module=True`` the name of a module.
+        arguments: Its own arguments.
+        world_size: Ranks in the whole job.
+        rank: The one that runs.
+        output: The run directory, which is replaced; None makes one in the directory for temporary files.
+        options: See :class:`JobOptions`; the default device is the virtual GPU, wherever this runs.
+
+    Returns:
+        The run. A rank that does not fit the GPU is a run too: its ``fits`` is false.
+
+    Raises:
+        JobError: The job makes no sense.
+        ScriptError: The script failed; ``output`` has the end of what it printed.
+    """
+    job = make_job(target, arguments, {**options, "world_size": world_size, "rank": rank})
+    directory = Path(output) if output is not None else Path(tempfile.mkdtemp(prefix="fakedist-")) / "run"
+    Runner(Path.cwd()).run(Task(f"{Path(job.target).name} rank {rank}", job, directory.resolve()))
+    return Run(directory)
+
+
+def make_job(target: str | os.PathLike[str], arguments: tuple[str, ...], options: Mapping[str, object]) -> Job:
+    """The job that options as of :func:`profile` describe.
+
+    Raises:
+        JobError: An option that does not exist, or a value that makes no sense.
+    """
+    known = [*JobOptions.__annotations__, "world_size", "rank"]
+    for name in options:
+        if name not in known:
+            raise JobError(f"a job has no option {name!r}", did_you_mean(name, known))
+    values = dict(options)
+    memory, env = values.pop("gpu_memory", None), values.pop("env", {})
+    if not isinstance(env, Mapping):
+        raise JobError(f"env is a mapping of names to values, not {env!r}", 'env={"NAME": "value"}')
+    return Job.from_dict(
+        {
+            **values,
+            "target": os.fspath(target),
+            "is_module": bool(values.get("module", False)),
+            "arguments": tuple(str(argument) for argument in arguments),
+            "gpu_memory_bytes": None if memory is None else parse_bytes(str(memory)),
+            "environment": tuple((str(name), str(value)) for name, value in env.items()),
+            "timeout_s": values.get("timeout"),
+        }
+    )

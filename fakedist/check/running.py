@@ -1,0 +1,182 @@
+"""Jobs run as ``fakedist profile`` would, each in a process of its own, several at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fakedist.errors import RunDirectoryError, ScriptError
+from fakedist.job import Job
+from fakedist.machine import free_memory_bytes, num_cores
+from fakedist.run.manifest import load_manifest
+from fakedist.units import GIB
+
+#: Host memory that a running job is taken to need: a 70B model's rank with its tables takes half of it.
+JOB_MEMORY_BYTES = 4 * GIB
+_OUTPUT_CHARACTERS = 8_000
+_ENDED_WELL = ("finished", "stopped")
+
+# The fakedist that runs here runs there too, also from a bare clone, and nothing beside the script stands in for it.
+_BOOT = "import sys; sys.path[0] = sys.argv.pop(1); from fakedist.cli import main; sys.exit(main())"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One rank to run.
+
+    Attributes:
+        name: What messages call it: "llama-70b rank 0".
+        job: What to run.
+        run_directory: Where its records go.
+    """
+
+    name: str
+    job: Job
+    run_directory: Path
+
+
+def profile_arguments(job: Job) -> list[str]:
+    """What to type after ``fakedist profile`` to run the job."""
+    found = [f"--world-size={job.world_size}", f"--rank={job.rank}", f"--device={job.device}", f"--steps={job.steps}"]
+    plain = Job(world_size=job.world_size, rank=job.rank, target=job.target)
+    found += [
+        f"--{name.replace('_', '-')}={getattr(job, name)}"
+        for name in ("gpus_per_node", "gpu", "launcher", "collectives", "values", "seed")
+        if getattr(job, name) != getattr(plain, name)
+    ]
+    if job.gpu_memory_bytes is not None:
+        found.append(f"--gpu-memory={job.gpu_memory_bytes}B")
+    if job.timeout_s is not None:
+        found.append(f"--timeout={job.timeout_s}")
+    found += [f"--env={name}={value}" for name, value in job.environment]
+    return [*found, *(["-m"] if job.is_module else []), job.target, *job.arguments]
+
+
+class Runner:
+    """Runs tasks in processes of their own.
+
+    Args:
+        root: Directory they run in.
+        finished: Told of every task that ended, with its seconds.
+    """
+
+    def __init__(self, root: Path, finished: Callable[[Task, float], None] = lambda task, seconds: None) -> None:
+        self._root = root
+        self._finished = finished
+        self._running: set[subprocess.Popen[str]] = set()
+        self._lock = threading.Lock()
+        self._is_over = False
+
+    def run(self, task: Task) -> None:
+        """Run one task to its end.
+
+        Raises:
+            ScriptError: Its script failed, was killed, or never used the GPU. A rank that does not fit has not failed.
+        """
+        start = time.monotonic()
+        boot = [sys.executable, "-c", _BOOT, str(Path(__file__).parent.parent.parent), "profile"]
+        options = ["--force", "--json", f"--output={task.run_directory}"]
+        log = task.run_directory.with_name(task.run_directory.name + ".log")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with log.open("w") as writer, self._process([*boot, *options, *profile_arguments(task.job)], writer) as one:
+                code = one.wait()
+            _see_that_it_ran(task, code, log)
+        finally:
+            log.unlink(missing_ok=True)
+        self._finished(task, time.monotonic() - start)
+
+    def run_all(self, tasks: Sequence[Task], at_once: int | None) -> list[ScriptError]:
+        """Run every task, as many at once as cores and memory allow.
+
+        Args:
+            tasks: What to run.
+            at_once: How many at once; None asks the machine.
+
+        Returns:
+            What failed, in the order of the tasks.
+        """
+        number = at_once or max(1, min(num_cores(), free_memory_bytes() // JOB_MEMORY_BYTES, len(tasks)))
+        with ThreadPoolExecutor(number) as pool:
+            futures: list[Future[None]] = [pool.submit(self.run, task) for task in tasks]
+            try:
+                pending: set[Future[None]] = set(futures)
+                while pending:
+                    _, pending = wait(pending, return_when=FIRST_COMPLETED)
+            except BaseException:  # Ctrl-C
+                self._end(futures)
+                raise
+        errors = [future.exception() for future in futures]
+        for error in errors:
+            if error is not None and not isinstance(error, ScriptError):
+                raise error
+        return [error for error in errors if isinstance(error, ScriptError)]
+
+    @contextmanager
+    def _process(self, command: list[str], log: Any) -> Iterator[subprocess.Popen[str]]:
+        with self._lock:
+            if self._is_over:
+                raise ScriptError("not run: another one was interrupted")
+            # A session of its own: Ctrl-C reaches this process alone, which passes it on.
+            one = subprocess.Popen(
+                command, cwd=self._root, stdout=subprocess.DEVNULL, stderr=log, text=True, start_new_session=True
+            )
+            self._running.add(one)
+        try:
+            yield one
+        finally:
+            if one.poll() is None:
+                one.terminate()
+                one.wait()
+            with self._lock:
+                self._running.discard(one)
+
+    def _end(self, futures: Sequence[Future[None]]) -> None:
+        for future in futures:
+            future.cancel()
+        with self._lock:
+            self._is_over = True
+            for one in self._running:
+                with suppress(ProcessLookupError):
+                    os.kill(one.pid, signal.SIGTERM)
+
+
+def _see_that_it_ran(task: Task, code: int, log: Path) -> None:
+    """Raise what is to be said of a run that came to nothing."""
+    output = log.read_text(errors="replace")[-_OUTPUT_CHARACTERS:].rstrip()
+    again = f"fakedist profile {' '.join(profile_arguments(task.job))}"
+    try:
+        manifest = load_manifest(task.run_directory)
+    except RunDirectoryError:
+        raise ScriptError(f"{task.name}: the run could not begin (exit {code})", again, output) from None
+    ending = manifest["exit"]
+    outcome = str(ending["outcome"])
+    if "summary" not in manifest:
+        raise ScriptError(f"{task.name}: the run was killed half-way (exit {code}): nothing is judged", again, output)
+    ended_well = outcome in _ENDED_WELL or (outcome == "exit" and ending["code"] == 0)
+    if not ended_well and outcome != "out_of_memory":
+        raise ScriptError(f"{task.name}: {_failure(ending)}: nothing is judged", again, output)
+    if ended_well and not manifest["summary"]["peak_allocated_bytes"]:
+        raise ScriptError(f"{task.name}: the script allocated nothing on the GPU: nothing is judged", again, output)
+
+
+def _failure(ending: dict[str, Any]) -> str:
+    message = f": {ending['message']}" if ending.get("message") else ""
+    told = {
+        "exception": "the script failed",
+        "exit": f"the script failed with exit code {ending['code']}",
+        "timeout": "the script did not end in time",
+        "killed": "the script was killed",
+        "interrupted": "the script was interrupted",
+    }
+    return told.get(str(ending["outcome"]), f"the script ended as {ending['outcome']}") + message
