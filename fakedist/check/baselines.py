@@ -63,7 +63,9 @@ def read_baseline(config: CheckConfig, job: CheckJob) -> Baseline | None:
         version = int(values["schema_version"])
     except FileNotFoundError:
         if job.tolerances:
-            raise CheckError(f"job {job.name!r} has max_increase but no baseline: {path} does not exist", again) from None
+            raise CheckError(
+                f"job {job.name!r} has max_increase but no baseline: {path} does not exist", again
+            ) from None
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise CheckError(f"{path} is no baseline: {error!r}", again) from None
@@ -73,7 +75,9 @@ def read_baseline(config: CheckConfig, job: CheckJob) -> Baseline | None:
             "pip install --upgrade fakedist",
         )
     try:
-        found = Baseline(values["settings"], {int(rank): Rank.of_record(each) for rank, each in values["ranks"].items()})
+        found = Baseline(
+            values["settings"], {int(rank): Rank.of_record(each) for rank, each in values["ranks"].items()}
+        )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckError(f"{path} is no baseline: {error!r}", again) from None
     for each in job.jobs:
@@ -85,7 +89,10 @@ def read_baseline(config: CheckConfig, job: CheckJob) -> Baseline | None:
 def settings_of(job: CheckJob, summary: Mapping[str, Any]) -> dict[str, Any]:
     """What the figures of a job hang on."""
     values = job.jobs[0].to_dict()
-    return {**json.loads(json.dumps({key: values[key] for key in _SETTINGS})), **{k: summary[k] for k in ("torch", "gpu")}}
+    return {
+        **json.loads(json.dumps({key: values[key] for key in _SETTINGS})),
+        **{k: summary[k] for k in ("torch", "gpu")},
+    }
 
 
 def stale_settings(baseline: Baseline, settings: Mapping[str, Any]) -> list[str]:

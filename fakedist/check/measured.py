@@ -10,8 +10,8 @@ import pandas as pd
 
 from fakedist.analysis.compare.baseline import layers_bytes, pattern_parts
 from fakedist.analysis.compare.blocks import block_changes, peak_blocks
-from fakedist.analysis.compare.memory import layer_paths
 from fakedist.analysis.compare.matching import match_layers
+from fakedist.analysis.compare.memory import layer_paths
 from fakedist.check.limits import Figure
 from fakedist.check.section import did_you_mean
 from fakedist.errors import CheckError
@@ -46,11 +46,11 @@ class Rank:
         if figure.kind == "headroom":
             return float(record["capacity_bytes"] - record["peak_reserved_bytes"])
         if figure.kind == "step_time":
-            return record.get("step_us")
+            return float(record["step_us"]) if "step_us" in record else None
         if figure.kind == "categories":
             return float(record["by_category"].get(figure.part, 0))
         if figure.kind == "layers":
-            return record["layer_limits"].get(figure.part)
+            return float(record["layer_limits"][figure.part]) if figure.part in record["layer_limits"] else None
         if figure.kind == "groups":
             calls = record["groups"].get(figure.part)
             return None if calls is None else float(sum(c["bytes_in"] + c["bytes_out"] for c in calls.values()))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import click
 
 from fakedist import __version__
+from fakedist.cli.check import check
 from fakedist.cli.compare import compare
 from fakedist.cli.doctor import doctor
 from fakedist.cli.profile import profile
@@ -28,7 +29,7 @@ def cli() -> None:
     """Run one rank of a thousand-GPU PyTorch job, unmodified, on one GPU or on none, and see where its memory goes."""
 
 
-for _command in (profile, report, compare, doctor):
+for _command in (profile, report, compare, check, doctor):
     cli.add_command(_command)
 
 

@@ -1,0 +1,153 @@
+"""A whole check: everything is looked at before anything runs, everything has run before anything is written."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fakedist import launch
+from fakedist.check.baselines import (
+    Baseline,
+    baseline_path,
+    baseline_text,
+    read_baseline,
+    settings_of,
+    stale_settings,
+    write_baselines,
+)
+from fakedist.check.config import CheckConfig, CheckJob
+from fakedist.check.judging import Finding, judge
+from fakedist.check.measured import Rank, measure, peak_places
+from fakedist.check.running import Runner, Task
+from fakedist.errors import CheckError, FakedistError, JobError, ScriptError
+from fakedist.report.run import Run
+from fakedist.script import ScriptSyntaxError
+
+
+@dataclass
+class Checked:
+    """How a check came out.
+
+    Attributes:
+        config: What was to be checked.
+        findings: Every figure that was judged, in the order of the configuration.
+        warnings: Where a baseline is about something else than what ran: said before anything is judged.
+        failures: Scripts that failed; nothing is said about their figures.
+        misfits: What did not fit its GPU: job and rank, with what was asked for.
+        updated: Baselines that were written.
+    """
+
+    config: CheckConfig
+    findings: list[Finding] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    failures: list[ScriptError] = field(default_factory=list)
+    misfits: list[str] = field(default_factory=list)
+    updated: list[Path] = field(default_factory=list)
+
+    @property
+    def exceeded(self) -> list[Finding]:
+        """What is above its budget or its baseline."""
+        return [finding for finding in self.findings if finding.is_exceeded]
+
+    @property
+    def exit_code(self) -> int:
+        """1 where a script failed, 4 where a rank does not fit, 3 where a budget is exceeded, else 0."""
+        return 1 if self.failures else 4 if self.misfits else 3 if self.exceeded else 0
+
+
+@dataclass(frozen=True)
+class Running:
+    """How jobs are run.
+
+    Attributes:
+        directory: Where the run directories go.
+        at_once: Jobs at once; None asks the machine.
+        finished: Told of every rank that ended, with its seconds.
+    """
+
+    directory: Path
+    at_once: int | None = None
+    finished: Callable[[Task, float], None] = lambda task, seconds: None
+
+
+def check(config: CheckConfig, running: Running, *, update: bool) -> Checked:
+    """Run all jobs and judge them.
+
+    Args:
+        config: What to check.
+        running: How.
+        update: Whether to make baselines of what ran, instead of comparing with those there are.
+
+    Raises:
+        FakedistError: The configuration, a baseline or this machine does not allow it; nothing was written.
+    """
+    with contextlib.chdir(config.root):
+        for job in config.jobs:
+            _see_that_it_can_run(job)
+        before = {job.name: None if update else read_baseline(config, job) for job in config.jobs}
+        tasks = [
+            Task(f"{job.name} rank {each.rank}", each, running.directory.resolve() / f"{job.name}-rank{each.rank}")
+            for job in config.jobs
+            for each in job.jobs
+        ]
+        checked = Checked(config, failures=Runner(config.root, running.finished).run_all(tasks, running.at_once))
+        if checked.failures:
+            return checked
+        directories = {(task.name): task.run_directory for task in tasks}
+        texts = {}
+        for job in config.jobs:
+            runs = {each.rank: Run(directories[f"{job.name} rank {each.rank}"]) for each in job.jobs}
+            ranks = _judge_job(checked, job, runs, before[job.name])
+            texts[baseline_path(config, job)] = baseline_text(
+                settings_of(job, next(iter(runs.values())).summary), ranks
+            )
+        if update and not checked.exit_code:
+            checked.updated = [path for path, text in texts.items() if not _is_text(path, text)]
+            write_baselines({path: texts[path] for path in checked.updated})
+    return checked
+
+
+def _see_that_it_can_run(job: CheckJob) -> None:
+    try:
+        for each in job.jobs:
+            launch.check(each)
+    except ScriptSyntaxError as error:
+        raise ScriptError(
+            f"job {job.name!r}: the script does not compile; nothing was run", output=str(error)
+        ) from None
+    except JobError as error:
+        raise CheckError(f"job {job.name!r}: {error.message}", error.hint) from None
+    except FakedistError as error:
+        raise type(error)(f"job {job.name!r}: {error.message}", error.hint) from None
+
+
+def _judge_job(checked: Checked, job: CheckJob, runs: dict[int, Run], baseline: Baseline | None) -> dict[int, Rank]:
+    """Judge every rank of a job; their figures."""
+    figures = {limit.figure for limit in (*job.budgets, *job.tolerances)}
+    ranks = {rank: measure(run, figures, f"job {job.name!r}, rank {rank}") for rank, run in runs.items()}
+    first = next(iter(runs.values()))
+    if baseline is not None and (stale := stale_settings(baseline, settings_of(job, first.summary))):
+        checked.warnings.append(f"the baseline of {job.name} is of something else: {', '.join(stale)}")
+    for rank, run in runs.items():
+        if run.summary["exit"]["outcome"] == "out_of_memory":
+            checked.misfits.append(f"{job.name} rank {rank} does not fit the GPU: {run.summary['exit']['message']}")
+        before = baseline.ranks.get(rank) if baseline is not None else None
+        unknown = [
+            limit.figure.part
+            for limit in job.tolerances
+            if before is not None and ranks[rank].value(limit.figure) is not None and before.value(limit.figure) is None
+        ]
+        if unknown:
+            told = f"the baseline of {job.name!r} rank {rank} knows nothing of {unknown[0]!r}"
+            raise CheckError(told, f"fakedist check --update {job.name}")
+        checked.findings += judge(job, rank, ranks[rank], before, peak_places(run))
+    return ranks
+
+
+def _is_text(path: Path, text: str) -> bool:
+    try:
+        return path.read_text(encoding="utf-8") == text
+    except (OSError, UnicodeDecodeError):
+        return False

@@ -1,0 +1,121 @@
+"""The judgement as text: a table, and a line for each figure that is exceeded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from fakedist.check.checking import Checked
+from fakedist.check.judging import Finding
+from fakedist.report.comparison import format_relative
+from fakedist.report.markdown import escaped, markdown_table
+from fakedist.report.sheet import Column, print_table
+
+
+def finding_columns(findings: list[Finding]) -> list[Column]:
+    """The columns of the table of findings."""
+    columns = [
+        Column("job", [finding.job for finding in findings], is_text=True),
+        Column("rank", [str(finding.rank) for finding in findings]),
+        Column("figure", [finding.figure.name for finding in findings], is_text=True),
+        Column("is", [finding.amount(finding.value) for finding in findings]),
+        Column("budget", [_amount(finding, finding.budget) for finding in findings]),
+        Column("baseline", [_amount(finding, finding.baseline) for finding in findings]),
+        Column("change", [_change(finding) for finding in findings]),
+        Column("allowed", [finding.tolerance and f"+{finding.tolerance}" for finding in findings], rank=1),
+        Column("", [verdict(finding) for finding in findings], is_text=True),
+    ]
+    # Budgets without baselines, and the other way round, leave columns with nothing in them.
+    return [column for column in columns if any(column.cells)]
+
+
+def verdict(finding: Finding) -> str:
+    """One or two words on a finding; none where nothing was asked."""
+    if finding.is_over_budget:
+        return "EXCEEDED"
+    if finding.is_over_baseline:
+        return "GREW"
+    return "" if finding.budget is None and finding.allowed is None else "ok"
+
+
+def render_checked(checked: Checked, console: Console) -> None:
+    """Print how a check came out: what to know first, the table, what is exceeded."""
+    for warning in checked.warnings:
+        console.print(Text(warning, style="yellow"), soft_wrap=True)
+    if checked.findings:
+        print_table(console, f"{checked.config.path.name}: memory, measured", finding_columns(checked.findings))
+    lines = [finding.message for finding in checked.exceeded]
+    if lines or checked.misfits:
+        console.print()
+    for line in (*lines, *checked.misfits):
+        console.print(Text(line, style="bold red"), soft_wrap=True)
+    for path in checked.updated:
+        console.print(Text(f"written: {path}"), soft_wrap=True)
+
+
+def checked_markdown(checked: Checked) -> str:
+    """How a check came out, as Markdown."""
+    lines = [f"### fakedist check: {outcome(checked)}", ""]
+    lines += [f"- {escaped(warning)}" for warning in checked.warnings]
+    lines += [f"- **{escaped(finding.message)}**" for finding in checked.exceeded]
+    lines += [f"- **{escaped(misfit)}**" for misfit in checked.misfits]
+    for failure in checked.failures:
+        lines += [f"- **{escaped(failure.message)}**", "", "```", failure.output.replace("```", "'''"), "```"]
+    if checked.findings:
+        lines += ["", *markdown_table(finding_columns(checked.findings))]
+    return "\n".join(lines) + "\n"
+
+
+def checked_object(checked: Checked) -> dict[str, Any]:
+    """How a check came out, as ``--json`` prints it."""
+    return {
+        "exit_code": checked.exit_code,
+        "warnings": checked.warnings,
+        "failures": [{"message": each.message, "output": each.output} for each in checked.failures],
+        "misfits": checked.misfits,
+        "updated": [str(path) for path in checked.updated],
+        "findings": [
+            {
+                "job": finding.job,
+                "rank": finding.rank,
+                "figure": finding.figure.kind,
+                "part": finding.figure.part,
+                **{key: getattr(finding, key) for key in ("value", "budget", "baseline", "allowed", "blame", "line")},
+                "is_exceeded": finding.is_exceeded,
+                "message": finding.message if finding.is_exceeded else "",
+            }
+            for finding in checked.findings
+        ],
+    }
+
+
+def outcome(checked: Checked) -> str:
+    """How it came out, a few words."""
+    if checked.failures:
+        return f"{_many(len(checked.failures), 'script')} failed"
+    if checked.misfits:
+        return f"{_many(len(checked.misfits), 'rank')} did not fit the GPU"
+    if checked.exceeded:
+        return f"{_many(len(checked.exceeded), 'figure')} exceeded"
+    return "all within budget"
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _amount(finding: Finding, value: float | None) -> str:
+    return "" if value is None else finding.amount(value)
+
+
+def _change(finding: Finding) -> str:
+    if finding.baseline is None:
+        return ""
+    change = finding.value - finding.baseline
+    if not change:
+        return "0"
+    share = format_relative(int(change), int(finding.baseline))
+    amount = ("+" if change > 0 else "") + finding.amount(change)
+    return f"{amount} ({share})" if share else amount

@@ -1,0 +1,215 @@
+"""`fakedist check` with real runs: the same bytes twice, the right exit code, and nothing written where it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+pytestmark = pytest.mark.integration
+
+#: The other end of what torch is supported, made by `make oldest`.
+OTHER_PYTHON = Path(os.environ.get("FAKEDIST_OTHER_PYTHON", ROOT / ".venv-oldest/bin/python"))
+
+TRAIN = """
+import os, signal, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up = nn.Linear(512, width)
+        self.down = nn.Linear(width, 512)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)))
+
+dist.init_process_group("nccl")
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+model = nn.Sequential(*(Block(WIDTH) for _ in range(4))).to(device)
+model = nn.parallel.DistributedDataParallel(model, device_ids=[device.index])
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(5):
+    model(torch.randn(4096, 512, device=device)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    BREAK
+"""
+
+CONFIG = """
+[tool.fakedist.check]
+baselines = "baselines"
+max_increase = "1%"
+
+[[tool.fakedist.check.jobs]]
+name = "net"
+script = "train.py"
+world_size = 64
+ranks = [0, 9]
+"""
+
+
+def project(folder: Path, config: str = CONFIG, width: int = 2048, broken: str = "") -> Path:
+    """A repository with a script and a configuration."""
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").write_text(TRAIN.replace("WIDTH", str(width)).replace("BREAK", broken or "pass"))
+    (folder / "pyproject.toml").write_text(config)
+    return folder
+
+
+def checked(folder: Path, *options: str, python: Path = Path(sys.executable)) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "GITHUB_ACTIONS"}
+    return subprocess.run(
+        [str(python), "-m", "fakedist", "check", *options],
+        cwd=folder,
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Every file that a check may have written."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def baseline(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The baseline of the project as it is."""
+    folder = project(tmp_path_factory.mktemp("first") / "project")
+    finished = checked(folder, "--update")
+    assert finished.returncode == 0, finished.stderr
+    return (folder / "baselines/net.json").read_bytes()
+
+
+def with_baseline(folder: Path, baseline: bytes) -> Path:
+    (folder / "baselines").mkdir()
+    (folder / "baselines/net.json").write_bytes(baseline)
+    return folder
+
+
+def test_the_same_commit_gives_the_same_bytes_in_another_directory(tmp_path: Path, baseline: bytes) -> None:
+    folder = project(tmp_path / "elsewhere")
+    assert checked(folder, "--update").returncode == 0
+    assert (folder / "baselines/net.json").read_bytes() == baseline
+    again = checked(folder, "--update", "--at-once", "1")
+    assert "the baselines are what they were" in again.stderr
+    assert (folder / "baselines/net.json").read_bytes() == baseline
+    ranks = json.loads(baseline)["ranks"]
+    assert list(ranks) == ["0", "9"]
+    for rank in ranks.values():
+        assert sum(sum(held.values()) for held in rank["layers"].values()) == rank["peak_allocated_bytes"]
+
+
+def test_the_baseline_holds_without_a_change(tmp_path: Path, baseline: bytes) -> None:
+    finished = checked(with_baseline(project(tmp_path / "p"), baseline))
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.count("ok") == 4
+    assert "of something else" not in finished.stdout
+
+
+def test_growth_is_a_red_build_with_the_layer_to_blame(tmp_path: Path, baseline: bytes) -> None:
+    folder = with_baseline(project(tmp_path / "p", width=3072), baseline)
+    outputs = ["--junit", "out/junit.xml", "--markdown", "out/check.md", "--sarif", "out/check.sarif"]
+    finished = checked(folder, *outputs, "--annotations")
+    assert finished.returncode == 3
+    line = next(text for text in finished.stdout.splitlines() if text.startswith("net rank 9: peak allocated is"))
+    assert "more than its baseline of" in line
+    assert "where 1% is allowed: " in line
+    assert "of *" in line  # the blocks of the nn.Sequential
+    assert finished.stderr.splitlines()[-1].startswith("fakedist: exit 3: ")
+    annotations = [text for text in finished.stdout.splitlines() if text.startswith("::error file=train.py,line=")]
+    suites = ElementTree.parse(folder / "out/junit.xml").getroot()
+    failures = suites.findall("testsuite/testcase/failure")
+    results = json.loads((folder / "out/check.sarif").read_text())["runs"][0]["results"]
+    assert len(failures) == len(results) == len(annotations) > 0
+    assert line in [failure.text for failure in failures]
+    assert "**net rank 9: peak allocated" in (folder / "out/check.md").read_text()
+
+
+def test_a_missing_baseline_says_how_to_make_one_before_anything_runs(tmp_path: Path) -> None:
+    folder = project(tmp_path / "p")
+    before = files(folder)
+    finished = checked(folder, "--junit", "junit.xml")
+    assert finished.returncode == 2
+    assert finished.stderr.splitlines()[1] == "  fakedist check --update net"
+    assert "ran in" not in finished.stderr
+    assert files(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("broken", "told", "output"),
+    [
+        ('raise ValueError("no such shard")', "the script failed: ValueError: no such shard", "Traceback"),
+        ('print("bye"); sys.exit(3)', "the script failed with exit code 3", "bye"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "the script was killed: by SIGKILL", ""),
+    ],
+)
+def test_a_script_that_fails_shows_its_own_output_and_changes_no_baseline(
+    tmp_path: Path, baseline: bytes, broken: str, told: str, output: str
+) -> None:
+    folder = with_baseline(project(tmp_path / "p", broken=broken), baseline)
+    before = files(folder)
+    finished = checked(folder, "--update")
+    assert finished.returncode == 1
+    assert f"---- net rank 0: {told}" in finished.stderr
+    assert output in finished.stderr
+    assert "exceeded" not in finished.stderr + finished.stdout
+    assert finished.stderr.splitlines()[-1] == "fakedist: exit 1: 2 scripts failed: no baseline was written"
+    assert files(folder) == before
+
+
+def test_a_script_that_does_not_compile_is_not_run(tmp_path: Path) -> None:
+    folder = project(tmp_path / "p", broken="else:")
+    finished = checked(folder, "--update")
+    assert finished.returncode == 1
+    assert "SyntaxError" in finished.stderr
+    assert finished.stderr.splitlines()[-1].endswith("the script does not compile; nothing was run")
+
+
+def test_a_rank_that_does_not_fit_is_exit_4_and_no_baseline(tmp_path: Path) -> None:
+    folder = project(tmp_path / "p", CONFIG + 'gpu_memory = "128 MiB"\n')
+    before = files(folder)
+    finished = checked(folder, "--update")
+    assert finished.returncode == 4, finished.stderr
+    assert "net rank 0 does not fit the GPU" in finished.stdout
+    assert files(folder) == before
+
+
+def test_a_budget_that_is_exceeded_leaves_the_baselines_alone(tmp_path: Path, baseline: bytes) -> None:
+    folder = with_baseline(project(tmp_path / "p", CONFIG + 'budgets = { peak_allocated = "1 MiB" }\n'), baseline)
+    before = files(folder)
+    finished = checked(folder, "--update")
+    assert finished.returncode == 3
+    assert files(folder) == before
+
+
+def test_a_layer_that_is_not_there_is_refused_with_a_likely_one(tmp_path: Path) -> None:
+    config = CONFIG + 'budgets = { layers = { "*.upp" = "1 GiB" } }\n'
+    finished = checked(project(tmp_path / "p", config), "--update")
+    assert finished.returncode == 2
+    assert "no layer is called '*.upp'" in finished.stderr
+    assert "did you mean '*.up'?" in finished.stderr
+
+
+@pytest.mark.skipif(not OTHER_PYTHON.exists(), reason="no second torch: make oldest")
+def test_another_torch_is_deterministic_too_and_said_before_it_is_judged(tmp_path: Path, baseline: bytes) -> None:
+    folder = with_baseline(project(tmp_path / "p"), baseline)
+    finished = checked(folder, python=OTHER_PYTHON)
+    assert finished.returncode in (0, 3), finished.stderr
+    first, *rest = finished.stdout.splitlines()
+    assert first.startswith("the baseline of net is of something else: torch ")
+    assert any("peak allocated" in line for line in rest)
+    assert checked(folder, "--update", python=OTHER_PYTHON).returncode == 0
+    theirs = (folder / "baselines/net.json").read_bytes()
+    assert checked(folder, "--update", python=OTHER_PYTHON).returncode == 0
+    assert (folder / "baselines/net.json").read_bytes() == theirs != baseline

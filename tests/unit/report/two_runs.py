@@ -1,0 +1,52 @@
+"""Small runs that differ as told, for comparisons and judgements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fakedist.analysis.build import build_tables
+from tests.unit.analysis.recorded import MIB, HandMade, new_run
+
+
+def run_of(
+    directory: Path,
+    activation: int = 8 * MIB,
+    mlp: str = "mlp",
+    num_layers: int = 3,
+    line: int = 12,
+    ended: str = "stopped",
+    **job: Any,
+) -> Path:
+    """A run with `num_layers` blocks whose feed-forwards save `activation` bytes each, made at model.py:`line`."""
+    made = HandMade()
+    root = made.layer("(Net)", "Net")
+    container = made.layer("layers", "ModuleList", root)
+    mlps = []
+    for number in range(num_layers):
+        block = made.layer(f"layers.{number}", "Block", container)
+        mlps.append(made.layer(f"layers.{number}.{mlp}", "MLP", block))
+    stack = made.stack(("/site/torch/nn/linear.py", 5, "forward"), ("/job/model.py", line, "forward"))
+    made.op("init", 0)
+    for number, layer in enumerate(mlps):
+        made.alloc((100 + 20 * number) * MIB, 16 * MIB)
+        made.mark((100 + 20 * number) * MIB, "parameter", layer, 16 * MIB)
+    for step in (1, 2):
+        ops = []
+        for number, layer in enumerate(mlps):
+            ops.append(made.op("forward", step, layer, name="aten.addmm.default"))
+            made.alloc((300 + 40 * number) * MIB, activation, stack=stack)
+        made.op("backward", step, root)
+        made.region(ops[0], ops[-1])
+        made.alloc(600 * MIB, MIB)
+        for number in range(num_layers):
+            made.free((300 + 40 * number) * MIB, activation)
+        made.op("optimizer", step)
+        made.free(600 * MIB, MIB)
+        made.step(step)
+    made.record("groups", rows=[(0, "0", "tp", (0, 1), 1, "nccl")])
+    made.record("collectives", rows=[(0, "all_reduce", 0, activation, activation, "float32", False, 0, 1, 0, -1)])
+    made.ended(ended)
+    run = made.write(new_run(directory, ended, **job))
+    build_tables(run)
+    return run
