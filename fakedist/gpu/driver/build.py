@@ -31,7 +31,7 @@ NVML_NAME = "libnvidia-ml.so.1"
 _REFUSALS = {"cudart": 801, "cuda": 801, "cublas": 15, "cublasLt": 15, "cudnn": 3000, "nvrtc": 11}
 # Texts and versions need no driver: the real libraries go on answering those.
 _HARMLESS = re.compile(
-    r"(Get(Error|Status)(String|Name)|GetVersion|GetCudartVersion|GetErrorString|nvrtcVersion|Logger)"
+    r"(Get(Error|Status)(String|Name)|GetVersion|GetCudartVersion|GetErrorString|nvrtcVersion|SupportedArchs|Logger)"
 )
 _BLAS_MANAGEMENT = re.compile(
     r"cublas(Set|Get|Create|Destroy|Shutdown|Init|Alloc|Free|Logger|Xt|Xerbla|Migrate|Enable|Lt)"
@@ -221,6 +221,20 @@ def driver_api_names(include: Path) -> list[str]:
     return sorted(declared | versioned | {"cuGetExportTable"})
 
 
+def interface_versions(include: Path) -> list[tuple[str, int, int]]:
+    """Driver functions whose interface changed: name, suffix (2 is ``_v2``), the first CUDA version to mean that one."""
+    text = (include / "cudaTypedefs.h").read_text(errors="replace")
+    versions: dict[str, set[int]] = {}
+    for name, version in re.findall(r"\bPFN_(cu[A-Z]\w*?)_v(\d+)\)", text):
+        versions.setdefault(name, set()).add(int(version))
+    return [
+        (name, suffix, version)
+        for name, found in sorted(versions.items())
+        for suffix, version in enumerate(sorted(found), start=1)
+        if suffix > 1
+    ]
+
+
 def answered_names() -> set[str]:
     """Functions that the C sources answer themselves."""
     pattern = re.compile(r"^(?:API|cudaError_t CUDARTAPI) [\w\s*]*?\b(\w+)\(", re.MULTILINE)
@@ -238,7 +252,9 @@ def generated_source(cuda: CudaInstallation) -> str:
     names = {library: exported_names(path) for library, path in cuda.libraries.items()}
     names["cuda"] = driver_api_names(cuda.include)
     answered = answered_names()
-    lines = ['#include "virtual_gpu.h"']
+    lines = ['#include "virtual_gpu.h"', "const struct interface_version interface_versions[] = {"]
+    lines += [f'    {{"{name}", {suffix}, {since}}},' for name, suffix, since in interface_versions(cuda.include)]
+    lines += ["    {0, 0, 0},", "};"]
     for library, exported in names.items():
         for name in exported:
             if name in answered or not re.match(r"_*(cu[A-Z]|cuda|cublas|cudnn|nvrtc)", name) or _HARMLESS.search(name):

@@ -9,33 +9,30 @@
 #include <stdio.h>
 #include <string.h>
 
-#define NEWEST_SUFFIX 4 /* cuCtxCreate_v4 */
-
-/* Where an interface changed, the function of today has a suffix: cuMemAlloc is cuMemAlloc_v2. */
-static int find(const char *name, void **function, int *status) {
+/* Where an interface changed, its later forms have a suffix: since CUDA 3.2 cuMemAlloc means cuMemAlloc_v2. */
+static int find(const char *name, unsigned version, void **function, int *status) {
     char versioned[128];
-    *function = NULL;
-    for (int i = NEWEST_SUFFIX; i >= 2 && !*function; i--) {
-        snprintf(versioned, sizeof versioned, "%s_v%d", name, i);
-        *function = dlsym(RTLD_DEFAULT, versioned);
-    }
-    if (!*function) *function = dlsym(RTLD_DEFAULT, name);
+    int suffix = 1;
+    for (const struct interface_version *v = interface_versions; v->name; v++)
+        if (!strcmp(v->name, name) && version >= v->since && v->suffix > suffix) suffix = v->suffix;
+    snprintf(versioned, sizeof versioned, suffix > 1 ? "%s_v%d" : "%s", name, suffix);
+    *function = dlsym(RTLD_DEFAULT, versioned);
     if (status) *status = *function ? 0 : 1;
     return *function ? OK : NOT_FOUND; /* not remembered as a last error: who asks tries another name next */
 }
 
 API int cuGetProcAddress(const char *name, void **function, int version, uint64_t flags) {
-    return (void)version, (void)flags, find(name, function, NULL);
+    return (void)flags, find(name, (unsigned)version, function, NULL);
 }
 API int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status) {
-    return (void)version, (void)flags, find(name, function, status);
-}
-API int cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long flags, int *status) {
-    return (void)flags, find(name, function, status);
+    return (void)flags, find(name, (unsigned)version, function, status);
 }
 API int cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version, unsigned long long flags,
                                          int *status) {
-    return (void)version, (void)flags, find(name, function, status);
+    return (void)flags, find(name, version, function, status);
+}
+API int cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long flags, int *status) {
+    return (void)flags, find(name, (unsigned)model.runtime_version, function, status);
 }
 
 #define MAX_LIBRARIES 32

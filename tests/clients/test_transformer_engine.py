@@ -1,0 +1,153 @@
+"""Transformer Engine on the virtual GPU: its own kernels, fp8 in all its scalings, bytes that follow from shapes.
+
+Runs where Transformer Engine is installed; ``tests/clients/build_transformer_engine.sh`` builds it from PyPI.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from pathlib import Path
+
+import pandas
+import pytest
+
+from tests.conftest import RunFakedist
+
+pytestmark = pytest.mark.skipif(
+    not any(importlib.metadata.distributions(name="transformer_engine_torch")),
+    reason="Transformer Engine is not installed: tests/clients/build_transformer_engine.sh builds it from PyPI",
+)
+JOB = Path(__file__).parent / "jobs/transformer_engine_features.py"
+
+# As in the job: rows, columns of the linear layer's weight, of its input; the layer norm has two vectors.
+TOKENS, HIDDEN, OUT, EXPERTS, TOP_K, TENSOR = 4096, 2048, 6144, 8, 2, 8
+NORM = 2 * HIDDEN
+STATISTICS = 2 * 4  # a row's mean and deviation, float32
+DELAYED_HISTORY = 1024 * 5 * 4 + 5 * 4  # amax of 3 forward and 2 backward tensors, and their scales
+SCALINGS = {"h100-80g": ["bf16", "delayed", "current", "blockwise"], "b200": ["bf16", "delayed", "current", "mxfp8"]}
+CASES = [(gpu, scaling) for gpu, scalings in SCALINGS.items() for scaling in scalings]
+FP8_CASES = [(gpu, scaling) for gpu, scaling in CASES if scaling != "bf16"]
+KINDS = ("linear", "tensor_parallel", "grouped", "layer", "fp8_weights")
+
+
+@pytest.fixture(scope="module")
+def found(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, int]]:
+    """What every feature held and took, by GPU and feature. One run a GPU; it ends well and nothing is refused."""
+    features = {}
+    for gpu, scalings in SCALINGS.items():
+        names = [
+            f"{kind}_{scaling}" for kind in KINDS for scaling in scalings if (kind, scaling) != (KINDS[-1], "bf16")
+        ]
+        names += ["permutation_index", "permutation_mask"]
+        directory = tmp_path_factory.mktemp(gpu)
+        options = ["--device", "virtual", "--gpu", gpu, "--world-size", "64", "--rank", "0", "--steps", "1000"]
+        environment = {"NVTE_FUSED_ATTN": "0"}
+        finished = run_fakedist(
+            "profile", *options, "--output", "run", JOB, *names, cwd=directory, env=environment, timeout=400
+        )
+        assert finished.code == 0, finished.stderr
+        assert pandas.read_parquet(directory / "run/tables/unanswered.parquet").empty
+        for line in finished.stdout.splitlines():
+            if line.startswith("FEATURE "):
+                feature = json.loads(line.removeprefix("FEATURE "))
+                features[gpu, feature.pop("name")] = feature
+        assert {name for where, name in features if where == gpu} == set(names)
+    return features
+
+
+def quantized(gpu: str, scaling: str, rows: int, columns: int, weight: bool) -> tuple[int, int]:
+    """Bytes of an fp8 matrix as it is multiplied forward, and of its form for backward; scales are counted.
+
+    Before Blackwell, fp8 products with one scale a tensor need a transpose for backward; since then one serves both.
+    """
+    size = rows * columns
+    if scaling == "mxfp8":
+        return size + size // 32, size + size // 32
+    if scaling == "blockwise" and weight:  # squares of 128, rows of scales padded to 4
+        blocks = rows // 128, columns // 128
+        scales = [4 * (high * (-(-wide // 4) * 4)) for high, wide in (blocks, blocks[::-1])]
+        return size + scales[0], size + scales[1]
+    if scaling == "blockwise":
+        return size + size // 128 * 4, size + size // 128 * 4
+    return size + 4, size if gpu == "h100-80g" or not weight else 0
+
+
+def held_for_backward(gpu: str, scaling: str, rows: int, columns: int, out: int) -> int:
+    """Bytes between forward and backward of a layer norm of rows x columns and a linear layer with ``out`` outputs.
+
+    In fp8 the input is kept in the form for backward alone, and the weight in both: they are made anew in each step.
+    """
+    if scaling == "bf16":
+        return 2 * rows * columns
+    scale = 4 if scaling in ("delayed", "current") else 0
+    return quantized(gpu, scaling, rows, columns, False)[1] + scale + sum(quantized(gpu, scaling, out, columns, True))
+
+
+@pytest.mark.parametrize(("gpu", "scaling"), CASES)
+def test_a_linear_layer_holds_what_its_shapes_say(
+    found: dict[tuple[str, str], dict[str, int]], gpu: str, scaling: str
+) -> None:
+    case = found[gpu, f"linear_{scaling}"]
+    parameters = OUT * HIDDEN + NORM
+    assert case["weights"] == 2 * parameters
+    assert case["states"] == 8 * parameters
+    output = 2 * TOKENS * OUT
+    assert case["held"] == output + STATISTICS * TOKENS + held_for_backward(gpu, scaling, TOKENS, HIDDEN, OUT)
+
+
+@pytest.mark.parametrize(("gpu", "scaling"), CASES)
+def test_a_tensor_parallel_layer_holds_its_shard(
+    found: dict[tuple[str, str], dict[str, int]], gpu: str, scaling: str
+) -> None:
+    case = found[gpu, f"tensor_parallel_{scaling}"]
+    rows, out = TOKENS // TENSOR, OUT // TENSOR
+    assert case["weights"] == 2 * (out * HIDDEN + NORM)
+    assert case["held"] == 2 * TOKENS * out + STATISTICS * rows + held_for_backward(gpu, scaling, rows, HIDDEN, out)
+
+
+@pytest.mark.parametrize(("gpu", "scaling"), FP8_CASES)
+def test_fp8_weights_take_a_byte_for_each_form_and_have_masters(
+    found: dict[tuple[str, str], dict[str, int]], gpu: str, scaling: str
+) -> None:
+    case = found[gpu, f"fp8_weights_{scaling}"]
+    history = DELAYED_HISTORY if scaling == "delayed" else 0
+    assert case["weights"] == sum(quantized(gpu, scaling, OUT, HIDDEN, True)) + 2 * NORM + history
+    assert case["states"] == 12 * (OUT * HIDDEN + NORM)
+    kept = quantized(gpu, scaling, TOKENS, HIDDEN, False)[1] + (4 if scaling in ("delayed", "current") else 0)
+    assert case["held"] == 2 * TOKENS * OUT + STATISTICS * TOKENS + kept
+
+
+@pytest.mark.parametrize(("gpu", "scaling"), CASES)
+def test_grouped_linear_layers_hold_every_experts_weights(
+    found: dict[tuple[str, str], dict[str, int]], gpu: str, scaling: str
+) -> None:
+    case = found[gpu, f"grouped_{scaling}"]
+    assert case["weights"] == 2 * EXPERTS * OUT * HIDDEN
+    assert case["states"] == 8 * EXPERTS * OUT * HIDDEN
+    held = 2 * TOKENS * OUT
+    if scaling != "bf16":  # bf16 keeps its input as it came
+        held += EXPERTS * held_for_backward(gpu, scaling, TOKENS // EXPERTS, HIDDEN, OUT)
+    if scaling in ("blockwise", "mxfp8"):
+        held += 256  # the experts' inputs are cut from one buffer, aligned by hand
+    assert case["held"] == held
+
+
+@pytest.mark.parametrize(("gpu", "scaling"), CASES)
+def test_a_transformer_layer_trains(found: dict[tuple[str, str], dict[str, int]], gpu: str, scaling: str) -> None:
+    case, bf16 = found[gpu, f"layer_{scaling}"], found[gpu, "layer_bf16"]
+    matrices = HIDDEN * (HIDDEN + 2 * 512) + HIDDEN * HIDDEN + 3 * HIDDEN * 4 * HIDDEN
+    parameters = matrices + 2 * HIDDEN
+    assert case["weights"] == 2 * parameters
+    assert case["states"] == 8 * parameters
+    if scaling != "bf16":  # two forms of each weight, less what activations shrink to
+        assert 0 < case["held"] - bf16["held"] < 2 * matrices * 33 // 32
+
+
+@pytest.mark.parametrize("gpu", list(SCALINGS))
+def test_tokens_are_permuted_with_their_row_map(found: dict[tuple[str, str], dict[str, int]], gpu: str) -> None:
+    permuted = 2 * TOKENS * TOP_K * HIDDEN
+    by_index, by_mask = found[gpu, "permutation_index"], found[gpu, "permutation_mask"]
+    assert by_index["permuted"] == by_mask["permuted"] == permuted
+    assert by_mask["held"] == permuted + 4 * TOKENS * (2 * EXPERTS + 1)
+    assert permuted + 4 * TOKENS * TOP_K <= by_index["held"] < permuted + (1 << 20)  # with what the sort works in
