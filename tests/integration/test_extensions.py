@@ -11,7 +11,9 @@ from pathlib import Path
 import pandas
 import pytest
 
+from fakedist.gpu.driver.build import driver_api_names, find_cuda, interface_versions
 from tests.conftest import RunFakedist
+from tests.integration.virtual import on_virtual_gpu
 
 JOBS = Path(__file__).parent / "jobs"
 
@@ -66,3 +68,31 @@ def test_an_extension_is_answered_or_refused_by_name(called: Called) -> None:
         name = "cuGetExportTable (the CUDA runtime linked statically into static.so; a shared one is answered)"
         assert called.refused == [name]
         assert f"fakedist: {name} is not answered by the virtual GPU" in called.stderr
+
+
+def test_a_name_means_the_interface_that_its_cuda_version_knew() -> None:
+    found = on_virtual_gpu(
+        """
+        import ctypes
+        driver = ctypes.CDLL("libcuda.so.1")
+        def address(name, version):
+            function = ctypes.c_void_p()
+            status = driver.cuGetProcAddress_v2(name.encode(), ctypes.byref(function), version, ctypes.c_uint64(0), None)
+            return [n for n in (name, f"{name}_v2") if function.value == ctypes.cast(driver[n], ctypes.c_void_p).value]
+        for name, version in (("cuStreamGetCtx", 12010), ("cuStreamGetCtx", 12050), ("cuMemAlloc", 12000)):
+            found[f"{name} {version}"] = address(name, version)
+        """
+    )
+    assert found == {
+        "cuStreamGetCtx 12010": ["cuStreamGetCtx"],
+        "cuStreamGetCtx 12050": ["cuStreamGetCtx_v2"],
+        "cuMemAlloc 12000": ["cuMemAlloc_v2"],
+    }
+
+
+def test_every_later_interface_is_a_function_of_the_driver() -> None:
+    include = find_cuda().include
+    assert include is not None
+    later = {f"{name}_v{suffix}" for name, suffix, _ in interface_versions(include)}
+    assert later
+    assert later <= set(driver_api_names(include))

@@ -1,8 +1,7 @@
-/* What CUDA extensions ask for and PyTorch does not: a stream's context, tensor maps, clusters. */
+/* What CUDA extensions ask for and PyTorch does not: a stream's context, clusters. */
 #include "virtual_gpu.h"
 
 #include <cuda_runtime_api.h>
-#include <string.h>
 
 extern int cuCtxGetCurrent(void **out);
 
@@ -10,11 +9,6 @@ API int cuStreamGetCtx(void *stream, void **out) { return (void)stream, cuCtxGet
 API int cuStreamGetCtx_v2(void *stream, void **out, void **green) {
     return (void)stream, *green = NULL, cuCtxGetCurrent(out);
 }
-
-/* CUtensorMap: 128 bytes that only kernels read. */
-API int cuTensorMapEncodeTiled(void *map) { return memset(map, 0, 128), OK; }
-API int cuTensorMapEncodeIm2col(void *map) { return memset(map, 0, 128), OK; }
-API int cuTensorMapReplaceAddress(void *map, void *address) { return (void)map, (void)address, OK; }
 
 /* Clusters that fit the GPU at once: one block on each SM, clusters of as many SMs as the launch asks for. */
 #pragma GCC visibility push(default)

@@ -2,7 +2,6 @@
 #define _GNU_SOURCE
 #include "virtual_gpu.h"
 
-#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -237,18 +236,3 @@ API int cuTensorMapEncodeTiled(void *map) { return memset(map, 0, 128), OK; }
 API int cuTensorMapEncodeIm2col(void *map) { return memset(map, 0, 128), OK; }
 API int cuTensorMapEncodeIm2colWide(void *map) { return memset(map, 0, 128), OK; }
 API int cuTensorMapReplaceAddress(void *map, void *address) { return (void)map, (void)address, OK; }
-
-/* c10::cuda::DriverAPI fetches the driver's functions here. */
-API int cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version, unsigned long long flags,
-                                         int *status) {
-    (void)version, (void)flags;
-    *function = dlsym(RTLD_DEFAULT, name);
-    if (status) *status = *function ? 0 : 1;
-    return *function ? OK : fail(NOT_FOUND);
-}
-API int cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long flags, int *status) {
-    return cudaGetDriverEntryPointByVersion(name, function, 0, flags, status);
-}
-API int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status) {
-    return cudaGetDriverEntryPointByVersion(name, function, (unsigned)version, flags, status);
-}
