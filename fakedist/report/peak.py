@@ -71,11 +71,13 @@ def by_line(blocks: pd.DataFrame, lines: list[str]) -> tuple[list[dict[str, Any]
         }
     )
     table["operation"] = table["operation"].where(table["line"] == "", "")
-    found: list[dict[str, Any]] = []
-    for (line, operation), rows in table.groupby(["line", "operation"], sort=False):
-        sums = rows.groupby("category")["bytes"].sum().sort_values(ascending=False)
-        what = str(line) or (f"(no Python line) {operation}" if operation else "(no Python line)")
-        categories = [str(name).replace("_", " ") for name in sums.index]
-        found.append({"line": what, "bytes": int(rows["bytes"].sum()), "num": len(rows), "categories": categories})
-    found.sort(key=lambda row: -row["bytes"])
+    sums = table.groupby(["line", "operation", "category"])["bytes"].agg(["sum", "size"]).reset_index()
+    rows: dict[str, dict[str, Any]] = {}
+    for row in sums.sort_values("sum", ascending=False, kind="stable").to_dict("records"):
+        what = row["line"] or f"(no Python line) {row['operation']}".rstrip()
+        of_line = rows.setdefault(what, {"line": what, "bytes": 0, "num": 0, "categories": []})
+        of_line["bytes"] += int(row["sum"])
+        of_line["num"] += int(row["size"])
+        of_line["categories"].append(row["category"].replace("_", " "))
+    found = sorted(rows.values(), key=lambda row: -row["bytes"])
     return found[:NUM_LINES], max(len(found) - NUM_LINES, 0)

@@ -94,6 +94,18 @@ function unpackArray(block, at, type, count) {
 
 const colourOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const categoryColour = (name) => colourOf(`c-${name.replace('_', '-')}`);
+// A colour, with others above it, as one pixel of an image.
+const pixels = new Map();
+function pixelOf(...colours) {
+  const key = colours.join('|');
+  if (!pixels.has(key)) {
+    const context = new OffscreenCanvas(1, 1).getContext('2d', { willReadFrequently: true });
+    for (const colour of colours) { context.fillStyle = colour; context.fillRect(0, 0, 1, 1); }
+    pixels.set(key, new Uint32Array(context.getImageData(0, 0, 1, 1).data.buffer)[0]);
+  }
+  return pixels.get(key);
+}
+
 const spoken = (name) => name.replace('_', ' ');
 
 // ---- one floating note for everything that is pointed at

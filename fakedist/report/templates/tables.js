@@ -76,7 +76,7 @@ function repeats(row, data) {
   const fold = Number(row.dataset.fold);
   let at = 0;
   for (let i = 0; i < fold; i += 1) at += data.fold_size[i];
-  const table = row.closest('table'), columns = $$('th', table).map((heading) => heading.dataset);
+  const table = row.closest('table'), columns = $$('thead th', table).map((heading) => heading.dataset);
   const totals = layerTotals(data), found = [];
   for (const layer of data.fold_layers.subarray(at, at + data.fold_size[fold])) {
     const line = make('tr', { class: 'repeat' });

@@ -1,0 +1,297 @@
+"""The page in a real browser: what a reader does with it. Skipped where Chromium or Playwright is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakedist.analysis.build import build_tables
+from fakedist.report.html import write_page
+from fakedist.report.run import Run
+from fakedist.units import format_bytes
+from tests.unit.analysis.recorded import MIB, HandMade, new_run
+from tests.unit.report import handmade
+
+pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+CHROMIUM = os.environ.get("FAKEDIST_CHROMIUM") or next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+if CHROMIUM is None:
+    pytest.skip("no Chromium: apt-get install chromium, or name one in FAKEDIST_CHROMIUM", allow_module_level=True)
+if find_spec("playwright") is None:
+    pytest.skip("no Playwright: pip install 'fakedist[browser]'", allow_module_level=True)
+
+
+class Reader:
+    """A browser with one tab, and what went wrong in it."""
+
+    def __init__(self, context: Any) -> None:
+        self.context = context
+        self.page = context.new_page()
+        self.told: list[str] = []
+        self.page.on("console", lambda message: self.told.append(message.text))
+        self.page.on("pageerror", lambda error: self.told.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.told.append(f"dialog {dialog.message}"))
+        self.page.on("request", lambda request: self.told.append(request.url) if "file:" not in request.url else None)
+
+    def open(self, path: Path) -> Any:
+        self.told.clear()
+        self.page.goto(path.as_uri())
+        self.page.wait_for_selector("html[data-ready]", timeout=20_000)
+        return self.page
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    from playwright.sync_api import sync_playwright
+
+    arguments = ["--no-sandbox", "--disable-gpu"]
+    with sync_playwright() as playwright:
+        context = playwright.chromium.launch_persistent_context(
+            str(tmp_path_factory.mktemp("chromium")),
+            executable_path=CHROMIUM,
+            headless=True,
+            args=arguments,
+            viewport={"width": 1280, "height": 900},
+        )
+        yield Reader(context)
+        context.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_goes_wrong(reader: Reader) -> Iterator[None]:
+    yield
+    assert reader.told == []
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = handmade.ended_well(tmp_path_factory.mktemp("runs") / "run")
+    write_page(Run(run), run / "report.html")
+    return run / "report.html"
+
+
+def first_column(page: Any, table: str) -> list[str]:
+    rows = page.locator(f"#{table} tbody tr:not(.under)").all()
+    return [row.locator("th, td").first.inner_text().split("\n")[0].strip() for row in rows if row.is_visible()]
+
+
+def test_a_column_sorts_down_up_and_back(reader: Reader, written: Path) -> None:
+    page = reader.open(written)
+    before = first_column(page, "calls")
+    assert before == ["tp", "default_pg"]
+    heading = page.locator("#calls th", has_text="ranks")
+    heading.locator("button").click()
+    assert (heading.get_attribute("aria-sort"), first_column(page, "calls")) == ("descending", ["default_pg", "tp"])
+    heading.locator("button").press("Enter")
+    assert (heading.get_attribute("aria-sort"), first_column(page, "calls")) == ("ascending", ["tp", "default_pg"])
+    heading.locator("button").press("Enter")
+    assert (heading.get_attribute("aria-sort"), first_column(page, "calls")) == (None, before)
+
+
+def test_a_filter_keeps_the_rows_that_say_it(reader: Reader, written: Path) -> None:
+    page = reader.open(written)
+    page.get_by_label("filter layers").fill("MLP")
+    assert first_column(page, "layer-table") == ["layers.0-2.mlp x3"]
+    assert page.locator("#layers .told").inner_text() == "1 of 6 rows"
+    page.get_by_label("filter layers").fill("")
+    assert len(first_column(page, "layer-table")) > 3
+
+
+def test_a_folded_layer_opens_to_each_of_them(reader: Reader, written: Path) -> None:
+    page = reader.open(written)
+    row = page.locator("#layer-table tr", has=page.locator("span.label", has_text="layers.0-2.mlp"))
+    row.get_by_role("button").click()
+    each = page.locator("#layer-table tr.repeat")
+    assert [line.locator("th").inner_text() for line in each.all()] == [f"layers.{at}.mlp" for at in range(3)]
+    layers = Run(written.parent).table("layers")
+    wanted = layers[layers["name"].str.endswith(".mlp")]["peak_total_bytes"]
+    shown = [line.locator("td").nth(-3).inner_text() for line in each.all()]
+    assert shown == [format_bytes(bytes_) for bytes_ in wanted]
+    row.get_by_role("button").click()
+    assert each.count() == 0
+
+
+def test_a_block_leads_to_its_line_and_to_the_timeline(reader: Reader, written: Path) -> None:
+    page = reader.open(written)
+    row = page.locator("#blocks tr", has_text="addmm.default").first
+    row.get_by_role("button", name="stack").click()
+    assert page.locator("#blocks li.own:visible").inner_text() == "model.py:12 (forward)"
+    row.get_by_role("button", name="show").click()
+    pinned = page.locator(".pinned").inner_text()
+    assert "8.00 MiB activation" in pinned
+    assert "model.py:12 (forward)" in pinned
+
+
+def test_the_peak_of_the_drawing_is_the_peak(reader: Reader, written: Path) -> None:
+    page = reader.open(written)
+    page.get_by_role("button", name="the peak").click()
+    peak = Run(written.parent).summary["peak_allocated_bytes"]
+    assert page.locator(".pinned").inner_text().startswith(format_bytes(peak))
+    assert page.evaluate("fakedist.plot.timeline.peak.bytes") == peak
+
+
+def test_every_moment_of_the_drawing_is_the_allocators(reader: Reader, written: Path) -> None:
+    page = reader.open(written)
+    drawn = page.evaluate(
+        """() => { const line = fakedist.plot.timeline, found = [];
+        for (let move = 0; move < line.numMoves; move += 1) found.push(line.state(move).reduce((a, b) => a + b, 0));
+        return found; }"""
+    )
+    events = Run(written.parent).table("events")
+    assert drawn == events[events["action"].isin(("alloc", "free_requested"))]["allocated_bytes"].tolist()
+
+
+def test_any_stretch_knows_its_most_and_its_least(reader: Reader, tmp_path: Path) -> None:
+    made = HandMade()
+    for number in range(700):
+        made.op("forward", 1)
+        made.alloc(number % 50 * 4 * MIB, 512 * (1 + number * 37 % 1_000))
+        if number % 50 >= 25:
+            made.free((number % 50 - 25) * 4 * MIB, 512)
+        if number % 50 == 49:
+            for at in range(25, 50):
+                made.free(at * 4 * MIB, 512)
+    run = made.write(new_run(tmp_path / "run"))
+    build_tables(run)
+    write_page(Run(run), run / "report.html")
+    page = reader.open(run / "report.html")
+    wrong = page.evaluate(
+        """() => { const line = fakedist.plot.timeline, totals = [];
+        for (let m = 0; m < line.numMoves; m += 1) totals.push(line.state(m).reduce((a, b) => a + b, 0));
+        const wrong = [];
+        for (let k = 0; k < 2000; k += 1) {
+          const from = (k * 7919) % (line.numMoves - 1), to = from + 1 + (k * 104729) % (line.numMoves - from);
+          const found = line.range(from, to), part = totals.slice(from, to);
+          const most = Math.max(...part), least = Math.min(...part);
+          if (found.most !== most || found.least !== least || totals[found.where] !== most) wrong.push([from, to]);
+        }
+        return wrong; }"""
+    )
+    assert wrong == []
+    assert page.evaluate("fakedist.plot.timeline.levels.length") > 1
+
+
+def test_the_drawing_zooms_with_mouse_and_keys(reader: Reader, written: Path) -> None:
+    page = reader.open(written)
+    canvas = page.locator("canvas.main")
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    whole = page.evaluate("fakedist.plot.view")
+    page.mouse.move(box["x"] + 300, box["y"] + 200)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 700, box["y"] + 200)
+    page.mouse.up()
+    zoomed = page.evaluate("fakedist.plot.view")
+    assert zoomed[1] - zoomed[0] < (whole[1] - whole[0]) / 2
+    canvas.press("0")
+    assert page.evaluate("fakedist.plot.view") == whole
+    canvas.press("+")
+    half = page.evaluate("fakedist.plot.view")
+    assert half[1] - half[0] == (whole[1] - whole[0]) / 2
+    canvas.dblclick()
+    assert page.evaluate("fakedist.plot.view") == whole
+    page.mouse.move(box["x"] + 400, box["y"] + 350)
+    assert "allocated" in page.locator("#note").inner_text()
+
+
+def test_the_picture_opens_a_layer_and_goes_back(reader: Reader, written: Path) -> None:
+    page = reader.open(written)
+    picture = page.locator("#picture")
+    picture.get_by_role("button", name="icicle").click()
+    assert picture.locator("rect").count() > 3
+    picture.get_by_label("open a layer below").select_option(index=1)
+    assert "(Transformer)" in picture.locator(".path b").inner_text()
+    picture.locator(".path button").first.click()
+    assert picture.locator(".path b").inner_text().startswith("the peak")
+
+
+def test_figures_are_rounded_as_in_python(reader: Reader, written: Path) -> None:
+    sizes = [0, 1, 1023, 1024, 1_152, 2_181_038_080, 2_281_701_376, 15_197_585_920, (1 << 40) * 1_234 + (1 << 37)]
+    sizes += [at * 135_168 + 5_120 for at in range(300)]
+    page = reader.open(written)
+    assert page.evaluate("(sizes) => sizes.map(bytesText)", sizes) == [format_bytes(size) for size in sizes]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_serious_fault(reader: Reader, written: Path, scheme: Any) -> None:
+    found = find_spec("axe_playwright_python")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("no axe-core: pip install 'fakedist[browser]'")
+    axe = Path(found.submodule_search_locations[0]) / "axe.min.js"
+    page = reader.open(written)
+    page.emulate_media(color_scheme=scheme)
+    page.evaluate(axe.read_text())  # past the page's own policy, which lets no script in
+    violations = page.evaluate("axe.run()")["violations"]
+    page.emulate_media(color_scheme="light")
+    told = [(each["id"], each["nodes"][0]["html"]) for each in violations if each["impact"] in ("serious", "critical")]
+    assert told == []
+
+
+def test_it_prints(reader: Reader, written: Path) -> None:
+    page = reader.open(written)
+    paper = page.pdf(format="A4")
+    assert paper.startswith(b"%PDF")
+    page.emulate_media(media="print")
+    assert not page.locator("header.bar").is_visible()
+    page.emulate_media(media="screen")
+
+
+@pytest.mark.parametrize("width", [360, 720])
+def test_no_screen_is_too_narrow(reader: Reader, written: Path, width: int) -> None:
+    page = reader.open(written)
+    page.set_viewport_size({"width": width, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.set_viewport_size({"width": 1280, "height": 900})
+
+
+HOSTILE = ("<script>alert(1)</script>", "\"'><img src=x onerror=alert(1)>", "🔥</script><script>alert(2)", "y" * 10_000)
+
+
+def test_hostile_names_are_text_everywhere(reader: Reader, tmp_path: Path) -> None:
+    made = HandMade()
+    root = made.layer(HOSTILE[0], HOSTILE[1])
+    layers = [made.layer(name, name, root) for name in HOSTILE[1:]]
+    for number, (name, layer) in enumerate(zip(HOSTILE, [root, *layers], strict=True)):
+        stack = made.stack((f"/job/{name}.py", 1, name))
+        made.op("forward", 1, layer, name=name)
+        made.alloc(number * 64 * MIB, 32 * MIB, stack=stack)
+    made.record("groups", rows=[(0, HOSTILE[0], HOSTILE[2], (0, 1), 0, HOSTILE[1])])
+    made.record("collectives", rows=[(0, HOSTILE[2], 0, 1, 1, HOSTILE[0], False, 0, 1, 0, -1)])
+    run = made.write(new_run(tmp_path / "run", arguments=HOSTILE))
+    build_tables(run)
+    write_page(Run(run), run / "report.html")
+    page = reader.open(run / "report.html")
+    for button in page.get_by_role("button", name="show").all():
+        button.click()
+        assert any(name in page.locator(".pinned").inner_text() for name in HOSTILE)
+    box = page.locator("#picture .picture").bounding_box()
+    page.locator("#picture").scroll_into_view_if_needed()
+    for share in (0.1, 0.4, 0.6, 0.9):
+        page.mouse.move(box["x"] + box["width"] * share, 300)
+    assert page.locator("img").count() == 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1_280
+
+
+@pytest.mark.parametrize("what", ["nothing", "one allocation", "only init"])
+def test_a_small_run_makes_a_page(reader: Reader, tmp_path: Path, what: str) -> None:
+    made = HandMade()
+    if what != "nothing":
+        made.op("init", 0)
+        made.alloc(0, MIB)
+    if what == "only init":
+        made.alloc(4 * MIB, MIB)
+        made.free(4 * MIB, MIB)
+    run = new_run(tmp_path / "run", outcome="killed")
+    if what != "nothing":
+        made.write(run)
+    build_tables(run)
+    write_page(Run(run), run / "report.html")
+    page = reader.open(run / "report.html")
+    assert page.locator("canvas.main").count() == (what != "nothing")
