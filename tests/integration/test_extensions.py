@@ -77,7 +77,7 @@ def test_a_name_means_the_interface_that_its_cuda_version_knew() -> None:
         driver = ctypes.CDLL("libcuda.so.1")
         def address(name, version):
             function = ctypes.c_void_p()
-            status = driver.cuGetProcAddress_v2(name.encode(), ctypes.byref(function), version, ctypes.c_uint64(0), None)
+            driver.cuGetProcAddress_v2(name.encode(), ctypes.byref(function), version, ctypes.c_uint64(0), None)
             return [n for n in (name, f"{name}_v2") if function.value == ctypes.cast(driver[n], ctypes.c_void_p).value]
         for name, version in (("cuStreamGetCtx", 12010), ("cuStreamGetCtx", 12050), ("cuMemAlloc", 12000)):
             found[f"{name} {version}"] = address(name, version)

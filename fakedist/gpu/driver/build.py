@@ -222,7 +222,7 @@ def driver_api_names(include: Path) -> list[str]:
 
 
 def interface_versions(include: Path) -> list[tuple[str, int, int]]:
-    """Driver functions whose interface changed: name, suffix (2 is ``_v2``), the first CUDA version to mean that one."""
+    """Driver functions whose interface changed: name, suffix (2 is ``_v2``), the first CUDA version that means it."""
     text = (include / "cudaTypedefs.h").read_text(errors="replace")
     versions: dict[str, set[int]] = {}
     for name, version in re.findall(r"\bPFN_(cu[A-Z]\w*?)_v(\d+)\)", text):
