@@ -109,19 +109,8 @@ def virtual_gpu(spec: GpuSpec, devices: int = 1, memory_bytes: int | None = None
     ctypes.CDLL(os.fspath(driver.parent / NVML_NAME), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
     gpu.configure(spec, devices, memory_bytes or spec.memory_bytes)
     with _environment(_variables(driver)):
-        _switch_off_cudnn_attention(gpu)
         # The driver stays loaded and on: tensors that outlive this block are freed through it.
         yield gpu
-
-
-def _switch_off_cudnn_attention(gpu: VirtualGpu) -> None:
-    import torch
-
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    gpu.notes.append(
-        "cuDNN attention is switched off: scaled_dot_product_attention takes the flash backend where a real GPU of "
-        "compute capability 9.0 and newer may take cuDNN's"
-    )
 
 
 def _runtime_version() -> int:

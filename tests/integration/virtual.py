@@ -15,7 +15,7 @@ _BEFORE = """
 import json, sys
 from fakedist.gpu.spec import find_gpu
 from fakedist.gpu.virtual import virtual_gpu
-with virtual_gpu(find_gpu("h100-80g"), {devices}, {memory}) as gpu:
+with virtual_gpu(find_gpu("{gpu}"), {devices}, {memory}) as gpu:
     import torch
     found = {{}}
 {body}
@@ -25,16 +25,20 @@ with virtual_gpu(find_gpu("h100-80g"), {devices}, {memory}) as gpu:
 """
 
 
-def on_virtual_gpu(body: str, devices: int = 8, memory_bytes: int | None = None, **environment: str) -> dict[str, Any]:
+def on_virtual_gpu(
+    body: str, devices: int = 8, memory_bytes: int | None = None, gpu: str = "h100-80g", **environment: str
+) -> dict[str, Any]:
     """Run ``body``, which fills the dict ``found``; ``torch`` and ``gpu`` are there.
 
     Args:
         body: Python.
         devices: Virtual GPUs.
         memory_bytes: Memory of each.
+        gpu: Their model.
         environment: Variables to set.
     """
-    code = _BEFORE.format(devices=devices, memory=memory_bytes, body=textwrap.indent(textwrap.dedent(body), "    "))
+    body = textwrap.indent(textwrap.dedent(body), "    ")
+    code = _BEFORE.format(devices=devices, memory=memory_bytes, gpu=gpu, body=body)
     finished = subprocess.run(
         [sys.executable, "-c", code],
         env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 import platform
 import re
@@ -31,7 +32,14 @@ NVML_NAME = "libnvidia-ml.so.1"
 _REFUSALS = {"cudart": 801, "cuda": 801, "cublas": 15, "cublasLt": 15, "cudnn": 3000, "nvrtc": 11}
 # Texts and versions need no driver: the real libraries go on answering those.
 _HARMLESS = re.compile(
-    r"(Get(Error|Status)(String|Name)|GetVersion|GetCudartVersion|GetErrorString|nvrtcVersion|SupportedArchs|Logger)"
+    r"(Get(Error|Status)(String|Name)|GetVersion|GetCudartVersion|GetErrorString|GetLastErrorString"
+    r"|nvrtcVersion|SupportedArchs|Logger)"
+)
+# cuDNN's descriptors that hold numbers only, and what it knows of itself: no call of these takes a handle.
+_CUDNN_WITHOUT_HANDLE = re.compile(
+    r"cudnn(Create|Set|Get|Destroy)"
+    r"(Tensor(Nd|4d)?|Filter(Nd|4d)?|Activation|Pooling(2d|Nd)?|Convolution(2d|Nd)?|SpatialTransformer(Nd)?)Descriptor(Ex)?"
+    r"|cudnnSetConvolution(GroupCount|MathType|ReorderType)|cudnnGet(Property|MaxDeviceVersion)|cudnn[SG]etCallback"
 )
 _BLAS_MANAGEMENT = re.compile(
     r"cublas(Set|Get|Create|Destroy|Shutdown|Init|Alloc|Free|Logger|Xt|Xerbla|Migrate|Enable|Lt)"
@@ -246,18 +254,24 @@ def is_blas_routine(name: str) -> bool:
     return re.match(r"cublas(I?[a-z]*[A-Z])", name) is not None and not _BLAS_MANAGEMENT.match(name)
 
 
+def is_harmless(name: str) -> bool:
+    """Whether the installed library itself may go on answering: it needs no GPU for that."""
+    return _HARMLESS.search(name) is not None or _CUDNN_WITHOUT_HANDLE.fullmatch(name) is not None
+
+
 def generated_source(cuda: CudaInstallation) -> str:
     """C source of everything the hand-written sources do not answer: routines counted, all else refused by name."""
     assert cuda.include is not None
     names = {library: exported_names(path) for library, path in cuda.libraries.items()}
     names["cuda"] = driver_api_names(cuda.include)
     answered = answered_names()
+    cudnn = str(cuda.libraries.get("cudnn", ""))
     lines = ['#include "virtual_gpu.h"', "const struct interface_version interface_versions[] = {"]
     lines += [f'    {{"{name}", {suffix}, {since}}},' for name, suffix, since in interface_versions(cuda.include)]
-    lines += ["    {0, 0, 0},", "};"]
+    lines += ["    {0, 0, 0},", "};", f"LOCAL const char cudnn_library[] = {json.dumps(cudnn)};"]  # quoted as in C
     for library, exported in names.items():
         for name in exported:
-            if name in answered or not re.match(r"_*(cu[A-Z]|cuda|cublas|cudnn|nvrtc)", name) or _HARMLESS.search(name):
+            if name in answered or not re.match(r"_*(cu[A-Z]|cuda|cublas|cudnn|nvrtc)", name) or is_harmless(name):
                 continue
             answered.add(name)
             if library == "cublas" and is_blas_routine(name) and f"{name}_v2" not in exported:

@@ -116,6 +116,9 @@ LOCAL int active_blocks(int threads, size_t shared);
 /* blas.c */
 LOCAL int blas_launch(void *handle);
 
+/* cudnn_backend.c: what the trials of plans have taken, for events; nothing else has a time. */
+extern LOCAL uint64_t trial_ns;
+
 /* attributes.c: one table serves cudaDeviceGetAttribute and cuDeviceGetAttribute, whose numbers agree. */
 LOCAL int device_attribute(int attribute, int *value);
 
@@ -126,6 +129,12 @@ struct interface_version {
     unsigned since;
 };
 extern LOCAL const struct interface_version interface_versions[];
+
+/* cudnn.c */
+enum { CUDNN_NOT_SUPPORTED = 3000 };
+LOCAL void *cudnn_function(const char *name); /* of the installed cuDNN; NULL, and refused by its name: there is none */
+LOCAL size_t cudnn_version(void);             /* e.g. 92600 */
+LOCAL int cudnn_launch(void *handle);         /* counts a kernel; always OK */
 
 /* refuse.c */
 LOCAL int unanswered(const char *name, int status);

@@ -190,13 +190,13 @@ def test_a_rank_that_used_another_device_is_reported_there(tmp_path: Path) -> No
 
 def test_notes_say_what_a_reader_must_know(tmp_path: Path) -> None:
     made = one_step()
-    made.gpu["notes"] = ["cuDNN attention is switched off"]
+    made.gpu["notes"] = ["its drivers differ by some MiB"]
     made.record("note", text="a word of the rank")
     made.record("invented", rows=[("aten.item", "/job/train.py", 3, 2, 2), ("aten.item", "/job/train.py", 3, 1, 5)])
     made.record("unanswered", rows=[("cudaGraphLaunch", 3)])
     made.stats(MIB, GIB)
     notes = built(made.write(new_run(tmp_path, collectives="noop")))["notes"]
-    assert notes[:2] == ["cuDNN attention is switched off", "a word of the rank"]
+    assert notes[:2] == ["its drivers differ by some MiB", "a word of the rank"]
     assert [note.split(" ")[0] for note in notes[2:]] == ["the", "7", "cudaGraphLaunch", "collectives"]
     invented = pyarrow.parquet.read_table(tmp_path / "tables" / "invented.parquet").to_pylist()
     assert invented == [{"operation": "aten.item", "line": "/job/train.py:3", "num_calls": 3, "num_values": 7}]

@@ -1,0 +1,33 @@
+/* cuDNN: handles, and the way to the installed library, which goes on answering what needs no GPU. */
+#define _GNU_SOURCE
+#include "virtual_gpu.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+
+extern LOCAL const char cudnn_library[]; /* written by build.py: the installed library's path */
+
+struct cudnn_handle {
+    void *stream;
+};
+
+/* A function of the installed library; its name is found there, not here, as the library is asked by handle. */
+void *cudnn_function(const char *name) {
+    static void *library;
+    if (!library) library = dlopen(cudnn_library, RTLD_LAZY | RTLD_LOCAL);
+    void *function = library ? dlsym(library, name) : NULL;
+    if (!function) unanswered(name, CUDNN_NOT_SUPPORTED);
+    return function;
+}
+
+size_t cudnn_version(void) {
+    size_t (*version)(void) = cudnn_function("cudnnGetVersion");
+    return version ? version() : 0;
+}
+
+int cudnn_launch(void *handle) { return launch(((struct cudnn_handle *)handle)->stream); }
+
+API int cudnnCreate(void **out) { return *out = new_handle(sizeof(struct cudnn_handle)), OK; }
+API int cudnnDestroy(void *handle) { return free(handle), OK; }
+API int cudnnSetStream(void *handle, void *stream) { return ((struct cudnn_handle *)handle)->stream = stream, OK; }
+API int cudnnGetStream(void *handle, void **stream) { return *stream = ((struct cudnn_handle *)handle)->stream, OK; }
