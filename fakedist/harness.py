@@ -126,6 +126,7 @@ class Rank:
         with _uninterrupted():
             try:
                 self._write_facts()
+                self._write_what_the_host_did_not_compute()
                 recorder.close(dict(how))
             except JournalFailed as error:
                 self.give_up(error)
@@ -160,10 +161,10 @@ class Rank:
         self._spec_memory_bytes = spec.memory_bytes
         gpu = virtual_gpu(spec, devices=job.gpus_per_node, memory_bytes=job.gpu_memory_bytes)
         self._gpu = self._surroundings.enter_context(gpu)
-        if job.values == "small":
+        if job.values != "off":
             from fakedist.gpu.values import ValueEngine, printed_values
 
-            self._values = ValueEngine(job.seed)
+            self._values = ValueEngine(job.seed, strict=job.values == "strict")
             self._surroundings.enter_context(printed_values(self._values))
 
     def _write_gpu(self) -> None:
@@ -203,6 +204,16 @@ class Rank:
             if (calls := sum(count for _, count in refused)) != self._refused:
                 self._refused = calls
                 self._journal.append({"kind": "unanswered", "rows": refused})
+
+    def _write_what_the_host_did_not_compute(self) -> None:
+        operations, first = self._values.not_computed_on_host() if self._values is not None else (0, "")
+        if operations:
+            where = f"at {first}" if first else "in a backward"
+            text = (
+                f"{operations:,} operations on host tensors of more than 4 MiB were not computed, first {where}: "
+                "large floats hold no values, neither on the virtual GPU nor, with it, on the host"
+            )
+            self._journal.append({"kind": "note", "text": text})
 
     def _exits_at_once(self, code: int) -> None:
         self.close("exit", code, "os._exit")

@@ -15,7 +15,7 @@ __all__ = ["UNLIMITED_BYTES", "Collectives", "Device", "Job", "Launcher", "Value
 Device = Literal["cuda", "virtual"]
 Launcher = Literal["torchrun", "slurm", "mpi"]
 Collectives = Literal["values", "noop"]
-Values = Literal["small", "off"]
+Values = Literal["small", "strict", "off"]
 
 #: The virtual GPU's driver has room for this many devices in one machine.
 MAX_GPUS_PER_NODE = 128
@@ -40,7 +40,8 @@ class Job:
         steps: Training steps to run before the run is stopped.
         launcher: Whose environment variables the script sees.
         collectives: "values" fills in what would have arrived; "noop" moves nothing.
-        values: Whether small tensors are computed for real on the virtual GPU ("small") or nothing is ("off").
+        values: On the virtual GPU, "small" computes small tensors for real and makes up what nobody computed,
+            "strict" fails there, "off" computes nothing.
         environment: Variables set last, over everything else.
         timeout_s: Seconds after which the script is ended; None for never.
         seed: Seed of every value that is made up.

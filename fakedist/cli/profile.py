@@ -78,10 +78,10 @@ class _ScriptCommand(click.Command):
 )
 @click.option(
     "--values",
-    type=click.Choice(["small", "off"]),
+    type=click.Choice(["small", "strict", "off"]),
     default="small",
     show_default=True,
-    help="Virtual GPU: compute small tensors for real, or nothing.",
+    help="Virtual GPU: compute small tensors and make up what nobody computed, fail there, or compute nothing.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of all that is made up.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")

@@ -17,6 +17,7 @@ import torch
 from fakedist.gpu.values.choices import CHOOSING, choose
 from fakedist.gpu.values.contents import LIMIT_BYTES, MASK_LIMIT_BYTES, is_small
 from fakedist.gpu.values.foreach import Foreach
+from fakedist.gpu.values.hollow import Hollow, is_hollow
 from fakedist.gpu.values.host import Host, device_tensors, plain_tensors
 from fakedist.gpu.values.inside import Inside
 from fakedist.gpu.values.kinds import Kind
@@ -37,14 +38,16 @@ class ValueEngine:
 
     Args:
         seed: Of random numbers and of values that are made up.
+        strict: Raise InventedValueError where a value would be made up.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, strict: bool = False) -> None:
         self._routes: dict[Any, Callable[..., Any]] = {}
-        self._host = Host(seed)
+        self._host = Host(seed, strict=strict)
         self._randoms = Randoms(seed)
         self._reading = Reading(self._host)
         self._foreach = Foreach(self._host)
+        self._hollow = Hollow(self._host)
         self._inside = Inside(self.execute)
 
     def execute(self, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
@@ -66,6 +69,13 @@ class ValueEngine:
         """Values made up since the last call: (operation, filename, line, calls, values)."""
         return self._host.inventions.take()
 
+    def not_computed_on_host(self) -> tuple[int, str]:
+        """How many operations on large host floats were not computed, and ``file:line`` of the first,
+        empty in a backward.
+        """
+        filename, line = self._hollow.first_line
+        return self._hollow.operations, f"{filename}:{line}" if filename else ""
+
     def _route(self, func: Any) -> Callable[..., Any]:
         """The way to run an operation, by its kind."""
         kind = Kind(func)
@@ -76,7 +86,7 @@ class ValueEngine:
         if kind.name in ("lift_fresh", "lift"):
             return self._lifted
         if kind.name.startswith(("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach")):
-            return partial(self._foreach.run, kind)
+            return partial(self._listed, kind)
         special = {"copy_": self._copied_into, "_to_copy": self._copied}.get(kind.name)
         if special is None:
             reads = kind.dynamic or kind.name in READS
@@ -87,6 +97,8 @@ class ValueEngine:
 
     def _kernel(self, kind: Kind, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
         """Any operation that only writes device memory; this is the way of nearly all of them."""
+        if self._hollow.concerns(kind, args, kwargs) and not _is_upload(kind, args, kwargs):
+            return self._hollow.run(kind, func, args, kwargs)
         if not kind.like:
             for value in args:
                 if isinstance(value, torch.Tensor):
@@ -138,6 +150,11 @@ class ValueEngine:
             self._holds_nothing(kind, args, result, written)
         return result
 
+    def _listed(self, kind: Kind, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
+        """An operation on lists of tensors."""
+        run = self._hollow.run if self._hollow.concerns(kind, args, kwargs) else self._foreach.run
+        return run(kind, func, args, kwargs)
+
     def _lifted(self, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
         """``torch.tensor(list, device="cuda")`` copies below the dispatcher; only this is seen of it."""
         result = func(*args, **kwargs)
@@ -148,6 +165,8 @@ class ValueEngine:
     def _read(self, kind: Kind, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
         device = _device(args, {})
         if device is None:
+            if kind.name == "_local_scalar_dense" and is_hollow(args[0]):
+                return func(self._hollow.take_element(args[0], kind.full_name))
             return func(*args, **kwargs)
         if not kind.takes_generator:
             return self._reading.answer(kind, func, args, kwargs)
@@ -236,6 +255,9 @@ class ValueEngine:
 
     def _dropped(self, kind: Kind, source: torch.Tensor, result: torch.Tensor, *, fresh: bool) -> None:
         """A large tensor came to the host: zeros, or what is known of it; the host's memory may be fresh zeros."""
+        if is_hollow(result):
+            self._hollow.count()
+            return
         share = self._host.shares.of(source)
         if share == 1.0:
             result.fill_(1)
@@ -262,6 +284,13 @@ class ValueEngine:
 
 def _plainly(func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
     return func(*args, **kwargs)
+
+
+def _is_upload(kind: Kind, args: _Arguments, kwargs: _Keywords) -> bool:
+    """Whether an operation copies from the host to a device: the driver moves nothing that is large."""
+    if kind.name == "copy_":
+        return bool(args[0].is_cuda)
+    return kind.name == "_to_copy" and torch.device(kwargs.get("device") or "cpu").type == "cuda"
 
 
 def _is_large(tensor: torch.Tensor) -> bool:

@@ -20,12 +20,13 @@ class Host:
 
     Args:
         seed: Of values that are made up.
+        strict: Whether none may be.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, strict: bool = False) -> None:
         self.defined = Defined()
         self.shares = Shares(self._is_seen_non_negative)
-        self.inventions = Inventions(seed)
+        self.inventions = Inventions(seed, strict=strict)
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether a device tensor is small and has all its values."""

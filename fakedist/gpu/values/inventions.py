@@ -8,6 +8,8 @@ from types import FrameType
 
 import torch
 
+from fakedist.errors import InventedValueError
+
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 
@@ -17,9 +19,11 @@ class Inventions:
 
     Args:
         seed: Of the values.
+        strict: Whether to raise instead, at the first.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, strict: bool = False) -> None:
+        self._strict = strict
         self._seed = seed
         self._generator = torch.Generator().manual_seed(seed)
         self._counts: dict[tuple[str, str, int], list[int]] = {}
@@ -37,8 +41,18 @@ class Inventions:
         return _drawn(tensor.dtype, 1, generator, non_negative=non_negative).view(tensor.shape)
 
     def count(self, operation: str, num_values: int) -> None:
-        """Write down that values were made up for the script's current line."""
+        """Write down that values were made up for the script's current line.
+
+        Raises:
+            InventedValueError: Nothing may be made up.
+        """
         filename, line = script_line()
+        if self._strict and num_values:
+            where = f"{filename}:{line}" if filename else "a backward"
+            raise InventedValueError(
+                f"{operation} in {where} needs {num_values:,} values that no kernel computed on the virtual GPU",
+                "--values small makes such values up and counts them in the report",
+            )
         entry = self._counts.setdefault((operation, filename, line), [0, 0])
         entry[0] += 1
         entry[1] += num_values

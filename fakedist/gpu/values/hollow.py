@@ -1,0 +1,161 @@
+"""Large floats on the host: as on the virtual GPU, they hold nothing and cost nothing.
+
+Offloaded parameters, gradients and optimizer states, and models that are initialised on the host, are larger than the
+machine that fakes the job. Their pages stay untouched: an operation on them gives a result of the right size, and what
+is read of them is made up and counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from fakedist.gpu.values.host import Host, plain_tensors
+from fakedist.gpu.values.inventions import script_line
+from fakedist.gpu.values.kinds import Kind
+from fakedist.gpu.values.shares import NON_NEGATIVE
+from fakedist.gpu.values.storage import storage_of
+
+#: Smaller ones are computed. A model has few parameters between the device's limit and this, and scripts look at such.
+HOST_LIMIT_BYTES = 4 << 20
+_FACTORIES = {"zeros", "ones", "full", "rand", "randn", "normal", "linspace", "eye"}
+_META = torch.device("meta")
+
+
+def is_hollow(value: Any) -> bool:
+    """Whether a value is a float tensor on the host whose storage is too large to be computed."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.device.type == "cpu"
+        and (value.is_floating_point() or value.is_complex())
+        and storage_of(value)[1] > HOST_LIMIT_BYTES
+    )
+
+
+class Hollow:
+    """Runs operations on such tensors without computing them.
+
+    Args:
+        host: Makes values up.
+
+    Attributes:
+        operations: How many were not computed.
+        first_line: File and line of the script where the first was.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self.operations = 0
+        self.first_line = ("", 0)
+        self._host = host
+
+    def concerns(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether an operation reads or writes such tensors, or makes one."""
+        for value in args:
+            if isinstance(value, torch.Tensor):
+                if not value.is_cuda and is_hollow(value):
+                    return True
+            elif isinstance(value, (list, tuple)) and any(map(is_hollow, value)):
+                return True
+        if kwargs and any(map(is_hollow, kwargs.values())):
+            return True
+        return kind.name in _FACTORIES and _makes_one(args, kwargs)
+
+    def run(self, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the operation returns: its written arguments, or results of the right size."""
+        if kind.dynamic and not kind.name.startswith("_local_scalar"):
+            return func(*args, **kwargs)  # its size follows the zeros that the memory shows
+        self.count()
+        if kind.written:
+            return self._in_place(kind, func, args, kwargs)
+        try:
+            shaped = func(*_on_meta(args), **_keywords_on_meta(kwargs))
+        except Exception:  # no shapes without values
+            return func(*args, **kwargs)
+        if isinstance(shaped, torch.Tensor) and not (shaped.is_floating_point() or shaped.is_complex()):
+            self._host.inventions.count(kind.full_name, shaped.numel())
+            return func(*map(_as_zeros, args), **kwargs)  # comparisons, isfinite: of what the memory shows
+        pinned = bool(kwargs.get("pin_memory")) or kind.name == "_pin_memory"
+        return self._made(shaped, kind, pinned)
+
+    def take_element(self, tensor: torch.Tensor, operation: str) -> torch.Tensor:
+        """One element of such a tensor, made up."""
+        return self._host.inventions.element(tensor, operation)
+
+    def count(self) -> None:
+        """One more operation was not computed."""
+        if not self.operations:
+            self.first_line = script_line()
+        self.operations += 1
+
+    def _in_place(self, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        lists = [value for value in args if isinstance(value, (list, tuple)) and value]
+        lists = [value for value in lists if isinstance(value[0], torch.Tensor)]
+        if lists:
+            length = len(lists[0])
+            rest = [i for i in range(length) if not any(is_hollow(each[i]) for each in lists if len(each) == length)]
+            if rest:
+                func(*(_picked(value, rest, length) for value in args), **kwargs)
+        for tensor in plain_tensors([args[i] for i in kind.written if i < len(args)]):
+            if tensor.is_cuda:
+                self._host.spoil(tensor)
+            elif not lists and not is_hollow(tensor):
+                self._host.inventions.fill(tensor, torch.ones_like(tensor, dtype=torch.bool), kind.full_name)
+        returns = func._schema.returns
+        if not returns:
+            return None
+        written = [args[i] for i in kind.written if i < len(args)]
+        written += [value for name, value in kwargs.items() if name in kind.written_names]
+        return written[0] if len(returns) == 1 else tuple(written)
+
+    def _made(self, shaped: Any, kind: Kind, pinned: bool) -> Any:
+        if isinstance(shaped, (list, tuple)):
+            return type(shaped)(self._made(value, kind, pinned) for value in shaped)
+        if not isinstance(shaped, torch.Tensor):
+            return shaped
+        made = torch.empty_strided(shaped.shape, shaped.stride(), dtype=shaped.dtype, pin_memory=pinned)
+        if not is_hollow(made) and made.numel():
+            everything = torch.ones(made.shape, dtype=torch.bool)
+            self._host.inventions.fill(made, everything, kind.full_name, non_negative=kind.name in NON_NEGATIVE)
+        return made
+
+
+def _makes_one(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    device = kwargs.get("device")
+    dtype = kwargs.get("dtype") or torch.get_default_dtype()
+    sizes = [value for value in args if isinstance(value, (list, tuple))]
+    on_host = device is None or torch.device(device).type == "cpu"
+    return on_host and dtype.is_floating_point and any(math.prod(s) * dtype.itemsize > HOST_LIMIT_BYTES for s in sizes)
+
+
+def _on_meta(values: Iterable[Any]) -> list[Any]:
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META))
+        elif isinstance(value, (list, tuple)):
+            found.append(_on_meta(value))
+        else:
+            found.append(value)
+    return found
+
+
+def _keywords_on_meta(keywords: dict[str, Any]) -> dict[str, Any]:
+    found = dict(zip(keywords, _on_meta(keywords.values()), strict=True))
+    if "device" in found:
+        found["device"] = _META
+    found.pop("pin_memory", None)
+    found.pop("generator", None)
+    return found
+
+
+def _as_zeros(value: Any) -> Any:
+    return torch.zeros((), dtype=value.dtype).expand(value.shape) if is_hollow(value) else value
+
+
+def _picked(value: Any, positions: list[int], length: int) -> Any:
+    if isinstance(value, (list, tuple)) and len(value) == length:
+        return [value[i] for i in positions]
+    return value
