@@ -1,27 +1,56 @@
 """fakedist: profile one rank of a thousand-GPU PyTorch job on the one GPU you have, or on none.
 
 The command line is the main door (``fakedist profile --help``). A training script needs nothing from here; one whose
-steps cannot be seen from outside (a loop without an optimizer) may call :func:`step`.
+steps cannot be seen from outside (a loop without an optimizer) may call :func:`step`. From a test or a notebook,
+:func:`profile` runs a rank in a child process and gives its :class:`Run` back.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
+from typing import TYPE_CHECKING, Any
 
-from fakedist.errors import FakedistError, JobError, RecordingError, RunDirectoryError, SetupError, WorldError
+from fakedist.errors import (
+    CheckError,
+    FakedistError,
+    JobError,
+    RecordingError,
+    RunDirectoryError,
+    ScriptError,
+    SetupError,
+    WorldError,
+)
+
+if TYPE_CHECKING:
+    from fakedist.check.profiled import profile
+    from fakedist.report.run import Run
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CheckError",
     "FakedistError",
     "JobError",
     "RecordingError",
+    "Run",
     "RunDirectoryError",
+    "ScriptError",
     "SetupError",
     "WorldError",
     "__version__",
+    "profile",
     "step",
 ]
+
+#: Loaded when they are asked for: a training script that imports fakedist pays for nothing.
+_LOADED_LATER = {"profile": "fakedist.check.profiled", "Run": "fakedist.report.run"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LOADED_LATER:
+        raise AttributeError(f"module 'fakedist' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LOADED_LATER[name]), name)
 
 
 def step() -> None:

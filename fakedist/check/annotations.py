@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from fakedist import __version__
 from fakedist.check.checking import Checked
@@ -42,7 +42,7 @@ def sarif_text(checked: Checked) -> str:
             "locations": [
                 {
                     "physicalLocation": {
-                        "artifactLocation": {"uri": Path(file).as_posix(), "uriBaseId": "%SRCROOT%"},
+                        "artifactLocation": {"uri": quote(file), "uriBaseId": "%SRCROOT%"},
                         "region": {"startLine": line},
                     }
                 }

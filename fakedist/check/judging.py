@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from fakedist.analysis.compare.baseline import names_layer, part_changes
+from fakedist.analysis.compare.baseline import names_layer, part_changes, pattern_parts
 from fakedist.analysis.compare.why import Cause, find_cause, place_of
 from fakedist.check.config import CheckJob
 from fakedist.check.limits import Figure, Limit
-from fakedist.check.measured import Rank
+from fakedist.check.measured import Rank, peak_places
 from fakedist.report.comparison import format_relative, say_part
+from fakedist.report.run import Run
 from fakedist.units import format_bytes, format_us
 
 
@@ -144,3 +145,13 @@ def _cause(changes: pd.DataFrame, figure: Figure) -> Cause | None:
     if figure.kind == "layers":
         changes = changes[[names_layer(figure.part, str(path)) for path in changes["path"]]]
     return find_cause(changes) if len(changes) else None
+
+
+def say_makeup(run: Run) -> str:
+    """What most of a run's peak is made of: "activations of layers.*.mlp, 2.88 GiB, made at model.py:212 (forward)"."""
+    parts = pattern_parts(run.table("layers"))
+    cause = find_cause(part_changes(parts.iloc[:0], parts))
+    if cause is None:
+        return ""
+    line = place_of(cause, peak_places(run))
+    return say_part(cause, is_change=False) + (f", made at {line}" if line else "")

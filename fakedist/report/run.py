@@ -41,6 +41,36 @@ class Run:
         summary = {**self.manifest["summary"], "run_directory": str(self.path)}
         return {"advice": [], **summary} if "advice" not in summary else summary  # an older fakedist gave none
 
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """Most that tensors held at once."""
+        return int(self.summary["peak_allocated_bytes"])
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """Most that the caching allocator held at once."""
+        return int(self.summary["peak_reserved_bytes"])
+
+    @property
+    def capacity_bytes(self) -> int:
+        """The GPU's memory."""
+        return int(self.summary["capacity_bytes"])
+
+    @property
+    def headroom_bytes(self) -> int:
+        """What of it was never reserved; below zero where there was more than the GPU has."""
+        return self.capacity_bytes - self.peak_reserved_bytes
+
+    @property
+    def by_category(self) -> dict[str, int]:
+        """Bytes at the peak by category; they add up to it."""
+        return dict(self.summary["by_category"])
+
+    @property
+    def fits(self) -> bool:
+        """Whether the rank fits its GPU."""
+        return bool(self.summary["fits"])
+
     def has(self, name: str) -> bool:
         """Whether the run has a table; an older fakedist wrote fewer."""
         return has_table(self.path, name)

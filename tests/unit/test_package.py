@@ -18,13 +18,17 @@ ROOT = Path(__file__).parent.parent.parent
 
 def test_the_public_names_are_these() -> None:
     assert fakedist.__all__ == [
+        "CheckError",
         "FakedistError",
         "JobError",
         "RecordingError",
+        "Run",
         "RunDirectoryError",
+        "ScriptError",
         "SetupError",
         "WorldError",
         "__version__",
+        "profile",
         "step",
     ]
     assert all(hasattr(fakedist, name) for name in fakedist.__all__)

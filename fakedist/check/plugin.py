@@ -1,0 +1,180 @@
+"""The pytest plugin: a test that is a rank of a job, and a fixture that runs one. Each runs in a child process.
+
+Loaded by every pytest that finds fakedist installed, so nothing of weight is imported before it is needed.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import TestCase
+
+import pytest
+
+if TYPE_CHECKING:
+    from fakedist.report.run import Run
+
+#: Set in the child: the marked function runs there, as any other test does.
+INSIDE_VARIABLE = "FAKEDIST_MARKED_TEST"
+_SKIPPED = "skipped: "
+_WIDTH = 120
+_LIMITS = ("max_peak", "max_reserved", "min_headroom")
+_MARK = (
+    "fakedist(world_size, rank=0, max_peak=None, max_reserved=None, min_headroom=None, **options): run the test as one "
+    "rank of a job, in a child process, and see that its memory stays within; options as of fakedist.profile"
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the mark known."""
+    config.addinivalue_line("markers", _MARK)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Fixtures of marked tests are made in the child alone."""
+    for item in items:
+        if _is_marked(item) and isinstance(item, pytest.Function):
+            item.fixturenames = []
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Refuse what cannot be run in a child process: it would run here, and nothing would be judged."""
+    if _is_marked(item) and (not isinstance(item, pytest.Function) or issubclass(item.cls or object, TestCase)):
+        pytest.fail("fakedist: mark functions and methods of plain classes, not those of unittest.TestCase", False)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a marked test in a child process, and judge what it took."""
+    if not _is_marked(pyfuncitem):
+        return None
+    mark = pyfuncitem.get_closest_marker("fakedist")
+    assert mark is not None
+    if mark.args:
+        pytest.fail("fakedist: arguments of the mark have names: fakedist(world_size=8)", pytrace=False)
+    limits = {name: mark.kwargs[name] for name in _LIMITS if mark.kwargs.get(name) is not None}
+    options = {name: value for name, value in mark.kwargs.items() if name not in _LIMITS}
+    with tempfile.TemporaryDirectory(prefix="fakedist-") as scratch:
+        run = _profiled(pyfuncitem, lambda: _run_marked(pyfuncitem, options, Path(scratch) / "run"))
+        exceeded = _exceeded(run, limits)
+    if exceeded:
+        pytest.fail("\n".join(exceeded), pytrace=False)
+    return True
+
+
+class Fakedist:
+    """What the fixture gives: :meth:`profile` as :func:`fakedist.profile`, with run directories below ``tmp_path``."""
+
+    def __init__(self, item: pytest.Item, directory: Path) -> None:
+        self._item = item
+        self._directory = directory
+        self._number = 0
+
+    def profile(self, target: str | os.PathLike[str], *arguments: str, **options: Any) -> Run:
+        """Run one rank of a job in a child process; if the test fails, its tables are shown."""
+        from fakedist.check.profiled import profile
+
+        self._number += 1
+        output = options.pop("output", None) or self._directory / f"run{self._number}"
+        return _profiled(self._item, lambda: profile(target, *arguments, output=output, **options))
+
+
+@pytest.fixture
+def fakedist(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Fakedist:
+    """Run ranks of jobs: ``run = fakedist.profile("train.py", world_size=1024)``."""
+    return Fakedist(request.node, tmp_path_factory.mktemp("fakedist"))
+
+
+def _is_marked(item: pytest.Item) -> bool:
+    return INSIDE_VARIABLE not in os.environ and item.get_closest_marker("fakedist") is not None
+
+
+def _profiled(item: pytest.Item, make: Callable[[], Run]) -> Run:
+    """Make a run; its tables, or the script's own output, are shown if the test fails."""
+    from fakedist.errors import FakedistError, ScriptError
+
+    try:
+        run, told = make(), ""
+    except ScriptError as error:
+        item.add_report_section("call", "output of the rank", error.output)
+        told = error.message.removesuffix(": nothing is judged")
+    except FakedistError as error:
+        told = "\n  ".join(filter(None, (error.message, error.hint)))
+    if _SKIPPED in told:
+        pytest.skip(told.partition(_SKIPPED)[2])
+    if told:
+        pytest.fail(told, pytrace=False)
+    from rich.console import Console
+
+    from fakedist.report.terminal import render
+
+    text = io.StringIO()
+    render(run.path, all_layers=False, console=Console(file=text, width=_WIDTH))
+    item.add_report_section("call", "fakedist", text.getvalue())
+    return run
+
+
+def _run_marked(item: pytest.Function, options: Mapping[str, Any], run_directory: Path) -> Run:
+    from fakedist.check.profiled import JobOptions, make_job
+    from fakedist.check.running import Runner, Task
+    from fakedist.check.section import did_you_mean
+    from fakedist.errors import JobError
+    from fakedist.report.run import Run
+
+    known = ["world_size", "rank", *_LIMITS, *JobOptions.__annotations__]
+    if unknown := [name for name in options if name not in known]:
+        raise JobError(f"the mark has no argument {unknown[0]!r}", did_you_mean(unknown[0], known))
+    if "world_size" not in options:
+        raise JobError("how many ranks has the job?", "@pytest.mark.fakedist(world_size=1024)")
+    env = {**options.get("env", {}), INSIDE_VARIABLE: item.nodeid}
+    chosen = {"rank": 0, **options, "env": env, "module": True}
+    job = make_job("fakedist.check.marked_test", tuple(_inner_arguments(item)), chosen)
+    Runner(item.config.invocation_params.dir).run(Task(item.name, job, run_directory))
+    return Run(run_directory)
+
+
+def _inner_arguments(item: pytest.Function) -> list[str]:
+    """Pytest's arguments in the child: this test alone, found as it was found here."""
+    config = item.config
+    place = item.nodeid.partition("::")[2]
+    arguments = [f"{item.path}::{place}", "-q", "-s", "--no-header", "-p", "no:cacheprovider", "-o", "addopts="]
+    arguments += [f"--rootdir={config.rootpath}", f"--import-mode={config.getoption('importmode')}"]
+    if config.inipath is not None:
+        arguments += ["-c", str(config.inipath)]
+    # Installed, it is found as here; given with -p or in a conftest, it must not be found a second time.
+    is_installed = config.pluginmanager.get_plugin("fakedist") is not None
+    return [*arguments, *(["-p", "fakedist"] if is_installed else ["-p", "no:fakedist", "-p", __name__])]
+
+
+def _exceeded(run: Run, limits: Mapping[str, str]) -> list[str]:
+    """A line for each limit of the mark that the run exceeds."""
+    from fakedist.units import format_bytes, parse_bytes
+
+    found = []
+    if not run.fits:
+        found.append(f"the rank does not fit the GPU: {run.manifest['exit']['message']}".rstrip(": "))
+    values = {
+        "max_peak": ("peak allocated", run.peak_allocated_bytes, 1),
+        "max_reserved": ("peak reserved", run.peak_reserved_bytes, 1),
+        "min_headroom": ("headroom", run.headroom_bytes, -1),
+    }
+    for name, text in limits.items():
+        what, value, way = values[name]
+        if (value - parse_bytes(text)) * way > 0:
+            gap = format_bytes(abs(value - parse_bytes(text)))
+            side = "over" if way > 0 else "under"
+            found.append(f"{what} is {format_bytes(value)}, {gap} {side} {name}={text!r}{_blame(run)}")
+    return found
+
+
+def _blame(run: Run) -> str:
+    """The layers that most of the peak is made of."""
+    from fakedist.check.judging import say_makeup
+
+    told = say_makeup(run)
+    return f": most of it {told}" if told else ""

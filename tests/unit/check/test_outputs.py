@@ -1,0 +1,135 @@
+"""JUnit, SARIF, annotations and Markdown of one check that has one of everything."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from fakedist.check.annotations import github_annotations, sarif_text
+from fakedist.check.checking import Checked
+from fakedist.check.config import read_config
+from fakedist.check.findings import checked_markdown, checked_object, finding_columns, outcome
+from fakedist.check.judging import Finding
+from fakedist.check.junit import junit_text
+from fakedist.check.limits import Figure
+from fakedist.errors import ScriptError
+
+GIB = float(1 << 30)
+
+
+@pytest.fixture
+def checked(tmp_path: Path) -> Checked:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/model, 2.py").write_text("pass\n")
+    (tmp_path / "pyproject.toml").write_text(
+        '[[tool.fakedist.check.jobs]]\nname = "net"\nscript = "train.py"\nworld_size = 8\n'
+    )
+    grew = Finding("net", 0, Figure("peak_allocated"), 6 * GIB, None, 5 * GIB, 5.05 * GIB, "1%")
+    over = Finding("net", 0, Figure("layers", "h.*.mlp"), 3 * GIB, 2 * GIB)
+    return Checked(
+        read_config(tmp_path / "pyproject.toml"),
+        findings=[
+            Finding(**{**grew.__dict__, "blame": "activations of h.*", "line": "src/model, 2.py:7 (forward)"}),
+            Finding(**{**over.__dict__, "line": "/elsewhere/lib.py:3 (call)"}),
+            Finding("net", 0, Figure("headroom"), 3 * GIB, 2 * GIB),
+            Finding("net", 1, Figure("peak_reserved"), 5 * GIB),
+        ],
+        warnings=["the baseline of net is of something else: torch 1 -> 2"],
+        misfits=["net rank 1 does not fit the GPU: CUDA out of memory"],
+    )
+
+
+def test_junit_has_what_its_schemas_ask_for(checked: Checked) -> None:
+    checked.failures.append(ScriptError("net rank 2: the script failed: \x00", output="Traceback \x1b[31m <&>"))
+    root = ElementTree.fromstring(junit_text(checked))
+    assert root.tag == "testsuites"
+    assert root.attrib == {}
+    suites = list(root)
+    assert [suite.attrib["id"] for suite in suites] == [str(number) for number in range(len(suites))]
+    for suite in suites:
+        assert set(suite.attrib) == {
+            *("name", "package", "id", "timestamp", "hostname"),
+            *("tests", "failures", "errors", "time"),
+        }
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", suite.attrib["timestamp"])
+        tags = [child.tag for child in suite]
+        cases = suite.findall("testcase")
+        assert tags == ["properties", *("testcase" for _ in cases), "system-out", "system-err"]
+        assert suite.attrib["tests"] == str(len(cases))
+        for kind in ("failure", "error"):
+            assert suite.attrib[f"{kind}s"] == str(len(suite.findall(f"testcase/{kind}")))
+        for case in cases:
+            assert set(case.attrib) == {"name", "classname", "time"}
+            assert all(set(told.attrib) == {"message", "type"} for told in case)
+    failures = [told.attrib["type"] for told in root.iter("failure")]
+    assert failures == ["baseline", "budget", "out_of_memory"]
+    (error,) = root.iter("error")
+    assert error.attrib["message"] == "net rank 2: the script failed: ?"
+    assert "Traceback ?[31m <&>" in [each.text for each in root.iter("system-out")]
+
+
+def test_sarif_points_at_lines_of_the_repository_alone(checked: Checked) -> None:
+    log = json.loads(sarif_text(checked))
+    assert log["version"] == "2.1.0"
+    (run,) = log["runs"]
+    rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
+    places = []
+    for result in run["results"]:
+        assert rules[result["ruleIndex"]] == result["ruleId"]
+        (location,) = (each["physicalLocation"] for each in result["locations"])
+        places.append((result["ruleId"], location["artifactLocation"]["uri"], location["region"]["startLine"]))
+    assert places == [
+        ("baseline", "src/model%2C%202.py", 7),
+        ("budget", "pyproject.toml", 1),
+        ("fits", "pyproject.toml", 1),
+    ]
+    fingerprints = [result["partialFingerprints"]["fakedist/v1"] for result in run["results"]]
+    assert len(set(fingerprints)) == len(fingerprints)
+
+
+def test_annotations_escape_what_ends_them(checked: Checked) -> None:
+    warning, grew, *_ = github_annotations(checked)
+    assert warning == "::warning title=fakedist::the baseline of net is of something else: torch 1 -> 2"
+    assert grew.startswith("::error file=src/model%2C 2.py,line=7,title=fakedist baseline::net rank 0: peak allocated")
+    assert "(+20.0%25)" in grew
+
+
+def test_the_table_leaves_out_columns_with_nothing_in_them(checked: Checked) -> None:
+    names = [column.name for column in finding_columns(checked.findings)]
+    assert names == ["job", "rank", "figure", "is", "budget", "baseline", "change", "allowed", ""]
+    assert [column.name for column in finding_columns(checked.findings[2:3])] == [
+        "job", "rank", "figure", "is", "budget", ""
+    ]  # fmt: skip
+    verdicts = finding_columns(checked.findings)[-1].cells
+    assert verdicts == ["GREW", "EXCEEDED", "ok", ""]
+
+
+def test_markdown_says_all_of_it(checked: Checked) -> None:
+    checked.failures.append(ScriptError("net rank 2: the script failed", output="Traceback ```"))
+    text = checked_markdown(checked)
+    assert text.startswith("### fakedist check: 1 script failed\n")
+    assert "- **net rank 0: layers h.\\*.mlp is 3.00 GiB, 1.00 GiB over its budget of 2.00 GiB" in text
+    assert text.count("```") == 2
+    assert "| net | 0 | headroom | 3.00 GiB | 2.00 GiB |" in text
+
+
+def test_the_worst_decides_the_exit_code(checked: Checked) -> None:
+    assert (checked.exit_code, outcome(checked)) == (4, "1 rank did not fit the GPU")
+    checked.misfits.clear()
+    assert (checked.exit_code, outcome(checked)) == (3, "2 figures exceeded")
+    checked.failures.append(ScriptError("net rank 2: the script failed"))
+    assert (checked.exit_code, outcome(checked)) == (1, "1 script failed")
+    checked.failures.clear()
+    checked.findings = checked.findings[2:]
+    assert (checked.exit_code, outcome(checked)) == (0, "all within budget")
+
+
+def test_json_has_every_finding(checked: Checked) -> None:
+    found = json.loads(json.dumps(checked_object(checked), allow_nan=False))
+    assert [each["is_exceeded"] for each in found["findings"]] == [True, True, False, False]
+    assert found["findings"][1]["part"] == "h.*.mlp"
+    assert found["exit_code"] == 4
