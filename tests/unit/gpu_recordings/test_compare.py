@@ -60,6 +60,37 @@ def test_another_order_is_found() -> None:
     assert "both sides agree again after 3 events" in found.lines
 
 
+#: Two blocks more, freed one after the other; then the first of them is needed again.
+FREED = (
+    *EVENTS,
+    *(("alloc", size, 64) for size in (512, 1024)),
+    *((action, size, 64) for size in (512, 1024) for action in ("free_requested", "free_completed")),
+    ("alloc", 512, 64),
+)
+
+
+def test_frees_in_another_order_with_nothing_between_them_are_told_and_count_as_the_same() -> None:
+    other = (*FREED[:-5], *FREED[-3:-1], *FREED[-5:-3], FREED[-1])
+    found = compare_job("train", job(events=FREED), job(events=other, inactive_split__all__peak=7))
+    assert found.verdict == "statistics"  # one side has no such statistic at all
+    before = job(events=FREED, inactive_split__all__peak=6)
+    found = compare_job("train", before, job(events=other, inactive_split__all__peak=7))
+    assert (found.verdict, found.is_same) == ("order", True)
+    assert found.reason == "frees with nothing between them come in another order, from event 25 on"
+
+
+def test_blocks_of_equal_size_that_change_places_are_an_order_too() -> None:
+    found = compare_job("train", job(inactive_split__all__freed=6), job(inactive_split__all__freed=7))
+    assert found.verdict == "order"
+
+
+def test_an_allocation_between_frees_is_no_matter_of_order() -> None:
+    other = (*FREED[:-3], FREED[-1], *FREED[-3:-1])
+    found = compare_job("train", job(events=FREED), job(events=other))
+    assert found.verdict == "events"
+    assert found.reason == "event 27: real free_requested 1024 stream 0, virtual alloc 512 stream 0"
+
+
 def test_sides_that_never_agree_again_are_told_so() -> None:
     other = (*EVENTS[:3], *(("alloc", 7, 64) for _ in range(300)))
     assert "no agreement within 200 events after it" in compare_job("train", job(), job(events=other)).lines
