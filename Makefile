@@ -6,9 +6,12 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 # What also has to work on the oldest torch that is supported.
 OLDEST_TESTS := tests/unit tests/integration/test_examples.py
 DEMO := fakedist-demo-rank0of1024
+# A GPU machine may have a torch of its own and no network: make gpu takes what is there.
+GPU_PYTHON = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+OUT ?= gpu-results
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types check format bench oldest clean
+.PHONY: help setup demo test lint types check format bench gpu oldest clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 10
@@ -48,6 +51,9 @@ format: setup ## put the sources into their one format
 bench: setup ## every benchmark, results on stdout
 	for file in bench/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
+gpu: ## record on the GPU of this machine, compare with the virtual one: under 8 minutes; results in $(OUT)
+	$(GPU_PYTHON) -m tests.gpu.confirm --out $(OUT)
+
 oldest: .venv-oldest/.installed ## tests on the oldest torch that is supported
 	$(OLDEST)/python -m pytest $(OLDEST_TESTS)
 
@@ -58,4 +64,4 @@ oldest: .venv-oldest/.installed ## tests on the oldest torch that is supported
 	touch $@
 
 clean: ## remove everything that was made here
-	rm -rf .venv .venv-oldest build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache $(DEMO)
+	rm -rf .venv .venv-oldest gpu-results build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache $(DEMO)

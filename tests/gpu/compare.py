@@ -24,6 +24,7 @@ NEIGHBOURS = 4
 #: How far events are searched for the place where both sides agree again.
 _SEARCH = 200
 _AGREE = 8
+_MOST = 120  # characters of a reason in the table
 _FREES = "rf"
 #: Statistics of what lies between blocks while they are freed one after the other; peaks of memory are not among them.
 _BY_ORDER = ("inactive_split.", "inactive_split_bytes.")
@@ -240,7 +241,9 @@ def summary(found: Sequence[Difference]) -> list[str]:
     for each in found:
         allocated = _peak_cell(each.peaks[0], each.peaks[2])
         reserved = _peak_cell(each.peaks[1], each.peaks[3])
-        lines.append(f"{each.job:<{width}} {each.verdict:<11} {allocated:>16} {reserved:>16}  {each.reason}".rstrip())
+        lines.append(
+            f"{each.job:<{width}} {each.verdict:<11} {allocated:>16} {reserved:>16}  {each.reason[:_MOST]}".rstrip()
+        )
     same = sum(each.is_same for each in found)
     return [*lines, f"{same} of {len(found)} jobs are the same, byte for byte"]
 

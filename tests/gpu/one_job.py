@@ -1,6 +1,6 @@
 """Run one job and write down what the allocator did: the process that a recording starts once for each job.
 
-    python tests/gpu/one_job.py JOB RESULT.json [--device virtual --gpu h200 --gpu-memory BYTES --values off]
+    python tests/gpu/one_job.py JOB RESULT.json [--device virtual --gpu h200 --gpu-memory BYTES]
 
 Without ``--device virtual`` the job runs on whatever CUDA device the process has. Under ``fakedist profile`` the
 history belongs to the profile, so that only the statistics are written. Standard library and torch only, but for the
@@ -10,6 +10,7 @@ virtual GPU and a faked world, which are fakedist's.
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import json
 import os
@@ -40,7 +41,6 @@ def main() -> None:
     parser.add_argument("--device", choices=("present", "virtual"), default="present")
     parser.add_argument("--gpu", default="h200")
     parser.add_argument("--gpu-memory", type=int)
-    parser.add_argument("--values", choices=("small", "off"), default="off")
     args = parser.parse_args()
     job = JOBS[args.job]
     with ExitStack() as stack:
@@ -55,7 +55,7 @@ def main() -> None:
         import torch
 
         record = JobRecord(job.name)
-        with _surroundings(job, args.device == "virtual", args.values == "small"):
+        with _surroundings(job, args.device == "virtual"):
             facts = _record(job, record)
         if gpu is not None:
             record.notes += [f"refused: {name}, {calls} calls" for name, calls in gpu.refused()]
@@ -68,19 +68,13 @@ def main() -> None:
 
 
 @contextmanager
-def _surroundings(job: GpuJob, virtual: bool, values: bool) -> Iterator[None]:
-    """Values and a faked world for a job that runs bare; under ``fakedist profile`` they are there already."""
+def _surroundings(job: GpuJob, virtual: bool) -> Iterator[None]:
+    """The world of a job that runs bare, and the values that it reads; under ``fakedist profile`` both are there."""
     if os.environ.get(PROFILED):
         yield
         return
     with ExitStack() as stack:
-        engine = None
-        if values:
-            from fakedist.gpu.values import ValueEngine
-            from fakedist.record.operations import Operations
-            from fakedist.record.position import Position
-
-            engine = ValueEngine(0)
+        is_undefined = _compute_what_is_read() if virtual else None
         if job.world_size and (virtual or job.world_size > 1):
             from fakedist.job import Job
             from fakedist.world.environ import rank_environment
@@ -88,13 +82,23 @@ def _surroundings(job: GpuJob, virtual: bool, values: bool) -> Iterator[None]:
 
             rank = Job(job.world_size, 0, "job", device="virtual" if virtual else "cuda")
             os.environ.update(rank_environment(rank))
-            stack.enter_context(fake_world(rank, None, None if engine is None else engine.is_undefined))
+            stack.enter_context(fake_world(rank, None, is_undefined))
         elif job.world_size:
             alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
             os.environ.update(alone | {"MASTER_PORT": str(20_000 + os.getpid() % 20_000)})
-        if engine is not None:
-            stack.enter_context(Operations(Position(), engine.execute, lambda: None, lambda text: None))
         yield
+
+
+def _compute_what_is_read() -> Callable[[Any], bool]:
+    """Let the value engine run where a job reads values, and nowhere else; says what it left without a value."""
+    from fakedist.gpu.values import ValueEngine
+    from fakedist.record.operations import Operations
+    from fakedist.record.position import Position
+    from tests.gpu.jobs.reading import computed_by
+
+    engine = ValueEngine(0)
+    computed_by(lambda: Operations(Position(), engine.execute, lambda: None, lambda text: None))
+    return engine.is_undefined
 
 
 def _record(job: GpuJob, record: JobRecord) -> dict[str, Any]:
@@ -108,6 +112,8 @@ def _record(job: GpuJob, record: JobRecord) -> dict[str, Any]:
     if not profiled:
         torch.cuda.memory._record_memory_history(enabled="all", context="alloc", stacks="python")
     torch.manual_seed(0)
+    gc.collect()
+    gc.disable()  # when it would run depends on how many objects Python has made, so also on who watches
     try:
         _function(job)()
         torch.cuda.synchronize()

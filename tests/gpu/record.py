@@ -61,6 +61,10 @@ class Way:
     ends_at: float = float("inf")
 
 
+class NothingRanError(Exception):
+    """No job of a set could be run at all: there is nothing to say what it would have run on."""
+
+
 @dataclass
 class _Ran:
     """One job's process: its record, and what it said of the device."""
@@ -75,7 +79,7 @@ def record(
     """Run the jobs and collect their records; ``told`` gets a line for each as it ends.
 
     Raises:
-        RuntimeError: None of the jobs could even see its device.
+        NothingRanError: None of the jobs could even see its device.
     """
 
     def run(job: GpuJob) -> _Ran:
@@ -93,7 +97,7 @@ def record(
         ran = list(pool.map(run, jobs))
     facts = next((each.facts for each in ran if each.facts), None)
     if facts is None:
-        raise RuntimeError("no job could be run: " + (ran[0].record.error if ran else "there are none"))
+        raise NothingRanError("no job could be run: " + (ran[0].record.error if ran else "there are none"))
     head = Head(
         device=way.device,
         way="profiled" if way.profiled else "bare",
@@ -129,7 +133,7 @@ def _run(job: GpuJob, way: Way, directory: Path) -> _Ran:
 def _bare(job: GpuJob, way: Way, directory: Path, result: Path) -> list[str]:
     command = [sys.executable, str(ROOT / "tests" / "gpu" / "one_job.py"), job.name, str(result)]
     if way.device == "virtual":
-        command += ["--device", "virtual", "--gpu", way.gpu, "--values", "small" if job.reads_values else "off"]
+        command += ["--device", "virtual", "--gpu", way.gpu]
         command += ["--gpu-memory", str(way.memory_bytes)] if way.memory_bytes is not None else []
     return command
 
@@ -138,7 +142,7 @@ def _profile(job: GpuJob, way: Way, directory: Path, result: Path) -> list[str]:
     world = ["--world-size", str(max(1, job.world_size)), "--rank", "0", "--steps", "1000"]
     device = ["--device", "cuda"] if way.device == "real" else ["--device", "virtual", "--gpu", way.gpu]
     if way.device == "virtual" and way.memory_bytes is not None:
-        device += ["--gpu-memory", str(way.memory_bytes)]
+        device += ["--gpu-memory", f"{way.memory_bytes}B"]
     script = [str(ROOT / "tests" / "gpu" / "one_job.py"), job.name, str(result)]
     return [sys.executable, "-m", "fakedist", "profile", *world, *device, "-o", str(directory / "run"), *script]
 
@@ -203,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     way = Way(args.device, args.way == "profiled", gpu, memory_bytes, args.at_once, args.timeout)
     try:
         recording = record(find_jobs(args.job), way, " ".join(["python -m tests.gpu.record", *arguments]), print)
-    except RuntimeError as error:
+    except NothingRanError as error:
         print(error, file=sys.stderr)
         return 2
     path = args.out / file_name(args.device, args.way)

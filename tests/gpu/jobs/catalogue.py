@@ -21,7 +21,6 @@ class GpuJob:
         world_size: Ranks of its world; 0 where it uses no process group. One rank runs with torch's own NCCL on a real
             GPU; the other ranks of a larger world are faked on every device.
         environment: Variables that must be set before torch is imported.
-        reads_values: Its allocations follow values that it reads back, so the virtual GPU has to compute them.
     """
 
     name: str
@@ -30,7 +29,6 @@ class GpuJob:
     argument: str | None = None
     world_size: int = 0
     environment: tuple[tuple[str, str], ...] = ()
-    reads_values: bool = False
 
 
 def _alloc_conf(text: str) -> tuple[tuple[str, str], ...]:
@@ -61,7 +59,7 @@ JOBS: dict[str, GpuJob] = {
         GpuJob("transformer_checkpoint", _DENSE, "transformer_checkpoint"),
         GpuJob("transformer_fp32", _DENSE, "transformer_fp32"),
         GpuJob("generation", _DENSE, "generation"),
-        GpuJob("amp_fp16", _DENSE, "amp_fp16", reads_values=True),
+        GpuJob("amp_fp16", _DENSE, "amp_fp16"),
         GpuJob("fp8", _DENSE, "fp8"),
         GpuJob("compiled", _DENSE, "compiled", environment=_COMPILE),
         GpuJob("convnet", _KERNELS, "convnet", "contiguous"),
@@ -69,12 +67,14 @@ JOBS: dict[str, GpuJob] = {
         GpuJob("lstm", _KERNELS, "lstm"),
         GpuJob("matmuls", _KERNELS, "matmuls"),
         GpuJob("sorts_and_scans", _KERNELS, "sorts_and_scans"),
+        GpuJob("sizes_by_values", _KERNELS, "sizes_by_values"),
+        GpuJob("subclass_shortcuts", _KERNELS, "subclass_shortcuts"),
         GpuJob("reductions", _KERNELS, "reductions"),
         GpuJob("optimizers", _KERNELS, "optimizers"),
         GpuJob("moe_capacity", _EXPERTS, "capacity"),
-        GpuJob("moe_dropless", _EXPERTS, "dropless", reads_values=True),
-        GpuJob("ddp_1", _PARALLEL, "ddp", world_size=1, reads_values=True),
-        GpuJob("ddp_8", _PARALLEL, "ddp", world_size=8, reads_values=True),
+        GpuJob("moe_dropless", _EXPERTS, "dropless"),
+        GpuJob("ddp_1", _PARALLEL, "ddp", world_size=1),
+        GpuJob("ddp_8", _PARALLEL, "ddp", world_size=8),
         GpuJob("fsdp2_1", _PARALLEL, "fsdp2", world_size=1),
         GpuJob("fsdp2_8", _PARALLEL, "fsdp2", world_size=8),
         GpuJob("fsdp2_tp_8", _PARALLEL, "fsdp2_tp", world_size=8),

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.gpu.jobs.models import random_tokens
+from tests.gpu.jobs.reading import reading
 
 DIM, HIDDEN, NUM_EXPERTS, TOP = 1024, 2048, 8, 2
 
@@ -36,7 +37,7 @@ class _Capacity(nn.Module):
         capacity = x.shape[0] * TOP // NUM_EXPERTS
         scores = self.router(x).softmax(-1)
         weights, chosen = scores.t().topk(capacity)  # every expert chooses its tokens
-        inputs = x[chosen.flatten()].view(NUM_EXPERTS, capacity, DIM)
+        inputs = x.index_select(0, chosen.flatten()).view(NUM_EXPERTS, capacity, DIM)
         outputs = torch.bmm(F.silu(torch.bmm(inputs, self.up)), self.down)
         outputs = outputs * weights.unsqueeze(-1)
         return torch.zeros_like(x).index_add(0, chosen.flatten(), outputs.flatten(0, 1).to(x.dtype))
@@ -56,20 +57,21 @@ class _Dropless(nn.Module):
         self.down = nn.Parameter(torch.zeros(NUM_EXPERTS, HIDDEN, DIM))
 
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
-        experts = tokens % NUM_EXPERTS
-        order = experts.argsort(stable=True)
-        counts = torch.bincount(experts, minlength=NUM_EXPERTS)
-        rows = x[order].to(torch.bfloat16)
-        ends = counts.cumsum(0).to(torch.int32)
+        with reading():
+            experts = tokens % NUM_EXPERTS
+            order = experts.argsort(stable=True)
+            counts = (experts[:, None] == torch.arange(NUM_EXPERTS, device="cuda")).sum(0)
+            ends = counts.cumsum(0).to(torch.int32)
+            sizes = counts.tolist()
+        rows = x.index_select(0, order).to(torch.bfloat16)
         hidden = F.silu(torch._grouped_mm(rows, self.up.to(torch.bfloat16), offs=ends))
         grouped = torch._grouped_mm(hidden, self.down.to(torch.bfloat16), offs=ends)
-        parts = [part * 2 for part in grouped.split(counts.tolist())]
-        for expert in range(NUM_EXPERTS):
-            mine = (experts == expert).nonzero().flatten()
-            parts[expert] = parts[expert] + x[mine].to(torch.bfloat16)
+        parts = [part * 2 for part in grouped.split(sizes)]
         return torch.zeros_like(x).index_add(0, order, torch.cat(parts).to(x.dtype))
 
 
 def dropless() -> None:
     """As many rows an expert as tokens take it: the script reads the counts back."""
-    _train(_Dropless().cuda(), random_tokens(1, 2048, 4_000).flatten())
+    with reading():
+        tokens = random_tokens(1, 2048, 4_000).flatten()
+    _train(_Dropless().cuda(), tokens)

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.gpu.jobs.models import ConvNet, random_tokens
+from tests.gpu.jobs.reading import reading
 
 
 def convnet(layout: str) -> None:
@@ -104,8 +105,6 @@ def sorts_and_scans() -> None:
     torch.sort(rows, dim=1)
     torch.topk(rows, 50, dim=1)
     torch.cumsum(rows.softmax(1), 1)
-    torch.multinomial(rows.softmax(1), 1)
-    torch.multinomial(rows.softmax(1), 5, replacement=True)
     torch.randperm(1_000, device="cuda")
     torch.randperm(1_000_000, device="cuda")
     torch.quantile(rows[:, :1_000], 0.5, dim=1)
@@ -114,6 +113,60 @@ def sorts_and_scans() -> None:
         F.embedding(random_tokens(1, number, vocab_size), weight, scale_grad_by_freq=number > 64).sum().backward()
         bags = torch.arange(0, number, 8, device="cuda")
         F.embedding_bag(random_tokens(1, number, vocab_size)[0], weight, bags, mode="max").sum().backward()
+
+
+def sizes_by_values() -> None:
+    """Operations whose result's size, or whose checks, follow values: nonzero, unique, bincount, sampling, masks."""
+    with reading():
+        whole = torch.arange(3_000, device="cuda")
+        odd = whole % 2 == 1
+        torch.nonzero(odd)
+        torch.where(odd)
+        torch.masked_select(whole, odd)
+        torch.unique(whole % 7, return_inverse=True, return_counts=True)
+        torch.unique_consecutive(whole // 5)
+        torch.bincount(whole % 11)
+        torch.repeat_interleave(whole[:10])
+        F.one_hot(whole % 3)
+        torch.multinomial(torch.ones(4, 100, device="cuda"), 1)
+        torch.multinomial(torch.ones(4, 100, device="cuda"), 5)
+        torch.multinomial(torch.ones(4, 100, device="cuda"), 5, replacement=True)
+
+
+def subclass_shortcuts() -> None:
+    """What torch does out of place while a dispatch mode is on: derivatives of indexing, masks and extremes."""
+    x = torch.zeros(1024, 1024, device="cuda", requires_grad=True)
+    rows = torch.arange(0, 1024, 2, device="cuda")
+    mask = torch.zeros(1024, 1024, device="cuda", dtype=torch.bool)
+    for derive in (
+        lambda: x[rows],
+        lambda: x[:, rows],
+        lambda: x.masked_fill(mask, 0.0),
+        lambda: x.max(1).values,
+        lambda: x.amax(1),
+        lambda: x.sort(1).values,
+        lambda: x.topk(5, 1).values,
+        lambda: x.gather(1, rows.expand(1024, 512)),
+        lambda: x.index_select(0, rows),
+        lambda: x.index_add(0, rows, x[:512]),
+        lambda: x.cumsum(1),
+        lambda: x.prod(1),
+        lambda: x.std(1),
+        lambda: x.norm(dim=1),
+        lambda: x.unfold(0, 4, 4),
+        lambda: torch.where(mask, x, 1.0),
+        lambda: torch.nn.functional.linear(x.unsqueeze(0).transpose(0, 1), x, x[0]),
+        lambda: torch.logsumexp(x, 1),
+        lambda: x.softmax(1).log(),
+        lambda: x.repeat(2, 1),
+        lambda: x + x + x,
+        lambda: x.diagonal(),
+        lambda: x[2:7] * x[3:8],
+    ):
+        derive().sum().backward()
+    F.scaled_dot_product_attention(
+        *(x.view(1, 16, 1024, 64) for _ in "qkv"), attn_mask=mask[:1024, :1024]
+    ).sum().backward()
 
 
 def reductions() -> None:

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.gpu.jobs.dense import train
 from tests.gpu.jobs.models import Transformer, random_tokens
+from tests.gpu.jobs.reading import reading
 
 _BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
@@ -32,7 +33,8 @@ def _start() -> None:
 def ddp() -> None:
     """Buckets, and gradients as views of them."""
     _start()
-    model = DistributedDataParallel(Transformer().cuda(), gradient_as_bucket_view=True, bucket_cap_mb=10)
+    with reading():  # DDP compares the ranks' parameters
+        model = DistributedDataParallel(Transformer().cuda(), gradient_as_bucket_view=True, bucket_cap_mb=10)
     train(model, random_tokens(2, 1024))
     dist.destroy_process_group()
 

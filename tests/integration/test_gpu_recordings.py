@@ -1,0 +1,70 @@
+"""Recordings on the virtual GPU: repeatable, not changed by fakedist's own recording, and those of a real GPU.
+
+``make gpu`` compares every job; here are those that take a few seconds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fakedist.errors import FakedistError
+from fakedist.gpu.driver.build import torch_build
+from tests.gpu.compare import compare_job
+from tests.gpu.jobs.catalogue import JOBS
+from tests.gpu.record import DEFAULT_GPU, Way, like, record
+from tests.gpu.recording import JobRecord, Recording, load
+
+DATA = Path(__file__).parents[1] / "data" / "gpu"
+#: The allocator alone, autocast and attention, a world, values that are read back.
+QUICK = ("allocations", "transformer_default", "fsdp2_8", "amp_fp16")
+
+
+def recorded(job: str, *, profiled: bool = False, gpu: str = DEFAULT_GPU, memory_bytes: int | None = None) -> JobRecord:
+    way = Way("virtual", profiled, gpu, memory_bytes)
+    found = record([JOBS[job]], way, "pytest").jobs[job]
+    assert not found.error, found.error
+    return found
+
+
+@pytest.fixture(scope="module")
+def bare() -> dict[str, JobRecord]:
+    return {job: recorded(job) for job in QUICK}
+
+
+@pytest.mark.parametrize("job", QUICK)
+def test_two_recordings_are_the_same(job: str, bare: dict[str, JobRecord]) -> None:
+    assert bare[job].events.actions.count("a") > 50
+    found = compare_job(job, bare[job], recorded(job), ("first", "second"))
+    assert found.is_same, "\n".join([found.reason, *found.lines])
+    if job == "allocations":  # nothing in it is kept by addresses of host memory
+        assert found.verdict == "same"
+
+
+@pytest.mark.parametrize("job", QUICK)
+def test_what_is_recorded_under_fakedist_is_what_happens_without_it(job: str, bare: dict[str, JobRecord]) -> None:
+    found = compare_job(job, bare[job], recorded(job, profiled=True), ("bare", "profiled"))
+    assert found.is_same, "\n".join([found.reason, *found.lines])
+
+
+def kept() -> list[tuple[str, Path]]:
+    """Jobs of the recordings that are kept for the installed torch, each with its file."""
+    try:
+        version = torch_build()[0].partition("+")[0]
+    except FakedistError:
+        return []
+    paths = sorted(DATA.glob(f"*-torch{version}/*-bare.jsonl.gz"))
+    return [(job, path) for path in paths for job in load(path).jobs]
+
+
+@pytest.mark.parametrize(("job", "path"), kept() or [("", Path())])
+def test_the_virtual_gpu_does_what_the_real_one_did(job: str, path: Path) -> None:
+    if not job:
+        pytest.skip(
+            "no recording of a real GPU with the installed torch is kept in tests/data/gpu; `make gpu` makes one"
+        )
+    real: Recording = load(path)
+    gpu, memory_bytes = like(real.head)
+    found = compare_job(job, real.jobs[job], recorded(job, gpu=gpu, memory_bytes=memory_bytes))
+    assert found.is_same, "\n".join([found.reason, *found.lines])
