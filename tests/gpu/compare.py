@@ -5,8 +5,9 @@
 Exit code 0: every job of the first is the same in the second, byte for byte. 1: a difference. 2: not comparable.
 
 Blocks that are freed one after the other, with nothing between them, may be freed in another order: torch's autocast
-keeps its casts in a table ordered by addresses of host memory, which no two processes share. What is allocated next
-finds the same free memory whatever the order was. Such a job is told as "order", and counts as the same.
+keeps its casts in a table ordered by addresses of host memory, which no two processes share. So may segments that are
+given back: the allocator orders them by their stream's handle, also an address. What is allocated next finds the same
+free memory whatever the order was. Such a job is told as "order", and counts as the same.
 Standard library only.
 """
 
@@ -16,6 +17,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 
 from tests.gpu.recording import Events, JobRecord, Recording, RecordingFileError, load
@@ -25,7 +27,8 @@ NEIGHBOURS = 4
 _SEARCH = 200
 _AGREE = 8
 _MOST = 120  # characters of a reason in the table
-_FREES = "rf"
+#: Of what may come in another order: blocks that are freed, segments that are given back.
+_RUNS = {"r": 1, "f": 1, "F": 2, "U": 2}
 #: Statistics of what lies between blocks while they are freed one after the other; peaks of memory are not among them.
 _BY_ORDER = ("inactive_split.", "inactive_split_bytes.")
 
@@ -135,23 +138,19 @@ def _explain(
 
 
 def settled(events: Events) -> Events:
-    """The events with frees that follow each other put into one order: by size, then stream."""
+    """The events with frees that follow each other, of blocks or of segments, put into one order: by size, stream."""
     order: list[int] = []
-    run: list[int] = []
-    for index, code in enumerate(events.actions):
-        if code in _FREES:
-            run.append(index)
-            continue
-        order += sorted(run, key=lambda at: (events.sizes[at], events.streams[at]))
-        order.append(index)
-        run = []
-    order += sorted(run, key=lambda at: (events.sizes[at], events.streams[at]))
-    places = events.places or [-1] * len(events)
+    for kind, run in groupby(range(len(events)), key=lambda at: _RUNS.get(events.actions[at], 0)):
+        places = list(run)
+        if kind:
+            places.sort(key=lambda at: (events.sizes[at], events.streams[at]))
+        order += places
+    names = events.places or [-1] * len(events)
     return Events(
         "".join(events.actions[at] for at in order),
         [events.sizes[at] for at in order],
         [events.streams[at] for at in order],
-        [places[at] for at in order],
+        [names[at] for at in order],
         events.names,
     )
 

@@ -38,7 +38,7 @@ def test_two_recordings_are_the_same(job: str, bare: dict[str, JobRecord]) -> No
     assert bare[job].events.actions.count("a") > 50
     found = compare_job(job, bare[job], recorded(job), ("first", "second"))
     assert found.is_same, "\n".join([found.reason, *found.lines])
-    if job == "allocations":  # nothing in it is kept by addresses of host memory
+    if job == "fsdp2_8":  # one stream's memory, and no casts of autocast's, which are kept by addresses of the host
         assert found.verdict == "same"
 
 

@@ -79,6 +79,14 @@ def test_frees_in_another_order_with_nothing_between_them_are_told_and_count_as_
     assert found.reason == "frees with nothing between them come in another order, from event 25 on"
 
 
+def test_segments_given_back_in_another_order_are_an_order_too() -> None:
+    given_back = [("segment_free", 20 << 20, 64), ("segment_free", 2 << 20, 96)]
+    sides = [job(events=(*EVENTS, *segments, EVENTS[1])) for segments in (given_back, given_back[::-1])]
+    assert compare_job("train", *sides).verdict == "order"
+    block_first = job(events=(*EVENTS[:-2], *given_back, *EVENTS[-2:], EVENTS[1]))
+    assert compare_job("train", sides[0], block_first).verdict == "events"
+
+
 def test_blocks_of_equal_size_that_change_places_are_an_order_too() -> None:
     found = compare_job("train", job(inactive_split__all__freed=6), job(inactive_split__all__freed=7))
     assert found.verdict == "order"
