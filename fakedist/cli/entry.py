@@ -16,6 +16,7 @@ from fakedist.cli.doctor import doctor
 from fakedist.cli.profile import profile
 from fakedist.cli.report import report
 from fakedist.cli.say import last_line, print_error
+from fakedist.cli.view import view
 from fakedist.errors import FakedistError
 
 INTERRUPTED_CODE = 130
@@ -29,7 +30,7 @@ def cli() -> None:
     """Run one rank of a thousand-GPU PyTorch job, unmodified, on one GPU or on none, and see where its memory goes."""
 
 
-for _command in (profile, report, compare, check, doctor):
+for _command in (profile, report, view, compare, check, doctor):
     cli.add_command(_command)
 
 

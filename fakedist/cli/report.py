@@ -11,17 +11,42 @@ from fakedist.cli.say import print_report
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@click.option("--all-layers", is_flag=True, help="Do not fold repeated layers.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "markdown", "csv"]),
+    default="text",
+    show_default=True,
+    help="Markdown fits a comment on a pull request; csv is one table.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Short for --format json.")
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write one page instead.")
-def report(run: Path, as_json: bool, all_layers: bool, html: Path | None) -> int:
-    """Show the tables of a run again; needs no torch."""
+@click.option("--table", default="layers", show_default=True, metavar="NAME", help="Which table --format csv prints.")
+@click.option("--all-layers", is_flag=True, help="Do not fold repeated layers.")
+def report(run: Path, form: str, as_json: bool, html: Path | None, **options: object) -> int:
+    """Show a run again; needs no torch.
+
+    RUN is what fakedist profile made.
+    """
+    all_layers = bool(options["all_layers"])
+    if as_json and form not in ("text", "json"):
+        raise click.UsageError(f"--json and --format {form} exclude each other")
     if html is not None:
         from fakedist.report.html import write_page
         from fakedist.report.run import Run
 
         write_page(Run(run), html)
         click.echo(str(html))
-        return 0
-    print_report(run, as_json, all_layers)
+    elif form == "markdown":
+        from fakedist.report.run import Run
+        from fakedist.report.run_markdown import run_markdown
+
+        click.echo(run_markdown(Run(run), all_layers=all_layers), nl=False)
+    elif form == "csv":
+        from fakedist.report.csv_table import table_csv
+        from fakedist.report.run import Run
+
+        click.echo(table_csv(Run(run), str(options["table"]), all_layers=all_layers), nl=False)
+    else:
+        print_report(run, as_json or form == "json", all_layers)
     return 0

@@ -1,0 +1,46 @@
+"""``fakedist view``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--port", type=int, metavar="N", help="Serve it on 127.0.0.1 instead, until Ctrl-C; 0 takes a free port.")
+def view(run: Path, port: int | None) -> int:
+    """Open the page of a run in the browser; where there is none, say where the page is."""
+    from fakedist.report.html import page, write_page
+    from fakedist.report.run import Run
+    from fakedist.run.directory import PAGE_NAME
+
+    found = Run(run)
+    if port is None:
+        path = found.path / PAGE_NAME
+        if not path.exists():  # an older fakedist made none
+            write_page(found, path)
+        _open(path.as_uri())
+        return 0
+    from fakedist.report.serve import PageServer
+
+    with PageServer(page(found), port) as server:
+        _open(server.url)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return 0
+    return 0
+
+
+def _open(url: str) -> None:
+    """Open an address, or print it."""
+    import webbrowser
+
+    has_screen = sys.platform != "linux" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))
+    click.echo(url)  # whoever has no browser here takes it to one; it is flushed before anything waits
+    if has_screen:
+        webbrowser.open(url)

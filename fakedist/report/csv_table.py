@@ -1,0 +1,28 @@
+"""A table of a run as CSV: plain numbers, bytes and microseconds."""
+
+from __future__ import annotations
+
+from fakedist.analysis.layers import fold_layers, fold_table, unfolded
+from fakedist.errors import JobError
+from fakedist.report.run import Run
+from fakedist.run.schema import TABLES
+
+
+def table_csv(run: Run, name: str, *, all_layers: bool = False) -> str:
+    """One table.
+
+    Args:
+        run: The run.
+        name: A name of ``run.schema.TABLES``; of ``layers`` the rows are the report's: folded, with children.
+        all_layers: Whether repeated layers stay apart.
+
+    Raises:
+        JobError: There is no such table.
+        RunDirectoryError: It is missing or damaged.
+    """
+    if name not in TABLES:
+        raise JobError(f"there is no table {name!r}", f"--table is one of {', '.join(sorted(TABLES))}")
+    table = run.table(name)
+    if name == "layers":
+        table = fold_table(table, unfolded(table) if all_layers else fold_layers(table))
+    return str(table.to_csv(index=False))

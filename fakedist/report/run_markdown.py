@@ -1,0 +1,75 @@
+"""A run as Markdown, short enough for a comment on a pull request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fakedist.report.markdown import escaped, markdown_table
+from fakedist.report.run import Run
+from fakedist.report.sheets import Sheet, run_sheets
+from fakedist.report.wording import advice_text, ending, job_command, verdict
+from fakedist.units import format_bytes
+
+#: GitHub refuses comments of more than 65,536 characters; a bot may want to say more beside the report.
+MAX_CHARACTERS = 60_000
+_MAX_ROWS = 200
+_OPEN = ("By category at the peak",)  # what a reader sees without opening anything
+
+
+def run_markdown(run: Run, *, all_layers: bool = False) -> str:
+    """The verdict, and every table folded away behind its title.
+
+    Args:
+        run: The run.
+        all_layers: Whether repeated layers stay apart and small ones are shown.
+
+    Raises:
+        RunDirectoryError: A table is missing or damaged.
+    """
+    summary = run.summary
+    lines = _verdict(run, summary)
+    pieces = ["\n".join(lines)]
+    pieces += ["\n".join(_sheet(sheet)) for sheet in run_sheets(run, all_layers=all_layers)]
+    if summary["advice"]:
+        pieces.append(
+            "\n".join(["**What would help**, estimated: each by itself", "", *map(_advice, summary["advice"])])
+        )
+    if summary["notes"]:
+        pieces.append("\n".join(["**Notes**", "", *(f"- {escaped(note)}" for note in summary["notes"])]))
+    text = ""
+    for number, piece in enumerate(pieces):
+        if len(text) + len(piece) > MAX_CHARACTERS:
+            return f"{text}{len(pieces) - number} more parts of the report did not fit here.\n"
+        text += piece + "\n\n"
+    return text.rstrip() + "\n"
+
+
+def _verdict(run: Run, summary: dict[str, Any]) -> list[str]:
+    job = run.manifest["job"]
+    found = verdict(summary, run.manifest["cwd"])
+    says = f"**{found.word}**{escaped(found.more)}" if found else "nothing was allocated on the GPU"
+    rank = f"rank {summary['rank']:,} of {summary['world_size']:,}"
+    allocated, reserved = (format_bytes(summary[f"peak_{name}_bytes"]) for name in ("allocated", "reserved"))
+    lines = [f"### fakedist: {escaped(job_command(job)[:300])}", ""]
+    lines.append(f"{rank} {says}. Peak, measured: {allocated} allocated, {reserved} reserved")
+    if summary["capacity_bytes"]:
+        lines[-1] += f" of {format_bytes(summary['capacity_bytes'])}"
+    lines[-1] += f" ({summary['peak_phase']} of step {summary['peak_step']}; {escaped(ending(summary)[:300])})."
+    return lines
+
+
+def _sheet(sheet: Sheet) -> list[str]:
+    rows = len(sheet.columns[0].cells)
+    table = markdown_table(sheet.columns)[: _MAX_ROWS + 2]
+    remarks = [*sheet.remarks]
+    if rows > _MAX_ROWS:
+        remarks.append(f"{rows - _MAX_ROWS} more rows are in the run")
+    below = [line for remark in remarks for line in ("", f"_{escaped(remark)}_")]
+    if sheet.title in _OPEN:
+        return [f"**{sheet.title}**", "", *table, *below]
+    return ["<details>", f"<summary>{sheet.title}</summary>", "", *table, *below, "", "</details>"]
+
+
+def _advice(piece: dict[str, Any]) -> str:
+    told = advice_text(piece)
+    return f"- **{told['gives']}** {told['of']}: {escaped(told['title'])} ({told['rule']}). {escaped(told['text'])}"

@@ -1,0 +1,80 @@
+"""The page over HTTP, for who sits at another machine: this machine alone, one address that nobody guesses, no writing.
+
+``ssh -L 8000:127.0.0.1:8000 host`` brings it to a laptop.
+"""
+
+from __future__ import annotations
+
+import secrets
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from fakedist.errors import SetupError
+
+HOST = "127.0.0.1"
+_HEADERS = {
+    "Content-Type": "text/html; charset=utf-8",
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+class PageServer(ThreadingHTTPServer):
+    """Serves one page until it is shut down.
+
+    Args:
+        text: The page.
+        port: The port to listen on; 0 takes a free one.
+
+    Raises:
+        SetupError: The port is taken, or may not be used.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, text: str, port: int) -> None:
+        self.body = text.encode()
+        self.path = f"/{secrets.token_urlsafe(24)}/"
+        try:
+            super().__init__((HOST, port), _Handler)
+        except (OSError, OverflowError) as error:
+            raise SetupError(f"port {port} cannot be used: {error}", "--port 0 takes a free one") from error
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        return f"http://{HOST}:{self.server_port}{self.path}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: PageServer
+    server_version = "fakedist"
+    sys_version = ""
+    timeout = 30
+
+    def do_GET(self) -> None:  # noqa: N802: the name that http.server calls
+        self._answer(with_body=True)
+
+    def do_HEAD(self) -> None:  # noqa: N802: the name that http.server calls
+        self._answer(with_body=False)
+
+    def _answer(self, *, with_body: bool) -> None:
+        # A page of another site that names this machine differently may not read it (DNS rebinding).
+        known = {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}
+        is_ours = self.headers.get("Host", "") in known
+        if not is_ours or not secrets.compare_digest(self.path.encode(), self.server.path.encode()):
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        self.send_response(HTTPStatus.OK)
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(self.server.body)))
+        self.end_headers()
+        if with_body:
+            self.wfile.write(self.server.body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002: the name that http.server calls
+        """Say nothing: the address is a secret."""

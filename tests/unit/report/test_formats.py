@@ -1,0 +1,88 @@
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from fakedist.analysis.build import build_tables
+from fakedist.cli import main
+from fakedist.report.run import Run
+from fakedist.report.run_markdown import MAX_CHARACTERS, run_markdown
+from tests.unit.analysis.recorded import MIB, HandMade, new_run
+from tests.unit.report.handmade import ended_well, out_of_memory
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    assert main([str(argument) for argument in arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_markdown_says_the_verdict_and_every_table(tmp_path: Path) -> None:
+    text = run_markdown(Run(ended_well(tmp_path / "run")))
+    assert "rank 1 of 8 **fits**, headroom 79.00 GiB. Peak, measured: 202.49 MiB allocated" in text
+    assert text.count("<details>") == text.count("</details>") == 4
+    assert "| layers.0-2.mlp x3 |" in text
+    assert "- **821.51 MiB** less reserved at the peak" in text
+    assert "- a word that a reader of these figures must know" in text
+    tables = [part.splitlines() for part in text.split("\n\n") if part.startswith("|")]
+    assert len(tables) == 5
+    assert all(len({line.count("|") for line in lines}) == 1 for lines in tables)  # every row as many cells
+
+
+def test_markdown_of_a_rank_that_does_not_fit_says_so_first(tmp_path: Path) -> None:
+    lines = run_markdown(Run(out_of_memory(tmp_path / "run"))).splitlines()
+    assert lines[2].startswith("rank 1 of 8 **does not fit**: ")
+
+
+def test_markdown_fits_a_comment(tmp_path: Path) -> None:
+    made = HandMade()
+    for number in range(400):
+        layer = made.layer("|" * 500 + f"<b>{number}")
+        made.op("forward", 1, layer)
+        made.alloc(number * MIB, MIB)
+    run = made.write(new_run(tmp_path / "run"))
+    build_tables(run)
+    text = run_markdown(Run(run))
+    assert len(text) < MAX_CHARACTERS + 200
+    assert text.endswith("did not fit here.\n")
+    assert "<b>" not in text
+
+
+def test_csv_is_plain_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = ended_well(tmp_path / "run")
+    layers = list(csv.DictReader(io.StringIO(printed(capsys, "report", run, "--format", "csv"))))
+    row = next(row for row in layers if row["name"] == "layers.0-2.mlp")
+    assert (row["num_repeats"], row["peak_parameter_bytes"]) == ("3", str(48 * MIB))
+    blocks = printed(capsys, "report", run, "--format", "csv", "--table", "blocks").splitlines()
+    assert len(blocks) == len(Run(run).table("blocks")) + 1
+
+
+def test_a_table_that_does_not_exist_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = ended_well(tmp_path / "run")
+    assert main(["report", str(run), "--format", "csv", "--table", "secrets"]) == 2
+    assert "there is no table 'secrets'" in capsys.readouterr().err
+
+
+def test_json_is_json_both_ways(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = ended_well(tmp_path / "run")
+    assert printed(capsys, "report", run, "--json") == printed(capsys, "report", run, "--format", "json")
+    assert main(["report", str(run), "--json", "--format", "csv"]) == 2
+
+
+def test_markdown_and_json_name_the_same_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = ended_well(tmp_path / "run")
+    advice = json.loads(printed(capsys, "report", run, "--json"))["advice"]
+    markdown = printed(capsys, "report", run, "--format", "markdown")
+    assert [piece["rule"] for piece in advice] == ["expandable-segments"]
+    assert all(f"({piece['rule']})" in markdown for piece in advice)
+
+
+def test_view_says_where_the_page_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    run = ended_well(tmp_path / "run")
+    assert printed(capsys, "view", run) == f"{(run / 'report.html').resolve().as_uri()}\n"
+    assert (run / "report.html").read_text().startswith("<!doctype html>")
