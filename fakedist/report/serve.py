@@ -50,15 +50,16 @@ class PageServer(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
+    # Names of methods and arguments are http.server's.
     server: PageServer
     server_version = "fakedist"
     sys_version = ""
     timeout = 30
 
-    def do_GET(self) -> None:  # noqa: N802: the name that http.server calls
+    def do_GET(self) -> None:  # noqa: N802
         self._answer(with_body=True)
 
-    def do_HEAD(self) -> None:  # noqa: N802: the name that http.server calls
+    def do_HEAD(self) -> None:  # noqa: N802
         self._answer(with_body=False)
 
     def _answer(self, *, with_body: bool) -> None:
@@ -76,5 +77,5 @@ class _Handler(BaseHTTPRequestHandler):
         if with_body:
             self.wfile.write(self.server.body)
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002: the name that http.server calls
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         """Say nothing: the address is a secret."""
