@@ -57,9 +57,10 @@ class Hollow:
             if isinstance(value, torch.Tensor):
                 if not value.is_cuda and is_hollow(value):
                     return True
-            elif isinstance(value, (list, tuple)) and any(map(is_hollow, value)):
-                return True
-        if kwargs and any(map(is_hollow, kwargs.values())):
+            elif isinstance(value, (list, tuple)) and value and isinstance(value[0], torch.Tensor):
+                if not value[0].is_cuda and any(map(is_hollow, value)):  # a list is on one device
+                    return True
+        if kind.written_names and any(map(is_hollow, kwargs.values())):
             return True
         return kind.name in _FACTORIES and _makes_one(args, kwargs)
 
