@@ -58,7 +58,8 @@ API int cuGetExportTable(const void **table, const void *id) {
     (void)id;
     *table = NULL;
     int known = dladdr(__builtin_return_address(0), &caller) && caller.dli_fname;
-    /* cuDNN has such a runtime, and does without: it is asked as without a GPU (cudnn_backend.c). */
-    if (known && strstr(caller.dli_fname, "libcudnn")) return NOT_SUPPORTED;
+    /* cuDNN has such a runtime, and does without: it is asked as without a GPU (cudnn_backend.c). It tries cuBLASLt for
+     * convolutions of 1x1 and leaves it out; nobody else reaches the installed cuBLASLt. */
+    if (known && (strstr(caller.dli_fname, "libcudnn") || strstr(caller.dli_fname, "libcublasLt"))) return NOT_SUPPORTED;
     return unanswered(refusal_of(known ? caller.dli_fname : "a library"), NOT_SUPPORTED);
 }
