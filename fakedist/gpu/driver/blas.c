@@ -88,3 +88,27 @@ API int cublasLtMatmul(void *handle, void *operation, const void *alpha, const v
     (void)c_layout, (void)d, (void)d_layout, (void)algorithm, (void)workspace, (void)workspace_bytes;
     return launch(stream);
 }
+
+/* Copies between host and device, column by column; a vector is a matrix of one row. */
+static int copy_columns(int rows, int columns, int element, const char *from, int from_stride, char *to, int to_stride,
+                        void *stream) {
+    for (int i = 0; i < columns; i++)
+        copy(to + (size_t)i * (size_t)to_stride * (size_t)element, from + (size_t)i * (size_t)from_stride * (size_t)element,
+             (size_t)rows * (size_t)element, stream);
+    return OK;
+}
+API int cublasSetMatrixAsync(int rows, int columns, int element, const void *from, int lda, void *to, int ldb,
+                             void *stream) {
+    return copy_columns(rows, columns, element, from, lda, to, ldb, stream);
+}
+API int cublasGetMatrixAsync(int rows, int columns, int element, const void *from, int lda, void *to, int ldb,
+                             void *stream) {
+    return copy_columns(rows, columns, element, from, lda, to, ldb, stream);
+}
+API int cublasSetVectorAsync(int n, int element, const void *from, int incx, void *to, int incy, void *stream) {
+    return incx == 1 && incy == 1 ? copy_columns(n, 1, element, from, 1, to, 1, stream)
+                                  : copy_columns(1, n, element, from, incx, to, incy, stream);
+}
+API int cublasGetVectorAsync(int n, int element, const void *from, int incx, void *to, int incy, void *stream) {
+    return cublasSetVectorAsync(n, element, from, incx, to, incy, stream);
+}

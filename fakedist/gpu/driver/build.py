@@ -28,12 +28,15 @@ DRIVER_NAME = "libcuda.so.1"
 #: An empty library that depends on the driver: NVML's functions are looked for under this name.
 NVML_NAME = "libnvidia-ml.so.1"
 
-# The status that a refused call of each library returns: its own "not supported".
-_REFUSALS = {"cudart": 801, "cuda": 801, "cublas": 15, "cublasLt": 15, "cudnn": 3000, "nvrtc": 11}
+#: The libraries that are stood in for, and the status that a refused call of each returns: its own "not supported".
+REFUSALS = {"cudart": 801, "cublas": 15, "cublasLt": 15, "cudnn": 3000, "nvrtc": 11, "cufft": 16, "cusolver": 9} | {
+    "cusparse": 10, "cusparseLt": 10, "nccl": 5, "cufile": 5001, "cuda": 801,
+}  # fmt: skip
+_PREFIXES = re.compile(r"_*(cu[A-Z]|cuda|cublas|cudnn|nvrtc|cufft|cusolver|cusparse|nccl)")
 # Texts and versions need no driver: the real libraries go on answering those.
 _HARMLESS = re.compile(
     r"(Get(Error|Status)(String|Name)|GetVersion|GetCudartVersion|GetErrorString|GetLastErrorString"
-    r"|nvrtcVersion|SupportedArchs|Logger)"
+    r"|nvrtcVersion|SupportedArchs|Logger|cu(solver|sparse|fft)GetProperty)"
 )
 # cuDNN's descriptors that hold numbers only, and what it knows of itself: no call of these takes a handle.
 _CUDNN_WITHOUT_HANDLE = re.compile(
@@ -54,7 +57,7 @@ class CudaInstallation:
         torch_version: e.g. "2.15.0+cu132".
         cuda_version: What torch was built for, e.g. "13.2"; empty for a CPU build.
         include: Directory of cuda_runtime_api.h.
-        libraries: Shared libraries by short name (cudart, cublas, cublasLt, cudnn, nvrtc).
+        libraries: Shared libraries by short name, as in REFUSALS; those that are installed.
     """
 
     torch_version: str
@@ -93,7 +96,7 @@ def find_cuda() -> CudaInstallation:
     roots = _search_roots(cuda_version.split(".")[0])
     include = next((root / "include" for root in roots if (root / "include/cuda_runtime_api.h").exists()), None)
     libraries = {}
-    for name in ("cudart", "cublas", "cublasLt", "cudnn", "nvrtc"):
+    for name in REFUSALS:
         found = [path for root in roots for lib in ("lib", "lib64") for path in (root / lib).glob(f"lib{name}.so.*")]
         if found:
             libraries[name] = sorted(found, key=lambda path: len(path.name))[0]
@@ -259,6 +262,11 @@ def is_harmless(name: str) -> bool:
     return _HARMLESS.search(name) is not None or _CUDNN_WITHOUT_HANDLE.fullmatch(name) is not None
 
 
+def is_interface(name: str) -> bool:
+    """Whether an exported name belongs to a CUDA library's interface; some export internals, too."""
+    return _PREFIXES.match(name) is not None
+
+
 def generated_source(cuda: CudaInstallation) -> str:
     """C source of everything the hand-written sources do not answer: routines counted, all else refused by name."""
     assert cuda.include is not None
@@ -271,11 +279,11 @@ def generated_source(cuda: CudaInstallation) -> str:
     lines += ["    {0, 0, 0},", "};", f"LOCAL const char cudnn_library[] = {json.dumps(cudnn)};"]  # quoted as in C
     for library, exported in names.items():
         for name in exported:
-            if name in answered or not re.match(r"_*(cu[A-Z]|cuda|cublas|cudnn|nvrtc)", name) or is_harmless(name):
+            if name in answered or not is_interface(name) or is_harmless(name):
                 continue
             answered.add(name)
             if library == "cublas" and is_blas_routine(name) and f"{name}_v2" not in exported:
                 lines.append(f"API int {name}(void *handle) {{ return blas_launch(handle); }}")
             else:
-                lines.append(f'API int {name}(void) {{ return unanswered("{name}", {_REFUSALS[library]}); }}')
+                lines.append(f'API int {name}(void) {{ return unanswered("{name}", {REFUSALS[library]}); }}')
     return "\n".join(lines) + "\n"

@@ -4,7 +4,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int context; /* its address stands for the primary context of every device */
+/* A device's primary context is the address of its place here; no other contexts are made. */
+static char contexts[MAX_DEVICES];
+static __thread struct {
+    int devices[16], depth;
+} pushed;
+
+static int make_current(void *context) {
+    if (!context) return OK; /* no context: the device stays, for whoever asks next */
+    char *c = context;
+    return c >= contexts && c < contexts + MAX_DEVICES ? set_current_device((int)(c - contexts)) : INVALID_CONTEXT;
+}
 
 API int cuInit(unsigned flags) { return (void)flags, model.devices ? OK : NO_DEVICE; }
 API int cuDriverGetVersion(int *version) { return *version = model.runtime_version, OK; }
@@ -27,17 +37,40 @@ API int cuDeviceComputeCapability(int *major, int *minor, int device) {
     return (void)device, *major = model.major, *minor = model.minor, OK;
 }
 
-API int cuDevicePrimaryCtxRetain(void **out, int device) { return (void)device, *out = &context, OK; }
+API int cuDevicePrimaryCtxRetain(void **out, int device) {
+    return device < 0 || device >= model.devices ? INVALID_DEVICE : (*out = &contexts[device], OK);
+}
 API int cuDevicePrimaryCtxRelease_v2(int device) { return (void)device, OK; }
+API int cuDevicePrimaryCtxSetFlags_v2(int device, unsigned flags) { return (void)device, (void)flags, OK; }
 API int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
     return (void)device, *flags = 0, *active = 1, OK;
 }
-API int cuCtxGetCurrent(void **out) { return *out = &context, OK; }
-API int cuCtxSetCurrent(void *ctx) { return (void)ctx, OK; }
-API int cuCtxPushCurrent_v2(void *ctx) { return (void)ctx, OK; }
-API int cuCtxPopCurrent_v2(void **ctx) { return *ctx = &context, OK; }
+API int cuCtxGetCurrent(void **out) { return *out = &contexts[current_device()], OK; }
+API int cuCtxSetCurrent(void *context) { return make_current(context); }
+API int cuCtxPushCurrent_v2(void *context) {
+    if (pushed.depth == 16) return OUT_OF_MEMORY;
+    pushed.devices[pushed.depth++] = current_device();
+    return make_current(context);
+}
+API int cuCtxPopCurrent_v2(void **out) {
+    if (!pushed.depth) return INVALID_CONTEXT;
+    if (out) *out = &contexts[current_device()];
+    return set_current_device(pushed.devices[--pushed.depth]);
+}
 API int cuCtxGetDevice(int *device) { return *device = current_device(), OK; }
-API int cuCtxSynchronize(void) { return OK; }
+API int cuCtxSynchronize(void) {
+    extern int cudaDeviceSynchronize(void);
+    return cudaDeviceSynchronize();
+}
+API int cuCtxGetLimit(size_t *value, int limit) {
+    extern int cudaDeviceGetLimit(size_t *, int);
+    return cudaDeviceGetLimit(value, limit);
+}
+API int cuCtxSetLimit(int limit, size_t value) { return (void)limit, (void)value, OK; }
+API int cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+    extern int cudaDeviceGetStreamPriorityRange(int *, int *);
+    return cudaDeviceGetStreamPriorityRange(least, greatest);
+}
 
 API int cuMemAlloc_v2(void **out, size_t size) { return device_malloc(current_device(), size, out); }
 API int cuMemFree_v2(void *address) { return device_free(address); }
@@ -67,18 +100,29 @@ API int cuMemsetD32Async(void *to, unsigned value, size_t count, void *stream) {
     return OK;
 }
 
+API int cuStreamWriteValue32(void *stream, void *to, unsigned value, unsigned flags) {
+    return (void)flags, copy(to, &value, sizeof value, stream), OK;
+}
+
 enum { POINTER_CONTEXT = 1, POINTER_MEMORY_TYPE = 2, POINTER_DEVICE = 3, POINTER_DEVICE_ORDINAL = 9 };
 
 API int cuPointerGetAttribute(void *value, int attribute, void *pointer) {
     int device = device_of(pointer);
     if (device < 0 && !is_pinned(pointer)) return INVALID_VALUE;
     switch (attribute) {
-    case POINTER_CONTEXT: *(void **)value = &context; return OK;
+    case POINTER_CONTEXT: *(void **)value = &contexts[device >= 0 ? device : current_device()]; return OK;
     case POINTER_MEMORY_TYPE: *(unsigned *)value = device >= 0 ? 2 : 1; return OK;
     case POINTER_DEVICE: *(void **)value = pointer; return OK;
     case POINTER_DEVICE_ORDINAL: *(int *)value = device >= 0 ? device : current_device(); return OK;
     default: return unanswered("cuPointerGetAttribute with an unusual attribute", NOT_SUPPORTED);
     }
+}
+
+/* What a pointer does not have is zero here, and no error. */
+API int cuPointerGetAttributes(unsigned count, const int *attributes, void **values, void *pointer) {
+    for (unsigned i = 0; i < count; i++)
+        if (cuPointerGetAttribute(values[i], attributes[i], pointer)) *(int *)values[i] = 0;
+    return OK;
 }
 
 extern const char *cudaGetErrorName(int error);
