@@ -11,7 +11,7 @@ GPU_PYTHON = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 OUT ?= gpu-results
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types check format bench gpu oldest clean
+.PHONY: help setup demo test lint types budgets check format bench gpu oldest clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 10
@@ -42,7 +42,10 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-check: lint types test ## what CI runs: lint, types, tests
+budgets: setup ## our own examples against reports/baselines
+	$(BIN)/fakedist check
+
+check: lint types test budgets ## what CI runs: lint, types, tests, budgets
 
 format: setup ## put the sources into their one format
 	$(BIN)/ruff check --fix .
