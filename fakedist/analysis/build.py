@@ -32,6 +32,32 @@ def build_tables(run_directory: Path) -> None:
     recording = read_recording(run_directory)
     blocks = build_blocks(recording)
     places = event_places(recording)
+    tables = make_tables(recording, blocks, places)
+    for name, table in tables.items():
+        write_table(run_directory, name, {column: table[column] for column in table.columns})
+    with _no_collector():
+        build_snapshot(run_directory, recording, blocks)
+    dropped = _dropped(recording)
+    notes = [*_notes(recording, blocks, manifest), *dropped]
+    summary = summarize(recording, manifest, tables, memory.peak_summary(recording, blocks, places))
+    update_manifest(
+        run_directory,
+        exit=summary["exit"],
+        versions={name: str(recording.gpu.get(name, "")) for name in ("python", "torch", "cuda")},
+        dropped=dropped,
+        notes=notes,
+        summary={**summary, "notes": notes},
+    )
+
+
+def make_tables(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Every table of ``run.schema.TABLES``.
+
+    Args:
+        recording: The recording.
+        blocks: Its blocks.
+        places: Step and phase of each event, see :func:`fakedist.analysis.blocks.event_places`.
+    """
     lines = memory.stack_lines(recording)
     phases = memory.phase_table(blocks, places)
     tables = {
@@ -51,21 +77,7 @@ def build_tables(run_directory: Path) -> None:
         "stacks": pd.DataFrame({"frames": [list(stack) for stack in recording.stacks], "line": lines}),
     }
     tables["collectives"] = collective_table(tables["calls"])
-    for name, table in tables.items():
-        write_table(run_directory, name, {column: table[column] for column in table.columns})
-    with _no_collector():
-        build_snapshot(run_directory, recording, blocks)
-    dropped = _dropped(recording)
-    notes = [*_notes(recording, blocks, manifest), *dropped]
-    summary = summarize(recording, manifest, tables, memory.peak_summary(recording, blocks, places))
-    update_manifest(
-        run_directory,
-        exit=summary["exit"],
-        versions={name: str(recording.gpu.get(name, "")) for name in ("python", "torch", "cuda")},
-        dropped=dropped,
-        notes=notes,
-        summary={**summary, "notes": notes},
-    )
+    return tables
 
 
 @contextmanager

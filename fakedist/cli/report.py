@@ -26,27 +26,27 @@ from fakedist.cli.say import print_report
 def report(run: Path, form: str, as_json: bool, html: Path | None, **options: object) -> int:
     """Show a run again; needs no torch.
 
-    RUN is what fakedist profile made.
+    RUN is what fakedist profile made, or a file that torch.cuda.memory._dump_snapshot() wrote.
     """
     all_layers = bool(options["all_layers"])
     if as_json and form not in ("text", "json"):
         raise click.UsageError(f"--json and --format {form} exclude each other")
     if html is not None:
         from fakedist.report.html import write_page
-        from fakedist.report.run import Run
+        from fakedist.report.run import open_run
 
-        write_page(Run(run), html)
+        write_page(open_run(run), html)
         click.echo(str(html))
     elif form == "markdown":
-        from fakedist.report.run import Run
+        from fakedist.report.run import open_run
         from fakedist.report.run_markdown import run_markdown
 
-        click.echo(run_markdown(Run(run), all_layers=all_layers), nl=False)
+        click.echo(run_markdown(open_run(run), all_layers=all_layers), nl=False)
     elif form == "csv":
         from fakedist.report.csv_table import table_csv
-        from fakedist.report.run import Run
+        from fakedist.report.run import open_run
 
-        click.echo(table_csv(Run(run), str(options["table"]), all_layers=all_layers), nl=False)
+        click.echo(table_csv(open_run(run), str(options["table"]), all_layers=all_layers), nl=False)
     else:
         print_report(run, as_json or form == "json", all_layers)
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import click
@@ -15,12 +16,12 @@ import click
 def view(run: Path, port: int | None) -> int:
     """Open the page of a run in the browser; where there is none, say where the page is."""
     from fakedist.report.html import page, write_page
-    from fakedist.report.run import Run
+    from fakedist.report.run import open_run
     from fakedist.run.directory import PAGE_NAME
 
-    found = Run(run)
+    found = open_run(run)
     if port is None:
-        path = found.path / PAGE_NAME
+        path = (Path(tempfile.mkdtemp(prefix="fakedist-")) if found.is_snapshot else found.path) / PAGE_NAME
         if not path.exists():  # an older fakedist made none
             write_page(found, path)
         _open(path.as_uri())

@@ -29,7 +29,38 @@ class Moves:
     num: int
 
 
-def add_timeline(pack: Pack, run: Run, blocks: pd.DataFrame, lines: list[str]) -> Moves:
+@dataclass(frozen=True)
+class Colouring:
+    """What the colours of the timeline stand for.
+
+    Attributes:
+        of_block: For each block the place of its name.
+        names: What the legend says.
+        colours: Categories whose colours are taken, one a name.
+    """
+
+    of_block: Array
+    names: tuple[str, ...]
+    colours: tuple[str, ...]
+
+
+def by_category(blocks: pd.DataFrame) -> Colouring:
+    """Colours stand for categories."""
+    spoken = tuple(name.replace("_", " ") for name in CATEGORIES)
+    return Colouring(_codes(blocks["category"], CATEGORIES), spoken, CATEGORIES)
+
+
+def by_largest_lines(blocks: pd.DataFrame, lines: list[str]) -> Colouring:
+    """Colours stand for the lines that hold most at the peak, where no categories are known."""
+    line = pd.Series([*lines, ""]).iloc[blocks["stack"].to_numpy()].reset_index(drop=True)
+    held = blocks["bytes"].reset_index(drop=True)[blocks["at_peak"].to_numpy()].groupby(line).sum()
+    most = held.sort_values(ascending=False, kind="stable").index.drop("", errors="ignore")[: len(CATEGORIES) - 1]
+    names = [*map(str, most), "everything else"]
+    places = {name: at for at, name in enumerate(most)}
+    return Colouring(line.map(places).fillna(len(names) - 1).to_numpy("i8"), tuple(names), CATEGORIES[: len(names)])
+
+
+def add_timeline(pack: Pack, run: Run, blocks: pd.DataFrame, lines: list[str], colouring: Colouring) -> Moves:
     """Every block that was allocated: its kind, and after how many moves it was freed.
 
     A move is an allocation or a free. Blocks stand in the order of allocation, so the moves that are no block's free
@@ -41,6 +72,7 @@ def add_timeline(pack: Pack, run: Run, blocks: pd.DataFrame, lines: list[str]) -
         run: The run.
         blocks: Its table ``blocks``.
         lines: The job's line of each stack.
+        colouring: What colours stand for.
     """
     num_events = run.num_rows("events")
     made, freed = blocks["alloc_event"].to_numpy(), blocks["free_event"].to_numpy()
@@ -56,7 +88,7 @@ def add_timeline(pack: Pack, run: Run, blocks: pd.DataFrame, lines: list[str]) -
     line, line_names = pd.factorize(pd.Series([*lines, ""]))
     keys = {
         "bytes": blocks["bytes"].to_numpy(),
-        "category": _codes(blocks["category"], CATEGORIES),
+        "category": colouring.of_block,
         "layer": blocks["layer"].to_numpy(),
         "operation": blocks["operation"].cat.codes.to_numpy(),
         "line": line[blocks["stack"].to_numpy()],  # -1, no stack, is the empty one at the end
@@ -66,7 +98,8 @@ def add_timeline(pack: Pack, run: Run, blocks: pd.DataFrame, lines: list[str]) -
     pack.add("block_life", lives)
     for name, values in keys.items():
         pack.add(f"kind_{name}", values[first])
-    pack.meta["categories"] = list(CATEGORIES)
+    pack.meta["names"] = colouring.names
+    pack.meta["colours"] = colouring.colours
     pack.meta["operations"] = [short_operation(str(name)) for name in blocks["operation"].cat.categories]
     pack.meta["lines"] = [str(name) for name in line_names]
     pack.meta["num_moves"] = moves.num
@@ -117,6 +150,7 @@ def add_spans(pack: Pack, run: Run, moves: Moves) -> None:
 
 def add_layers(pack: Pack, layers: pd.DataFrame, folds: list[Fold]) -> None:
     """Own bytes of every layer at the peak, and which layers each folded row of the table stands for."""
+    pack.meta["categories"] = CATEGORIES
     pack.meta["layers"] = layers["name"].astype(str).tolist()
     pack.meta["classes"] = layers["class_name"].astype(str).tolist()
     pack.add("layer_parent", layers["parent"].to_numpy() + 1)

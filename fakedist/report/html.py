@@ -84,15 +84,17 @@ def _context(run: Run) -> dict[str, Any]:
     if summary["peak_allocated_bytes"]:
         blocks = run.table("blocks", _BLOCK_COLUMNS)
         lines = peak.job_lines(run, cwd)
-        _pack_memory(pack, run, blocks, lines)
+        colouring = charts.by_largest_lines(blocks, lines) if run.is_snapshot else charts.by_category(blocks)
+        _pack_memory(pack, run, blocks, lines, colouring)
         table = run.table("layers")
         folds = fold_layers(table)
         charts.add_layers(pack, table, folds)
-        context["memory"] = sections.memory_section(summary, set(blocks["category"].unique()))
+        context["memory"] = sections.memory_section(summary, colouring)
+        if not run.is_snapshot:
+            context["layers"] = sections.layers_section(summary, fold_table(table, folds))
         context["peak"] = sections.peak_section(
             summary, peak.largest_blocks(run, blocks, lines, cwd), peak.by_line(blocks, lines)
         )
-        context["layers"] = sections.layers_section(summary, fold_table(table, folds))
     pack.meta |= {"capacity": summary["capacity_bytes"], "num_moves": pack.meta.get("num_moves", 0)}
     job = run.manifest["job"]
     pack.meta["world"] = {"worldSize": job["world_size"], "perNode": job["gpus_per_node"], "rank": job["rank"]}
@@ -100,8 +102,8 @@ def _context(run: Run) -> dict[str, Any]:
     return context | {"numbers": pack.text()}
 
 
-def _pack_memory(pack: Pack, run: Run, blocks: pd.DataFrame, lines: list[str]) -> None:
-    moves = charts.add_timeline(pack, run, blocks, lines)
+def _pack_memory(pack: Pack, run: Run, blocks: pd.DataFrame, lines: list[str], colouring: charts.Colouring) -> None:
+    moves = charts.add_timeline(pack, run, blocks, lines, colouring)
     charts.add_reserved(pack, run, moves)
     charts.add_spans(pack, run, moves)
     charts.add_calls(pack, run, moves)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fakedist.analysis.summary import layer_objects
-from fakedist.report.run import Run
+from fakedist.report.run import open_run
 
 
 def summary_object(run_directory: Path, *, all_layers: bool = False) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def summary_object(run_directory: Path, *, all_layers: bool = False) -> dict[str
     Raises:
         RunDirectoryError: It is not a run directory, or a damaged one.
     """
-    run = Run(run_directory)
+    run = open_run(run_directory)
     summary = run.summary
     if all_layers:
         summary["layers"] = layer_objects(run.table("layers"), fold=False)

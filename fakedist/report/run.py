@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from fakedist.errors import RunDirectoryError
+from fakedist.report.wording import ending, job_command
 from fakedist.run.directory import is_in_use
 from fakedist.run.manifest import load_manifest
 from fakedist.run.tables import count_rows, has_table, read_table
@@ -23,6 +25,8 @@ class Run:
     Raises:
         RunDirectoryError: It is not one, it is still running, or its tables were never made.
     """
+
+    is_snapshot = False
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
@@ -40,6 +44,19 @@ class Run:
         """The object that ``--json`` prints."""
         summary = {**self.manifest["summary"], "run_directory": str(self.path)}
         return {"advice": [], **summary} if "advice" not in summary else summary  # an older fakedist gave none
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """What ran, as names and texts."""
+        summary, job = self.summary, self.manifest["job"]
+        gpu, torch = summary["gpu"] or "never reached", summary["torch"] or "unknown"
+        return [
+            ("job", job_command(job)),
+            ("rank", f"{summary['rank']:,} of {summary['world_size']:,} ({job['gpus_per_node']} GPUs a node)"),
+            ("device", f"{summary['device']}: {gpu}, torch {torch}"),
+            ("ended", ending(summary)),
+            ("run", str(self.path)),
+        ]
 
     @property
     def peak_allocated_bytes(self) -> int:
@@ -92,3 +109,19 @@ class Run:
         frame = read_table(self.path, name, columns).to_pandas(strings_to_categorical=columns is not None)
         assert isinstance(frame, pd.DataFrame)
         return frame
+
+
+def open_run(path: str | os.PathLike[str]) -> Run:
+    """A run directory, or any torch memory snapshot (the memory half of one).
+
+    Args:
+        path: The directory that ``fakedist profile`` made, or the file that torch.cuda.memory._dump_snapshot() wrote.
+
+    Raises:
+        RunDirectoryError: It is neither, or cannot be read.
+    """
+    if not Path(path).is_file():
+        return Run(Path(path))
+    from fakedist.report.snapshot_run import SnapshotRun
+
+    return SnapshotRun(Path(path))

@@ -47,7 +47,10 @@ def run_markdown(run: Run, *, all_layers: bool = False) -> str:
 def _verdict(run: Run, summary: dict[str, Any]) -> list[str]:
     job = run.manifest["job"]
     found = verdict(summary, run.manifest["cwd"])
-    says = f"**{found.word}**{escaped(found.more)}" if found else "nothing was allocated on the GPU"
+    says = f"**{found.word}**{escaped(found.more)}" if found else "allocated nothing on the GPU"
+    if run.is_snapshot:
+        peaks = [f"{format_bytes(summary[f'peak_{name}_bytes'])} {name}" for name in ("allocated", "reserved")]
+        return [f"### fakedist: {escaped(job_command(job)[:300])}", "", f"Peak, measured: {', '.join(peaks)}."]
     rank = f"rank {summary['rank']:,} of {summary['world_size']:,}"
     allocated, reserved = (format_bytes(summary[f"peak_{name}_bytes"]) for name in ("allocated", "reserved"))
     lines = [f"### fakedist: {escaped(job_command(job)[:300])}", ""]

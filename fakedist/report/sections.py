@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from fakedist.report.charts import Colouring
 from fakedist.report.run import Run
 from fakedist.report.wording import (
     LAYER_COLUMNS,
@@ -17,9 +18,9 @@ from fakedist.report.wording import (
     job_command,
     layer_label,
     or_dash,
+    peak_place,
     verdict,
 )
-from fakedist.run.schema import CATEGORIES
 from fakedist.units import format_bytes, format_us
 
 _STEPS_SHOWN = 8
@@ -34,7 +35,7 @@ def verdict_section(run: Run, summary: dict[str, Any]) -> dict[str, Any]:
     return {
         "fits": verdict(summary, run.manifest["cwd"]),
         "allocated": format_bytes(allocated) if allocated else "",
-        "when": f"step {summary['peak_step']}, {summary['peak_phase']}",
+        "when": peak_place(summary),
         "reserved": format_bytes(reserved),
         "capacity": format_bytes(capacity) if capacity else "",
         "share": f"{reserved / capacity:.1%}" if capacity else "",
@@ -62,6 +63,8 @@ def _percent(part: float, whole: float) -> str:
 def facts_section(run: Run, summary: dict[str, Any]) -> dict[str, Any]:
     """What ran: command, world, rank and its place in each group, versions, GPU."""
     manifest, job = run.manifest, run.manifest["job"]
+    if run.is_snapshot:
+        return {"title": job_command(job), "rows": run.facts, "places": []}
     versions = manifest["versions"]
     rows = [
         ("command", command_line(manifest["command"])),
@@ -92,12 +95,12 @@ def _versions(summary: dict[str, Any], versions: dict[str, str], own: str) -> st
     return ", ".join([*(f"{name} {version}" for name, version in named if version), f"fakedist {own}"])
 
 
-def memory_section(summary: dict[str, Any], categories: set[str]) -> dict[str, Any]:
+def memory_section(summary: dict[str, Any], colouring: Colouring) -> dict[str, Any]:
     """Memory over the step: the table of phases beside the drawing.
 
     Args:
         summary: The object of ``--json``.
-        categories: Those that any block of the run has.
+        colouring: What the colours of the drawing stand for.
     """
     peak = (summary["peak_step"], summary["peak_phase"])
     rows = [row for row in summary["by_phase"] if row["peak_reserved_bytes"]]
@@ -114,7 +117,11 @@ def memory_section(summary: dict[str, Any], categories: set[str]) -> dict[str, A
             }
             for row in rows
         ],
-        "categories": [{"name": name, "spoken": name.replace("_", " ")} for name in CATEGORIES if name in categories],
+        "legend": [
+            {"colour": colour, "name": name}
+            for at, (colour, name) in enumerate(zip(colouring.colours, colouring.names, strict=True))
+            if (colouring.of_block == at).any()
+        ],
     }
 
 

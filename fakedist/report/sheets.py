@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -47,12 +47,15 @@ def run_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
     """
     summary, cwd = run.summary, run.manifest["cwd"]
     found = []
-    if summary["peak_reserved_bytes"]:
+    if summary["peak_reserved_bytes"] and not run.is_snapshot:
         found.append(phase_sheet(summary))
     if summary["peak_allocated_bytes"]:
-        found.append(category_sheet(summary))
-        found.append(layer_sheet(run.table("layers"), summary, all_layers))
-        found.append(largest_sheet(summary["largest_blocks"], cwd))
+        if not run.is_snapshot:
+            found.append(category_sheet(summary))
+            found.append(layer_sheet(run.table("layers"), summary, all_layers))
+        sheet = largest_sheet(summary["largest_blocks"], cwd)
+        known = [column for column in sheet.columns if not run.is_snapshot or column.name in ("bytes", "line")]
+        found.append(replace(sheet, columns=known))
     if summary["collectives"]:
         found.append(collective_sheet(summary["collectives"]))
     return found

@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fakedist.report.run import Run
+from fakedist.report.run import Run, open_run
 from fakedist.report.sheet import print_heading, print_lines, print_remark, print_table
 from fakedist.report.sheets import run_sheets
-from fakedist.report.wording import advice_text, ending, job_command, verdict
+from fakedist.report.wording import advice_text, peak_place, verdict
 from fakedist.units import format_bytes
 
 
@@ -27,9 +27,9 @@ def render(run_directory: Path, *, all_layers: bool, console: Console) -> None:
     Raises:
         RunDirectoryError: It is not a run directory, or a damaged one.
     """
-    run = Run(run_directory)
+    run = open_run(run_directory)
     summary = run.summary
-    _facts(console, run, summary)
+    _facts(console, run)
     _peak(console, summary, run.manifest["cwd"])
     for sheet in run_sheets(run, all_layers=all_layers):
         print_table(console, sheet.title, sheet.columns)
@@ -40,17 +40,12 @@ def render(run_directory: Path, *, all_layers: bool, console: Console) -> None:
     _notes(console, summary)
 
 
-def _facts(console: Console, run: Run, summary: dict[str, Any]) -> None:
-    job = run.manifest["job"]
-    rows = [
-        ("job", job_command(job)),
-        ("rank", f"{summary['rank']:,} of {summary['world_size']:,} ({job['gpus_per_node']} GPUs a node)"),
-        ("device", f"{summary['device']}: {summary['gpu'] or 'never reached'}, torch {summary['torch'] or 'unknown'}"),
-        ("ended", ending(summary)),
-        ("run", str(run.path)),
-    ]
-    for name, value in rows:
-        console.print(Text(f"{name:<8}", style="dim") + Text(value, style="not dim"), soft_wrap=True)
+def _facts(console: Console, run: Run) -> None:
+    for name, value in run.facts:
+        console.print(
+            Text(f"{name:<8}", style="dim") + Text(value, style="not dim"),
+            soft_wrap=True,
+        )
 
 
 def _peak(console: Console, summary: dict[str, Any], cwd: str) -> None:
@@ -58,7 +53,7 @@ def _peak(console: Console, summary: dict[str, Any], cwd: str) -> None:
     capacity = summary["capacity_bytes"]
     print_heading(console, "Peak memory, measured")
     rows = [
-        ("allocated", format_bytes(allocated), f"step {summary['peak_step']}, {summary['peak_phase']}"),
+        ("allocated", format_bytes(allocated), peak_place(summary)),
         ("reserved", format_bytes(reserved), ""),
     ]
     if capacity:

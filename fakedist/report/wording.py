@@ -62,6 +62,11 @@ def job_command(job: dict[str, Any]) -> str:
     return " ".join([("-m " if job["is_module"] else "") + job["target"], *job["arguments"]])
 
 
+def peak_place(summary: dict[str, Any]) -> str:
+    """Step and phase of the peak; nothing where they are not known."""
+    return f"step {summary['peak_step']}, {summary['peak_phase']}" if summary["peak_phase"] else ""
+
+
 def command_line(command: list[str]) -> str:
     """The whole command as it can be typed again."""
     program = Path(command[0]).name if command else ""

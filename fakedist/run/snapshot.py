@@ -6,8 +6,9 @@ import os
 import pickle
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from fakedist.errors import RunDirectoryError
 from fakedist.run.directory import SNAPSHOT_NAME
 
 
@@ -32,3 +33,45 @@ def write_snapshot(run_directory: Path, traces: list[list[dict[str, Any]]], segm
 def stack_frames(frames: Iterable[tuple[str, int, str]]) -> list[dict[str, Any]]:
     """Frames as torch writes them."""
     return [{"filename": filename, "line": line, "name": name} for filename, line, name in frames]
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Reads dicts, lists, texts and numbers, and nothing that would call anything."""
+
+    def __init__(self, file: IO[bytes], path: Path) -> None:
+        super().__init__(file)
+        self._path = path
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise RunDirectoryError(
+            f"{self._path} wants to run {module}.{name}, which no memory snapshot does: nothing of it was run",
+            "a snapshot is what torch.cuda.memory._dump_snapshot() writes",
+        )
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise pickle.UnpicklingError("it refers to something outside of it")
+
+
+def read_snapshot(path: Path) -> dict[str, Any]:
+    """Read a snapshot of any torch from 2.1 on: ``segments`` and ``device_traces``, and whatever else there is.
+
+    Raises:
+        RunDirectoryError: It cannot be read, is no snapshot, or is a pickle that wants to run code.
+    """
+    hint = "a snapshot is what torch.cuda.memory._dump_snapshot() writes"
+    try:
+        with path.open("rb") as file:
+            found = _PlainUnpickler(file, path).load()
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}", hint) from error
+    except RunDirectoryError:
+        raise
+    except Exception as error:  # a damaged pickle fails in as many ways as there are opcodes
+        raise RunDirectoryError(f"{path} is no memory snapshot: {error}", hint) from error
+    if isinstance(found, list):  # torch.cuda.memory.memory_snapshot(), which has no history
+        found = {"segments": found}
+    if not isinstance(found, dict) or not isinstance(found.get("segments"), list):
+        raise RunDirectoryError(f"{path} is no memory snapshot: it has no segments", hint)
+    if not isinstance(found.setdefault("device_traces", []), list):
+        raise RunDirectoryError(f"{path} is no memory snapshot: its device_traces are no list", hint)
+    return found

@@ -147,11 +147,11 @@ class Plot {
   // Columns of one device pixel, pixel by pixel: ten times as fast as paths. Between the least and the largest moment of
   // a column memory went up and down: seen as a veil.
   raster({ count, least, states }, height, top) {
-    const { categories } = this.timeline, num = categories.length, rows = Math.round(height * devicePixelRatio);
+    const { categories, colours } = this.timeline, num = categories.length, rows = Math.round(height * devicePixelRatio);
     const canvas = new OffscreenCanvas(count, rows), context = canvas.getContext('2d');
     const image = context.createImageData(count, rows), pixels = new Uint32Array(image.data.buffer);
-    const plain = categories.map((name) => pixelOf(categoryColour(name)));
-    const veiled = categories.map((name) => pixelOf(categoryColour(name), colourOf('veil')));
+    const plain = colours.map((name) => pixelOf(categoryColour(name)));
+    const veiled = colours.map((name) => pixelOf(categoryColour(name), colourOf('veil')));
     for (let i = 0; i < count; i += 1) {
       const veil = Math.round(rows * (1 - least[i] / top));
       let floor = 0, row = rows;
@@ -168,7 +168,7 @@ class Plot {
   // Columns of whole moves, a step each.
   paintStack(context, columns) {
     const y = (bytes) => this.y(bytes), x = (move) => this.x(move);
-    const { categories } = this.timeline, { count, edges, states } = columns, num = categories.length;
+    const { categories, colours } = this.timeline, { count, edges, states } = columns, num = categories.length;
     const floor = new Float64Array(count);
     for (let c = 0; c < num; c += 1) {
       let any = false;
@@ -186,7 +186,7 @@ class Plot {
         floor[i] += states[i * num + c];
       }
       if (!any) continue;
-      context.fillStyle = categoryColour(categories[c]);
+      context.fillStyle = categoryColour(colours[c]);
       context.fill();
     }
   }

@@ -150,7 +150,7 @@ Object.assign(Plot.prototype, {
     if (block >= 0) parts.push(this.describeBlock(timeline.block(block), brief));
     const list = make('ul', { class: 'chips' });
     timeline.categories.forEach((name, c) => {
-      if (state[c]) list.append(make('li', {}, make('i', { class: `chip k-${name}` }), `${spoken(name)} ${bytesText(state[c])}`));
+      if (state[c]) list.append(make('li', {}, make('i', { class: `chip k-${timeline.colours[c]}` }), `${cut(name, 60)} ${bytesText(state[c])}`));
     });
     parts.push(list);
     return parts;
@@ -159,7 +159,7 @@ Object.assign(Plot.prototype, {
   describeBlock(block, brief) {
     const shown = (text) => (brief ? cut(text, 120) : text);
     const rows = [
-      ['block', `${bytesText(block.bytes)} ${spoken(block.category)}`],
+      ['block', `${bytesText(block.bytes)} ${block.category === block.line ? '' : cut(block.category, 60)}`.trim()],
       ['layer', shown(block.layer)],
       ['operation', shown(block.operation)],
       ['line', shown(block.line)],

@@ -10,7 +10,8 @@ class Timeline {
   constructor(data) {
     this.data = data;
     this.numMoves = data.meta.num_moves;
-    this.categories = data.meta.categories;
+    this.categories = data.meta.names;
+    this.colours = data.meta.colours;
     this.order();
     this.build();
   }

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakedist.report.charts import add_reserved, add_spans, add_timeline
+from fakedist.report.charts import add_reserved, add_spans, add_timeline, by_category
 from fakedist.report.pack import Pack
 from fakedist.report.peak import job_lines
 from fakedist.report.run import Run
@@ -45,7 +45,7 @@ def test_the_timeline_is_the_allocators_own_curve(tmp_path: Path) -> None:
     run = Run(handmade.ended_well(tmp_path / "run"))
     pack = Pack()
     blocks = run.table("blocks", [column for column in run.table("blocks").columns if column != "address"])
-    moves = add_timeline(pack, run, blocks, job_lines(run, "/job"))
+    moves = add_timeline(pack, run, blocks, job_lines(run, "/job"), by_category(blocks))
     add_reserved(pack, run, moves)
     add_spans(pack, run, moves)
     meta, found = unpacked(pack.text())

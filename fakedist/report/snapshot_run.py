@@ -1,0 +1,92 @@
+"""A torch memory snapshot as the reports see a run: its memory half."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fakedist import __version__
+from fakedist.analysis import memory
+from fakedist.analysis.blocks import build_blocks, event_places
+from fakedist.analysis.build import make_tables
+from fakedist.analysis.foreign import read_foreign
+from fakedist.analysis.summary import summarize
+from fakedist.report.run import Run
+from fakedist.run.schema import SCHEMA_VERSION
+from fakedist.run.snapshot import read_snapshot
+
+_UNKNOWN = ("spans", "phases")  # tables that say nothing without steps
+
+
+class SnapshotRun(Run):
+    """What a snapshot says, as a run of unknown steps.
+
+    Args:
+        path: The pickle.
+
+    Raises:
+        RunDirectoryError: It is no snapshot, or wants to run code.
+    """
+
+    is_snapshot = True
+
+    def __init__(self, path: Path) -> None:
+        found = read_foreign(read_snapshot(path))
+        self.path = path.resolve()
+        self.device = found.recording.device
+        blocks, places = build_blocks(found.recording), event_places(found.recording)
+        self._tables = make_tables(found.recording, blocks, places)
+        self.manifest = _manifest(self.path)
+        peak = memory.peak_summary(found.recording, blocks, places)
+        summary = summarize(found.recording, self.manifest, self._tables, peak)
+        self.manifest["notes"] = found.notes
+        unknown = {"peak_phase": "", "by_phase": [], "layers": []}
+        self.manifest["summary"] = {**summary, **unknown, "notes": found.notes}
+
+    def has(self, name: str) -> bool:
+        """Whether a snapshot says anything of a table's subject."""
+        return name in self._tables and name not in _UNKNOWN
+
+    def num_rows(self, name: str) -> int:
+        """Rows of a table."""
+        return len(self._tables[name])
+
+    def table(self, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """One table, or some of its columns; text that repeats comes as categories."""
+        if columns is None:
+            return self._tables[name]
+        frame = self._tables[name][list(columns)].copy()
+        for column in frame.select_dtypes(["object", "string"]).columns:
+            frame[column] = frame[column].astype("category")
+        return frame
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """What is known: the file and the device."""
+        events = self.num_rows("events")
+        return [
+            ("file", str(self.path)),
+            ("device", f"cuda:{self.device}"),
+            ("history", f"{events:,} events"),
+        ]
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    """run.json of a run that nobody recorded."""
+    job: dict[str, Any] = {"world_size": None, "rank": None, "target": path.name, "is_module": False, "arguments": []}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "fakedist": __version__,
+        "command": [],
+        "cwd": "",
+        "git_commit": "",
+        "created": "",
+        "job": {**job, "gpus_per_node": 1, "device": "cuda", "gpu_memory_bytes": None},
+        "exit": {"outcome": "finished", "code": 0, "message": ""},
+        "versions": {},
+        "provenance": {"memory": "measured: the caching allocator's own history"},
+        "dropped": [],
+    }

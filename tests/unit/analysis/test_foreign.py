@@ -1,0 +1,110 @@
+"""Snapshots as torch writes them: of 2.1, of today, cut by the ring, without a history, of several devices."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fakedist.analysis.blocks import build_blocks
+from fakedist.analysis.foreign import read_foreign
+from tests.unit.analysis.recorded import MIB
+
+FRAMES = [
+    {"filename": "/site/torch/nn/linear.py", "line": 5, "name": "forward"},
+    {"filename": "/job/model.py", "line": 12, "name": "forward"},
+]
+
+
+def entry(action: str, addr: int, size: int, **more: Any) -> dict[str, Any]:
+    return {"action": action, "addr": addr, "size": size, "stream": 0, "time_us": 1, "frames": FRAMES, **more}
+
+
+def segment(*blocks: dict[str, Any], **more: Any) -> dict[str, Any]:
+    total = sum(block["size"] for block in blocks)
+    return {"device": 0, "address": 1 << 30, "total_size": total, "stream": 0, "blocks": list(blocks), **more}
+
+
+def held(size: int, **more: Any) -> dict[str, Any]:
+    return {"size": size, "requested_size": size, "state": "active_allocated", "frames": FRAMES, **more}
+
+
+def free(size: int, **more: Any) -> dict[str, Any]:
+    return {"size": size, "requested_size": 0, "state": "inactive", **more}
+
+
+def history() -> list[dict[str, Any]]:
+    """A segment of 64 MiB; four blocks of 4 MiB, of which the second and the first are freed; a fifth one."""
+    base = 1 << 30
+    trace = [entry("segment_alloc", base, 64 * MIB)]
+    trace += [entry("alloc", base + at * 4 * MIB, 4 * MIB) for at in range(4)]
+    for at in (1, 0):
+        trace += [entry(f"free_{what}", base + at * 4 * MIB, 4 * MIB) for what in ("requested", "completed")]
+    return [*trace, entry("alloc", base, 4 * MIB)]
+
+
+def at_the_end() -> list[dict[str, Any]]:
+    """What segments such a history leaves."""
+    base = 1 << 30
+    blocks = [held(4 * MIB, address=base), free(4 * MIB, address=base + 4 * MIB)]
+    blocks += [held(4 * MIB, address=base + at * 4 * MIB) for at in (2, 3)]
+    return [segment(*blocks, free(48 * MIB, address=base + 16 * MIB))]
+
+
+def curves(snapshot: dict[str, Any]) -> tuple[list[int], list[int]]:
+    """Allocated and reserved bytes after each event."""
+    replay = build_blocks(read_foreign(snapshot).recording).replay
+    return list(replay.allocated_bytes), list(replay.reserved_bytes)
+
+
+def test_a_whole_history_is_played_as_it_was() -> None:
+    snapshot = {"segments": at_the_end(), "device_traces": [history()]}
+    allocated, reserved = curves(snapshot)
+    assert [bytes_ // MIB for bytes_ in allocated] == [0, 4, 8, 12, 16, 12, 12, 8, 8, 12]
+    assert set(reserved) == {64 * MIB}
+    assert read_foreign(snapshot).num_before == 0
+
+
+@pytest.mark.parametrize("kept", range(1, 10))
+def test_what_a_ring_forgot_is_put_in_front(kept: int) -> None:
+    whole = curves({"segments": at_the_end(), "device_traces": [history()]})
+    cut = {"segments": at_the_end(), "device_traces": [history()[-kept:]]}
+    allocated, reserved = curves(cut)
+    assert allocated[-kept:] == whole[0][-kept:]
+    assert reserved[-kept:] == whole[1][-kept:]
+    found = read_foreign(cut)
+    assert found.num_before == whole[0][-kept - 1] // (4 * MIB)
+    assert ("alive before the history begins" in found.notes[0]) == bool(found.num_before)
+
+
+def test_blocks_of_torch_2_1_have_no_address_and_keep_frames_in_their_history() -> None:
+    old = {key: value for key, value in held(4 * MIB).items() if key not in ("frames", "requested_size")}
+    old["history"] = [{"addr": 1, "real_size": 4_000_000, "frames": FRAMES}]
+    found = read_foreign({"segments": [segment(free(2 * MIB), old, free(2 * MIB))], "device_traces": [[]]})
+    blocks = build_blocks(found.recording).frame
+    assert blocks[["address", "bytes", "stack"]].to_numpy().tolist() == [[(1 << 30) + 2 * MIB, 4 * MIB, 0]]
+    assert found.recording.frames[1] == ("/job/model.py", 12, "forward")
+    assert any("has no history" in note for note in found.notes)
+
+
+def test_unknown_actions_and_fields_are_left_out_and_told() -> None:
+    trace = [*history(), entry("teleport", 5, 5), {"action": "oom", "size": 9, "device_free": 3, "later": object()}]
+    found = read_foreign({"segments": at_the_end(), "device_traces": [trace], "novelty": {"x": 1}})
+    assert "entries of the unknown action 'teleport' were left out: 1" in found.notes
+    assert len(found.recording.device_events["op"]) == 11
+
+
+def test_the_device_with_the_longest_history_is_shown() -> None:
+    found = read_foreign({"segments": [segment(held(MIB), device=1)], "device_traces": [history()[:1], history()]})
+    assert found.recording.device == 1
+    assert any("cuda:0 too" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("snapshot", [{"segments": [], "device_traces": []}, {"segments": [], "device_traces": [[]]}])
+def test_an_empty_snapshot_is_empty(snapshot: dict[str, Any]) -> None:
+    assert len(build_blocks(read_foreign(snapshot).recording).frame) == 0
+
+
+@pytest.mark.parametrize("wrong", [None, 7, "x", [1], {"a": 1}])
+def test_parts_of_the_wrong_kind_are_no_disaster(wrong: Any) -> None:
+    snapshot = {"segments": [wrong, segment(held(MIB))], "device_traces": [wrong, [wrong, entry("alloc", 5, wrong)]]}
+    assert np.all(build_blocks(read_foreign(snapshot).recording).frame["bytes"] >= 0)
