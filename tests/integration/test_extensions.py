@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -20,12 +21,17 @@ JOBS = Path(__file__).parent / "jobs"
 
 @dataclass(frozen=True)
 class Called:
-    """What a run that calls the extension left: its runtime, what the calls answered, stderr, what was refused."""
+    """What a run that calls the extension left: its runtime, what the calls answered, stderr, what was refused.
+
+    ``compiled`` is what ptxas said of the kernels, ``taken`` what the extension was told of them.
+    """
 
     runtime: str
     answers: list[str]
     stderr: str
     refused: list[str]
+    compiled: str
+    taken: list[str]
 
 
 def nvcc() -> str | None:
@@ -47,15 +53,15 @@ def called(
         pytest.skip("nvcc is not installed: pip install nvidia-cuda-nvcc, or set CUDA_HOME")
     directory = tmp_path_factory.mktemp("extension")
     built = directory / f"{request.param}.so"
-    command = [compiler, "-shared", "-Xcompiler", "-fPIC", "-cudart", request.param, "-arch", "sm_90"]
+    command = [compiler, "-shared", "-Xcompiler", "-fPIC", "-cudart", request.param, "-arch", "sm_90", "-Xptxas=-v"]
     done = subprocess.run([*command, JOBS / "extension.cu", "-o", built], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     options = ["--device", "virtual", "--gpu", "h100-80g", "--world-size", "4", "--rank", "0", "--output", "run"]
     finished = run_fakedist("profile", *options, JOBS / "extension.py", built, cwd=directory)
     assert finished.code == 0, finished.stderr
-    line = next(line for line in finished.stdout.splitlines() if line.startswith("EXTENSION"))
-    refused = pandas.read_parquet(directory / "run/tables/unanswered.parquet")
-    return Called(request.param, line.split()[1:], finished.stderr, list(refused["function"]))
+    said = {line.split()[0]: line.split()[1:] for line in finished.stdout.splitlines() if line}
+    refused = list(pandas.read_parquet(directory / "run/tables/unanswered.parquet")["function"])
+    return Called(request.param, said["EXTENSION"], finished.stderr, refused, done.stderr, said["TAKEN"])
 
 
 def test_an_extension_is_answered_or_refused_by_name(called: Called) -> None:
@@ -68,6 +74,20 @@ def test_an_extension_is_answered_or_refused_by_name(called: Called) -> None:
         name = "cuGetExportTable (the CUDA runtime linked statically into static.so; a shared one is answered)"
         assert called.refused == [name]
         assert f"fakedist: {name} is not answered by the virtual GPU" in called.stderr
+
+
+def test_a_kernel_takes_the_registers_and_the_shared_memory_that_the_compiler_gave_it(called: Called) -> None:
+    if called.runtime == "static":
+        pytest.skip("a static runtime is refused")
+    expected = []
+    for name, limit in (("scale", 1024), ("demanding", 256)):
+        used = re.search(rf"{name}P.*?Used (\d+) registers(?:.*?(\d+) bytes smem)?", called.compiled, re.DOTALL)
+        assert used, called.compiled
+        registers, shared = int(used[1]), int(used[2] or 0) if name == "demanding" else 0
+        of_block = -(-registers * 32 // 256) * 256 * 8  # 8 warps of 256 threads, registers in lots of 256 a warp
+        expected += [registers, shared, limit, min(65536 // of_block, 2048 // 256)]
+    assert called.taken == ["cudaSuccess", *map(str, expected)]
+    assert expected[-1] < expected[3]  # registers limit the second kernel, threads the first
 
 
 def test_a_name_means_the_interface_that_its_cuda_version_knew() -> None:

@@ -58,8 +58,10 @@ API int cuGetExportTable(const void **table, const void *id) {
     (void)id;
     *table = NULL;
     int known = dladdr(__builtin_return_address(0), &caller) && caller.dli_fname;
-    /* cuDNN has such a runtime, and does without: it is asked as without a GPU (cudnn_backend.c). It tries cuBLASLt for
-     * convolutions of 1x1 and leaves it out; nobody else reaches the installed cuBLASLt. */
-    if (known && (strstr(caller.dli_fname, "libcudnn") || strstr(caller.dli_fname, "libcublasLt"))) return NOT_SUPPORTED;
+    /* cuDNN and NVRTC have such a runtime, and do without: they are asked as without a GPU (cudnn_backend.c, nvrtc.c).
+     * cuDNN tries cuBLASLt for convolutions of 1x1 and leaves it out; nobody else reaches the installed cuBLASLt. */
+    static const char *const content[] = {"libcudnn", "libnvrtc", "libcublasLt"};
+    for (int i = 0; i < 3; i++)
+        if (known && strstr(caller.dli_fname, content[i])) return NOT_SUPPORTED;
     return unanswered(refusal_of(known ? caller.dli_fname : "a library"), NOT_SUPPORTED);
 }

@@ -22,27 +22,18 @@ int launch(void *stream) {
     return OK;
 }
 
-/* Blocks of a kernel that fit one SM by threads and shared memory; registers are not known here. */
-int active_blocks(int threads, size_t shared) {
-    int fit = threads > 0 ? model.threads_per_sm / threads : 0;
-    if (shared && (int)((size_t)model.shared_per_sm / (shared + 1024)) < fit)
-        fit = (int)((size_t)model.shared_per_sm / (shared + 1024));
-    return fit > model.blocks_per_sm ? model.blocks_per_sm : fit;
-}
-
 /* ---- what nvcc's host code calls ---- */
 
 API void **__cudaRegisterFatBinary(void *binary) {
-    (void)binary;
-    static void *handle;
-    return &handle;
+    void **handle = new_handle(sizeof binary);
+    return *handle = binary, handle;
 }
 API void __cudaRegisterFatBinaryEnd(void **handle) { (void)handle; }
-API void __cudaUnregisterFatBinary(void **handle) { (void)handle; }
+API void __cudaUnregisterFatBinary(void **handle) { free(handle); }
 API void __cudaRegisterFunction(void **handle, const char *host, char *device, const char *name, int limit, void *tid,
                                 void *bid, void *block, void *grid, int *warp) {
-    (void)handle, (void)host, (void)device, (void)name, (void)limit, (void)tid, (void)bid, (void)block, (void)grid;
-    (void)warp;
+    (void)device, (void)limit, (void)tid, (void)bid, (void)block, (void)grid, (void)warp;
+    remember_kernel(host, *handle, name);
 }
 API char __cudaInitModule(void **handle) { return (void)handle, 1; }
 
@@ -148,46 +139,67 @@ API int cudaKernelSetAttributeForDevice(void *kernel, int attribute, int value, 
 API int cudaGetFuncBySymbol(const void **function, const void *symbol) { return *function = symbol, OK; }
 API int cudaGetKernel(const void **kernel, const void *symbol) { return *kernel = symbol, OK; }
 API int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *function, int threads, size_t shared) {
-    return (void)function, *blocks = active_blocks(threads, shared), OK;
+    return *blocks = active_blocks(function, threads, shared), OK;
 }
 API int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *function, int threads,
                                                                size_t shared, unsigned flags) {
-    return (void)function, (void)flags, *blocks = active_blocks(threads, shared), OK;
+    return (void)flags, *blocks = active_blocks(function, threads, shared), OK;
 }
 
-API int cudaLibraryLoadData(void **out, const void *image) { return (void)image, *out = new_handle(1), OK; }
-API int cudaLibraryLoadFromFile(void **out, const char *path) { return (void)path, *out = new_handle(1), OK; }
-API int cudaLibraryUnload(void *library) { return free(library), OK; }
-/* Kernels live as long as the process: a library that is unloaded may have been loaded twice. */
-API int cudaLibraryGetKernel(void **out, void *library, const char *name) {
-    return (void)library, (void)name, *out = new_handle(1), OK;
+/* A module is the image that its kernels are in. */
+struct module {
+    void *copy;
+    const void *image;
+};
+static int load(void **out, const void *image) {
+    struct module *m = new_handle(sizeof *m);
+    m->copy = copy_image(image);
+    m->image = m->copy ? m->copy : image;
+    return *out = m, OK;
 }
+static int unload(void *module) { return free(((struct module *)module)->copy), free(module), OK; }
+/* Kernels live as long as the process: a library that is unloaded may have been loaded twice. */
+static int get_kernel(void **out, const struct module *module, const char *name) {
+    struct kernel_resources read_while_the_image_is_there;
+    *out = new_handle(1);
+    remember_kernel(*out, module->image, strdup(name));
+    if (!compiled_image_size(module->image)) kernel_resources(*out, &read_while_the_image_is_there);
+    return OK;
+}
+
+API int cudaLibraryLoadData(void **out, const void *image) { return load(out, image); }
+API int cudaLibraryLoadFromFile(void **out, const char *path) { return (void)path, load(out, ""); }
+API int cudaLibraryUnload(void *library) { return unload(library); }
+API int cudaLibraryGetKernel(void **out, void *library, const char *name) { return get_kernel(out, library, name); }
 
 /* ---- the driver API ---- */
 
-API int cuModuleLoad(void **out, const char *path) { return (void)path, *out = new_handle(1), OK; }
-API int cuModuleLoadData(void **out, const void *image) { return (void)image, *out = new_handle(1), OK; }
+API int cuModuleLoad(void **out, const char *path) { return (void)path, load(out, ""); }
+API int cuModuleLoadData(void **out, const void *image) { return load(out, image); }
 API int cuModuleLoadDataEx(void **out, const void *image, unsigned count, void *options, void **values) {
-    return (void)image, (void)count, (void)options, (void)values, *out = new_handle(1), OK;
+    return (void)count, (void)options, (void)values, load(out, image);
 }
-API int cuModuleLoadFatBinary(void **out, const void *image) { return (void)image, *out = new_handle(1), OK; }
-API int cuModuleUnload(void *module) { return free(module), OK; }
-API int cuModuleGetFunction(void **out, void *module, const char *name) {
-    return (void)module, (void)name, *out = new_handle(1), OK;
-}
-API int cuLibraryLoadData(void **out, const void *image) { return (void)image, *out = new_handle(1), OK; }
-API int cuLibraryUnload(void *library) { return free(library), OK; }
-API int cuLibraryGetKernel(void **out, void *library, const char *name) {
-    return cuModuleGetFunction(out, library, name);
-}
+API int cuModuleLoadFatBinary(void **out, const void *image) { return load(out, image); }
+API int cuModuleUnload(void *module) { return unload(module); }
+API int cuModuleGetFunction(void **out, void *module, const char *name) { return get_kernel(out, module, name); }
+API int cuLibraryLoadData(void **out, const void *image) { return load(out, image); }
+API int cuLibraryUnload(void *library) { return unload(library); }
+API int cuLibraryGetKernel(void **out, void *library, const char *name) { return get_kernel(out, library, name); }
 API int cuKernelGetFunction(void **out, void *kernel) { return *out = kernel, OK; }
 
 API int cuFuncGetAttribute(int *value, int attribute, void *function) {
-    (void)function;
-    enum { MAX_THREADS = 0, NUM_REGS = 4, PTX_VERSION = 5, BINARY_VERSION = 6 };
-    *value = attribute == MAX_THREADS ? 1024 : attribute == NUM_REGS ? 32 : 0;
-    if (attribute == PTX_VERSION || attribute == BINARY_VERSION) *value = model.major * 10 + model.minor;
-    return OK;
+    enum { MAX_THREADS = 0, SHARED = 1, LOCAL_BYTES = 3, REGISTERS = 4, PTX_VERSION = 5, BINARY_VERSION = 6 };
+    struct kernel_resources kernel;
+    kernel_resources(function, &kernel);
+    switch (attribute) {
+    case MAX_THREADS: return *value = largest_block(&kernel), OK;
+    case SHARED: return *value = kernel.shared_bytes, OK;
+    case LOCAL_BYTES: return *value = kernel.local_bytes, OK;
+    case REGISTERS: return *value = kernel.registers, OK;
+    case PTX_VERSION:
+    case BINARY_VERSION: return *value = model.major * 10 + model.minor, OK;
+    default: return *value = 0, OK;
+    }
 }
 API int cuKernelGetAttribute(int *value, int attribute, void *kernel, int device) {
     return (void)device, cuFuncGetAttribute(value, attribute, kernel);
@@ -200,7 +212,7 @@ API int cuKernelSetAttribute(int attribute, int value, void *kernel, int device)
 }
 API int cuFuncSetCacheConfig(void *function, int config) { return (void)function, (void)config, OK; }
 API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int threads, size_t shared) {
-    return (void)function, *blocks = active_blocks(threads, shared), OK;
+    return *blocks = active_blocks(function, threads, shared), OK;
 }
 /* Thread block clusters: the largest portable one has 8 blocks (CUDA C++ Programming Guide); one to each 8 SMs. */
 API int cuOccupancyMaxActiveClusters(int *clusters, void *function, const void *config) {

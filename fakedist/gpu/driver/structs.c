@@ -49,12 +49,15 @@ cudaError_t CUDARTAPI cudaGetDeviceProperties(struct cudaDeviceProp *prop, int d
 }
 
 cudaError_t CUDARTAPI cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *function) {
-    (void)function;
+    struct kernel_resources kernel;
+    kernel_resources(function, &kernel);
     memset(attributes, 0, sizeof *attributes);
-    attributes->maxThreadsPerBlock = 1024;
-    attributes->numRegs = 32;
+    attributes->maxThreadsPerBlock = largest_block(&kernel);
+    attributes->numRegs = kernel.registers;
+    attributes->sharedSizeBytes = (size_t)kernel.shared_bytes;
+    attributes->localSizeBytes = (size_t)kernel.local_bytes;
     attributes->binaryVersion = attributes->ptxVersion = model.major * 10 + model.minor;
-    attributes->maxDynamicSharedSizeBytes = model.shared_per_block;
+    attributes->maxDynamicSharedSizeBytes = model.shared_per_block - kernel.shared_bytes;
     return cudaSuccess;
 }
 

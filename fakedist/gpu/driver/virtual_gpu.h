@@ -112,7 +112,23 @@ LOCAL void graph_last_nodes(struct graph *graph, const void ***nodes, size_t *co
 
 /* kernels.c */
 LOCAL int launch(void *stream); /* counts a kernel; always OK */
-LOCAL int active_blocks(int threads, size_t shared);
+
+/* What a kernel takes of an SM. */
+struct kernel_resources {
+    int registers; /* of a thread */
+    int shared_bytes, local_bytes, max_threads;
+};
+/* occupancy.c: kernels by host function or handle; what is not known of one is as if nothing but threads limited it. */
+LOCAL void remember_kernel(const void *key, const void *image, const char *name);
+LOCAL int kernel_resources(const void *key, struct kernel_resources *out); /* 0: not known */
+LOCAL int active_blocks(const void *function, int threads, size_t shared); /* that fit one SM */
+LOCAL int largest_block(const struct kernel_resources *kernel);
+
+/* cubin.c, nvrtc.c: 0 where an image does not tell. */
+LOCAL int read_kernel(const void *image, const char *kernel, struct kernel_resources *out);
+LOCAL int read_compiled(const void *image, const char *kernel, struct kernel_resources *out);
+LOCAL size_t compiled_image_size(const void *image);
+LOCAL void *copy_image(const void *image); /* of an image that its caller may free; NULL: it is kept where it is */
 
 /* blas.c */
 LOCAL int blas_launch(void *handle);

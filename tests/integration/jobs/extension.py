@@ -20,4 +20,6 @@ answers = [
 ]
 taken = free_before - torch.cuda.mem_get_info()[0]
 values.square().sum().backward()
+numbers = (ctypes.c_int * 8)()
+print("TAKEN", library.error_name(library.taken(numbers)).decode(), *numbers, flush=True)
 print("EXTENSION", *(library.error_name(answer).decode() for answer in answers), taken, flush=True)

@@ -1,0 +1,149 @@
+/* What a compiled kernel takes of an SM, read from the cubin that nvcc put into the library.
+ *
+ * Libraries size the memory that their kernels work in by how many blocks fit an SM, so registers and shared memory decide
+ * what is allocated. Layouts are those that nvcc writes; libzstd unpacks the images, as nothing of CUDA's does. */
+#define _GNU_SOURCE
+#include "virtual_gpu.h"
+
+#include <dlfcn.h>
+#include <elf.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { WRAPPER_MAGIC = 0x466243b1, FATBIN_MAGIC = 0xba55ed50, KIND_CUBIN = 2 };
+enum { FLAG_ZSTD = 0x8000, FLAG_EXACT = 0x100000, FLAG_FAMILY = 0x200000 }; /* sm_90a, sm_100f */
+enum { ATTRIBUTE_SIZED = 4, MAX_THREADS = 0x05, FRAME_SIZE = 0x11, NUM_REGISTERS = 0x2f };
+#define RESERVED_SHARED 1024 /* .nv.shared of compute capability 9.0 and newer begins with what CUDA keeps for itself */
+
+struct wrapper {
+    uint32_t magic, version;
+    const void *fatbin;
+};
+struct fatbin {
+    uint32_t magic;
+    uint16_t version, header_size;
+    uint64_t size;
+};
+struct entry {
+    uint16_t kind, version;
+    uint32_t header_size;
+    uint64_t size;
+    uint32_t packed_size, unknown;
+    uint16_t minor, major;
+    uint32_t architecture, name_offset, name_size;
+    uint64_t flags, unused, unpacked_size;
+};
+
+/* ---- a cubin is an ELF file ---- */
+
+static const Elf64_Shdr *section(const Elf64_Ehdr *elf, const char *prefix, const char *kernel) {
+    const Elf64_Shdr *all = (const Elf64_Shdr *)((const char *)elf + elf->e_shoff);
+    const char *names = (const char *)elf + all[elf->e_shstrndx].sh_offset;
+    size_t length = strlen(prefix);
+    for (int i = 0; i < elf->e_shnum; i++) {
+        const char *name = names + all[i].sh_name;
+        if (!strncmp(name, prefix, length) && !strcmp(name + length, kernel)) return &all[i];
+    }
+    return NULL;
+}
+
+/* The values of an attribute in an info section, for a symbol if its index is not -1. NULL: it has none. */
+static const uint32_t *attribute(const Elf64_Ehdr *elf, const Elf64_Shdr *info, int wanted, int64_t symbol) {
+    if (!info) return NULL;
+    const unsigned char *at = (const unsigned char *)elf + info->sh_offset, *end = at + info->sh_size;
+    while (at + 4 <= end) {
+        uint16_t size;
+        memcpy(&size, at + 2, sizeof size);
+        const uint32_t *values = (const uint32_t *)(at + 4);
+        if (at[0] == ATTRIBUTE_SIZED && at[1] == wanted && (symbol < 0 || values[0] == symbol)) return values;
+        at += 4 + (at[0] == ATTRIBUTE_SIZED ? size : 0);
+    }
+    return NULL;
+}
+
+static int64_t symbol_index(const Elf64_Ehdr *elf, const char *kernel) {
+    const Elf64_Shdr *all = (const Elf64_Shdr *)((const char *)elf + elf->e_shoff), *table = section(elf, ".symtab", "");
+    if (!table) return -1;
+    const Elf64_Sym *symbols = (const Elf64_Sym *)((const char *)elf + table->sh_offset);
+    const char *names = (const char *)elf + all[table->sh_link].sh_offset;
+    for (uint64_t i = 0; i < table->sh_size / sizeof *symbols; i++)
+        if (ELF64_ST_TYPE(symbols[i].st_info) == STT_FUNC && !strcmp(names + symbols[i].st_name, kernel))
+            return (int64_t)i;
+    return -1;
+}
+
+static int read_cubin(const void *image, const char *kernel, struct kernel_resources *out) {
+    const Elf64_Ehdr *elf = image;
+    int64_t symbol = symbol_index(elf, kernel);
+    const uint32_t *registers = symbol < 0 ? NULL : attribute(elf, section(elf, ".nv.info", ""), NUM_REGISTERS, symbol);
+    if (!registers) return 0;
+    const uint32_t *frame = attribute(elf, section(elf, ".nv.info", ""), FRAME_SIZE, symbol);
+    const uint32_t *threads = attribute(elf, section(elf, ".nv.info.", kernel), MAX_THREADS, -1);
+    const Elf64_Shdr *shared = section(elf, ".nv.shared.", kernel);
+    size_t shared_bytes = shared ? shared->sh_size : 0;
+    if (model.major >= 9 && shared_bytes >= RESERVED_SHARED) shared_bytes -= RESERVED_SHARED;
+    *out = (struct kernel_resources){(int)registers[1], (int)shared_bytes, frame ? (int)frame[1] : 0,
+                                     threads ? (int)(threads[0] * threads[1] * threads[2]) : 1024};
+    return 1;
+}
+
+/* ---- a fat binary holds cubins for several architectures, packed ---- */
+
+/* How well an image fits the GPU: 0 not at all; the same major version's newest minor, made for this GPU alone best. */
+static int fitness(const struct entry *e) {
+    int major = (int)e->architecture / 10, minor = (int)e->architecture % 10;
+    if (e->kind != KIND_CUBIN || major != model.major || minor > model.minor) return 0;
+    if (e->flags & FLAG_EXACT && !(e->flags & FLAG_FAMILY)) return minor == model.minor ? 100 : 0;
+    return 1 + 2 * minor + (e->flags & FLAG_FAMILY ? 1 : 0);
+}
+
+static int unpack(const struct entry *e, const char *kernel, struct kernel_resources *out) {
+    static size_t (*decompress)(void *, size_t, const void *, size_t);
+    const char *image = (const char *)e + e->header_size;
+    if (!(e->flags & FLAG_ZSTD)) return !memcmp(image, ELFMAG, SELFMAG) && read_cubin(image, kernel, out);
+    if (!decompress) {
+        void *library = dlopen("libzstd.so.1", RTLD_NOW | RTLD_LOCAL);
+        void *found = library ? dlsym(library, "ZSTD_decompress") : NULL;
+        memcpy(&decompress, &found, sizeof found);
+        if (!decompress) return 0;
+    }
+    void *whole = malloc(e->unpacked_size);
+    int ok = whole && decompress(whole, e->unpacked_size, image, e->packed_size) == e->unpacked_size &&
+             read_cubin(whole, kernel, out);
+    free(whole);
+    return ok;
+}
+
+static int read_fatbin(const struct fatbin *binary, const char *kernel, struct kernel_resources *out) {
+    int known = 0;
+    for (int best = 100; best > 0 && !known; best--) {
+        const char *at = (const char *)binary + binary->header_size, *end = at + binary->size;
+        for (; at < end && !known; at += ((const struct entry *)at)->header_size + ((const struct entry *)at)->size)
+            if (fitness((const struct entry *)at) == best) known = unpack((const struct entry *)at, kernel, out);
+    }
+    return known;
+}
+
+void *copy_image(const void *image) {
+    size_t size = compiled_image_size(image);
+    if (!memcmp(image, ELFMAG, SELFMAG)) {
+        const Elf64_Ehdr *elf = image;
+        const Elf64_Shdr *all = (const Elf64_Shdr *)((const char *)elf + elf->e_shoff);
+        size = elf->e_shoff + elf->e_shnum * sizeof *all;
+        for (int i = 0; i < elf->e_shnum; i++)
+            if (all[i].sh_type != SHT_NOBITS && all[i].sh_offset + all[i].sh_size > size)
+                size = all[i].sh_offset + all[i].sh_size;
+    }
+    void *copy = size ? malloc(size) : NULL;
+    return copy ? memcpy(copy, image, size) : NULL;
+}
+
+int read_kernel(const void *image, const char *kernel, struct kernel_resources *out) {
+    uint32_t magic;
+    if (!image) return 0;
+    memcpy(&magic, image, sizeof magic);
+    if (magic == WRAPPER_MAGIC) return read_kernel(((const struct wrapper *)image)->fatbin, kernel, out);
+    if (magic == FATBIN_MAGIC) return read_fatbin(image, kernel, out);
+    if (!memcmp(image, ELFMAG, SELFMAG)) return read_cubin(image, kernel, out);
+    return read_compiled(image, kernel, out);
+}

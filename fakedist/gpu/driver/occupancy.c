@@ -1,0 +1,95 @@
+/* How many blocks of a kernel fit an SM, by NVIDIA's own calculation over the kernel's registers and shared memory. */
+#include "virtual_gpu.h"
+
+#include <cuda_occupancy.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A kernel is known by the address of its host function, or by its handle if it came from a module. */
+struct kernel {
+    const void *key, *image;
+    const char *name;
+    enum { NOT_READ, READ, UNKNOWN } state;
+    struct kernel_resources resources;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct kernel *table; /* open addressing; tens of thousands: libtorch_cuda alone registers as many */
+static size_t capacity, used;
+
+static struct kernel *slot(struct kernel *in, size_t size, const void *key) {
+    size_t i = ((uintptr_t)key >> 4) * 0x9e3779b97f4a7c15ull & (size - 1);
+    while (in[i].key && in[i].key != key) i = (i + 1) & (size - 1);
+    return &in[i];
+}
+
+static void grow(void) {
+    size_t size = capacity ? 2 * capacity : 1 << 12;
+    struct kernel *larger = calloc(size, sizeof *larger);
+    if (!larger) abort();
+    for (size_t i = 0; i < capacity; i++)
+        if (table[i].key) *slot(larger, size, table[i].key) = table[i];
+    free(table);
+    table = larger;
+    capacity = size;
+}
+
+void remember_kernel(const void *key, const void *image, const char *name) {
+    pthread_mutex_lock(&lock);
+    if (2 * used >= capacity) grow();
+    struct kernel *k = slot(table, capacity, key);
+    used += !k->key;
+    *k = (struct kernel){.key = key, .image = image, .name = name};
+    pthread_mutex_unlock(&lock);
+}
+
+int kernel_resources(const void *key, struct kernel_resources *out) {
+    pthread_mutex_lock(&lock);
+    struct kernel *k = capacity ? slot(table, capacity, key) : NULL;
+    int known = k && k->key;
+    if (known && k->state == NOT_READ) k->state = read_kernel(k->image, k->name, &k->resources) ? READ : UNKNOWN;
+    known = known && k->state == READ;
+    if (known) *out = k->resources;
+    pthread_mutex_unlock(&lock);
+    /* Not known (an image of PTX alone): 32 registers limit nothing on any GPU since 2012. */
+    if (!known) *out = (struct kernel_resources){.registers = 32, .max_threads = 1024};
+    return known;
+}
+
+/* The largest block that a kernel can be launched with: registers are given to whole groups of four warps. */
+int largest_block(const struct kernel_resources *kernel) {
+    int for_warp = (kernel->registers * 32 + 255) / 256 * 256;
+    int by_registers = for_warp ? model.registers_per_block / for_warp / 4 * 4 * 32 : 1024;
+    return by_registers < kernel->max_threads ? by_registers : kernel->max_threads;
+}
+
+int active_blocks(const void *function, int threads, size_t shared) {
+    struct kernel_resources kernel;
+    kernel_resources(function, &kernel);
+    cudaOccDeviceProp device = {
+        .computeMajor = model.major,
+        .computeMinor = model.minor,
+        .maxThreadsPerBlock = 1024,
+        .maxThreadsPerMultiprocessor = model.threads_per_sm,
+        .regsPerBlock = model.registers_per_block,
+        .regsPerMultiprocessor = model.registers_per_sm,
+        .warpSize = 32,
+        .sharedMemPerBlock = (size_t)model.shared_per_block,
+        .sharedMemPerMultiprocessor = (size_t)model.shared_per_sm,
+        .numSms = model.sms,
+        .sharedMemPerBlockOptin = (size_t)model.shared_per_block_optin,
+        .reservedSharedMemPerBlock = 1024,
+    };
+    cudaOccFuncAttributes attributes = {
+        .maxThreadsPerBlock = kernel.max_threads,
+        .numRegs = kernel.registers,
+        .sharedSizeBytes = (size_t)kernel.shared_bytes,
+        .partitionedGCConfig = PARTITIONED_GC_OFF,
+        .shmemLimitConfig = FUNC_SHMEM_LIMIT_OPTIN,
+        .maxDynamicSharedSizeBytes = (size_t)model.shared_per_block_optin - (size_t)kernel.shared_bytes,
+    };
+    cudaOccDeviceState state = {.cacheConfig = CACHE_PREFER_NONE, .carveoutConfig = SHAREDMEM_CARVEOUT_DEFAULT};
+    cudaOccResult result;
+    if (cudaOccMaxActiveBlocksPerMultiprocessor(&result, &device, &attributes, &state, threads, shared)) return 0;
+    return result.activeBlocksPerMultiprocessor;
+}
