@@ -2,7 +2,7 @@
 
 The command line is the main door (``fakedist profile --help``). A training script needs nothing from here; one whose
 steps cannot be seen from outside (a loop without an optimizer) may call :func:`step`. From a test or a notebook,
-:func:`profile` runs a rank in a child process and gives its :class:`Run` back.
+:func:`profile` runs a rank in a child process and gives its :class:`Run` back; :func:`open` reads one that is there.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from fakedist.errors import (
 if TYPE_CHECKING:
     from fakedist.check.profiled import profile
     from fakedist.report.run import Run
+    from fakedist.report.run import open_run as open  # noqa: A004
 
 __version__ = "0.1.0"
 
@@ -39,18 +40,24 @@ __all__ = [
     "SetupError",
     "WorldError",
     "__version__",
+    "open",
     "profile",
     "step",
 ]
 
 #: Loaded when they are asked for: a training script that imports fakedist pays for nothing.
-_LOADED_LATER = {"profile": "fakedist.check.profiled", "Run": "fakedist.report.run"}
+_LOADED_LATER = {
+    "profile": ("fakedist.check.profiled", "profile"),
+    "Run": ("fakedist.report.run", "Run"),
+    "open": ("fakedist.report.run", "open_run"),
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LOADED_LATER:
         raise AttributeError(f"module 'fakedist' has no attribute {name!r}")
-    return getattr(importlib.import_module(_LOADED_LATER[name]), name)
+    module, attribute = _LOADED_LATER[name]
+    return getattr(importlib.import_module(module), attribute)
 
 
 def step() -> None:

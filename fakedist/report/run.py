@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from fakedist.analysis.layers import fold_layers, fold_table, unfolded
 from fakedist.errors import RunDirectoryError
-from fakedist.report.wording import ending, job_command
+from fakedist.report.memory import RunMemory
+from fakedist.report.wording import ending, job_command, peak_place, verdict
 from fakedist.run.directory import is_in_use
 from fakedist.run.manifest import load_manifest
 from fakedist.run.tables import count_rows, has_table, read_table
+from fakedist.units import format_bytes
 
 
 class Run:
@@ -87,6 +91,51 @@ class Run:
     def fits(self) -> bool:
         """Whether the rank fits its GPU."""
         return bool(self.summary["fits"])
+
+    @property
+    def memory(self) -> RunMemory:
+        """What was held, as DataFrames."""
+        return RunMemory(self)
+
+    def layers(self, *, fold: bool = True) -> pd.DataFrame:
+        """Layers with what they held at the peak, with children; columns as of ``analysis.layers.fold_table``.
+
+        Args:
+            fold: Whether repeated layers stand in one row.
+
+        Raises:
+            RunDirectoryError: The table is missing or damaged.
+        """
+        table = self.table("layers")
+        return fold_table(table, fold_layers(table) if fold else unfolded(table))
+
+    def collectives(self) -> pd.DataFrame:
+        """This rank's collective calls: group, group_size, operation, num_calls, bytes_in, bytes_out."""
+        return pd.DataFrame(self.summary["collectives"])
+
+    def __repr__(self) -> str:
+        rows = "".join(f"\n  {name}: {text}" for name, text in self._told())
+        return f"{type(self).__name__}({str(self.path)!r}){rows}"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._told())
+        return f"<table>{rows}</table>"
+
+    def _told(self) -> list[tuple[str, str]]:
+        """The run in a few lines."""
+        summary = self.summary
+        found = verdict(summary, self.manifest["cwd"])
+        peaks = [f"{format_bytes(summary[f'peak_{name}_bytes'])} {name}" for name in ("allocated", "reserved")]
+        rows = [("peak", f"{', '.join(peaks)} {f'({place})' if (place := peak_place(summary)) else ''}".rstrip())]
+        if found:
+            rows.append(("verdict", found.word + found.more))
+        held = sorted(((bytes_, name) for name, bytes_ in summary["by_category"].items() if bytes_), reverse=True)
+        if not self.is_snapshot:
+            rows.append(
+                ("held", ", ".join(f"{name.replace('_', ' ')} {format_bytes(bytes_)}" for bytes_, name in held))
+            )
+        return [*self.facts[:-1], *rows]
 
     def has(self, name: str) -> bool:
         """Whether the run has a table; an older fakedist wrote fewer."""

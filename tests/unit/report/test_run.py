@@ -1,0 +1,56 @@
+from pathlib import Path
+
+import pytest
+
+import fakedist
+from tests.unit.analysis.recorded import MIB
+from tests.unit.report.handmade import ended_well
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> fakedist.Run:
+    return fakedist.open(ended_well(tmp_path / "run"))
+
+
+def test_the_blocks_of_the_peak_add_up_to_it(run: fakedist.Run) -> None:
+    peak = run.memory.peak()
+    assert list(peak.columns) == ["bytes", "category", "layer", "step", "phase", "operation", "line"]
+    assert int(peak["bytes"].sum()) == run.peak_allocated_bytes
+    assert peak.iloc[0][["bytes", "category", "layer"]].tolist() == [96 * MIB, "parameter", "embed"]
+    assert "/job/model.py:12 (forward)" in set(peak["line"])
+    assert int(run.memory.by_category()["bytes"].sum()) == run.peak_allocated_bytes
+
+
+def test_layers_fold_or_stay_apart(run: fakedist.Run) -> None:
+    folded = run.layers().set_index("name")
+    assert folded.loc["layers.0-2.mlp", "num_repeats"] == 3
+    assert folded.loc["layers.0-2.mlp", "peak_parameter_bytes"] == 48 * MIB
+    assert "layers.1.mlp" in set(run.layers(fold=False)["name"])
+
+
+def test_the_timeline_has_the_peak_where_the_summary_has_it(run: fakedist.Run) -> None:
+    timeline = run.memory.timeline()
+    top = timeline.loc[timeline["allocated_bytes"].idxmax()]
+    assert top["allocated_bytes"] == run.peak_allocated_bytes
+    assert (top["step"], top["phase"]) == (run.summary["peak_step"], run.summary["peak_phase"])
+    assert len(run.memory.by_phase()) == len(run.summary["by_phase"])
+
+
+def test_collectives_are_a_table(run: fakedist.Run) -> None:
+    assert run.collectives()["num_calls"].tolist() == [1234, 1]
+
+
+def test_a_run_says_what_it_is(run: fakedist.Run) -> None:
+    assert "peak: 202.49 MiB allocated, 1.00 GiB reserved" in repr(run)
+    assert "fits, headroom 79.00 GiB" in repr(run)
+    run.manifest["job"]["target"] = "<script>"
+    assert "&lt;script&gt;" in run._repr_html_()
+    assert "<script>" not in run._repr_html_()
+
+
+def test_a_snapshot_opens_too(run: fakedist.Run) -> None:
+    snapshot = fakedist.open(run.path / "memory_snapshot.pickle")
+    assert snapshot.peak_allocated_bytes == run.peak_allocated_bytes
+    assert len(snapshot.memory.peak()) == len(run.memory.peak())
+    assert len(snapshot.memory.timeline()) == len(run.memory.timeline())
+    assert "202.49 MiB" in snapshot._repr_html_()
