@@ -64,7 +64,11 @@ def main() -> None:
         make_run(runs[0], args.events)
         make_run(runs[1], args.events * 11 // 10)
         compare = [sys.executable, "-m", "fakedist", "compare", *map(str, runs)]
-        for name, options in (("terminal", []), ("--json", ["--json"]), ("--markdown", ["--markdown"])):
+        for name, options in (
+            ("terminal", []),
+            ("--json", ["--json"]),
+            ("--html", ["--html", f"{directory}/page.html"]),
+        ):
             rounds = [measure([*compare, *options]) for _ in range(args.rounds)]
             if name == "terminal":
                 print(f"{args.events:,} and {args.events * 11 // 10:,} events: {rounds[0][2]}")

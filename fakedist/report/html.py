@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from fakedist.report.pack import Pack
 from fakedist.report.run import Run
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_SCRIPTS = ("base", "timeline", "plot", "plot_input", "treemap", "tables", "groups", "page")
+_SCRIPTS = ("base", "timeline", "plot", "plot_input", "treemap", "tables", "groups", "theme", "page")
 _BLOCK_COLUMNS = (
     "bytes",
     "alloc_event",
@@ -39,7 +40,11 @@ def write_page(run: Run, path: Path) -> None:
         RunDirectoryError: A table is missing or damaged.
         OSError: The file cannot be written.
     """
-    text = page(run)
+    replace_text(path, page(run))
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file; one that is there is replaced, whole or not at all."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         scratch.write_text(text, encoding="utf-8")
@@ -54,6 +59,17 @@ def page(run: Run) -> str:
     Raises:
         RunDirectoryError: A table is missing or damaged.
     """
+    return template_text("page.html.j2", _SCRIPTS, _context(run))
+
+
+def template_text(template: str, scripts: Sequence[str], context: dict[str, Any]) -> str:
+    """A page of ours as text, with its style and its one script inside.
+
+    Args:
+        template: Name of the template.
+        scripts: Names of the parts of its script.
+        context: All that the template says.
+    """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -61,10 +77,10 @@ def page(run: Run) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    script = "\n".join((_TEMPLATES / f"{name}.js").read_text("utf-8") for name in _SCRIPTS)
+    script = "\n".join((_TEMPLATES / f"{name}.js").read_text("utf-8") for name in scripts)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     own = {"script": script, "style": (_TEMPLATES / "style.css").read_text("utf-8")}
-    return environment.get_template("page.html.j2").render(script_digest=digest, **own, **_context(run))
+    return environment.get_template(template).render(script_digest=digest, **own, **context)
 
 
 def _context(run: Run) -> dict[str, Any]:

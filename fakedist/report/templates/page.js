@@ -1,21 +1,5 @@
 // Put the parts together once the numbers are unpacked.
 
-function wireTheme(redraw) {
-  const button = $('#theme'), root = document.documentElement;
-  const dark = () => (root.dataset.theme || (matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light')) === 'dark';
-  const show = () => button.setAttribute('aria-pressed', dark());
-  button.addEventListener('click', () => { root.dataset.theme = dark() ? 'light' : 'dark'; show(); redraw(); });
-  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { show(); redraw(); });
-  show();
-}
-
-// Paper is white: print in light colours, with what is folded as it is.
-function wirePrint(redraw) {
-  let before;
-  addEventListener('beforeprint', () => { before = document.documentElement.dataset.theme; document.documentElement.dataset.theme = 'light'; redraw(true); });
-  addEventListener('afterprint', () => { if (before) document.documentElement.dataset.theme = before; else delete document.documentElement.dataset.theme; redraw(); });
-}
-
 function wireNav() {
   const links = $$('nav a'), seen = new Map();
   const watch = new IntersectionObserver((entries) => {

@@ -1,0 +1,95 @@
+"""Two runs on one axis: the same phase of the same step at the same place, however many events each has in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from fakedist.analysis.recording import Array
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A piece of the common axis.
+
+    Attributes:
+        step: Step.
+        phase: Phase; empty where the two runs went through the step in different phases.
+        events: First event and first event after it, of one run and of the other; equal where a run has none.
+        at: Where it begins and ends on the axis, from 0 to 1.
+    """
+
+    step: int
+    phase: str
+    events: tuple[tuple[int, int], tuple[int, int]]
+    at: tuple[float, float] = (0.0, 0.0)
+
+
+def common_axis(spans: tuple[pd.DataFrame, pd.DataFrame], num_events: tuple[int, int]) -> list[Stretch]:
+    """Pieces of an axis that two runs have in common, in order.
+
+    A piece is as wide as the run with more events in it needs.
+
+    Args:
+        spans: The tables ``spans`` of both; without rows, a run is one piece.
+        num_events: Events of both.
+    """
+    steps = [_by_step(table, total) for table, total in zip(spans, num_events, strict=True)]
+    pieces: list[Stretch] = []
+    for step in sorted(set(steps[0]) | set(steps[1])):
+        sides = [each.get(step, []) for each in steps]
+        phases = [[phase for phase, _, _ in side] for side in sides]
+        if phases[0] == phases[1]:
+            for (phase, *one), (_, *other) in zip(*sides, strict=True):
+                pieces.append(Stretch(step, phase, ((one[0], one[1]), (other[0], other[1]))))
+            continue
+        whole = [(side[0][1], side[-1][2]) if side else (0, 0) for side in sides]
+        pieces.append(Stretch(step, "", (whole[0], whole[1])))
+    widths = np.array([max(end - first for first, end in piece.events) for piece in pieces], "f8")
+    ends = np.cumsum(widths) / max(widths.sum(), 1)
+    starts = ends - widths / max(widths.sum(), 1)
+    return [
+        Stretch(piece.step, piece.phase, piece.events, (float(start), float(end)))
+        for piece, start, end in zip(pieces, starts, ends, strict=True)
+    ]
+
+
+def _by_step(spans: pd.DataFrame, num_events: int) -> dict[int, list[tuple[str, int, int]]]:
+    """Phase, first event and first event after it of every span, by step."""
+    if not len(spans):
+        return {0: [("", 0, num_events)]} if num_events else {}
+    first = [int(event) for event in spans["first_event"]]
+    ends = [*first[1:], num_events]
+    found: dict[int, list[tuple[str, int, int]]] = {}
+    for step, phase, start, end in zip(spans["step"].tolist(), spans["phase"].astype(str), first, ends, strict=True):
+        found.setdefault(int(step), []).append((phase, start, end))
+    return found
+
+
+def on_axis(curve: Array, pieces: list[Stretch], side: int, num_columns: int) -> tuple[Array, Array]:
+    """A curve over events, on the common axis: the least and the most in every column.
+
+    Columns without an event of their own hold what the one before left.
+
+    Args:
+        curve: A value after every event.
+        pieces: The axis.
+        side: Which run's events.
+        num_columns: Columns of the axis.
+    """
+    column = np.zeros(len(curve), "i8")
+    for piece in pieces:
+        first, end = piece.events[side]
+        places = piece.at[0] + (np.arange(end - first) + 0.5) / max(end - first, 1) * (piece.at[1] - piece.at[0])
+        column[first:end] = np.minimum((places * num_columns).astype("i8"), num_columns - 1)
+    least, most = np.full(num_columns, np.iinfo("i8").max), np.full(num_columns, -1)
+    last = np.full(num_columns, -1)
+    np.minimum.at(least, column, curve)
+    np.maximum.at(most, column, curve)
+    last[column] = curve  # of several events of a column, the last one stays
+    known = np.maximum.accumulate(np.where(last >= 0, np.arange(num_columns), -1))
+    before = np.where(known >= 0, last[np.maximum(known, 0)], 0)
+    empty = most < 0
+    return np.where(empty, before, least), np.where(empty, before, most)

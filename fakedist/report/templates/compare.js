@@ -1,0 +1,148 @@
+// The page of a comparison: two curves on one axis, and tables that filter.
+
+const LEFT = 74, RIGHT = 8, TOP = 10, BOTTOM = 34;
+
+class CommonPlot {
+  constructor(root, data) {
+    this.canvas = $('canvas.main', root);
+    this.status = $('.status', root);
+    this.data = data;
+    this.num = data.a_most.length;
+    this.most = data.b_most.reduce((most, size) => Math.max(most, size), data.a_most.reduce((most, size) => Math.max(most, size), 1));
+    this.at = -1;
+    this.canvas.addEventListener('pointermove', (event) => this.point(event));
+    this.canvas.addEventListener('pointerleave', () => { note.hide(); });
+    this.canvas.addEventListener('keydown', (event) => this.key(event));
+    new ResizeObserver(() => this.draw()).observe(this.canvas);
+  }
+
+  size() {
+    const { width, height } = this.canvas.getBoundingClientRect(), scale = devicePixelRatio || 1;
+    if (this.canvas.width !== Math.round(width * scale) || this.canvas.height !== Math.round(height * scale)) {
+      this.canvas.width = Math.round(width * scale);
+      this.canvas.height = Math.round(height * scale);
+    }
+    this.context = this.canvas.getContext('2d');
+    this.context.setTransform(scale, 0, 0, scale, 0, 0);
+    this.width = width;
+    this.height = height;
+  }
+
+  x(share) { return LEFT + share * (this.width - LEFT - RIGHT); }
+
+  y(size) { return this.height - BOTTOM - (size / (this.most * 1.04)) * (this.height - TOP - BOTTOM); }
+
+  draw() {
+    this.size();
+    const context = this.context;
+    context.clearRect(0, 0, this.width, this.height);
+    this.drawPhases(context);
+    this.drawScale(context);
+    this.drawCurve(context, 'a', colourOf('muted'), 0.28);
+    this.drawCurve(context, 'b', colourOf('accent'), 0.22);
+    if (this.at >= 0) {
+      context.fillStyle = colourOf('ink');
+      context.fillRect(this.x((this.at + 0.5) / this.num), TOP, 1, this.height - TOP - BOTTOM);
+    }
+  }
+
+  drawPhases(context) {
+    context.font = `12px ${colourOf('font')}`;
+    context.textBaseline = 'top';
+    let step = null;
+    for (const piece of this.data.meta.pieces) {
+      const from = this.x(piece.from), to = this.x(piece.to);
+      context.fillStyle = colourOf(piece.phase ? `p-${piece.phase}` : 'soft') || colourOf('soft');
+      context.globalAlpha = 0.55;
+      context.fillRect(from, TOP, to - from, this.height - TOP - BOTTOM);
+      context.globalAlpha = 1;
+      context.fillStyle = colourOf('muted');
+      if (to - from > context.measureText(piece.phase).width + 6) context.fillText(piece.phase, from + 3, this.height - BOTTOM + 3);
+      if (piece.step !== step) {
+        step = piece.step;
+        context.fillRect(from, TOP, 1, this.height - TOP);
+        context.fillText(step ? `step ${step}` : 'before', from + 3, this.height - BOTTOM + 18);
+      }
+    }
+  }
+
+  drawScale(context) {
+    context.textBaseline = 'middle';
+    context.textAlign = 'right';
+    for (const tick of byteTicks(this.most * 1.04, 6)) {
+      context.fillStyle = colourOf('line');
+      context.fillRect(LEFT, this.y(tick), this.width - LEFT - RIGHT, 1);
+      context.fillStyle = colourOf('muted');
+      context.fillText(tickText(tick), LEFT - 6, this.y(tick));
+    }
+    context.textAlign = 'left';
+  }
+
+  // The area up to the most of every column, and a line that spans from its least to its most.
+  drawCurve(context, side, colour, alpha) {
+    const most = this.data[`${side}_most`], least = this.data[`${side}_least`];
+    const place = (at) => this.x((at + 0.5) / this.num);
+    context.beginPath();
+    context.moveTo(this.x(0), this.y(0));
+    for (let at = 0; at < this.num; at += 1) context.lineTo(place(at), this.y(most[at]));
+    context.lineTo(this.x(1), this.y(0));
+    context.closePath();
+    context.globalAlpha = alpha;
+    context.fillStyle = colour;
+    context.fill();
+    context.globalAlpha = 1;
+    context.beginPath();
+    for (let at = 0; at < this.num; at += 1) {
+      context.lineTo(place(at), this.y(least[at]));
+      context.lineTo(place(at), this.y(most[at]));
+    }
+    context.strokeStyle = colour;
+    context.lineWidth = 1.2;
+    context.stroke();
+  }
+
+  key(event) {
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    this.read(Math.max(0, Math.min(this.num - 1, this.at + by * (event.shiftKey ? 50 : 5))));
+  }
+
+  point(event) {
+    const share = (event.offsetX - LEFT) / (this.width - LEFT - RIGHT);
+    if (share < 0 || share > 1) return;
+    this.read(Math.min(this.num - 1, Math.floor(share * this.num)));
+    note.show(event.clientX, event.clientY, make('div', {}, this.text()));
+  }
+
+  read(at) {
+    this.at = at;
+    this.draw();
+    this.status.textContent = this.text();
+  }
+
+  text() {
+    const share = (this.at + 0.5) / this.num;
+    const piece = this.data.meta.pieces.find((each) => each.from <= share && share <= each.to);
+    const [a, b] = [this.data.a_most[this.at], this.data.b_most[this.at]];
+    const where = piece ? `${piece.step ? `step ${piece.step}` : 'before the first step'}${piece.phase ? `, ${piece.phase}` : ''}: ` : '';
+    return `${where}A ${bytesText(a)}, B ${bytesText(b)}, ${b > a ? '+' : ''}${bytesText(b - a)}`;
+  }
+}
+
+async function start() {
+  const data = await unpack($('#numbers').textContent.trim());
+  $('#numbers').remove();
+  for (const table of $$('table.live')) wireTable(table, data);
+  const plot = new CommonPlot($('#timeline'), data);
+  const redraw = () => plot.draw();
+  wireTheme(redraw);
+  wirePrint(redraw);
+  window.fakedist = { plot, data };
+  document.documentElement.dataset.ready = 'yes';
+}
+
+start().catch((error) => {
+  $('#trouble').hidden = false;
+  $('#trouble').textContent = `The drawing of this page needs a browser of 2023 or newer (${error.message}); all tables are below.`;
+});
