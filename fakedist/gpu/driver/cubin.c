@@ -83,7 +83,7 @@ static int read_cubin(const void *image, const char *kernel, struct kernel_resou
     size_t shared_bytes = shared ? shared->sh_size : 0;
     if (model.major >= 9 && shared_bytes >= RESERVED_SHARED) shared_bytes -= RESERVED_SHARED;
     *out = (struct kernel_resources){(int)registers[1], (int)shared_bytes, frame ? (int)frame[1] : 0,
-                                     threads ? (int)(threads[0] * threads[1] * threads[2]) : 1024};
+                                     threads ? (int)(threads[0] * threads[1] * threads[2]) : 1024, 0};
     return 1;
 }
 
@@ -118,8 +118,10 @@ static int read_fatbin(const struct fatbin *binary, const char *kernel, struct k
     int known = 0;
     for (int best = 100; best > 0 && !known; best--) {
         const char *at = (const char *)binary + binary->header_size, *end = at + binary->size;
-        for (; at < end && !known; at += ((const struct entry *)at)->header_size + ((const struct entry *)at)->size)
+        for (; at < end && !known; at += ((const struct entry *)at)->header_size + ((const struct entry *)at)->size) {
             if (fitness((const struct entry *)at) == best) known = unpack((const struct entry *)at, kernel, out);
+            if (known) out->architecture = (int)((const struct entry *)at)->architecture;
+        }
     }
     return known;
 }

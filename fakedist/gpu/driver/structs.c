@@ -56,7 +56,9 @@ cudaError_t CUDARTAPI cudaFuncGetAttributes(struct cudaFuncAttributes *attribute
     attributes->numRegs = kernel.registers;
     attributes->sharedSizeBytes = (size_t)kernel.shared_bytes;
     attributes->localSizeBytes = (size_t)kernel.local_bytes;
-    attributes->binaryVersion = attributes->ptxVersion = model.major * 10 + model.minor;
+    /* CUB takes its tuning by this, and fails where it knows none: kernels of an RTX 4090, 8.9, are those for 8.6. */
+    attributes->binaryVersion = kernel.architecture ? kernel.architecture : model.major * 10 + model.minor;
+    attributes->ptxVersion = attributes->binaryVersion;
     attributes->maxDynamicSharedSizeBytes = model.shared_per_block - kernel.shared_bytes;
     return cudaSuccess;
 }

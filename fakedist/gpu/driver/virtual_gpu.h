@@ -117,6 +117,7 @@ LOCAL int launch(void *stream); /* counts a kernel; always OK */
 struct kernel_resources {
     int registers; /* of a thread */
     int shared_bytes, local_bytes, max_threads;
+    int architecture; /* that it was compiled for, e.g. 86: the best image of a fat binary; 0: not known */
 };
 /* occupancy.c: kernels by host function or handle; what is not known of one is as if nothing but threads limited it. */
 LOCAL void remember_kernel(const void *key, const void *image, const char *name);
