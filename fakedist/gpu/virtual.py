@@ -53,6 +53,7 @@ class VirtualGpu:
         self._library = library
         self.notes: list[str] = []
         library.fakedist_refused.restype = ctypes.c_char_p
+        library.fakedist_name_crashes()
 
     def configure(self, spec: GpuSpec, devices: int, memory_bytes: int) -> None:
         """Be ``devices`` GPUs of one model, each with ``memory_bytes``."""

@@ -1,4 +1,4 @@
-"""Every CUDA function that the installed torch and Triton can reach is answered, or refused by name for a known reason."""
+"""Every CUDA function that torch and Triton can reach is answered, or refused by name for a known reason."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ REFUSED = {
     r"cusolver(Dn|Sp|Mg)?\w+": "dense solvers: their work areas are not known without the library",
     r"cusparse(Lt)?\w+": "sparse matrices: the sizes of their results depend on values",
     r"nccl\w+": "process groups are fakedist's; NCCL itself would talk to other processes",
+    r"cupti\w+": "CUPTI measures kernels, and none run",
     r"cuFile\w+": "GPUDirect Storage reads files into memory that holds no data",
     r"cuda(MallocAsync|FreeAsync|MemPool\w+|DeviceGetDefaultMemPool)": "the allocator backend without a history",
     r"cudaIpc\w+|cuMem(Export|ImportFrom)\w+|cuIpc\w+": "memory of another process",
@@ -26,7 +27,14 @@ REFUSED = {
     r"cuMulticast\w+": "NVLink multicast: symmetric memory across GPUs",
     r"cu(GreenCtx|CtxFromGreenCtx|DevResource|DevSmResource|DeviceGetDevResource)\w*": "a part of a GPU's SMs",
 }
-_TORCH_LIBRARIES = ("libc10_cuda", "libtorch_cuda", "libtorch_cuda_linalg", "libtorch_python", "libcaffe2_nvrtc")
+_TORCH_LIBRARIES = (
+    "libtorch_cpu",
+    "libc10_cuda",
+    "libtorch_cuda",
+    "libtorch_cuda_linalg",
+    "libtorch_python",
+    "libcaffe2_nvrtc",
+)
 
 
 def _package(name: str) -> Path:
@@ -40,7 +48,7 @@ def _package(name: str) -> Path:
 def _answers() -> tuple[set[str], set[str]]:
     """Functions that the built driver answers, and those that it refuses."""
     source = build.generated_source(build.find_cuda())
-    refused = set(re.findall(r'unanswered\("(\w+)"', source))
+    refused = set(re.findall(r"API int (\w+)\(void\) \{ return unanswered", source))
     return set(build.exported_names(build.ensure_driver())) - refused, refused
 
 

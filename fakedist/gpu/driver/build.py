@@ -30,9 +30,11 @@ NVML_NAME = "libnvidia-ml.so.1"
 
 #: The libraries that are stood in for, and the status that a refused call of each returns: its own "not supported".
 REFUSALS = {"cudart": 801, "cublas": 15, "cublasLt": 15, "cudnn": 3000, "nvrtc": 11, "cufft": 16, "cusolver": 9} | {
-    "cusparse": 10, "cusparseLt": 10, "nccl": 5, "cufile": 5001, "cuda": 801,
+    "cusparse": 10, "cusparseLt": 10, "nccl": 5, "cufile": 5001, "cupti": 27, "cuda": 801,
 }  # fmt: skip
-_PREFIXES = re.compile(r"_*(cu[A-Z]|cuda|cublas|cudnn|nvrtc|cufft|cusolver|cusparse|nccl)")
+_PREFIXES = re.compile(r"_*(cu[A-Z]|cuda|cublas|cudnn|nvrtc|cufft|cusolver|cusparse|nccl|cupti)")
+#: torch.profiler calls a dozen functions of CUPTI: they are refused under one name.
+_REFUSED_TOGETHER = {"cupti": "CUPTI (torch.profiler sees no kernels)"}
 # Texts and versions need no driver: the real libraries go on answering those.
 _HARMLESS = re.compile(
     r"(Get(Error|Status)(String|Name)|GetVersion|GetCudartVersion|GetErrorString|GetLastErrorString"
@@ -258,7 +260,9 @@ def is_blas_routine(name: str) -> bool:
 
 
 def is_harmless(name: str) -> bool:
-    """Whether the installed library itself may go on answering: it needs no GPU for that."""
+    """Whether the installed library itself may go on answering: it needs no GPU for that. CUPTI always looks for one."""
+    if name.startswith("cupti"):
+        return False
     return _HARMLESS.search(name) is not None or _CUDNN_WITHOUT_HANDLE.fullmatch(name) is not None
 
 
@@ -285,5 +289,6 @@ def generated_source(cuda: CudaInstallation) -> str:
             if library == "cublas" and is_blas_routine(name) and f"{name}_v2" not in exported:
                 lines.append(f"API int {name}(void *handle) {{ return blas_launch(handle); }}")
             else:
-                lines.append(f'API int {name}(void) {{ return unanswered("{name}", {REFUSALS[library]}); }}')
+                refused = _REFUSED_TOGETHER.get(library, name)
+                lines.append(f'API int {name}(void) {{ return unanswered("{refused}", {REFUSALS[library]}); }}')
     return "\n".join(lines) + "\n"

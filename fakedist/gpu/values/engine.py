@@ -102,6 +102,8 @@ class ValueEngine:
         if not kind.like:
             for value in args:
                 if isinstance(value, torch.Tensor):
+                    if value.layout is not torch.strided:
+                        return func(*args, **kwargs)
                     if value.nbytes > LIMIT_BYTES and _is_large(value):
                         return self._not_computed(kind, func, args, kwargs)
                 elif isinstance(value, (list, tuple)) and _any_large(value):

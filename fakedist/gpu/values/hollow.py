@@ -57,9 +57,8 @@ class Hollow:
             if isinstance(value, torch.Tensor):
                 if not value.is_cuda and is_hollow(value):
                     return True
-            elif isinstance(value, (list, tuple)) and value and isinstance(value[0], torch.Tensor):
-                if not value[0].is_cuda and any(map(is_hollow, value)):  # a list is on one device
-                    return True
+            elif _is_list_on_host(value) and any(map(is_hollow, value)):
+                return True
         if kind.written_names and any(map(is_hollow, kwargs.values())):
             return True
         return kind.name in _FACTORIES and _makes_one(args, kwargs)
@@ -121,6 +120,11 @@ class Hollow:
             everything = torch.ones(made.shape, dtype=torch.bool)
             self._host.inventions.fill(made, everything, kind.full_name, non_negative=kind.name in NON_NEGATIVE)
         return made
+
+
+def _is_list_on_host(value: Any) -> bool:
+    listed = isinstance(value, (list, tuple)) and value and isinstance(value[0], torch.Tensor)
+    return bool(listed) and not value[0].is_cuda  # a list is on one device
 
 
 def _makes_one(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

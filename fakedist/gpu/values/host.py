@@ -84,10 +84,10 @@ class Host:
 
 
 def plain_tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Tensors with memory of their own: not those that wrap others, such as AsyncCollectiveTensor."""
+    """Tensors with memory of their own, not wrappers (AsyncCollectiveTensor), not made of others (sparse)."""
     for value in values:
         if isinstance(value, torch.Tensor):
-            if type(value).__torch_dispatch__ is _PLAIN:
+            if type(value).__torch_dispatch__ is _PLAIN and value.layout is torch.strided:
                 yield value
         elif isinstance(value, (list, tuple)):
             yield from plain_tensors(value)

@@ -39,14 +39,14 @@ def _places() -> tuple[int, int]:
 
 
 def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """Identity and bytes of a tensor's storage; as ``untyped_storage()._cdata`` and ``.nbytes()``.
+    """Identity and bytes of a tensor's storage, as ``untyped_storage()._cdata`` and ``.nbytes()``; zeros for sparse ones.
 
     Raises:
         RecordingError: This torch lays them out in a way that was not foreseen.
     """
     in_tensor, in_storage = _places()
     storage = _read(tensor._cdata + in_tensor).value
-    return storage, _read(storage + in_storage).value
+    return (storage, _read(storage + in_storage).value) if storage else (0, 0)
 
 
 def storage_address(tensor: torch.Tensor) -> int:
