@@ -77,7 +77,8 @@ def choice(dtype=torch.bfloat16, **how):
 mask = torch.zeros(256, 256, device="cuda", dtype=torch.bfloat16)
 found["choices"] = [choice(), choice(torch.float32), choice(dropout_p=0.1), choice(attn_mask=mask)]
 ran = found["ran"] = []
-for backend in [SDPBackend[name] for name in ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH")]:
+for name in ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH"):
+    backend = getattr(SDPBackend, name)
     widest = 256 if backend != SDPBackend.CUDNN_ATTENTION or torch.cuda.get_device_capability()[0] in (9, 10) else 128
     ran += [run(backend, width, is_causal=True) for width in (64, 128, widest)]
     ran += [run(backend, dtype=torch.float16), run(backend, kv_heads=2, enable_gqa=True)]
