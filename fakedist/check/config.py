@@ -100,8 +100,10 @@ def read_config(path: Path) -> CheckConfig:
     section = Section(f"{path.name} {table}", values)
     baselines = section.take("baselines", str) or DEFAULT_BASELINES
     tolerances = section.take_either("max_increase", str, dict)
-    entries = section.take("jobs", list)
+    entries = section.take_either("jobs", list, dict)
     section.end()
+    if isinstance(entries, dict):
+        raise CheckError(f"{section.where}: jobs is a list of tables", f"write {_EXAMPLE}")
     if not entries or not all(isinstance(entry, dict) for entry in entries):
         raise CheckError(f"{section.where}: there are no jobs", f"add {_EXAMPLE}")
     jobs: list[CheckJob] = []

@@ -152,6 +152,7 @@ def test_a_missing_baseline_says_how_to_make_one_before_anything_runs(tmp_path: 
         ('raise ValueError("no such shard")', "the script failed: ValueError: no such shard", "Traceback"),
         ('print("bye"); sys.exit(3)', "the script failed with exit code 3", "bye"),
         ("os.kill(os.getpid(), signal.SIGKILL)", "the script was killed: by SIGKILL", ""),
+        ("os.kill(os.getppid(), signal.SIGKILL); signal.pause()", "the run was killed half-way", ""),
     ],
 )
 def test_a_script_that_fails_shows_its_own_output_and_changes_no_baseline(

@@ -171,13 +171,19 @@ def loaded_by(statements: str) -> set[str]:
     return set(finished.stdout.rpartition("LOADED")[2].split()) & set(LIBRARY_HOMES)
 
 
-@pytest.mark.parametrize("command", [["--help"], ["profile", "--help"], ["report", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "command", [["--help"], ["profile", "--help"], ["compare", "--help"], ["check", "--help"], ["--version"]]
+)
 def test_help_loads_no_library_but_click(command: list[str]) -> None:
     assert loaded_by(f"from fakedist.cli import main\nmain({command!r})") <= {"click"}
 
 
 def test_the_parent_of_a_run_never_loads_torch() -> None:
     assert loaded_by("import fakedist.launch") == set()
+
+
+def test_a_pytest_that_finds_the_plugin_pays_for_nothing() -> None:
+    assert loaded_by("import fakedist.check.plugin") <= {"pytest"}
 
 
 def test_the_package_itself_loads_nothing() -> None:

@@ -33,21 +33,20 @@ def category_changes(a: dict[str, int], b: dict[str, int]) -> pd.DataFrame:
 
 def phase_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
     """Most allocated in each phase of each step: step, phase, a_bytes, b_bytes, change_bytes, what; in order of b."""
-    sides = [
-        table.assign(phase=table["phase"].astype(str)).rename(columns={"peak_allocated_bytes": f"{side}_bytes"})
-        for side, table in (("a", a), ("b", b))
+    peaks = [
+        {
+            (int(step), str(phase)): int(bytes_)
+            for step, phase, bytes_ in zip(table["step"], table["phase"], table["peak_allocated_bytes"], strict=True)
+        }
+        for table in (a, b)
     ]
-    columns = [side[["step", "phase", name]] for side, name in zip(sides, ("a_bytes", "b_bytes"), strict=True)]
-    # Rows of a that b lacks come last.
-    found = columns[1].merge(columns[0], on=["step", "phase"], how="outer", indicator="side", sort=False)
-    order = {place: at for at, place in enumerate(zip(sides[1]["step"], sides[1]["phase"], strict=True))}
-    places = [order.get(place, len(order)) for place in zip(found["step"], found["phase"], strict=True)]
-    found = found.iloc[np.argsort(places, kind="stable")].reset_index(drop=True)
-    side = found.pop("side").astype(str)
-    found[["a_bytes", "b_bytes"]] = found[["a_bytes", "b_bytes"]].fillna(0).astype("int64")
-    found = _with_change(found)
-    found["what"] = np.where(side == "left_only", "appeared", np.where(side == "right_only", "gone", found["what"]))
-    return found[["step", "phase", "a_bytes", "b_bytes", "change_bytes", "what"]]
+    places = [*peaks[1], *(place for place in peaks[0] if place not in peaks[1])]
+    rows = [(*place, peaks[0].get(place, 0), peaks[1].get(place, 0)) for place in places]
+    found = _with_change(pd.DataFrame(rows, columns=["step", "phase", "a_bytes", "b_bytes"]))
+    sides = [[place in side for place in places] for side in peaks]
+    found.loc[[not here for here in sides[0]], "what"] = "appeared"
+    found.loc[[not here for here in sides[1]], "what"] = "gone"
+    return found
 
 
 def layer_parts(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> pd.DataFrame:

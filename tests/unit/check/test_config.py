@@ -117,6 +117,7 @@ def test_every_key_reaches_the_job(tmp_path: Path) -> None:
         (JOB.replace('"llama"', '"../llama"'), "letters, digits, dots, dashes", ""),
         (JOB.replace('name = "llama"', ""), "a job has a name", ""),
         ('[check]\nbaseline = "x"' + JOB, "unknown key 'baseline'", "'baselines'?"),
+        ("[check.jobs.llama]\n", "jobs is a list of tables", "[[tool.fakedist.check.jobs]]"),
         ("[check]\n", "there are no jobs", "[[tool.fakedist.check.jobs]]"),
         ("[chek]\n", "has no [check]", "[[check.jobs]]"),
         ("[check\n", "cannot be read: Expected ']'", ""),

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fakedist.analysis.build import build_tables
 from fakedist.cli import main
 from fakedist.report.compared import comparison_markdown, render_comparison
 from fakedist.report.comparison import Comparison, comparison_object
 from fakedist.run.manifest import load_manifest, update_manifest
-from tests.unit.analysis.recorded import KIB, MIB
+from tests.unit.analysis.recorded import KIB, MIB, HandMade, new_run
 from tests.unit.report.two_runs import run_of
 
 
@@ -132,6 +133,17 @@ def test_every_way_of_printing_starts_with_the_reason(tmp_path: Path, capsys: py
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads(json.dumps(comparison_object(comparison), allow_nan=False))
     assert found["why"] == comparison.why
+
+
+def test_a_run_that_never_used_the_gpu_is_compared_too(tmp_path: Path) -> None:
+    nothing = HandMade()
+    nothing.ended("exception", 1, "ValueError: x")
+    build_tables(nothing.write(new_run(tmp_path / "a", "exception")))
+    comparison = Comparison(tmp_path / "a", run_of(tmp_path / "b"))
+    assert comparison.why == "+73.00 MiB at the peak: parameters of layers.*.mlp, +48.00 MiB"
+    assert list(comparison.phases["what"].unique()) == ["appeared"]
+    assert comparison.warnings[0].startswith("A exception (ValueError: x) after 0 steps")
+    assert "+73.00 MiB" in comparison_markdown(comparison)
 
 
 def test_two_formats_at_once_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
