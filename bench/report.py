@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,17 @@ from fakedist.run.schema import ACTIONS, CATEGORIES  # noqa: E402
 NUM_STEPS, NUM_LAYERS, NUM_MODULES, NUM_STACKS = 10, 80, 8, 1_000
 SLOT_BYTES = 64 << 20
 ALLOC, REQUESTED, COMPLETED = (ACTIONS.index(name) for name in ("alloc", "free_requested", "free_completed"))
+Event = tuple[int, int, int, int, int]  # action, address, size, op, stack
 PARAMETER = CATEGORIES.index("parameter")
 
 
-def records(num_events: int) -> Iterator[dict[str, Any]]:
-    """A journal's records."""
+def records(num_events: int, history: Callable[[int], Iterator[Event]] | None = None) -> Iterator[dict[str, Any]]:
+    """A journal's records.
+
+    Args:
+        num_events: About how many allocator events.
+        history: The events of so many blocks; :func:`regular` unless given.
+    """
     yield {"kind": "gpu", "gpu_name": "made up", "torch": "-", "capacity_bytes": 85 << 30, "device_index": 0}
     layers = [(0, "", "", -1), (1, "(Transformer)", "Transformer", 0), (2, "layers", "ModuleList", 1)]
     for block in range(NUM_LAYERS):
@@ -64,7 +70,7 @@ def records(num_events: int) -> Iterator[dict[str, Any]]:
         "operation": array("I", [at & 1 for at in numbers]).tobytes(),
         "scope": array("I", [at * len(scopes) // num_blocks for at in numbers]).tobytes(),
     }
-    yield from events(num_blocks, frames)
+    yield from events((history or regular)(num_blocks), frames)
     marked = numbers[::50]
     yield {
         "kind": "marks",
@@ -86,14 +92,20 @@ def address(block: int) -> int:
     return (1 << 44) + block % 2_000 * SLOT_BYTES
 
 
-def events(num_blocks: int, frames: list[tuple[str, int, str]]) -> Iterator[dict[str, Any]]:
-    """2,000 segments, then blocks that are freed 1,500 allocations later."""
-    rows = [(ACTIONS.index("segment_alloc"), address(at), SLOT_BYTES, -1, -1) for at in range(2_000)]
+def regular(num_blocks: int) -> Iterator[Event]:
+    """Blocks that are freed 1,500 allocations later."""
     for block in range(num_blocks):
-        rows.append((ALLOC, address(block), 4_096 + block % 5_000_000, block, block % NUM_STACKS))
+        yield ALLOC, address(block), 4_096 + block % 5_000_000, block, block % NUM_STACKS
         if block >= 1_500:
             old = block - 1_500
-            rows += [(what, address(old), 4_096 + old % 5_000_000, block, -1) for what in (REQUESTED, COMPLETED)]
+            for what in (REQUESTED, COMPLETED):
+                yield what, address(old), 4_096 + old % 5_000_000, block, -1
+
+
+def events(history: Iterator[Event], frames: list[tuple[str, int, str]]) -> Iterator[dict[str, Any]]:
+    """2,000 segments, then the blocks in them."""
+    rows = [(ACTIONS.index("segment_alloc"), address(at), SLOT_BYTES, -1, -1) for at in range(2_000)]
+    rows += history
     for start in range(0, len(rows), 100_000):
         action, at, size, op, stack = zip(*rows[start : start + 100_000], strict=True)
         stacks = [tuple(range(number * 20, number * 20 + 20)) for number in range(NUM_STACKS)]
@@ -112,10 +124,18 @@ def events(num_blocks: int, frames: list[tuple[str, int, str]]) -> Iterator[dict
         }
 
 
-def measure(run: Path) -> tuple[float, float]:
-    """Seconds and GB of host memory of one `fakedist report`."""
+def make_run(run: Path, content: Iterator[dict[str, Any]]) -> None:
+    """A run whose rank has ended, and of which nothing was read yet."""
+    new_manifest(run, Job(world_size=1_024, rank=0, target="train.py"))
+    journal = JournalWriter(run / "journal.bin")
+    for record in content:
+        journal.append(record)
+    journal.close()
+
+
+def measure(command: list[str]) -> tuple[float, float]:
+    """Seconds and GB of host memory of one command."""
     start = time.perf_counter()
-    command = [sys.executable, "-m", "fakedist", "report", str(run)]
     process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -132,17 +152,14 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         run = Path(directory)
-        new_manifest(run, Job(world_size=1_024, rank=0, target="train.py"))
-        journal = JournalWriter(run / "journal.bin")
-        for record in records(args.events):
-            journal.append(record)
-        journal.close()
+        make_run(run, records(args.events))
+        command = [sys.executable, "-m", "fakedist", "report", str(run)]
         unfinished = (run / "run.json").read_text()
         found: dict[str, list[tuple[float, float]]] = {"from the journal alone": [], "from the tables": []}
         for _ in range(args.rounds):
             (run / "run.json").write_text(unfinished)
-            found["from the journal alone"].append(measure(run))
-            found["from the tables"].append(measure(run))
+            found["from the journal alone"].append(measure(command))
+            found["from the tables"].append(measure(command))
         peak = json.loads((run / "run.json").read_text())["summary"]["peak_allocated_bytes"]
     print(f"{args.events:,} events, peak {peak:,} bytes")
     for name, rounds in found.items():
