@@ -11,7 +11,7 @@ GPU_PYTHON = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 OUT ?= gpu-results
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types budgets check format bench gpu oldest clean
+.PHONY: help setup demo test lint types budgets check format bench gallery gpu oldest clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 10
@@ -56,6 +56,9 @@ bench: setup ## every benchmark, results on stdout
 
 gpu: ## record on the GPU of this machine, compare with the virtual one: under 8 minutes; results in $(OUT)
 	$(GPU_PYTHON) -m tests.gpu.confirm --out $(OUT)
+
+gallery: setup ## make the reports of reports/ again
+	$(BIN)/python reports/make.py
 
 oldest: .venv-oldest/.installed ## tests on the oldest torch that is supported
 	$(OLDEST)/python -m pytest $(OLDEST_TESTS)

@@ -88,6 +88,7 @@ def _context(run: Run) -> dict[str, Any]:
     summary, cwd = run.summary, run.manifest["cwd"]
     pack = Pack()
     context: dict[str, Any] = {
+        "schema_version": summary["schema_version"],
         "verdict": sections.verdict_section(run, summary),
         "facts": sections.facts_section(run, summary),
         "memory": None,

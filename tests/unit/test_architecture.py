@@ -20,6 +20,7 @@ SHIPPED = [
     ROOT / "cli.py",
     *sorted((ROOT / "examples").rglob("*.py")),
     *sorted((ROOT / "bench").rglob("*.py")),
+    *sorted((ROOT / "reports").rglob("*.py")),
 ]
 WRITTEN = [*SHIPPED, *sorted((ROOT / "tests").rglob("*.py"))]
 

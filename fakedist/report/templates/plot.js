@@ -16,6 +16,7 @@ class Plot {
     this.view = [...this.whole];
     this.cursor = timeline.peak.move;
     this.block = -1;
+    this.below = -1; // bytes below the block at the cursor, where it was pointed at
     this.showReserved = timeline.reserved(0, this.whole[1]) <= 2.5 * timeline.peak.bytes; // else it dwarfs the rest
     $('input.reserved', root).checked = this.showReserved;
     this.wire();
@@ -295,12 +296,21 @@ class Plot {
     context.fillText(text, left + 6, y + 1);
   }
 
+  // The life of the block that is pointed at as a bar on top, and the block itself at the cursor.
   paintBlock(context) {
-    if (this.block < 0) return;
-    const found = this.timeline.block(this.block);
-    const left = Math.max(this.x(found.made), LEFT), right = Math.min(this.x(found.freed), LEFT + this.width);
-    context.fillStyle = colourOf('glow');
-    context.fillRect(left, TOP, Math.max(right - left, 1.5), this.height);
+    if (this.block < 0 || !this.pointed) return;
+    const { made, freed, bytes } = this.timeline.block(this.block);
+    const left = Math.max(this.x(made), LEFT), right = Math.min(this.x(freed), LEFT + this.width);
+    context.fillStyle = colourOf('ink');
+    context.fillRect(left, TOP - 2, Math.max(right - left, 1.5), 4);
+    for (const x of [this.x(made), this.x(freed)]) {
+      if (x > LEFT && x < LEFT + this.width) context.fillRect(x - 0.5, TOP, 1, this.height);
+    }
+    if (this.below < 0) return;
+    const top = this.y(this.below + bytes), height = Math.max(this.y(this.below) - top, 2);
+    context.fillRect(this.x(this.cursor + 0.5) - 4, top, 8, height);
+    context.fillStyle = colourOf('panel');
+    if (height > 4) context.fillRect(this.x(this.cursor + 0.5) - 2.5, top + 1.5, 5, height - 3);
   }
 
   paintCursor(context) {

@@ -119,6 +119,7 @@ Object.assign(Plot.prototype, {
     }
     this.pointed = true;
     this.block = Math.abs(this.timeline.blockOf[this.cursor]) - 1;
+    this.below = -1;
     this.draw();
     this.pin(this.cursor, this.block);
   },
@@ -132,11 +133,17 @@ Object.assign(Plot.prototype, {
     while (high - low > 1) { const middle = (low + high) >> 1; if (edges[middle] <= move) low = middle; else high = middle; }
     this.cursor = where[low];
     this.pointed = true;
-    this.block = -1;
-    let height = (1 - (y - TOP) / this.height) * this.top;
+    this.block = this.below = -1;
+    let floor = 0, height = (1 - (y - TOP) / this.height) * this.top;
     for (let c = 0; c < num && height >= 0; c += 1) {
-      if (height < states[low * num + c]) { this.block = this.timeline.blockAt(this.cursor, c, height); break; }
+      if (height < states[low * num + c]) {
+        const found = this.timeline.blockAt(this.cursor, c, height);
+        this.block = found.block;
+        this.below = found.block < 0 ? -1 : floor + found.below;
+        break;
+      }
       height -= states[low * num + c];
+      floor += states[low * num + c];
     }
     this.draw();
   },
@@ -177,6 +184,7 @@ Object.assign(Plot.prototype, {
     const { made, freed } = this.timeline.block(number), margin = Math.max(20, (freed - made) * 0.15);
     this.setView(made - margin, freed + margin);
     this.block = number;
+    this.below = -1;
     this.cursor = made;
     this.pointed = true;
     this.pin(made, number);

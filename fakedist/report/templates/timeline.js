@@ -107,7 +107,7 @@ class Timeline {
     return into;
   }
 
-  // The block of a category that lies at so many bytes above the category's floor at a moment; -1 if none does.
+  // The block of a category that lies at so many bytes above the category's floor at a moment, and what lies below it.
   blockAt(move, wanted, height) {
     const { block_kind: kind, kind_bytes: bytes, kind_category: category } = this.data;
     let below = 0;
@@ -115,10 +115,10 @@ class Timeline {
       if (this.freed[block] <= move) continue;
       const of = kind[block];
       if (category[of] !== wanted) continue;
+      if (below + bytes[of] > height) return { block, below };
       below += bytes[of];
-      if (below > height) return block;
     }
-    return -1;
+    return { block: -1, below: -1 };
   }
 
   block(number) {

@@ -18,6 +18,7 @@ class PageText(HTMLParser):
         scripts: What stands in script elements.
         fetched: Addresses that a browser would fetch.
         handlers: Attributes that would run something.
+        title: The first heading.
         words: All text that is shown.
     """
 
@@ -26,6 +27,7 @@ class PageText(HTMLParser):
     scripts: list[str] = field(default_factory=list)
     fetched: list[str] = field(default_factory=list)
     handlers: list[str] = field(default_factory=list)
+    title: str = ""
     words: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -61,6 +63,8 @@ class PageText(HTMLParser):
         if any(tag == "style" for tag, _ in self._open):
             return
         self.words.append(data)
+        if self._open and self._open[-1][0] == "h1":
+            self.title += data
         for _, named in self._open:
             if figure := named.get("data-figure"):
                 self.figures[figure] = self.figures.get(figure, "") + data
