@@ -8,8 +8,8 @@ two cores and the virtual GPU it takes three minutes and 3 GB.
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -17,13 +17,8 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
-
-from fakedist.units import format_bytes  # noqa: E402
-
 HERE = ROOT / "reports"
 
 
@@ -59,7 +54,7 @@ JOBS = (
         "the same with the loss sharded over the vocabulary",
         1_024,
         "examples/llama_fsdp2.py --model 70b --tp 8 --checkpoint full --loss-parallel",
-        "what the advice of the page above came to",
+        "the loss is gone from the peak; what the advice of the page above was about",
     ),
     Job(
         "llama-405b-16384",
@@ -87,14 +82,13 @@ nothing else: download it and open it in a browser. `make gallery` makes them al
 """
 
 
-def profile(job: Job, folder: Path) -> dict[str, Any]:
-    """Run a job, keep its page, and give its figures."""
+def profile(job: Job, folder: Path) -> None:
+    """Run a job and keep its page."""
     command = f"profile --world-size {job.world_size} --rank 0 --force --output {job.name} --json {job.command}"
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "GIT_CEILING_DIRECTORIES": str(folder)}
     finished = subprocess.run(
         [sys.executable, "-m", "fakedist", *shlex.split(command)],
         cwd=folder,
-        env=environment,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "GIT_CEILING_DIRECTORIES": str(folder)},
         capture_output=True,
         text=True,
         check=False,
@@ -102,17 +96,20 @@ def profile(job: Job, folder: Path) -> dict[str, Any]:
     if finished.returncode not in (0, 4):
         raise SystemExit(f"{finished.stderr[-3_000:]}\nexit {finished.returncode}: {command}")
     shutil.copy(folder / job.name / "report.html", HERE / f"{job.name}.html")
-    found = json.loads(finished.stdout)
-    assert isinstance(found, dict)
-    return found
 
 
-def row(job: Job, found: dict[str, Any]) -> str:
-    """A job's line in README.md."""
-    capacity = format_bytes(found["capacity_bytes"])
-    fits = f"fits {capacity}" if found["fits"] else f"does not fit {capacity}"
-    peak = format_bytes(found["peak_allocated_bytes"])
-    return f"| [{job.title}]({job.name}.html) | {job.world_size:,} | {peak} | {fits} | {job.look} |"
+def row(job: Job) -> str:
+    """A job's line in README.md, with the figures of its page."""
+    page = (HERE / f"{job.name}.html").read_text()
+    peak, capacity = (_figure(page, name) for name in ("peak_allocated", "capacity"))
+    fits = "does not fit" if "pill no" in page else "fits"
+    return f"| [{job.title}]({job.name}.html) | {job.world_size:,} | {peak} | {fits} {capacity} | {job.look} |"
+
+
+def _figure(page: str, name: str) -> str:
+    found = re.search(f'data-figure="{name}">([^<]+)<', page)
+    assert found is not None, name
+    return found[1]
 
 
 def command_text(job: Job) -> str:
@@ -121,20 +118,19 @@ def command_text(job: Job) -> str:
 
 
 def main() -> None:
-    """Make the pages, or those that are named; README.md only with all of them."""
-    chosen = [job for job in JOBS if job.name in sys.argv[1:]] or list(JOBS)
+    """Make the pages, or those that are named, and README.md."""
     folder = Path(tempfile.gettempdir()) / "fakedist-gallery"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / "examples", folder / "examples")
-    rows = []
-    for job in chosen:
-        rows.append(row(job, profile(job, folder)))
-        print(rows[-1], flush=True)
+    for job in [job for job in JOBS if job.name in sys.argv[1:]] or JOBS:
+        profile(job, folder)
+        print(row(job), flush=True)
     shutil.rmtree(folder)
-    if len(chosen) == len(JOBS):
-        commands = "\n".join(map(command_text, JOBS))
-        text = "\n".join(rows) + "\n\nTheir commands, in this order:\n\n```\n" + commands + "\n```\n"
-        (HERE / "README.md").write_text(_INTRODUCTION + text)
+    commands = "\n".join(map(command_text, JOBS))
+    rows = "\n".join(map(row, JOBS))
+    (HERE / "README.md").write_text(
+        f"{_INTRODUCTION}{rows}\n\nTheir commands, in this order:\n\n```\n{commands}\n```\n"
+    )
 
 
 if __name__ == "__main__":

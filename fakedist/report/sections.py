@@ -19,6 +19,7 @@ from fakedist.report.wording import (
     layer_label,
     or_dash,
     peak_place,
+    short_line,
     verdict,
 )
 from fakedist.units import format_bytes, format_us
@@ -230,7 +231,10 @@ def reading_section(run: Run, summary: dict[str, Any]) -> dict[str, Any]:
     return {
         "notes": summary["notes"],
         "provenance": list(run.manifest["provenance"].items()),
-        "invented": run.table("invented").to_dict("records"),
+        "invented": [
+            {**row, "line": short_line(str(row["line"]), run.manifest["cwd"])}
+            for row in run.table("invented").to_dict("records")
+        ],
         "unanswered": run.table("unanswered").to_dict("records"),
         "path": str(run.path),
     }
