@@ -260,7 +260,7 @@ def is_blas_routine(name: str) -> bool:
 
 
 def is_harmless(name: str) -> bool:
-    """Whether the installed library itself may go on answering: it needs no GPU for that. CUPTI always looks for one."""
+    """Whether the installed library itself may go on answering: it needs no GPU for that. CUPTI looks for one."""
     if name.startswith("cupti"):
         return False
     return _HARMLESS.search(name) is not None or _CUDNN_WITHOUT_HANDLE.fullmatch(name) is not None

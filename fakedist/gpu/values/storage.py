@@ -39,7 +39,7 @@ def _places() -> tuple[int, int]:
 
 
 def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """Identity and bytes of a tensor's storage, as ``untyped_storage()._cdata`` and ``.nbytes()``; zeros for sparse ones.
+    """Identity and bytes of a tensor's storage, as ``untyped_storage()._cdata`` and ``.nbytes()``; zeros if sparse.
 
     Raises:
         RecordingError: This torch lays them out in a way that was not foreseen.
