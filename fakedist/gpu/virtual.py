@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fakedist.errors import RecordingError
-from fakedist.gpu.driver.build import NVML_NAME, ensure_driver, find_cuda
+from fakedist.gpu.driver.build import ensure_driver, find_cuda, further_names
 
 if TYPE_CHECKING:
     from fakedist.gpu.spec import GpuSpec
@@ -89,7 +89,7 @@ def virtual_gpu(spec: GpuSpec, devices: int = 1, memory_bytes: int | None = None
     """Make this process one with virtual GPUs; must be entered before torch is imported.
 
     Loaded with RTLD_GLOBAL the driver's functions are found before those of the CUDA libraries that torch loads later,
-    and its soname makes every ``dlopen("libcuda.so.1")`` find it; NVML is found in the same way. Processes that the
+    and its soname makes every ``dlopen("libcuda.so.1")`` find it; NVML and the CUDA runtime are found in the same way. Processes that the
     script spawns do not get it; they inherit only where Triton finds a libcuda.so.1 to link its launchers with.
 
     Args:
@@ -107,7 +107,8 @@ def virtual_gpu(spec: GpuSpec, devices: int = 1, memory_bytes: int | None = None
         raise RecordingError(f"the virtual GPU has 1 to {MAX_DEVICES} devices, not {devices}", "use --gpus-per-node")
     driver = ensure_driver()
     gpu = VirtualGpu(ctypes.CDLL(os.fspath(driver), mode=os.RTLD_GLOBAL | os.RTLD_NOW))
-    ctypes.CDLL(os.fspath(driver.parent / NVML_NAME), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
+    for name in further_names(find_cuda().cuda_version):
+        ctypes.CDLL(os.fspath(driver.parent / name), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
     gpu.configure(spec, devices, memory_bytes or spec.memory_bytes)
     with _environment(_variables(driver)):
         # The driver stays loaded and on: tensors that outlive this block are freed through it.

@@ -22,6 +22,7 @@ JOB = Path(__file__).parent / "jobs/transformer_engine_features.py"
 
 # As in the job: rows, columns of the linear layer's weight, of its input; the layer norm has two vectors.
 TOKENS, HIDDEN, OUT, EXPERTS, TOP_K, TENSOR = 4096, 2048, 6144, 8, 2, 8
+HEADS, KEYS, INNER = 16, 512, 8192
 NORM = 2 * HIDDEN
 STATISTICS = 2 * 4  # a row's mean and deviation, float32
 DELAYED_HISTORY = 1024 * 5 * 4 + 5 * 4  # amax of 3 forward and 2 backward tensors, and their scales
@@ -42,10 +43,7 @@ def found(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory) -
         names += ["permutation_index", "permutation_mask"]
         directory = tmp_path_factory.mktemp(gpu)
         options = ["--device", "virtual", "--gpu", gpu, "--world-size", "64", "--rank", "0", "--steps", "1000"]
-        environment = {"NVTE_FUSED_ATTN": "0"}
-        finished = run_fakedist(
-            "profile", *options, "--output", "run", JOB, *names, cwd=directory, env=environment, timeout=400
-        )
+        finished = run_fakedist("profile", *options, "--output", "run", JOB, *names, cwd=directory, timeout=400)
         assert finished.code == 0, finished.stderr
         assert pandas.read_parquet(directory / "run/tables/unanswered.parquet").empty
         for line in finished.stdout.splitlines():
@@ -149,14 +147,34 @@ def test_grouped_linear_layers_hold_every_experts_weights(
 
 
 @pytest.mark.parametrize(("gpu", "scaling"), CASES)
-def test_a_transformer_layer_trains(found: dict[tuple[str, str], dict[str, int]], gpu: str, scaling: str) -> None:
-    case, bf16 = found[gpu, f"layer_{scaling}"], found[gpu, "layer_bf16"]
-    matrices = HIDDEN * (HIDDEN + 2 * 512) + HIDDEN * HIDDEN + 3 * HIDDEN * 4 * HIDDEN
-    parameters = matrices + 2 * HIDDEN
+def test_a_transformer_layer_holds_what_its_parts_do(
+    found: dict[tuple[str, str], dict[str, int]], gpu: str, scaling: str
+) -> None:
+    """RMSNorm, grouped-query attention through cuDNN, SwiGLU: everything between forward and backward, to the byte."""
+    case = found[gpu, f"layer_{scaling}"]
+    weights = [(HIDDEN + 2 * KEYS, HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER)]
+    parameters = sum(rows * columns for rows, columns in weights) + 2 * HIDDEN
     assert case["weights"] == 2 * parameters
     assert case["states"] == 8 * parameters
-    if scaling != "bf16":  # two forms of each weight, less what activations shrink to
-        assert 0 < case["held"] - bf16["held"] < 2 * matrices * 33 // 32
+    held = 2 * TOKENS * (HIDDEN + 2 * KEYS + 2 * INNER)  # queries, keys and values; what SwiGLU starts from
+    held += 3 * 2 * TOKENS * HIDDEN  # what attention gives, the residual after it, the output
+    held += 2 * 4 * TOKENS + 4 * TOKENS * HEADS + 16  # two norms, the softmax, the state of the dropout generator
+    if scaling == "bf16":
+        held += 2 * TOKENS * (2 * HIDDEN + INNER)  # both normalized inputs, what SwiGLU gives
+    else:
+        held += sum(sum(quantized(gpu, scaling, rows, columns, True)) for rows, columns in weights)
+        # Into the attention's and out of it, in the form for backward; the MLP keeps its inputs in both forms.
+        held += 2 * kept(gpu, scaling, HIDDEN, both=False) + kept(gpu, scaling, HIDDEN, both=True)
+        held += kept(gpu, scaling, INNER, both=scaling in ("blockwise", "mxfp8"))
+    assert case["held"] == held
+
+
+def kept(gpu: str, scaling: str, columns: int, both: bool) -> int:
+    """Bytes of an input of TOKENS rows that is kept quantized, in the form for backward or in both."""
+    forward, backward = quantized(gpu, scaling, TOKENS, columns, False)
+    if scaling in ("blockwise", "mxfp8"):
+        return backward + (forward if both else 0)
+    return backward + 4 + (TOKENS * columns if both and gpu == "h100-80g" else 0)
 
 
 @pytest.mark.parametrize("gpu", list(SCALINGS))

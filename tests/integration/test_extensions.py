@@ -110,6 +110,21 @@ def test_a_name_means_the_interface_that_its_cuda_version_knew() -> None:
     }
 
 
+def test_the_runtime_by_its_name_is_the_virtual_gpus() -> None:
+    found = on_virtual_gpu(
+        """
+        import ctypes
+        count = ctypes.c_int()
+        runtime = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.split('.')[0]}")
+        found["status"] = runtime.cudaGetDeviceCount(ctypes.byref(count))
+        found["devices"] = count.value
+        found["refused"] = gpu.refused()
+        """,
+        devices=3,
+    )
+    assert found == {"status": 0, "devices": 3, "refused": []}
+
+
 def test_every_later_interface_is_a_function_of_the_driver() -> None:
     include = find_cuda().include
     assert include is not None

@@ -25,8 +25,6 @@ SOURCE_DIRECTORY = Path(__file__).parent
 FLAGS = ("-std=gnu11", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra", "-Werror")
 #: The library takes the name that c10, Triton and others dlopen, so that they find it instead of a real driver.
 DRIVER_NAME = "libcuda.so.1"
-#: An empty library that depends on the driver: NVML's functions are looked for under this name.
-NVML_NAME = "libnvidia-ml.so.1"
 
 #: The libraries that are stood in for, and the status that a refused call of each returns: its own "not supported".
 REFUSALS = {"cudart": 801, "cublas": 15, "cublasLt": 15, "cudnn": 3000, "nvrtc": 11, "cufft": 16, "cusolver": 9} | {
@@ -174,7 +172,7 @@ def driver_path() -> Path:
 def ensure_driver() -> Path:
     """Path of the driver library, built first if it is not in the cache; safe when several processes do it at once.
 
-    Beside it lies a library with NVML's name.
+    Beside it lie libraries of :func:`further_names`.
 
     Raises:
         SetupError: No CUDA build of torch, no compiler, or the compiler failed.
@@ -183,6 +181,11 @@ def ensure_driver() -> Path:
     if not path.exists():
         _build(find_cuda(), path)
     return path
+
+
+def further_names(cuda_version: str) -> list[str]:
+    """Libraries that others dlopen by name to look functions up in: here they are empty ones that depend on the driver."""
+    return ["libnvidia-ml.so.1", f"libcudart.so.{cuda_version.split('.')[0]}"]
 
 
 def _sources() -> list[Path]:
@@ -200,8 +203,9 @@ def _build(cuda: CudaInstallation, path: Path) -> None:
         sources = [*map(str, _sources()), str(generated), "-ldl"]
         includes = [f"-I{SOURCE_DIRECTORY}", f"-isystem{cuda.include}"]
         _compile([compiler, *FLAGS, f"-Wl,-soname,{DRIVER_NAME}", *includes, *sources, "-o", str(driver)])
-        nvml = ["-shared", f"-Wl,-soname,{NVML_NAME}", "-Wl,--no-as-needed", str(driver), "-o", str(made / NVML_NAME)]
-        _compile([compiler, *nvml])
+        for name in further_names(cuda.cuda_version):
+            empty = ["-shared", f"-Wl,-soname,{name}", "-Wl,--no-as-needed", str(driver), "-o", str(made / name)]
+            _compile([compiler, *empty])
         try:
             made.rename(path.parent)  # in one step: another process sees all of it or none
         except OSError:
