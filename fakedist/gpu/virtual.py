@@ -89,8 +89,9 @@ def virtual_gpu(spec: GpuSpec, devices: int = 1, memory_bytes: int | None = None
     """Make this process one with virtual GPUs; must be entered before torch is imported.
 
     Loaded with RTLD_GLOBAL the driver's functions are found before those of the CUDA libraries that torch loads later,
-    and its soname makes every ``dlopen("libcuda.so.1")`` find it; NVML and the CUDA runtime are found in the same way. Processes that the
-    script spawns do not get it; they inherit only where Triton finds a libcuda.so.1 to link its launchers with.
+    and its soname makes every ``dlopen("libcuda.so.1")`` find it; NVML and the CUDA runtime are found in the same way.
+    Processes that the script spawns do not get it; they inherit only where Triton finds a libcuda.so.1 to link its
+    launchers with.
 
     Args:
         spec: The GPU model.

@@ -184,7 +184,7 @@ def ensure_driver() -> Path:
 
 
 def further_names(cuda_version: str) -> list[str]:
-    """Libraries that others dlopen by name to look functions up in: here they are empty ones that depend on the driver."""
+    """Libraries that others dlopen by name to look functions up in: here empty ones that depend on the driver."""
     return ["libnvidia-ml.so.1", f"libcudart.so.{cuda_version.split('.')[0]}"]
 
 
