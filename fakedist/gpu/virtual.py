@@ -123,11 +123,13 @@ def _runtime_version() -> int:
 
 
 def _variables(driver: Path) -> dict[str, str]:
-    """What torch and Triton must find in the environment."""
+    """What torch, Triton and Transformer Engine must find in the environment."""
     compiled = driver.parent.parent / "compiled"
     kept = {"TORCHINDUCTOR_CACHE_DIR": compiled / "inductor", "TRITON_CACHE_DIR": compiled / "triton"}
     return {
         "TRITON_LIBCUDA_PATH": os.fspath(driver.parent),  # launchers are linked with the driver that lies here
+        # Transformer Engine's cuDNN front end asks libcudart by its name, past what was loaded before it.
+        "CUDNN_FRONTEND_CUDART_LIB_NAME": os.fspath(driver),
         # What NVRTC's stand-in gives, and what was tuned by times of kernels that did not run, must not be cached where
         # a process with a real GPU would find it.
         "USE_PYTORCH_KERNEL_CACHE": "0",

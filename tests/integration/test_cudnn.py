@@ -75,16 +75,18 @@ def choice(dtype=torch.bfloat16, **how):
     return SDPBackend(torch._fused_sdp_choice(q, q, q, **how)).name
 
 mask = torch.zeros(256, 256, device="cuda", dtype=torch.bfloat16)
-found["choices"] = [choice(), choice(torch.float32), choice(dropout_p=0.1), choice(attn_mask=mask)]
+found["choices"] = [choice(), choice(torch.float32), choice(attn_mask=mask)]
 ran = found["ran"] = []
 for name in ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH"):
     backend = getattr(SDPBackend, name)
-    widest = 256 if backend != SDPBackend.CUDNN_ATTENTION or torch.cuda.get_device_capability()[0] in (9, 10) else 128
+    widest = 256 if name != "CUDNN_ATTENTION" or torch.cuda.get_device_capability() == (9, 0) else 128
     ran += [run(backend, width, is_causal=True) for width in (64, 128, widest)]
-    ran += [run(backend, dtype=torch.float16), run(backend, kv_heads=2, enable_gqa=True)]
-    if backend != SDPBackend.FLASH_ATTENTION:
+    ran.append(run(backend, dtype=torch.float16))
+    if name != "EFFICIENT_ATTENTION":  # torch 2.11 has no grouped queries there
+        ran.append(run(backend, kv_heads=2, enable_gqa=True))
+    if name != "FLASH_ATTENTION":
         ran.append(run(backend, attn_mask=mask))
-    if backend != SDPBackend.CUDNN_ATTENTION:
+    if name != "CUDNN_ATTENTION":
         ran.append(run(backend, dropout_p=0.1))
 ran.append(run(None, 192, value_width=128, is_causal=True))
 lengths = 128, 64, 200
@@ -104,10 +106,10 @@ ran.append(packed.grad is not None)
 @pytest.mark.parametrize(
     ("gpu", "choices"),
     [
-        ("h100-80g", ["CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "FLASH_ATTENTION", "CUDNN_ATTENTION"]),
-        ("b200", ["CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "FLASH_ATTENTION", "CUDNN_ATTENTION"]),
-        ("a100-80g", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION"]),
-        ("rtx4090", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION"]),
+        ("h100-80g", ["CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION"]),
+        ("b200", ["CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION"]),
+        ("a100-80g", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "EFFICIENT_ATTENTION"]),
+        ("rtx4090", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "EFFICIENT_ATTENTION"]),
     ],
 )
 def test_attention_runs_with_every_backend_and_torch_chooses_as_on_that_gpu(gpu: str, choices: list[str]) -> None:
