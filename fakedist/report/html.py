@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import os
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import jinja2
 import pandas as pd
 
 from fakedist.analysis.layers import fold_layers, fold_table
+from fakedist.errors import JobError
 from fakedist.report import charts, peak, sections
 from fakedist.report.pack import Pack
 from fakedist.report.run import Run
@@ -38,7 +40,8 @@ def write_page(run: Run, path: Path) -> None:
 
     Raises:
         RunDirectoryError: A table is missing or damaged.
-        OSError: The file cannot be written.
+        JobError: The file cannot be written.
+        OSError: The disk is full.
     """
     replace_text(path, page(run))
 
@@ -47,8 +50,12 @@ def replace_text(path: Path, text: str) -> None:
     """Write a file; one that is there is replaced, whole or not at all."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        scratch.write_text(text, encoding="utf-8")
+        scratch.write_text(text, encoding="utf-8", errors="replace")  # names may hold half a surrogate pair
         scratch.replace(path)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise JobError(f"{path} cannot be written: {error.strerror}", "choose another place") from error
     finally:
         scratch.unlink(missing_ok=True)
 

@@ -25,6 +25,7 @@ from fakedist.report.wording import (
 from fakedist.units import format_bytes, format_us
 
 _STEPS_SHOWN = 8
+_MOST_ROWS = 1_000  # of a table
 
 
 def verdict_section(run: Run, summary: dict[str, Any]) -> dict[str, Any]:
@@ -40,7 +41,8 @@ def verdict_section(run: Run, summary: dict[str, Any]) -> dict[str, Any]:
         "reserved": format_bytes(reserved),
         "capacity": format_bytes(capacity) if capacity else "",
         "share": f"{reserved / capacity:.1%}" if capacity else "",
-        "headroom": format_bytes(capacity - reserved) if capacity >= reserved else "",
+        "headroom": format_bytes(capacity - reserved) if summary["fits"] and capacity >= reserved else "",
+        "limit": _percent(capacity, whole) if 0 < capacity < whole else "",
         "parts": [_part(name, bytes_, whole) for name, bytes_ in parts],
         "reserved_rest": {"text": format_bytes(reserved - allocated), "width": _percent(reserved - allocated, whole)},
         "steps": [(row["step"], format_us(row["wall_us"])) for row in summary["steps"][-_STEPS_SHOWN:]],
@@ -104,11 +106,15 @@ def memory_section(summary: dict[str, Any], colouring: Colouring) -> dict[str, A
         colouring: What the colours of the drawing stand for.
     """
     peak = (summary["peak_step"], summary["peak_phase"])
-    rows = [row for row in summary["by_phase"] if row["peak_reserved_bytes"]]
+    found = [row for row in summary["by_phase"] if row["peak_reserved_bytes"]]
+    half = _MOST_ROWS // 2
+    is_shown = [at < half or at >= len(found) - half or row["step"] == peak[0] for at, row in enumerate(found)]
+    rows = [row for row, shown in zip(found, is_shown, strict=True) if shown]
     keys = ("peak_allocated_bytes", "peak_reserved_bytes", "end_allocated_bytes")
     steps = sorted({row["step"] for row in rows if row["step"] > 0})
     return {
         "steps": steps if len(steps) <= _STEPS_SHOWN else [*steps[:3], *steps[-3:]],
+        "num_more": len(found) - len(rows),
         "phases": [
             {
                 "step": row["step"],
@@ -170,6 +176,7 @@ def layers_section(summary: dict[str, Any], folded: pd.DataFrame) -> dict[str, A
                 "figures": [(bytes_, or_dash(bytes_)) for bytes_ in figures],
             }
         )
+    rows, num_more = _largest_rows(rows)
     largest = [max((row["figures"][at][0] for row in rows), default=0) or 1 for at in range(len(LAYER_COLUMNS) + 3)]
     for row in rows:
         row["figures"] = [(*pair, _percent(pair[0], most)) for pair, most in zip(row["figures"], largest, strict=True)]
@@ -177,9 +184,20 @@ def layers_section(summary: dict[str, Any], folded: pd.DataFrame) -> dict[str, A
         "columns": [(name, " ".join(categories)) for name, (categories, _) in LAYER_COLUMNS.items()],
         "rows": rows,
         "num_small": sum(row["is_small"] for row in rows),
+        "num_more": num_more,
         "when": f"in step {summary['steps'][-1]['step']}" if summary["steps"] else "in the run",
         "min_share": f"{MIN_SHARE:.1%}",
     }
+
+
+def _largest_rows(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
+    """The rows that a browser can bear, in their order, and how many there are besides."""
+    if len(rows) <= _MOST_ROWS:
+        return rows, 0
+    sizes = sorted((max(row["figures"][-3][0], row["figures"][-1][0]) for row in rows), reverse=True)
+    least = sizes[_MOST_ROWS]
+    kept = [row for row in rows if max(row["figures"][-3][0], row["figures"][-1][0]) > least]
+    return kept, len(rows) - len(kept)
 
 
 def communication_section(run: Run, summary: dict[str, Any]) -> dict[str, Any] | None:
@@ -190,11 +208,12 @@ def communication_section(run: Run, summary: dict[str, Any]) -> dict[str, Any] |
     job = run.manifest["job"]
     calls = [
         row | {f"{key}_text": format_bytes(row[key]) for key in ("bytes_in", "bytes_out")}
-        for row in summary["collectives"]
+        for row in summary["collectives"][:_MOST_ROWS]
     ]
     return {
         "groups": [_group(row, job["gpus_per_node"]) for row in groups.to_dict("records")],
         "calls": calls,
+        "num_more": max(len(summary["collectives"]) - _MOST_ROWS, 0),
         "world": f"{job['world_size']:,}",
         "num_nodes": -(-job["world_size"] // job["gpus_per_node"]),
         "per_node": job["gpus_per_node"],

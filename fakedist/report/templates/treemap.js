@@ -98,7 +98,7 @@ class PeakPicture {
     const items = [...node.parts.map((part) => ({ bytes: part.bytes, part })), ...node.children.map((child) => ({ bytes: child.bytes, child }))];
     items.sort((a, b) => b.bytes - a.bytes);
     for (const { item, left, top, width, height } of squarify(items, box)) {
-      if (width < 0.5 || height < 0.5) continue;
+      if (width < 0.5 || height < 0.5 || width * height < 4) continue; // nobody sees it, and there may be 100,000
       if (item.part) { this.leaf(item.part, { left, top, width, height }); continue; }
       const inside = width > 46 && height > 34 ? { left: left + 2, top: top + 15, width: width - 4, height: height - 17 } : { left: left + 0.5, top: top + 0.5, width: width - 1, height: height - 1 };
       const titled = inside.top - top > 10;

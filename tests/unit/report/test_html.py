@@ -119,6 +119,25 @@ def test_report_writes_the_page_where_it_is_told_to(tmp_path: Path, capsys: pyte
     assert not list(tmp_path.glob(".*"))
 
 
+def test_a_page_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = handmade.ended_well(tmp_path / "run")
+    assert main(["report", str(run), "--html", str(tmp_path / "nowhere" / "a.html")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_of_very_many_layers_the_largest_are_in_the_page(tmp_path: Path) -> None:
+    made = HandMade()
+    for number in range(3_000):
+        layer = made.layer(f"odd{number}", "Linear")
+        made.op("forward", 1, layer)
+        made.alloc(number * (1 << 18), 512 * (1 + number % 100))
+    run = made.write(new_run(tmp_path / "run"))
+    build_tables(run)
+    found = read(run)
+    assert 900 < len(found.tables["layer-table"]) < 1_002
+    assert "more, in tables/layers.parquet" in " ".join(found.words)
+
+
 def test_the_same_run_makes_the_same_page(tmp_path: Path) -> None:
     run = handmade.ended_well(tmp_path / "run")
     write_page(Run(run), tmp_path / "one.html")
