@@ -130,3 +130,13 @@ def test_patterns_star_repeated_layers_and_keep_the_places_of_a_sequence() -> No
     patterns = layer_patterns(table(layers))
     assert patterns[3:8] == ["h.*", "h.*.mlp", "h.*.mlp.0", "h.*.mlp.1", "h.*.mlp.2"]
     assert patterns[8] == "h.*"
+
+
+def test_a_removed_layer_of_its_own_size_renumbers_those_behind_it() -> None:
+    def sized(*sizes: int) -> Layers:
+        layers: Layers = [("(Net)", "Net", 0), ("layers", "ModuleList", 0)]
+        return layers + [(f"layers.{number}", "Linear", size) for number, size in enumerate(sizes)]
+
+    found = matched(sized(9, 9, 50, 9), sized(9, 9, 9))
+    assert found["layers.2"] == ("", "gone")
+    assert found["layers.3"] == ("layers.2", "renumbered")
