@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -29,7 +29,7 @@ class Finding:
         baseline: What it was; None without a baseline.
         allowed: The most it may be for its baseline; None without a tolerance.
         tolerance: That tolerance, as it was written.
-        blame: The layers that it comes from, one phrase; empty where nothing is exceeded.
+        blame: The layers that it comes from and what makes them, one phrase; empty where nothing is exceeded.
         line: Where their blocks are made, ``file:line (function)``; empty where that is not known.
     """
 
@@ -79,8 +79,7 @@ class Finding:
             was = f"its baseline of {self.amount(self.baseline)}"
             parts.append(f"{self.amount(grown)}{share} more than {was}, where {self.tolerance} is allowed")
         told = f"{self.job} rank {self.rank}: {self.figure.name} is {self.amount(self.value)}, {' and '.join(parts)}"
-        made = f", made at {self.line}" if self.line else ""
-        return told + (f": {self.blame}{made}" if self.blame else "")
+        return told + (f": {self.blame}" if self.blame else "")
 
 
 def judge(job: CheckJob, rank: int, now: Rank, before: Rank | None, places: pd.DataFrame) -> list[Finding]:
@@ -134,9 +133,9 @@ def _blamed(finding: Finding, now: Rank, before: Rank | None, places: pd.DataFra
         before = None
     if cause is None:
         return finding
-    blame = say_part(cause, is_change=before is not None)
-    values = {**finding.__dict__, "blame": blame, "line": place_of(cause, places)}
-    return Finding(**values)
+    place = place_of(cause, places)
+    blame = say_part(cause, is_change=before is not None) + place.phrase("made")
+    return replace(finding, blame=blame, line=place.line)
 
 
 def _cause(changes: pd.DataFrame, figure: Figure) -> Cause | None:
@@ -153,5 +152,4 @@ def say_makeup(run: Run) -> str:
     cause = find_cause(part_changes(parts.iloc[:0], parts))
     if cause is None:
         return ""
-    line = place_of(cause, peak_places(run))
-    return say_part(cause, is_change=False) + (f", made at {line}" if line else "")
+    return say_part(cause, is_change=False) + place_of(cause, peak_places(run)).phrase("made")

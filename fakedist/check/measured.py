@@ -94,6 +94,8 @@ def measure(run: Run, figures: set[Figure], where: str) -> Rank:
     }
     if summary["device"] == "cuda" and summary["steps"]:
         record["step_us"] = summary["steps"][-1]["wall_us"]
+    elif any(figure.is_time for figure in figures):
+        raise CheckError(f"{where}: no step ended, so there is no step_time", "leave it out, or run a whole step")
     return Rank(record, parts)
 
 

@@ -107,6 +107,8 @@ class Runner:
             What failed, in the order of the tasks.
         """
         number = at_once or max(1, min(num_cores(), free_memory_bytes() // JOB_MEMORY_BYTES, len(tasks)))
+        if any(task.job.device == "cuda" for task in tasks):
+            number = 1  # on one GPU they would take each other's memory and time
         with ThreadPoolExecutor(number) as pool:
             futures: list[Future[None]] = [pool.submit(self.run, task) for task in tasks]
             try:

@@ -103,9 +103,7 @@ def _shown(title: str, changes: pd.DataFrame, columns: Any, all_rows: bool) -> S
     rest = changed.iloc[len(rows) :]
     remark = ""
     if len(rest):
-        remark = (
-            f"and {len(rest)} smaller ones, {format_change(int(rest['change_bytes'].sum()))} in all; --all shows them"
-        )
+        remark = f"and {len(rest)} smaller changes, {format_change(int(rest['change_bytes'].sum()))} in all; --all shows them"
     return Sheet(title, columns(rows), remark)
 
 

@@ -134,16 +134,10 @@ class Comparison:
         return {}
 
 
-def say_cause(cause: why.Cause, line: str) -> str:
-    """A change of the peak and what accounts for it, one line.
-
-    Args:
-        cause: The cause.
-        line: Where its blocks are made; empty where that is not known.
-    """
-    seen = "first" if cause.part_bytes > 0 else "last"
-    where = f", {seen} seen at {line}" if line else ""
-    return f"{format_change(cause.change_bytes)} at the peak: {say_part(cause)}{where}"
+def say_cause(cause: why.Cause, place: why.Place) -> str:
+    """A change of the peak, what accounts for it and where that is made, one line."""
+    seen = place.phrase("first seen" if cause.part_bytes > 0 else "last seen")
+    return f"{format_change(cause.change_bytes)} at the peak: {say_part(cause)}{seen}"
 
 
 def say_part(cause: why.Cause, *, is_change: bool = True) -> str:

@@ -83,23 +83,45 @@ def _steps(path: str) -> tuple[str, ...]:
     return (path,) if path.startswith("(") else tuple(path.split("."))
 
 
-def place_of(cause: Cause, blocks: pd.DataFrame) -> str:
-    """The line that most of a cause comes from; empty where none is known.
+@dataclass(frozen=True)
+class Place:
+    """What makes the blocks of a cause.
+
+    Attributes:
+        line: The job's line, ``file:line (function)``; empty where none is known, as in most of a backward.
+        operation: The operation; empty where none is known either.
+        phase: The phase it runs in.
+    """
+
+    line: str = ""
+    operation: str = ""
+    phase: str = ""
+
+    def phrase(self, verb: str) -> str:
+        """The verb and the place behind a comma: ", made at model.py:212 (forward)"; empty where none is known."""
+        if self.line:
+            return f", {verb} at {self.line}"
+        return f", {verb} in {self.operation.removeprefix('aten.')} ({self.phase})" if self.operation else ""
+
+
+def place_of(cause: Cause, blocks: pd.DataFrame) -> Place:
+    """Where most of a cause comes from.
 
     Args:
         cause: The cause.
-        blocks: Columns path, category, line, change_bytes of blocks at the peak.
+        blocks: Columns path, category, line, operation, phase, change_bytes of blocks at the peak.
     """
     way = 1 if cause.part_bytes > 0 else -1
-    found = blocks[
-        is_below(blocks["path"], cause.path)
-        & (blocks["category"] == cause.category)
-        & (blocks["change_bytes"] * way > 0)
-    ]
-    found = found[found["line"] != ""]
+    found = blocks[is_below(blocks["path"], cause.path) & (blocks["category"] == cause.category)]
+    found = found[found["change_bytes"] * way > 0]
     if not len(found):
-        return ""
-    return str(found["line"].iloc[int(found["change_bytes"].abs().argmax())])
+        return Place()
+    # A line says more than an operation, but not where it stands for next to nothing.
+    told = found[found["line"] != ""]
+    if len(told) and told["change_bytes"].abs().max() * 2 >= found["change_bytes"].abs().max():
+        found = told
+    most = found.iloc[int(found["change_bytes"].abs().argmax())]
+    return Place(str(most["line"]), str(most["operation"]), str(most["phase"]))
 
 
 def of_layers(layer: str) -> str:

@@ -96,10 +96,10 @@ def test_what_is_just_within_its_budget_is_within(tmp_path: Path, limit: str) ->
 @pytest.mark.parametrize(
     ("limit", "blame", "line"),
     [
-        ('peak_allocated = "1 MiB"', "parameters of layers.*.mlp, 48.00 MiB", ""),
+        ('peak_allocated = "1 MiB"', "parameters of layers.*.mlp, 48.00 MiB, made in mm.default (init)", ""),
         (
             'categories = { activation = "1 MiB" }',
-            "activations of layers.*.mlp, 24.00 MiB",
+            "activations of layers.*.mlp, 24.00 MiB, made at model.py:12 (forward)",
             "model.py:12 (forward)",
         ),
     ],

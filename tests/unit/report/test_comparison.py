@@ -58,7 +58,10 @@ def test_changes_add_up_to_that_of_the_peak_however_they_are_told(tmp_path: Path
             {"activation": 2 * MIB},
             "-18.00 MiB at the peak: activations of layers.*.mlp, -18.00 MiB, last seen at model.py:12 (forward)",
         ),
-        ({"num_layers": 2}, "-24.00 MiB at the peak: parameters of layers.2.mlp, -16.00 MiB"),
+        (
+            {"num_layers": 2},
+            "-24.00 MiB at the peak: parameters of layers.2.mlp, -16.00 MiB, last seen in mm.default (init)",
+        ),
         ({}, "the peak is the same, 73.00 MiB"),
     ],
 )
@@ -140,7 +143,10 @@ def test_a_run_that_never_used_the_gpu_is_compared_too(tmp_path: Path) -> None:
     nothing.ended("exception", 1, "ValueError: x")
     build_tables(nothing.write(new_run(tmp_path / "a", "exception")))
     comparison = Comparison(tmp_path / "a", run_of(tmp_path / "b"))
-    assert comparison.why == "+73.00 MiB at the peak: parameters of layers.*.mlp, +48.00 MiB"
+    assert (
+        comparison.why
+        == "+73.00 MiB at the peak: parameters of layers.*.mlp, +48.00 MiB, first seen in mm.default (init)"
+    )
     assert list(comparison.phases["what"].unique()) == ["appeared"]
     assert comparison.warnings[0].startswith("A exception (ValueError: x) after 0 steps")
     assert "+73.00 MiB" in comparison_markdown(comparison)

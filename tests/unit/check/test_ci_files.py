@@ -1,0 +1,68 @@
+"""What users copy fits the program: options in workflows, the action and docs/ci.md exist, examples of TOML are read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+from fakedist.check.config import read_config
+from fakedist.cli.check import check
+from fakedist.cli.compare import compare
+from fakedist.cli.profile import profile
+
+ROOT = Path(__file__).parent.parent.parent.parent
+FILES = [ROOT / "action.yml", ROOT / "docs/ci.md", *sorted((ROOT / "examples/ci").iterdir())]
+DOCUMENT = (ROOT / "docs/ci.md").read_text()
+
+
+def options(*commands: click.Command) -> set[str]:
+    return {
+        name
+        for command in commands
+        for option in command.params
+        for name in (*option.opts, *option.secondary_opts)
+        if name.startswith("--")
+    }
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_option_in_what_users_copy_exists(path: Path) -> None:
+    text = path.read_text()
+    assert "fakedist check" in text or "fakedist@" in text
+    commands = re.findall(r"fakedist (?:check|compare|profile)[^\n`|]*", text)
+    if path.name == "action.yml":
+        commands += re.findall(r"options\+?=\((.*)\)", text)
+    used = {option for command in commands for option in re.findall(r"--[a-z][a-z-]+", command)}
+    assert used <= options(check, compare, profile)
+
+
+def test_the_tables_of_options_in_the_document_are_the_programs() -> None:
+    table = DOCUMENT[DOCUMENT.index("## What comes out") : DOCUMENT.index("| exit code |")]
+    told = set(re.findall(r"^\| `(--[a-z-]+)", table, flags=re.MULTILINE))
+    assert told == options(check) - {"--config", "--update", "--no-annotations"}
+
+
+def test_the_configuration_in_the_document_is_read(tmp_path: Path) -> None:
+    (text,) = re.findall(r"```toml\n(.*?)```", DOCUMENT, flags=re.DOTALL)
+    (tmp_path / "pyproject.toml").write_text(text)
+    (job,) = read_config(tmp_path / "pyproject.toml").jobs
+    assert job.budgets
+    assert job.tolerances
+
+
+@pytest.mark.parametrize("heading", ["A job is one", "Budgets are absolute"])
+def test_every_key_in_the_document_is_known(tmp_path: Path, heading: str) -> None:
+    table = DOCUMENT[DOCUMENT.index(heading) :].split("\n\n")[1]
+    keys = [key for line in table.splitlines()[2:] for key in re.findall(r"`(\w+)`", line.split("|")[1])]
+    assert len(keys) > 6
+    source = (ROOT / "fakedist/check/config.py").read_text() + (ROOT / "fakedist/check/limits.py").read_text()
+    assert [key for key in keys if f'"{key}"' not in source] == []
+
+
+def test_inputs_of_the_action_are_never_pasted_into_its_script() -> None:
+    text = (ROOT / "action.yml").read_text()
+    script = text[text.index("run: |") :]
+    assert "${{" not in script
