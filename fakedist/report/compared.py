@@ -103,7 +103,8 @@ def _shown(title: str, changes: pd.DataFrame, columns: Any, all_rows: bool) -> S
     rest = changed.iloc[len(rows) :]
     remark = ""
     if len(rest):
-        remark = f"and {len(rest)} smaller changes, {format_change(int(rest['change_bytes'].sum()))} in all; --all shows them"
+        in_all = format_change(int(rest["change_bytes"].sum()))
+        remark = f"and {len(rest)} smaller changes, {in_all} in all; --all shows them"
     return Sheet(title, columns(rows), remark)
 
 

@@ -1,4 +1,4 @@
-"""What users copy fits the program: options in workflows, the action and docs/ci.md exist, examples of TOML are read."""
+"""What users copy fits the program: the options exist, the examples are read."""
 
 from __future__ import annotations
 
