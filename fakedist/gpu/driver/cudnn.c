@@ -14,7 +14,7 @@ struct cudnn_handle {
 /* A function of the installed library; its name is found there, not here, as the library is asked by handle. */
 void *cudnn_function(const char *name) {
     static void *library;
-    if (!library) library = dlopen(cudnn_library, RTLD_LAZY | RTLD_LOCAL);
+    if (!library && cudnn_library[0]) library = dlopen(cudnn_library, RTLD_LAZY | RTLD_LOCAL);
     void *function = library ? dlsym(library, name) : NULL;
     if (!function) unanswered(name, CUDNN_NOT_SUPPORTED);
     return function;
