@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -137,6 +138,33 @@ def _dropped(recording: Recording) -> list[str]:
     return dropped
 
 
+#: Operations that pick indices; a router's among them (gpu/values/choices.py).
+_CHOOSES = re.compile(r"\.(topk|sort|argsort|argmax|argmin)\b")
+
+
+def _invention_notes(rows: list[Any]) -> list[str]:
+    """What was made up, and where first."""
+    invented = sum(values for *_, values in rows)
+    if not invented:
+        return []
+    text = (
+        f"{invented:,} values that the script read were made up, first at {_first_place(rows)}, because no kernel had "
+        "computed them (table invented): decisions that hang on them may differ on a real GPU"
+    )
+    chosen = [row for row in rows if _CHOOSES.search(row[0])]
+    if not chosen:
+        return [text]
+    even = (
+        f"{chosen[0][0]}, first at {_first_place(chosen)}, picked by values that no kernel had computed: each index "
+        "equally often, so that a router's tokens are spread evenly over its experts"
+    )
+    return [text, even]
+
+
+def _first_place(rows: list[Any]) -> str:
+    return next((f"{filename}:{line}" for _, filename, line, *_ in rows if filename), "a backward")
+
+
 def _notes(recording: Recording, blocks: Blocks, manifest: dict[str, Any]) -> list[str]:
     notes = [*recording.notes, *memory.differences(recording, blocks)]
     if len(recording.events) > 1:
@@ -145,12 +173,7 @@ def _notes(recording: Recording, blocks: Blocks, manifest: dict[str, Any]) -> li
         notes.append(f"the rank also used {named}; the tables are about cuda:{recording.device}")
     elif recording.events and recording.device != recording.gpu.get("device_index", recording.device):
         notes.append(f"the rank used cuda:{recording.device}, not the device of its LOCAL_RANK")
-    invented = sum(row[4] for row in recording.rows["invented"])
-    if invented:
-        notes.append(
-            f"{invented} values that the script read were made up, because no kernel had computed them "
-            "(table invented): decisions that hang on them may differ on a real GPU"
-        )
+    notes += _invention_notes(recording.rows["invented"])
     notes += [
         f"{name} is not answered by the virtual GPU ({calls} calls): results after it may be wrong"
         for name, calls in sorted(recording.unanswered.items())

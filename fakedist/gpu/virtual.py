@@ -125,7 +125,12 @@ def _runtime_version() -> int:
 def _variables(driver: Path) -> dict[str, str]:
     """What torch, Triton and Transformer Engine must find in the environment."""
     compiled = driver.parent.parent / "compiled"
-    kept = {"TORCHINDUCTOR_CACHE_DIR": compiled / "inductor", "TRITON_CACHE_DIR": compiled / "triton"}
+    wishes = {
+        "TORCHINDUCTOR_CACHE_DIR": os.fspath(compiled / "inductor"),
+        "TRITON_CACHE_DIR": os.fspath(compiled / "triton"),
+        # Inductor's compiling processes look for a GPU (torch 2.11) and would not find one.
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    }
     return {
         "TRITON_LIBCUDA_PATH": os.fspath(driver.parent),  # launchers are linked with the driver that lies here
         # Transformer Engine's cuDNN front end asks libcudart by its name, past what was loaded before it.
@@ -133,7 +138,7 @@ def _variables(driver: Path) -> dict[str, str]:
         # What NVRTC's stand-in gives, and what was tuned by times of kernels that did not run, must not be cached where
         # a process with a real GPU would find it.
         "USE_PYTORCH_KERNEL_CACHE": "0",
-        **{name: os.environ.get(name, os.fspath(path)) for name, path in kept.items()},
+        **{name: os.environ.get(name, wish) for name, wish in wishes.items()},
     }
 
 

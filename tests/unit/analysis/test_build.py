@@ -193,13 +193,23 @@ def test_notes_say_what_a_reader_must_know(tmp_path: Path) -> None:
     made.gpu["notes"] = ["its drivers differ by some MiB"]
     made.record("note", text="a word of the rank")
     made.record("invented", rows=[("aten.item", "/job/train.py", 3, 2, 2), ("aten.item", "/job/train.py", 3, 1, 5)])
+    made.record("invented", rows=[("aten.topk.default", "/job/router.py", 8, 1, 4)])
     made.record("unanswered", rows=[("cudaGraphLaunch", 3)])
     made.stats(MIB, GIB)
     notes = built(made.write(new_run(tmp_path, collectives="noop")))["notes"]
     assert notes[:2] == ["its drivers differ by some MiB", "a word of the rank"]
-    assert [note.split(" ")[0] for note in notes[2:]] == ["the", "7", "cudaGraphLaunch", "collectives"]
+    assert [note.split(" ")[0] for note in notes[2:]] == [
+        "the",
+        "11",
+        "aten.topk.default,",
+        "cudaGraphLaunch",
+        "collectives",
+    ]
+    assert "first at /job/train.py:3," in notes[3]
+    assert "first at /job/router.py:8," in notes[4]
     invented = pyarrow.parquet.read_table(tmp_path / "tables" / "invented.parquet").to_pylist()
-    assert invented == [{"operation": "aten.item", "line": "/job/train.py:3", "num_calls": 3, "num_values": 7}]
+    assert invented[0] == {"operation": "aten.item", "line": "/job/train.py:3", "num_calls": 3, "num_values": 7}
+    assert [row["num_values"] for row in invented] == [7, 4]
 
 
 def test_the_window_of_a_layers_most_is_the_last_step_that_ended(tmp_path: Path) -> None:
