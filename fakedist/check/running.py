@@ -109,7 +109,7 @@ class Runner:
         number = at_once or max(1, min(num_cores(), free_memory_bytes() // JOB_MEMORY_BYTES, len(tasks)))
         if any(task.job.device == "cuda" for task in tasks):
             number = 1  # on one GPU they would take each other's memory and time
-        with ThreadPoolExecutor(number) as pool:
+        with _ended_like_interrupted(), ThreadPoolExecutor(number) as pool:
             futures: list[Future[None]] = [pool.submit(self.run, task) for task in tasks]
             try:
                 pending: set[Future[None]] = set(futures)
@@ -151,6 +151,19 @@ class Runner:
             for one in self._running:
                 with suppress(ProcessLookupError):
                     os.kill(one.pid, signal.SIGTERM)
+
+
+@contextmanager
+def _ended_like_interrupted() -> Iterator[None]:
+    """SIGTERM, which a CI service sends to what it cancels, ends what runs here as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _see_that_it_ran(task: Task, code: int, log: Path) -> None:

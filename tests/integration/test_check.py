@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -192,6 +195,35 @@ def test_a_budget_that_is_exceeded_leaves_the_baselines_alone(tmp_path: Path, ba
     finished = checked(folder, "--update")
     assert finished.returncode == 3
     assert files(folder) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_is_cancelled_leaves_nothing_running_and_nothing_written(tmp_path: Path, number: int) -> None:
+    folder = project(tmp_path / "p", broken='open("reached", "w").close(); signal.pause()')
+    before = files(folder)
+    command = [sys.executable, "-m", "fakedist", "check", "--update"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    restored = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    process = subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, preexec_fn=restored)
+    while not (folder / "reached").exists():
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(number)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert error.decode().splitlines()[-1] == "fakedist: exit 130: interrupted"
+    (folder / "reached").unlink()
+    assert files(folder) == before
+    left = [path for path in Path("/proc").glob("[0-9]*/cwd") if with_cwd(path, folder)]
+    assert left == []
+
+
+def with_cwd(path: Path, folder: Path) -> bool:
+    """Whether a process runs in the folder."""
+    try:
+        return path.readlink() == folder
+    except OSError:
+        return False
 
 
 def test_a_layer_that_is_not_there_is_refused_with_a_likely_one(tmp_path: Path) -> None:
