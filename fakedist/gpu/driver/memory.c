@@ -11,7 +11,9 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#ifndef RANGE_BASE /* AddressSanitizer keeps its own memory there */
 #define RANGE_BASE 0x100000000000ull /* 16 TiB: far from where Linux puts libraries, heaps and stacks */
+#endif
 #define RANGE_SPAN 0x400000000000ull /* 64 TiB shared by all devices */
 #define CHUNK (64ull << 30)          /* a device takes addresses in chunks; the table below says whose they are */
 #define NUM_CHUNKS (RANGE_SPAN / CHUNK)
