@@ -36,7 +36,7 @@ def build_tables(run_directory: Path) -> None:
     tables = make_tables(recording, blocks, places)
     for name, table in tables.items():
         write_table(run_directory, name, {column: table[column] for column in table.columns})
-    with _no_collector():
+    with no_collector():
         build_snapshot(run_directory, recording, blocks)
     dropped = _dropped(recording)
     notes = [*_notes(recording, blocks, manifest), *dropped]
@@ -82,7 +82,7 @@ def make_tables(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> d
 
 
 @contextmanager
-def _no_collector() -> Iterator[None]:
+def no_collector() -> Iterator[None]:
     """A snapshot is a dict an event; the cycle collector would walk them again and again: half of its time."""
     was_on = gc.isenabled()
     gc.disable()

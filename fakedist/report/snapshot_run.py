@@ -11,7 +11,7 @@ import pandas as pd
 from fakedist import __version__
 from fakedist.analysis import memory
 from fakedist.analysis.blocks import build_blocks, event_places
-from fakedist.analysis.build import make_tables
+from fakedist.analysis.build import make_tables, no_collector
 from fakedist.analysis.foreign import read_foreign
 from fakedist.analysis.summary import summarize
 from fakedist.report.run import Run
@@ -34,7 +34,8 @@ class SnapshotRun(Run):
     is_snapshot = True
 
     def __init__(self, path: Path) -> None:
-        found = read_foreign(read_snapshot(path))
+        with no_collector():
+            found = read_foreign(read_snapshot(path))
         self.path = path.resolve()
         self.device = found.recording.device
         blocks, places = build_blocks(found.recording), event_places(found.recording)
