@@ -69,10 +69,10 @@ def opened(page: Path, rounds: int) -> float | None:
     return statistics.median(found)
 
 
-def say(name: str, made: tuple[float, float], page: Path, opening: str) -> None:
+def say(name: str, made: tuple[float, float, float], page: Path, opening: str) -> None:
     """One line of the table."""
     size = page.stat().st_size / 1e6
-    print(f"{name:<44} {made[0]:7.2f} s {made[1]:6.2f} GB {size:8.2f} MB   {opening}", flush=True)
+    print(f"{name:<46}{made[0]:7.2f} s {made[2]:7.2f} s CPU {made[1]:6.2f} GB {size:8.2f} MB   {opening}", flush=True)
 
 
 def bench(history: Callable[[int], Iterator[Event]], num_events: int, rounds: int) -> None:

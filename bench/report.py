@@ -133,15 +133,15 @@ def make_run(run: Path, content: Iterator[dict[str, Any]]) -> None:
     journal.close()
 
 
-def measure(command: list[str]) -> tuple[float, float]:
-    """Seconds and GB of host memory of one command."""
+def measure(command: list[str]) -> tuple[float, float, float]:
+    """Seconds, GB of host memory and seconds of CPU of one command."""
     start = time.perf_counter()
     process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(f"exit {process.returncode}: {' '.join(command)}")
-    return time.perf_counter() - start, usage.ru_maxrss * 1024 / 1e9
+    return time.perf_counter() - start, usage.ru_maxrss * 1024 / 1e9, usage.ru_utime + usage.ru_stime
 
 
 def main() -> None:
@@ -155,7 +155,7 @@ def main() -> None:
         make_run(run, records(args.events))
         command = [sys.executable, "-m", "fakedist", "report", str(run)]
         unfinished = (run / "run.json").read_text()
-        found: dict[str, list[tuple[float, float]]] = {"from the journal alone": [], "from the tables": []}
+        found: dict[str, list[tuple[float, float, float]]] = {"from the journal alone": [], "from the tables": []}
         for _ in range(args.rounds):
             (run / "run.json").write_text(unfinished)
             found["from the journal alone"].append(measure(command))

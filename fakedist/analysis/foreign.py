@@ -7,7 +7,7 @@ the frees without an allocation and from the blocks that are there at the end an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,12 +79,14 @@ def read_foreign(snapshot: dict[str, Any]) -> ForeignSnapshot:
     stacks = _Stacks()
     known = [entry for entry in trace if entry.get("action") in _CODES]
     before = _alive_before(known, own)
-    rows = [*_first_rows(before, _reserved_before(known, own), known, stacks), *_rows(known, stacks)]
+    time_us = _int(known[0].get("time_us")) if known else 0
+    first = _first_columns(before, _reserved_before(known, own), time_us, stacks)
+    rest = _columns(known, stacks)
     recording = Recording(gpu={"device_index": device, "alloc_conf": _settings(snapshot)})
     recording.marks = {name: np.zeros(0, "i8") for name in ("op", "address", "category", "layer", "bytes")}
     recording.frames, recording.stacks = list(stacks.frames), list(stacks.stacks)
-    if rows:
-        recording.events[device] = _columns(rows)
+    if len(first["op"]) + len(rest["op"]):
+        recording.events[device] = {name: np.concatenate([first[name], rest[name]]) for name in first}
     notes = [f"entries of the unknown action {name!r} were left out: {count}" for name, count in unknown.items()]
     if before and known:
         notes.insert(0, _overflow_note(len(before), sum(size for _, size, _ in before)))
@@ -166,35 +168,45 @@ def _reserved_before(trace: list[dict[str, Any]], segments: list[dict[str, Any]]
     return max(end - gained + lost, 0)
 
 
-_Row = tuple[int, int, int, int, int, int]  # action, address, size, stream, time_us, stack
+def _first_columns(before: list[tuple[int, int, Any]], reserved: int, time_us: int, stacks: _Stacks) -> dict[str, Any]:
+    """Events that never were: what the history begins with."""
+    # Where the segments are is not known; at address 0 they serve no block.
+    rows = [(_CODES["segment_alloc"], 0, reserved, -1)] if reserved else []
+    rows += [(_CODES["alloc"], at, size, stacks.number(frames)) for at, size, frames in before]
+    action, address, size, stack = zip(*rows, strict=True) if rows else ((), (), (), ())
+    found = {"action": action, "address": address, "size": size, "stack": stack}
+    return _arrays({**found, "stream": [0] * len(rows), "time_us": [time_us] * len(rows)})
 
 
-def _first_rows(
-    before: list[tuple[int, int, Any]], reserved: int, trace: list[dict[str, Any]], stacks: _Stacks
-) -> Iterable[_Row]:
-    time_us = _int(trace[0].get("time_us")) if trace else 0
-    if reserved:
-        # Where these segments are is not known; at address 0 they serve no block.
-        yield _CODES["segment_alloc"], 0, reserved, 0, time_us, -1
-    for at, size, frames in before:
-        yield _CODES["alloc"], at, size, 0, time_us, stacks.number(frames)
+def _columns(trace: list[dict[str, Any]], stacks: _Stacks) -> dict[str, Any]:
+    """The history, column by column: there may be millions of events."""
+    allocs = [entry["action"] == "alloc" for entry in trace]
+    return _arrays(
+        {
+            "action": [_CODES[entry["action"]] for entry in trace],
+            "address": [entry["addr"] if "addr" in entry else entry.get("device_free") for entry in trace],
+            "size": [entry.get("size") for entry in trace],
+            "stream": [entry.get("stream") for entry in trace],
+            "time_us": [entry.get("time_us") for entry in trace],
+            "stack": [
+                stacks.number(entry.get("frames")) if alloc else -1 for entry, alloc in zip(trace, allocs, strict=True)
+            ],
+        }
+    )
 
 
-def _rows(trace: list[dict[str, Any]], stacks: _Stacks) -> Iterable[_Row]:
-    for entry in trace:
-        action = entry["action"]
-        at = entry.get("addr", entry.get("device_free"))
-        stack = stacks.number(entry.get("frames")) if action == "alloc" else -1
-        rest = (_int(entry.get("size")), _int(entry.get("stream")), _int(entry.get("time_us")), stack)
-        yield _CODES[action], _int(at), *rest
-
-
-def _columns(rows: list[_Row]) -> dict[str, Any]:
+def _arrays(columns: dict[str, Sequence[Any]]) -> dict[str, Any]:
     kinds = {"action": "u1", "address": "<u8", "size": "<i8", "stream": "<u8", "time_us": "<i8", "stack": "<i4"}
-    columns = dict(zip(kinds, zip(*rows, strict=True), strict=True))
-    mask = (1 << 64) - 1  # a stream may be written as a negative number
-    found: dict[str, Any] = {
-        name: np.array([value & mask for value in columns[name]] if kind == "<u8" else columns[name], kind)
-        for name, kind in kinds.items()
-    }
-    return found | {"op": np.full(len(rows), -1, "<i8")}
+    found = {name: _array(columns[name], kind) for name, kind in kinds.items()}
+    return found | {"op": np.full(len(columns["action"]), -1, "<i8")}
+
+
+def _array(values: Sequence[Any], kind: str) -> Any:
+    try:
+        found = np.array(values, kind)
+        if found.ndim == 1:
+            return found
+    except (TypeError, ValueError, OverflowError):
+        pass  # something is missing, or an address is written as negative
+    mask = (1 << 64) - 1 if kind == "<u8" else -1
+    return np.array([_int(value) & mask for value in values], kind)
