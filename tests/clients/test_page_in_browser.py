@@ -201,6 +201,27 @@ def test_the_drawing_zooms_with_mouse_and_keys(reader: Reader, written: Path) ->
     assert "allocated" in page.locator("#note").inner_text()
 
 
+def test_fingers_tap_drag_and_stretch(reader: Reader, written: Path) -> None:
+    page = reader.open(written)
+    page.locator("canvas.main").scroll_into_view_if_needed()
+    fingers = """(steps) => {
+      const canvas = document.querySelector('canvas.main'), box = canvas.getBoundingClientRect();
+      for (const [kind, finger, x] of steps) canvas.dispatchEvent(new PointerEvent(`pointer${kind}`, {
+        pointerId: finger, pointerType: 'touch', clientX: box.left + x, clientY: box.top + 340, bubbles: true }));
+      return fakedist.plot.view;
+    }"""
+    whole = page.evaluate("fakedist.plot.view")
+    assert page.evaluate(fingers, [["down", 1, 500], ["up", 1, 500]]) == whole
+    assert "block" in page.locator(".pinned").inner_text()
+    near = page.evaluate(
+        fingers, [["down", 1, 400], ["down", 2, 500], ["move", 2, 700], ["up", 1, 400], ["up", 2, 700]]
+    )
+    assert near[1] - near[0] == pytest.approx((whole[1] - whole[0]) / 3)
+    on = page.evaluate(fingers, [["down", 1, 500], ["move", 1, 400], ["up", 1, 400]])
+    assert on[0] > near[0]
+    assert on[1] - on[0] == pytest.approx(near[1] - near[0])
+
+
 def test_the_picture_opens_a_layer_and_goes_back(reader: Reader, written: Path) -> None:
     page = reader.open(written)
     picture = page.locator("#picture")

@@ -47,6 +47,7 @@ Object.assign(Plot.prototype, {
   press(event) {
     this.canvas.focus({ preventScroll: true });
     this.fingers.set(event.pointerId, event.offsetX);
+    this.moved = false;
     if (event.pointerType === 'mouse' && event.button === 0) {
       this.canvas.setPointerCapture(event.pointerId);
       this.selecting = this.moveAt(event.offsetX);
@@ -62,7 +63,11 @@ Object.assign(Plot.prototype, {
     if (dragged) {
       const to = this.moveAt(event.offsetX);
       this.setView(Math.min(before, to), Math.max(before, to));
-    } else this.pin(this.cursor, this.block);
+      return;
+    }
+    if (event.pointerType === 'touch' && this.moved) return;
+    if (event.pointerType === 'touch') this.look(event.offsetX, event.offsetY);
+    this.pin(this.cursor, this.block);
   },
 
   point(event) {
@@ -74,6 +79,8 @@ Object.assign(Plot.prototype, {
 
   // One finger moves the view, two stretch it.
   drag(event, last) {
+    this.moved ||= Math.abs(event.offsetX - last) > 3;
+    if (!this.moved) return;
     const others = [...this.fingers].filter(([id]) => id !== event.pointerId);
     const perPixel = (this.view[1] - this.view[0]) / this.width;
     if (others.length) {
