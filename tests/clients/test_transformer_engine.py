@@ -40,7 +40,7 @@ def found(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory) -
         names = [
             f"{kind}_{scaling}" for kind in KINDS for scaling in scalings if (kind, scaling) != (KINDS[-1], "bf16")
         ]
-        names += ["permutation_index", "permutation_mask"]
+        names += ["permutation_index", "permutation_mask", "overlap"]
         directory = tmp_path_factory.mktemp(gpu)
         options = ["--device", "virtual", "--gpu", gpu, "--world-size", "64", "--rank", "0", "--steps", "1000"]
         finished = run_fakedist("profile", *options, "--output", "run", JOB, *names, cwd=directory, timeout=400)
@@ -117,6 +117,16 @@ def test_a_tensor_parallel_layer_holds_its_shard(
     rows, out = TOKENS // TENSOR, OUT // TENSOR
     assert case["weights"] == 2 * (out * HIDDEN + NORM)
     assert case["held"] == 2 * TOKENS * out + STATISTICS * rows + held_for_backward(gpu, scaling, rows, HIDDEN, out)
+
+
+@pytest.mark.parametrize("gpu", list(SCALINGS))
+def test_communication_that_overlaps_products_has_buffers_outside_of_torch(
+    found: dict[tuple[str, str], dict[str, int]], gpu: str
+) -> None:
+    case, plain = found[gpu, "overlap"], found[gpu, "tensor_parallel_bf16"]
+    assert all(case[what] == plain[what] for what in ("weights", "held", "states"))
+    buffers = 12 * 2 * TOKENS * HIDDEN  # in qkv, proj, fc1, fc2: forward, gradient of the input, gradient of the weight
+    assert 0 <= case["buffers"] - buffers < 16 << 20  # with flags and tables of addresses
 
 
 @pytest.mark.parametrize(("gpu", "scaling"), FP8_CASES)

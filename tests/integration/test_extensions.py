@@ -125,6 +125,28 @@ def test_the_runtime_by_its_name_is_the_virtual_gpus() -> None:
     assert found == {"status": 0, "devices": 3, "refused": []}
 
 
+def test_memory_that_another_rank_shares_is_no_memory_of_this_gpu() -> None:
+    found = on_virtual_gpu(
+        """
+        import ctypes
+        class Handle(ctypes.Structure):
+            _fields_ = [("reserved", ctypes.c_char * 64)]
+        runtime = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.split('.')[0]}")
+        memory = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+        free = torch.cuda.mem_get_info()[0]
+        handle, theirs = Handle(), ctypes.c_void_p()
+        runtime.cudaIpcOpenMemHandle.argtypes = [ctypes.POINTER(ctypes.c_void_p), Handle, ctypes.c_uint]
+        found["shared"] = runtime.cudaIpcGetMemHandle(ctypes.byref(handle), ctypes.c_void_p(memory.data_ptr() + 512))
+        found["opened"] = runtime.cudaIpcOpenMemHandle(ctypes.byref(theirs), handle, 1)
+        found["taken"] = free - torch.cuda.mem_get_info()[0]
+        found["closed"] = runtime.cudaIpcCloseMemHandle(theirs)
+        found["on_host"] = runtime.cudaIpcGetMemHandle(ctypes.byref(handle), None)
+        found["foreign"] = runtime.cudaIpcOpenMemHandle(ctypes.byref(theirs), Handle(), 1)
+        """
+    )
+    assert found == {"shared": 0, "opened": 0, "taken": 0, "closed": 0, "on_host": 1, "foreign": 801}
+
+
 def test_every_later_interface_is_a_function_of_the_driver() -> None:
     include = find_cuda().include
     assert include is not None

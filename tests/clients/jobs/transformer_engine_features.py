@@ -6,6 +6,7 @@ Runs as it is on a GPU too: ``python transformer_engine_features.py layernorm_li
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -84,10 +85,22 @@ def layer() -> torch.nn.Module:
     return made
 
 
-def parallel() -> torch.nn.Module:
+def parallel(**options: Any) -> torch.nn.Module:
     """A layer norm with a linear layer whose output is split over 8 ranks, its input over the sequence."""
     group, _ = torch.distributed.new_subgroups(TENSOR)
-    return linear(parallel_mode="column", sequence_parallel=True, tp_group=group, tp_size=TENSOR)()
+    return linear(parallel_mode="column", sequence_parallel=True, tp_group=group, tp_size=TENSOR, **options)()
+
+
+def overlap() -> dict[str, int]:
+    """The same, its communication overlapped with the products: the buffers for that lie outside of torch's memory."""
+    os.environ["UB_SKIPMC"] = "1"  # buffers are shared by CUDA IPC, not by multicast
+    free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
+    te.initialize_ub([TOKENS, HIDDEN], TENSOR, dtype=torch.bfloat16)
+    buffers = free - torch.cuda.mem_get_info()[0] - torch.cuda.memory_reserved()
+    flags = dict.fromkeys(("ub_overlap_ag", "ub_bulk_dgrad", "ub_bulk_wgrad"), True)
+    found = train(lambda: parallel(ub_name="qkv", **flags), "bf16", TOKENS // TENSOR, HIDDEN)
+    te.destroy_ub()
+    return {"buffers": buffers, **found}
 
 
 class Experts(torch.nn.Module):
@@ -135,6 +148,7 @@ FEATURES: dict[str, Callable[[], dict[str, int]]] = {
     **{
         f"tensor_parallel_{name}": lambda name=name: train(parallel, name, TOKENS // TENSOR, HIDDEN) for name in RECIPES
     },
+    "overlap": overlap,
     **{f"permutation_{name}": lambda name=name: permutation(name) for name in ("index", "mask")},
 }
 
