@@ -5,6 +5,7 @@ Every figure is estimated. A rule that finds nothing worth saying says nothing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -52,13 +53,11 @@ class History:
     def __init__(self, tables: dict[str, pd.DataFrame]) -> None:
         self.blocks, self.layers = tables["blocks"], tables["layers"]
         self.spans, self.calls, self.groups = tables["spans"], tables["calls"], tables["groups"]
-        self.actions = tables["events"]["action"]
+        self.grows = _is(tables["events"]["action"], lambda name: name == "segment_map").any()
         self.allocated = tables["events"]["allocated_bytes"].to_numpy()
         self.reserved_peak = int(tables["events"]["reserved_bytes"].max()) if len(self.allocated) else 0
         self.peak = int(self.allocated.max(initial=0))
-        self.category = self.blocks["category"].astype(str).to_numpy()
-        lines = np.array([*tables["stacks"]["line"].astype(str), ""], object)
-        self.line = lines[self.blocks["stack"].to_numpy()]  # -1, no stack, is the empty one at the end
+        self.lines = [*map(str, tables["stacks"]["line"]), ""]  # -1, no stack, is the empty one at the end
 
     def saved(self, bytes_: Array, starts: Array | None = None, ends: Array | None = None) -> int:
         """How much lower the peak is without so many bytes of each block.
@@ -75,9 +74,24 @@ class History:
         change = np.bincount(first, gone, num_events + 1) - np.bincount(end, gone, num_events + 1)
         return self.peak - int((self.allocated - np.cumsum(change)[:num_events]).max(initial=0))
 
+    def category(self, wanted: str) -> Array:
+        """Which blocks are of a category."""
+        return _is(self.blocks["category"], lambda name: name == wanted)
+
+    def operation(self, pattern: str) -> Array:
+        """Which blocks were allocated by an operation whose name has the pattern in it."""
+        found = re.compile(pattern)
+        return _is(self.blocks["operation"], lambda name: found.search(name) is not None)
+
     def at_peak(self, chosen: Array) -> int:
         """Bytes of the chosen blocks that are alive at the peak."""
         return int(self.blocks.loc[chosen & self.blocks["at_peak"].to_numpy(), "bytes"].sum())
+
+
+def _is(values: pd.Series, test: Callable[[str], bool]) -> Array:
+    """Which values pass, each different one tested once: there are millions of blocks."""
+    categories = values.astype("category").cat
+    return np.array([*map(test, categories.categories.astype(str)), False], bool)[categories.codes.to_numpy()]
 
 
 def find_advice(tables: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
@@ -99,7 +113,7 @@ def _checkpoint(history: History) -> Iterator[Advice]:
     """Activations saved inside repeated layers, which a checkpoint would compute again."""
     stacks = _outermost([fold for fold in fold_layers(history.layers) if len(fold.layers) > 1])
     blocks = history.blocks
-    saved = (history.category == "activation") & ~blocks["recompute"].to_numpy()
+    saved = history.category("activation") & ~blocks["recompute"].to_numpy()
     found = []
     for fold in stacks:
         owner = _owners(history.layers, fold)[blocks["layer"].to_numpy()]
@@ -158,9 +172,9 @@ def _without_saving(history: History, inside: Array, owner: Array) -> tuple[Arra
 
 def _shard_optimizer(history: History) -> Iterator[Advice]:
     """Optimizer state that every rank of a group holds alike, because it all-reduces its gradients."""
-    state = history.category == "optimizer_state"
+    state = history.category("optimizer_state")
     held = history.at_peak(state)
-    parameters = history.at_peak(history.category == "parameter")
+    parameters = history.at_peak(history.category("parameter"))
     calls = history.calls[history.calls["operation"].astype(str).str.startswith("all_reduce")]
     phase = calls["phase"].astype(str)
     if not held or held < parameters / 2 or not len(calls):  # less than half: it is sharded already
@@ -185,12 +199,12 @@ def _shard_optimizer(history: History) -> Iterator[Advice]:
 
 def _fuse_loss(history: History) -> Iterator[Advice]:
     """Logits and their gradient held whole, several times over, by an unfused cross entropy."""
-    names = history.blocks["operation"].astype(str)
-    is_loss = names.str.contains(_LOSS).to_numpy()
-    lines = set(history.line[is_loss]) - {""}
+    is_loss = history.operation(_LOSS)
+    stack = history.blocks["stack"].to_numpy()
+    lines = {history.lines[number] for number in np.unique(stack[is_loss])} - {""}
     # A cast of the logits is made on the loss's own line.
-    casts = names.str.contains("_to_copy").to_numpy() & np.isin(history.line, list(lines))
-    chosen = is_loss | casts
+    on_line = np.array([line in lines for line in history.lines])[stack]
+    chosen = is_loss | (history.operation("_to_copy") & on_line)
     if not (held := history.at_peak(chosen)):
         return
     where = f" ({_short(sorted(lines)[0])})" if lines else ""
@@ -209,8 +223,8 @@ def _short(line: str) -> str:
 
 def _fuse_optimizer(history: History) -> Iterator[Advice]:
     """Lists of temporaries as long as the model, made by an optimizer that is not fused."""
-    names, phase = history.blocks["operation"].astype(str), history.blocks["phase"].astype(str)
-    chosen = (names.str.contains("_foreach_") & (phase == "optimizer")).to_numpy() & (history.category == "temporary")
+    in_optimizer = _is(history.blocks["phase"], lambda name: name == "optimizer")
+    chosen = history.operation("_foreach_") & in_optimizer & history.category("temporary")
     if held := history.at_peak(chosen):
         text = (
             f"the optimizer's step holds {format_bytes(held)} of temporaries at the peak; fused=True has none, and "
@@ -222,8 +236,9 @@ def _fuse_optimizer(history: History) -> Iterator[Advice]:
 
 def _drop_gradients(history: History) -> Iterator[Advice]:
     """Gradients of the step before that are kept through the forward."""
-    gradient = history.category == "gradient"
+    gradient = np.flatnonzero(history.category("gradient"))
     made, freed = (history.blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
+    bytes_ = history.blocks["bytes"].to_numpy()
     gone = np.zeros(len(history.blocks))
     starts, ends = made.copy(), freed.copy()
     kept = 0
@@ -234,8 +249,8 @@ def _drop_gradients(history: History) -> Iterator[Advice]:
         backward = history.spans.loc[of_step & (phase == "backward"), "first_event"]
         if not len(forward) or not len(backward):
             continue
-        idle = gradient & (made < forward.iloc[0]) & (freed > backward.iloc[0])
-        gone[idle] = history.blocks["bytes"].to_numpy()[idle]
+        idle = gradient[(made[gradient] < forward.iloc[0]) & (freed[gradient] > backward.iloc[0])]
+        gone[idle] = bytes_[idle]
         starts[idle], ends[idle] = forward.iloc[0], backward.iloc[0]
         kept = max(kept, int(gone[idle].sum()))
     if kept:
@@ -248,7 +263,7 @@ def _drop_gradients(history: History) -> Iterator[Advice]:
 
 def _expandable_segments(history: History) -> Iterator[Advice]:
     """Memory that the allocator holds in pieces of the wrong size."""
-    if (history.actions == "segment_map").any():
+    if history.grows:
         return
     unused = history.reserved_peak - history.peak
     text = (
