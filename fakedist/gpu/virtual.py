@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fakedist.errors import RecordingError
-from fakedist.gpu.driver.build import ensure_driver, find_cuda, further_names
+from fakedist.gpu.driver.build import ensure_driver, find_cuda, further_libraries
 
 if TYPE_CHECKING:
     from fakedist.gpu.spec import GpuSpec
@@ -108,7 +108,7 @@ def virtual_gpu(spec: GpuSpec, devices: int = 1, memory_bytes: int | None = None
         raise RecordingError(f"the virtual GPU has 1 to {MAX_DEVICES} devices, not {devices}", "use --gpus-per-node")
     driver = ensure_driver()
     gpu = VirtualGpu(ctypes.CDLL(os.fspath(driver), mode=os.RTLD_GLOBAL | os.RTLD_NOW))
-    for name in further_names(find_cuda().cuda_version):
+    for name in further_libraries(find_cuda()):
         ctypes.CDLL(os.fspath(driver.parent / name), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
     gpu.configure(spec, devices, memory_bytes or spec.memory_bytes)
     with _environment(_variables(driver)):
@@ -123,7 +123,7 @@ def _runtime_version() -> int:
 
 
 def _variables(driver: Path) -> dict[str, str]:
-    """What torch, Triton and Transformer Engine must find in the environment."""
+    """What torch and Triton must find in the environment."""
     compiled = driver.parent.parent / "compiled"
     wishes = {
         "TORCHINDUCTOR_CACHE_DIR": os.fspath(compiled / "inductor"),
@@ -133,8 +133,6 @@ def _variables(driver: Path) -> dict[str, str]:
     }
     return {
         "TRITON_LIBCUDA_PATH": os.fspath(driver.parent),  # launchers are linked with the driver that lies here
-        # Transformer Engine's cuDNN front end asks libcudart by its name, past what was loaded before it.
-        "CUDNN_FRONTEND_CUDART_LIB_NAME": os.fspath(driver),
         # What NVRTC's stand-in gives, and what was tuned by times of kernels that did not run, must not be cached where
         # a process with a real GPU would find it.
         "USE_PYTORCH_KERNEL_CACHE": "0",

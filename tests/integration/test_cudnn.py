@@ -147,6 +147,22 @@ def test_deterministic_convolutions_train() -> None:
     assert all(_found(CONVOLUTION.format(benchmark=False, deterministic=True, dtype="float32"))["grads"])
 
 
+POINTWISE = """
+layer = torch.nn.Conv2d(256, 64, 1, bias=False).cuda()
+x = torch.randn(32, 256, 56, 56, device="cuda", requires_grad=True)
+out, found["forward"] = sizes(lambda: layer(x))
+_, found["backward"] = sizes(lambda: out.backward(out.detach()))
+"""
+
+
+def test_a_convolution_of_1x1_is_a_product_of_cublaslts() -> None:
+    """cuDNN's first engine for it; the next one would copy input and output to another layout, 128 MB."""
+    found = _found(POINTWISE)
+    assert found["forward"] == [32 * 64 * 56 * 56 * 4]
+    one_gradient_of_the_weight_for_each_image = 32 * 64 * 256 * 4
+    assert found["backward"] == [32 * 256 * 56 * 56 * 4, 64 * 256 * 4, one_gradient_of_the_weight_for_each_image]
+
+
 # ---- the older API
 
 LAYERS = """

@@ -183,9 +183,15 @@ def ensure_driver() -> Path:
     return path
 
 
-def further_names(cuda_version: str) -> list[str]:
-    """Libraries that others dlopen by name to look functions up in: here empty ones that depend on the driver."""
-    return ["libnvidia-ml.so.1", f"libcudart.so.{cuda_version.split('.')[0]}"]
+def further_libraries(cuda: CudaInstallation) -> dict[str, Path | None]:
+    """Libraries that others dlopen by name to look functions up in: here empty ones that depend on the driver.
+
+    Where the installed library is given, it comes behind the driver: cuDNN asks cuBLASLt for functions that need no GPU
+    too. All others that are asked for are the driver's.
+    """
+    found: dict[str, Path | None] = {"libnvidia-ml.so.1": None, f"libcudart.so.{cuda.cuda_version.split('.')[0]}": None}
+    installed = cuda.libraries["cublasLt"]
+    return found | {installed.name: installed}
 
 
 def _sources() -> list[Path]:
@@ -203,8 +209,12 @@ def _build(cuda: CudaInstallation, path: Path) -> None:
         sources = [*map(str, _sources()), str(generated), "-ldl"]
         includes = [f"-I{SOURCE_DIRECTORY}", f"-isystem{cuda.include}"]
         _compile([compiler, *FLAGS, f"-Wl,-soname,{DRIVER_NAME}", *includes, *sources, "-o", str(driver)])
-        for name in further_names(cuda.cuda_version):
-            empty = ["-shared", f"-Wl,-soname,{name}", "-Wl,--no-as-needed", str(driver), "-o", str(made / name)]
+        for name, installed in further_libraries(cuda).items():
+            behind = [str(driver)]
+            if installed is not None:  # a library is depended on by its own name for itself; here that is its path
+                behind.append(str(Path(scratch) / "named.so"))
+                _compile([compiler, "-shared", f"-Wl,-soname,{installed}", "-o", behind[-1]])
+            empty = ["-shared", f"-Wl,-soname,{name}", "-Wl,--no-as-needed", *behind, "-o", str(made / name)]
             _compile([compiler, *empty])
         try:
             made.rename(path.parent)  # in one step: another process sees all of it or none
