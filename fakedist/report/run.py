@@ -14,7 +14,7 @@ from fakedist.analysis.layers import fold_layers, fold_table, unfolded
 from fakedist.errors import RunDirectoryError
 from fakedist.report.memory import RunMemory
 from fakedist.report.wording import ending, job_command, peak_place, verdict
-from fakedist.run.directory import is_in_use
+from fakedist.run.directory import PAGE_NAME, is_in_use
 from fakedist.run.manifest import load_manifest
 from fakedist.run.tables import count_rows, has_table, read_table
 from fakedist.units import format_bytes
@@ -54,12 +54,14 @@ class Run:
         """What ran, as names and texts."""
         summary, job = self.summary, self.manifest["job"]
         gpu, torch = summary["gpu"] or "never reached", summary["torch"] or "unknown"
+        page = self.path / PAGE_NAME
         return [
             ("job", job_command(job)),
             ("rank", f"{summary['rank']:,} of {summary['world_size']:,} ({job['gpus_per_node']} GPUs a node)"),
             ("device", f"{summary['device']}: {gpu}, torch {torch}"),
             ("ended", ending(summary)),
             ("run", str(self.path)),
+            *([("page", str(page))] if page.exists() else []),
         ]
 
     @property
@@ -135,7 +137,7 @@ class Run:
             rows.append(
                 ("held", ", ".join(f"{name.replace('_', ' ')} {format_bytes(bytes_)}" for bytes_, name in held))
             )
-        return [*self.facts[:-1], *rows]
+        return [*(fact for fact in self.facts if fact[0] not in ("run", "page", "file")), *rows]
 
     def has(self, name: str) -> bool:
         """Whether the run has a table; an older fakedist wrote fewer."""

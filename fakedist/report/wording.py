@@ -19,6 +19,7 @@ LAYER_COLUMNS = {
     "temps": (("temporary",), 2),
     "other": (("workspace", "communication", "other"), 4),
 }
+_SECRET = re.compile(r"^(\w*(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|_KEY)\w*)=.+", re.IGNORECASE | re.DOTALL)
 _PACKAGES = re.compile(r"^/.*/(?:site|dist)-packages/|^/.*/lib/(?=python3\.\d+/)")
 MIN_SHARE = 0.001  # layers below a thousandth of the peak are left out of the folded table, and counted
 
@@ -68,10 +69,10 @@ def peak_place(summary: dict[str, Any]) -> str:
 
 
 def command_line(command: list[str]) -> str:
-    """The whole command as it can be typed again."""
+    """The whole command as it can be typed again, but for what names itself a secret: pages are mailed."""
     program = Path(command[0]).name if command else ""
     names = {"__main__.py": "python -m fakedist", "cli.py": "python cli.py"}
-    return " ".join([names.get(program, program), *(shlex.quote(each) for each in command[1:])])
+    return " ".join([names.get(program, program), *(shlex.quote(_SECRET.sub(r"\1=...", each)) for each in command[1:])])
 
 
 def ending(summary: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from fakedist.cli import main
 from fakedist.report.html import page, write_page
 from fakedist.report.run import Run
 from fakedist.report.terminal import render
+from fakedist.run.manifest import update_manifest
 from tests.unit.analysis.recorded import MIB, HandMade, new_run
 from tests.unit.report import handmade
 from tests.unit.report.reading import PageText, read_page
@@ -117,6 +118,14 @@ def test_report_writes_the_page_where_it_is_told_to(tmp_path: Path, capsys: pyte
     assert capsys.readouterr().out == f"{tmp_path / 'a page.html'}\n"
     assert (tmp_path / "a page.html").read_text().startswith("<!doctype html>")
     assert not list(tmp_path.glob(".*"))
+
+
+def test_secrets_of_the_command_line_are_not_in_the_page(tmp_path: Path) -> None:
+    run = handmade.ended_well(tmp_path / "run")
+    update_manifest(run, command=["/bin/fakedist", "profile", "--env", "HF_TOKEN=hf_hunter2", "--env", "A=b c"])
+    words = " ".join(read(run).words)
+    assert "fakedist profile --env HF_TOKEN=... --env 'A=b c'" in words
+    assert "hunter2" not in page(Run(run))
 
 
 def test_a_page_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
