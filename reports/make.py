@@ -8,6 +8,7 @@ two cores and the virtual GPU it takes three minutes and 3 GB.
 
 from __future__ import annotations
 
+import html
 import os
 import re
 import shlex
@@ -72,6 +73,9 @@ JOBS = (
     ),
 )
 
+#: The jobs that stand side by side on one page.
+COMPARED = ("llama-70b-1024", "llama-70b-1024-loss-parallel")
+
 _INTRODUCTION = """# Gallery
 
 Reports that fakedist made of well-known jobs, each of rank 0, on a machine without a GPU. A page is one file that needs
@@ -96,6 +100,29 @@ def profile(job: Job, folder: Path) -> None:
     if finished.returncode not in (0, 4):
         raise SystemExit(f"{finished.stderr[-3_000:]}\nexit {finished.returncode}: {command}")
     shutil.copy(folder / job.name / "report.html", HERE / f"{job.name}.html")
+
+
+def compare(folder: Path) -> None:
+    """Put two runs side by side on a page, if both were made."""
+    if all((folder / name).exists() for name in COMPARED):
+        page = HERE / f"{COMPARED[0]}-compared.html"
+        command = [sys.executable, "-m", "fakedist", "compare", *COMPARED, "--html", str(page)]
+        subprocess.run(
+            command, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, stdout=subprocess.DEVNULL
+        )
+
+
+def compared_text() -> str:
+    """What README.md says of that page."""
+    page = f"{COMPARED[0]}-compared.html"
+    why = re.search(r"<h1>(.+?)</h1>", (HERE / page).read_text())
+    assert why is not None
+    return f"""[The first two side by side]({page}), from `fakedist compare {" ".join(COMPARED)} --html FILE`:
+
+> {html.unescape(why[1]).replace("_", chr(92) + "_")}
+
+[baselines](baselines) is what our own examples take; `make budgets` holds them to it ([memory in CI](../docs/ci.md)).
+"""
 
 
 def row(job: Job) -> str:
@@ -125,11 +152,12 @@ def main() -> None:
     for job in [job for job in JOBS if job.name in sys.argv[1:]] or JOBS:
         profile(job, folder)
         print(row(job), flush=True)
+    compare(folder)
     shutil.rmtree(folder)
     commands = "\n".join(map(command_text, JOBS))
     rows = "\n".join(map(row, JOBS))
     (HERE / "README.md").write_text(
-        f"{_INTRODUCTION}{rows}\n\nTheir commands, in this order:\n\n```\n{commands}\n```\n"
+        f"{_INTRODUCTION}{rows}\n\nTheir commands, in this order:\n\n```\n{commands}\n```\n\n{compared_text()}"
     )
 
 

@@ -16,7 +16,7 @@ from fakedist.report.run import Run
 from fakedist.units import format_bytes
 
 _SCRIPTS = ("base", "tables", "theme", "compare")
-_NUM_COLUMNS = 1_600  # more than a screen shows
+_NUM_COLUMNS = 8_000  # enough for a step of several to be zoomed into
 
 
 def write_comparison_page(comparison: Comparison, path: Path) -> None:

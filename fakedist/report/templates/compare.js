@@ -10,9 +10,16 @@ class CommonPlot {
     this.num = data.a_most.length;
     this.most = data.b_most.reduce((most, size) => Math.max(most, size), data.a_most.reduce((most, size) => Math.max(most, size), 1));
     this.at = -1;
+    this.from = 0; // what is shown of the axis
+    this.to = 1;
+    this.held = null; // where a drag began
     this.canvas.addEventListener('pointermove', (event) => this.point(event));
     this.canvas.addEventListener('pointerleave', () => { note.hide(); });
+    this.canvas.addEventListener('pointerdown', (event) => { this.held = this.share(event); });
+    this.canvas.addEventListener('pointerup', (event) => this.release(event));
+    this.canvas.addEventListener('dblclick', () => this.show(0, 1));
     this.canvas.addEventListener('keydown', (event) => this.key(event));
+    $('.tools', root).append(...this.buttons());
     new ResizeObserver(() => this.draw()).observe(this.canvas);
   }
 
@@ -28,7 +35,33 @@ class CommonPlot {
     this.height = height;
   }
 
-  x(share) { return LEFT + share * (this.width - LEFT - RIGHT); }
+  buttons() {
+    const pieces = this.data.meta.pieces, steps = [...new Set(pieces.map((piece) => piece.step))].filter((step) => step);
+    const button = (text, from, to) => make('button', { type: 'button', onclick: () => this.show(from, to) }, text);
+    const ends = (step) => pieces.filter((piece) => piece.step === step);
+    return [
+      button('whole run', 0, 1),
+      ...steps.slice(0, 12).map((step) => button(`step ${step}`, ends(step)[0].from, ends(step).at(-1).to)),
+    ];
+  }
+
+  show(from, to) {
+    this.from = Math.max(0, from);
+    this.to = Math.min(1, Math.max(to, from + 8 / this.num));
+    this.draw();
+  }
+
+  share(event) {
+    return this.from + ((event.offsetX - LEFT) / (this.width - LEFT - RIGHT)) * (this.to - this.from);
+  }
+
+  release(event) {
+    const [one, other] = [this.held, this.share(event)].sort((a, b) => a - b);
+    this.held = null;
+    if (one !== null && (other - one) / (this.to - this.from) > 0.01) this.show(one, other);
+  }
+
+  x(share) { return LEFT + ((share - this.from) / (this.to - this.from)) * (this.width - LEFT - RIGHT); }
 
   y(size) { return this.height - BOTTOM - (size / (this.most * 1.04)) * (this.height - TOP - BOTTOM); }
 
@@ -36,10 +69,21 @@ class CommonPlot {
     this.size();
     const context = this.context;
     context.clearRect(0, 0, this.width, this.height);
+    context.font = `12px ${colourOf('font')}`;
+    context.save();
+    context.beginPath();
+    context.rect(LEFT, 0, this.width - LEFT - RIGHT, this.height);
+    context.clip();
     this.drawPhases(context);
+    context.restore();
     this.drawScale(context);
+    context.save();
+    context.beginPath();
+    context.rect(LEFT, 0, this.width - LEFT - RIGHT, this.height);
+    context.clip();
     this.drawCurve(context, 'a', colourOf('muted'), 0.28);
     this.drawCurve(context, 'b', colourOf('accent'), 0.22);
+    context.restore();
     if (this.at >= 0) {
       context.fillStyle = colourOf('ink');
       context.fillRect(this.x((this.at + 0.5) / this.num), TOP, 1, this.height - TOP - BOTTOM);
@@ -47,9 +91,8 @@ class CommonPlot {
   }
 
   drawPhases(context) {
-    context.font = `12px ${colourOf('font')}`;
     context.textBaseline = 'top';
-    let step = null;
+    let step = null, free = 0;
     for (const piece of this.data.meta.pieces) {
       const from = this.x(piece.from), to = this.x(piece.to);
       context.fillStyle = colourOf(piece.phase ? `p-${piece.phase}` : 'soft') || colourOf('soft');
@@ -61,7 +104,11 @@ class CommonPlot {
       if (piece.step !== step) {
         step = piece.step;
         context.fillRect(from, TOP, 1, this.height - TOP);
-        context.fillText(step ? `step ${step}` : 'before', from + 3, this.height - BOTTOM + 18);
+        const text = step ? `step ${step}` : 'before';
+        if (from >= free) {
+          context.fillText(text, from + 3, this.height - BOTTOM + 18);
+          free = from + context.measureText(text).width + 10;
+        }
       }
     }
   }
@@ -105,12 +152,14 @@ class CommonPlot {
     const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!by) return;
     event.preventDefault();
-    this.read(Math.max(0, Math.min(this.num - 1, this.at + by * (event.shiftKey ? 50 : 5))));
+    const stride = Math.max(1, Math.round(this.num * (this.to - this.from) * (event.shiftKey ? 0.05 : 0.005)));
+    const [first, last] = [Math.floor(this.from * this.num), Math.ceil(this.to * this.num) - 1];
+    this.read(Math.max(first, Math.min(last, Math.max(this.at, first) + by * stride)));
   }
 
   point(event) {
-    const share = (event.offsetX - LEFT) / (this.width - LEFT - RIGHT);
-    if (share < 0 || share > 1) return;
+    const share = this.share(event);
+    if (share < this.from || share > this.to) return;
     this.read(Math.min(this.num - 1, Math.floor(share * this.num)));
     note.show(event.clientX, event.clientY, make('div', {}, this.text()));
   }
