@@ -20,6 +20,8 @@ _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _RECORD = "_record_memory_history"
 _RESET_PEAK = "_cuda_resetPeakMemoryStats"
+#: Functions that allocate what cuBLAS works in, for products that the dispatcher does not see (Transformer Engine).
+_WORKSPACE_FUNCTIONS = {"get_cublas_workspace", "get_workspace"}
 
 
 class History:
@@ -28,8 +30,8 @@ class History:
     Attributes:
         peaks_were_reset: The script reset the allocator's peak statistics, so they do not tell the run's peak.
         requests_ignored: How often the script wanted to record the history itself.
-        on_workspace: Called with (address, op, bytes) for a block that a GEMM allocated beside its output: cuBLAS's
-            workspace, kept by the library or for that one call.
+        on_workspace: Called with (address, op, bytes) for a block that a GEMM allocated beside its output, or that a
+            library allocated for its own GEMMs: cuBLAS's workspace, kept by the library or for that one call.
     """
 
     def __init__(self, append: Callable[[dict[str, Any]], None], gemms: dict[int, tuple[int, ...]]) -> None:
@@ -40,6 +42,7 @@ class History:
         self._gemms = gemms
         self._frames: dict[tuple[str, int, str], int] = {}
         self._stacks: dict[tuple[int, ...], int] = {}
+        self._workspace_stacks: set[int] = set()
         self._record: Callable[..., None] = getattr(torch.cuda.memory, _RECORD)
 
     def start(self) -> None:
@@ -86,7 +89,8 @@ class History:
                 stack.append(-1)
             gemm = self._gemms.get(number)
             # Of an operand's size it would be a contiguous copy of that.
-            if gemm is not None and name == "alloc" and at != gemm[0] and entry["size"] not in gemm[1:]:
+            beside = gemm is not None and at != gemm[0] and entry["size"] not in gemm[1:]
+            if name == "alloc" and (beside or stack[-1] in self._workspace_stacks):
                 self.on_workspace(at, number, entry["size"])
         return {
             "kind": "events",
@@ -113,7 +117,11 @@ class History:
                 number = frame_ids[id(frame)] = -1 if ours else self._frames.setdefault(key, len(self._frames))
             if number >= 0:
                 numbers.append(number)
-        return self._stacks.setdefault(tuple(numbers), len(self._stacks))
+        stack = self._stacks.setdefault(tuple(numbers), len(self._stacks))
+        caller = next((frame for frame in frames if not frame["filename"].startswith((_OURS, _TORCH, "<"))), None)
+        if caller is not None and caller["name"] in _WORKSPACE_FUNCTIONS:
+            self._workspace_stacks.add(stack)
+        return stack
 
     def statistics(self) -> list[dict[str, Any]]:
         """The allocator's own statistics of every device in use: the check of what the journal is replayed to."""

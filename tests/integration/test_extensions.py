@@ -23,7 +23,8 @@ JOBS = Path(__file__).parent / "jobs"
 class Called:
     """What a run that calls the extension left: its runtime, what the calls answered, stderr, what was refused.
 
-    ``compiled`` is what ptxas said of the kernels, ``taken`` what the extension was told of them.
+    ``compiled`` is what ptxas said of the kernels, ``taken`` what the extension was told of them, ``categories`` the
+    bytes of each at the peak.
     """
 
     runtime: str
@@ -32,6 +33,7 @@ class Called:
     refused: list[str]
     compiled: str
     taken: list[str]
+    categories: dict[str, int]
 
 
 def nvcc() -> str | None:
@@ -61,7 +63,8 @@ def called(
     assert finished.code == 0, finished.stderr
     said = {line.split()[0]: line.split()[1:] for line in finished.stdout.splitlines() if line}
     refused = list(pandas.read_parquet(directory / "run/tables/unanswered.parquet")["function"])
-    return Called(request.param, said["EXTENSION"], finished.stderr, refused, done.stderr, said["TAKEN"])
+    categories = run_fakedist("report", "run", "--json", cwd=directory).json()["by_category"]
+    return Called(request.param, said["EXTENSION"], finished.stderr, refused, done.stderr, said["TAKEN"], categories)
 
 
 def test_an_extension_is_answered_or_refused_by_name(called: Called) -> None:
@@ -74,6 +77,10 @@ def test_an_extension_is_answered_or_refused_by_name(called: Called) -> None:
         name = "cuGetExportTable (the CUDA runtime linked statically into static.so; a shared one is answered)"
         assert called.refused == [name]
         assert f"fakedist: {name} is not answered by the virtual GPU" in called.stderr
+
+
+def test_what_a_librarys_own_products_work_in_is_workspace(called: Called) -> None:
+    assert called.categories["workspace"] == 48 << 20
 
 
 def test_a_kernel_takes_the_registers_and_the_shared_memory_that_the_compiler_gave_it(called: Called) -> None:

@@ -8,11 +8,19 @@ import sys
 import torch
 
 HELD_BYTES = 64 << 20
+WORKSPACE_BYTES = 48 << 20
+
+
+def get_cublas_workspace() -> torch.Tensor:
+    """What Transformer Engine's products work in; they are not operations of torch."""
+    return torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
+
 
 library = ctypes.CDLL(sys.argv[1])
 library.error_name.restype = ctypes.c_char_p
 values = torch.ones(1 << 20, device="cuda", requires_grad=True)
 stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+workspace = get_cublas_workspace()
 free_before = torch.cuda.mem_get_info()[0]
 answers = [
     library.scale_tensor(ctypes.c_void_p(values.data_ptr()), ctypes.c_long(values.numel()), stream),
