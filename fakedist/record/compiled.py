@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fakedist.errors import RecordingError
+from fakedist.patch import patched, present
 
 _OUTPUT_CODE = "torch._inductor.output_code"
 _get_mode, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
@@ -48,8 +48,7 @@ def compiled_graphs(graph: Callable[[], AbstractContextManager[None]]) -> Iterat
 
         if _OUTPUT_CODE in sys.modules:
             watch()
-        torch.compile = compile_  # type: ignore[assignment, unused-ignore]
-        undo.callback(setattr, torch, "compile", original)
+        undo.enter_context(patched(torch, "compile", compile_))
         undo.enter_context(_own_hooks_are_no_news())
         yield
 
@@ -58,23 +57,14 @@ def compiled_graphs(graph: Callable[[], AbstractContextManager[None]]) -> Iterat
 def _inductor_graphs(graph: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
     from torch._inductor import output_code
 
-    owner: Any = getattr(output_code, "CompiledFxGraph", None)
-    if owner is None:
-        raise RecordingError(
-            f"torch {torch.__version__} has no {_OUTPUT_CODE}.CompiledFxGraph", "pip install torch==2.15.0"
-        )
-
-    original = owner.__call__
+    original = present(present(output_code, "CompiledFxGraph"), "__call__")
 
     def call(self: Any, inputs: Any) -> Any:
         with graph():
             return original(self, inputs)
 
-    owner.__call__ = call
-    try:
+    with patched(output_code.CompiledFxGraph, "__call__", call):
         yield
-    finally:
-        owner.__call__ = original
 
 
 @contextmanager

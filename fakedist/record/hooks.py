@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules import module as nn_module
 from torch.optim import optimizer as torch_optimizer
 
-from fakedist.errors import RecordingError
+from fakedist.patch import patched, present
 
 
 @contextmanager
@@ -24,13 +24,7 @@ def out_of_memory_observer(observe: Callable[[int, int, int, int], None]) -> Ite
         if watching:
             observe(device, requested, total, free)
 
-    attach: Callable[[Callable[[int, int, int, int], None]], None] | None
-    attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
-    if attach is None:
-        raise RecordingError(
-            f"torch {torch.__version__} tells nobody of running out of memory", "pip install torch==2.15.0"
-        )
-    attach(observer)
+    present(torch._C, "_cuda_attach_out_of_memory_observer")(observer)
     try:
         yield
     finally:
@@ -67,25 +61,15 @@ def backward_hook(backward: Callable[[Any, bool], Any]) -> Iterator[None]:
     import torch.autograd.graph as graph
 
     name = "_engine_run_backward"
-    for owner in (graph, torch.autograd):
-        if not hasattr(owner, name):
-            raise RecordingError(
-                f"torch {torch.__version__} has no {owner.__name__}.{name}", "pip install torch==2.15.0"
-            )
-    original = graph._engine_run_backward
+    original = present(graph, name)
 
     def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
         creates_graph = bool(args[2]) if len(args) > 2 else False
         with backward(outputs, creates_graph):
             return original(outputs, *args, **kwargs)
 
-    for owner in (graph, torch.autograd):
-        setattr(owner, name, run)
-    try:
+    with patched(graph, name, run), patched(torch.autograd, name, run):
         yield
-    finally:
-        for owner in (graph, torch.autograd):
-            setattr(owner, name, original)
 
 
 @contextmanager
@@ -117,17 +101,12 @@ def fsdp_unshard_hook(unsharded: Callable[[nn.Module, torch.Tensor], None]) -> I
     Raises:
         RecordingError: This torch's FSDP2 works otherwise, so that gathered parameters could not be told.
     """
-    fsdp_param: Any = getattr(sys.modules[FSDP_PARAM], "FSDPParam", None)
-    original = getattr(fsdp_param, "to_unsharded", None)
-    if original is None:
-        raise RecordingError(f"torch {torch.__version__} has no FSDPParam.to_unsharded", "pip install torch==2.15.0")
+    fsdp_param = present(sys.modules[FSDP_PARAM], "FSDPParam")
+    original = present(fsdp_param, "to_unsharded")
 
     def to_unsharded(self: Any) -> None:
         original(self)
         unsharded(self._module_info.module, self._unsharded_param)
 
-    fsdp_param.to_unsharded = to_unsharded
-    try:
+    with patched(fsdp_param, "to_unsharded", to_unsharded):
         yield
-    finally:
-        fsdp_param.to_unsharded = original

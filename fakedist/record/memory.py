@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fakedist.errors import RecordingError
+from fakedist.patch import patched, present
 from fakedist.run.schema import ACTIONS
 
 _ACTION_CODES = {name: code for code, name in enumerate(ACTIONS)}
@@ -43,7 +44,7 @@ class History:
         self._frames: dict[tuple[str, int, str], int] = {}
         self._stacks: dict[tuple[int, ...], int] = {}
         self._workspace_stacks: set[int] = set()
-        self._record: Callable[..., None] = getattr(torch.cuda.memory, _RECORD)
+        self._record: Callable[..., None] = present(torch.cuda.memory, _RECORD)
 
     def start(self) -> None:
         """Start or restart the history, empty. Only allocations carry a Python stack."""
@@ -168,29 +169,22 @@ def allocator_history(history: History) -> Iterator[None]:
             f"the allocator backend {backend} keeps no history; fakedist reads the native caching allocator's",
             "take backend:cudaMallocAsync out of PYTORCH_CUDA_ALLOC_CONF",
         )
-    targets = [(torch.cuda.memory, _RECORD), (torch._C, _RESET_PEAK)]
-    for owner, name in (*targets, (torch._C, "_cuda_memorySnapshot"), (torch._C, "_cuda_setMemoryMetadata")):
-        if not hasattr(owner, name):
-            raise RecordingError(
-                f"torch {torch.__version__} has no {owner.__name__}.{name}", "pip install torch==2.15.0"
-            )
-    originals = [getattr(owner, name) for owner, name in targets]
+    reset_peaks = present(torch._C, _RESET_PEAK)
+    for name in ("_cuda_memorySnapshot", "_cuda_setMemoryMetadata"):
+        present(torch._C, name)
 
     def ignore_request(*args: object, **kwargs: object) -> None:
         history.requests_ignored += 1
 
     def note_reset(*args: object) -> None:
         history.peaks_were_reset = True
-        originals[1](*args)
+        reset_peaks(*args)
 
     process = os.getpid()
     history.start()
-    setattr(torch.cuda.memory, _RECORD, ignore_request)
-    setattr(torch._C, _RESET_PEAK, note_reset)
     try:
-        yield
+        with patched(torch.cuda.memory, _RECORD, ignore_request), patched(torch._C, _RESET_PEAK, note_reset):
+            yield
     finally:
-        for (owner, name), original in zip(targets, originals, strict=True):
-            setattr(owner, name, original)
         if os.getpid() == process:  # a forked process must not touch CUDA
             history.stop()

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from fakedist.errors import WorldError
-from fakedist.world.patch import patched
+from fakedist.patch import patched
 
 _NAMES = (
     "all_gather_object",

@@ -15,10 +15,10 @@ from torch.distributed import device_mesh
 from torch.distributed import distributed_c10d as c10d
 
 from fakedist.job import Job
+from fakedist.patch import patched, present
 from fakedist.world.arrivals import Arrivals, Nothing
 from fakedist.world.ledger import LedgerLike, NullLedger
 from fakedist.world.objects import faked_objects
-from fakedist.world.patch import patched, present
 from fakedist.world.process_group import RankGroup
 from fakedist.world.store import RankStore, faked_stores
 

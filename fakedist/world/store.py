@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed as dist
 
 from fakedist.errors import WorldError
-from fakedist.world.patch import patched
+from fakedist.patch import patched
 
 #: Not in torch's stubs.
 _Store: Any = dist.distributed_c10d.Store

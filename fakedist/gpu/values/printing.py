@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from fakedist.errors import RecordingError
 from fakedist.gpu.values.engine import ValueEngine
+from fakedist.patch import patched, present
 
 
 @contextmanager
@@ -21,10 +21,7 @@ def printed_values(engine: ValueEngine) -> Iterator[None]:
     """
     import torch._tensor_str as printer
 
-    original = getattr(printer, "_str", None)
-    contents = getattr(printer, "_tensor_str", None)
-    if original is None or contents is None:
-        raise RecordingError(f"torch {torch.__version__} has no torch._tensor_str._str", "pip install torch==2.15.0")
+    original, contents = present(printer, "_str"), present(printer, "_tensor_str")
 
     def _str(self: torch.Tensor, *, tensor_contents: Any = None) -> Any:
         if type(self) in (torch.Tensor, torch.nn.Parameter) and self.is_cuda and tensor_contents is None:
@@ -32,8 +29,5 @@ def printed_values(engine: ValueEngine) -> Iterator[None]:
             tensor_contents = "..." if host is None else contents(host, len("tensor("))
         return original(self, tensor_contents=tensor_contents)
 
-    setattr(printer, "_str", _str)  # noqa: B010 (mypy knows the module's own function)
-    try:
+    with patched(printer, "_str", _str):
         yield
-    finally:
-        setattr(printer, "_str", original)  # noqa: B010

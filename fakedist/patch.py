@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from typing import Any
-
-import torch
 
 from fakedist.errors import RecordingError
 
@@ -21,7 +20,7 @@ def present(owner: Any, name: str) -> Any:
     found = getattr(owner, name, missing)
     if found is missing:
         where = getattr(owner, "__name__", repr(owner))
-        raise RecordingError(f"torch {torch.__version__} has no {where}.{name}", "pip install torch==2.15.0")
+        raise RecordingError(f"torch {version('torch')} has no {where}.{name}", "pip install torch==2.15.0")
     return found
 
 
