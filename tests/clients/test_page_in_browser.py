@@ -178,6 +178,22 @@ def test_any_stretch_knows_its_most_and_its_least(reader: Reader, tmp_path: Path
     assert page.evaluate("fakedist.plot.timeline.levels.length") > 1
 
 
+def test_what_is_pointed_at_is_the_block_that_lies_there(reader: Reader, written: Path) -> None:
+    page = reader.open(written)
+    run = Run(written.parent)
+    blocks = run.table("blocks")
+    alive = blocks[blocks["at_peak"] & (blocks["category"] == "parameter")]
+    assert len(alive) == 4
+    floors = (alive["bytes"].cumsum() - alive["bytes"]).tolist()
+    heights = [floor + at for floor, bytes_ in zip(floors, alive["bytes"], strict=True) for at in (0, int(bytes_) - 1)]
+    found = page.evaluate(
+        """(heights) => { const { timeline } = fakedist.plot, of = timeline.categories.indexOf('parameter');
+        return heights.map((height) => timeline.blockAt(timeline.peak.move, of, height).block); }""",
+        [*heights, int(alive["bytes"].sum())],
+    )
+    assert found == [int(number) for number in alive.index for _ in range(2)] + [-1]
+
+
 def test_the_drawing_zooms_with_mouse_and_keys(reader: Reader, written: Path) -> None:
     page = reader.open(written)
     canvas = page.locator("canvas.main")
