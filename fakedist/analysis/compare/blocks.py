@@ -61,7 +61,7 @@ def block_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
     found = sides[0].join(sides[1], how="outer").reset_index()
     numbers = ["a_bytes", "b_bytes", "num_a", "num_b"]
     found[numbers] = found[numbers].fillna(0).astype("int64")
-    found["line"] = found["line_b"].fillna(found["line_a"]).fillna("")
+    found["line"] = found["line_b"].where(found["line_b"].notna(), found["line_a"])
     found["change_bytes"] = found["b_bytes"] - found["a_bytes"]
     grown = np.where(found["change_bytes"] > 0, "grew", "shrank")
     found["what"] = np.where(found["num_a"] == 0, "appeared", np.where(found["num_b"] == 0, "gone", grown))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 _FIGURES = ("num_calls", "bytes_in", "bytes_out")
+_NUMBERS = ("group_size", *_FIGURES)
 
 
 def collective_changes(a: list[dict[str, object]], b: list[dict[str, object]]) -> pd.DataFrame:
@@ -21,7 +22,7 @@ def collective_changes(a: list[dict[str, object]], b: list[dict[str, object]]) -
     keys = ["group", "operation"]
     sides = []
     for side, rows in (("a", a), ("b", b)):
-        table = pd.DataFrame(rows, columns=[*keys, "group_size", *_FIGURES])
+        table = pd.DataFrame(rows, columns=[*keys, *_NUMBERS]).astype(dict.fromkeys(_NUMBERS, "int64"))
         sums = table.groupby(keys, sort=False).agg(
             group_size=("group_size", "max"), **{n: (n, "sum") for n in _FIGURES}
         )
