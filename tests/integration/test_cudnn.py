@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.integration.virtual import on_virtual_gpu as in_a_process
+from tests.integration.virtual_worker import on_virtual_gpu
+
+if TYPE_CHECKING:
+    from fakedist.gpu.values import ValueEngine
 
 _SIZES = """
 def sizes(run):
@@ -228,3 +232,29 @@ def test_recurrent_networks_take_the_reserve_and_workspace_that_the_formulas_giv
 
 def test_ctc_loss_takes_the_workspace_that_cudnn_asks_for() -> None:
     assert 200_640 in _layers()["ctc"]  # 50 steps, 16 sequences, 20 classes, 10 labels each
+
+
+# ---- values
+
+
+@on_virtual_gpu
+def test_a_small_convolution_holds_what_the_host_computes(engine: ValueEngine) -> None:
+    import torch
+
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
+    y = torch.nn.functional.conv2d(x.cuda(), weight.cuda(), padding=1)
+    assert torch.allclose(y.cpu(), torch.nn.functional.conv2d(x, weight, padding=1), atol=1e-5)
+
+
+@on_virtual_gpu
+def test_what_no_host_kernel_computes_is_finite_where_it_is_read(engine: ValueEngine) -> None:
+    import torch
+
+    q = torch.randn(1, 2, 16, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    network = torch.nn.LSTM(8, 8).cuda()
+    loss = torch.nn.functional.scaled_dot_product_attention(q, q, q).sum() + network(torch.ones(4, 2, 8).cuda())[0].sum()
+    loss.backward()
+    assert q.grad is not None
+    assert torch.isfinite(q.grad.cpu()).all()
+    assert torch.isfinite(loss).item()
