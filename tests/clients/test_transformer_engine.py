@@ -29,6 +29,7 @@ DELAYED_HISTORY = 1024 * 5 * 4 + 5 * 4  # amax of 3 forward and 2 backward tenso
 SCALINGS = {"h100-80g": ["bf16", "delayed", "current", "blockwise"], "b200": ["bf16", "delayed", "current", "mxfp8"]}
 CASES = [(gpu, scaling) for gpu, scalings in SCALINGS.items() for scaling in scalings]
 FP8_CASES = [(gpu, scaling) for gpu, scaling in CASES if scaling != "bf16"]
+NVFP4 = ("b200", "nvfp4")
 KINDS = ("linear", "tensor_parallel", "grouped", "layer", "fp8_weights")
 
 
@@ -41,6 +42,9 @@ def found(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory) -
             f"{kind}_{scaling}" for kind in KINDS for scaling in scalings if (kind, scaling) != (KINDS[-1], "bf16")
         ]
         names += ["permutation_index", "permutation_mask", "overlap"]
+        names += ["attention_packed", "attention_dropout", "attention_fp8"]
+        if gpu == "b200":
+            names += ["linear_nvfp4", "fp8_weights_nvfp4"]
         directory = tmp_path_factory.mktemp(gpu)
         options = ["--device", "virtual", "--gpu", gpu, "--world-size", "64", "--rank", "0", "--steps", "1000"]
         finished = run_fakedist("profile", *options, "--output", "run", JOB, *names, cwd=directory, timeout=400)
@@ -62,6 +66,8 @@ def quantized(gpu: str, scaling: str, rows: int, columns: int, weight: bool) -> 
     size = rows * columns
     if scaling == "mxfp8":
         return size + size // 32, size + size // 32
+    if scaling == "nvfp4":
+        return size // 2 + size // 16 + 4, size // 2 + size // 16 + 4
     if scaling == "blockwise" and weight:  # squares of 128, rows of scales padded to 4
         blocks = rows // 128, columns // 128
         scales = [4 * (high * (-(-wide // 4) * 4)) for high, wide in (blocks, blocks[::-1])]
@@ -82,7 +88,7 @@ def held_for_backward(gpu: str, scaling: str, rows: int, columns: int, out: int)
     return quantized(gpu, scaling, rows, columns, False)[1] + scale + sum(quantized(gpu, scaling, out, columns, True))
 
 
-@pytest.mark.parametrize(("gpu", "scaling"), CASES)
+@pytest.mark.parametrize(("gpu", "scaling"), [*CASES, NVFP4])
 def test_a_linear_layer_holds_what_its_shapes_say(
     found: dict[tuple[str, str], dict[str, int]], gpu: str, scaling: str
 ) -> None:
@@ -129,7 +135,7 @@ def test_communication_that_overlaps_products_has_buffers_outside_of_torch(
     assert 0 <= case["buffers"] - buffers < 16 << 20  # with flags and tables of addresses
 
 
-@pytest.mark.parametrize(("gpu", "scaling"), FP8_CASES)
+@pytest.mark.parametrize(("gpu", "scaling"), [*FP8_CASES, NVFP4])
 def test_fp8_weights_take_a_byte_for_each_form_and_have_masters(
     found: dict[tuple[str, str], dict[str, int]], gpu: str, scaling: str
 ) -> None:
@@ -185,6 +191,18 @@ def kept(gpu: str, scaling: str, columns: int, both: bool) -> int:
     if scaling in ("blockwise", "mxfp8"):
         return backward + (forward if both else 0)
     return backward + 4 + (TOKENS * columns if both and gpu == "h100-80g" else 0)
+
+
+@pytest.mark.parametrize("gpu", list(SCALINGS))
+def test_attention_holds_its_output_and_the_softmax_of_each_row(
+    found: dict[tuple[str, str], dict[str, int]], gpu: str
+) -> None:
+    output, softmax, dropout_state = 2 * TOKENS * HIDDEN, 4 * TOKENS * HEADS, 16
+    for kind in ("packed", "dropout"):
+        assert found[gpu, f"attention_{kind}"]["held"] == output + softmax + dropout_state
+    in_fp8 = TOKENS * (HIDDEN + 2 * KEYS) + TOKENS * HIDDEN  # queries, keys, values; the output once more
+    history = 15 * (1024 * 4 + 4)  # 9 tensors forward, 6 backward
+    assert 0 <= found[gpu, "attention_fp8"]["held"] - (output + in_fp8 + softmax + history) < 64  # scales of one number
 
 
 @pytest.mark.parametrize("gpu", list(SCALINGS))

@@ -5,6 +5,7 @@ Runs as it is on a GPU too: ``python transformer_engine_features.py layernorm_li
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -23,6 +24,7 @@ RECIPES: dict[str, Callable[[], Any]] = {
     "current": recipes.Float8CurrentScaling,
     "blockwise": recipes.Float8BlockScaling,
     "mxfp8": recipes.MXFP8BlockScaling,
+    "nvfp4": recipes.NVFP4BlockScaling,
 }
 
 
@@ -137,6 +139,29 @@ def permutation(map_type: str) -> dict[str, int]:
     return found
 
 
+def attention(kind: str) -> dict[str, int]:
+    """cuDNN's attention, forward and backward: of packed sequences, with dropout, or in fp8."""
+    rows, heads, keys, width = TOKENS, HEADS, 4, 128
+    made = functools.partial(te.DotProductAttention, heads, width, num_gqa_groups=keys)
+    shape, more = (rows // BATCH, BATCH), {}
+    if kind == "packed":
+        module = made(attn_mask_type="padding_causal", qkv_format="thd")
+        ends = torch.tensor([0, rows // 4, rows // 2, rows], dtype=torch.int32, device="cuda")
+        shape = (rows,)
+        more = {"cu_seqlens_q": ends, "cu_seqlens_kv": ends, "max_seqlen_q": rows // 2, "max_seqlen_kv": rows // 2}
+    else:
+        module = made(attn_mask_type="causal", attention_dropout=0.1 if kind == "dropout" else 0.0)
+    numbers = functools.partial(torch.randn, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    q, k, v = numbers(*shape, heads, width), numbers(*shape, keys, width), numbers(*shape, keys, width)
+    start = requested()
+    with te.autocast(enabled=kind == "fp8", recipe=recipes.DelayedScaling(fp8_dpa=kind == "fp8")):
+        out = module(q, k, v, **more)
+    found = {"held": requested() - start}
+    out.backward(torch.ones_like(out))
+    assert all(x.grad is not None and x.grad.shape == x.shape for x in (q, k, v))
+    return found
+
+
 FEATURES: dict[str, Callable[[], dict[str, int]]] = {
     **{f"linear_{name}": lambda name=name: train(linear(), name, TOKENS, HIDDEN) for name in RECIPES},
     **{
@@ -148,6 +173,7 @@ FEATURES: dict[str, Callable[[], dict[str, int]]] = {
     **{
         f"tensor_parallel_{name}": lambda name=name: train(parallel, name, TOKENS // TENSOR, HIDDEN) for name in RECIPES
     },
+    **{f"attention_{name}": lambda name=name: attention(name) for name in ("packed", "dropout", "fp8")},
     "overlap": overlap,
     **{f"permutation_{name}": lambda name=name: permutation(name) for name in ("index", "mask")},
 }
