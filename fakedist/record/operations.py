@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from fakedist.record.compiled import is_tracing
+from fakedist.record.dispatch import every_operation
 from fakedist.record.position import Position
 
 Execute = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -21,13 +19,7 @@ _GEMMS = {"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "_scaled_mm", "
     "_scaled_grouped_mm", "_addmm_activation", "_int_mm", "linear", "addbmm", "addr", "vdot",
 }  # fmt: skip
 
-
-#: What ``__torch_dispatch__`` of plain tensors is; those appear among the types too.
-_PLAIN = torch.Tensor.__torch_dispatch__
-
-
-#: What is written down beside operations: what autograd adds up, and the graphs that Inductor compiled.
-ACCUMULATE = "autograd::accumulate"
+#: What is written down beside operations: the graphs that Inductor compiled.
 GRAPH = "inductor::graph"
 
 
@@ -43,8 +35,10 @@ class _Kind:
         self.is_gemm = not isinstance(func, str) and func._schema.name.removeprefix("aten::") in _GEMMS
 
 
-class Operations(TorchDispatchMode):
+class Operations:
     """Numbers each operation, writes down which it was and where, and tells the allocator's history its number.
+
+    A context manager: entering begins, leaving ends it.
 
     Args:
         position: Where the rank is.
@@ -60,7 +54,6 @@ class Operations(TorchDispatchMode):
     def __init__(
         self, position: Position, execute: Execute, tick: Callable[[], None], tell_allocator: Callable[[str], None]
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self.names: list[tuple[int, str]] = []
         self.gemms: dict[int, tuple[int, ...]] = {}
         self._position = position
@@ -71,48 +64,30 @@ class Operations(TorchDispatchMode):
         self._first = 0
         self._tell_allocator = tell_allocator
         self._graph: str | None = None
+        self._exit = ExitStack()
 
-    #: Asked for by torch: higher-order operators (DTensor's random numbers are one) come here too.
-    supports_higher_order_operators = True
+    def __enter__(self) -> Operations:
+        self._exit.enter_context(every_operation(self.run))
+        return self
 
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Compiled regions run as they are; their kernels are not operations."""
-        return True
+    def __exit__(self, *_: object) -> None:
+        self._exit.close()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Number one operation and run it. Tensor subclasses first turn it into operations on plain tensors."""
-        if is_tracing():
-            # DTensor asks a FakeTensorMode for shapes. That mode is below this one whenever it was entered: step aside.
-            return func(*args, **(kwargs or {}))
-        if isinstance(func, HigherOrderOperator):
-            return self._run_higher_order(func, args, kwargs or {})
-        if types and any(t.__torch_dispatch__ is not _PLAIN for t in types):
-            return NotImplemented
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Number one operation and run it."""
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._new_kind(func)
         op = self._number(kind)
         if not op & 255:
             self._tick()
-        result = self._execute(func, args, kwargs or {})
+        result = self._execute(func, args, kwargs)
         if self._graph is not None:
             self._tell_allocator(self._graph)
         if kind.is_gemm and isinstance(result, torch.Tensor) and result.is_cuda:
             operands = [value.nbytes for value in args if isinstance(value, torch.Tensor)]
             self.gemms[op] = (result.data_ptr(), *operands)
         return result
-
-    def step_aside(self) -> None:
-        """Take this mode off the thread's stack, unless the script has put modes of its own there.
-
-        What autograd adds up before it puts the mode back counts as one operation, ``autograd::accumulate``.
-        """
-        if torch._C._len_torch_dispatch_stack() == 1 and torch._C._get_dispatch_stack_at(0) is self:
-            self._number_own(ACCUMULATE)
-            torch._C._pop_torch_dispatch_stack(None)
 
     @contextmanager
     def graph(self) -> Iterator[None]:
@@ -143,17 +118,6 @@ class Operations(TorchDispatchMode):
 
     def _number_own(self, name: str) -> int:
         return self._number(self._kinds.get(name) or self._new_kind(name))
-
-    def _run_higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator that runs operators: it is none itself, those inside are.
-
-        torch._ops.HigherOrderOperator.__call__ without its first step, which would come back here.
-        """
-        key = torch._ops._compute_keyset(args, kwargs, func.non_fallthrough_keys).highestPriorityTypeId()
-        if key == torch._C.DispatchKey.Python:
-            return func(*args, **kwargs)
-        with self:
-            return func.dispatch(key, *args, **kwargs)
 
     def _new_kind(self, func: Any) -> _Kind:
         kind = self._kinds[func] = _Kind(len(self._kinds), func)

@@ -23,7 +23,6 @@ from fakedist.record.hooks import (
     optimizer_hooks,
     out_of_memory_observer,
 )
-from fakedist.record.in_place import bias_added_in_place, hook_producers
 from fakedist.record.layers import LayerTable, remember_parents
 from fakedist.record.marks import KEEP_LAYER, Marks
 from fakedist.record.memory import History, allocator_history, script_line
@@ -104,7 +103,6 @@ class Recorder:
             stack.enter_context(optimizer_hooks(self._optimizer_begins, self._optimizer_ended))
             stack.callback(self._marks.close)
             stack.enter_context(compiled_graphs(self._operations.graph))
-            stack.enter_context(bias_added_in_place())
             stack.enter_context(self._operations)
             self._exit = stack.pop_all()
         _active = self
@@ -185,14 +183,11 @@ class Recorder:
             return
         if not self._position.in_backward():
             self._follow_step(self._steps.backward)
-        handles = [] if creates_graph else hook_producers(outputs, self._operations.step_aside)
         self._position.backward_begins(creates_graph)
         try:
             yield
         finally:
             self._position.backward_ended()
-            for handle in handles:
-                handle.remove()
 
     def _optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
         self._follow_step(lambda: self._steps.optimizer_begins(optimizer))

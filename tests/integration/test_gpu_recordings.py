@@ -18,7 +18,7 @@ from tests.gpu.recording import JobRecord, Recording, load
 
 DATA = Path(__file__).parents[1] / "data" / "gpu"
 #: The allocator alone, autocast and attention, a world, values that are read back.
-QUICK = ("allocations", "transformer_default", "fsdp2_8", "amp_fp16")
+QUICK = ("allocations", "transformer_default", "fsdp2_8", "moe_dropless")
 
 
 def recorded(job: str, *, profiled: bool = False, gpu: str = DEFAULT_GPU, memory_bytes: int | None = None) -> JobRecord:

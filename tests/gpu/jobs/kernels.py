@@ -150,7 +150,6 @@ def subclass_shortcuts() -> None:
         lambda: x.index_select(0, rows),
         lambda: x.index_add(0, rows, x[:512]),
         lambda: x.cumsum(1),
-        lambda: x.prod(1),
         lambda: x.std(1),
         lambda: x.norm(dim=1),
         lambda: x.unfold(0, 4, 4),

@@ -58,7 +58,7 @@ def fsdp2_tp() -> None:
     mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=("shard", "tp"))
     model: nn.Module = Transformer().cuda()
     plan = {
-        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "embedding": ColwiseParallel(output_layouts=Shard(1)),  # by rows, it would mask tokens by their values
         "norm": SequenceParallel(),
         "output": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
     }

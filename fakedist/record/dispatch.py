@@ -1,0 +1,201 @@
+"""Every operation below autograd goes through one function of ours, and torch does not notice.
+
+A ``TorchDispatchMode`` would show the same operations, but while one is on ``at::isTensorSubclassLike`` takes every
+tensor for a subclass, and torch allocates otherwise: derivatives of indexing, of masks and of extremes, the sum of two
+gradients, a bias, the mask of an attention are computed out of place, with one more tensor each. So the function is the
+fallback of a dispatch key that torch has and does not use, "Fake" (c10/core/DispatchKey.h), beside "Python", and the
+key is switched on for this thread; autograd's threads take it over from there.
+
+Torch 2.11 has that key above "Python", later ones below. Where it is above, what a tensor subclass makes of an
+operation does not come to it. Nowhere can torch run such a fallback while there is a mode (``PythonKernelHolder`` in
+torch/csrc/utils/python_dispatch.cpp). For that long the key is off, and a mode of ours lies beneath the others.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import _ops
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fakedist.errors import RecordingError
+from fakedist.patch import patched
+from fakedist.record.compiled import is_tracing
+
+#: Runs one operation: ``run(func, args, kwargs) -> result``.
+Run = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+#: What ``__torch_dispatch__`` of plain tensors is; those appear among the types too.
+_PLAIN = torch.Tensor.__torch_dispatch__
+_PYTHON = torch._C.DispatchKey.Python
+#: Views that ``nn.Parameter(data)`` and ``as_subclass`` take inside of torch, of tensors that Python must not know yet.
+_INSIDE_OF_CONSTRUCTORS = ("aten::detach", "aten::alias")
+_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+
+
+@contextmanager
+def every_operation(run: Run) -> Iterator[None]:
+    """Have ``run`` run every operation on plain tensors that this thread and autograd's for it reach a kernel with.
+
+    Inside of ``run`` operations are not seen. Not seen either are those that torch traces with shapes alone.
+
+    Raises:
+        RecordingError: This torch has no such dispatch key.
+    """
+    key = _unused_key()
+    below = torch._C._dispatch_keyset_full_after(key)
+    # As torch does for a mode: what `run` calls is below autograd, and modes that it enters see what is inside.
+    above = (torch._C._dispatch_keyset_full() - below).remove(_PYTHON).remove(torch._C.DispatchKey.PythonTLSSnapshot)
+    beneath = _Beneath(run)
+    guard = torch._C._ExcludeDispatchKeyGuard
+
+    def fallback(keyset: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
+        if keyset.has(_PYTHON):  # a tensor subclass, and the key is above
+            with guard(above), beneath:
+                return func(*args, **kwargs)
+        with guard(above):
+            if _is_excluded(_PYTHON):  # torch asks a kernel for shapes
+                return func(*args, **kwargs)
+            return run(func, args, kwargs)
+
+    libraries = _register(fallback, one_by_one=below.has(_PYTHON))
+    torch._C._dispatch_tls_set_dispatch_key_included(key, True)
+    try:
+        with _higher_order_operators_without(key), _beneath_others(beneath, key):
+            yield
+    finally:
+        torch._C._dispatch_tls_set_dispatch_key_included(key, False)
+        for library in libraries:
+            library._destroy()
+
+
+def _register(fallback: Callable[..., Any], one_by_one: bool) -> list[torch.library.Library]:
+    """Make ``fallback(keyset, func, *args, **kwargs)`` the key's kernel of every operation.
+
+    Where the key comes before tensor subclasses, torch finds kernels for their operations by name alone, so that each
+    operation that there is now gets one of its own.
+    """
+    libraries = {"_": torch.library.Library("_", "IMPL")}
+    libraries["_"].fallback(fallback, "Fake", with_keyset=True)
+    names = torch._C._dispatch_get_all_op_names() if one_by_one else _INSIDE_OF_CONSTRUCTORS
+    for name in names:
+        namespace = name.partition("::")[0]
+        library = libraries.get(namespace)
+        if library is None:
+            library = libraries[namespace] = torch.library.Library(namespace, "IMPL")
+        if name in _INSIDE_OF_CONSTRUCTORS:
+            library.impl(name, torch.library.fallthrough_kernel, "Fake")
+        else:
+            library.m.impl(name, "Fake", _OneOperation(name, fallback), True)  # type: ignore[union-attr, unused-ignore]
+    return list(libraries.values())
+
+
+class _OneOperation:
+    """The kernel of one operation, which it looks up when it is first called."""
+
+    def __init__(self, name: str, fallback: Callable[..., Any]) -> None:
+        self._name, self._fallback = name, fallback
+        self._func: Any = None
+
+    def __call__(self, keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._func is None:
+            namespace, _, name = self._name.partition("::")
+            packet, _, overload = name.partition(".")
+            self._func = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+        return self._fallback(keyset, self._func, *args, **kwargs)
+
+
+class _Beneath(TorchDispatchMode):
+    """Beneath the script's own modes: what is left of an operation when they and tensor subclasses are done."""
+
+    #: Asked for by torch: higher-order operators (DTensor's random numbers are one) come here too.
+    supports_higher_order_operators = True
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self._run = run
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled regions run as they are; their kernels are not operations."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one operation. Tensor subclasses first turn it into operations on plain tensors."""
+        if is_tracing():
+            # DTensor asks a FakeTensorMode for shapes. That mode is below this one whenever it was entered: step aside.
+            return func(*args, **(kwargs or {}))
+        if isinstance(func, _ops.HigherOrderOperator):
+            return self._run_higher_order(func, args, kwargs or {})
+        if types and any(t.__torch_dispatch__ is not _PLAIN for t in types):
+            return NotImplemented
+        return self._run(func, args, kwargs or {})
+
+    def _run_higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator that runs operators: it is none itself, those inside are.
+
+        torch._ops.HigherOrderOperator.__call__ without its first step, which would come back here.
+        """
+        key = _ops._compute_keyset(args, kwargs, func.non_fallthrough_keys).highestPriorityTypeId()
+        if key == _PYTHON:
+            return func(*args, **kwargs)
+        with self:
+            return func.dispatch(key, *args, **kwargs)
+
+
+@contextmanager
+def _beneath_others(beneath: _Beneath, key: Any) -> Iterator[None]:
+    """While a thread that has the key on is in a mode of somebody else's, it has ``beneath`` beneath it, and no key."""
+    is_on, switch = torch._C._dispatch_tls_is_dispatch_key_included, torch._C._dispatch_tls_set_dispatch_key_included
+    threads = threading.local()
+
+    def enter_(mode: Any) -> Any:
+        entered = threads.__dict__.setdefault("entered", [])
+        first = is_on(key) and not _is_excluded(key)
+        entered.append(first)
+        if first:
+            switch(key, False)
+            enter(beneath)
+        return enter(mode)
+
+    def leave_(mode: Any, *error: Any) -> None:
+        leave(mode, *error)
+        if threads.__dict__.get("entered") and threads.entered.pop():
+            leave(beneath, None, None, None)
+            switch(key, True)
+
+    with (
+        patched(TorchDispatchMode, "__enter__", enter_) as enter,
+        patched(TorchDispatchMode, "__exit__", leave_) as leave,
+    ):
+        yield
+
+
+def _unused_key() -> Any:
+    try:
+        return torch._C._parse_dispatch_key("Fake")  # type: ignore[attr-defined, unused-ignore]
+    except (AttributeError, RuntimeError) as error:
+        raise RecordingError(
+            f"torch {torch.__version__} has no dispatch key of its own that is free to use", "pip install torch==2.15.0"
+        ) from error
+
+
+@contextmanager
+def _higher_order_operators_without(key: Any) -> Iterator[None]:
+    """Higher-order operators choose their kernel in Python, where our key has none: they do not see it.
+
+    Raises:
+        RecordingError: This torch's higher-order operators choose otherwise.
+    """
+
+    def compute_keyset(*args: Any) -> Any:
+        return original(*args).remove(key)
+
+    with patched(_ops, "_compute_keyset", compute_keyset) as original:
+        yield

@@ -1,0 +1,179 @@
+"""Every operation is seen, by whatever way it comes; and torch takes its own ways all the while."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from fakedist.record.dispatch import every_operation
+
+_KEY = torch._C._parse_dispatch_key("Fake")  # type: ignore[attr-defined]
+
+
+@contextmanager
+def seen() -> Iterator[list[str]]:
+    """Names of the operations that are seen, as they run."""
+    names: list[str] = []
+
+    def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        names.append(func._schema.name.removeprefix("aten::"))
+        return func(*args, **kwargs)
+
+    with every_operation(run):
+        yield names
+
+
+def test_forward_and_backward_are_seen_and_gradients_are_added_in_place() -> None:
+    x = torch.ones(4, 4, requires_grad=True)
+    with seen() as names:
+        y = x * 2
+        (y.sin() + y.cos()).sum().backward()
+    assert names[:4] == ["mul", "sin", "cos", "add"]
+    # The two gradients of y are added in place; under a dispatch mode that would be another "add".
+    assert names[-2:] == ["add_", "mul"]
+    assert x.grad is not None
+
+
+def test_derivatives_of_indexing_write_in_place() -> None:
+    x = torch.ones(4, 4, requires_grad=True)
+    with seen() as names:
+        x[torch.tensor([0, 2])].sum().backward()
+    assert "_index_put_impl_" in names
+    assert "index_put" not in names
+
+
+def test_what_an_operation_calls_is_not_seen_and_modes_entered_in_it_see_it() -> None:
+    inside: list[str] = []
+
+    class Inside(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            inside.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with Inside():
+            return torch.ones(2) + func(*args, **kwargs)
+
+    with every_operation(run):
+        result = torch.zeros(2) + 1
+    assert result.tolist() == [3.0, 3.0]
+    assert "aten.ones.default" in inside
+
+
+def test_parameters_and_subclasses_can_be_made_of_new_tensors() -> None:
+    class Named(torch.Tensor):
+        pass
+
+    with seen() as names:
+        layer = nn.Linear(3, 3)
+        named = torch.zeros(2).as_subclass(Named)
+        assert type(named + 1) is Named
+    assert isinstance(layer.weight, nn.Parameter)
+    assert names.count("add") == 1
+
+
+class _Doubled(torch.Tensor):
+    """A subclass that makes two operations of one."""
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner: torch.Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plain = [value.inner if isinstance(value, _Doubled) else value for value in args]
+        func(*plain, **(kwargs or {}))
+        return cls(func(*plain, **(kwargs or {})))
+
+
+def test_of_a_subclass_its_operations_on_plain_tensors_are_seen() -> None:
+    doubled = _Doubled(torch.ones(3))
+    with seen() as names:
+        result = torch.sin(doubled)
+    assert isinstance(result, _Doubled)
+    assert names == ["sin", "sin"]
+
+
+def test_a_mode_of_the_scripts_own_comes_first_and_what_it_makes_is_seen_once() -> None:
+    class Negative(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {})).neg()
+
+    x = torch.ones(2)
+    with seen() as names:
+        with Negative():
+            result = x + 1
+        after = x * 3
+    assert result.tolist() == [-2.0, -2.0]
+    assert after.tolist() == [3.0, 3.0]
+    assert names == ["add", "neg", "mul"]
+
+
+def test_selective_checkpointing_works_and_is_seen() -> None:
+    def policy(ctx: Any, func: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        saved = func == torch.ops.aten.mm.default
+        return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+    weight = torch.ones(3, 3, requires_grad=True)
+    with seen() as names:
+        result = checkpoint(
+            lambda x: torch.sin(x @ weight).exp(),
+            torch.ones(3, 3, requires_grad=True),
+            use_reentrant=False,
+            context_fn=lambda: create_selective_checkpoint_contexts(policy),
+        )
+        result.sum().backward()
+    assert names.count("mm") == 3  # forward and two gradients; it is not computed again
+    assert names.count("sin") == 2
+
+
+def test_shapes_alone_are_not_seen() -> None:
+    with seen() as names:
+        with FakeTensorMode():
+            fake = nn.functional.embedding(torch.zeros(3, dtype=torch.long), torch.empty(10, 4))
+        torch.ones(2)
+    assert fake.shape == (3, 4)
+    assert names == ["ones"]
+
+
+def test_other_threads_are_left_alone_and_autograds_are_not() -> None:
+    elsewhere: list[torch.Tensor] = []
+    with seen() as names:
+        thread = threading.Thread(target=lambda: elsewhere.append(torch.ones(3).sin()))
+        thread.start()
+        thread.join()
+        assert names == []
+        torch.ones(3, requires_grad=True).exp().sum().backward()
+    assert names[-1] == "mul"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_everything_is_undone(fails: bool) -> None:
+    before = TorchDispatchMode.__enter__, TorchDispatchMode.__exit__, torch._ops._compute_keyset
+    names: list[str] = []
+    try:
+        with seen() as names:
+            torch.ones(2)
+            if fails:
+                raise KeyError
+    except KeyError:
+        pass
+    assert (TorchDispatchMode.__enter__, TorchDispatchMode.__exit__, torch._ops._compute_keyset) == before
+    assert not torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
+    torch.ones(2)
+    assert names == ["ones"]
+    with seen() as again:
+        torch.ones(2)
+    assert again == ["ones"]
