@@ -1,9 +1,11 @@
-"""What recording costs: a training step of a 10 B-parameter transformer on the bare virtual GPU and under fakedist.
+"""What a step costs: bare on the virtual GPU, recorded, and followed by torch's own tools for the same question.
 
     python bench/step.py [--steps 6] [--rounds 3]
 
-Both run in turns, in processes of their own; a figure is the least of a round's steps after the first two (lazy state
-is paid there), and the median of the rounds.
+A transformer of 10 B parameters: all in turns, in processes of their own; a figure is the least of a round's steps
+after the first two (lazy state is paid there), and the median of the rounds. FakeTensorMode, alone and under torch's
+MemTracker, runs the same script with fewer steps. Then the recorded step by the number of layers, and one of Llama 3
+405B.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 JOB = ROOT / "bench" / "jobs" / "transformer_10b.py"
+LARGE_JOB = ROOT / "bench" / "jobs" / "llama_405b.py"
+LAYERS = (12, 48, 126)
 BARE = """
 import runpy, sys
 from fakedist.gpu.spec import find_gpu
@@ -39,7 +43,7 @@ class Measured:
 
 
 def measure(command: list[str]) -> Measured:
-    """Run `command` and read the steps' times from what it prints."""
+    """Run `command` and read the steps' times from what it prints; the first step does not count, nor the second."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None
@@ -50,33 +54,55 @@ def measure(command: list[str]) -> Measured:
     if process.returncode:
         raise SystemExit(f"exit {process.returncode}: {' '.join(command)}")
     steps = [float(line.split()[1]) for line in printed.splitlines() if line.startswith("step_ms")]
-    return Measured(min(steps[2:]), usage.ru_maxrss * 1024 / 1e9)
+    return Measured(min(steps[2:] or steps[1:]), usage.ru_maxrss * 1024 / 1e9)
+
+
+def recorded(directory: Path, steps: int, script: list[str]) -> list[str]:
+    """The command that records `steps` steps of a script."""
+    # The run is stopped inside its last step, before the job prints it: one step more.
+    number = ["--steps", str(steps + 1)]
+    options = ["--world-size", "1", "--rank", "0", "--device", "virtual", "--gpu-memory", "unlimited", *number]
+    output = ["--force", "--output", str(directory / "run")]
+    return [sys.executable, "-m", "fakedist", "profile", *options, *output, *script, *number]
+
+
+def compare_with_peers(directory: Path, steps: int, rounds: int) -> None:
+    """Print the step of 10 B parameters every way, and how much longer torch's own tools take."""
+    commands = {
+        "bare virtual GPU": [sys.executable, "-c", BARE, str(JOB), "--steps", str(steps + 1)],
+        "everything recorded": recorded(directory, steps, [str(JOB)]),
+        "FakeTensorMode": [sys.executable, str(JOB), "--fake", "--steps", "3"],
+        "MemTracker": [sys.executable, str(JOB), "--fake", "--tracker", "--steps", "2"],
+    }
+    found = [{name: measure(command) for name, command in commands.items()} for _ in range(rounds)]
+    middle = {name: statistics.median(each[name].step_ms for each in found) for name in commands}
+    for name, step_ms in middle.items():
+        host_gb = max(each[name].host_gb for each in found)
+        ratio = step_ms / middle["everything recorded"]
+        print(f"{name:<22} {step_ms:9.1f} ms a step {host_gb:6.2f} GB of host memory {ratio:7.2f} of recorded")
+    print(flush=True)
+
+
+def grow(directory: Path, steps: int) -> None:
+    """Print the recorded step by the number of layers."""
+    for layers in LAYERS:
+        found = measure(recorded(directory, steps, [str(JOB), "--layers", str(layers)]))
+        each = found.step_ms / layers
+        print(f"{layers:4d} layers recorded {found.step_ms:12.1f} ms a step {each:6.2f} ms a layer", flush=True)
 
 
 def main() -> None:
-    """Print a table of both ways and their ratio."""
+    """Print all of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    # The recorded run is stopped inside its last step, before the job prints it: one step more.
-    steps = ["--steps", str(args.steps + 1)]
-    script = [str(JOB), *steps]
-    with tempfile.TemporaryDirectory() as directory:
-        options = ["--world-size", "1", "--rank", "0", "--device", "virtual", "--gpu-memory", "unlimited", *steps]
-        output = ["--force", "--output", str(Path(directory) / "run")]
-        commands = {
-            "bare virtual GPU": [sys.executable, "-c", BARE, *script],
-            "everything recorded": [sys.executable, "-m", "fakedist", "profile", *options, *output, *script],
-        }
-        rounds = [{name: measure(command) for name, command in commands.items()} for _ in range(args.rounds)]
-    middle = {name: statistics.median(each[name].step_ms for each in rounds) for name in commands}
-    for name, step_ms in middle.items():
-        print(
-            f"{name:<22} {step_ms:8.1f} ms a step {max(each[name].host_gb for each in rounds):6.2f} GB of host memory"
-        )
-    bare, recorded = middle.values()
-    print(f"{'ratio':<22} {recorded / bare:8.2f}")
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = Path(scratch)
+        compare_with_peers(directory, args.steps, args.rounds)
+        grow(directory, args.steps)
+        large = measure(recorded(directory, 4, [str(LARGE_JOB)]))
+        print(f"\nLlama 3 405B recorded {large.step_ms:12.1f} ms a step {large.host_gb:6.2f} GB of host memory")
 
 
 if __name__ == "__main__":

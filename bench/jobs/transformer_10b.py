@@ -1,12 +1,14 @@
 """The job of bench/step.py: a 10 B-parameter transformer, AdamW, bfloat16 autocast, 2,048 tokens a step, one GPU.
 
-Prints the number of its parameters, then one line a step: "step_ms 73.1".
+Prints the number of its parameters, then one line a step: "step_ms 73.1". With ``--fake`` the tensors are
+FakeTensorMode's (on the GPU where one is, else on the CPU), with ``--tracker`` torch's MemTracker follows them too.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from contextlib import ExitStack
 
 import torch
 import torch.nn.functional as F
@@ -31,26 +33,52 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm_2(x))))
 
 
-def main() -> None:
-    """Train for `--steps` steps."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=6)
-    steps = parser.parse_args().steps
-    dim, num_heads, num_layers, vocab_size, num_tokens = 4_096, 32, 48, 32_000, 2_048
-    with torch.device("cuda"):
+def train(device: str, num_layers: int, steps: int, stack: ExitStack, tracked: bool) -> None:
+    """Build the model and train it, under MemTracker where asked for."""
+    dim, num_heads, vocab_size, num_tokens = 4_096, 32, 32_000, 2_048
+    with torch.device(device):
         blocks = [Block(dim, num_heads) for _ in range(num_layers)]
         model = nn.Sequential(nn.Embedding(vocab_size, dim), *blocks, nn.Linear(dim, vocab_size))
         tokens = torch.randint(vocab_size, (1, num_tokens + 1))
     print("parameters", sum(parameter.numel() for parameter in model.parameters()), flush=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    tracker = None
+    if tracked:
+        from torch.distributed._tools.mem_tracker import MemTracker
+
+        tracker = MemTracker()
+        tracker.track_external(model, optimizer, tokens)
+        stack.enter_context(tracker)
     for _ in range(steps):
         started = time.perf_counter()
-        with torch.autocast("cuda", dtype=torch.bfloat16):
+        with torch.autocast(device, dtype=torch.bfloat16):
             loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        if tracker is not None:
+            tracker.reset_mod_stats()  # it follows one iteration
         print(f"step_ms {(time.perf_counter() - started) * 1e3:.1f}", flush=True)
+
+
+def main() -> None:
+    """Train for `--steps` steps."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--layers", type=int, default=48)
+    parser.add_argument("--fake", action="store_true")
+    parser.add_argument("--tracker", action="store_true")
+    args = parser.parse_args()
+    with ExitStack() as stack:
+        device = "cuda"
+        if args.fake:
+            from torch._subclasses.fake_tensor import FakeTensorMode
+
+            # Fake CUDA tensors fail in backward where there is no GPU: autograd asks the driver for a context.
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+            print("fake tensors on", device)
+            stack.enter_context(FakeTensorMode())
+        train(device, args.layers, args.steps, stack, args.tracker)
 
 
 if __name__ == "__main__":
