@@ -19,7 +19,7 @@ enum {
 };
 enum { TYPE_HANDLE = 0, TYPE_DESCRIPTOR = 15, TYPE_CHAR = 24 };
 
-/* The model as cuDNN writes a device down (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION); it names a key that is missing. */
+/* The model as cuDNN writes a device down (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION); it names missing keys. */
 static int describe_device(char *text, size_t size) {
     return snprintf(text, size,
                     "{\"maxGridSize\":[2147483647,65535,65535],\"maxBlockSize\":[1024,1024,64],\"regsPerBlock\":%d,"
@@ -65,9 +65,9 @@ static void *device_descriptor(void) {
 
 /* ---- torch.backends.cudnn.benchmark: plans are tried and the fastest is kept ----
  *
- * No plan has a time here, and the host's clock would choose another in every run. So the plans that were made since the
- * last one was executed take, in the order of cuDNN's heuristics, 0, 10, 20 ... ms in the eyes of CUDA events, for the
- * four executions of a trial (time_sorted_plan in cudnn_frontend_find_plan.h). The first in that order wins. */
+ * No plan has a time here, and the host's clock would choose another in every run. So the plans that were made since
+ * the last one was executed take, in the order of cuDNN's heuristics, 0, 10, 20 ... ms in the eyes of CUDA events, for
+ * the four executions of a trial (time_sorted_plan in cudnn_frontend_find_plan.h). The first in that order wins. */
 #define TRIAL_EXECUTIONS 4
 #define TRIAL_STEP_NS 10000000ull
 

@@ -1,8 +1,8 @@
 /* cuDNN's older API, but for recurrent networks: dropout states, batch norm, CTC loss, grid sampling, pooling.
  *
  * Descriptors that hold numbers only are the installed library's own (build.py lets those calls through). What takes a
- * handle is answered here, because the installed library makes none without a GPU. The sizes of scratch memory below are
- * what cuDNN 9.19 and 9.26 answered when they were asked, or formulas that meet all their answers. */
+ * handle is answered here, because the installed library makes none without a GPU. The sizes of scratch memory below
+ * are what cuDNN 9.19 and 9.26 answered when they were asked, or formulas that meet all their answers. */
 #include "virtual_gpu.h"
 
 #include <stdlib.h>
@@ -40,7 +40,8 @@ enum { BN_ONLY = 0 };
 
 static int batch_norm_size(int operations, size_t *size) {
     *size = 0;
-    return operations == BN_ONLY ? OK : unanswered("cudnnBatchNormalization with a fused activation", CUDNN_NOT_SUPPORTED);
+    if (operations == BN_ONLY) return OK;
+    return unanswered("cudnnBatchNormalization with a fused activation", CUDNN_NOT_SUPPORTED);
 }
 API int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(void *handle, int mode, int operations, void *x,
                                                                  void *z, void *y, void *parameters, void *activation,

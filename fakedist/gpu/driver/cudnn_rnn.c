@@ -29,7 +29,8 @@ API int cudnnSetRNNDescriptor_v8(void *descriptor, int algorithm, int cell, int 
     struct rnn *net = descriptor;
     if (bias != NO_BIAS && bias != DOUBLE_BIAS)
         return unanswered("cudnnSetRNNDescriptor_v8 with one bias", CUDNN_NOT_SUPPORTED);
-    *net = (struct rnn){.cell = cell, .biases = bias, .type = type, .element = type == DOUBLE ? 8 : type == FLOAT ? 4 : 2};
+    *net = (struct rnn){.cell = cell, .biases = bias, .type = type};
+    net->element = type == DOUBLE ? 8 : type == FLOAT ? 4 : 2;
     net->input = (size_t)input, net->hidden = (size_t)hidden, net->projected = (size_t)projected;
     net->layers = (size_t)layers, net->directions = direction ? 2 : 1;
     return OK;
@@ -105,10 +106,11 @@ API int cudnnGetRNNWeightParams(void *handle, void *descriptor, int32_t layer, s
 
 /* ---- scratch memory, estimated ----
  *
- * Formulas that meet what cuDNN 7 answered in https://github.com/pytorch/pytorch/issues/2895 (four layers, 250 steps,
- * batch 100, 123 -> 320 features, float32): LSTM 736,000,000 bytes reserve and 17,730,560 workspace, GRU 864,000,000 and
- * 13,169,920. Reserve: what each step saves, and each inner layer's output. Workspace: a second copy of the matrices and
- * the gradients of one step; newer releases take 8 MiB more (logs show 8,389,472 bytes for an LSTM of a few units). */
+ * Formulas that meet what cuDNN 7 answered in https://github.com/pytorch/pytorch/issues/2895 (float32; from the numbers
+ * of parameters: four layers, 123 -> 320 features, 25,000 tokens, batch 100): LSTM 736,000,000 bytes reserve and
+ * 17,730,560 workspace, GRU 864,000,000 and 13,169,920. Reserve: what each step saves, and each inner layer's output; a
+ * plain network's is a guess. Workspace: a second copy of the matrices and the gradients of one step; newer releases
+ * take 8 MiB more (logs show 8,389,472 bytes for an LSTM of a few units). */
 #define BASE_WORKSPACE (8u << 20)
 
 API int cudnnGetRNNTempSpaceSizes(void *handle, void *descriptor, int mode, void *input, size_t *workspace,
