@@ -18,6 +18,7 @@ from fakedist.errors import JobError
 from fakedist.report import charts, peak, sections
 from fakedist.report.pack import Pack
 from fakedist.report.run import Run
+from fakedist.run.schema import SCHEMA_VERSION
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _SCRIPTS = ("base", "timeline", "plot", "plot_input", "treemap", "tables", "groups", "theme", "page")
@@ -86,8 +87,8 @@ def template_text(template: str, scripts: Sequence[str], context: dict[str, Any]
     )
     script = "\n".join((_TEMPLATES / f"{name}.js").read_text("utf-8") for name in scripts)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    own = {"script": script, "style": (_TEMPLATES / "style.css").read_text("utf-8")}
-    return environment.get_template(template).render(script_digest=digest, **own, **context)
+    own = {"script": script, "script_digest": digest, "style": (_TEMPLATES / "style.css").read_text("utf-8")}
+    return environment.get_template(template).render(schema_version=SCHEMA_VERSION, **own, **context)
 
 
 def _context(run: Run) -> dict[str, Any]:
@@ -95,7 +96,6 @@ def _context(run: Run) -> dict[str, Any]:
     summary, cwd = run.summary, run.manifest["cwd"]
     pack = Pack()
     context: dict[str, Any] = {
-        "schema_version": summary["schema_version"],
         "verdict": sections.verdict_section(run, summary),
         "facts": sections.facts_section(run, summary),
         "memory": None,
