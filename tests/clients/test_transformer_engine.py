@@ -41,7 +41,7 @@ def found(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory) -
         names = [
             f"{kind}_{scaling}" for kind in KINDS for scaling in scalings if (kind, scaling) != (KINDS[-1], "bf16")
         ]
-        names += ["permutation_index", "permutation_mask", "overlap"]
+        names += ["permutation_index", "permutation_mask", "overlap", "router"]
         names += ["attention_packed", "attention_dropout", "attention_fp8"]
         if gpu == "b200":
             names += ["linear_nvfp4", "fp8_weights_nvfp4"]
@@ -203,6 +203,12 @@ def test_attention_holds_its_output_and_the_softmax_of_each_row(
     in_fp8 = TOKENS * (HIDDEN + 2 * KEYS) + TOKENS * HIDDEN  # queries, keys, values; the output once more
     history = 15 * (1024 * 4 + 4)  # 9 tensors forward, 6 backward
     assert 0 <= found[gpu, "attention_fp8"]["held"] - (output + in_fp8 + softmax + history) < 64  # scales of one number
+
+
+@pytest.mark.parametrize("gpu", list(SCALINGS))
+def test_the_fused_router_gives_every_token_its_experts(found: dict[tuple[str, str], dict[str, int]], gpu: str) -> None:
+    """Its kernel is not run and not seen by the dispatcher: zeros would leave the experts without tokens."""
+    assert found[gpu, "router"] == {"routed": TOKENS * TOP_K, "most": TOKENS * TOP_K // EXPERTS}
 
 
 @pytest.mark.parametrize("gpu", list(SCALINGS))

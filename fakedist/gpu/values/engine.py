@@ -23,6 +23,7 @@ from fakedist.gpu.values.inside import Inside
 from fakedist.gpu.values.kinds import Kind
 from fakedist.gpu.values.randoms import Randoms
 from fakedist.gpu.values.reading import INDEXING, READS, Reading
+from fakedist.gpu.values.routers import routed_share
 from fakedist.gpu.values.storage import storage_of
 
 #: glibc takes larger blocks from the kernel, which gives zeros (M_MMAP_THRESHOLD's largest value).
@@ -79,6 +80,8 @@ class ValueEngine:
     def _route(self, func: Any) -> Callable[..., Any]:
         """The way to run an operation, by its kind."""
         kind = Kind(func)
+        if kind.name == "empty":
+            return self._empty
         if kind.is_view or kind.empty:
             return _plainly
         if not kind.is_kernel:
@@ -94,6 +97,13 @@ class ValueEngine:
         return partial(special, kind)
 
     # ---- ways to run an operation
+
+    def _empty(self, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
+        """Memory that holds nothing, unless it is known what will be written there."""
+        result = func(*args, **kwargs)
+        if kwargs.get("dtype") is torch.bool and result.is_cuda and (share := routed_share(result)) is not None:
+            self._host.shares.know(result, share)
+        return result
 
     def _kernel(self, kind: Kind, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
         """Any operation that only writes device memory; this is the way of nearly all of them."""

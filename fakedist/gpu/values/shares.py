@@ -83,6 +83,10 @@ class Shares:
             self._non_negative.put(result, True)
         return share
 
+    def know(self, tensor: torch.Tensor, share: float) -> None:
+        """The mean of all elements will be that."""
+        self._shares.put(tensor, share)
+
     def know_non_negative(self, tensor: torch.Tensor) -> None:
         """Nothing in the tensor is negative."""
         self._non_negative.put(tensor, True)

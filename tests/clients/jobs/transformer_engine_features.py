@@ -16,6 +16,7 @@ import torch
 import transformer_engine.pytorch as te
 from transformer_engine.common import recipe as recipes
 from transformer_engine.pytorch.optimizers import FusedAdam
+from transformer_engine.pytorch.router import fused_topk_with_score_function
 
 TOKENS, HIDDEN, OUT, BATCH, HEADS, EXPERTS, TOP_K, TENSOR = 4096, 2048, 6144, 2, 16, 8, 2, 8
 RECIPES: dict[str, Callable[[], Any]] = {
@@ -139,6 +140,22 @@ def permutation(map_type: str) -> dict[str, int]:
     return found
 
 
+def router() -> dict[str, int]:
+    """The fused router decides how many tokens each expert gets; the experts then take so many."""
+    tokens = torch.randn(TOKENS, HIDDEN, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    logits = torch.randn(TOKENS, EXPERTS, device="cuda", requires_grad=True)
+    probs, mask = fused_topk_with_score_function(logits, TOP_K, False, None, None, None, "softmax", None)
+    counts = mask.sum(dim=0).tolist()
+    permuted, row_id_map = te.moe_permute(tokens, mask, TOKENS * TOP_K, map_type="mask")
+    out = Experts().grouped(permuted[: sum(counts)], counts)
+    back = te.moe_unpermute(
+        out[:, :HIDDEN].contiguous(), row_id_map, probs, restore_shape=tokens.shape, map_type="mask"
+    )
+    back.backward(torch.ones_like(back))
+    assert logits.grad is not None
+    return {"routed": sum(counts), "most": max(counts)}
+
+
 def attention(kind: str) -> dict[str, int]:
     """cuDNN's attention, forward and backward: of packed sequences, with dropout, or in fp8."""
     rows, heads, keys, width = TOKENS, HEADS, 4, 128
@@ -174,6 +191,7 @@ FEATURES: dict[str, Callable[[], dict[str, int]]] = {
         f"tensor_parallel_{name}": lambda name=name: train(parallel, name, TOKENS // TENSOR, HIDDEN) for name in RECIPES
     },
     **{f"attention_{name}": lambda name=name: attention(name) for name in ("packed", "dropout", "fp8")},
+    "router": router,
     "overlap": overlap,
     **{f"permutation_{name}": lambda name=name: permutation(name) for name in ("index", "mask")},
 }
