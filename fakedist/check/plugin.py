@@ -57,7 +57,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     assert mark is not None
     if mark.args:
         pytest.fail("fakedist: arguments of the mark have names: fakedist(world_size=8)", pytrace=False)
-    limits = {name: mark.kwargs[name] for name in _LIMITS if mark.kwargs.get(name) is not None}
+    limits = _read_limits(mark)
     options = {name: value for name, value in mark.kwargs.items() if name not in _LIMITS}
     with tempfile.TemporaryDirectory(prefix="fakedist-") as scratch:
         run = _profiled(pyfuncitem, lambda: _run_marked(pyfuncitem, options, Path(scratch) / "run"))
@@ -151,9 +151,26 @@ def _inner_arguments(item: pytest.Function) -> list[str]:
     return [*arguments, *(["-p", "fakedist"] if is_installed else ["-p", "no:fakedist", "-p", __name__])]
 
 
-def _exceeded(run: Run, limits: Mapping[str, str]) -> list[str]:
+def _read_limits(mark: pytest.Mark) -> dict[str, tuple[str, int]]:
+    """The limits of a mark, as they were written and in bytes."""
+    from fakedist.errors import JobError
+    from fakedist.units import parse_bytes
+
+    found, told = {}, ""
+    for name in _LIMITS:
+        if (text := mark.kwargs.get(name)) is not None:
+            try:
+                found[name] = (str(text), parse_bytes(str(text)))
+            except JobError as error:
+                told = f"the mark's {name}: {error.message}\n  {error.hint}"
+    if told:
+        pytest.fail(told, pytrace=False)
+    return found
+
+
+def _exceeded(run: Run, limits: Mapping[str, tuple[str, int]]) -> list[str]:
     """A line for each limit of the mark that the run exceeds."""
-    from fakedist.units import format_bytes, parse_bytes
+    from fakedist.units import format_bytes
 
     found = []
     if not run.fits:
@@ -163,10 +180,10 @@ def _exceeded(run: Run, limits: Mapping[str, str]) -> list[str]:
         "max_reserved": ("peak reserved", run.peak_reserved_bytes, 1),
         "min_headroom": ("headroom", run.headroom_bytes, -1),
     }
-    for name, text in limits.items():
+    for name, (text, limit) in limits.items():
         what, value, way = values[name]
-        if (value - parse_bytes(text)) * way > 0:
-            gap = format_bytes(abs(value - parse_bytes(text)))
+        if (value - limit) * way > 0:
+            gap = format_bytes(abs(value - limit))
             side = "over" if way > 0 else "under"
             found.append(f"{what} is {format_bytes(value)}, {gap} {side} {name}={text!r}{_blame(run)}")
     return found

@@ -17,6 +17,7 @@ from typing import Any
 
 from fakedist.errors import RunDirectoryError, ScriptError
 from fakedist.job import Job
+from fakedist.launch import OUT_OF_MEMORY_CODE
 from fakedist.machine import free_memory_bytes, num_cores
 from fakedist.run.manifest import load_manifest
 from fakedist.units import GIB
@@ -179,6 +180,9 @@ def _see_that_it_ran(task: Task, code: int, log: Path) -> None:
     if "summary" not in manifest:
         raise ScriptError(f"{task.name}: the run was killed half-way (exit {code}): nothing is judged", again, output)
     ended_well = outcome in _ENDED_WELL or (outcome == "exit" and ending["code"] == 0)
+    if (ended_well and code != 0) or (outcome == "out_of_memory" and code != OUT_OF_MEMORY_CODE):
+        # What is there is of an earlier run, which could not be replaced.
+        raise ScriptError(f"{task.name}: the run could not begin (exit {code})", again, output)
     if not ended_well and outcome != "out_of_memory":
         raise ScriptError(f"{task.name}: {_failure(ending)}: nothing is judged", again, output)
     if ended_well and not manifest["summary"]["peak_allocated_bytes"]:

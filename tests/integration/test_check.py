@@ -180,6 +180,17 @@ def test_a_script_that_does_not_compile_is_not_run(tmp_path: Path) -> None:
     assert finished.stderr.splitlines()[-1].endswith("the script does not compile; nothing was run")
 
 
+def test_a_run_that_cannot_be_replaced_is_not_judged_in_place_of_the_new_one(tmp_path: Path, baseline: bytes) -> None:
+    folder = with_baseline(project(tmp_path / "p", CONFIG.replace("[0, 9]", "[0]").replace("1%", "50%")), baseline)
+    assert checked(folder, "--runs", "runs").returncode == 0
+    assert checked(folder, "--runs", "runs").returncode == 0
+    (folder / "runs/net-rank0/notes.txt").write_text("mine")
+    finished = checked(folder, "--runs", "runs")
+    assert finished.returncode == 1
+    assert "---- net rank 0: the run could not begin (exit 1)" in finished.stderr
+    assert "holds something that fakedist did not write: notes.txt" in finished.stderr
+
+
 def test_a_rank_that_does_not_fit_is_exit_4_and_no_baseline(tmp_path: Path) -> None:
     folder = project(tmp_path / "p", CONFIG + 'gpu_memory = "128 MiB"\n')
     before = files(folder)

@@ -62,6 +62,10 @@ def test_skipped(width):
 def test_misspelt():
     raise SystemExit("must not run")
 
+@pytest.mark.fakedist(world_size=8, max_peak="72 GX")
+def test_unit():
+    raise SystemExit("must not run")
+
 class TestOld(unittest.TestCase):
     @pytest.mark.fakedist(world_size=8)
     def test_old(self):
@@ -121,6 +125,7 @@ def section(finished: subprocess.CompletedProcess[str], name: str) -> str:
         ("test_broken", "FAILED"),
         ("test_skipped", "SKIPPED"),
         ("test_misspelt", "FAILED"),
+        ("test_unit", "FAILED"),
         ("TestOld::test_old", "ERROR"),
         ("test_fixture", "FAILED"),
         ("test_isolated", "PASSED"),
@@ -150,6 +155,14 @@ def test_a_test_that_fails_shows_its_own_assertion(finished: subprocess.Complete
 
 def test_what_the_mark_does_not_know_is_likened_to_what_it_does(finished: subprocess.CompletedProcess[str]) -> None:
     assert "the mark has no argument 'max_peek'\n  did you mean 'max_peak'?" in section(finished, "test_misspelt")
+
+
+def test_a_unit_that_does_not_exist_is_told_before_anything_runs(
+    finished: subprocess.CompletedProcess[str],
+) -> None:
+    shown = section(finished, "test_unit")
+    assert "the mark's max_peak: '72 GX' is not a size with a unit" in shown
+    assert "must not run" not in shown
 
 
 def test_the_fixture_shows_the_table_of_its_run(finished: subprocess.CompletedProcess[str]) -> None:
