@@ -12,9 +12,14 @@ from fakedist.patch import patched, present
 
 def test_the_original_is_back_afterwards_also_after_an_error() -> None:
     owner = SimpleNamespace(value=1)
-    with pytest.raises(ZeroDivisionError), patched(owner, "value", 2) as original:
-        assert (owner.value, original) == (2, 1)
-        raise ZeroDivisionError
+
+    def fail_while_patched() -> None:
+        with patched(owner, "value", 2) as original:
+            assert (owner.value, original) == (2, 1)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_while_patched()
     assert owner.value == 1
 
 
