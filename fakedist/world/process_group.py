@@ -175,15 +175,18 @@ class RankGroup(Group):
         input_sizes: Sequence[int],
         opts: Any = None,
     ) -> Done:
-        """all_to_all from one tensor into one; sizes count rows, none means equal parts."""
-        if input_sizes:
-            start = sum(input_sizes[: self._place])
-            mine = given[start : start + input_sizes[self._place]]
+        """all_to_all from one tensor into one; sizes count rows, none means equal parts.
+
+        Sizes may be NumPy arrays: Megatron's token dispatcher gives such, and the real binding takes any sequence.
+        """
+        if len(input_sizes):
+            start = int(sum(input_sizes[: self._place]))
+            mine = given[start : start + int(input_sizes[self._place])]
         else:
             mine = self._my_chunk(given)
         with self._call("all_to_all_single", [given], [output], opts) as call:
             if len(set(output_sizes)) > 1:
-                self._arrivals.spread(output.split_with_sizes(list(output_sizes)), mine)
+                self._arrivals.spread(output.split_with_sizes([int(size) for size in output_sizes]), mine)
             else:
                 self._arrivals.spread_evenly(output, mine, (self._place, self._num_ranks))
         return call.done([output])

@@ -214,6 +214,9 @@ def test_norms_that_were_made_up_are_not_negative(engine: ValueEngine) -> None:
         assert (large**2).sum().sqrt().item() >= 0
         assert torch.nn.utils.get_total_norm([large, large]).item() >= 0
         assert large.std().item() >= 0
+        # all_reduce clamps to the type's range; a norm that a library's own kernel wrote is squared before
+        assert (torch.empty(1, device="cuda") ** 2.0).mul_(8).clamp_(-3e38, 3e38).item() >= 0
+        assert torch.randn(2048, 2048, device="cuda").clamp_(0, 1).mean().item() >= 0
 
 
 @on_virtual_gpu

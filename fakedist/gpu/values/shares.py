@@ -37,7 +37,7 @@ _KEEPS_SIGN = {"stack", "cat", "sum", "mean", "_to_copy", "clone", "max", "min",
 #: Operations of whose results something may be known.
 FOLLOWED = frozenset(
     {*_ALWAYS, *_SAME, *_ZEROS, *_ONES, *_FULL, *_AND, *_OR, *_KEEP, *_NOT, *_COUNT, *_LEAST, *_MOST, *_SCATTER}
-    | {*NON_NEGATIVE, *_KEEPS_SIGN, "pow"}
+    | {*NON_NEGATIVE, *_KEEPS_SIGN, "pow", "clamp"}
 )
 
 
@@ -137,7 +137,14 @@ class Shares:
             return True
         if name == "pow":
             return isinstance(args[1], (int, float)) and args[1] % 2 == 0
-        if name not in _KEEPS_SIGN or any(isinstance(value, (int, float)) and value < 0 for value in args[1:2]):
+        if name == "clamp":
+            low, high = (*args[1:3], None, None)[:2]
+            if isinstance(low, (int, float)) and low >= 0:
+                return True
+            if isinstance(low, torch.Tensor) or isinstance(high, torch.Tensor) or (high is not None and high < 0):
+                return False
+            args = args[:1]
+        elif name not in _KEEPS_SIGN or any(isinstance(value, (int, float)) and value < 0 for value in args[1:2]):
             return False
         return all(self.is_non_negative(tensor) or self._is_seen_non_negative(tensor) for tensor in _tensors(args))
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
@@ -227,10 +228,12 @@ def test_all_to_all_of_one_tensor(enter_world: Enter, size: int, rank: int, is_a
     assert output.tolist() == [rank] * 2 * size
 
 
-def test_all_to_all_with_splits(enter_world: Enter) -> None:
+@pytest.mark.parametrize("sizes", [list, numpy.array], ids=["list", "array"])
+def test_all_to_all_with_splits(enter_world: Enter, sizes: Callable[[list[int]], Any]) -> None:
+    """Megatron's token dispatcher gives its splits as arrays."""
     enter_world(4, 2)
     given, output = torch.arange(12.0).view(6, 2), torch.full((7, 2), -1.0)
-    dist.all_to_all_single(output, given, output_split_sizes=[3, 0, 1, 3], input_split_sizes=[1, 1, 2, 2])
+    dist.all_to_all_single(output, given, sizes([3, 0, 1, 3]), sizes([1, 1, 2, 2]))
     mine = [[4, 5], [6, 7]]  # what I would send to me
     assert output.tolist() == [mine[0], mine[1], mine[0], mine[0], mine[0], mine[1], mine[0]]
 
