@@ -6,8 +6,8 @@ Exit code 0: every job of the first is the same in the second, byte for byte. 1:
 
 Blocks that are freed one after the other, with nothing between them, may be freed in another order: torch's autocast
 keeps its casts in a table ordered by addresses of host memory, which no two processes share. So may segments that are
-given back: the allocator orders them by their stream's handle, also an address. What is allocated next finds the same
-free memory whatever the order was. Such a job is told as "order", and counts as the same.
+given back: the allocator orders them by their stream's handle, on a real GPU also an address. What is allocated next
+finds the same free memory whatever the order was. Such a job is told as "order", and counts as the same.
 Standard library only.
 """
 
