@@ -60,7 +60,12 @@ def every_operation(run: Run) -> Iterator[None]:
         with guard(above):
             if _is_excluded(_PYTHON):  # torch asks a kernel for shapes
                 return func(*args, **kwargs)
-            return run(func, args, kwargs)
+            try:
+                return run(func, args, kwargs)
+            except torch.OutOfMemoryError as error:
+                # Without us no frame would hold the arguments: a script that catches this may need their memory.
+                args, kwargs = (), {}
+                raise error.with_traceback(None)  # noqa: B904
 
     libraries = _register(fallback, one_by_one=below.has(_PYTHON))
     torch._C._dispatch_tls_set_dispatch_key_included(key, True)
@@ -106,7 +111,10 @@ class _OneOperation:
             namespace, _, name = self._name.partition("::")
             packet, _, overload = name.partition(".")
             self._func = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
-        return self._fallback(keyset, self._func, *args, **kwargs)
+        try:
+            return self._fallback(keyset, self._func, *args, **kwargs)
+        finally:
+            args, kwargs = (), {}  # a traceback keeps this frame
 
 
 class _Beneath(TorchDispatchMode):

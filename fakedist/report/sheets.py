@@ -80,7 +80,8 @@ def phase_sheet(summary: dict[str, Any]) -> Sheet:
     step = Column("step", [str(row["step"]) for row in rows])
     remarks = []
     if left_out := [number for number in steps if number not in shown]:
-        remarks.append(f"{len(left_out)} of the steps {left_out[0]} to {left_out[-1]} are in --json only")
+        several = f"{len(left_out)} of the steps {left_out[0]} to {left_out[-1]} are"
+        remarks.append(f"{f'step {left_out[0]} is' if len(left_out) == 1 else several} in --json only")
     if times := [f"{row['step']}: {format_us(row['wall_us'])}" for row in summary["steps"] if row["step"] in shown]:
         remarks.append(f"wall time of steps here, recording included: {', '.join(times)}")
     return Sheet("By phase", [step, Column("phase", phases, is_text=True), *figures], remarks)

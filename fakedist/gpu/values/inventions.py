@@ -50,7 +50,8 @@ class Inventions:
         if self._strict and num_values:
             where = f"{filename}:{line}" if filename else "a backward"
             raise InventedValueError(
-                f"{operation} in {where} needs {num_values:,} values that no kernel computed on the virtual GPU",
+                f"{operation} in {where} needs {num_values:,} {'value' if num_values == 1 else 'values'} that no kernel"
+                " computed on the virtual GPU",
                 "--values small makes such values up and counts them in the report",
             )
         entry = self._counts.setdefault((operation, filename, line), [0, 0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -177,3 +178,28 @@ def test_everything_is_undone(fails: bool) -> None:
     with seen() as again:
         torch.ones(2)
     assert again == ["ones"]
+
+
+def test_running_out_of_memory_keeps_no_argument_alive() -> None:
+    """A script that catches the error has the memory of what only the failed operation held, as without us."""
+    freed: list[str] = []
+
+    def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func._schema.name == "aten::cos":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return func(*args, **kwargs)
+
+    def temporary() -> torch.Tensor:
+        x = torch.ones(4)
+        weakref.finalize(x, freed.append, "the argument")
+        return x
+
+    with every_operation(run):
+        try:
+            temporary().cos()
+        except torch.OutOfMemoryError as error:
+            assert freed == ["the argument"]
+            assert error.__traceback__ is not None
+            assert error.__traceback__.tb_frame.f_code.co_name == "test_running_out_of_memory_keeps_no_argument_alive"
+        else:
+            pytest.fail("no error")
