@@ -175,7 +175,8 @@ def _notes(recording: Recording, blocks: Blocks, manifest: dict[str, Any]) -> li
         notes.append(f"the rank used cuda:{recording.device}, not the device of its LOCAL_RANK")
     notes += _invention_notes(recording.rows["invented"])
     notes += [
-        f"{name} is not answered by the virtual GPU ({calls:,} {'call' if calls == 1 else 'calls'}): results after it may be wrong"
+        f"{name} is not answered by the virtual GPU ({calls:,} {'call' if calls == 1 else 'calls'}):"
+        " results after it may be wrong"
         for name, calls in sorted(recording.unanswered.items())
     ]
     if manifest["job"].get("collectives") == "noop":

@@ -36,7 +36,9 @@ def module_hooks(begins: Callable[[nn.Module], None], ended: Callable[[nn.Module
     """Call ``begins`` before and ``ended`` after every module's forward, also one that raises.
 
     ``torch.compile`` traces hooks with the modules; it must find nothing in these, so that it compiles the same graphs.
+    ``module.compile()`` has the hooks inside of what is compiled, so that its calls are told from around that.
     """
+    watching = True
 
     def before_forward(module: nn.Module, args: Any) -> None:
         if not torch.compiler.is_compiling():
@@ -46,11 +48,28 @@ def module_hooks(begins: Callable[[nn.Module], None], ended: Callable[[nn.Module
         if not torch.compiler.is_compiling():
             ended(module)
 
+    def compile_(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        original(module, *args, **kwargs)
+        compiled = present(module, "_compiled_call_impl")
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not watching:
+                return compiled(*args, **kwargs)
+            before_forward(module, args)
+            try:
+                return compiled(*args, **kwargs)
+            finally:
+                after_forward(module, args, None)
+
+        module._compiled_call_impl = call
+
     before = nn_module.register_module_forward_pre_hook(before_forward)
     after = nn_module.register_module_forward_hook(after_forward, always_call=True)
     try:
-        yield
+        with patched(nn.Module, "compile", compile_) as original:
+            yield
     finally:
+        watching = False
         before.remove()
         after.remove()
 

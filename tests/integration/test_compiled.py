@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pytest
 
 from tests.conftest import RunFakedist
 from tests.integration.virtual import on_virtual_gpu
@@ -40,9 +41,14 @@ def _recorded(run_fakedist: RunFakedist, run: Path, mode: str) -> Any:
     return json.loads(line.removeprefix("STATS "))
 
 
-def test_a_compiled_model_is_recorded_as_it_runs_and_where(tmp_path: Path, run_fakedist: RunFakedist) -> None:
+@pytest.mark.parametrize(
+    ("mode", "modules"),
+    [("reduce-overhead", {"(TransformerEncoder)"}), ("each-layer", {"layers.0", "layers.1"})],
+)
+def test_a_compiled_model_is_recorded_as_it_runs_and_where(
+    mode: str, modules: set[str], tmp_path: Path, run_fakedist: RunFakedist
+) -> None:
     """The first compilation tunes kernels, which allocates; from the cache on, a bare run does the same."""
-    mode = "reduce-overhead"
     _recorded(run_fakedist, tmp_path / "first", mode)
     assert _recorded(run_fakedist, tmp_path / "run", mode) == _bare(mode)
 
@@ -52,6 +58,6 @@ def test_a_compiled_model_is_recorded_as_it_runs_and_where(tmp_path: Path, run_f
     graphs = blocks[(blocks["operation"].astype(str) == "inductor::graph") & (blocks["step"] == 1)]
     forward = graphs[graphs["phase"].astype(str) == "forward"]
     layers = pd.read_parquet(tmp_path / "run" / "tables" / "layers.parquet")
-    assert set(forward["layer"]) == set(layers.index[layers["name"] == "(TransformerEncoder)"])
+    assert set(forward["layer"]) == set(layers.index[layers["name"].isin(modules)])
     assert (forward["category"].astype(str) == "activation").any()
     assert {"forward", "backward"} <= set(graphs["phase"].astype(str))

@@ -1,6 +1,6 @@
 """Trains a compiled model for four steps and prints the allocator's statistics.
 
-python compiled.py MODE    "default", or a mode of torch.compile
+python compiled.py MODE    "default", a mode of torch.compile, or "each-layer": layer.compile() of each
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ def main(mode: str) -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True, norm_first=True)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).cuda()
-    compiled = torch.compile(model, mode=mode)
+    if mode == "each-layer":
+        for each in model.layers:
+            each.compile()
+        compiled = model
+    else:
+        compiled = torch.compile(model, mode=mode)
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(4):
         optimizer.zero_grad()

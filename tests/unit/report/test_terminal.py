@@ -68,6 +68,19 @@ def test_of_many_steps_the_first_the_last_and_that_of_the_peak_are_shown(tmp_pat
     assert "6 of the steps 2 to 8 are in --json only" in shown
 
 
+def test_a_single_step_that_is_not_shown_is_named(tmp_path: Path) -> None:
+    made = HandMade()
+    for step in range(5):
+        made.op("forward", step)
+        made.alloc(0, (3 if step == 2 else 1) * GIB // 4)
+        made.free(0, (3 if step == 2 else 1) * GIB // 4)
+        made.step(step)
+    made.ended()
+    run = made.write(new_run(tmp_path / "run"))
+    build_tables(run)
+    assert "step 3 is in --json only" in text(run)
+
+
 def test_every_layer_is_shown_on_request(tmp_path: Path) -> None:
     run = ended_well(tmp_path / "run")
     for name in ("layers.0.mlp", "layers.1.mlp", "layers.2.mlp"):
