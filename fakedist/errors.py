@@ -30,6 +30,8 @@ class FakedistError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint:  # a traceback that the script's own error handling prints has it too
+            self.add_note(hint)
 
 
 class JobError(FakedistError):

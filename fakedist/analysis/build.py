@@ -21,6 +21,7 @@ from fakedist.analysis.snapshot import build_snapshot
 from fakedist.analysis.summary import summarize
 from fakedist.run.manifest import load_manifest, update_manifest
 from fakedist.run.tables import write_table
+from fakedist.units import format_bytes
 
 
 def build_tables(run_directory: Path) -> None:
@@ -138,6 +139,21 @@ def _dropped(recording: Recording) -> list[str]:
     return dropped
 
 
+def _failure_notes(recording: Recording) -> list[str]:
+    """Requests that the allocator could not serve, and after which the script went on."""
+    failed = recording.out_of_memory
+    if failed is None or recording.outcome.get("outcome") == "out_of_memory":
+        return []
+    times = int(recording.stats.get(recording.device, {}).get("num_ooms", 0)) or 1
+    what = "once" if times == 1 else f"{times} times, last"
+    place = f" at {failed['line']}" if failed.get("line") else ""
+    text = (
+        f"the GPU's memory was too little {what} for {format_bytes(failed['requested_bytes'])}{place}, and the script "
+        "went on: the peak is what it was given, not what it asked for (--gpu-memory unlimited gives it all)"
+    )
+    return [text]
+
+
 #: Operations that pick indices; a router's among them (gpu/values/choices.py).
 _CHOOSES = re.compile(r"\.(topk|sort|argsort|argmax|argmin)\b")
 
@@ -173,6 +189,7 @@ def _notes(recording: Recording, blocks: Blocks, manifest: dict[str, Any]) -> li
         notes.append(f"the rank also used {named}; the tables are about cuda:{recording.device}")
     elif recording.events and recording.device != recording.gpu.get("device_index", recording.device):
         notes.append(f"the rank used cuda:{recording.device}, not the device of its LOCAL_RANK")
+    notes += _failure_notes(recording)
     notes += _invention_notes(recording.rows["invented"])
     notes += [
         f"{name} is not answered by the virtual GPU ({calls:,} {'call' if calls == 1 else 'calls'}):"

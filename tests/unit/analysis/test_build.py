@@ -132,9 +132,10 @@ def test_a_rank_that_ran_out_of_memory_does_not_fit_and_says_who_asked(tmp_path:
 def test_a_request_that_failed_and_was_handled_is_no_out_of_memory(tmp_path: Path) -> None:
     made = one_step()
     made.record("oom", device=0, requested_bytes=6 * GIB, op=-1, layer="", line="", message="")
-    summary = built(made.write(new_run(tmp_path)))["summary"]
-    assert summary["out_of_memory"] is None
-    assert summary["fits"] is True
+    found = built(made.write(new_run(tmp_path)))
+    assert found["summary"]["out_of_memory"] is None
+    assert found["summary"]["fits"] is True
+    assert [note for note in found["notes"] if "too little once for 6.00 GiB, and the script went on" in note]
 
 
 @pytest.mark.parametrize(("segment", "fits"), [(78 * GIB, True), (79 * GIB + 512, False)])
