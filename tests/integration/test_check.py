@@ -246,6 +246,7 @@ def test_a_layer_that_is_not_there_is_refused_with_a_likely_one(tmp_path: Path) 
 
 
 @pytest.mark.skipif(not OTHER_PYTHON.exists(), reason="no second torch: make oldest")
+@pytest.mark.skipif(OTHER_PYTHON.parent.parent == Path(sys.prefix), reason="the second torch is the one that runs this")
 def test_another_torch_is_deterministic_too_and_said_before_it_is_judged(tmp_path: Path, baseline: bytes) -> None:
     folder = with_baseline(project(tmp_path / "p"), baseline)
     finished = checked(folder, python=OTHER_PYTHON)
