@@ -14,7 +14,7 @@ static struct sigaction before[4];
 static void *own_base;
 static char stack[1 << 16]; /* the handler's, where the script's has run over */
 
-/* The exported function of this library that an address lies in; NULL for none. Helpers have no name: their caller has. */
+/* The exported function of this library that an address lies in; NULL for none. Helpers have no name, their callers do. */
 static const char *call_at(void *address) {
     Dl_info found;
     const Elf64_Sym *symbol = NULL;
@@ -30,16 +30,17 @@ static void say(const char *text) {
 static void crashed(int number, siginfo_t *info, void *context) {
     void *frames[64];
     const char *call = NULL;
-    (void)info, (void)context;
+    (void)context;
     for (int i = 0, n = backtrace(frames, 64); i < n && !call; i++) call = call_at(frames[i]);
     if (call) {
         say("fakedist: crash inside of ");
         say(call);
         say(", as the virtual GPU answers it\n");
     }
-    /* On return the instruction runs again, under the handler that was there before. */
     for (int i = 0; i < 4; i++)
         if (signals[i] == number) sigaction(number, &before[i], NULL);
+    /* On return the instruction runs again, under the handler that was there before; what was sent is sent again. */
+    if (info->si_code <= 0) raise(number);
 }
 
 API void fakedist_name_crashes(void) {
