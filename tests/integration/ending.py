@@ -67,8 +67,8 @@ def main(how: str) -> None:
             except torch.OutOfMemoryError:
                 print("caught", flush=True)
         case "interrupt" | "terminate" | "timeout":
-            print("sleeping", flush=True)
             try:
+                print("sleeping", flush=True)  # the test's signal comes at once
                 time.sleep(600)
             finally:
                 print("finally ran", flush=True)
