@@ -14,7 +14,7 @@ static struct sigaction before[4];
 static void *own_base;
 static char stack[1 << 16]; /* the handler's, where the script's has run over */
 
-/* The exported function of this library that an address lies in; NULL for none. A helper has no name, its caller has. */
+/* The exported function of this library that an address lies in, or NULL. A helper has no name, its caller has. */
 static const char *call_at(void *address) {
     Dl_info found;
     const Elf64_Sym *symbol = NULL;
