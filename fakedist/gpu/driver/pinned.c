@@ -23,7 +23,7 @@ static void remember(void *address, size_t size, int ours) {
     pthread_mutex_unlock(&lock);
 }
 
-int pinned_malloc(size_t size, void **out) {
+static int pinned_malloc(size_t size, void **out) {
     *out = NULL;
     if (!size) return OK;
     *out = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -35,9 +35,7 @@ int pinned_malloc(size_t size, void **out) {
     return OK;
 }
 
-void pin_range(void *address, size_t size) { remember(address, size, 0); }
-
-int pinned_free(void *address) {
+static int pinned_free(void *address) {
     pthread_mutex_lock(&lock);
     struct pinned **at = &pinned_list;
     while (*at && (*at)->start != (uint64_t)address) at = &(*at)->next;
@@ -49,8 +47,6 @@ int pinned_free(void *address) {
     free(found);
     return OK;
 }
-
-int unpin_range(void *address) { return pinned_free(address); }
 
 static struct pinned *holder(const void *address) {
     struct pinned *p = pinned_list;
@@ -71,9 +67,9 @@ API int cudaFreeHost(void *address) { return address ? pinned_free(address) : OK
 API int cudaHostRegister(void *address, size_t size, unsigned flags) {
     enum { ALREADY_REGISTERED = 712 }; /* cudaErrorHostMemoryAlreadyRegistered */
     (void)flags;
-    return is_pinned(address) ? fail(ALREADY_REGISTERED) : (pin_range(address, size), OK);
+    return is_pinned(address) ? fail(ALREADY_REGISTERED) : (remember(address, size, 0), OK);
 }
-API int cudaHostUnregister(void *address) { return unpin_range(address); }
+API int cudaHostUnregister(void *address) { return pinned_free(address); }
 API int cudaHostGetDevicePointer(void **out, void *host, unsigned flags) { return (void)flags, *out = host, OK; }
 API int cudaHostGetFlags(unsigned *flags, void *host) { return *flags = 0, is_pinned(host) ? OK : fail(INVALID_VALUE); }
 API int cuMemAllocHost_v2(void **out, size_t size) { return pinned_malloc(size, out); }

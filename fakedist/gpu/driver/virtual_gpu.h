@@ -89,11 +89,7 @@ LOCAL void copy(void *to, const void *from, size_t size, void *stream);
 LOCAL void fill(void *to, int value, size_t size, void *stream);
 
 /* pinned.c */
-LOCAL int pinned_malloc(size_t size, void **out);
-LOCAL int pinned_free(void *address);
 LOCAL int is_pinned(const void *address);
-LOCAL void pin_range(void *address, size_t size);
-LOCAL int unpin_range(void *address);
 
 /* streams.c */
 struct graph;
