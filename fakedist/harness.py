@@ -12,14 +12,22 @@ import os
 import platform
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
+from fakedist.ending import (
+    INTERRUPTED_CODE,
+    end_with_parent,
+    how_it_ended,
+    other_threads,
+    quiet_stop_in_threads,
+    terminate,
+    uninterrupted,
+    watched_exit,
+)
 from fakedist.errors import FakedistError
 from fakedist.job import Job
 from fakedist.progress import Teller
@@ -32,16 +40,8 @@ if TYPE_CHECKING:
     from fakedist.gpu.virtual import VirtualGpu
     from fakedist.record.recorder import Recorder
 
-OUT_OF_MEMORY_CODE = 4
-INTERRUPTED_CODE = 128 + signal.SIGINT
-TERMINATED_CODE = 128 + signal.SIGTERM
 _FACTS_EVERY_S = 2.0
 _MAKE_ROOM = "make room on the disk, or write elsewhere with -o"
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
-
-
-class Terminated(SystemExit):
-    """SIGTERM arrived: leave as ``sys.exit`` does, so that ``finally`` and ``atexit`` run and the records are kept."""
 
 
 class JournalFailed(BaseException):
@@ -113,8 +113,8 @@ class Rank:
         recorder = Recorder(self._journal, self._job.steps, execute, self._progress)
         is_undefined = None if self._values is None else self._values.is_undefined
         self._surroundings.enter_context(fake_world(self._job, recorder.ledger, is_undefined))
-        self._surroundings.enter_context(_watched_exit(self._exits_at_once))
-        self._surroundings.enter_context(_quiet_stop_in_threads(self._stopped_in_thread))
+        self._surroundings.enter_context(watched_exit(self._exits_at_once))
+        self._surroundings.enter_context(quiet_stop_in_threads(self._stopped_in_thread))
         self._recorder = self._recording.enter_context(recorder)
 
     def close(self, outcome: str, code: int, message: str = "") -> None:
@@ -123,7 +123,7 @@ class Rank:
         if recorder is None or os.getpid() != self._pid:
             return
         how = {"outcome": outcome, "code": code, "message": message}
-        with _uninterrupted():
+        with uninterrupted():
             try:
                 self._write_facts()
                 self._write_what_the_host_did_not_compute()
@@ -225,7 +225,7 @@ class Rank:
 def main(run_directory: str) -> int | str | None:
     """Run the job of ``run_directory`` in this process; returns what to give to ``sys.exit``."""
     teller = Teller.from_environment()
-    _end_with_parent()
+    end_with_parent()
     try:
         job = Job.from_dict(load_manifest(Path(run_directory))["job"])
         rank = Rank(job, Path(run_directory), teller)
@@ -238,13 +238,13 @@ def main(run_directory: str) -> int | str | None:
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED_CODE
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, terminate)
     teller.tell({"started": True})
     try:
         run_as_main(job)
     except BaseException as error:
         return _ended(rank, error)
-    if not _other_threads():
+    if not other_threads():
         rank.close("finished", 0)
         rank.stop_recording()
     return 0
@@ -256,7 +256,7 @@ def _ended(rank: Rank, error: BaseException) -> int | str | None:
     if isinstance(error, JournalFailed):
         rank.give_up(error)
         return 1
-    outcome, code, message = _how(error)
+    outcome, code, message = how_it_ended(error)
     rank.close(outcome, code, message)
     rank.stop_recording()
     if isinstance(error, SystemExit) and outcome != "stopped":
@@ -272,111 +272,5 @@ def _tell_error(teller: Teller, message: str, hint: str, before_start: bool) -> 
     teller.tell({"error": message, "hint": hint, "before_start": before_start})
 
 
-def _how(error: BaseException) -> tuple[str, int, str]:
-    """Outcome, exit code and message of what the script raised."""
-    import torch
-
-    from fakedist.record.steps import StopRun
-
-    chain = list(_chain(error))
-    text = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
-    if isinstance(error, Terminated):
-        return "interrupted", TERMINATED_CODE, "SIGTERM"
-    if any(isinstance(link, StopRun) for link in chain):
-        expected = isinstance(error, (StopRun, SystemExit))
-        return "stopped", 0, "" if expected else f"while stopping, the script raised {text}"
-    if isinstance(error, SystemExit):
-        code = error.code
-        if code is None or isinstance(code, int):
-            return "exit", (code or 0) & 0xFF, ""
-        return "exit", 1, str(code)
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted", INTERRUPTED_CODE, "Ctrl-C"
-    if any(isinstance(link, torch.OutOfMemoryError) for link in chain):
-        return "out_of_memory", OUT_OF_MEMORY_CODE, text
-    return "exception", 1, text
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    link: BaseException | None = error
-    for _ in range(100):
-        if link is None:
-            return
-        yield link
-        link = link.__cause__ or link.__context__
-
-
 def _run_plainly(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return func(*args, **kwargs)
-
-
-def _other_threads() -> bool:
-    """Whether the interpreter will wait for threads of the script."""
-    return any(not thread.daemon and thread is not threading.main_thread() for thread in threading.enumerate())
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    if os.getpid() != _main_pid:  # forked: a DataLoader worker dies of SIGTERM as ever
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
-        return
-    raise Terminated(TERMINATED_CODE)
-
-
-_main_pid = os.getpid()
-
-
-def _end_with_parent() -> None:
-    """A parent that is killed takes this process with it, by SIGTERM."""
-    import ctypes
-
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Signals that would end this process wait until the records are written."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _watched_exit(exiting: Callable[[int], None]) -> Iterator[None]:
-    """Call ``exiting(code)`` before ``os._exit`` ends this process."""
-    original = os._exit
-
-    def _exit(status: int) -> NoReturn:
-        try:
-            exiting(status & 0xFF)
-        finally:
-            original(status)
-
-    os._exit = _exit
-    try:
-        yield
-    finally:
-        os._exit = original
-
-
-@contextmanager
-def _quiet_stop_in_threads(stopped: Callable[[], None]) -> Iterator[None]:
-    """A thread that ran the training and was stopped ends without a traceback."""
-    original = threading.excepthook
-
-    def hook(arguments: threading.ExceptHookArgs) -> None:
-        if arguments.exc_type.__name__ == "StopRun":
-            stopped()
-        else:
-            original(arguments)
-
-    threading.excepthook = hook
-    try:
-        yield
-    finally:
-        threading.excepthook = original

@@ -1,0 +1,127 @@
+"""How the script ended, and what stands around its end: signals, ``os._exit``, threads, the parent's death."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+OUT_OF_MEMORY_CODE = 4
+INTERRUPTED_CODE = 128 + signal.SIGINT
+TERMINATED_CODE = 128 + signal.SIGTERM
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class Terminated(SystemExit):
+    """SIGTERM arrived: leave as ``sys.exit`` does, so that ``finally`` and ``atexit`` run and the records are kept."""
+
+
+def how_it_ended(error: BaseException) -> tuple[str, int, str]:
+    """Outcome, exit code and message of what the script raised."""
+    import torch
+
+    from fakedist.record.steps import StopRun
+
+    chain = list(_chain(error))
+    text = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
+    if isinstance(error, Terminated):
+        return "interrupted", TERMINATED_CODE, "SIGTERM"
+    if any(isinstance(link, StopRun) for link in chain):
+        expected = isinstance(error, (StopRun, SystemExit))
+        return "stopped", 0, "" if expected else f"while stopping, the script raised {text}"
+    if isinstance(error, SystemExit):
+        code = error.code
+        if code is None or isinstance(code, int):
+            return "exit", (code or 0) & 0xFF, ""
+        return "exit", 1, str(code)
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", INTERRUPTED_CODE, "Ctrl-C"
+    if any(isinstance(link, torch.OutOfMemoryError) for link in chain):
+        return "out_of_memory", OUT_OF_MEMORY_CODE, text
+    return "exception", 1, text
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    link: BaseException | None = error
+    for _ in range(100):
+        if link is None:
+            return
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def other_threads() -> bool:
+    """Whether the interpreter will wait for threads of the script."""
+    return any(not thread.daemon and thread is not threading.main_thread() for thread in threading.enumerate())
+
+
+def terminate(number: int, frame: FrameType | None) -> None:
+    """Handler of SIGTERM: the rank leaves by :class:`Terminated`; a forked child dies as ever."""
+    if os.getpid() != _main_pid:  # forked: a DataLoader worker dies of SIGTERM as ever
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return
+    raise Terminated(TERMINATED_CODE)
+
+
+_main_pid = os.getpid()
+
+
+def end_with_parent() -> None:
+    """A parent that is killed takes this process with it, by SIGTERM."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Signals that would end this process wait until the records are written."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def watched_exit(exiting: Callable[[int], None]) -> Iterator[None]:
+    """Call ``exiting(code)`` before ``os._exit`` ends this process."""
+    original = os._exit
+
+    def _exit(status: int) -> NoReturn:
+        try:
+            exiting(status & 0xFF)
+        finally:
+            original(status)
+
+    os._exit = _exit
+    try:
+        yield
+    finally:
+        os._exit = original
+
+
+@contextmanager
+def quiet_stop_in_threads(stopped: Callable[[], None]) -> Iterator[None]:
+    """A thread that ran the training and was stopped ends without a traceback."""
+    original = threading.excepthook
+
+    def hook(arguments: threading.ExceptHookArgs) -> None:
+        if arguments.exc_type.__name__ == "StopRun":
+            stopped()
+        else:
+            original(arguments)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = original

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch
+
+from fakedist import ending
+from fakedist.ending import Terminated
+from fakedist.record.steps import StopRun
+
+
+def _during(error: BaseException, context: BaseException) -> BaseException:
+    error.__context__ = context
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "code"),
+    [
+        (StopRun(), "stopped", 0),
+        (_during(SystemExit(1), StopRun()), "stopped", 0),
+        (_during(RuntimeError("closing failed"), StopRun()), "stopped", 0),
+        (SystemExit(), "exit", 0),
+        (SystemExit(3), "exit", 3),
+        (SystemExit(-1), "exit", 255),
+        (SystemExit("a text"), "exit", 1),
+        (Terminated(143), "interrupted", 143),
+        (KeyboardInterrupt(), "interrupted", 130),
+        (torch.OutOfMemoryError("CUDA out of memory"), "out_of_memory", 4),
+        (_during(RuntimeError("step failed"), torch.OutOfMemoryError()), "out_of_memory", 4),
+        (_during(SystemExit(9), torch.OutOfMemoryError()), "exit", 9),
+        (ValueError("x"), "exception", 1),
+    ],
+)
+def test_what_the_script_raised_says_how_it_ended(error: BaseException, outcome: str, code: int) -> None:
+    assert ending.how_it_ended(error)[:2] == (outcome, code)
+
+
+def test_a_message_is_one_line() -> None:
+    assert ending.how_it_ended(ValueError("first\nsecond"))[2] == "ValueError: first"
+    assert ending.how_it_ended(ValueError())[2] == "ValueError"
+
+
+def test_os_exit_is_seen_before_it_happens_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", lambda status: codes.append(-status))
+    original = os._exit
+    with ending.watched_exit(codes.append):
+        os._exit(7)
+    assert codes == [7, -7]
+    assert os._exit is original
+
+
+def test_signals_wait_until_the_records_are_written() -> None:
+    written = []
+
+    def write() -> None:
+        with ending.uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            written.append("record")
+
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    assert written
