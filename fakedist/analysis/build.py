@@ -15,6 +15,7 @@ import pandas as pd
 from fakedist.analysis import memory
 from fakedist.analysis.blocks import Blocks, action_names, build_blocks, event_places
 from fakedist.analysis.collectives import call_table, collective_table, group_table
+from fakedist.analysis.kernels import kernel_table
 from fakedist.analysis.layers import layer_table
 from fakedist.analysis.recording import Recording, read_recording
 from fakedist.analysis.snapshot import build_snapshot
@@ -70,6 +71,7 @@ def make_tables(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> d
         "largest": memory.largest_blocks(recording, blocks, lines),
         "groups": group_table(recording),
         "calls": call_table(recording),
+        "kernels": kernel_table(recording),
         "invented": _invented(recording),
         "unanswered": pd.DataFrame(sorted(recording.unanswered.items()), columns=["function", "num_calls"]),
         "blocks": blocks.frame.assign(at_peak=blocks.at_peak),

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from fakedist.run.directory import JOURNAL_NAME
 from fakedist.run.journal import read_journal
+from fakedist.run.kernels import KERNEL_TYPES
 
 Array = npt.NDArray[Any]
 
@@ -36,6 +37,8 @@ class Recording:
         events: Columns action, address, size, stream, time_us, op, stack, by device.
         frames: (filename, line, function).
         stacks: Rows of ``frames``, innermost first.
+        kernels: Columns of the timed step's kernels, ``run.kernels.KERNEL_TYPES``; texts are rows of ``kernel_texts``.
+        kernel_source: Where they are from, as in the summary; empty without any.
         steps: Records of the steps that ended.
         stats: The allocator's statistics at the end, by device.
         out_of_memory: The last request that failed, if any did.
@@ -53,6 +56,9 @@ class Recording:
     events: dict[int, dict[str, Array]] = field(default_factory=dict)
     frames: list[tuple[str, int, str]] = field(default_factory=list)
     stacks: list[tuple[int, ...]] = field(default_factory=list)
+    kernels: dict[str, Array] = field(default_factory=lambda: _kernel_columns({}))
+    kernel_texts: list[str] = field(default_factory=list)
+    kernel_source: dict[str, Any] = field(default_factory=dict)
     steps: list[dict[str, Any]] = field(default_factory=list)
     stats: dict[int, dict[str, Any]] = field(default_factory=dict)
     out_of_memory: dict[str, Any] | None = None
@@ -92,11 +98,18 @@ def read_recording(run_directory: Path) -> Recording:
     recording.op_operation = np.frombuffer(b"".join(pieces["operation"]), "<u4")
     recording.op_scope = np.frombuffer(b"".join(pieces["scope"]), "<u4")
     recording.marks = {name: np.frombuffer(b"".join(pieces["marks", name]), kind) for name, kind in _MARK_TYPES.items()}
+    recording.kernels = _kernel_columns(pieces)
     for device in sorted({key[1] for key in pieces if isinstance(key, tuple) and key[0] == "events"}):
         recording.events[device] = {
             name: np.frombuffer(b"".join(pieces["events", device, name]), kind) for name, kind in _EVENT_TYPES.items()
         }
     return recording
+
+
+def _kernel_columns(pieces: dict[Any, list[bytes]]) -> dict[str, Array]:
+    return {
+        name: np.frombuffer(b"".join(pieces.get(("kernels", name), [])), code) for name, code in KERNEL_TYPES.items()
+    }
 
 
 def _take(recording: Recording, record: dict[str, Any], pieces: dict[Any, list[bytes]]) -> None:
@@ -114,6 +127,11 @@ def _take(recording: Recording, record: dict[str, Any], pieces: dict[Any, list[b
         recording.stacks.extend(record["stacks"])
         for name in _EVENT_TYPES:
             pieces["events", record["device"], name].append(record[name])
+    elif kind == "kernels":
+        recording.kernel_texts.extend(record["texts"])
+        recording.kernel_source |= record["source"]
+        for name in KERNEL_TYPES:
+            pieces["kernels", name].append(record[name])
     elif kind == "gpu":
         recording.gpu = record
         recording.notes += record.get("notes", [])

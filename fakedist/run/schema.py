@@ -22,6 +22,10 @@ CATEGORIES = (
     "other",
 )
 PHASES = ("init", "forward", "backward", "optimizer", "other")
+#: What a kernel does.
+FAMILIES = ("gemm", "attention", "norm", "elementwise", "copy", "optimizer", "communication", "other")
+#: What limits an estimated kernel; empty where that is not known.
+BOUNDS = ("", "compute", "memory", "launch")
 #: The allocator's own names, c10/cuda/CUDACachingAllocator.h TraceEntry::Action.
 ACTIONS = (
     "alloc",
@@ -210,6 +214,30 @@ TABLES: dict[str, Table] = {
             Column("peer", "int64", "The other rank of a send or receive; -1 for collectives."),
         ),
     ),
+    "kernels": Table(
+        "What a stream did in the timed step: a kernel, a copy, a fill, or a collective; in the order of their start. "
+        "Which step, and whether it was measured or estimated, says `kernels` of the `--json` object.",
+        (
+            Column("name", "string", "The kernel, or the library's function that would have launched it."),
+            Column("family", "string", "What it does: " + ", ".join(FAMILIES) + "."),
+            Column("stream", "uint64", "CUDA stream; 0 is the default one."),
+            Column("start_us", "double", "When it began, from the beginning of the step."),
+            Column("duration_us", "double", "How long it took; NaN if not known: an estimated step's collectives."),
+            Column("launch_us", "double", "When the host launched it, from the beginning of the step; NaN: unknown."),
+            Column("grid", "string", "Blocks as x,y,z; empty if unknown."),
+            Column("block", "string", "Threads of a block as x,y,z; empty if unknown."),
+            Column("operation", "string", "The operation that launched it, e.g. aten.mm.default; empty if none was."),
+            Column("op", "int64", "Number of that operation, as in `blocks`; -1 if none was running."),
+            Column("step", "int32", "Step."),
+            Column("phase", "string", "init, forward, backward, optimizer or other."),
+            Column("recompute", "bool", "Launched while backward ran a checkpointed forward again."),
+            Column("layer", "int32", "Row of `layers`; 0 outside of modules."),
+            Column("call", "int64", "Sequence number in `calls` of the collective that it stands for; -1 otherwise."),
+            Column("flops", "double", "Its share of the operation's floating-point operations; NaN if not known."),
+            Column("moved_bytes", "double", "What it must read and write at least; NaN if not known."),
+            Column("bound", "string", "Estimated: compute, memory or launch limits it; empty where not known."),
+        ),
+    ),
     "groups": Table(
         "A process group that this rank is in.",
         (
@@ -278,6 +306,9 @@ SUMMARY = {
     "largest_blocks": "Objects as in the table `largest`.",
     "collectives": "Objects with `group`, `group_size`, `operation`, `num_calls`, `bytes_in`, `bytes_out`.",
     "steps": "Objects with `step`, `wall_us`, `peak_allocated_bytes`, `peak_reserved_bytes`.",
+    "kernels": "Null, or where the table `kernels` is from: `source` (measured or estimated), `tool` (cupti, nsys or "
+    "model), `step`, `gpu`, `step_us` (from the beginning of the step to the end of all that it launched), `notes` "
+    "(what a reader must know about these times), and further keys of that source.",
     "out_of_memory": "Null, or `requested_bytes`, `layer`, `operation`, `line` of the request that failed, and "
     "`allocated_bytes`, `reserved_bytes` then.",
     "advice": "What would lower the peak, each estimated by itself from this run: objects with `rule`, `title`, "
