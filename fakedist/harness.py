@@ -181,6 +181,7 @@ class Rank:
                 "gpu_name": gpu.name,
                 "capacity_bytes": gpu.total_memory,
                 "spec_memory_bytes": self._spec_memory_bytes,
+                "peaks": _peaks(gpu.name),
                 "device_index": self._job.device_index,
                 "alloc_conf": alloc_conf,
                 "compute_capability": f"{gpu.major}.{gpu.minor}",
@@ -274,3 +275,11 @@ def _tell_error(teller: Teller, message: str, hint: str, before_start: bool) -> 
 
 def _run_plainly(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return func(*args, **kwargs)
+
+
+def _peaks(product: str) -> dict[str, Any] | None:
+    """What a GPU does at most: ``flops`` by dtype, ``bytes_per_s``; None if the data of its model are not known."""
+    from fakedist.gpu.spec import GPUS
+
+    spec = next((spec for spec in GPUS.values() if spec.product == product), None)
+    return None if spec is None else {"flops": dict(spec.peak_flops), "bytes_per_s": spec.memory_bandwidth}

@@ -20,6 +20,8 @@ from fakedist.analysis.layers import layer_table
 from fakedist.analysis.recording import Recording, read_recording
 from fakedist.analysis.snapshot import build_snapshot
 from fakedist.analysis.summary import summarize
+from fakedist.analysis.times.summary import find_times
+from fakedist.analysis.times.trace import write_trace
 from fakedist.run.manifest import load_manifest, update_manifest
 from fakedist.run.tables import write_table
 from fakedist.units import format_bytes
@@ -36,10 +38,13 @@ def build_tables(run_directory: Path) -> None:
     blocks = build_blocks(recording)
     places = event_places(recording)
     tables = make_tables(recording, blocks, places)
+    times = find_times(tables["kernels"], tables["layers"], recording.kernel_source, recording.gpu.get("peaks"))
+    tables |= {"layer_times": times.layers, "kernel_names": times.names}
     for name, table in tables.items():
         write_table(run_directory, name, {column: table[column] for column in table.columns})
     with no_collector():
         build_snapshot(run_directory, recording, blocks)
+        write_trace(run_directory, tables, manifest["job"], recording.kernel_source)
     dropped = _dropped(recording)
     notes = [*_notes(recording, blocks, manifest), *dropped]
     summary = summarize(recording, manifest, tables, memory.peak_summary(recording, blocks, places))
@@ -49,12 +54,12 @@ def build_tables(run_directory: Path) -> None:
         versions={name: str(recording.gpu.get(name, "")) for name in ("python", "torch", "cuda")},
         dropped=dropped,
         notes=notes,
-        summary={**summary, "notes": notes},
+        summary={**summary, "time": times.summary, "notes": notes},
     )
 
 
 def make_tables(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Every table of ``run.schema.TABLES``.
+    """Every table of ``run.schema.TABLES`` but those of times.
 
     Args:
         recording: The recording.

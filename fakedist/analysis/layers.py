@@ -42,7 +42,7 @@ def layer_table(recording: Recording, blocks: Blocks, window: tuple[int, int]) -
 
 def with_children(table: pd.DataFrame, own: Array) -> Array:
     """Sum of each layer's own values and those of everything below it."""
-    total = own.astype("int64").copy()
+    total = own.astype("float64" if own.dtype.kind == "f" else "int64")
     parents = table["parent"].to_numpy()
     for layer in range(len(table) - 1, 0, -1):  # children come after their parents
         if parents[layer] > 0:

@@ -51,6 +51,7 @@ def summarize(
         "collectives": _collectives(tables),
         "steps": tables["steps"].drop(columns="start_us").to_dict("records"),
         "kernels": recording.kernel_source or None,
+        "time": None,
         "out_of_memory": _out_of_memory(recording, ending, tables["events"]),
         "advice": find_advice(tables),
         "invented_values": int(tables["invented"]["num_values"].sum()),

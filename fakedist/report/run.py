@@ -46,8 +46,10 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """The object that ``--json`` prints."""
-        summary = {**self.manifest["summary"], "run_directory": str(self.path)}
-        return {"advice": [], **summary} if "advice" not in summary else summary  # an older fakedist gave none
+        found: dict[str, Any] = {**self.manifest["summary"], "run_directory": str(self.path)}
+        for name, nothing in (("advice", []), ("kernels", None), ("time", None)):
+            found.setdefault(name, nothing)  # an older fakedist gave none
+        return found
 
     @property
     def facts(self) -> list[tuple[str, str]]:

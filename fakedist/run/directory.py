@@ -18,7 +18,8 @@ LOCK_NAME = ".lock"
 TABLES_NAME = "tables"
 SNAPSHOT_NAME = "memory_snapshot.pickle"
 PAGE_NAME = "report.html"
-_OURS = (MANIFEST_NAME, JOURNAL_NAME, LOCK_NAME, TABLES_NAME, SNAPSHOT_NAME, PAGE_NAME, "trace.json.gz")
+TRACE_NAME = "trace.json.gz"
+_OURS = (MANIFEST_NAME, JOURNAL_NAME, LOCK_NAME, TABLES_NAME, SNAPSHOT_NAME, PAGE_NAME, TRACE_NAME)
 
 
 def default_name(job: Job) -> Path:

@@ -24,6 +24,8 @@ CATEGORIES = (
 PHASES = ("init", "forward", "backward", "optimizer", "other")
 #: What a kernel does.
 FAMILIES = ("gemm", "attention", "norm", "elementwise", "copy", "optimizer", "communication", "other")
+#: What a kernel's time is spent for: its phase, but what backward computes again stands alone.
+KINDS = ("forward", "recompute", "backward", "optimizer", "other")
 #: What limits an estimated kernel; empty where that is not known.
 BOUNDS = ("", "compute", "memory", "launch")
 #: The allocator's own names, c10/cuda/CUDACachingAllocator.h TraceEntry::Action.
@@ -238,6 +240,47 @@ TABLES: dict[str, Table] = {
             Column("bound", "string", "Estimated: compute, memory or launch limits it; empty where not known."),
         ),
     ),
+    "layer_times": Table(
+        "The timed step by layer: a row for each row of `layers`, none without `kernels`. Communication is apart.",
+        (
+            Column("name", "string", "The layer's name."),
+            Column("num_kernels", "int64", "Kernels of the layer's own, communication left out."),
+            *(Column(f"{name}_us", "double", f"Time of those in {name}, the layer's own.") for name in KINDS),
+            Column("own_us", "double", "Time of those; the column adds up to the time of all kernels."),
+            Column("total_us", "double", "The same with its children."),
+            *(
+                Column(f"family_{name}_us", "double", f"Time of those of family {name}, the layer's own.")
+                for name in FAMILIES
+                if name != "communication"
+            ),
+            Column("flops", "double", "Floating-point operations of those, where they are known."),
+            Column("moved_bytes", "double", "Bytes that those move, where they are known."),
+            Column("num_lacking_flops", "int64", "Matrix products and attention whose operations are not known."),
+            Column("launch_gap_us", "double", "How long the GPU waited for the host to launch the layer's kernels."),
+            Column("num_calls", "int64", "Collective calls of the layer's own."),
+            Column("num_unknown_calls", "int64", "Those whose duration is not known."),
+            Column("communication_us", "double", "Duration of the others; measured on copies that stand for them."),
+        ),
+    ),
+    "kernel_names": Table(
+        "Kernels of one name and family in the timed step, most time first.",
+        (
+            Column("name", "string", "Name."),
+            Column("family", "string", "Family."),
+            Column("num_kernels", "int64", "How many."),
+            Column("num_unknown", "int64", "How many of them are of unknown duration."),
+            Column("time_us", "double", "How long the others took."),
+            Column("flops", "double", "Floating-point operations of those where they are known."),
+            Column("flops_us", "double", "How long those took."),
+            Column("moved_bytes", "double", "Bytes moved by those where they are known."),
+            Column("moved_us", "double", "How long those took."),
+            Column("least_us", "double", "The shortest."),
+            Column("median_us", "double", "The median."),
+            Column("largest_us", "double", "The longest."),
+            Column("num_layers", "int64", "Layers that run it."),
+            Column("bound", "string", "What limits most of its time; empty where not known."),
+        ),
+    ),
     "groups": Table(
         "A process group that this rank is in.",
         (
@@ -309,6 +352,14 @@ SUMMARY = {
     "kernels": "Null, or where the table `kernels` is from: `source` (measured or estimated), `tool` (cupti, nsys or "
     "model), `step`, `gpu`, `step_us` (from the beginning of the step to the end of all that it launched), `notes` "
     "(what a reader must know about these times), and further keys of that source.",
+    "time": "Null, or where the time of that step goes: `step_us`, which is the sum of `busy_us` (a stream computes), "
+    "`communication_us` (only a collective of known duration runs), `launch_gap_us` (the GPU waits for the host) and "
+    "`wait_us`; `kernel_us`, the sum of all `num_kernels` kernels but communication, and `by_kind` of it; `by_family` "
+    "(objects as in `kernel_names`, and `share` of it); `by_bound` (estimated only); `top_kernels`; `layers` (objects "
+    "as of `layer_times`, with children, repeats folded: `least_us`, `median_us`, `largest_us` are of one repeat); "
+    "`num_calls`, `num_unknown_calls` of collectives; `flops`, `model_flops` (what is computed again left out), "
+    "`num_lacking_flops`, `moved_bytes`; `peaks` of the GPU (`flops` by dtype, `bytes_per_s`) or null; "
+    "`model_flops_utilisation` of the bf16 peak while busy, or null.",
     "out_of_memory": "Null, or `requested_bytes`, `layer`, `operation`, `line` of the request that failed, and "
     "`allocated_bytes`, `reserved_bytes` then.",
     "advice": "What would lower the peak, each estimated by itself from this run: objects with `rule`, `title`, "
@@ -318,36 +369,7 @@ SUMMARY = {
     "run_directory": "Absolute path of the run directory.",
 }
 
-_INTRODUCTION = """# The run directory
-
-`fakedist profile` leaves one directory. Both halves of fakedist know nothing else of each other: what records never
-reads it, what reads it never needs torch. `python -m fakedist.run.schema` prints this page; a test keeps it true.
-
-| file | what it is |
-|---|---|
-| `run.json` | the manifest, below |
-| `journal.bin` | what the rank wrote while it ran; the tables are made from it, and after a kill it is all there is |
-| `tables/*.parquet` | the tables, below |
-| `report.html` | the report as one page that needs nothing else, not even a network; open it in a browser |
-| `memory_snapshot.pickle` | torch's own snapshot format, for pytorch.org/memory_viz |
-
-Bytes and microseconds everywhere. A directory of a newer schema version is refused. A directory is never overwritten
-without `--force`, and `--force` replaces nothing but run directories.
-"""
-
-
-def markdown() -> str:
-    """docs/run-directory.md."""
-    lines = [_INTRODUCTION, f"Schema version {SCHEMA_VERSION}.\n"]
-    for title, keys in (("run.json", MANIFEST), ("The object of `--json`", SUMMARY)):
-        lines += [f"## {title}\n", "| key | meaning |", "|---|---|"]
-        lines += [*(f"| `{key}` | {meaning} |" for key, meaning in keys.items()), ""]
-    lines.append("## Tables\n")
-    for name, table in TABLES.items():
-        lines += [f"### {name}\n", f"{table.row}\n", "| column | type | meaning |", "|---|---|---|"]
-        lines += [*(f"| `{c.name}` | {c.type} | {c.meaning} |" for c in table.columns), ""]
-    return "\n".join(lines).rstrip() + "\n"
-
-
 if __name__ == "__main__":
+    from fakedist.run.schema_page import markdown
+
     sys.stdout.write(markdown())

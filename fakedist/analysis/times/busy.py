@@ -1,0 +1,71 @@
+"""When the GPU computes, when it waits, and for whom: overlapping streams count once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from fakedist.analysis.recording import Array
+
+
+@dataclass(frozen=True)
+class Busy:
+    """How a step's time is spent; the four parts add up to the step.
+
+    Attributes:
+        step_us: From the beginning of the step to the end of all that it launched.
+        busy_us: At least one stream computes.
+        communication_us: Nothing computes, and a collective of known duration runs.
+        launch_gap_us: Nothing runs, and what comes next was launched after that began: the host is late.
+        wait_us: Nothing runs for any other reason; where launches are not known, for any reason.
+        of_kernel_us: For each kernel the launch gap that it ended; the one at the step's end belongs to none.
+    """
+
+    step_us: float
+    busy_us: float
+    communication_us: float
+    launch_gap_us: float
+    wait_us: float
+    of_kernel_us: Array
+
+
+def find_busy(kernels: pd.DataFrame, step_us: float) -> Busy:
+    """Share out a step's time.
+
+    Args:
+        kernels: What :func:`fakedist.analysis.times.kinds.timed` gave.
+        step_us: The step's time; kernels that end after it make it longer.
+    """
+    known = kernels["is_known"].to_numpy(bool)
+    start = np.maximum(kernels["start_us"].to_numpy("f8")[known], 0.0)
+    end = np.maximum(kernels["start_us"].to_numpy("f8")[known] + kernels["known_us"].to_numpy()[known], start)
+    step_us = max(float(step_us), float(end.max(initial=0.0)))
+    compute = kernels["is_compute"].to_numpy(bool)[known]
+    busy = union_us(start[compute], end[compute])
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], end[order]
+    launch = kernels["launch_us"].to_numpy("f8")[known][order]
+    free = np.concatenate([[0.0], np.maximum.accumulate(end)])  # when the GPU has run out of work, before each kernel
+    gap = np.maximum(start - free[:-1], 0.0)
+    is_late = launch > free[:-1]  # never where the launch is not known
+    late = np.where(is_late, gap, 0.0)
+    of_kernel = np.zeros(len(kernels))
+    of_kernel[np.flatnonzero(known)[order]] = late
+    tail = step_us - float(free[-1])  # after the last kernel only the host can be at work
+    waits = float(gap.sum() - late.sum())
+    late_us = float(late.sum()) + (tail if np.isfinite(launch).any() else 0.0)
+    waits += 0.0 if np.isfinite(launch).any() else tail
+    rest = max(step_us - busy - late_us - waits, 0.0)
+    return Busy(step_us, busy, rest, late_us, waits, of_kernel)
+
+
+def union_us(start: Array, end: Array) -> float:
+    """How long at least one of these stretches lasts."""
+    if not len(start):
+        return 0.0
+    order = np.argsort(start, kind="stable")
+    start, reached = start[order], np.maximum.accumulate(end[order])
+    gaps = np.maximum(start[1:] - reached[:-1], 0.0)
+    return float(reached[-1] - start[0] - gaps.sum())

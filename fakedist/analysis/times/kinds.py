@@ -1,0 +1,50 @@
+"""What every question about kernels starts from: which are the job's compute, in which part of the step, how long."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from fakedist.analysis.recording import Array
+from fakedist.run.schema import FAMILIES, KINDS
+
+#: Families of compute; communication is never counted among them.
+COMPUTE_FAMILIES = tuple(name for name in FAMILIES if name != "communication")
+#: Families whose floating-point operations make up those of a model; unknown ones among them are told.
+_COUNTED = ("gemm", "attention")
+
+
+def places(values: pd.Series, known: tuple[str, ...]) -> Array:
+    """Texts as places in ``known``.
+
+    Raises:
+        ValueError: A text is none of them.
+    """
+    categories = values.astype("category")
+    of_category = np.array([known.index(str(name)) for name in categories.cat.categories], "i8")
+    return of_category[categories.cat.codes.to_numpy()] if len(values) else np.zeros(0, "i8")
+
+
+def timed(kernels: pd.DataFrame) -> pd.DataFrame:
+    """The table ``kernels`` with what all tables of times need.
+
+    Added columns: ``kind`` and ``family`` as places in ``KINDS`` and ``FAMILIES``; ``is_compute``; ``is_call`` (a
+    collective's only or first kernel); ``is_known`` (its duration); ``known_us`` (the duration, 0 where it is not
+    known); ``lacks_flops`` (a matrix product or attention whose operations are not counted).
+    """
+    phase = kernels["phase"].astype(str)
+    kind = phase.where(phase.isin(KINDS), "other").where(~kernels["recompute"].astype(bool), "recompute")
+    family = places(kernels["family"], FAMILIES)
+    duration = kernels["duration_us"].to_numpy("f8")
+    is_known = np.isfinite(duration)
+    is_compute, call = family != FAMILIES.index("communication"), kernels["call"]
+    counted = np.isin(family, [FAMILIES.index(name) for name in _COUNTED])
+    return kernels.assign(
+        kind=places(kind, KINDS),
+        family=family,
+        is_compute=is_compute,
+        is_call=~is_compute & ((call < 0) | ~call.duplicated()).to_numpy(bool),
+        is_known=is_known,
+        known_us=np.where(is_known, duration, 0.0),
+        lacks_flops=counted & ~np.isfinite(kernels["flops"].to_numpy("f8")),
+    )

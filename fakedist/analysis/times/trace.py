@@ -1,0 +1,198 @@
+"""``trace.json.gz``: the step on a time axis for Perfetto, in Chrome's trace event format; times in microseconds.
+
+Process 1 is the timed step on the GPU: its phases, its layers (nested), a track a stream, collectives among them, and
+memory where the step's allocations are recorded. Process 2 is the whole run as this machine's clock saw it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fakedist.analysis.recording import Array
+from fakedist.analysis.times.kinds import timed
+from fakedist.analysis.times.merging import bars, kind_runs, layer_runs
+from fakedist.run.directory import TRACE_NAME
+from fakedist.run.schema import FAMILIES, KINDS
+
+#: Bars of all streams together; a browser opens as many in seconds.
+MOST_BARS = 300_000
+#: Points of the memory counter; each is the most of its stretch.
+MOST_POINTS = 20_000
+_GPU, _HOST = 1, 2
+_PHASES, _LAYERS, _FIRST_STREAM = 1, 2, 10
+
+
+def write_trace(
+    run_directory: Path, tables: dict[str, pd.DataFrame], job: dict[str, Any], source: dict[str, Any]
+) -> None:
+    """Write the trace of a run.
+
+    Args:
+        run_directory: The run directory.
+        tables: The run's tables by name.
+        job: ``job`` of the manifest.
+        source: ``kernels`` of the summary; empty without any.
+    """
+    path = run_directory / TRACE_NAME
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with gzip.open(scratch, "wt", compresslevel=4, encoding="utf-8") as file:
+            file.write('{"displayTimeUnit":"ms","otherData":')
+            file.write(json.dumps(_about(job, source)))
+            file.write(',"traceEvents":[\n')
+            for number, line in enumerate(trace_events(tables, source)):
+                file.write((",\n" if number else "") + line)
+            file.write("\n]}\n")
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _about(job: dict[str, Any], source: dict[str, Any]) -> dict[str, str]:
+    rank = f"rank {job['rank']} of {job['world_size']}"
+    return {"made by": "fakedist", "rank": rank, **{key: str(value) for key, value in source.items()}}
+
+
+def trace_events(tables: dict[str, pd.DataFrame], source: dict[str, Any]) -> Iterator[str]:
+    """Every event as JSON.
+
+    Args:
+        tables: Tables by name: kernels, layers, calls, groups, events, spans.
+        source: ``kernels`` of the summary.
+    """
+    kernels = tables["kernels"]
+    if len(kernels):
+        ready = timed(kernels)
+        told = f"GPU, {source.get('source', '')} by {source.get('tool', '')}: step {source.get('step', '')}"
+        yield _name("process_name", _GPU, 0, told)
+        yield from _slices(_GPU, _PHASES, "phases", kind_runs(ready), [*KINDS])
+        names = [str(name) for name in tables["layers"]["name"]]
+        runs = layer_runs(ready, tables["layers"]["parent"].to_numpy())
+        if len(runs) > MOST_BARS:  # what is left goes on nesting
+            runs = runs.loc[(runs["end_us"] - runs["start_us"]).nlargest(MOST_BARS).index.sort_values()]
+        yield from _slices(_GPU, _LAYERS, "layers", runs.rename(columns={"layer": "row"}), names)
+        yield from _streams(ready, names, call_texts(tables["calls"], tables["groups"]))
+        yield from _memory(_GPU, *_memory_on_gpu(ready, tables["events"]))
+    events = tables["events"]
+    if len(events):
+        yield _name("process_name", _HOST, 0, "host: the recorded run, wall time of this machine")
+        time = np.maximum.accumulate((events["time_us"] - int(events["time_us"].min())).to_numpy("f8"))
+        yield from _host_phases(tables["spans"], time)
+        yield from _memory(_HOST, time, events)
+
+
+def _name(what: str, process: int, thread: int, text: str) -> str:
+    return json.dumps({"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": text}})
+
+
+def _slices(process: int, thread: int, track: str, runs: pd.DataFrame, names: list[str]) -> Iterator[str]:
+    """A track of slices; those of one track nest or do not touch."""
+    yield _name("thread_name", process, thread, track)
+    texts = [json.dumps(name) for name in names]
+    of_run = runs["row" if "row" in runs else "kind"].to_numpy("i8")
+    start, end = runs["start_us"].to_numpy("f8"), runs["end_us"].to_numpy("f8")
+    for name, begin, until, kind in zip(of_run.tolist(), start.tolist(), end.tolist(), runs["kind"], strict=True):
+        cat = f',"cat":"{KINDS[int(kind)]}"' if isinstance(kind, (int, float)) else ""
+        yield _slice(texts[name], (process, thread), (begin, until), cat)
+
+
+def _slice(name: str, track: tuple[int, int], when: tuple[float, float], more: str = "") -> str:
+    """A slice; its times are cut to nanoseconds at both ends alike, so that what nests goes on nesting."""
+    begin, until = round(when[0] * 1e3), round(when[1] * 1e3)
+    return (
+        f'{{"ph":"X","name":{name},"pid":{track[0]},"tid":{track[1]},'
+        f'"ts":{_us(begin)},"dur":{_us(max(until - begin, 0))}{more}}}'
+    )
+
+
+def _us(nanoseconds: int) -> str:
+    return f"{nanoseconds // 1000}.{nanoseconds % 1000:03d}"
+
+
+def call_texts(calls: pd.DataFrame, groups: pd.DataFrame) -> dict[int, str]:
+    """What collectives are called, by sequence number: "all_gather_into_tensor on tp: 64 MiB"."""
+    names = [str(row["description"] or row["name"]) for row in groups.to_dict("records")]
+    columns = [calls[name].tolist() for name in ("sequence", "operation", "group")]
+    return {
+        sequence: f"{operation} on {names[group] if group < len(names) else group}"
+        for sequence, operation, group in zip(*columns, strict=True)
+    }
+
+
+def _streams(kernels: pd.DataFrame, layers: list[str], calls: dict[int, str]) -> Iterator[str]:
+    """A track a stream. A bar of several kernels says how many, and shows the longest."""
+    found = bars(kernels, MOST_BARS)
+    streams = {stream: _FIRST_STREAM + at for at, stream in enumerate(found["stream"].unique().tolist())}
+    for stream, thread in streams.items():
+        yield _name("thread_name", _GPU, thread, f"stream {stream}")
+    rows = kernels.iloc[found["first"].to_numpy("i8")]
+    texts = {name: json.dumps(name) for name in rows["name"].unique()}
+    layer_texts = [json.dumps(name) for name in layers]
+    operations = {name: json.dumps(name) for name in rows["operation"].unique()}
+    columns = [found[name].tolist() for name in ("stream", "start_us", "end_us", "num_kernels", "known")]
+    columns += [rows[name].tolist() for name in ("name", "family", "kind", "layer", "operation", "call")]
+    for stream, begin, until, num, known, name, family, kind, layer, operation, call in zip(*columns, strict=True):
+        text = texts[name]
+        if num > 1:
+            text = json.dumps(f"{num} kernels, the longest {name}")
+        elif call >= 0 and call in calls:
+            text = json.dumps(calls[call])
+        more = f',"cat":"{FAMILIES[family]}","args":{{"phase":"{KINDS[kind]}","layer":{layer_texts[layer]},'
+        more += f'"operation":{operations[operation]}' + ("}" if known else ',"duration":"not known"}')
+        track = (_GPU, streams[stream])
+        if known:
+            yield _slice(text, track, (begin, until), more)
+        else:
+            at = _us(round(begin * 1e3))
+            yield f'{{"ph":"i","s":"t","name":{text},"pid":{_GPU},"tid":{track[1]},"ts":{at}{more}}}'
+
+
+def _memory_on_gpu(kernels: pd.DataFrame, events: pd.DataFrame) -> tuple[Array, pd.DataFrame]:
+    """Allocator events of the timed step, each when the operation that made it launched what it launched."""
+    numbered = kernels[kernels["op"] >= 0]
+    launched = numbered["launch_us"].notna()
+    numbered = numbered[launched] if launched.any() else numbered
+    if not len(numbered) or not len(events):
+        return np.zeros(0), events.iloc[:0]
+    launch = numbered["launch_us" if launched.any() else "start_us"].to_numpy("f8")
+    order = np.argsort(numbered["op"].to_numpy("i8"), kind="stable")
+    op, launch = numbered["op"].to_numpy("i8")[order], np.maximum.accumulate(launch[order])
+    inside = events[(events["op"] >= op[0]) & (events["op"] <= op[-1])]
+    place = np.searchsorted(op, inside["op"].to_numpy("i8"))
+    return launch[np.minimum(place, len(op) - 1)], inside
+
+
+def _memory(process: int, time: Array, events: pd.DataFrame) -> Iterator[str]:
+    """The counter of allocated and reserved memory: of many events the one in each stretch that holds most."""
+    if not len(events):
+        return
+    columns = events[["allocated_bytes", "reserved_bytes"]].to_numpy("i8")
+    rows = np.arange(len(events))
+    if len(rows) > MOST_POINTS:
+        stretch = rows * MOST_POINTS // len(rows)
+        rows = np.lexsort((-columns[:, 0], stretch))[np.unique(stretch, return_index=True)[1]]
+    for at, (allocated, reserved) in zip(time[rows].tolist(), columns[rows].tolist(), strict=True):
+        values = f'{{"allocated":{allocated},"reserved":{reserved}}}'
+        yield f'{{"ph":"C","name":"memory, bytes","pid":{process},"ts":{_us(round(at * 1e3))},"args":{values}}}'
+
+
+def _host_phases(spans: pd.DataFrame, time: Array) -> Iterator[str]:
+    """Steps with their phases on the wall clock of the allocator's events."""
+    yield _name("thread_name", _HOST, _PHASES, "steps")
+    first = spans["first_event"].to_numpy("i8")
+    begins = time[np.minimum(first, len(time) - 1)]
+    ends = np.append(begins[1:], time[-1])
+    step = spans["step"].to_numpy("i8")
+    starts = np.flatnonzero(np.diff(step, prepend=step[:1] - 1))
+    for at, end in zip(starts.tolist(), np.append(starts[1:], len(step)).tolist(), strict=True):
+        yield _slice(json.dumps(f"step {step[at]}"), (_HOST, _PHASES), (begins[at], ends[end - 1]))
+        for row in range(at, end):
+            yield _slice(json.dumps(str(spans["phase"].iloc[row])), (_HOST, _PHASES), (begins[row], ends[row]))

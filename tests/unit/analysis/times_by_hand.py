@@ -1,0 +1,53 @@
+"""Kernels written by hand, for tests of everything that reads their table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from fakedist.run.kernels import KernelRows
+
+NAN = float("nan")
+H100 = {"flops": {"bf16": 989.4e12, "fp32": 66.9e12}, "bytes_per_s": 3.352e12}
+SOURCE = {
+    "source": "estimated",
+    "tool": "model",
+    "step": 2,
+    "gpu": "NVIDIA H100 80GB HBM3",
+    "step_us": 0.0,
+    "notes": [],
+}
+
+
+def kernel(start_us: float, duration_us: float, family: str = "gemm", **more: Any) -> dict[str, Any]:
+    """A row of the table ``kernels``: a matrix product of a forward on the default stream, unless told otherwise."""
+    known: dict[str, Any] = {"name": f"{family}_kernel", "family": family, "stream": 0, "grid": "1,1,1"}
+    known |= {"start_us": start_us, "duration_us": duration_us, "launch_us": NAN, "block": "128,1,1", "step": 2}
+    known |= {"operation": f"aten.{family}.default", "op": -1, "phase": "forward", "recompute": False, "layer": 0}
+    return known | {"call": -1, "flops": NAN, "moved_bytes": NAN, "bound": ""} | more
+
+
+def table(*kernels: dict[str, Any]) -> pd.DataFrame:
+    """The table ``kernels`` of these rows."""
+    found = pd.DataFrame(kernels, columns=list(kernel(0, 0)))
+    types = {"stream": "uint64", "layer": "int32", "recompute": "bool", "call": "int64"}
+    return found.astype(types | dict.fromkeys(("start_us", "duration_us", "launch_us", "flops", "moved_bytes"), "f8"))
+
+
+def record(*kernels: dict[str, Any], **source: Any) -> dict[str, Any]:
+    """The journal's record of these rows."""
+    rows = KernelRows(SOURCE | source)
+    for row in kernels:
+        rows.add(row)
+    return rows.record()
+
+
+def model() -> pd.DataFrame:
+    """The table ``layers`` of three equal blocks with two linear layers each, below a root: rows 0 to 11."""
+    rows = [("", "", -1), ("(Net)", "Net", 0), ("layers", "ModuleList", 1)]
+    for number in range(3):
+        block = len(rows)
+        rows.append((f"layers.{number}", "Block", 2))
+        rows += [(f"layers.{number}.{name}", "Linear", block) for name in ("up", "down")]
+    return pd.DataFrame(rows, columns=["name", "class_name", "parent"])
