@@ -20,7 +20,7 @@ import torch.distributed as dist
 from fakedist.world.arrivals import Arrivals
 from fakedist.world.group import Group
 from fakedist.world.ledger import LedgerLike, Tensors
-from fakedist.world.work import HERE, Call, Coalesced, Done, Given, done, profiler_enabled
+from fakedist.world.work import Call, Coalesced, Done, Given, Plain, done, profiler_enabled
 
 
 class RankGroup(Group):
@@ -261,7 +261,7 @@ class RankGroup(Group):
         some = outputs or inputs
         stream = self._stream(some[0].device, -1) if some and some[0].is_cuda else None
         if not is_async and self._coalesced is None and not profiler_enabled():
-            return HERE
+            return Plain()
         given = Given(operation, [inputs, outputs], is_async, self._coalesced)
         return Call(given, stream if is_async else None)
 

@@ -15,6 +15,8 @@ Tensors = Sequence[torch.Tensor]
 # Not in torch's stubs.
 _Work: Any = dist.distributed_c10d.Work
 profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
+#: c10d's operations write where autograd does not see it: no history, and no new version of what somebody saved.
+_BelowAutograd: Any = torch._C._AutoDispatchBelowADInplaceOrView  # type: ignore[attr-defined, unused-ignore]
 
 
 class Done(_Work):  # type: ignore[misc]
@@ -138,7 +140,7 @@ class Given(NamedTuple):
 
 
 class Call:
-    """A call in progress: a context in which what arrives is written.
+    """A call in progress: a context in which what arrives is written, below autograd.
 
     Asynchronous calls run on the group's own stream and hold their tensors until they are waited on; others run on
     the current one and hold nothing. So does ``ProcessGroupNCCL::collective`` since torch 2.8.
@@ -153,23 +155,22 @@ class Call:
     def __init__(self, given: Given, stream: torch.cuda.Stream | None) -> None:
         self._given = given
         self._stream = stream
-        self._inside: ExitStack | None = None
+        self._inside: Any = None
 
     def __enter__(self) -> Call:
-        stream, profiled = self._stream, profiler_enabled()
-        if stream is not None or profiled:
-            with ExitStack() as inside:
-                if profiled:
-                    inside.enter_context(torch.profiler.record_function(f"fakedist::{self._given.operation}"))
-                if stream is not None:
-                    stream.wait_stream(torch.cuda.current_stream(stream.device))
-                    inside.enter_context(torch.cuda.stream(stream))
-                self._inside = inside.pop_all()
+        stream = self._stream
+        with ExitStack() as inside:
+            if profiler_enabled():
+                inside.enter_context(torch.profiler.record_function(f"fakedist::{self._given.operation}"))
+            if stream is not None:
+                stream.wait_stream(torch.cuda.current_stream(stream.device))
+                inside.enter_context(torch.cuda.stream(stream))
+            inside.enter_context(_BelowAutograd())
+            self._inside = inside.pop_all()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if self._inside is not None:
-            self._inside.close()
+        self._inside.__exit__(None, None, None)
 
     def hold(self, more: Any) -> None:
         """Hold something besides the tensors."""
@@ -184,16 +185,17 @@ class Call:
         return work
 
 
-class _Plain(Call):
+class Plain(Call):
     """A call that runs here and now, unprofiled: tiny ones should not cost more than torch's own fake backend."""
 
     __slots__ = ()
 
-    def __enter__(self) -> Call:
-        return self
+    def __init__(self) -> None:
+        self._inside = _BelowAutograd()
 
-    def __exit__(self, *error: Any) -> None:
-        """Nothing to leave."""
+    def __enter__(self) -> Call:
+        self._inside.__enter__()
+        return self
 
     def hold(self, more: Any) -> None:
         """Held by nobody."""
@@ -204,5 +206,3 @@ class _Plain(Call):
 
 
 _OVER = Done()
-#: Every call of which nothing is to be told.
-HERE = _Plain(Given("", None, False, None), None)
