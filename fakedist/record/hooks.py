@@ -9,10 +9,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.variable import Variable
 from torch.nn.modules import module as nn_module
 from torch.optim import optimizer as torch_optimizer
 
 from fakedist.patch import patched, present
+
+_ENGINE = "_execution_engine"
 
 
 @contextmanager
@@ -76,18 +79,22 @@ def module_hooks(begins: Callable[[nn.Module], None], ended: Callable[[nn.Module
 
 @contextmanager
 def backward_hook(backward: Callable[[Any, bool], Any]) -> Iterator[None]:
-    """Wrap every run of the autograd engine that Python starts in ``backward(outputs, creates_graph)``."""
-    import torch.autograd.graph as graph
+    """Wrap every run of the autograd engine that Python starts in ``backward(outputs, creates_graph)``.
 
-    name = "_engine_run_backward"
-    original = present(graph, name)
+    At the engine's own door: not everybody comes by way of ``torch.autograd``, Megatron calls the engine itself.
+    """
+    engine: Any = type(present(Variable, _ENGINE))
 
-    def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        creates_graph = bool(args[2]) if len(args) > 2 else False
-        with backward(outputs, creates_graph):
-            return original(outputs, *args, **kwargs)
+    class Watched(engine):  # type: ignore[misc]
+        """The engine; torch.compile looks for an instance of its class."""
 
-    with patched(graph, name, run), patched(torch.autograd, name, run):
+        def run_backward(
+            self, tensors: Any, grad_tensors: Any, keep_graph: bool, create_graph: bool, *args: Any, **kwargs: Any
+        ) -> Any:
+            with backward(tensors, create_graph):
+                return super().run_backward(tensors, grad_tensors, keep_graph, create_graph, *args, **kwargs)
+
+    with patched(Variable, _ENGINE, Watched()):
         yield
 
 

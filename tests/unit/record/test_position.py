@@ -152,6 +152,22 @@ def test_a_gradient_of_a_gradient_is_not_a_recomputation(watch: Watch) -> None:
     assert all(not again for _, _, again in watch.where("aten.mm.default"))
 
 
+def test_a_backward_that_is_started_at_the_engine_itself_is_one(watch: Watch) -> None:
+    with watch.on():
+        loss = Model()(torch.randn(3, 4)).sum()
+        torch.autograd.Variable._execution_engine.run_backward(
+            tensors=(loss,),
+            grad_tensors=(torch.ones(()),),
+            keep_graph=False,
+            create_graph=False,
+            inputs=(),
+            allow_unreachable=True,
+            accumulate_grad=True,
+        )
+    assert {phase for phase, _, _ in watch.where("aten.mm.default")} == {"backward"}
+    assert len(watch.position.regions) == 1
+
+
 def test_an_exception_inside_a_module_leaves_no_layer_behind(watch: Watch) -> None:
     class Broken(Model):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
