@@ -31,8 +31,10 @@ def format_bytes(size: float) -> str:
 
 
 def format_us(duration_us: float) -> str:
-    """Microseconds as text: "850 us", "73.0 ms", "12.6 s", "3 min 20 s"."""
-    if abs(duration_us) < 1_000:
+    """Microseconds as text: "2.4 us", "850 us", "73.0 ms", "12.6 s", "3 min 20 s"."""
+    if 0 < abs(duration_us) < 99.95:
+        return f"{duration_us:.1f} us"
+    if abs(duration_us) < 999.5:
         return f"{duration_us:.0f} us"
     if abs(duration_us) < 1_000_000:
         return f"{duration_us / 1_000:.1f} ms"
@@ -40,6 +42,14 @@ def format_us(duration_us: float) -> str:
         return f"{duration_us / 1_000_000:.1f} s"
     minutes, seconds = divmod(round(duration_us / 1_000_000), 60)
     return f"{minutes} min {seconds} s"
+
+
+def format_flops(flops: float) -> str:
+    """Floating-point operations as text, in units of 1,000: "412.3 TFLOP"; of a second, with "/s" behind it."""
+    for unit, factor in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(flops) >= factor:
+            return f"{flops / factor:,.1f} {unit}FLOP"
+    return f"{flops:.0f} FLOP"
 
 
 def parse_bytes(text: str) -> int:

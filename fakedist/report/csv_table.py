@@ -13,7 +13,8 @@ def table_csv(run: Run, name: str, *, all_layers: bool = False) -> str:
 
     Args:
         run: The run.
-        name: A name of ``run.schema.TABLES``; of ``layers`` the rows are the report's: folded, with children.
+        name: A name of ``run.schema.TABLES``; of ``layers`` and ``layer_times`` the rows are the report's: folded, with
+            children.
         all_layers: Whether repeated layers stay apart.
 
     Raises:
@@ -25,4 +26,6 @@ def table_csv(run: Run, name: str, *, all_layers: bool = False) -> str:
     table = run.table(name)
     if name == "layers":
         table = fold_table(table, unfolded(table) if all_layers else fold_layers(table))
+    if name == "layer_times" and len(table):
+        table = run.time.layers(fold=not all_layers)
     return str(table.to_csv(index=False))

@@ -13,6 +13,7 @@ import pandas as pd
 from fakedist.analysis.layers import fold_layers, fold_table, unfolded
 from fakedist.errors import RunDirectoryError
 from fakedist.report.memory import RunMemory
+from fakedist.report.time import RunTime
 from fakedist.report.wording import ending, job_command, peak_place, verdict
 from fakedist.run.directory import PAGE_NAME, is_in_use
 from fakedist.run.manifest import load_manifest
@@ -100,6 +101,11 @@ class Run:
     def memory(self) -> RunMemory:
         """What was held, as DataFrames."""
         return RunMemory(self)
+
+    @property
+    def time(self) -> RunTime:
+        """Where the time of the timed step goes, as DataFrames."""
+        return RunTime(self)
 
     def layers(self, *, fold: bool = True) -> pd.DataFrame:
         """Layers with what they held at the peak, with children; columns as of ``analysis.layers.fold_table``.

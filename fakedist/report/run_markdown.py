@@ -7,6 +7,8 @@ from typing import Any
 from fakedist.report.markdown import escaped, markdown_table
 from fakedist.report.run import Run
 from fakedist.report.sheets import Sheet, run_sheets
+from fakedist.report.time_sheets import time_sheets
+from fakedist.report.time_text import source_word, time_figures
 from fakedist.report.wording import advice_text, ending, job_command, verdict
 from fakedist.units import format_bytes
 
@@ -30,6 +32,9 @@ def run_markdown(run: Run, *, all_layers: bool = False) -> str:
     lines = _verdict(run, summary)
     pieces = ["\n".join(lines)]
     pieces += ["\n".join(_sheet(sheet)) for sheet in run_sheets(run, all_layers=all_layers)]
+    if summary["time"]:
+        pieces.append("\n".join(_time(summary)))
+        pieces += ["\n".join(_sheet(sheet)) for sheet in time_sheets(run, all_layers=all_layers)]
     if summary["advice"]:
         pieces.append(
             "\n".join(["**What would help**, estimated: each by itself", "", *map(_advice, summary["advice"])])
@@ -59,6 +64,14 @@ def _verdict(run: Run, summary: dict[str, Any]) -> list[str]:
         lines[-1] += f" of {format_bytes(summary['capacity_bytes'])}"
     lines[-1] += f" ({summary['peak_phase']} of step {summary['peak_step']}; {escaped(ending(summary)[:300])})."
     return lines
+
+
+def _time(summary: dict[str, Any]) -> list[str]:
+    lines = [f"**Time of step {summary['kernels']['step']}**, {source_word(summary)}", ""]
+    lines += [
+        f"- {name}: **{figure}**{', ' if more else ''}{escaped(more)}" for name, figure, more in time_figures(summary)
+    ]
+    return [*lines, *(f"- {escaped(note)}" for note in summary["kernels"].get("notes", ()))]
 
 
 def _sheet(sheet: Sheet) -> list[str]:

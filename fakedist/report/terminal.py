@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from rich.text import Text
 
 from fakedist.report.run import Run, open_run
 from fakedist.report.sheet import print_heading, print_lines, print_remark, print_table
-from fakedist.report.sheets import run_sheets
+from fakedist.report.sheets import Sheet, run_sheets
+from fakedist.report.time_sheets import time_sheets
+from fakedist.report.time_text import source_word, time_figures
 from fakedist.report.wording import advice_text, peak_place, verdict
 from fakedist.units import format_bytes
 
@@ -31,13 +34,20 @@ def render(run_directory: Path, *, all_layers: bool, console: Console) -> None:
     summary = run.summary
     _facts(console, run)
     _peak(console, summary, run.manifest["cwd"])
-    for sheet in run_sheets(run, all_layers=all_layers):
-        print_table(console, sheet.title, sheet.columns)
-        for remark in sheet.remarks:
-            print_remark(console, remark)
+    _sheets(console, run_sheets(run, all_layers=all_layers))
+    if summary["time"]:
+        _time(console, summary)
+        _sheets(console, time_sheets(run, all_layers=all_layers))
     if summary["advice"]:
         _advice(console, summary["advice"])
     _notes(console, summary)
+
+
+def _sheets(console: Console, sheets: Sequence[Sheet]) -> None:
+    for sheet in sheets:
+        print_table(console, sheet.title, sheet.columns)
+        for remark in sheet.remarks:
+            print_remark(console, remark)
 
 
 def _facts(console: Console, run: Run) -> None:
@@ -65,6 +75,17 @@ def _peak(console: Console, summary: dict[str, Any], cwd: str) -> None:
             console.print(Text("  ") + Text(found.word, "bold green") + Text(found.more), soft_wrap=True)
         else:
             console.print(Text(f"  {found.word}{found.more}", "bold red"), soft_wrap=True)
+
+
+def _time(console: Console, summary: dict[str, Any]) -> None:
+    """The step's time and what it is spent for."""
+    print_heading(console, f"Time of step {summary['kernels']['step']}, {source_word(summary)}")
+    told = Table.grid(padding=(0, 2))
+    for name, figure, more in time_figures(summary):
+        told.add_row(f"  {name}", Text(figure, justify="right"), Text(more))
+    print_lines(console, told)
+    for note in summary["kernels"].get("notes", ()):
+        print_remark(console, note)
 
 
 def _advice(console: Console, pieces: list[dict[str, Any]]) -> None:

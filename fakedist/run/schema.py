@@ -253,6 +253,7 @@ TABLES: dict[str, Table] = {
                 for name in FAMILIES
                 if name != "communication"
             ),
+            *(Column(f"bound_{name}_us", "double", f"Time of those that {name} limits.") for name in BOUNDS if name),
             Column("flops", "double", "Floating-point operations of those, where they are known."),
             Column("moved_bytes", "double", "Bytes that those move, where they are known."),
             Column("num_lacking_flops", "int64", "Matrix products and attention whose operations are not known."),

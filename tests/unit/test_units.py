@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fakedist.errors import JobError
-from fakedist.units import UNLIMITED_BYTES, format_bytes, format_us, parse_bytes
+from fakedist.units import UNLIMITED_BYTES, format_bytes, format_flops, format_us, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,16 @@ def test_bytes_are_shown_in_the_largest_unit_that_fits(size: float, text: str) -
 
 @pytest.mark.parametrize(
     ("duration_us", "text"),
-    [(850, "850 us"), (73_000, "73.0 ms"), (12_600_000, "12.6 s"), (200_000_000, "3 min 20 s")],
+    [
+        (0, "0 us"),
+        (2.44, "2.4 us"),
+        (99.96, "100 us"),
+        (850, "850 us"),
+        (999.7, "1.0 ms"),
+        (73_000, "73.0 ms"),
+        (12_600_000, "12.6 s"),
+        (200_000_000, "3 min 20 s"),
+    ],
 )
 def test_durations_are_shown_in_the_unit_that_fits(duration_us: float, text: str) -> None:
     assert format_us(duration_us) == text
@@ -51,3 +60,7 @@ def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(JobError) as error:
         parse_bytes(text)
     assert "80GiB" in error.value.hint
+
+
+def test_operations_are_in_thousands_as_gpus_are_sold() -> None:
+    assert (format_flops(989.44e12), format_flops(1.5e15), format_flops(0)) == ("989.4 TFLOP", "1.5 PFLOP", "0 FLOP")

@@ -8,10 +8,11 @@ import pandas as pd
 from fakedist.analysis.layers import Fold, with_children
 from fakedist.analysis.recording import Array
 from fakedist.analysis.times.kinds import COMPUTE_FAMILIES
-from fakedist.run.schema import FAMILIES, KINDS
+from fakedist.run.schema import BOUNDS, FAMILIES, KINDS
 
 _KIND_COLUMNS = [f"{kind}_us" for kind in KINDS]
-_SUMMED = [*_KIND_COLUMNS, "num_kernels", "flops", "moved_bytes", "num_lacking_flops", "launch_gap_us"]
+_BOUND_COLUMNS = [f"bound_{name}_us" for name in BOUNDS if name]
+_SUMMED = [*_KIND_COLUMNS, *_BOUND_COLUMNS, "num_kernels", "flops", "moved_bytes", "num_lacking_flops", "launch_gap_us"]
 _CALLS = ["num_calls", "num_unknown_calls", "communication_us"]
 
 
@@ -40,6 +41,9 @@ def layer_time_table(kernels: pd.DataFrame, layers: pd.DataFrame, gap_us: Array)
     table["total_us"] = with_children(layers, table["own_us"].to_numpy())
     for name in COMPUTE_FAMILIES:
         table[f"family_{name}_us"] = summed(family == FAMILIES.index(name), known_us)
+    bound = kernels["bound"].astype(str).to_numpy()
+    for name in filter(None, BOUNDS):
+        table[f"bound_{name}_us"] = summed(compute & (bound == name), known_us)
     for column in ("flops", "moved_bytes"):
         table[column] = summed(compute, np.nan_to_num(kernels[column].to_numpy("f8")))
     table["num_lacking_flops"] = summed(kernels["lacks_flops"].to_numpy(bool)).astype("i8")
@@ -55,9 +59,9 @@ def fold_times(times: pd.DataFrame, layers: pd.DataFrame, folds: list[Fold]) -> 
     """Times of folds: one row per fold, in their order.
 
     Columns: name, class_name, depth, num_repeats; sums over the repeats with children: forward_us, recompute_us,
-    backward_us, optimizer_us, other_us, total_us, num_kernels, flops, moved_bytes, num_lacking_flops, launch_gap_us,
-    num_calls, num_unknown_calls, communication_us; own_us without children; least_us, median_us, largest_us: total of
-    one repeat, with children.
+    backward_us, optimizer_us, other_us, total_us, bound_compute_us, bound_memory_us, bound_launch_us, num_kernels,
+    flops, moved_bytes, num_lacking_flops, launch_gap_us, num_calls, num_unknown_calls, communication_us; own_us without
+    children; least_us, median_us, largest_us: total of one repeat, with children.
 
     Args:
         times: The table ``layer_times``.

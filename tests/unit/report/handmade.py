@@ -6,6 +6,10 @@ from pathlib import Path
 
 from fakedist.analysis.build import build_tables
 from tests.unit.analysis.recorded import GIB, KIB, MIB, HandMade, new_run
+from tests.unit.analysis.times_by_hand import H100, NAN, kernel, record
+
+GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize2x1x1_execute_segment_k_off_kernel"
+GELU = "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl(at::TensorIteratorBase&)>"
 
 
 def recorded() -> HandMade:
@@ -74,3 +78,36 @@ def out_of_memory(directory: Path) -> Path:
     run = made.write(new_run(directory, "out_of_memory"))
     build_tables(run)
     return run
+
+
+def timed(directory: Path, source: str = "estimated") -> Path:
+    """The run of :func:`recorded` with a timed step: three blocks forward, again and backward, two collectives."""
+    made = talking(recorded())
+    tool = "model" if source == "estimated" else "cupti"
+    made.gpu["peaks"] = H100
+    mlps = (7, 8, 9)
+    rows = []
+    for number, layer in enumerate(mlps):
+        work = {"layer": layer, "flops": 4e9, "moved_bytes": 2e8, "bound": "compute" if tool == "model" else ""}
+        small = {
+            "layer": layer,
+            "moved_bytes": 4e6,
+            "bound": "launch" if tool == "model" else "",
+            "family": "elementwise",
+        }
+        for start, phase, again in ((20, "forward", False), (320, "backward", True), (620, "backward", False)):
+            at = start + 100.0 * number
+            rows.append(kernel(at, 60.0 + number, launch_us=at - 15, phase=phase, recompute=again, name=GEMM, **work))
+            rows.append(kernel(at + 70, 4, launch_us=at + 66, phase=phase, recompute=again, name=GELU, **small))
+    rows.append(kernel(150, NAN if tool == "model" else 8, "communication", stream=9, call=0, layer=1))
+    rows.append(kernel(700, NAN if tool == "model" else 8, "communication", stream=9, call=1, layer=1))
+    rows.append(kernel(930, 20, "optimizer", phase="optimizer", launch_us=900, name="multi_tensor_apply_kernel<Adam>"))
+    made.others.append(record(*rows, source=source, tool=tool, step_us=1000.0, step=3))
+    run = made.write(new_run(directory))
+    build_tables(run)
+    return run
+
+
+def measured(directory: Path) -> Path:
+    """The same run, timed on a GPU."""
+    return timed(directory, "measured")

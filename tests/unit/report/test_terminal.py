@@ -17,10 +17,11 @@ from fakedist.analysis.build import build_tables
 from fakedist.errors import RunDirectoryError
 from fakedist.report.terminal import render
 from tests.unit.analysis.recorded import GIB, HandMade, new_run
-from tests.unit.report.handmade import ended_well, out_of_memory
+from tests.unit.report.handmade import ended_well, measured, out_of_memory, timed
 
 EXPECTED = Path(__file__).parent / "expected"
 CASES = [(ended_well, 80), (ended_well, 160), (out_of_memory, 80), (out_of_memory, 160)]
+CASES += [(timed, 80), (timed, 120), (measured, 120)]
 
 
 def text(run: Path, width: int = 160, *, all_layers: bool = False) -> str:
@@ -36,9 +37,12 @@ def test_a_report_is_this_text(tmp_path: Path, make: Callable[[Path], Path], wid
     assert text(make(tmp_path / "run"), width) == (EXPECTED / f"{make.__name__}_{width}.txt").read_text()
 
 
+@pytest.mark.parametrize("make", [ended_well, timed, measured])
 @pytest.mark.parametrize("width", [80, 160])
-def test_no_line_but_paths_and_messages_is_wider_than_the_terminal(tmp_path: Path, width: int) -> None:
-    lines = text(ended_well(tmp_path / "run"), width, all_layers=True).splitlines()
+def test_no_line_but_paths_and_messages_is_wider_than_the_terminal(
+    tmp_path: Path, width: int, make: Callable[[Path], Path]
+) -> None:
+    lines = text(make(tmp_path / "run"), width, all_layers=True).splitlines()
     assert [line for line in lines if len(line) > width and not line.startswith("run ")] == []
 
 

@@ -1,0 +1,71 @@
+"""``run.time``: where the time of the timed step goes, as DataFrames for a notebook. Microseconds throughout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from fakedist.analysis.layers import fold_layers, unfolded
+from fakedist.analysis.times.layers import fold_times
+from fakedist.errors import RunDirectoryError
+
+if TYPE_CHECKING:
+    from fakedist.report.run import Run
+
+
+class RunTime:
+    """The times of a run.
+
+    Args:
+        run: The run.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    @property
+    def source(self) -> str:
+        """Whether these times are measured or estimated; empty where no step was timed."""
+        return str((self._run.summary["kernels"] or {}).get("source", ""))
+
+    def summary(self) -> dict[str, Any]:
+        """The step's time and what it is spent for: ``time`` of the ``--json`` object.
+
+        Raises:
+            RunDirectoryError: No step of this run was timed.
+        """
+        found = self._run.summary["time"]
+        if found is None:
+            raise RunDirectoryError(
+                f"no step of {self._run.path} was timed", "fakedist profile again, with a newer version"
+            )
+        return dict(found)
+
+    def layers(self, *, fold: bool = True) -> pd.DataFrame:
+        """Time by layer, with children; columns as of ``analysis.times.layers.fold_times``.
+
+        Args:
+            fold: Whether repeated layers stand in one row.
+
+        Raises:
+            RunDirectoryError: No step of this run was timed.
+        """
+        self.summary()
+        layers = self._run.table("layers")
+        return fold_times(self._run.table("layer_times"), layers, fold_layers(layers) if fold else unfolded(layers))
+
+    def families(self) -> pd.DataFrame:
+        """Time by family of kernels, most first; communication is no part of ``share``."""
+        return pd.DataFrame(self.summary()["by_family"])
+
+    def names(self) -> pd.DataFrame:
+        """The table ``kernel_names``: time by name of kernel, most first."""
+        self.summary()
+        return self._run.table("kernel_names")
+
+    def kernels(self) -> pd.DataFrame:
+        """The table ``kernels``, with the names of the layers as ``layer_name``."""
+        self.summary()
+        kernels, names = self._run.table("kernels"), self._run.table("layers")["name"]
+        return kernels.assign(layer_name=names.iloc[kernels["layer"]].to_numpy())

@@ -1,0 +1,161 @@
+"""The tables of a step's time as text, for a terminal and for Markdown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from fakedist.analysis.layers import fold_layers, unfolded
+from fakedist.analysis.times.layers import fold_times
+from fakedist.analysis.times.summary import PEAK_DTYPE
+from fakedist.report.run import Run
+from fakedist.report.sheet import Column
+from fakedist.report.sheets import Sheet
+from fakedist.report.time_text import (
+    bytes_rate,
+    flops_rate,
+    main_bound,
+    share_of_peak,
+    short_kernel,
+    unknown_time,
+    us_or_dash,
+)
+from fakedist.report.wording import MIN_SHARE, layer_label
+from fakedist.units import format_us
+
+_EMPTY_RANK = 9  # columns with nothing in them go before all others
+_NUM_TOP = 10
+Rows = list[dict[str, Any]]
+
+
+def time_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
+    """Tables of the timed step's kernels; none where nothing was timed.
+
+    Args:
+        run: The run.
+        all_layers: Whether repeated layers stay apart and small ones are shown.
+
+    Raises:
+        RunDirectoryError: A table is missing or damaged.
+    """
+    summary = run.summary
+    if summary["time"] is None:
+        return []
+    tables = run.table("layer_times"), run.table("layers", ["name", "class_name", "parent"])
+    word = summary["kernels"]["source"]
+    return [
+        layer_time_sheet(tables, summary["time"], word, all_layers),
+        family_sheet(summary["time"], word),
+        top_sheet(summary["time"], word),
+    ]
+
+
+def layer_time_sheet(
+    tables: tuple[pd.DataFrame, pd.DataFrame], time: dict[str, Any], word: str, all_layers: bool
+) -> Sheet:
+    """Time by layer, with children.
+
+    Args:
+        tables: The tables ``layer_times`` and ``layers``.
+        time: ``time`` of the summary.
+        word: Measured or estimated.
+        all_layers: Whether repeated layers stay apart and small ones are shown.
+    """
+    times, layers = tables
+    found = fold_times(times, layers, unfolded(layers) if all_layers else fold_layers(layers))
+    least = 0.0 if all_layers else time["kernel_us"] * MIN_SHARE
+    rows: Rows = found[found["total_us"] > least].to_dict("records")  # type: ignore[assignment]
+    columns = [Column("layer", [layer_label(row["name"], row["num_repeats"]) for row in rows], is_text=True)]
+    for name, key, rank in (
+        ("forward", "forward_us", 0),
+        ("recompute", "recompute_us", 1),
+        ("backward", "backward_us", 0),
+        ("optimizer", "optimizer_us", 3),
+        ("other", "other_us", 7),
+        ("total", "total_us", 0),
+    ):
+        columns.append(_times(name, rows, key, rank))
+    whole = time["kernel_us"] or 1.0
+    columns.append(Column("share", [f"{row['total_us'] / whole:.1%}" for row in rows], rank=4))
+    columns.append(_times("own", rows, "own_us", 5))
+    columns += [_times(name, rows, f"{name}_us", 6, several=True) for name in ("least", "median", "largest")]
+    rates = [flops_rate(row["flops"], row["total_us"]) for row in rows]
+    columns.append(Column("TFLOP/s", rates, rank=2 if set(rates) != {"-"} else _EMPTY_RANK))
+    bounds = [main_bound(row) for row in rows]
+    columns.append(Column("bound", bounds, is_text=True, rank=1 if any(bounds) else _EMPTY_RANK))
+    columns.append(_times("host late", rows, "launch_gap_us", 3))
+    columns.append(Column("kernels", [f"{row['num_kernels']:,}" for row in rows], rank=8))
+    remarks = ["sums of kernels: where streams overlap they are more than the step; communication is left out"]
+    if any(row["num_repeats"] > 1 for row in rows):
+        remarks.append("least, median, largest: of one such layer, with children")
+    if left_out := int((found["total_us"] > 0).sum()) - len(rows):
+        remarks.append(f"left out: {left_out} of less than {MIN_SHARE:.1%} of the time; --all-layers shows them")
+    return Sheet(f"Time by layer, {word}, with children", columns, remarks)
+
+
+def _times(name: str, rows: Rows, key: str, rank: int, several: bool = False) -> Column:
+    """Times of rows; of those alone that stand for several layers, where that is asked for."""
+    values = [row[key] if not several or row["num_repeats"] > 1 else 0.0 for row in rows]
+    return Column(name, [us_or_dash(value) for value in values], rank=rank if any(values) else _EMPTY_RANK)
+
+
+def family_sheet(time: dict[str, Any], word: str) -> Sheet:
+    """Time by family of kernels, and how close to the GPU's peaks it is.
+
+    Args:
+        time: ``time`` of the summary.
+        word: Measured or estimated.
+    """
+    rows: Rows = time["by_family"]
+    peaks = time["peaks"] or {}
+    flops_peak, bytes_peak = peaks.get("flops", {}).get(PEAK_DTYPE), peaks.get("bytes_per_s")
+    shares = ["-" if row["share"] is None else f"{row['share']:.1%}" for row in rows]
+    columns = [
+        Column("family", [row["family"] for row in rows], is_text=True),
+        Column("kernels", [f"{row['num_kernels']:,}" for row in rows]),
+        Column("time", [unknown_time(row["time_us"], row["num_unknown"]) for row in rows]),
+        Column("share", shares),
+        _rate("TFLOP/s", [flops_rate(row["flops"], row["flops_us"]) for row in rows], 1),
+        _rate("of peak", [share_of_peak(row["flops"], row["flops_us"], flops_peak) for row in rows], 2),
+        _rate("TB/s", [bytes_rate(row["moved_bytes"], row["moved_us"]) for row in rows], 1),
+        _rate("of bandwidth", [share_of_peak(row["moved_bytes"], row["moved_us"], bytes_peak) for row in rows], 2),
+    ]
+    bounds = [main_bound(row, "") for row in rows]
+    if any(bounds):
+        columns.append(Column("bound", bounds, is_text=True, rank=1))
+    remarks = ["share: of all kernels but communication, which is counted apart"]
+    if flops_peak:
+        remarks.append(f"of peak: of dense {PEAK_DTYPE}, whatever the kernels compute in; rates: where they are known")
+    if any(row["family"] == "communication" and row["time_us"] for row in rows):
+        remarks.append("communication: copies that stand for it here, simulated; no time of the real job")
+    return Sheet(f"Time by family of kernels, {word}", columns, remarks)
+
+
+def _rate(name: str, cells: list[str], rank: int) -> Column:
+    return Column(name, cells, rank=rank if set(cells) != {"-"} else _EMPTY_RANK)
+
+
+def top_sheet(time: dict[str, Any], word: str) -> Sheet:
+    """The kernels that take most time, by name.
+
+    Args:
+        time: ``time`` of the summary.
+        word: Measured or estimated.
+    """
+    rows: Rows = time["top_kernels"][:_NUM_TOP]
+    whole = time["kernel_us"] or 1.0
+    bounds = [row["bound"] for row in rows]
+    columns = [
+        Column("kernel", [short_kernel(row["name"]) for row in rows], is_text=True),
+        Column("family", [row["family"] for row in rows], is_text=True, rank=2),
+        Column("times", [f"{row['num_kernels']:,}" for row in rows]),
+        Column("total", [unknown_time(row["time_us"], row["num_unknown"]) for row in rows]),
+        Column("share", [f"{row['time_us'] / whole:.1%}" for row in rows], rank=1),
+        Column("median", ["-" if row["median_us"] is None else format_us(row["median_us"]) for row in rows], rank=2),
+        _rate("TFLOP/s", [flops_rate(row["flops"], row["flops_us"]) for row in rows], 3),
+        _rate("TB/s", [bytes_rate(row["moved_bytes"], row["moved_us"]) for row in rows], 4),
+    ]
+    if any(bounds):
+        columns.append(Column("bound", bounds, is_text=True, rank=1))
+    return Sheet(f"Kernels that take most time, {word}", columns)

@@ -1,0 +1,104 @@
+"""Times in words: what terminal, page and Markdown say of a step's time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fakedist.analysis.times.summary import PEAK_DTYPE
+from fakedist.units import format_flops, format_us
+
+_MOST_NAME = 44
+_NOISE = ("void ", "at::native::", "at::cuda::", "(anonymous namespace)::")
+NOT_KNOWN = "not known"
+
+
+def source_word(summary: dict[str, Any]) -> str:
+    """Measured or estimated; and by what."""
+    source = summary["kernels"] or {}
+    tools = {"cupti": "CUPTI", "nsys": "Nsight Systems", "model": "a model of the GPU"}
+    return f"{source.get('source', '')} by {tools.get(str(source.get('tool')), source.get('tool', ''))}"
+
+
+def short_kernel(name: str, most: int = _MOST_NAME) -> str:
+    """A kernel's name without what all names share, cut."""
+    for noise in _NOISE:
+        name = name.replace(noise, "")
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
+def flops_rate(flops: float, duration_us: float) -> str:
+    """Achieved TFLOP/s, without the unit; a dash where nothing is counted."""
+    return _tera(flops / duration_us / 1e6) if flops and duration_us else "-"
+
+
+def bytes_rate(moved_bytes: float, duration_us: float) -> str:
+    """Achieved TB/s, without the unit; a dash where nothing is counted."""
+    return _tera(moved_bytes / duration_us / 1e6) if moved_bytes and duration_us else "-"
+
+
+def _tera(value: float) -> str:
+    return f"{value:,.1f}" if value >= 99.95 else f"{value:.3g}"
+
+
+def share_of_peak(amount: float, duration_us: float, peak: float | None) -> str:
+    """What that is of the GPU's peak; a dash where either is not known."""
+    return f"{amount / (duration_us * 1e-6) / peak:.1%}" if amount and duration_us and peak else "-"
+
+
+def us_or_dash(duration_us: float) -> str:
+    """Microseconds as text; nothing as a dash."""
+    return format_us(duration_us) if duration_us else "-"
+
+
+def main_bound(row: dict[str, Any], prefix: str = "bound_") -> str:
+    """What limits most of a row's time, and how much of it: "memory 62%"; empty where it is not known."""
+    bounds = {name: row[f"{prefix}{name}_us"] for name in ("compute", "memory", "launch")}
+    name = max(bounds, key=lambda each: bounds[each])
+    return f"{name} {bounds[name] / sum(bounds.values()):.0%}" if bounds[name] else ""
+
+
+def unknown_time(time_us: float, num_unknown: int) -> str:
+    """A time of which a part may not be known: "not known", "3.0 ms + 2 not known"."""
+    if not num_unknown:
+        return us_or_dash(time_us)
+    return f"{format_us(time_us)} + {num_unknown:,} {NOT_KNOWN}" if time_us else NOT_KNOWN
+
+
+def time_figures(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """The step's time and its parts: name, figure, more."""
+    time = summary["time"]
+    step_us = time["step_us"] or 1.0
+    rows = [("step", format_us(time["step_us"]), without_communication(time))]
+    for name, key, more in (
+        ("computes", "busy_us", "at least one stream"),
+        ("communicates", "communication_us", "and computes nothing meanwhile; simulated"),
+        ("host late", "launch_gap_us", "the GPU waits for a launch"),
+        ("waits", "wait_us", "for anything else, or it is not known for what"),
+    ):
+        if time[key] or name == "computes":
+            rows.append((name, format_us(time[key]), f"{time[key] / step_us:.1%}, {more}"))
+    rows.append(("kernels", f"{time['num_kernels']:,}", f"{format_us(time['kernel_us'])} in all; communication apart"))
+    if text := utilisation(time):
+        rows.append(("utilisation", *text))
+    return rows
+
+
+def utilisation(time: dict[str, Any]) -> tuple[str, str] | None:
+    """Model FLOPs utilisation of compute, and what it is of; None where a part of it is not known."""
+    share = time["model_flops_utilisation"]
+    if share is None or not time["flops"]:
+        return None
+    peak = format_flops(time["peaks"]["flops"][PEAK_DTYPE])
+    lacking = time["num_lacking_flops"]
+    least = f"; at least: the operations of {lacking:,} kernels are not known" if lacking else ""
+    what = (
+        f"{format_flops(time['model_flops'])} of the model in the time it computes, of {peak}/s ({PEAK_DTYPE}, dense)"
+    )
+    return f"{share:.1%}", what + least
+
+
+def without_communication(time: dict[str, Any]) -> str:
+    """What of the communication a step's time does not have in it; empty where that is nothing."""
+    if not (unknown := time["num_unknown_calls"]):
+        return ""
+    return f"without {unknown:,} of {time['num_calls']:,} collectives, whose duration is {NOT_KNOWN}"
