@@ -10,10 +10,11 @@ from __future__ import annotations
 import atexit
 import os
 import platform
+import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,16 +30,21 @@ from fakedist.ending import (
     watched_exit,
 )
 from fakedist.errors import FakedistError
-from fakedist.job import Job
+from fakedist.job import Job, profile_arguments
 from fakedist.progress import Teller
+from fakedist.run.directory import TAPE_NAME
 from fakedist.run.journal import JournalWriter
 from fakedist.run.manifest import load_manifest
+from fakedist.run.tape import find_tapes, script_identity
 from fakedist.script import run_as_main, without_our_frames
 
 if TYPE_CHECKING:
+    import torch
+
     from fakedist.gpu.values import ValueEngine
     from fakedist.gpu.virtual import VirtualGpu
     from fakedist.record.recorder import Recorder
+    from fakedist.world.tape import Tapes
 
 _FACTS_EVERY_S = 2.0
 _MAKE_ROOM = "make room on the disk, or write elsewhere with -o"
@@ -94,6 +100,8 @@ class Rank:
         self._values: ValueEngine | None = None
         self._facts_at = time.monotonic()
         self._refused = 0
+        self._tape_file = OwnJournal(run_directory / TAPE_NAME)
+        self._tapes: Tapes | None = None
         self._spec_memory_bytes = 0
 
     def enter(self) -> None:
@@ -112,7 +120,8 @@ class Rank:
         execute = _run_plainly if self._values is None else self._values.execute
         recorder = Recorder(self._journal, self._job.steps, execute, self._progress)
         is_undefined = None if self._values is None else self._values.is_undefined
-        self._surroundings.enter_context(fake_world(self._job, recorder.ledger, is_undefined))
+        self._tapes = self._enter_tapes()
+        self._surroundings.enter_context(fake_world(self._job, recorder.ledger, is_undefined, self._tapes))
         self._surroundings.enter_context(watched_exit(self._exits_at_once))
         self._surroundings.enter_context(quiet_stop_in_threads(self._stopped_in_thread))
         self._recorder = self._recording.enter_context(recorder)
@@ -127,6 +136,7 @@ class Rank:
             try:
                 self._write_facts()
                 self._write_what_the_host_did_not_compute()
+                self._write_about_tapes()
                 recorder.close(dict(how))
             except JournalFailed as error:
                 self.give_up(error)
@@ -150,6 +160,7 @@ class Rank:
         self.close("finished", 0)
         self.stop_recording()
         self._surroundings.close()
+        self._tape_file.close()
         self._journal.close()
 
     def _enter_virtual_gpu(self) -> None:
@@ -166,6 +177,28 @@ class Rank:
 
             self._values = ValueEngine(job.seed, strict=job.values == "strict")
             self._surroundings.enter_context(printed_values(self._values))
+
+    def _enter_tapes(self) -> Tapes:
+        """This rank's tape, and those that it is answered from."""
+        from fakedist.world.tape import Tapes
+
+        job, known = self._job, None
+        if self._values is not None:
+            known = self._values.known
+        elif job.device == "virtual":
+            known = _unless_on_device
+        self._tape_file.append({"kind": "tape", **script_identity(job, os.getcwd())})
+
+        def command(ranks: Sequence[int]) -> str:
+            return shlex.join(["fakedist", "profile", *profile_arguments(job, ",".join(map(str, ranks)))])
+
+        return Tapes(self._tape_file.append, known, find_tapes(job), job.rank, command)
+
+    def _write_about_tapes(self) -> None:
+        if self._tapes is not None:
+            self._tapes.close()
+            for text in self._tapes.notes():
+                self._journal.append({"kind": "note", "text": text})
 
     def _write_gpu(self) -> None:
         import torch
@@ -271,6 +304,11 @@ def _ended(rank: Rank, error: BaseException) -> int | str | None:
 def _tell_error(teller: Teller, message: str, hint: str, before_start: bool) -> None:
     """An error of ours: the parent prints it."""
     teller.tell({"error": message, "hint": hint, "before_start": before_start})
+
+
+def _unless_on_device(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A tensor whose values are known: with --values off, nothing on the virtual GPU is."""
+    return None if tensor.is_cuda else tensor
 
 
 def _run_plainly(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

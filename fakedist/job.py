@@ -45,6 +45,7 @@ class Job:
         environment: Variables set last, over everything else.
         timeout_s: Seconds after which the script is ended; None for never.
         seed: Seed of every value that is made up.
+        tapes: Run directories of other ranks, or directories of such, whose tapes answer what those ranks send.
 
     Raises:
         JobError: A value that makes no sense.
@@ -66,6 +67,7 @@ class Job:
     environment: tuple[tuple[str, str], ...] = ()
     timeout_s: float | None = None
     seed: int = 0
+    tapes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, option in (
@@ -135,9 +137,29 @@ class Job:
         """The job that :meth:`to_dict` made; lists, as JSON has them, become tuples again."""
         known = {field.name for field in dataclasses.fields(cls)}
         chosen = {name: value for name, value in values.items() if name in known}
-        chosen["arguments"] = tuple(chosen.get("arguments", ()))
+        for name in ("arguments", "tapes"):
+            chosen[name] = tuple(chosen.get(name, ()))
         chosen["environment"] = tuple((name, value) for name, value in chosen.get("environment", ()))
         return cls(**chosen)
+
+
+def profile_arguments(job: Job, ranks: str = "") -> list[str]:
+    """What to type after ``fakedist profile`` to run the job, or other ranks of it ("0,4")."""
+    found = [f"--world-size={job.world_size}", f"--rank={ranks or job.rank}"]
+    found += [f"--device={job.device}", f"--steps={job.steps}"]
+    plain = Job(world_size=job.world_size, rank=job.rank, target=job.target)
+    found += [
+        f"--{name.replace('_', '-')}={getattr(job, name)}"
+        for name in ("gpus_per_node", "gpu", "launcher", "collectives", "values", "seed")
+        if getattr(job, name) != getattr(plain, name)
+    ]
+    if job.gpu_memory_bytes is not None:
+        found.append(f"--gpu-memory={job.gpu_memory_bytes}B")
+    if job.timeout_s is not None:
+        found.append(f"--timeout={job.timeout_s}")
+    found += [f"--env={name}={value}" for name, value in job.environment]
+    found += [f"--tape={tape}" for tape in job.tapes]
+    return [*found, *(["-m"] if job.is_module else []), job.target, *job.arguments]
 
 
 def place_from_environment(environ: Mapping[str, str]) -> tuple[int | None, int | None]:

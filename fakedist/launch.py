@@ -23,6 +23,7 @@ from fakedist.gpu.spec import find_gpu
 from fakedist.job import Job
 from fakedist.machine import count_real_gpus, first_visible_gpu
 from fakedist.progress import PIPE_VARIABLE, Listener, ProgressLine
+from fakedist.run.tape import find_tapes
 from fakedist.script import check_script
 from fakedist.world.environ import rank_environment
 
@@ -86,6 +87,7 @@ def check(job: Job) -> None:
         ScriptSyntaxError: The script does not compile.
     """
     check_script(job)
+    find_tapes(job)
     _check_allocator(child_environment(job))
     if job.device == "virtual":
         find_gpu(job.gpu)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fakedist.errors import RunDirectoryError, ScriptError
-from fakedist.job import Job
+from fakedist.job import Job, profile_arguments
 from fakedist.launch import OUT_OF_MEMORY_CODE
 from fakedist.machine import free_memory_bytes, num_cores
 from fakedist.run.manifest import load_manifest
@@ -44,23 +44,6 @@ class Task:
     name: str
     job: Job
     run_directory: Path
-
-
-def profile_arguments(job: Job) -> list[str]:
-    """What to type after ``fakedist profile`` to run the job."""
-    found = [f"--world-size={job.world_size}", f"--rank={job.rank}", f"--device={job.device}", f"--steps={job.steps}"]
-    plain = Job(world_size=job.world_size, rank=job.rank, target=job.target)
-    found += [
-        f"--{name.replace('_', '-')}={getattr(job, name)}"
-        for name in ("gpus_per_node", "gpu", "launcher", "collectives", "values", "seed")
-        if getattr(job, name) != getattr(plain, name)
-    ]
-    if job.gpu_memory_bytes is not None:
-        found.append(f"--gpu-memory={job.gpu_memory_bytes}B")
-    if job.timeout_s is not None:
-        found.append(f"--timeout={job.timeout_s}")
-    found += [f"--env={name}={value}" for name, value in job.environment]
-    return [*found, *(["-m"] if job.is_module else []), job.target, *job.arguments]
 
 
 class Runner:

@@ -46,6 +46,7 @@ class _ScriptCommand(click.Command):
 @click.command(cls=_ScriptCommand, context_settings={"allow_interspersed_args": False}, no_args_is_help=True)
 @click.option("--world-size", type=int, metavar="N", help="Ranks in the whole job.  [default: $WORLD_SIZE]")
 @click.option("--rank", type=int, metavar="N", help="The rank to run.  [default: $RANK]")
+@click.option("--tape", "tapes", multiple=True, metavar="RUN[,RUN]", help="Receive what these runs sent; repeatable.")
 @click.option("--gpus-per-node", type=int, default=8, show_default=True, metavar="N", help="GPUs on each machine.")
 @click.option("--device", type=click.Choice(["cuda", "virtual"]), help="Where it runs.  [default: cuda where a GPU is]")
 @click.option("--gpu", default="h100-80g", show_default=True, metavar="MODEL", help="Which GPU the virtual one is.")
@@ -138,6 +139,7 @@ def _job(arguments: tuple[str, ...], module: str | None, **options: Any) -> Job:
         environment=tuple(_variable(text) for text in options["env"]),
         timeout_s=options["timeout"],
         seed=options["seed"],
+        tapes=tuple(os.path.abspath(path) for text in options["tapes"] for path in text.split(",") if path),
     )
 
 

@@ -7,8 +7,8 @@ all_reduce, reduce                     :func:`reduced`: mine as often as the gro
 all_gather, gather                     :func:`spread`: mine in every slot
 reduce_scatter                         my chunk, reduced
 all_to_all                             :func:`spread`: in every slot what I would send to me
-broadcast from another rank            :func:`finite`: the buffer as it is, where that is finite
-scatter from another rank, recv        :func:`invent`: floats seeded normal, integers and bools zero
+broadcast from another rank            the tape's; else :func:`finite`: the buffer as it is, where finite
+scatter from another rank, recv        the tape's; else :func:`invent`: floats seeded normal, others zero
 =====================================  ================================================================
 
 Every function writes into the tensors that it is given and takes no memory from the caching allocator, because the real
@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from fakedist.world.scratch import pieces
+from fakedist.world.tape import Tapes, Where
 
 #: Changes a tensor in place; what it returns does not count.
 Change = Callable[[torch.Tensor], object]
@@ -36,9 +37,13 @@ class Arrivals:
     Args:
         seed: Of every value that is made up.
         is_undefined: Says that a device tensor holds nothing (the virtual GPU computed nothing into it).
+        tapes: What this rank sends, and what others have sent.
     """
 
-    def __init__(self, seed: int, is_undefined: Callable[[torch.Tensor], bool] | None = None) -> None:
+    def __init__(
+        self, seed: int, is_undefined: Callable[[torch.Tensor], bool] | None = None, tapes: Tapes | None = None
+    ) -> None:
+        self.tapes = tapes or Tapes()
         self._seed = seed
         self._is_undefined = is_undefined or (lambda tensor: False)
         self._changes: dict[tuple[object, torch.dtype, int], Change] = {}
@@ -112,6 +117,23 @@ class Arrivals:
                 part.copy_(mine)
         slots[rank : rank + 1].copy_(mine)
 
+    def receive(self, where: Where, tensors: Sequence[torch.Tensor], otherwise: Change, slot: int = 0) -> None:
+        """Fill with what is on the tape; ``otherwise`` changes each tensor where the tape does not know.
+
+        Raises:
+            WorldError: The tape has something else than this call expects.
+        """
+        arrived = self.tapes.receive(where, tensors, slot)
+        if arrived is None or (tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()):
+            for tensor in tensors:
+                otherwise(tensor)
+        else:
+            self._put(tensors, arrived)
+
+    def _put(self, tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+        for tensor, value in zip(tensors, values, strict=True):
+            tensor.copy_(value.view(tensor.shape), non_blocking=True)
+
     def invent(self, tensor: torch.Tensor) -> None:
         """Fill with floats drawn from a normal distribution, or zeros for every other type."""
         if not (tensor.is_complex() or _is_wide_float(tensor.dtype)):
@@ -157,6 +179,9 @@ class Nothing(Arrivals):
 
     def spread_evenly(self, output: torch.Tensor, mine: torch.Tensor, place: tuple[int, int]) -> None:
         """Left as it is."""
+
+    def _put(self, tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+        """Left as they are."""
 
     def invent(self, tensor: torch.Tensor) -> None:
         """Left as it is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, FakeProcessGroup
 from torch.distributed import distributed_c10d as c10d
 
+from fakedist.run.tape import Channel, ranks_key
 from fakedist.world.ledger import LedgerLike
 
 #: torch's own stubs of it change with every release.
@@ -64,6 +66,12 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         backend: The backend that the script asked for, "nccl" or "cpu:gloo,cuda:nccl".
         ledger: Where calls are written down.
         options: The backend options that the script gave.
+
+    Attributes:
+        number: Its number in the ledger.
+        ranks: Its ranks in the job, in order.
+        channel: Its name on tapes, the same in the runs of all its ranks.
+        num_splits: Groups that were split off it.
     """
 
     def __init__(self, place: tuple[int, int], backend: str, ledger: LedgerLike, options: object) -> None:
@@ -73,6 +81,8 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         self._asked = backend
         self._ledger = ledger
         self.number = 0
+        self.ranks: Sequence[int] = range(self._num_ranks)
+        self.channel: Channel = (ranks_key(self.ranks), 0)
         self._given_options = options
         self._label = ""
         self._description = "undefined"

@@ -1,46 +1,57 @@
 """Object collectives: Python objects from ranks that do not exist.
 
 They are Python in ``torch.distributed``, built on sizes that another rank would have sent, so they are answered here as
-a whole. Where this rank is the source, or everybody's object is asked for, the answer follows from "every rank is like
-me". From another rank alone, an object that this rank passed itself stands in for it; where there is none, nothing can.
+a whole. Tapes know what other ranks gave. Besides, where this rank is the source, or everybody's object is asked for,
+the answer follows from "every rank is like me". From another rank alone, an object that this rank passed itself stands
+in for it; where there is none, nothing can.
+
+Objects are pickled and unpickled in this process as ``_object_to_tensor`` and ``_tensor_to_object`` in
+torch/distributed/distributed_c10d.py do it: what a tape's objects may contain is what the script itself exchanges.
 """
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Iterator
+import io
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from fakedist.errors import WorldError
 from fakedist.patch import patched
+from fakedist.world.tape import ANY_RANK, Tapes, Where
 
-_NAMES = (
-    "all_gather_object",
-    "broadcast_object_list",
-    "gather_object",
-    "recv_object_list",
-    "scatter_object_list",
-    "send_object_list",
-)
+#: Collectives of tensors that each makes in torch, by which the group's sequence number grows.
+_NUM_CALLS = {
+    "all_gather_object": 2,
+    "broadcast_object_list": 2,
+    "gather_object": 2,
+    "recv_object_list": 0,
+    "scatter_object_list": 3,
+    "send_object_list": 0,
+}
+
+#: Told (operation, group, bytes given, bytes got) of each call.
+Write = Callable[[str, Any, int, int], None]
+_distributed: Any = c10d  # what is used of it is not in its types
 
 
 @contextmanager
-def faked_objects(write: Callable[[str, Any, int], None]) -> Iterator[None]:
+def faked_objects(write: Write, tapes: Tapes) -> Iterator[None]:
     """Answer the object collectives of ``torch.distributed``.
 
     Args:
-        write: Told (operation, group, pickled bytes) of each call.
+        write: Told of each call.
+        tapes: What this rank sends, and what others have sent.
 
     Raises:
         RecordingError: This torch lacks one of them.
     """
-    answers = _Answers(write)
+    answers = _Answers(write, tapes)
     with ExitStack() as stack:
-        for name in _NAMES:
+        for name in _NUM_CALLS:
             for owner in (c10d, dist):
                 stack.enter_context(patched(owner, name, getattr(answers, name)))
         yield
@@ -49,16 +60,21 @@ def faked_objects(write: Callable[[str, Any, int], None]) -> Iterator[None]:
 class _Answers:
     """One method for each object collective, with torch's own signature."""
 
-    def __init__(self, write: Callable[[str, Any, int], None]) -> None:
+    def __init__(self, write: Write, tapes: Tapes) -> None:
         self._write = write
+        self._tapes = tapes
 
-    def all_gather_object(self, object_list: list[Any], obj: Any, group: Any = None, **_: Any) -> None:
-        """Mine in every slot."""
-        if c10d._rank_not_in_group(group):
+    def all_gather_object(self, object_list: list[Any], obj: Any, group: Any = None, **how: Any) -> None:
+        """Everybody's in its slot: mine where no tape has it."""
+        if _is_outside(group, "all_gather_object"):
             return
-        pickled = pickle.dumps(obj)
-        self._write("all_gather_object", group, len(pickled))
-        object_list[:] = [pickle.loads(pickled) for _ in range(dist.get_world_size(group))]
+        pg = _distributed._group_or_default_group(group)
+        where = self._begin("all_gather_object", pg)
+        pickled = _dump(obj, how)
+        self._tapes.send_objects(where, [pickled])
+        found = [self._of(where._replace(source=rank), pickled) for rank in pg.ranks]
+        self._write("all_gather_object", pg, len(pickled), max(map(len, found)) * len(found))
+        object_list[:] = [_load(one, how) for one in found]
 
     def gather_object(
         self,
@@ -67,15 +83,23 @@ class _Answers:
         dst: int | None = None,
         group: Any = None,
         group_dst: int | None = None,
-        **_: Any,
+        **how: Any,
     ) -> None:
-        """Mine in every slot, where this rank is the destination."""
-        if c10d._rank_not_in_group(group):
+        """As :meth:`all_gather_object`, where this rank is the destination."""
+        pg = _distributed._group_or_default_group(group)
+        to = _place(pg, dst, group_dst)
+        if _is_outside(pg, "gather_object"):
             return
-        pickled = pickle.dumps(obj)
-        self._write("gather_object", group, len(pickled))
-        if object_gather_list is not None and _is_me(dst, group, group_dst):
-            object_gather_list[:] = [pickle.loads(pickled) for _ in range(dist.get_world_size(group))]
+        _distributed._validate_output_list_for_rank(pg.rank(), to, object_gather_list)
+        where = self._begin("gather_object", pg)._replace(to=pg.ranks[to])
+        pickled = _dump(obj, how)
+        if object_gather_list is None or pg.rank() != to:
+            self._tapes.send_objects(where, [pickled])
+            self._write("gather_object", pg, len(pickled), 0)
+            return
+        found = [self._of(where._replace(source=rank), pickled) for rank in pg.ranks]
+        self._write("gather_object", pg, len(pickled), max(map(len, found)) * len(found))
+        object_gather_list[:] = [_load(one, how) for one in found]
 
     def broadcast_object_list(
         self,
@@ -84,36 +108,67 @@ class _Answers:
         group: Any = None,
         device: Any = None,
         group_src: int | None = None,
-        **_: Any,
+        **how: Any,
     ) -> None:
-        """The list as it is: mine, or one that this rank filled itself."""
-        if c10d._rank_not_in_group(group):
+        """The tape's, or the list as it is: mine, or one that this rank filled itself."""
+        pg = _distributed._group_or_default_group(group)
+        source = _place(pg, src, group_src)
+        if _is_outside(pg, "broadcast_object_list"):
             return
-        self._write("broadcast_object_list", group, 0)
-        if not _is_me(src, group, group_src) and all(item is None for item in object_list):
-            raise _nobody("broadcast_object_list", _source(src, group, group_src))
+        where = self._begin("broadcast_object_list", pg)._replace(source=pg.ranks[source])
+        if pg.rank() == source:
+            self._give(where, pg, object_list, how)
+        else:
+            self._take(where, pg, object_list, how)
 
     def scatter_object_list(
         self,
         scatter_object_output_list: list[Any],
-        scatter_object_input_list: list[Any] | None = None,
+        scatter_object_input_list: Sequence[Any] | None = None,
         src: int | None = None,
         group: Any = None,
         group_src: int | None = None,
-        **_: Any,
+        **how: Any,
     ) -> None:
-        """My part of my list, or of one that this rank passed though it is not the source."""
-        if c10d._rank_not_in_group(group):
+        """My part of the tape's list, of mine, or of one that this rank passed though it is not the source."""
+        pg = _distributed._group_or_default_group(group)
+        source = _place(pg, src, group_src)
+        if _is_outside(pg, "scatter_object_list"):
             return
-        self._write("scatter_object_list", group, 0)
-        if scatter_object_input_list:
-            scatter_object_output_list[0] = scatter_object_input_list[dist.get_rank(group)]
-        elif scatter_object_output_list[0] is None:
-            raise _nobody("scatter_object_list", _source(src, group, group_src))
+        output, given = scatter_object_output_list, scatter_object_input_list
+        if not isinstance(output, list) or not output:
+            raise ValueError("Expected argument scatter_object_output_list to be a list of size at least 1.")
+        where = self._begin("scatter_object_list", pg)._replace(source=pg.ranks[source])
+        if pg.rank() == source:
+            if given is None:
+                raise ValueError("source rank must provide non-None scatter_object_input_list")
+            pickled = self._give(where, pg, given, how)
+            output[0] = _load(pickled[pg.rank()], how)
+        elif (found := self._tapes.receive_objects(where, pg.size())) is not None:
+            self._write("scatter_object_list", pg, 0, max(map(len, found)))
+            output[0] = _load(found[pg.rank()], how)
+        else:
+            self._write("scatter_object_list", pg, 0, 0)
+            if given:
+                output[0] = given[pg.rank()]
+            elif output[0] is None:
+                raise self._tapes.missing(where)
 
-    def send_object_list(self, object_list: list[Any], *args: Any, group: Any = None, **_: Any) -> None:
-        """Nobody listens."""
-        self._write("send_object_list", group, len(pickle.dumps(object_list)))
+    def send_object_list(
+        self,
+        object_list: list[Any],
+        dst: int | None = None,
+        group: Any = None,
+        device: Any = None,
+        group_dst: int | None = None,
+        **how: Any,
+    ) -> None:
+        """Nobody listens; the tape does."""
+        pg = _distributed._group_or_default_group(group)
+        to = _distributed._canonicalize_group_rank(pg, dst, group_dst)
+        _distributed._check_not_self_rank(pg, to, "destination")
+        if not _is_outside(pg, "send_object_list"):
+            self._give(self._begin("send_object_list", pg)._replace(to=pg.ranks[to]), pg, object_list, how)
 
     def recv_object_list(
         self,
@@ -122,30 +177,79 @@ class _Answers:
         group: Any = None,
         device: Any = None,
         group_src: int | None = None,
-        **_: Any,
+        **how: Any,
     ) -> int:
-        """The list as it is, if this rank filled it itself; the source's rank."""
-        self._write("recv_object_list", group, 0)
-        source = None if src is group_src is None else _source(src, group, group_src)
-        if all(item is None for item in object_list):
-            raise _nobody("recv_object_list", source)
-        return source if source is not None else 0
+        """The tape's, or the list as it is, if this rank filled it itself; the source's rank."""
+        pg = _distributed._group_or_default_group(group)
+        source = ANY_RANK
+        if src is not None or group_src is not None:
+            place = _distributed._canonicalize_group_rank(pg, src, group_src)
+            _distributed._check_not_self_rank(pg, place, "source")
+            source = pg.ranks[place]
+        if _is_outside(pg, "recv_object_list"):
+            return -1
+        where = self._begin("send_object_list", pg)._replace(source=source, to=dist.get_rank())
+        if (sender := self._tapes.sender(where)) is not None:
+            where = where._replace(source=sender)
+        self._take(where, pg, object_list, how, "recv_object_list")
+        return int(where.source) if where.source != ANY_RANK else int(pg.ranks[0])
+
+    def _begin(self, operation: str, pg: Any) -> Where:
+        """Count the call, which this rank makes."""
+        calls = _NUM_CALLS[operation]
+        pg._sequence += calls
+        return Where(operation, pg.channel, dist.get_rank(), sequence=pg._sequence if calls else 0)
+
+    def _of(self, where: Where, mine: bytes) -> bytes:
+        """What a rank gave, pickled: mine where no tape has it."""
+        if where.source == dist.get_rank():
+            return mine
+        found = self._tapes.receive_objects(where, 1)
+        return mine if found is None else found[0]
+
+    def _give(self, where: Where, pg: Any, objects: Sequence[Any], how: dict[str, Any]) -> list[bytes]:
+        pickled = [_dump(one, how) for one in objects]
+        self._tapes.send_objects(where, pickled)
+        self._write(where.operation, pg, sum(map(len, pickled)), 0)
+        return pickled
+
+    def _take(
+        self, where: Where, pg: Any, objects: list[Any], how: dict[str, Any], name: str = "broadcast_object_list"
+    ) -> None:
+        """Fill a list from another rank, or leave it as it is."""
+        found = self._tapes.receive_objects(where, len(objects))
+        self._write(name, pg, 0, sum(map(len, found or [])))
+        if found is not None:
+            objects[:] = [_load(one, how) for one in found]
+        elif all(item is None for item in objects):
+            raise self._tapes.missing(where._replace(operation=name))
 
 
-def _source(rank: int | None, group: Any, group_rank: int | None) -> int:
-    """The rank in the job; torch's default is rank 0."""
-    if group_rank is not None:
-        return dist.get_global_rank(group or c10d._get_default_group(), group_rank)
-    return rank or 0
+def _dump(obj: Any, how: dict[str, Any]) -> bytes:
+    file = io.BytesIO()
+    if how.get("weights_only"):
+        torch.save(obj, file)
+    else:
+        _distributed._pickler(file).dump(obj)
+    return file.getvalue()
 
 
-def _is_me(rank: int | None, group: Any, group_rank: int | None) -> bool:
-    return _source(rank, group, group_rank) == dist.get_rank()
+def _load(pickled: bytes, how: dict[str, Any]) -> Any:
+    if how.get("weights_only"):
+        return torch.load(io.BytesIO(pickled), weights_only=True)
+    return _distributed._unpickler(io.BytesIO(pickled)).load()
 
 
-def _nobody(call: str, source: int | None) -> WorldError:
-    whom = "any rank" if source is None else f"rank {source}"
-    return WorldError(
-        f"{call} waits for an object from {whom}, which does not run",
-        f"profile that rank instead (--rank {source or 0}), or pass an object of this rank's own to {call}",
+def _place(pg: Any, rank: int | None, group_rank: int | None) -> int:
+    """A source's or destination's rank in the group; torch's default is rank 0."""
+    return int(
+        _distributed._canonicalize_group_rank(pg, 0 if rank is None and group_rank is None else rank, group_rank)
     )
+
+
+def _is_outside(group: Any, operation: str) -> bool:
+    """Whether this rank is not in the group, which torch warns of."""
+    if not c10d._rank_not_in_group(group):
+        return False
+    _distributed._warn_not_in_group(operation)
+    return True

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from fakedist.world.arrivals import Arrivals
 from fakedist.world.group import Group
 from fakedist.world.ledger import LedgerLike, Tensors
+from fakedist.world.tape import ANY_RANK, Where
 from fakedist.world.work import Call, Coalesced, Done, Given, Plain, done, profiler_enabled
 
 
@@ -74,9 +75,11 @@ class RankGroup(Group):
         tensors = _listed(tensors)
         mine = _root(opts) == self._place
         with self._call("broadcast", tensors if mine else [], [] if mine else tensors, opts) as call:
-            if not mine:
-                for tensor in tensors:
-                    self._arrivals.finite(tensor)
+            where = self._where("broadcast", _root(opts))
+            if mine:
+                self._arrivals.tapes.send(where, tensors)
+            else:
+                self._arrivals.receive(where, tensors, self._arrivals.finite)
         return call.done(tensors)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
@@ -139,10 +142,12 @@ class RankGroup(Group):
         chunks = inputs[0] if inputs and not isinstance(inputs[0], torch.Tensor) else inputs
         mine = _root(opts) == self._place
         with self._call("scatter", chunks if mine else [], outputs, opts) as call:
+            where = self._where("scatter", _root(opts))
             if mine:
+                self._arrivals.tapes.send(where, chunks)
                 self._arrivals.spread(outputs, chunks[self._place])
             else:
-                self._arrivals.invent(outputs[0])
+                self._arrivals.receive(where, outputs[:1], self._arrivals.invent, self._place)
         return call.done(outputs)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
@@ -204,14 +209,16 @@ class RankGroup(Group):
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Done:
         """send: nobody listens."""
         with self._peer_call("send", tensors, dst) as call:
-            pass
+            self._arrivals.tapes.send(self._peer(self._place, dst, (tensors[0].device, tag)), tensors)
         return call.done(tensors)
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Done:
         """Recv; a source of -1 is any rank."""
+        where = self._peer(src, self._place, (tensors[0].device, tag))
+        if src < 0 and (sender := self._arrivals.tapes.sender(where)) is not None:
+            where, src = where._replace(source=sender), self.ranks.index(sender)
         with self._peer_call("recv", tensors, src) as call:
-            for tensor in tensors:
-                self._arrivals.invent(tensor)
+            self._arrivals.receive(where, tensors, self._arrivals.invent)
         work = call.done(tensors)
         work.source = src if src >= 0 else min(1, self._num_ranks - 1) if self._place == 0 else 0
         return work
@@ -249,6 +256,17 @@ class RankGroup(Group):
         return used or torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
 
     # ---- inside
+
+    def _where(self, operation: str, root: int) -> Where:
+        """A call to or from everybody, on the tape."""
+        return Where(operation, self.channel, self.ranks[root], sequence=self._sequence)
+
+    def _peer(self, source: int, to: int, how: tuple[torch.device, int]) -> Where:
+        """A call from one rank to another, on the tape; NCCL knows no tags."""
+        device, tag = how
+        sender, receiver = (self.ranks[place] if place >= 0 else ANY_RANK for place in (source, to))
+        counted = None if self.backend_of(device.type) == "nccl" else tag
+        return Where("send", self.channel, sender, receiver, tag=counted)
 
     def _call(self, operation: str, inputs: Tensors, outputs: Tensors, opts: Any) -> Call:
         """Begin a collective: write it down, choose its stream."""

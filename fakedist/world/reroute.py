@@ -21,6 +21,7 @@ from fakedist.world.ledger import LedgerLike, NullLedger
 from fakedist.world.objects import faked_objects
 from fakedist.world.process_group import RankGroup
 from fakedist.world.store import RankStore, faked_stores
+from fakedist.world.tape import Tapes
 
 _NON_MEMBER = c10d.GroupMember.NON_GROUP_MEMBER
 #: What split_group gives to a rank in none of the parts: None in torch 2.11, as a new_group without the rank since.
@@ -29,7 +30,10 @@ _NO_PART = _NON_MEMBER if hasattr(c10d, "_NonGroupMember") else None
 
 @contextmanager
 def fake_world(
-    job: Job, ledger: LedgerLike | None = None, is_undefined: Callable[[torch.Tensor], bool] | None = None
+    job: Job,
+    ledger: LedgerLike | None = None,
+    is_undefined: Callable[[torch.Tensor], bool] | None = None,
+    tapes: Tapes | None = None,
 ) -> Iterator[None]:
     """Let this process be one rank of a job whose other ranks do not exist.
 
@@ -37,11 +41,13 @@ def fake_world(
         job: World size, rank, seed and whether collectives move values.
         ledger: Where groups and calls are written down; None writes nothing.
         is_undefined: Says that a device tensor holds nothing.
+        tapes: What this rank sends, and what others have sent; None for neither.
 
     Raises:
         RecordingError: This torch lacks something that must be replaced.
     """
-    world = _World(job, ledger or NullLedger(), is_undefined)
+    arrivals = (Arrivals if job.collectives == "values" else Nothing)(job.seed, is_undefined, tapes)
+    world = _World(job, ledger or NullLedger(), arrivals)
     hook = sys.excepthook  # init_process_group replaces it
     with ExitStack() as stack:
         stack.enter_context(patched(c10d, "_new_process_group_helper", world.new_process_group))
@@ -55,7 +61,7 @@ def fake_world(
                 stack.enter_context(patched(owner, name, lambda: True))
         stack.enter_context(patched(c10d, "_store_based_barrier", lambda *args, **kwargs: None))
         stack.enter_context(faked_stores(job.world_size))
-        stack.enter_context(faked_objects(world.write_object_call))
+        stack.enter_context(faked_objects(world.write_object_call, arrivals.tapes))
         try:
             yield
         finally:
@@ -67,10 +73,10 @@ def fake_world(
 class _World:
     """Makes the groups of one rank."""
 
-    def __init__(self, job: Job, ledger: LedgerLike, is_undefined: Callable[[torch.Tensor], bool] | None) -> None:
+    def __init__(self, job: Job, ledger: LedgerLike, arrivals: Arrivals) -> None:
         self._job = job
         self._ledger = ledger
-        self._arrivals = Arrivals(job.seed, is_undefined) if job.collectives == "values" else Nothing(job.seed)
+        self._arrivals = arrivals
         self._store = RankStore(job.world_size)
         self._helper = inspect.signature(present(c10d, "_new_process_group_helper"))
         self._new_group_with_tag: Callable[..., Any] = present(c10d, "_new_group_with_tag")
@@ -100,6 +106,7 @@ class _World:
             plain = len(args) <= 3 and not kwargs.get("use_local_synchronization")
             if plain and isinstance(ranks, (list, tuple, range)) and ranks and self._is_without_me(ranks):
                 c10d._world.group_count += 1  # the next group's name counts this one
+                c10d._world.pg_group_ranks[_NON_MEMBER] = {rank: place for place, rank in enumerate(sorted(ranks))}
                 return _NON_MEMBER
             return original(ranks, *args, **kwargs)
 
@@ -132,7 +139,9 @@ class _World:
         if given["device_id"]:
             group.bound_device_id = given["device_id"]
         description = given["group_desc"] or "undefined"
-        number = self._ledger.add_group(str(name), description, ranks or range(size), rank or 0, backend)
+        group.ranks = ranks or range(size)
+        group.channel = self._arrivals.tapes.channel(group.ranks)
+        number = self._ledger.add_group(str(name), description, group.ranks, rank or 0, backend)
         store = c10d.PrefixStore(f"{name}/", self._store if backend == "mpi" else given["store"])
         group.named(name, description, number, store)
         _register(group, (backend, store), str(name), tag)
@@ -168,22 +177,22 @@ class _World:
             **self._keeps_order,
         )
 
-    def write_object_call(self, operation: str, group: Any, num_bytes: int) -> None:
-        """Write an object collective into the ledger; its bytes are those of the pickled object.
+    def write_object_call(self, operation: str, pg: Any, given_bytes: int, got_bytes: int) -> None:
+        """Write an object collective into the ledger; its bytes are those of the pickled objects.
 
-        Its tensors are taken from the allocator and given back: the pickled bytes, their number, and what all_gather
-        gets (``all_gather_object`` in torch/distributed/distributed_c10d.py).
+        Its tensors are taken from the allocator and given back: the pickled bytes, their number, and what arrives
+        (``all_gather_object`` in torch/distributed/distributed_c10d.py).
         """
-        pg = group or c10d._get_default_group()
         device = c10d._get_object_coll_device(pg) if torch.cuda.is_available() else "cpu"
-        given = [torch.empty(num_bytes, dtype=torch.uint8, device=device)]
+        given = [torch.empty(given_bytes, dtype=torch.uint8, device=device)]
         got: list[torch.Tensor] = []
         if device == "cuda":
             given.append(torch.empty(1, dtype=torch.int64, device=device))
             if operation == "all_gather_object":
-                sizes = torch.empty(pg.size(), dtype=torch.int64, device=device)
-                got = [sizes, torch.empty(num_bytes * pg.size(), dtype=torch.uint8, device=device)]
-        self._ledger.write(operation, getattr(pg, "number", 0), given[:1], got[1:])
+                got.append(torch.empty(pg.size(), dtype=torch.int64, device=device))
+        if got_bytes:
+            got.append(torch.empty(got_bytes, dtype=torch.uint8, device=device))
+        self._ledger.write(operation, pg.number, given[:1], got[-1:] if got_bytes else [])
 
 
 def _register(group: RankGroup, backend_and_store: tuple[str, Any], name: str, tag: str | None) -> None:

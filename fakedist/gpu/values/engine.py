@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fakedist.gpu.values.choices import CHOOSING, choose
-from fakedist.gpu.values.contents import LIMIT_BYTES, MASK_LIMIT_BYTES, is_small
+from fakedist.gpu.values.contents import LIMIT_BYTES, MASK_LIMIT_BYTES, host_view, is_small
 from fakedist.gpu.values.foreach import Foreach
 from fakedist.gpu.values.hollow import Hollow, is_hollow
 from fakedist.gpu.values.host import Host, device_tensors, plain_tensors
@@ -65,6 +65,12 @@ class ValueEngine:
     def on_host(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A small device tensor's values, made up where there are none; None for a large one."""
         return self._host.settle(tensor.detach(), "print") if is_small(tensor) else None
+
+    def known(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """A plain tensor's values, over the same memory; None where nobody computed all of them."""
+        if not tensor.is_cuda:
+            return None if is_hollow(tensor) else tensor
+        return host_view(tensor.detach()) if self._host.holds(tensor) else None
 
     def invented(self) -> list[tuple[str, str, int, int, int]]:
         """Values made up since the last call: (operation, filename, line, calls, values)."""

@@ -104,11 +104,13 @@ def test_sending_is_heard_by_nobody(enter_world: Enter) -> None:
     assert notes.calls[0][2] > 0
 
 
-def test_groups_without_this_rank_say_nothing(enter_world: Enter) -> None:
+def test_groups_without_this_rank_warn_as_torch_does_and_do_nothing(enter_world: Enter) -> None:
     notes = enter_world(8, 5)
     group: Any = dist.new_group([0, 1])
     slots: list[Any] = [None] * 2
-    dist.all_gather_object(slots, "mine", group=group)
-    dist.broadcast_object_list([None], src=0, group=group)
+    with pytest.warns(UserWarning, match="all_gather_object on global rank 5 which does not belong"):
+        dist.all_gather_object(slots, "mine", group=group)
+    with pytest.warns(UserWarning, match="broadcast_object_list on global rank 5 which does not belong"):
+        dist.broadcast_object_list([None], src=0, group=group)
     assert slots == [None, None]
     assert notes.calls == []

@@ -1,0 +1,175 @@
+"""tape.bin: what a rank sent, for other ranks' runs to receive.
+
+A journal of its own (:mod:`fakedist.run.journal`), so that a kill at any moment leaves what was sent until then.
+Reading it makes nothing but numbers, text and bytes. Objects stay the bytes that torch.distributed pickled: only the
+process of a rank that receives one unpickles it, as torch.distributed would.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fakedist.errors import RunDirectoryError
+from fakedist.job import Job
+from fakedist.run.directory import MANIFEST_NAME, TAPE_NAME
+from fakedist.run.journal import read_journal
+from fakedist.run.manifest import load_manifest
+
+#: A regular row of ranks as ("range", start, stop, step), others as they are.
+RanksKey = tuple[Any, ...]
+#: Whose group it is: its ranks, and how many groups of the same ranks were made before.
+Channel = tuple[RanksKey, int]
+#: Type, shape and values of a tensor; None for values that were not kept.
+TensorSent = tuple[str, tuple[int, ...], bytes | None]
+
+#: Larger tensors are written down without their values.
+MAX_TENSOR_BYTES = 1 << 20
+#: When the values of a run take more, the rest is written down without.
+MAX_TAPE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One call in which a rank gave something away.
+
+    Attributes:
+        operation: send, broadcast, scatter, or an object collective.
+        channel: Its group.
+        to: The rank that gets it; -1 for all of the group.
+        sequence: Number of the call among the group's collectives, from 1; of no meaning for sends.
+        tag: Of a send.
+        tensors: What was sent; for a scatter, a tensor for each rank of the group.
+        objects: What was sent, pickled; None where it was not kept. For a scatter, one for each rank.
+    """
+
+    operation: str
+    channel: Channel
+    to: int
+    sequence: int
+    tag: int
+    tensors: tuple[TensorSent, ...]
+    objects: tuple[bytes | None, ...]
+
+
+@dataclass(frozen=True)
+class Tape:
+    """The tape of one rank's run.
+
+    Attributes:
+        run_directory: The run.
+        rank: The rank that was run.
+    """
+
+    run_directory: Path
+    rank: int
+
+    def sent_to(self, rank: int) -> Iterator[Sent]:
+        """What the run sent to a rank, or to a group with it, in order; a cut-off tail is left out.
+
+        Raises:
+            RunDirectoryError: It is no tape.
+        """
+        channels: dict[int, Channel] = {}
+        mine: set[int] = set()
+        for record in read_journal(self.run_directory / TAPE_NAME):
+            if record["kind"] == "group":
+                channels[record["number"]] = (record["ranks"], record["nth"])
+                if is_member(rank, record["ranks"]):
+                    mine.add(record["number"])
+            elif record["kind"] == "sent" and record["group"] in mine and record["to"] in (-1, rank):
+                *head, tensors, objects = record["call"]
+                operation, sequence, tag = head
+                channel = channels[record["group"]]
+                yield Sent(operation, channel, record["to"], sequence, tag, tuple(tensors), tuple(objects))
+
+
+def ranks_key(ranks: Sequence[int]) -> RanksKey:
+    """Ranks of a group, short enough to be compared and written often."""
+    if len(ranks) > 8 and (step := ranks[1] - ranks[0]):
+        spaced = range(ranks[0], ranks[0] + step * len(ranks), step)
+        if spaced == ranks or list(spaced) == list(ranks):
+            return ("range", spaced.start, spaced.stop, spaced.step)
+    return tuple(ranks)
+
+
+def is_member(rank: int, key: RanksKey) -> bool:
+    """Whether a rank is one of those that :func:`ranks_key` wrote."""
+    return rank in (range(*key[1:]) if key[:1] == ("range",) else key)
+
+
+def describe_ranks(key: RanksKey) -> str:
+    """The ranks of a group in words: "ranks 0-7", "ranks 0-56 by 8", "ranks 1, 5, 7"."""
+    if key[:1] == ("range",):
+        ranks = range(*key[1:])
+        return f"ranks {ranks[0]}-{ranks[-1]}" + (f" by {ranks.step}" if ranks.step != 1 else "")
+    some = ", ".join(str(rank) for rank in key[:8])
+    return f"rank{'s' if len(key) > 1 else ''} {some}{', ...' if len(key) > 8 else ''}"
+
+
+def script_identity(job: Job, directory: str) -> dict[str, str]:
+    """What tells a job's script from another: its name, where it lies, and a hash of its text."""
+    path = Path(directory, job.target)
+    if job.is_module or path.is_dir() or not path.is_file() or zipfile.is_zipfile(path):
+        return {"script": job.target, "path": "" if job.is_module else os.path.realpath(path), "sha256": ""}
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return {"script": job.target, "path": os.path.realpath(path), "sha256": digest}
+
+
+def find_tapes(job: Job) -> list[Tape]:
+    """The tapes of ``job.tapes``, which are runs or directories of runs, by rank; not the job's own rank's.
+
+    Raises:
+        RunDirectoryError: One is missing, of another job, or of a rank that another one is of.
+    """
+    identity = script_identity(job, os.getcwd())
+    found: dict[int, Path] = {}
+    for directory in _runs(job.tapes):
+        rank = _check_run(directory, job, identity)
+        if rank in found:
+            raise RunDirectoryError(f"two tapes are of rank {rank}: {found[rank]} and {directory}", "give one of them")
+        found[rank] = directory
+    return [Tape(directory, rank) for rank, directory in sorted(found.items()) if rank != job.rank]
+
+
+def _runs(paths: Iterable[str]) -> Iterator[Path]:
+    for text in paths:
+        path = Path(text)
+        if not (path / MANIFEST_NAME).exists() and path.is_dir():
+            several = sorted(entry for entry in path.iterdir() if (entry / MANIFEST_NAME).exists())
+            if several:
+                yield from several
+                continue
+        yield path
+
+
+def _check_run(directory: Path, job: Job, identity: dict[str, str]) -> int:
+    """The rank that a run is of.
+
+    Raises:
+        RunDirectoryError: It has no tape, or is of another world size or script.
+    """
+    manifest = load_manifest(directory)
+    theirs = manifest["job"]
+    if not (directory / TAPE_NAME).exists():
+        raise RunDirectoryError(f"{directory} has no tape", "run that rank again: this fakedist writes one")
+    if theirs["world_size"] != job.world_size:
+        raise RunDirectoryError(
+            f"the tape {directory} is of a world of {theirs['world_size']}, this job of {job.world_size} ranks",
+            f"--world-size {theirs['world_size']}, or record rank {theirs['rank']} in a world of {job.world_size}",
+        )
+    head = next(iter(read_journal(directory / TAPE_NAME)), {"kind": ""})
+    other = {name: str(head.get(name, "")) for name in identity}
+    same = any(identity[name] and identity[name] == other[name] for name in ("path", "sha256"))
+    if head["kind"] == "tape" and not same and not (job.is_module and other["script"] == identity["script"]):
+        raise RunDirectoryError(
+            f"the tape {directory} is of the script {other['path'] or other['script']}, "
+            f"this job's is {identity['path'] or identity['script']}",
+            f"record rank {theirs['rank']} with {job.target}",
+        )
+    return int(theirs["rank"])

@@ -1,0 +1,359 @@
+"""What one rank's run sends, another rank's run receives."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from fakedist.errors import RunDirectoryError, WorldError
+from fakedist.job import Job
+from fakedist.run.directory import TAPE_NAME
+from fakedist.run.journal import JournalReader, JournalWriter
+from fakedist.run.manifest import new_manifest
+from fakedist.run.tape import MAX_TENSOR_BYTES, Tape, find_tapes, script_identity
+from fakedist.world.reroute import fake_world
+from fakedist.world.tape import Tapes
+
+Script = Callable[[], Any]
+
+
+@contextmanager
+def rank(number: int, directory: Path, *others: int, **job: Any) -> Iterator[Tapes]:
+    """Be a rank of four: with a tape in ``directory/N``, and answered from the tapes there of other ranks."""
+    (directory / str(number)).mkdir(exist_ok=True)
+    (directory / str(number) / TAPE_NAME).unlink(missing_ok=True)
+    writer = JournalWriter(directory / str(number) / TAPE_NAME)
+    tapes = Tapes(writer.append, None, [Tape(directory / str(other), other) for other in others], number)
+    with fake_world(Job(world_size=4, rank=number, target="x", **job), tapes=tapes):
+        dist.init_process_group("gloo")
+        yield tapes
+    tapes.close()
+    writer.close()
+
+
+def broadcast(tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
+    dist.broadcast(tensor, source)
+    return tensor
+
+
+def scatter(tensor: torch.Tensor, chunks: list[torch.Tensor] | None, source: int = 0) -> torch.Tensor:
+    dist.scatter(tensor, chunks, src=source)
+    return tensor
+
+
+def receive(tensor: torch.Tensor, source: int | None = 0, tag: int = 0) -> torch.Tensor:
+    dist.recv(tensor, source, tag=tag)
+    return tensor
+
+
+TYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.uint8, torch.bool, torch.complex64]
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (3,), (2, 0), (2, 5)], ids=str)
+def test_a_broadcast_arrives_with_its_values(tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    sent = (torch.rand(shape) * 3).to(dtype)
+    with rank(0, tmp_path):
+        broadcast(sent)
+    with rank(2, tmp_path, 0):
+        got = broadcast(torch.zeros(shape, dtype=dtype))
+    assert got.view(torch.uint8).tolist() == sent.view(torch.uint8).tolist() if shape else got.item() == sent.item()
+
+
+def test_without_a_tape_the_buffer_stays_and_what_is_received_is_made_up(tmp_path: Path) -> None:
+    with rank(2, tmp_path):
+        assert broadcast(torch.full((2,), 5.0)).tolist() == [5.0, 5.0]
+        assert receive(torch.full((2,), 5)).tolist() == [0, 0]
+
+
+def test_each_rank_is_scattered_its_own(tmp_path: Path) -> None:
+    with rank(0, tmp_path):
+        scatter(torch.zeros(2), [torch.full((2,), float(each)) for each in range(4)])
+    for other in (1, 3):
+        with rank(other, tmp_path, 0):
+            assert scatter(torch.zeros(2), None).tolist() == [other, other]
+
+
+def test_sends_arrive_in_order_and_at_their_receiver_alone(tmp_path: Path) -> None:
+    with rank(1, tmp_path):
+        for number in (1, 2):
+            dist.send(torch.tensor([number, 3]), 3)
+            dist.send(torch.tensor([number, 2]), 2)
+    with rank(2, tmp_path, 1):
+        assert [receive(torch.zeros(2, dtype=torch.int64), 1).tolist() for _ in range(2)] == [[1, 2], [2, 2]]
+
+
+def test_tags_choose_among_gloos_sends_and_not_among_nccls(tmp_path: Path) -> None:
+    with rank(0, tmp_path):
+        nccl = dist.new_group([0, 2], backend="nccl")
+        for tag in (7, 8):
+            dist.send(torch.tensor([tag]), 2, tag=tag)
+            dist.send(torch.tensor([tag]), 2, group=nccl, tag=tag)
+    with rank(2, tmp_path, 0):
+        nccl = dist.new_group([0, 2], backend="nccl")
+        assert receive(torch.tensor([0]), tag=8).item() == 8
+        assert receive(torch.tensor([0]), tag=7).item() == 7
+        first = torch.tensor([0])
+        dist.recv(first, 0, group=nccl, tag=8)
+        assert first.item() == 7
+
+
+def test_a_receive_from_anywhere_finds_the_rank_that_sent(tmp_path: Path) -> None:
+    with rank(3, tmp_path):
+        dist.send(torch.tensor([9]), 2)
+    with rank(1, tmp_path):
+        pass
+    with rank(2, tmp_path, 1, 3):
+        got = torch.tensor([0])
+        assert dist.recv(got) == 3
+        assert got.item() == 9
+
+
+def test_groups_of_the_same_ranks_are_told_apart_by_their_order(tmp_path: Path) -> None:
+    for number, others in ((0, ()), (1, (0,))):
+        with rank(number, tmp_path, *others):
+            first, second = dist.new_group([0, 1]), dist.new_group([0, 1])
+            values = [torch.tensor([number + 10.0]), torch.tensor([number + 20.0])]
+            # Not the order in which they were made.
+            for group, value in ((second, values[1]), (first, values[0])):
+                dist.broadcast(value, 0, group=group)
+            assert [value.item() for value in values] == [10.0, 20.0]
+
+
+def test_objects_arrive_in_every_way(tmp_path: Path) -> None:
+    with rank(0, tmp_path):
+        dist.broadcast_object_list([{"seed": 3}, "text"], 0)
+        dist.scatter_object_list([None], [f"for {each}" for each in range(4)], src=0)
+        dist.send_object_list(["a", "b"], 2)
+        dist.gather_object("from 0", None, dst=2)
+        dist.all_gather_object([None] * 4, "0's")
+    with rank(2, tmp_path, 0):
+        objects: list[Any] = [None, None]
+        dist.broadcast_object_list(objects, 0)
+        assert objects == [{"seed": 3}, "text"]
+        mine: list[Any] = [None]
+        dist.scatter_object_list(mine, None, src=0)
+        assert mine == ["for 2"]
+        assert dist.recv_object_list(objects) == 0
+        assert objects == ["a", "b"]
+        slots: list[Any] = [None] * 4
+        dist.gather_object("from 2", slots, dst=2)
+        assert slots == ["from 0", "from 2", "from 2", "from 2"]
+        dist.all_gather_object(slots, "2's")
+        assert slots == ["0's", "2's", "2's", "2's"]
+
+
+def test_an_object_that_was_passed_gives_way_to_the_tapes(tmp_path: Path) -> None:
+    with rank(0, tmp_path):
+        dist.broadcast_object_list(["theirs"], 0)
+    with rank(1, tmp_path, 0):
+        objects = ["mine"]
+        dist.broadcast_object_list(objects, 0)
+        assert objects == ["theirs"]
+
+
+class Shout:
+    """Unpickling it is heard."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (os.environ["SHOUT"],)
+
+
+def test_objects_are_unpickled_by_the_rank_that_receives_them_and_by_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = tmp_path / "heard"
+    monkeypatch.setenv("SHOUT", str(heard))
+    with rank(0, tmp_path):
+        dist.broadcast_object_list([Shout()], 0)
+    assert list(Tape(tmp_path / "0", 0).sent_to(1))
+    with rank(1, tmp_path, 0):
+        assert not heard.exists()
+        dist.broadcast_object_list([None], 0)
+    assert heard.exists()
+
+
+def test_a_tape_that_wants_to_run_code_is_refused(tmp_path: Path) -> None:
+    writer = JournalWriter(tmp_path / TAPE_NAME)
+    writer.append({"kind": "tape", "bad": pickle.loads(b"cos\ngetcwd\n.")})
+    with pytest.raises(RunDirectoryError, match="wants to load"):
+        list(Tape(tmp_path, 0).sent_to(1))
+
+
+@pytest.mark.parametrize(
+    ("sent", "wanted", "told"),
+    [
+        (torch.zeros(4), torch.zeros(5), r"expects float32 \[5\], the tape .* has float32 \[4\]"),
+        (torch.zeros(4), torch.zeros(4, dtype=torch.int32), r"expects int32 \[4\], the tape .* has float32 \[4\]"),
+    ],
+)
+def test_other_sizes_and_types_are_complained_of(
+    tmp_path: Path, sent: torch.Tensor, wanted: torch.Tensor, told: str
+) -> None:
+    with rank(0, tmp_path):
+        broadcast(sent)
+        dist.send(sent, 1)
+    with rank(1, tmp_path, 0):
+        with pytest.raises(WorldError, match=r"broadcast from rank 0 in the group of ranks 0, 1, 2, 3: .*" + told):
+            broadcast(wanted)
+        with pytest.raises(WorldError, match=r"send from rank 0.*" + told) as caught:
+            receive(wanted)
+        assert "--rank 0,1" in caught.value.hint
+
+
+def test_another_shape_of_the_same_size_is_no_mistake(tmp_path: Path) -> None:
+    with rank(0, tmp_path):
+        dist.send(torch.arange(4), 1)
+    with rank(1, tmp_path, 0):
+        assert receive(torch.zeros((2, 2), dtype=torch.int64)).tolist() == [[0, 1], [2, 3]]
+
+
+def test_another_order_of_calls_is_complained_of(tmp_path: Path) -> None:
+    with rank(0, tmp_path):
+        dist.barrier()
+        broadcast(torch.zeros(1))
+    with (
+        rank(1, tmp_path, 0),
+        pytest.raises(WorldError, match=r"expects it as call 1 of the group, .* has its next one there as call 2"),
+    ):
+        broadcast(torch.zeros(1))
+
+
+def test_another_number_of_objects_is_complained_of(tmp_path: Path) -> None:
+    with rank(0, tmp_path):
+        dist.broadcast_object_list([1, 2], 0)
+    with rank(1, tmp_path, 0), pytest.raises(WorldError, match=r"expects 1 objects, the tape .* has 2"):
+        dist.broadcast_object_list([None], 0)
+
+
+def test_large_tensors_are_known_by_size_alone(tmp_path: Path) -> None:
+    large = MAX_TENSOR_BYTES // 4 + 1
+    with rank(0, tmp_path):
+        broadcast(torch.ones(large))
+        dist.send(torch.ones(large - 1), 1)
+        broadcast(torch.ones(large))
+    assert (tmp_path / "0" / TAPE_NAME).stat().st_size < MAX_TENSOR_BYTES + 4096
+    with rank(1, tmp_path, 0) as tapes:
+        assert broadcast(torch.full((large,), 2.0)).sum() == 2.0 * large
+        assert receive(torch.zeros(large - 1)).sum() == large - 1
+        with pytest.raises(WorldError, match="expects float32"):
+            broadcast(torch.zeros(large + 1))
+        assert any("1 calls were answered without values" in note for note in tapes.notes())
+
+
+def test_after_the_end_of_a_tape_values_are_made_up_and_counted(tmp_path: Path) -> None:
+    with rank(0, tmp_path):
+        broadcast(torch.ones(2))
+    with rank(1, tmp_path, 0) as tapes:
+        assert broadcast(torch.zeros(2)).tolist() == [1, 1]
+        assert broadcast(torch.zeros(2)).tolist() == [0, 0]
+        with pytest.raises(WorldError, match=r"waits for an object from rank 0, whose tape .* has no more") as caught:
+            dist.broadcast_object_list([None], 0)
+        assert "--steps" in caught.value.hint
+        notes = tapes.notes()
+    assert any("1 calls were answered from the tape of rank 0" in note for note in notes)
+    assert any("2 calls came after the end" in note for note in notes)
+
+
+def test_a_killed_runs_tape_is_good_until_then(tmp_path: Path) -> None:
+    with rank(0, tmp_path):
+        for number in range(3):
+            broadcast(torch.tensor([number]))
+    path = tmp_path / "0" / TAPE_NAME
+    path.write_bytes(path.read_bytes()[:-5])
+    with rank(1, tmp_path, 0):
+        assert [broadcast(torch.tensor([7])).item() for _ in range(3)] == [0, 1, 7]
+
+
+def test_noop_takes_no_tensor_from_a_tape(tmp_path: Path) -> None:
+    with rank(0, tmp_path):
+        broadcast(torch.ones(2))
+    with rank(1, tmp_path, 0, collectives="noop"):
+        assert broadcast(torch.zeros(2)).tolist() == [0, 0]
+
+
+def test_the_tape_holds_builtins_only(tmp_path: Path) -> None:
+    with rank(0, tmp_path):
+        broadcast(torch.ones(2))
+        dist.broadcast_object_list([Job(world_size=4, rank=0, target="x")], 0)
+    kinds = [record["kind"] for record in JournalReader(tmp_path / "0" / TAPE_NAME)]
+    assert kinds == ["group", "sent", "sent"]
+
+
+# ---- which tapes a job takes
+
+
+def run(directory: Path, job: Job) -> str:
+    """A run directory with an empty tape."""
+    directory.mkdir(parents=True)
+    new_manifest(directory, job)
+    writer = JournalWriter(directory / TAPE_NAME)
+    writer.append({"kind": "tape", **script_identity(job, os.getcwd())})
+    writer.close()
+    return str(directory)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text("print('training')\n")
+    return str(path)
+
+
+def test_a_directory_of_runs_is_all_of_them_but_this_ranks_own(tmp_path: Path, script: str) -> None:
+    jobs = [Job(world_size=8, rank=number, target=script) for number in (4, 0, 2)]
+    for job in jobs:
+        run(tmp_path / "runs" / f"rank{job.rank}", job)
+    found = find_tapes(replace(jobs[0], tapes=(str(tmp_path / "runs"),)))
+    assert [tape.rank for tape in found] == [0, 2]
+
+
+def test_a_tape_of_another_world_is_refused_with_both_named(tmp_path: Path, script: str) -> None:
+    other = run(tmp_path / "run", Job(world_size=16, rank=3, target=script))
+    with pytest.raises(RunDirectoryError, match=r"run is of a world of 16, this job of 8 ranks"):
+        find_tapes(Job(world_size=8, rank=0, target=script, tapes=(other,)))
+
+
+def test_a_tape_of_another_script_is_refused_with_both_named(tmp_path: Path, script: str) -> None:
+    other = run(tmp_path / "run", Job(world_size=8, rank=3, target=script))
+    evaluate = tmp_path / "evaluate.py"
+    evaluate.write_text("print('evaluating')\n")
+    with pytest.raises(RunDirectoryError, match=r"of the script .*train\.py, this job's is .*evaluate\.py"):
+        find_tapes(Job(world_size=8, rank=0, target=str(evaluate), tapes=(other,)))
+    with pytest.raises(RunDirectoryError, match=r"of the script .*train\.py, this job's is train\.py"):
+        find_tapes(Job(world_size=8, rank=0, target="train.py", is_module=True, tapes=(other,)))
+
+
+def test_a_copy_of_the_script_and_an_edited_one_are_the_same_script(tmp_path: Path, script: str) -> None:
+    other = run(tmp_path / "run", Job(world_size=8, rank=3, target=script))
+    copy = tmp_path / "copy.py"
+    copy.write_text(Path(script).read_text())
+    Path(script).write_text("print('edited')\n")
+    for target in (str(copy), script):
+        assert find_tapes(Job(world_size=8, rank=0, target=target, tapes=(other,)))
+
+
+def test_two_tapes_of_one_rank_are_refused(tmp_path: Path, script: str) -> None:
+    job = Job(world_size=8, rank=3, target=script)
+    both = (run(tmp_path / "a", job), run(tmp_path / "b", job))
+    with pytest.raises(RunDirectoryError, match="two tapes are of rank 3"):
+        find_tapes(replace(job, rank=0, tapes=both))
+
+
+def test_what_is_no_run_or_has_no_tape_is_refused(tmp_path: Path, script: str) -> None:
+    job = Job(world_size=8, rank=3, target=script)
+    old = run(tmp_path / "old", job)
+    (tmp_path / "old" / TAPE_NAME).unlink()
+    with pytest.raises(RunDirectoryError, match="old has no tape"):
+        find_tapes(replace(job, tapes=(old,)))
+    with pytest.raises(RunDirectoryError, match="nowhere does not exist"):
+        find_tapes(replace(job, tapes=(str(tmp_path / "nowhere"),)))
