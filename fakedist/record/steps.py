@@ -20,7 +20,8 @@ class Steps:
     Step 0 is everything before the first forward of a root module (``init``). A step ends where the next one is seen to
     begin: at the first root forward after an ``optimizer.step()``. Gradient accumulation runs several forwards without
     one, and does not count. Jobs without modules are told apart by the next backward, or by the same optimizer stepping
-    again; jobs without an optimizer call ``fakedist.step()``, which switches the search off.
+    again; jobs without an optimizer call ``fakedist.step()``, which switches the search off. An optimizer that steps
+    before any forward or backward makes its state (torch's distributed checkpoints, Megatron-FSDP) and is ``init``.
 
     Args:
         limit: Number of steps to run; :class:`StopRun` is raised where the next one would begin.
@@ -53,7 +54,7 @@ class Steps:
 
     def optimizer_begins(self, optimizer: object) -> None:
         """``optimizer.step()`` was called."""
-        if self.number == 0 or (id(optimizer) in self._stepped and not self._manual):
+        if id(optimizer) in self._stepped and not self._manual:
             self._next()
         self._inside_optimizer += 1
 
@@ -74,7 +75,7 @@ class Steps:
 
     def close(self) -> None:
         """The run is over: the last step ended too if its optimizer stepped."""
-        if self._stepped and not self._manual and self.number <= self._limit:
+        if self._stepped and not self._manual and 0 < self.number <= self._limit:
             self._end()
 
     def _sign_of_work(self) -> None:
@@ -86,13 +87,13 @@ class Steps:
     def _end(self) -> None:
         now = time.time_ns() // 1000
         self._ended(self.number, self._start_us, now)
-        self._stepped.clear()
 
     def _next(self) -> None:
         if self.number > self._limit:
             raise StopRun
         if self.number > 0:
             self._end()
+        self._stepped.clear()
         self.number += 1
         self._start_us = time.time_ns() // 1000
         if self.number > self._limit:

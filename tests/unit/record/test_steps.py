@@ -82,9 +82,24 @@ def test_without_modules_the_next_backward_tells_steps_apart(adam: object) -> No
 
 def test_without_modules_and_backward_the_same_optimizer_stepping_again_does(adam: object) -> None:
     log = Log()
-    for _ in range(3):
+    for _ in range(4):
         log.optimizer_step(adam)
     assert log.ended == [1, 2]
+    log.steps.close()
+    assert log.ended == [1, 2, 3]
+
+
+def test_an_optimizer_that_steps_before_any_work_only_makes_its_state(adam: object) -> None:
+    log = Log()
+    log.optimizer_step(adam)
+    log.steps.close()
+    assert log.steps.number == 0
+    assert log.ended == []
+    log.micro_batch()
+    assert (log.steps.number, log.ended) == (1, [])
+    log.optimizer_step(adam)
+    log.micro_batch()
+    assert (log.steps.number, log.ended) == (2, [1])
 
 
 def test_the_run_stops_where_the_step_after_the_last_would_begin(adam: object) -> None:
