@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sysconfig
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -43,6 +45,17 @@ def how_it_ended(error: BaseException) -> tuple[str, int, str]:
     if any(isinstance(link, torch.OutOfMemoryError) for link in chain):
         return "out_of_memory", OUT_OF_MEMORY_CODE, text
     return "exception", 1, text
+
+
+def line_of(error: BaseException) -> str:
+    """The innermost line of a traceback outside of Python's own library, as ``file:line (function)``; or nothing."""
+    library = sysconfig.get_path("stdlib")
+    line = ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        code = frame.f_code
+        if not code.co_filename.startswith((library, "<")) or code.co_filename.startswith(f"{library}/site-packages"):
+            line = f"{code.co_filename}:{number} ({code.co_name})"
+    return line
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -23,6 +23,7 @@ from fakedist.ending import (
     INTERRUPTED_CODE,
     end_with_parent,
     how_it_ended,
+    line_of,
     other_threads,
     quiet_stop_in_threads,
     terminate,
@@ -126,8 +127,8 @@ class Rank:
         self._surroundings.enter_context(quiet_stop_in_threads(self._stopped_in_thread))
         self._recorder = self._recording.enter_context(recorder)
 
-    def close(self, outcome: str, code: int, message: str = "") -> None:
-        """Write everything that is still in memory, and how the script ended; the first call counts."""
+    def close(self, outcome: str, code: int, message: str = "", line: str = "") -> None:
+        """Write everything that is still in memory, and how the script ended and where; the first call counts."""
         recorder, self._recorder = self._recorder, None
         if recorder is None or os.getpid() != self._pid:
             return
@@ -137,7 +138,7 @@ class Rank:
                 self._write_facts()
                 self._write_what_the_host_did_not_compute()
                 self._write_about_tapes()
-                recorder.close(dict(how))
+                recorder.close({**how, "line": line})
             except JournalFailed as error:
                 self.give_up(error)
             else:
@@ -291,7 +292,7 @@ def _ended(rank: Rank, error: BaseException) -> int | str | None:
         rank.give_up(error)
         return 1
     outcome, code, message = how_it_ended(error)
-    rank.close(outcome, code, message)
+    rank.close(outcome, code, message, line_of(error))
     rank.stop_recording()
     if isinstance(error, SystemExit) and outcome != "stopped":
         return error.code

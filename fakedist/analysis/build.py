@@ -46,8 +46,8 @@ def build_tables(run_directory: Path) -> None:
         build_snapshot(run_directory, recording, blocks)
         write_trace(run_directory, tables, manifest["job"], recording.kernel_source)
     dropped = _dropped(recording)
-    notes = [*_notes(recording, blocks, manifest), *dropped]
     summary = summarize(recording, manifest, tables, memory.peak_summary(recording, blocks, places))
+    notes = [*_notes(recording, blocks, manifest, summary["left_during_init"]), *dropped]
     update_manifest(
         run_directory,
         exit=summary["exit"],
@@ -188,8 +188,10 @@ def _first_place(rows: list[Any]) -> str:
     return next((f"{filename}:{line}" for _, filename, line, *_ in rows if filename), "a backward")
 
 
-def _notes(recording: Recording, blocks: Blocks, manifest: dict[str, Any]) -> list[str]:
+def _notes(recording: Recording, blocks: Blocks, manifest: dict[str, Any], left: dict[str, str] | None) -> list[str]:
     notes = [*recording.notes, *memory.differences(recording, blocks)]
+    if left is not None:
+        notes.append("this rank left the job during init, before a first step: the figures are those of its init alone")
     if len(recording.events) > 1:
         others = sorted(set(recording.events) - {recording.device})
         named = ", ".join(f"cuda:{device}" for device in others)

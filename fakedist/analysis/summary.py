@@ -41,6 +41,7 @@ def summarize(
         "gpu": gpu.get("gpu_name", ""),
         "torch": gpu.get("torch", ""),
         "exit": ending,
+        "left_during_init": _left_during_init(recording, ending),
         "fits": fits,
         "capacity_bytes": capacity,
         **{key: peak[key] for key in ("peak_allocated_bytes", "peak_reserved_bytes", "peak_step", "peak_phase")},
@@ -87,6 +88,14 @@ def _ending(recording: Recording, manifest: dict[str, Any]) -> dict[str, Any]:
         code = seen["code"] if seen["code"] is not None else told["code"]
         return {"outcome": told["outcome"], "code": code, "message": told.get("message", "")}
     return seen
+
+
+def _left_during_init(recording: Recording, ending: dict[str, Any]) -> dict[str, str] | None:
+    """Where the script ended by itself before its first step; None if it did not."""
+    told = recording.outcome
+    if ending["outcome"] not in ("exit", "finished") or not told or told["last_step"]:
+        return None
+    return {"line": told.get("line", "")}
 
 
 def _collectives(tables: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:

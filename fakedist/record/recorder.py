@@ -123,7 +123,7 @@ class Recorder:
         """Write everything that is still in memory, and how the run ended. Further calls do nothing.
 
         Args:
-            outcome: ``outcome``, ``code`` and ``message``; the last phase and step are added.
+            outcome: ``outcome``, ``code``, ``message`` and ``line``; the last phase and step are added.
         """
         if self._closed:
             return

@@ -62,7 +62,7 @@ class Run:
             ("job", job_command(job)),
             ("rank", f"{summary['rank']:,} of {summary['world_size']:,} ({job['gpus_per_node']} GPUs a node)"),
             ("device", f"{summary['device']}: {gpu}, torch {torch}"),
-            ("ended", ending(summary)),
+            ("ended", ending(summary, self.manifest["cwd"])),
             ("run", str(self.path)),
             *([("page", str(page))] if page.exists() else []),
         ]

@@ -62,7 +62,8 @@ def _verdict(run: Run, summary: dict[str, Any]) -> list[str]:
     lines.append(f"{rank} {says}. Peak, measured: {allocated} allocated, {reserved} reserved")
     if summary["capacity_bytes"]:
         lines[-1] += f" of {format_bytes(summary['capacity_bytes'])}"
-    lines[-1] += f" ({summary['peak_phase']} of step {summary['peak_step']}; {escaped(ending(summary)[:300])})."
+    ended = escaped(ending(summary, run.manifest["cwd"])[:300])
+    lines[-1] += f" ({summary['peak_phase']} of step {summary['peak_step']}; {ended})."
     return lines
 
 

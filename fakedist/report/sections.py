@@ -36,6 +36,7 @@ def verdict_section(run: Run, summary: dict[str, Any]) -> dict[str, Any]:
     parts = [(name, bytes_) for name, bytes_ in summary["by_category"].items() if bytes_]
     return {
         "fits": verdict(summary, run.manifest["cwd"]),
+        "left": ending(summary, run.manifest["cwd"]) if summary.get("left_during_init") is not None else "",
         "allocated": format_bytes(allocated) if allocated else "",
         "when": peak_place(summary),
         "reserved": format_bytes(reserved),
@@ -73,7 +74,7 @@ def facts_section(run: Run, summary: dict[str, Any]) -> dict[str, Any]:
         ("command", command_line(manifest["command"])),
         ("in", manifest["cwd"]),
         ("job", job_command(job)),
-        ("ended", ending(summary)),
+        ("ended", ending(summary, manifest["cwd"])),
         ("rank", f"{summary['rank']:,} of {summary['world_size']:,} ({job['gpus_per_node']} GPUs a node)"),
         ("device", f"{summary['device']}: {summary['gpu'] or 'never reached'}"),
         ("versions", _versions(summary, versions, manifest["fakedist"])),

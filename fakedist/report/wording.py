@@ -75,9 +75,12 @@ def command_line(command: list[str]) -> str:
     return " ".join([names.get(program, program), *(shlex.quote(_SECRET.sub(r"\1=...", each)) for each in command[1:])])
 
 
-def ending(summary: dict[str, Any]) -> str:
+def ending(summary: dict[str, Any], cwd: str) -> str:
     """How the run ended, and after how many steps."""
     found, num_steps = summary["exit"], len(summary["steps"])
+    if (left := summary.get("left_during_init")) is not None:  # an older fakedist does not say
+        at = f" at {short_line(left['line'], cwd)}" if left["line"] else ""
+        return f"left the job during init, before a first step: exit {found['code']}{at}"
     message = found["message"].split(". ")[0]
     how = found["outcome"].replace("_", " ") + (f" ({message})" if message else "")
     return f"{how} after {num_steps} step{'' if num_steps == 1 else 's'}"

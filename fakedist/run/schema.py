@@ -335,6 +335,8 @@ SUMMARY = {
     "torch": "Version of torch.",
     "exit": "`outcome` (running, finished, stopped, exit, exception, out_of_memory, interrupted, timeout, killed), "
     "`code`, `message`.",
+    "left_during_init": "Null, or for a rank whose script ended by itself before a first step (a spare rank, say) an "
+    "object with `line`: where it did, `file:line (function)`, empty at the script's end.",
     "fits": "Whether the peak fits the GPU; false if the rank ran out of memory.",
     "capacity_bytes": "The GPU's memory.",
     "peak_allocated_bytes": "Most that tensors held at once.",

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import os
+import runpy
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -41,6 +43,15 @@ def test_what_the_script_raised_says_how_it_ended(error: BaseException, outcome:
 def test_a_message_is_one_line() -> None:
     assert ending.how_it_ended(ValueError("first\nsecond"))[2] == "ValueError: first"
     assert ending.how_it_ended(ValueError())[2] == "ValueError"
+
+
+def test_where_the_script_left_is_its_own_line_not_the_librarys(tmp_path: Path) -> None:
+    script = tmp_path / "leaves.py"
+    script.write_text("import argparse\ndef leave():\n    argparse.ArgumentParser().parse_args(['--help'])\nleave()\n")
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(script))
+    assert ending.line_of(left.value) == f"{script}:3 (leave)"
+    assert ending.line_of(SystemExit(0)) == ""
 
 
 def test_os_exit_is_seen_before_it_happens_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
