@@ -17,6 +17,7 @@ from torch.distributed import distributed_c10d as c10d
 from fakedist.job import Job
 from fakedist.patch import patched, present
 from fakedist.world.arrivals import Arrivals, Nothing
+from fakedist.world.frameworks import adapted_frameworks
 from fakedist.world.ledger import LedgerLike, NullLedger
 from fakedist.world.objects import faked_objects
 from fakedist.world.process_group import RankGroup
@@ -62,6 +63,7 @@ def fake_world(
         stack.enter_context(patched(c10d, "_store_based_barrier", lambda *args, **kwargs: None))
         stack.enter_context(faked_stores(job.world_size))
         stack.enter_context(faked_objects(world.write_object_call, arrivals.tapes))
+        stack.enter_context(adapted_frameworks())
         try:
             yield
         finally:

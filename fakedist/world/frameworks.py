@@ -1,0 +1,118 @@
+"""What frameworks ask of all ranks together that one rank cannot answer: adapted where their modules are imported.
+
+An adapter is one function for one module. It changes what the module must not conclude from "every rank is like me",
+and nothing else; a framework whose module lacks what it looks for runs as it is.
+
+==================================  ==================================================================================
+module                              why
+==================================  ==================================================================================
+``megatron_fsdp.uneven_dtensor``    asks all ranks for their parts of a parameter, which differ in size and place, and
+                                    stops where they do not make up the whole (0.6.1 skips that on torch's fake backend)
+==================================  ==================================================================================
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from types import ModuleType
+from typing import Any
+
+from fakedist.patch import patched
+
+Adapter = Callable[[ModuleType], dict[str, Callable[..., Any]]]
+
+
+@contextmanager
+def adapted_frameworks() -> Iterator[None]:
+    """Adapt each module of a framework when it is imported, and those that are."""
+    with ExitStack() as stack:
+
+        def adapt(module: ModuleType) -> None:
+            for name, replacement in _adapter_of(module.__name__)(module).items():
+                stack.enter_context(patched(module, name, replacement))
+
+        finder = _Finder(adapt)
+        for module in [found for name, found in sys.modules.items() if _adapter_of(name) is not _unchanged]:
+            adapt(module)
+        sys.meta_path.insert(0, finder)
+        stack.callback(sys.meta_path.remove, finder)
+        yield
+
+
+class _Finder:
+    """Finds what the other finders find, and adapts it once it is loaded."""
+
+    def __init__(self, adapt: Callable[[ModuleType], None]) -> None:
+        self._adapt = adapt
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The spec of a module that has an adapter; of any other, what the next finder says."""
+        if _adapter_of(name) is _unchanged:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._adapt)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    """A loader that adapts what it has loaded."""
+
+    def __init__(self, loader: Any, adapt: Callable[[ModuleType], None]) -> None:
+        self._loader = loader
+        self._adapt = adapt
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        """As the loader does."""
+        made: ModuleType | None = self._loader.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module, then adapt it."""
+        self._loader.exec_module(module)
+        self._adapt(module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+def _adapter_of(name: str) -> Adapter:
+    return next((adapter for ending, adapter in _ADAPTERS.items() if f".{name}".endswith(f".{ending}")), _unchanged)
+
+
+def _unchanged(module: ModuleType) -> dict[str, Callable[..., Any]]:
+    return {}
+
+
+def _uneven_parts(module: ModuleType) -> dict[str, Callable[..., Any]]:
+    """A part lies within its parameter, and nobody minds that the parts of ranks like me do not make up the whole."""
+    replacements: dict[str, Callable[..., Any]] = {}
+    if gather := getattr(module, "gather_and_compute_chunk_metadata", None):
+
+        @functools.wraps(gather)
+        def within_the_whole(dtensor: Any) -> Any:
+            part = gather(dtensor)
+            ends = (whole - size for whole, size in zip(dtensor.shape, part.sizes, strict=True))
+            offsets = tuple(max(0, min(place)) for place in zip(part.offsets, ends, strict=True))
+            return type(part)(offsets=offsets, sizes=part.sizes)
+
+        replacements["gather_and_compute_chunk_metadata"] = within_the_whole
+    if validate := getattr(module, "validate_uneven_dtensor", None):
+
+        @functools.wraps(validate)
+        def asked_of_nobody(dtensor: Any) -> None:
+            with suppress(AssertionError):
+                validate(dtensor)  # its calls are the job's
+
+        replacements["validate_uneven_dtensor"] = asked_of_nobody
+    return replacements
+
+
+_ADAPTERS: dict[str, Adapter] = {"megatron_fsdp.uneven_dtensor": _uneven_parts}
