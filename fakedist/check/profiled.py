@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict, Unpack
 
@@ -31,6 +31,7 @@ class JobOptions(TypedDict, total=False):
     env: Mapping[str, str]
     timeout: float
     seed: int
+    tapes: Sequence[str]
 
 
 def profile(

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fakedist.cli.say import last_line, print_report
+from fakedist.cli.say import console, last_line, print_report
 from fakedist.errors import JobError
 from fakedist.job import Job, place_from_environment
 from fakedist.units import parse_bytes
 
 if TYPE_CHECKING:
-    from fakedist.launch import Ending
+    from fakedist.launch import Ending, Streams
 
 STDERR = 2  # the descriptor
 
@@ -45,7 +47,7 @@ class _ScriptCommand(click.Command):
 
 @click.command(cls=_ScriptCommand, context_settings={"allow_interspersed_args": False}, no_args_is_help=True)
 @click.option("--world-size", type=int, metavar="N", help="Ranks in the whole job.  [default: $WORLD_SIZE]")
-@click.option("--rank", type=int, metavar="N", help="The rank to run.  [default: $RANK]")
+@click.option("--rank", metavar="N", help="The rank to run, or several: 0,4,8 or 0-1023:64.  [default: $RANK]")
 @click.option("--tape", "tapes", multiple=True, metavar="RUN[,RUN]", help="Receive what these runs sent; repeatable.")
 @click.option("--gpus-per-node", type=int, default=8, show_default=True, metavar="N", help="GPUs on each machine.")
 @click.option("--device", type=click.Choice(["cuda", "virtual"]), help="Where it runs.  [default: cuda where a GPU is]")
@@ -91,12 +93,14 @@ def profile(
 ) -> int:
     """Run one rank of a job and report its memory.
 
+    Several ranks run one after the other, each answered from the tapes of those before it (docs/tape.md).
+
     SCRIPT and all that follows it are what you would have given to torchrun.
     """
     from fakedist import launch
     from fakedist.script import ScriptSyntaxError
 
-    job = _job(arguments, **options)
+    job, ranks = _job(arguments, **options)
     try:
         launch.check(job)
     except ScriptSyntaxError as error:
@@ -105,26 +109,53 @@ def profile(
     streams = launch.Streams(
         child_stdout=STDERR if as_json else None, progress=sys.stderr if sys.stderr.isatty() else None
     )
+    if len(ranks) > 1:
+        return _several(job, ranks, (output, force, as_json), streams)
     run_directory, ending = launch.profile(job, output, force, streams)
     print_report(run_directory, as_json, all_layers)
     return _say_ending(ending)
 
 
-def _job(arguments: tuple[str, ...], module: str | None, **options: Any) -> Job:
-    """The job that the options describe."""
+def _several(job: Job, ranks: Sequence[int], how: tuple[Path | None, bool, bool], streams: Streams) -> int:
+    """Run several ranks and print one table of them."""
+    from fakedist.ranks import exit_code, profile_ranks
+    from fakedist.report.ranks import RankRow, ranks_object, render_ranks
+
+    output, force, as_json = how
+    runs, rows = [], []
+    click.echo(f"fakedist: rank {ranks[0]} (1 of {len(ranks)})", err=True)
+    for run in profile_ranks(job, ranks, output, force, streams):
+        runs.append(run)
+        rows.append(RankRow(run.rank, run.run_directory, vars(run.ending), run.wall_s))
+        if len(runs) < len(ranks) and run.ending.outcome != "interrupted":
+            click.echo(f"fakedist: rank {ranks[len(runs)]} ({len(runs) + 1} of {len(ranks)})", err=True)
+    code = exit_code(runs)
+    if as_json:
+        click.echo(json.dumps(ranks_object(rows, job.world_size, code), indent=2))
+    else:
+        render_ranks(rows, job.world_size, console())
+    first = next((run for run in runs if run.ending.code), None)
+    return 0 if first is None else last_line(code, f"rank {first.rank} ended as {first.ending.outcome}")
+
+
+def _job(arguments: tuple[str, ...], module: str | None, **options: Any) -> tuple[Job, tuple[int, ...]]:
+    """The job that the options describe, and the ranks of it to run."""
+    from fakedist.ranks import parse_ranks
+
     world_size, rank = place_from_environment(os.environ)
     world_size = options["world_size"] if options["world_size"] is not None else world_size
-    rank = options["rank"] if options["rank"] is not None else rank
+    chosen = options["rank"] if options["rank"] is not None else rank
     if world_size is None:
         raise JobError("how many ranks has the job?", "--world-size 1024 (or WORLD_SIZE in the environment)")
-    if rank is None:
+    if chosen is None:
         raise JobError("which rank shall run?", "--rank 0 (or RANK in the environment)")
     if module is None and not arguments:
         raise JobError("no script was given", "fakedist profile [options] SCRIPT [ARGS]...")
     memory = options["gpu_memory"]
-    return Job(
+    ranks = parse_ranks(str(chosen), world_size) if world_size > 0 else (0,)
+    job = Job(
         world_size=world_size,
-        rank=rank,
+        rank=ranks[0],
         target=module if module is not None else arguments[0],
         is_module=module is not None,
         arguments=arguments if module is not None else arguments[1:],
@@ -141,6 +172,7 @@ def _job(arguments: tuple[str, ...], module: str | None, **options: Any) -> Job:
         seed=options["seed"],
         tapes=tuple(os.path.abspath(path) for text in options["tapes"] for path in text.split(",") if path),
     )
+    return job, ranks
 
 
 def _device(chosen: Any) -> Any:

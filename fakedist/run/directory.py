@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,10 +23,11 @@ TAPE_NAME = "tape.bin"
 _OURS = (MANIFEST_NAME, JOURNAL_NAME, LOCK_NAME, TABLES_NAME, SNAPSHOT_NAME, PAGE_NAME, TRACE_NAME, TAPE_NAME)
 
 
-def default_name(job: Job) -> Path:
-    """A free name for the run directory: the script's, with rank and world size."""
+def default_name(job: Job, ranks: Sequence[int] = ()) -> Path:
+    """A free name for the run directory: the script's, with rank and world size; or for a directory of several runs."""
     stem = job.target.rpartition(".")[2] if job.is_module else Path(job.target).stem
-    base = f"fakedist-{stem}-rank{job.rank}of{job.world_size}"
+    which = f"ranks{min(ranks)}-{max(ranks)}" if ranks else f"rank{job.rank}"
+    base = f"fakedist-{stem}-{which}of{job.world_size}"
     path, count = Path(base), 1
     while path.exists():
         count += 1

@@ -1,0 +1,77 @@
+"""Several ranks of a job side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from fakedist.report.json_object import summary_object
+from fakedist.report.sheet import Column, print_remark, print_table
+from fakedist.units import format_bytes
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """One rank that has run.
+
+    Attributes:
+        rank: Which.
+        run_directory: Its run; None where it could not begin.
+        exit: ``outcome``, ``code`` and ``message`` of its end, as in run.json.
+        wall_s: Seconds that its run took, recording and tables included.
+    """
+
+    rank: int
+    run_directory: Path | None
+    exit: dict[str, Any]
+    wall_s: float
+
+
+def render_ranks(rows: Sequence[RankRow], world_size: int, console: Console) -> None:
+    """Print a table with a row for each rank."""
+    found = [rank_object(row, brief=True) for row in rows]
+    peaks = [[_bytes(one.get(f"peak_{kind}_bytes")) for one in found] for kind in ("allocated", "reserved")]
+    columns = [
+        Column("rank", [str(row.rank) for row in rows]),
+        Column("outcome", [one["exit"]["outcome"] for one in found]),
+        Column("peak allocated", peaks[0]),
+        Column("reserved", peaks[1]),
+        Column("wall", [f"{row.wall_s:.1f} s" for row in rows], rank=1),
+        Column("run", [_shown(row.run_directory) for row in rows], is_text=True, rank=2),
+    ]
+    print_table(console, f"Ranks of {world_size:,}, memory measured", columns)
+    for one in found:
+        if message := one["exit"]["message"]:
+            print_remark(console, f"rank {one['rank']}: {message}")
+    if any(row.run_directory for row in rows):
+        console.print(Text("  fakedist report RUN shows each", style="dim"), soft_wrap=True)
+
+
+def ranks_object(rows: Sequence[RankRow], world_size: int, exit_code: int) -> dict[str, Any]:
+    """What ``--json`` prints for several ranks: ``ranks`` has what it prints for each of them, and ``wall_s``."""
+    return {"world_size": world_size, "exit_code": exit_code, "ranks": [rank_object(row) for row in rows]}
+
+
+def rank_object(row: RankRow, *, brief: bool = False) -> dict[str, Any]:
+    """One rank's object; of a rank that could not begin its end alone."""
+    if row.run_directory is None:
+        return {"rank": row.rank, "exit": row.exit, "wall_s": row.wall_s}
+    found = summary_object(row.run_directory)
+    if brief:
+        found = {key: found[key] for key in ("rank", "exit", "peak_allocated_bytes", "peak_reserved_bytes")}
+    return {**found, "wall_s": row.wall_s}
+
+
+def _bytes(amount: int | None) -> str:
+    return "-" if amount is None else format_bytes(amount)
+
+
+def _shown(path: Path | None) -> str:
+    if path is None:
+        return "-"
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

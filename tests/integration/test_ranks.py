@@ -1,0 +1,86 @@
+"""Several ranks, and what they receive from each other: the same as in the real job."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Finished, RunFakedist, clean_environment
+
+JOB = Path(__file__).parent / "jobs" / "sends_everything.py"
+
+
+def received(output: str) -> dict[int, Any]:
+    """What each rank printed."""
+    lines = [line.split(maxsplit=2) for line in output.splitlines() if line.startswith("GOT ")]
+    return {int(rank): json.loads(got) for _, rank, got in lines}
+
+
+@pytest.fixture(scope="module")
+def really() -> dict[int, Any]:
+    """What two real processes receive over gloo."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(JOB), "cpu"]
+    finished = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=240)
+    return received(finished.stdout)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def both(run_fakedist: RunFakedist, directory: Path) -> Finished:
+    """Both ranks on the virtual GPU; the first one's exit code is 3."""
+    return run_fakedist("profile", "--world-size=2", "--rank=0,1", "-o", "runs", "--json", JOB, "cuda", cwd=directory)
+
+
+def test_a_later_rank_receives_what_it_would_in_the_real_job(both: Finished, really: dict[int, Any]) -> None:
+    assert received(both.stderr)[1] == really[1]
+
+
+def test_a_rank_run_again_with_the_tapes_of_all_receives_that_too(
+    run_fakedist: RunFakedist, both: Finished, directory: Path, really: dict[int, Any]
+) -> None:
+    assert received(both.stderr)[0] != really[0]
+    again = run_fakedist(
+        "profile", "--world-size=2", "--rank=0", "--tape=runs", "-o", "again", JOB, "cuda", cwd=directory
+    )
+    assert received(again.stdout)[0] == really[0]
+    assert "calls were answered from the tape of rank 1" in again.stdout
+
+
+def test_a_failed_rank_keeps_no_other_from_running_and_gives_the_exit_code(both: Finished, directory: Path) -> None:
+    found = json.loads(both.stdout)
+    assert both.code == found["exit_code"] == 3
+    assert [(one["rank"], one["exit"]["code"]) for one in found["ranks"]] == [(0, 3), (1, 0)]
+    assert all(one["peak_reserved_bytes"] and one["wall_s"] > 0 for one in found["ranks"])
+    assert [Path(one["run_directory"]) for one in found["ranks"]] == [directory / "runs" / f"rank{n}" for n in (0, 1)]
+    assert "fakedist: exit 3: rank 0 ended as exit" in both.stderr
+
+
+def test_a_rank_without_tapes_says_what_records_them(run_fakedist: RunFakedist, tmp_path: Path) -> None:
+    script = tmp_path / "needs.py"
+    script.write_text(
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "objects = ['plan'] if dist.get_rank() == 0 else [None]\n"
+        "dist.broadcast_object_list(objects, 0)\n"
+        "print('GOT', objects)\n"
+    )
+    alone = run_fakedist("profile", "--world-size=8", "--rank=5", "needs.py", "--flag", "a b", cwd=tmp_path)
+    assert alone.code == 1
+    (hint,) = [line for line in alone.stderr.splitlines() if "from its tape: " in line]
+    told = hint.partition("fakedist ")[2]
+    assert told.startswith("profile --world-size=8 --rank=0,5 ")
+    assert told.endswith("needs.py --flag 'a b'")
+    together = run_fakedist(*shlex.split(told), cwd=tmp_path)
+    assert together.code == 0, together.stderr
+    assert together.stdout.count("GOT ['plan']") == 2
+    assert together.stdout.count("fakedist-needs-ranks0-5of8/rank") == 2
