@@ -12,9 +12,10 @@ OUT ?= gpu-results
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint types budgets check format bench gallery gpu oldest clean
+.PHONY: frameworks clients clients-new clients-fast
 
 help: ## what can be made
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
 setup: .venv/.installed ## .venv with the exact versions of constraints.txt
 
@@ -46,6 +47,22 @@ budgets: setup ## our own examples against reports/baselines
 	$(BIN)/fakedist check
 
 check: lint types test budgets ## what CI runs: lint, types, tests, budgets
+
+frameworks: .venv/.frameworks ## DeepSpeed, Accelerate, torchtitan and the rest of docs/clients.md into .venv
+
+.venv/.frameworks: .venv/.installed constraints-clients.txt
+	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --constraint constraints-clients.txt \
+		--no-build-isolation --editable '.[dev,clients]'
+	touch $@
+
+clients: frameworks ## run every job of every framework, write docs/clients.md; ONLY=text chooses
+	$(BIN)/python -m tests.clients.run --only '$(ONLY)'
+
+clients-new: frameworks ## the same for jobs that have no result yet
+	$(BIN)/python -m tests.clients.run --only '$(ONLY)' --new
+
+clients-fast: frameworks ## those that CI runs with every change
+	$(BIN)/python -m pytest tests/clients
 
 format: setup ## put the sources into their one format
 	$(BIN)/ruff check --fix .

@@ -1,0 +1,10 @@
+"""Every job of every framework that docs/clients.md speaks of: a module a framework, each with its ``ENTRIES``."""
+
+from __future__ import annotations
+
+from tests.clients.catalogue import megatron, pytorch
+from tests.clients.catalogue.entry import TRAINING, Entry, Refusal, version
+
+__all__ = ["ENTRIES", "TRAINING", "Entry", "Refusal", "version"]
+
+ENTRIES: tuple[Entry, ...] = (*pytorch.ENTRIES, *megatron.ENTRIES)

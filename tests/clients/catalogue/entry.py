@@ -1,0 +1,82 @@
+"""What an entry of the catalogue says: one job of one framework, and what its run must show."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from dataclasses import dataclass, field
+
+#: What a training step holds at some time, whatever the framework.
+TRAINING = ("parameter", "gradient", "optimizer_state", "activation")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a job cannot run, as the table says it, and the words in its output by which the run proves that.
+
+    Attributes:
+        says: Part of what the run prints on stderr or stdout; it must end with an exit code that is not 0.
+        reason: The reason in a sentence.
+    """
+
+    says: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One job: what is run and what its records must hold.
+
+    Attributes:
+        framework: Name for the table.
+        feature: What of the framework the job uses; framework and feature together name the entry.
+        script: Path from the root of the repository, or ``-m MODULE``.
+        package: Distribution whose version stands in the table; where it is missing the entry is not run.
+        arguments: The script's own arguments.
+        world_size: Ranks of the job.
+        ranks: Those that are run: the first, one in the middle, the last; one of each stage of a pipeline.
+        requires: Further distributions that the job needs.
+        fast: The ranks that CI runs with every change. All of them together take under 8 minutes on 2 cores.
+        options: Further options of ``fakedist profile``.
+        steps: Steps to record, which the run must have seen.
+        categories: Categories that must have held memory at some time.
+        collectives: Operations that must have been called; ``all_gather`` is any that begins so.
+        prints: What the script must print.
+        refused: Set for a job that cannot run.
+        minutes: Timeout of one rank.
+    """
+
+    framework: str
+    feature: str
+    script: str
+    package: str = "torch"
+    arguments: tuple[str, ...] = ()
+    world_size: int = 8
+    ranks: tuple[int, ...] = (0,)
+    requires: tuple[str, ...] = ()
+    fast: tuple[int, ...] = ()
+    options: tuple[str, ...] = ()
+    steps: int = 2
+    categories: tuple[str, ...] = TRAINING
+    collectives: tuple[str, ...] = ()
+    prints: tuple[str, ...] = ()
+    refused: Refusal | None = None
+    minutes: float = 5
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Name of the entry."""
+        return f"{self.framework}: {self.feature}"
+
+    @property
+    def missing(self) -> list[str]:
+        """Distributions that the job needs and that are not installed."""
+        return [name for name in (self.package, *self.requires) if version(name) is None]
+
+
+def version(distribution: str) -> str | None:
+    """Version of an installed distribution; None where it is not installed."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,140 @@
+"""Runs an entry of the catalogue as a user would, on the virtual GPU, and sees that the run shows what it must."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from tests.clients.catalogue import Entry
+from tests.conftest import ROOT, clean_environment
+
+#: Nothing is fetched: models have random weights, data is made by the job.
+OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "WANDB_MODE": "offline",
+}
+#: Load beyond the machine's cores from which on a wall time is called disturbed.
+_LOAD_BEYOND_CORES = 0.5
+
+
+class WrongRunError(Exception):
+    """A run was not what the catalogue says: what was expected, what was seen, and the end of its output."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One rank of an entry that ran as it had to.
+
+    Attributes:
+        directory: The run directory.
+        wall_s: Seconds from the command line to its end, report included.
+        disturbed: Whether the machine had more to do than its cores could before this run began.
+        summary: The object of ``fakedist report --json``; empty for a job that is refused.
+        stdout: What the job and the report printed.
+    """
+
+    directory: Path
+    wall_s: float
+    disturbed: bool
+    summary: dict[str, Any]
+    stdout: str
+
+    def table(self, name: str) -> pd.DataFrame:
+        """A table of the run directory."""
+        return pd.read_parquet(self.directory / f"tables/{name}.parquet")
+
+
+def run_rank(entry: Entry, rank: int, directory: Path) -> Ran:
+    """Run one rank of an entry in ``directory``.
+
+    Raises:
+        WrongRunError: It did not end, hold or call what the entry says.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    run = directory / "run"
+    command = [sys.executable, "-m", "fakedist", "profile", *_options(entry, rank, run), *_target(entry)]
+    disturbed = os.getloadavg()[0] > (os.cpu_count() or 1) + _LOAD_BEYOND_CORES
+    began = time.monotonic()
+    try:
+        finished = subprocess.run(
+            command,
+            cwd=directory,
+            env=clean_environment() | OFFLINE | entry.environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=entry.minutes * 60,
+        )
+    except subprocess.TimeoutExpired:
+        raise WrongRunError(f"{entry.name}, rank {rank}: not done after {entry.minutes:g} minutes") from None
+    wall_s = time.monotonic() - began
+    summary = {}
+    wrong = _wrong_refusal(entry, finished) if entry.refused else _wrong_ending(finished)
+    if not wrong and not entry.refused:
+        summary = _summary(run)
+        wrong = _wrong_records(entry, summary, run, finished.stdout)
+    if wrong:
+        printed = "\n".join((*finished.stdout.splitlines()[-15:], *finished.stderr.splitlines()[-25:]))
+        raise WrongRunError(f"{entry.name}, rank {rank}: {wrong}\n{' '.join(command)}\n{printed}")
+    return Ran(run, wall_s, disturbed, summary, finished.stdout)
+
+
+def _options(entry: Entry, rank: int, run: Path) -> list[str]:
+    where = ["--device", "virtual", "--world-size", str(entry.world_size), "--rank", str(rank)]
+    return [*where, "--steps", str(entry.steps), "--output", str(run), "--force", *entry.options]
+
+
+def _target(entry: Entry) -> list[str]:
+    module = entry.script.removeprefix("-m ")
+    return ["-m", module, *entry.arguments] if module != entry.script else [str(ROOT / module), *entry.arguments]
+
+
+def _wrong_refusal(entry: Entry, finished: subprocess.CompletedProcess[str]) -> str:
+    assert entry.refused is not None
+    if finished.returncode == 0:
+        return f"it ran, and the catalogue says that it cannot ({entry.refused.reason})"
+    if entry.refused.says not in finished.stderr + finished.stdout:
+        return f"it ended with {finished.returncode}, but did not say {entry.refused.says!r}"
+    return ""
+
+
+def _wrong_ending(finished: subprocess.CompletedProcess[str]) -> str:
+    return f"exit code {finished.returncode}, expected 0" if finished.returncode else ""
+
+
+def _wrong_records(entry: Entry, summary: dict[str, Any], run: Path, stdout: str) -> str:
+    """What the records of a run that ended well lack; empty for nothing."""
+    steps = len(summary["steps"])
+    held = pd.read_parquet(run / "tables/blocks.parquet", columns=["category"])["category"].unique()
+    called = {call["operation"] for call in summary["collectives"]}
+    unanswered = pd.read_parquet(run / "tables/unanswered.parquet")
+    if summary["peak_allocated_bytes"] <= 0:
+        return "it allocated nothing"
+    if steps != entry.steps:
+        return f"{entry.steps} steps were to be recorded, {steps} were"
+    if missing := set(entry.categories) - set(held):
+        return f"no memory of the category {', '.join(sorted(missing))}"
+    if missing := [name for name in entry.collectives if not any(call.startswith(name) for call in called)]:
+        return f"{', '.join(missing)} not called, only {', '.join(sorted(called)) or 'nothing'}"
+    if len(unanswered):
+        return f"the virtual GPU did not answer {', '.join(unanswered.iloc[:, 0].astype(str))}"
+    silent = [text for text in entry.prints if text not in stdout]
+    return f"it did not print {', '.join(map(repr, silent))}" if silent else ""
+
+
+def _summary(run: Path) -> dict[str, Any]:
+    command = [sys.executable, "-m", "fakedist", "report", str(run), "--json"]
+    finished = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, check=True, timeout=120)
+    loaded = json.loads(finished.stdout)
+    assert isinstance(loaded, dict)
+    return loaded

@@ -1,0 +1,108 @@
+"""What the jobs of the catalogue did when they were last run (results/), and docs/clients.md made from it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fakedist.units import format_bytes
+from tests.clients.catalogue import Entry, version
+from tests.clients.running import Ran
+from tests.conftest import ROOT
+
+RESULTS = Path(__file__).parent / "results"
+DOCUMENT = ROOT / "docs/clients.md"
+HEAD = """# Frameworks
+
+Made by `make clients` from real runs: each job below was run by `fakedist profile` on the virtual GPU, unmodified, once
+for each rank named, and its records were looked at: steps counted right, parameters, gradients, optimizer state and
+activations found, the collectives of the job called. The jobs are in `tests/clients/catalogue`; the frameworks come
+from PyPI (`constraints-clients.txt`). Those marked *CI* run with every change (`make clients-fast`).
+
+Wall time is that of the whole command, process start and report included; peak is what the allocator had allocated
+(measured). Both are given in the order of the ranks.
+"""
+
+
+def load_results() -> dict[str, Any]:
+    """Results by name of the entry; empty before the first run."""
+    found: dict[str, Any] = {}
+    for path in sorted(RESULTS.glob("*.json")):
+        found |= json.loads(path.read_text())
+    return found
+
+
+def save_results(results: dict[str, Any], entries: Sequence[Entry]) -> None:
+    """Write the results of the entries that there still are, a file for each framework, and the document."""
+    RESULTS.mkdir(exist_ok=True)
+    files: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        if entry.name in results:
+            name = "".join(letter if letter.isalnum() else "_" for letter in entry.framework.lower())
+            files.setdefault(f"{name}.json", {})[entry.name] = results[entry.name]
+    for path in RESULTS.glob("*.json"):
+        if path.name not in files:
+            path.unlink()
+    for name, kept in files.items():
+        (RESULTS / name).write_text(json.dumps(kept, indent=1) + "\n")
+    DOCUMENT.write_text(document(results, entries))
+
+
+def result_of(entry: Entry, runs: Sequence[Ran], failed: str = "") -> dict[str, Any]:
+    """One entry's result: with which versions, and each rank's figures; or why it failed."""
+    names = dict.fromkeys((entry.package, *entry.requires, "torch"))
+    return {
+        "versions": {name: version(name) for name in names},
+        "cores": os.cpu_count(),
+        "ranks": [
+            {
+                "rank": rank,
+                "wall_s": round(run.wall_s, 1),
+                "disturbed": run.disturbed,
+                "peak_allocated_bytes": run.summary.get("peak_allocated_bytes"),
+                "peak_reserved_bytes": run.summary.get("peak_reserved_bytes"),
+            }
+            for rank, run in zip(entry.ranks, runs, strict=False)
+        ],
+        "failed": failed,
+    }
+
+
+def document(results: dict[str, Any], entries: Sequence[Entry]) -> str:
+    """Text of docs/clients.md."""
+    lines = [HEAD]
+    for framework in dict.fromkeys(entry.framework for entry in entries):
+        lines += [f"## {framework}", "", *_table(results, [e for e in entries if e.framework == framework]), ""]
+    if any(rank["disturbed"] for result in results.values() for rank in result["ranks"]):
+        lines += ["\\* the machine was doing other work at the time: the wall time is too long.", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _table(results: dict[str, Any], entries: Iterable[Entry]) -> Iterable[str]:
+    yield "| feature | version | job | ranks | result | wall time | peak allocated | |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for entry in entries:
+        yield "| " + " | ".join(_cells(entry, results.get(entry.name))) + " |"
+
+
+def _cells(entry: Entry, result: dict[str, Any] | None) -> list[str]:
+    ranks = ", ".join(map(str, entry.ranks))
+    job = " ".join((f"`{entry.script}", *entry.arguments)) + "`"
+    in_ci = "CI" if entry.fast else ""
+    if result is None:
+        return [entry.feature, "", job, f"{ranks} of {entry.world_size:,}", "not run yet", "", "", in_ci]
+    versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items() if name != "torch")
+    versions = versions or f"torch {result['versions']['torch']}"
+    said = "works"
+    if result["failed"]:
+        said = f"fails: {result['failed']}"
+    elif entry.refused:
+        said = f"cannot run: {entry.refused.reason}"
+    walls = " / ".join(f"{rank['wall_s']:.0f}{'*' * rank['disturbed']}" for rank in result["ranks"])
+    peaks = dict.fromkeys(format_bytes(rank["peak_allocated_bytes"] or 0) for rank in result["ranks"])
+    peak = "" if entry.refused or result["failed"] else " / ".join(peaks) + (" each" if len(peaks) == 1 else "")
+    walls = walls and f"{walls} s"
+    return [entry.feature, versions, job, f"{ranks} of {entry.world_size:,}", said, walls, peak, in_ci]
