@@ -67,7 +67,7 @@ def every_operation(run: Run) -> Iterator[None]:
                 args, kwargs = (), {}
                 raise error.with_traceback(None)  # noqa: B904
 
-    libraries = _register(fallback, one_by_one=below.has(_PYTHON))
+    libraries = _register(fallback)
     torch._C._dispatch_tls_set_dispatch_key_included(key, True)
     try:
         with _higher_order_operators_without(key), _beneath_others(beneath, key):
@@ -78,16 +78,15 @@ def every_operation(run: Run) -> Iterator[None]:
             library._destroy()
 
 
-def _register(fallback: Callable[..., Any], one_by_one: bool) -> list[torch.library.Library]:
+def _register(fallback: Callable[..., Any]) -> list[torch.library.Library]:
     """Make ``fallback(keyset, func, *args, **kwargs)`` the key's kernel of every operation.
 
-    Where the key comes before tensor subclasses, torch finds kernels for their operations by name alone, so that each
-    operation that there is now gets one of its own.
+    Each operation that there is now gets one of its own: where an argument is a tensor subclass whose dispatch is off
+    (a compiler asks it for shapes), or where the key comes before tensor subclasses, torch finds kernels by name alone.
     """
     libraries = {"_": torch.library.Library("_", "IMPL")}
     libraries["_"].fallback(fallback, "Fake", with_keyset=True)
-    names = torch._C._dispatch_get_all_op_names() if one_by_one else _INSIDE_OF_CONSTRUCTORS
-    for name in names:
+    for name in torch._C._dispatch_get_all_op_names():
         namespace = name.partition("::")[0]
         library = libraries.get(namespace)
         if library is None:

@@ -149,6 +149,14 @@ def test_shapes_alone_are_not_seen() -> None:
     assert names == ["ones"]
 
 
+def test_a_subclass_whose_dispatch_is_off_is_computed() -> None:
+    """A compiler makes the shape of a tensor with odd strides so; torch then looks for a kernel by name."""
+    with seen():
+        odd = torch.empty(3, 3).set_(torch.randn(30).untyped_storage(), 2, (3, 3), (1, 3))
+        shape = FakeTensorMode().from_tensor(odd)
+    assert (shape.shape, shape.stride(), shape.storage_offset()) == ((3, 3), (1, 3), 2)
+
+
 def test_other_threads_are_left_alone_and_autograds_are_not() -> None:
     elsewhere: list[torch.Tensor] = []
     with seen() as names:
