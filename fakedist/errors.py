@@ -9,6 +9,7 @@
     ├── ScriptError          exit 1   the script itself failed, so there is nothing to judge
     ├── RunDirectoryError    exit 1   a run directory is missing, in use, truncated, foreign or too new
     ├── RecordingError       exit 1   recording would be wrong (a patch target is gone, no allocator history)
+    ├── ReportError          exit 1   a report of Nsight Systems is missing, cut off, foreign or empty
     ├── InventedValueError   exit 1   --values strict: the script read a value that no kernel computed
     └── WorldError           exit 1   the faked world cannot answer (an object from a rank that never ran)
 """
@@ -70,6 +71,10 @@ class RunDirectoryError(FakedistError):
 
 class RecordingError(FakedistError):
     """What would be recorded could be wrong, so nothing is."""
+
+
+class ReportError(FakedistError):
+    """A report of Nsight Systems cannot be made or read."""
 
 
 class InventedValueError(FakedistError):

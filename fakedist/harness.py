@@ -14,7 +14,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from fakedist.gpu.values import ValueEngine
     from fakedist.gpu.virtual import VirtualGpu
     from fakedist.record.recorder import Recorder
+    from fakedist.record.timed import Tracer
     from fakedist.world.tape import Tapes
 
 _FACTS_EVERY_S = 2.0
@@ -118,8 +119,10 @@ class Rank:
         from fakedist.world.reroute import fake_world
 
         self._write_gpu()
-        execute = _run_plainly if self._values is None else self._values.execute
+        execute = None if self._values is None else self._values.execute
         recorder = Recorder(self._journal, self._job.steps, execute, self._progress)
+        if tracer := _tracer(self._job):
+            recorder.trace(tracer)
         is_undefined = None if self._values is None else self._values.is_undefined
         self._tapes = self._enter_tapes()
         self._surroundings.enter_context(fake_world(self._job, recorder.ledger, is_undefined, self._tapes))
@@ -274,7 +277,7 @@ def main(run_directory: str) -> int | str | None:
     except KeyboardInterrupt:
         return INTERRUPTED_CODE
     signal.signal(signal.SIGTERM, terminate)
-    teller.tell({"started": True})
+    teller.tell({"started": True, "pid": os.getpid()})
     try:
         run_as_main(job)
     except BaseException as error:
@@ -312,13 +315,19 @@ def _unless_on_device(tensor: torch.Tensor) -> torch.Tensor | None:
     return None if tensor.is_cuda else tensor
 
 
-def _run_plainly(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return func(*args, **kwargs)
-
-
 def _peaks(product: str) -> dict[str, Any] | None:
     """What a GPU does at most: ``flops`` by dtype, ``bytes_per_s``; None if the data of its model are not known."""
     from fakedist.gpu.spec import GPUS
 
     spec = next((spec for spec in GPUS.values() if spec.product == product), None)
     return None if spec is None else {"flops": dict(spec.peak_flops), "bytes_per_s": spec.memory_bandwidth}
+
+
+def _tracer(job: Job) -> Tracer | None:
+    """What traces a step after the recorded ones."""
+    from fakedist.record.kernels import CuptiTracer
+    from fakedist.record.timed import NsysTracer
+
+    if job.nsys is not None:
+        return NsysTracer()
+    return CuptiTracer() if job.kernels and job.device == "cuda" else None

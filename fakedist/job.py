@@ -42,10 +42,12 @@ class Job:
         collectives: "values" fills in what would have arrived; "noop" moves nothing.
         values: On the virtual GPU, "small" computes small tensors for real and makes up what nobody computed,
             "strict" fails there, "off" computes nothing.
+        kernels: Time the kernels of one step: measured on a GPU, estimated on the virtual one.
         environment: Variables set last, over everything else.
         timeout_s: Seconds after which the script is ended; None for never.
         seed: Seed of every value that is made up.
         tapes: Run directories of other ranks, or directories of such, whose tapes answer what those ranks send.
+        nsys: Further arguments of ``nsys profile``, which then runs the rank and measures that step; None without it.
 
     Raises:
         JobError: A value that makes no sense.
@@ -64,10 +66,12 @@ class Job:
     launcher: Launcher = "torchrun"
     collectives: Collectives = "values"
     values: Values = "small"
+    kernels: bool = True
     environment: tuple[tuple[str, str], ...] = ()
     timeout_s: float | None = None
     seed: int = 0
     tapes: tuple[str, ...] = ()
+    nsys: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for name, option in (
@@ -139,6 +143,7 @@ class Job:
         chosen = {name: value for name, value in values.items() if name in known}
         for name in ("arguments", "tapes"):
             chosen[name] = tuple(chosen.get(name, ()))
+        chosen["nsys"] = None if chosen.get("nsys") is None else tuple(chosen["nsys"])
         chosen["environment"] = tuple((name, value) for name, value in chosen.get("environment", ()))
         return cls(**chosen)
 

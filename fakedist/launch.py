@@ -15,13 +15,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TextIO
+from typing import Any, TextIO
 
+from fakedist import under_nsys
 from fakedist.errors import RecordingError, SetupError
 from fakedist.gpu.driver.build import ensure_driver, torch_build
 from fakedist.gpu.spec import find_gpu
 from fakedist.job import Job
 from fakedist.machine import count_real_gpus, first_visible_gpu
+from fakedist.nsight import find_nsys
 from fakedist.progress import PIPE_VARIABLE, Listener, ProgressLine
 from fakedist.run.tape import find_tapes
 from fakedist.script import check_script
@@ -88,6 +90,8 @@ def check(job: Job) -> None:
     """
     check_script(job)
     find_tapes(job)
+    if job.nsys is not None:
+        find_nsys()
     _check_allocator(child_environment(job))
     if job.device == "virtual":
         find_gpu(job.gpu)
@@ -120,11 +124,14 @@ def run_child(job: Job, run_directory: Path, streams: Streams) -> Ending:
     """
     listener = Listener()
     environment = {**child_environment(job), PIPE_VARIABLE: str(listener.writer)}
+    around: list[str] = []
+    if job.nsys is not None:
+        around, environment = under_nsys.around(job, run_directory, environment)
     root = str(Path(__file__).parent.parent)
     sys.stdout.flush()
     # A session of its own: Ctrl-C on the terminal reaches this process alone, which passes it on once.
     child = subprocess.Popen(
-        [sys.executable, "-c", _BOOT, root, os.fspath(run_directory)],
+        [*around, sys.executable, "-c", _BOOT, root, os.fspath(run_directory)],
         env=environment,
         stdout=streams.child_stdout,
         pass_fds=(listener.writer,),
@@ -137,6 +144,7 @@ def run_child(job: Job, run_directory: Path, streams: Streams) -> Ending:
         with watch.signals():
             while not watch.ended():
                 listener.wait(_POLL_S)
+                watch.listen(listener.latest)
                 if line is not None and "progress" in listener.latest:
                     line.show(listener.latest.pop("progress"))
     finally:
@@ -149,7 +157,9 @@ def run_child(job: Job, run_directory: Path, streams: Streams) -> Ending:
         if error["before_start"]:
             shutil.rmtree(run_directory, ignore_errors=True)
         raise RecordingError(str(error["error"]), str(error["hint"]))
-    ending = _ending(child.returncode, watch, listener.latest.get("outcome", {}))
+    told = listener.latest.get("outcome", {})
+    code = under_nsys.code_of_rank(child.returncode, told) if around else child.returncode
+    ending = _ending(code, watch, told)
     if "started" not in listener.latest:
         shutil.rmtree(run_directory, ignore_errors=True)
         if watch.interrupts:
@@ -171,14 +181,24 @@ def child_environment(job: Job) -> dict[str, str]:
 
 
 class _Watch:
-    """The child's process group: passes signals on and ends it in time."""
+    """The child's process group: passes signals on and ends it in time.
+
+    Where nsys is the child, the rank is a process of its own, in a group of its own, and says so when it starts.
+    """
 
     def __init__(self, pid: int, timeout_s: float | None) -> None:
-        self.pid = pid
-        self.timed_out = False
+        self.pid = self.rank = pid
+        self.timed_out = self.rank_ended = False
         self.interrupts = 0
         self._timeout_at = None if timeout_s is None else time.monotonic() + timeout_s
         self._kill_at: float | None = None
+
+    def listen(self, latest: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take in what the rank said of itself."""
+        self.rank = latest.get("started", {}).get("pid", self.rank)
+        if self.rank != self.pid and "outcome" in latest and not self.rank_ended:
+            self.rank_ended, self._timeout_at = True, None
+            self._kill_at = time.monotonic() + under_nsys.FINISH_S
 
     def ended(self) -> bool:
         """Whether the child has ended; it is not reaped, so its process group keeps its number."""
@@ -228,19 +248,21 @@ class _Watch:
         self._signal_group(signal.SIGCONT)
 
     def _terminate(self) -> None:
-        os.kill(self.pid, signal.SIGTERM)
+        with suppress(ProcessLookupError):
+            os.kill(self.rank, signal.SIGTERM)
         self._kill_at = time.monotonic() + GRACE_S
 
     def _signal_group(self, number: int) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
+        for group in {self.rank, self.pid} if number == signal.SIGKILL else {self.rank}:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, number)
 
     def _others_run(self) -> bool:
         """Whether processes of the ended child's group still run."""
         for path in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError):
                 state, _, group = path.read_text().rpartition(") ")[2].split()[:3]  # proc(5): state, parent, group
-                if int(group) == self.pid and state != "Z":
+                if int(group) in (self.pid, self.rank) and state != "Z":
                     return True
         return False
 
@@ -283,6 +305,8 @@ def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tup
             raise
         ending = run_child(job, run_directory, streams)
         update_manifest(run_directory, exit=dataclasses.asdict(ending))
+        if job.nsys is not None:
+            under_nsys.join_report(run_directory)
         build_tables(run_directory)
         write_page(Run(run_directory), run_directory / PAGE_NAME)
     return run_directory, ending

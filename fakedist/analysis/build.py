@@ -85,7 +85,8 @@ def make_tables(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> d
         "frames": pd.DataFrame(recording.frames, columns=["filename", "line", "function"]),
         "stacks": pd.DataFrame({"frames": [list(stack) for stack in recording.stacks], "line": lines}),
     }
-    tables["collectives"] = collective_table(tables["calls"])
+    recorded = tables["calls"]["step"] != recording.timed_step  # the timed step only says again what the others did
+    tables["collectives"] = collective_table(tables["calls"][recorded])
     return tables
 
 

@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fakedist.run.directory import JOURNAL_NAME
+from fakedist.analysis.timed.kernels import kernel_record
+from fakedist.analysis.timed.paths import LayerNumbers
+from fakedist.analysis.timed.profiler import profiler_trace
+from fakedist.run.directory import JOURNAL_NAME, KERNELS_NAME
 from fakedist.run.journal import read_journal
 from fakedist.run.kernels import KERNEL_TYPES
 
@@ -38,6 +41,8 @@ class Recording:
         frames: (filename, line, function).
         stacks: Rows of ``frames``, innermost first.
         kernels: Columns of the timed step's kernels, ``run.kernels.KERNEL_TYPES``; texts are rows of ``kernel_texts``.
+        profiled: What torch.profiler saw of the timed step; empty without it.
+        timed_step: The step that was timed after the recorded ones, apart from them; -1 without one.
         kernel_source: Where they are from, as in the summary; empty without any.
         steps: Records of the steps that ended.
         stats: The allocator's statistics at the end, by device.
@@ -58,6 +63,8 @@ class Recording:
     stacks: list[tuple[int, ...]] = field(default_factory=list)
     kernels: dict[str, Array] = field(default_factory=lambda: _kernel_columns({}))
     kernel_texts: list[str] = field(default_factory=list)
+    profiled: dict[str, Any] = field(default_factory=dict)
+    timed_step: int = -1
     kernel_source: dict[str, Any] = field(default_factory=dict)
     steps: list[dict[str, Any]] = field(default_factory=list)
     stats: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -89,12 +96,15 @@ def read_recording(run_directory: Path) -> Recording:
     """
     recording = Recording()
     pieces: dict[Any, list[bytes]] = defaultdict(list)
-    path = run_directory / JOURNAL_NAME
-    if path.exists():
-        reader = read_journal(path)
-        for record in reader:
-            _take(recording, record, pieces)
-        recording.truncated = reader.truncated
+    for path in (run_directory / JOURNAL_NAME, run_directory / KERNELS_NAME):
+        if path.exists():
+            reader = read_journal(path)
+            for record in reader:
+                _take(recording, record, pieces)
+            recording.truncated |= reader.truncated
+    if recording.profiled:
+        trace, layers = profiler_trace(recording.profiled), LayerNumbers(recording.rows["layers"])
+        _take(recording, kernel_record(trace, layers, {"tool": "cupti", "gpu": recording.profiled["gpu"]}), pieces)
     recording.op_operation = np.frombuffer(b"".join(pieces["operation"]), "<u4")
     recording.op_scope = np.frombuffer(b"".join(pieces["scope"]), "<u4")
     recording.marks = {name: np.frombuffer(b"".join(pieces["marks", name]), kind) for name, kind in _MARK_TYPES.items()}
@@ -127,6 +137,10 @@ def _take(recording: Recording, record: dict[str, Any], pieces: dict[Any, list[b
         recording.stacks.extend(record["stacks"])
         for name in _EVENT_TYPES:
             pieces["events", record["device"], name].append(record[name])
+    elif kind == "profiler":
+        recording.profiled = record
+    elif kind == "timed":
+        recording.timed_step = record["step"]
     elif kind == "kernels":
         recording.kernel_texts.extend(record["texts"])
         recording.kernel_source |= record["source"]

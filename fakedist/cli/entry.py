@@ -13,6 +13,7 @@ from fakedist import __version__
 from fakedist.cli.check import check
 from fakedist.cli.compare import compare
 from fakedist.cli.doctor import doctor
+from fakedist.cli.nsys import nsys
 from fakedist.cli.profile import profile
 from fakedist.cli.report import report
 from fakedist.cli.say import last_line, print_error
@@ -30,7 +31,7 @@ def cli() -> None:
     """Run one rank of a thousand-GPU PyTorch job, unmodified, on one GPU or on none, and see where its memory goes."""
 
 
-for _command in (profile, report, view, compare, check, doctor):
+for _command in (profile, report, view, compare, check, nsys, doctor):
     cli.add_command(_command)
 
 

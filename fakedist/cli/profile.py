@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -86,7 +87,15 @@ class _ScriptCommand(click.Command):
     show_default=True,
     help="Virtual GPU: compute small tensors and make up what nobody computed, fail there, or compute nothing.",
 )
+@click.option(
+    "--kernels/--no-kernels",
+    default=True,
+    show_default=True,
+    help="Time the kernels of one step: measured on a GPU, estimated on the virtual one.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of all that is made up.")
+@click.option("--nsys", is_flag=True, help="Run under Nsight Systems, which times that step; keeps its report.")
+@click.option("--nsys-args", metavar="ARGS", help="More arguments of nsys profile, in one text.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
 def profile(
     output: Path | None, force: bool, as_json: bool, all_layers: bool, arguments: tuple[str, ...], **options: Any
@@ -167,12 +176,25 @@ def _job(arguments: tuple[str, ...], module: str | None, **options: Any) -> tupl
         launcher=options["launcher"],
         collectives=options["collectives"],
         values=options["values"],
+        kernels=options["kernels"],
         environment=tuple(_variable(text) for text in options["env"]),
         timeout_s=options["timeout"],
         seed=options["seed"],
         tapes=tuple(os.path.abspath(path) for text in options["tapes"] for path in text.split(",") if path),
+        nsys=_nsys_arguments(options["nsys"], options["nsys_args"]),
     )
     return job, ranks
+
+
+def _nsys_arguments(nsys: bool, text: str | None) -> tuple[str, ...] | None:
+    if text is not None and not nsys:
+        raise JobError("--nsys-args is of use with --nsys alone", f"--nsys --nsys-args {shlex.quote(text)}")
+    try:
+        return tuple(shlex.split(text or "")) if nsys else None
+    except ValueError as error:
+        raise JobError(
+            f"--nsys-args {text} cannot be split into words: {error}", "--nsys-args '--trace=cuda,nvtx'"
+        ) from None
 
 
 def _device(chosen: Any) -> Any:

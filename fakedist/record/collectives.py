@@ -25,6 +25,10 @@ class Ledger:
         journal: Where records go.
         where: Gives the number of the next operation and the scope.
         mark: Told (address, bytes) of each block of device memory that a call uses.
+
+    Attributes:
+        is_on: Whether calls are written down.
+        told: Called with the number of each call that is, before it runs.
     """
 
     def __init__(
@@ -34,6 +38,8 @@ class Ledger:
         self._where = where
         self._mark = mark
         self._rows: list[tuple[Any, ...]] = []
+        self.is_on = True
+        self.told: Callable[[int], None] | None = None
         self._sequence = 0
         self._num_groups = 0
 
@@ -70,6 +76,8 @@ class Ledger:
             outputs: Tensors that this rank gets.
             call: Whether it is asynchronous, and the peer's group rank (-1 for collectives).
         """
+        if not self.is_on:
+            return
         op, scope = self._where()
         some = inputs or outputs
         dtype, stream = "", 0
@@ -86,6 +94,8 @@ class Ledger:
         self._rows.append(
             (self._sequence, operation, group, bytes_in, bytes_out, dtype, call[0], stream, op, scope, call[1])
         )
+        if self.told is not None:
+            self.told(self._sequence)
         self._sequence += 1
         if len(self._rows) >= _BATCH:
             self.flush()

@@ -48,6 +48,7 @@ class Operations:
 
     Attributes:
         names: Operations (number, name) seen for the first time.
+        records: Whether operations are numbered and written down, or only run.
         gemms: For each GEMM, by its number: address of its output, then bytes of its operands.
     """
 
@@ -55,6 +56,7 @@ class Operations:
         self, position: Position, execute: Execute, tick: Callable[[], None], tell_allocator: Callable[[str], None]
     ) -> None:
         self.names: list[tuple[int, str]] = []
+        self.records = True
         self.gemms: dict[int, tuple[int, ...]] = {}
         self._position = position
         self._execute = execute
@@ -75,6 +77,8 @@ class Operations:
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Number one operation and run it."""
+        if not self.records:
+            return self._execute(func, args, kwargs)
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._new_kind(func)

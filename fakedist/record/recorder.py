@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -29,6 +29,7 @@ from fakedist.record.memory import History, allocator_history, script_line
 from fakedist.record.operations import Execute, Operations
 from fakedist.record.position import Position
 from fakedist.record.steps import Steps
+from fakedist.record.timed import TimedStep, Tracer
 
 DRAIN_EVERY_S = 2.0  # a rank that is killed loses what happened since the last drain
 DRAIN_LEAST_OPS = 4096
@@ -62,7 +63,7 @@ class Recorder:
     Args:
         journal: Where records go.
         steps: Steps to record; then :class:`~fakedist.record.steps.StopRun` is raised inside the script.
-        execute: Runs an operation: ``execute(func, args, kwargs) -> result``.
+        execute: Runs an operation: ``execute(func, args, kwargs) -> result``; None for torch itself.
         progress: Told (phase, step, allocated peak in bytes), at most ten times a second.
 
     Attributes:
@@ -70,7 +71,11 @@ class Recorder:
     """
 
     def __init__(
-        self, journal: Journal, steps: int, execute: Execute, progress: Callable[[str, int, int], None] | None = None
+        self,
+        journal: Journal,
+        steps: int,
+        execute: Execute | None,
+        progress: Callable[[str, int, int], None] | None = None,
     ) -> None:
         self._journal = journal
         self._progress = progress or (lambda phase, step, allocated_bytes: None)
@@ -78,12 +83,17 @@ class Recorder:
         self._position = Position(self._phase_changed)
         self._marks = Marks(self._position, self._layers)
         self._position.owner_of_node = self._marks.owner_of_node
-        self._operations = Operations(self._position, execute, self._tick, torch._C._cuda_setMemoryMetadata)
+        self._operations = Operations(
+            self._position, execute or _run_plainly, self._tick, torch._C._cuda_setMemoryMetadata
+        )
+        self._executes = execute is not None
         self._history = History(journal.append, self._operations.gemms)
         self._history.on_workspace = lambda at, op, bytes_: self._marks.mark(at, "workspace", KEEP_LAYER, bytes_, op)
+        self._timed = TimedStep(self._layers.name, after=steps)
         self._steps = Steps(steps, self._step_ended)
         self.ledger = Ledger(journal, self._operation_and_scope, self._communication)
-        self._exit = ExitStack()
+        self._exit, self._memory = ExitStack(), ExitStack()
+        self._records = True
         self._drained_at = self._progress_at = time.monotonic()
         self._drained_op = 0
         self._closed = False
@@ -95,16 +105,18 @@ class Recorder:
         if _active is not None:
             raise RecordingError("a recorder is already running in this process", "this is a bug in fakedist")
         with ExitStack() as stack:
-            stack.enter_context(allocator_history(self._history))
+            memory = stack.enter_context(ExitStack())
+            memory.enter_context(allocator_history(self._history))
+            memory.callback(self._marks.close)
             stack.enter_context(out_of_memory_observer(self._out_of_memory))
             stack.enter_context(remember_parents(self._layers))
             stack.enter_context(module_hooks(self._module_begins, self._module_ended))
             stack.enter_context(backward_hook(self._backward))
             stack.enter_context(optimizer_hooks(self._optimizer_begins, self._optimizer_ended))
-            stack.callback(self._marks.close)
-            stack.enter_context(compiled_graphs(self._operations.graph))
-            stack.enter_context(self._operations)
-            self._exit = stack.pop_all()
+            stack.enter_context(compiled_graphs(self._graph))
+            # Where operations are run by somebody else than torch, they are to the end.
+            (stack if self._executes else memory).enter_context(self._operations)
+            self._exit, self._memory = stack.pop_all(), memory
         _active = self
         return self
 
@@ -114,6 +126,10 @@ class Recorder:
         global _active
         _active = None
         self._exit.close()
+
+    def trace(self, tracer: Tracer) -> None:
+        """Have one more step traced when the others are recorded; before this is entered."""
+        self._steps.more = self._timed.trace(tracer)
 
     def step(self) -> None:
         """A training step ended here, says the script (``fakedist.step()``)."""
@@ -129,14 +145,18 @@ class Recorder:
             return
         self._closed = True
         last = {"last_phase": self._position.phase, "last_step": self._steps.last}
-        self._marks.optimizers()
-        for root in self._layers.roots():
-            self._marks.scan(root)
-        self._position.close()
+        if self._records:
+            self._marks.optimizers()
+            for root in self._layers.roots():
+                self._marks.scan(root)
+            self._position.close()
         self._steps.close()
-        self._drain()
-        for record in self._history.statistics():
+        if self._records:
+            self._drain()
+            self._write_statistics()
+        for record in self._timed.close():
             self._journal.append(record)
+        self._drain_names()
         if self._history.requests_ignored:
             text = "the script's own calls of _record_memory_history were ignored: fakedist records the history itself"
             self._journal.append({"kind": "note", "text": text})
@@ -155,17 +175,24 @@ class Recorder:
             self._follow_step(self._steps.root_forward)
             self._scan_once(module)
             position.root_forward()
-        position.module_begins(self._layers.layer(module, position.layer))
+        layer = self._layers.layer(module, position.layer)
+        position.module_begins(layer)
+        if self._timed.is_on:
+            self._timed.layer_begins(layer)
 
     def _module_ended(self, module: nn.Module) -> None:
         position = self._position
         layer = self._layers.layer(module, position.layer)
-        if module._parameters:
+        if self._timed.is_on:
+            self._timed.layer_ended(layer)
+        elif self._records and module._parameters:
             self._marks.module(module, layer)
         position.module_ended(layer)
 
     def _scan_once(self, module: nn.Module) -> None:
         """Parameters are marked before the model first runs; FSDP's are then still sharded."""
+        if not self._records:
+            return
         if fsdp_is_loaded() and not self._watches_fsdp:
             self._watches_fsdp = True
             self._exit.enter_context(fsdp_unshard_hook(self._unsharded))
@@ -174,7 +201,8 @@ class Recorder:
             self._marks.scan(module)
 
     def _unsharded(self, module: nn.Module, parameter: torch.Tensor) -> None:
-        self._marks.parameter(parameter, self._layers.layer(module))
+        if self._records:
+            self._marks.parameter(parameter, self._layers.layer(module))
 
     @contextmanager
     def _backward(self, outputs: Any, creates_graph: bool) -> Iterator[None]:
@@ -191,12 +219,14 @@ class Recorder:
 
     def _optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
         self._follow_step(lambda: self._steps.optimizer_begins(optimizer))
-        self._marks.optimizer(optimizer)
+        if self._records:
+            self._marks.optimizer(optimizer)
         self._position.optimizer_begins()
 
     def _optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
         self._steps.optimizer_ended(optimizer)
-        self._marks.optimizer(optimizer)
+        if self._records:
+            self._marks.optimizer(optimizer)
         self._position.optimizer_ended()
 
     def _follow_step(self, tell: Callable[[], None]) -> None:
@@ -206,11 +236,32 @@ class Recorder:
             self._position.step = self._steps.number
 
     def _step_ended(self, step: int, start_us: int, end_us: int) -> None:
-        for root in self._layers.roots():
-            self._marks.scan(root)
+        if self._records:
+            for root in self._layers.roots():
+                self._marks.scan(root)
+            self._drain()
+            record = {"kind": "step", "step": step, "start_us": start_us, "end_us": end_us}
+            self._journal.append({**record, "wall_us": end_us - start_us})
+            if self._timed.begins_after(step) and not self._closed:
+                self._stop_recording()
+        if not self._records:
+            self.ledger.is_on = self._timed.step_ended(step, self._position.phase)
+            self.ledger.told = self._timed.call if self._timed.is_on else None
+
+    def _stop_recording(self) -> None:
+        """What follows is timed: nothing of the recording may slow it down, nor is it in the memory's tables."""
+        self._position.close()
         self._drain()
-        record = {"kind": "step", "step": step, "start_us": start_us, "end_us": end_us, "wall_us": end_us - start_us}
-        self._journal.append(record)
+        self._write_statistics()
+        self._records = self._operations.records = False
+        self._memory.close()
+
+    def _write_statistics(self) -> None:
+        for record in self._history.statistics():
+            self._journal.append(record)
+
+    def _graph(self) -> AbstractContextManager[None]:
+        return self._operations.graph() if self._records else nullcontext()
 
     def _out_of_memory(self, device: int, requested: int, device_total: int, device_free: int) -> None:
         layer = self._layers.name(self._position.layer)
@@ -224,14 +275,19 @@ class Recorder:
         return self._position.op, self._position.scope()
 
     def _communication(self, address: int, bytes_: int) -> None:
-        self._marks.mark(address, "communication", KEEP_LAYER, bytes_)
+        if self._records:
+            self._marks.mark(address, "communication", KEEP_LAYER, bytes_)
 
     # ---- writing
 
     def _phase_changed(self, phase: str) -> None:
+        if self._timed.is_on:
+            self._timed.phase(phase)
         self._tick()
 
     def _tick(self) -> None:
+        if not self._records:
+            return
         now = time.monotonic()
         ops = self._position.op - self._drained_op
         if ops >= DRAIN_EVERY_OPS or (now - self._drained_at > DRAIN_EVERY_S and ops >= DRAIN_LEAST_OPS):
@@ -243,15 +299,11 @@ class Recorder:
 
     def _drain(self) -> None:
         self._drained_op, append, position = self._position.op, self._journal.append, self._position
-        if rows := self._layers.new_rows():
-            append({"kind": "layers", "rows": rows})
+        self._drain_names()
         if self._operations.names:
             append({"kind": "operations", "rows": self._operations.names})
             self._operations.names = []
         self._history.drain()
-        scopes, position.new_scopes = position.new_scopes, []
-        if scopes:
-            append({"kind": "scopes", "rows": scopes})
         first, operation, scope = self._operations.take()
         if operation:
             append({"kind": "ops", "first": first, "operation": operation, "scope": scope})
@@ -263,3 +315,17 @@ class Recorder:
             append({"kind": "regions", "rows": regions})
         self.ledger.flush()
         self._drained_at = time.monotonic()
+
+    def _drain_names(self) -> None:
+        """Layers and scopes, which collectives of a timed step have too."""
+        if rows := self._layers.new_rows():
+            self._journal.append({"kind": "layers", "rows": rows})
+        scopes, self._position.new_scopes = self._position.new_scopes, []
+        if scopes:
+            self._journal.append({"kind": "scopes", "rows": scopes})
+        if not self._records:
+            self.ledger.flush()
+
+
+def _run_plainly(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(*args, **kwargs)

@@ -26,11 +26,15 @@ class Steps:
     Args:
         limit: Number of steps to run; :class:`StopRun` is raised where the next one would begin.
         ended: Called with (step, start_us, end_us) when a step ends; Unix time in microseconds.
+
+    Attributes:
+        number: Of the current step.
+        more: Steps to run after those, of which ``ended`` is told too.
     """
 
     def __init__(self, limit: int, ended: Callable[[int, int, int], None]) -> None:
-        self.number = 0
-        self._limit = limit
+        self.number = self.more = 0
+        self._recorded = limit
         self._ended = ended
         self._start_us = time.time_ns() // 1000
         self._stepped: set[int] = set()
@@ -40,7 +44,11 @@ class Steps:
     @property
     def last(self) -> int:
         """The last step that was begun and is recorded."""
-        return min(self.number, self._limit)
+        return min(self.number, self._recorded)
+
+    @property
+    def _limit(self) -> int:
+        return self._recorded + self.more
 
     def root_forward(self) -> None:
         """A module that no other module called is about to run forward."""

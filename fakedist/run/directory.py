@@ -20,14 +20,25 @@ SNAPSHOT_NAME = "memory_snapshot.pickle"
 PAGE_NAME = "report.html"
 TRACE_NAME = "trace.json.gz"
 TAPE_NAME = "tape.bin"
-_OURS = (MANIFEST_NAME, JOURNAL_NAME, LOCK_NAME, TABLES_NAME, SNAPSHOT_NAME, PAGE_NAME, TRACE_NAME, TAPE_NAME)
+#: A second journal, of what another program's report says of the timed step.
+KERNELS_NAME = "kernels.bin"
+#: nsys's report, without its suffix.
+NSYS_NAME = "nsight"
+_OURS = (
+    *(MANIFEST_NAME, JOURNAL_NAME, LOCK_NAME, TABLES_NAME, SNAPSHOT_NAME, PAGE_NAME, TRACE_NAME, TAPE_NAME),
+    *(KERNELS_NAME, f"{NSYS_NAME}.nsys-rep", f"{NSYS_NAME}.qdstrm"),
+)
 
 
 def default_name(job: Job, ranks: Sequence[int] = ()) -> Path:
     """A free name for the run directory: the script's, with rank and world size; or for a directory of several runs."""
     stem = job.target.rpartition(".")[2] if job.is_module else Path(job.target).stem
     which = f"ranks{min(ranks)}-{max(ranks)}" if ranks else f"rank{job.rank}"
-    base = f"fakedist-{stem}-{which}of{job.world_size}"
+    return free_name(f"fakedist-{stem}-{which}of{job.world_size}")
+
+
+def free_name(base: str) -> Path:
+    """A name in this directory that nothing has."""
     path, count = Path(base), 1
     while path.exists():
         count += 1

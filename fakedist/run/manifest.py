@@ -28,12 +28,7 @@ def new_manifest(run_directory: Path, job: Job) -> None:
     _write(
         run_directory,
         {
-            "schema_version": SCHEMA_VERSION,
-            "fakedist": __version__,
-            "command": list(sys.argv),
-            "cwd": os.getcwd(),
-            "git_commit": _git_commit(),
-            "created": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+            **_made_here(),
             "job": job.to_dict(),
             "exit": {"outcome": "running", "code": None, "message": ""},
             "versions": {},
@@ -42,6 +37,42 @@ def new_manifest(run_directory: Path, job: Job) -> None:
             "notes": [],
         },
     )
+
+
+def import_manifest(run_directory: Path, report: Path, tool: str) -> None:
+    """Write the manifest of a run that another program recorded.
+
+    Args:
+        run_directory: The run directory.
+        report: That program's report.
+        tool: Its name.
+    """
+    unknown: dict[str, Any] = {"world_size": None, "rank": None, "gpus_per_node": 1, "gpu_memory_bytes": None}
+    job = {"target": report.name, "is_module": False, "arguments": [], "device": "cuda"}
+    _write(
+        run_directory,
+        {
+            **_made_here(),
+            "imported": {"report": os.fspath(report.resolve()), "tool": tool},
+            "job": {**unknown, **job},
+            "exit": {"outcome": "finished", "code": 0, "message": ""},
+            "versions": {},
+            "provenance": {"kernels": f"measured: {tool}"},
+            "dropped": [],
+            "notes": [],
+        },
+    )
+
+
+def _made_here() -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "fakedist": __version__,
+        "command": list(sys.argv),
+        "cwd": os.getcwd(),
+        "git_commit": _git_commit(),
+        "created": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
 
 
 def update_manifest(run_directory: Path, **fields: Any) -> None:

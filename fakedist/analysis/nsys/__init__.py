@@ -1,0 +1,1 @@
+"""Reports of Nsight Systems: read, and joined with the ranges that the program pushed."""

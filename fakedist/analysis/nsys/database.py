@@ -1,0 +1,118 @@
+"""A report of Nsight Systems as SQLite: opened with care, and read column by column."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fakedist.analysis.timed.intervals import Ints
+from fakedist.errors import ReportError
+
+_MAGIC = b"SQLite format 3\0"
+_CHUNK_ROWS = 100_000
+_EXPORT = "nsys export --type sqlite REPORT.nsys-rep   makes it again"
+
+
+class Database:
+    """An export that is open for reading; whatever version of nsys made it.
+
+    Args:
+        path: The file.
+        connection: It, opened.
+    """
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.path = path
+        self._connection = connection
+        names = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
+        self.tables = {str(name) for (name,) in names}
+
+    def columns(self, table: str) -> set[str]:
+        """Names of a table's columns; none if there is no such table."""
+        return {str(row[1]) for row in self._connection.execute(f'PRAGMA table_info("{table}")')}
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        """All rows of a short answer."""
+        return self._connection.execute(query).fetchall()
+
+    def chunks(self, query: str) -> Iterator[list[tuple[Any, ...]]]:
+        """The rows of a long answer, some at a time."""
+        cursor = self._connection.execute(query)
+        while rows := cursor.fetchmany(_CHUNK_ROWS):
+            yield rows
+
+    def integers(self, table: str, names: Sequence[str], where: str = "") -> dict[str, Ints]:
+        """Columns of whole numbers; -1 where a row has none, or the table has no such column."""
+        known = self.columns(table)
+        if not known:
+            return {name: np.zeros(0, np.int64) for name in names}
+        chosen = ", ".join(f'COALESCE("{name}", -1)' if name in known else "-1" for name in names)
+        parts = [
+            np.fromiter(chain.from_iterable(rows), np.int64, len(rows) * len(names)).reshape(-1, len(names))
+            for rows in self.chunks(f'SELECT {chosen} FROM "{table}" {where}')
+        ]
+        found = np.concatenate(parts) if parts else np.zeros((0, len(names)), np.int64)
+        return {name: np.ascontiguousarray(found[:, place]) for place, name in enumerate(names)}
+
+    def strings(self, ids: Ints) -> dict[int, str]:
+        """Texts of ``StringIds``."""
+        wanted = set(ids.tolist())
+        found = {}
+        for rows in self.chunks("SELECT id, value FROM StringIds"):
+            found.update({number: value for number, value in rows if number in wanted})
+        return found
+
+    def pairs(self, *tables: str) -> dict[str, str]:
+        """Names and values of the first of these tables that there is: older versions call them otherwise."""
+        for table in tables:
+            if {"name", "value"} <= self.columns(table):
+                return {str(name): str(value) for name, value in self.rows(f'SELECT name, value FROM "{table}"')}
+        return {}
+
+
+@contextmanager
+def open_database(path: Path) -> Iterator[Database]:
+    """Open an export.
+
+    Raises:
+        ReportError: There is none, it is not SQLite or not nsys's, or it is incomplete; also while it is read.
+    """
+    _check(path)
+    try:
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+        try:
+            database = Database(path, connection)
+            if "StringIds" not in database.tables or not database.pairs("META_DATA_EXPORT", "EXPORT_META_DATA"):
+                what = "it holds no tables" if not database.tables else "it has no StringIds or no META_DATA_EXPORT"
+                raise ReportError(f"{path} is no whole export of nsys: {what}", _EXPORT)
+            yield database
+        finally:
+            connection.close()
+    except sqlite3.DatabaseError as error:
+        raise ReportError(f"{path} cannot be read: {error}", _EXPORT) from error
+
+
+def _check(path: Path) -> None:
+    """What SQLite itself would not notice, or would say in its own words."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            head = file.read(100)
+    except OSError as error:
+        raise ReportError(f"{path} cannot be read: {error.strerror}", "fakedist nsys REPORT.nsys-rep") from error
+    if not size:
+        raise ReportError(f"{path} is empty", _EXPORT)
+    if not head.startswith(_MAGIC):
+        raise ReportError(f"{path} is no SQLite file", "give what `nsys export --type sqlite` or `nsys profile` wrote")
+    page_bytes = int.from_bytes(head[16:18], "big")  # sqlite.org/fileformat.html: 1 stands for 65,536
+    pages = int.from_bytes(head[28:32], "big")
+    if size < pages * (65536 if page_bytes == 1 else page_bytes):
+        raise ReportError(f"{path} is cut off: the export or a copy of it was interrupted", _EXPORT)
+    if any(path.with_name(path.name + ending).exists() for ending in ("-journal", "-wal")):
+        raise ReportError(f"{path} is still being written, or its export was interrupted", _EXPORT)

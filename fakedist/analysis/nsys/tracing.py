@@ -1,0 +1,165 @@
+"""From a report to one step's trace: which process, which step, and where the host launched what the GPU did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fakedist.analysis.nsys.database import Database
+from fakedist.analysis.nsys.reading import THREAD_BITS, read_activity, read_ranges
+from fakedist.analysis.timed.events import Activity, Ranges
+from fakedist.analysis.timed.intervals import Intervals, Ints
+from fakedist.analysis.timed.kernels import Trace
+from fakedist.analysis.timed.names import STEP
+from fakedist.errors import ReportError
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which part of a report is wanted.
+
+    Attributes:
+        step: Number of the step; None for the last whole one.
+        process: The process; None for the one that ran most kernels.
+    """
+
+    step: int | None = None
+    process: int | None = None
+
+
+def read_trace(database: Database, choice: Choice) -> Trace:
+    """One step of one process of a report.
+
+    Raises:
+        ReportError: The report has no kernels, no such process, or no such step.
+    """
+    activity = read_activity(database)
+    if not len(activity):
+        raise ReportError(
+            f"{database.path} has no kernels: no GPU was used, or nsys ran without --trace=cuda",
+            "nsys profile --trace=cuda,nvtx ...   traces both",
+        )
+    notes: list[str] = []
+    process = _process(database, activity, choice, notes)
+    activity = activity.where(activity.columns["globalPid"] >> THREAD_BITS == process)
+    ranges = read_ranges(database, process).told_by_us()
+    thread, launch = _launches(database, activity)
+    begin, end, step = _window(ranges, activity, thread, choice, notes)
+    inside = (launch >= begin) & (launch <= end)
+    chosen = activity.where(inside)
+    if not len(chosen):
+        raise ReportError(f"no kernel of {database.path} was launched in step {step}", "--step chooses another")
+    made_in, made_at = _captures(database, chosen, process)
+    return Trace(
+        ranges=ranges.where((ranges.end >= begin) & (ranges.start <= end)) if made_in.max() < 0 else ranges,
+        activity=chosen,
+        thread=thread[inside],
+        launch=launch[inside],
+        made_in=made_in,
+        made_at=made_at,
+        begin=begin,
+        step=step,
+        notes=notes,
+    )
+
+
+def gpu_name(database: Database) -> str:
+    """Name of the first GPU of the machine; empty where the report does not say."""
+    if "name" not in database.columns("TARGET_INFO_GPU"):
+        return ""
+    found = database.rows("SELECT name FROM TARGET_INFO_GPU LIMIT 1")
+    return str(found[0][0]) if found else ""
+
+
+def tool_version(database: Database) -> str:
+    """Version of the nsys that exported the report."""
+    return database.pairs("META_DATA_EXPORT", "EXPORT_META_DATA").get("EXPORT_PRODUCT_VERSION", "")
+
+
+def _process(database: Database, activity: Activity, choice: Choice, notes: list[str]) -> int:
+    """The chosen process, as in the upper bits of ``globalPid``."""
+    found, counts = np.unique(activity.columns["globalPid"] >> THREAD_BITS, return_counts=True)
+    numbers = {int(each) & 0xFFFFFF: int(each) for each in found}
+    if choice.process is None:
+        chosen = int(found[counts.argmax()])
+        if len(found) > 1:
+            others = ", ".join(str(each) for each in numbers if numbers[each] != chosen)
+            notes.append(
+                f"the report has kernels of {len(found)} processes; these are of process {chosen & 0xFFFFFF}"
+                f" (--process {others})"
+            )
+        return chosen
+    if choice.process not in numbers:
+        there = ", ".join(map(str, numbers))
+        raise ReportError(f"{database.path} has no kernels of process {choice.process}", f"it has those of {there}")
+    return numbers[choice.process]
+
+
+def _launches(database: Database, activity: Activity) -> tuple[Ints, Ints]:
+    """For each activity the thread that launched it, and when; -1, and its own start, where that was not traced."""
+    calls = database.integers("CUPTI_ACTIVITY_KIND_RUNTIME", ("correlationId", "globalTid", "start"))
+    process = int(activity.columns["globalPid"][0]) >> THREAD_BITS if len(activity) else -1
+    mine = (calls["globalTid"] >> THREAD_BITS == process) & (calls["correlationId"] > 0)
+    correlation, thread, start = (calls[name][mine] for name in ("correlationId", "globalTid", "start"))
+    order = np.argsort(correlation, kind="stable")
+    correlation, thread, start = correlation[order], thread[order], start[order]
+    asked = activity.columns["correlationId"]
+    if not len(correlation):
+        return np.full(len(asked), -1, np.int64), activity.columns["start"].copy()
+    place = np.minimum(np.searchsorted(correlation, asked), len(correlation) - 1)
+    known = correlation[place] == asked
+    return np.where(known, thread[place], -1), np.where(known, start[place], activity.columns["start"])
+
+
+def _captures(database: Database, activity: Activity, process: int) -> tuple[Ints, Ints]:
+    """For nodes of CUDA graphs the thread that captured them and when, where the report saw that; else -1."""
+    nodes = activity.columns["graphNodeId"]
+    thread, time = np.full(len(nodes), -1, np.int64), np.full(len(nodes), -1, np.int64)
+    table = next((name for name in ("CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS") if name in database.tables), "")
+    if not table or not bool((nodes > 0).any()):
+        return thread, time
+    made = database.integers(table, ("graphNodeId", "originalGraphNodeId", "globalTid", "start"))
+    mine = made["globalTid"] >> THREAD_BITS == process
+    node, original, by, at = (made[name][mine] for name in ("graphNodeId", "originalGraphNodeId", "globalTid", "start"))
+    found = dict(zip(node.tolist(), zip(original.tolist(), by.tolist(), at.tolist(), strict=True), strict=True))
+    for place in np.flatnonzero(nodes > 0).tolist():
+        number = int(nodes[place])
+        for _ in range(8):  # an instance is a clone of a graph, which may itself be one
+            if number not in found:
+                break
+            number, thread[place], time[place] = found[number]
+    return thread, time
+
+
+def _window(ranges: Ranges, activity: Activity, thread: Ints, choice: Choice, notes: list[str]) -> tuple[int, int, int]:
+    """Beginning, end and number of the chosen step."""
+    steps = ranges.where(ranges.kind == STEP)
+    if not len(steps.start):
+        if choice.step is not None:
+            raise ReportError("no range of the report names a step", "leave --step out: all of it is then one step")
+        notes.append("no range of the report names a step: all that it has is taken for one")
+        first = min(int(activity.columns["start"].min()), int(ranges.start.min(initial=np.iinfo(np.int64).max)))
+        return first, int(activity.columns["end"].max()), 1
+    launching = np.bincount(np.searchsorted(*_grouped(steps.thread, thread))) if len(thread) else np.zeros(0)
+    if launching.any():  # loaders count batches too: the thread that launches knows its steps
+        steps = steps.where(steps.thread == np.unique(steps.thread)[launching.argmax()])
+    lanes = np.unique(steps.thread, return_inverse=True)[1]
+    steps = steps.where(Intervals(lanes, steps.start, steps.end).parents() < 0)
+    numbers = np.array([steps.meanings[each].number for each in steps.meaning], np.int64)
+    if choice.step is not None:
+        having = np.flatnonzero(numbers == choice.step)
+        if not len(having):
+            there = ", ".join(map(str, sorted(set(numbers.tolist()))[:12]))
+            raise ReportError(f"the report has no step {choice.step}", f"--step is one of {there}")
+        row = int(having[-1])
+    else:
+        whole = np.flatnonzero(steps.end < int(ranges.end.max()))
+        row = int(whole[-1]) if len(whole) else len(numbers) - 1
+    return int(steps.start[row]), int(steps.end[row]), int(numbers[row])
+
+
+def _grouped(threads: Ints, launching: Ints) -> tuple[Ints, Ints]:
+    """Threads that have ranges, and of all launches those from one of them."""
+    having = np.unique(threads)
+    return having, launching[np.isin(launching, having)]

@@ -1,0 +1,81 @@
+"""Which of millions of nested ranges a point in time lies in: arrays only, no loop over ranges."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+
+class Intervals:
+    """Ranges of several threads, and which of them encloses a point.
+
+    Args:
+        lane: Number of each range's thread, from 0.
+        start: When it begins.
+        end: When it ends; a range may begin and end with another one, or overlap it.
+    """
+
+    def __init__(self, lane: npt.NDArray[np.integer], start: Ints, end: Ints) -> None:
+        # One axis for all threads: each has a stretch of its own, so that none of its ranges ends after the next's.
+        self._first = int(start.min(initial=0))
+        self._stride = int(end.max(initial=0)) - self._first + 2
+        at = self._at(lane, start)
+        until = self._at(lane, end)
+        self.order: Ints
+        if len(at) and bool((at[1:] >= at[:-1]).all()) and not bool((at[1:] == at[:-1]).any()):
+            self.order = np.arange(len(at))
+        else:
+            self.order = np.lexsort((-until, at))  # of two that begin together, the longer one is outside
+            at, until = at[self.order], until[self.order]
+        self._start, self._end = at, until
+        self._outer = _last_that_ends_later(until)
+
+    def innermost(self, lane: npt.NDArray[np.integer], time: Ints) -> Ints:
+        """For each point the range, as a row of the arguments, that began last of those it lies in; -1 without any."""
+        inside = (time >= self._first) & (time < self._first + self._stride)
+        point = np.where(inside, self._at(lane, np.where(inside, time, self._first)), -1)
+        place = np.searchsorted(self._start, point, side="right") - 1
+        place[~inside] = -1
+        return self._rows(self._out_of(place, point))
+
+    def parents(self) -> Ints:
+        """For each range the one around it, as a row of the arguments; -1 without any."""
+        found = np.empty(len(self.order), np.int64)
+        found[self.order] = self._rows(self._outer)
+        return found
+
+    def _rows(self, place: Ints) -> Ints:
+        if not len(self.order):
+            return np.full(len(place), -1, np.int64)
+        return np.where(place >= 0, self.order[place], -1)
+
+    def _out_of(self, place: Ints, point: Ints) -> Ints:
+        """From the last range that began before a point outwards to the first that has not ended by then."""
+        waiting = np.flatnonzero(place >= 0)
+        while len(waiting):
+            over = self._end[place[waiting]] < point[waiting]
+            waiting = waiting[over]
+            place[waiting] = self._outer[place[waiting]]
+            waiting = waiting[place[waiting] >= 0]
+        return place
+
+    def _at(self, lane: npt.NDArray[np.integer], time: Ints) -> Ints:
+        return lane.astype(np.int64) * self._stride + (time - self._first)
+
+
+def _last_that_ends_later(end: Ints) -> Ints:
+    """For each range of a list in the order of beginning the last one before it that ends no earlier; -1 if none does.
+
+    Everything between a range and its candidate ends earlier than the range. Where the candidate does too, so does all
+    that lies between it and its own candidate, which is then the next one: the distance doubles with every turn.
+    """
+    candidate = np.arange(-1, len(end) - 1)
+    waiting = np.flatnonzero(candidate >= 0)
+    while len(waiting):
+        at = candidate[waiting]
+        waiting = waiting[end[at] < end[waiting]]
+        candidate[waiting] = candidate[candidate[waiting]]
+        waiting = waiting[candidate[waiting] >= 0]
+    return candidate

@@ -1,0 +1,162 @@
+"""From a trace to the journal's record of a timed step's kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fakedist.analysis.timed.events import Activity, Ranges
+from fakedist.analysis.timed.intervals import Ints
+from fakedist.analysis.timed.joining import Places, find_places
+from fakedist.analysis.timed.names import OPERATION
+from fakedist.analysis.timed.paths import LayerNumbers
+from fakedist.run.families import kernel_family
+from fakedist.run.kernels import KERNEL_TYPES
+from fakedist.run.schema import FAMILIES, PHASES
+
+
+@dataclass
+class Trace:
+    """One step as it was traced.
+
+    Attributes:
+        ranges: Ranges of the step.
+        activity: What the GPU did in it.
+        thread: For each of it the thread that launched it; -1 where that is not known.
+        launch: When; where it is not known, when it began.
+        made_in: For nodes of a CUDA graph the thread that captured them; -1 for all else.
+        made_at: When.
+        begin: Beginning of the step.
+        step: Its number.
+        notes: What a reader must know about these times.
+    """
+
+    ranges: Ranges
+    activity: Activity
+    thread: Ints
+    launch: Ints
+    made_in: Ints
+    made_at: Ints
+    begin: int
+    step: int
+    notes: list[str] = field(default_factory=list)
+
+
+def kernel_record(trace: Trace, layers: LayerNumbers, source: Mapping[str, Any]) -> dict[str, Any]:
+    """The journal's record ``kernels`` of a step.
+
+    Args:
+        trace: The step.
+        layers: Numbers of layers; gets those that it does not know.
+        source: Where it is from: tool, gpu and more; the step, its time and the notes are added.
+    """
+    activity, ranges = trace.activity, trace.ranges
+    captured = trace.made_in != -1
+    places = find_places(
+        ranges, np.where(captured, trace.made_in, trace.thread), np.where(captured, trace.made_at, trace.launch)
+    )
+    texts: dict[str, int] = {"": 0}
+    phase = _phases(ranges, places)
+    operation, family = _operations_and_families(activity, ranges, places, phase, texts)
+    name = _numbered(activity.names, texts)[activity.name] if len(activity) else activity.name
+    grid = _numbered([grid for grid, _ in activity.shapes], texts)[activity.shape]
+    block = _numbered([block for _, block in activity.shapes], texts)[activity.shape]
+    start, end = activity.columns["start"], activity.columns["end"]
+    no = np.full(len(activity), np.nan)
+    bytes_ = activity.columns["bytes"]
+    columns: dict[str, npt.NDArray[Any]] = {
+        "name": name,
+        "family": family,
+        "stream": activity.columns["streamId"],
+        "start_us": (start - trace.begin) / 1000,
+        "duration_us": (end - start) / 1000,
+        "launch_us": np.where(trace.thread != -1, (trace.launch - trace.begin) / 1000, np.nan),
+        "grid": grid,
+        "block": block,
+        "operation": operation,
+        "op": np.full(len(activity), -1),
+        "step": np.full(len(activity), trace.step),
+        "phase": phase,
+        "recompute": places.recompute,
+        "layer": layers.of(ranges, places.layer),
+        "call": places.call,
+        "flops": no,
+        "moved_bytes": np.where(bytes_ >= 0, bytes_, np.nan),
+        "bound": np.zeros(len(activity)),
+    }
+    until = max(int(end.max(initial=trace.begin)), trace.begin)
+    return {
+        "kind": "kernels",
+        "source": {"source": "measured", **source, "step": trace.step, "step_us": (until - trace.begin) / 1000}
+        | {"notes": [*trace.notes, *_notes(trace, places, phase)]},
+        "texts": list(texts),
+        **{name: np.ascontiguousarray(columns[name], kind).tobytes() for name, kind in KERNEL_TYPES.items()},
+    }
+
+
+def _numbered(found: list[str], texts: dict[str, int]) -> Ints:
+    return np.array([texts.setdefault(text, len(texts)) for text in found], np.int64)
+
+
+def _phases(ranges: Ranges, places: Places) -> npt.NDArray[np.uint8]:
+    """Places in ``PHASES``."""
+    other = PHASES.index("other")
+    of_meaning = np.array([PHASES.index(m.phase) if m.phase in PHASES else other for m in ranges.meanings] or [other])
+    told = of_meaning[ranges.meaning][places.phase] if len(ranges.meaning) else np.full(len(places.phase), other)
+    found = np.where(places.phase >= 0, told, other)
+    return np.where(places.in_node, PHASES.index("backward"), found).astype(np.uint8)
+
+
+def _operations_and_families(
+    activity: Activity, ranges: Ranges, places: Places, phase: npt.NDArray[np.uint8], texts: dict[str, int]
+) -> tuple[Ints, npt.NDArray[np.uint8]]:
+    """Numbers of the operations' texts, and families; each distinct kernel of an operation is looked at once."""
+    said = np.full(len(activity), -1, np.int64)
+    known = places.operation >= 0
+    said[known] = ranges.meaning[places.operation[known]]
+    keys = np.stack([activity.name, said, phase.astype(np.int64), places.in_collective.astype(np.int64)])
+    distinct, place = np.unique(keys, axis=1, return_inverse=True)
+    operations, families = [], []
+    for name, meaning, in_phase, in_collective in distinct.T.tolist():
+        operation = "" if meaning < 0 else _operation(ranges.meanings[meaning].name)
+        family = kernel_family(activity.names[name], operation, PHASES[in_phase])
+        operations.append(texts.setdefault(operation, len(texts)))
+        families.append(FAMILIES.index("communication" if in_collective else family))
+    place = place.ravel()
+    return np.array(operations, np.int64)[place], np.array(families, np.uint8)[place]
+
+
+def _operation(name: str) -> str:
+    """``aten::mm`` as the recorder writes it."""
+    return name.replace("::", ".", 1) if name.startswith("aten::") else name
+
+
+def _notes(trace: Trace, places: Places, phase: npt.NDArray[np.uint8]) -> list[str]:
+    """Where the attribution is coarse, counted."""
+    notes, columns = [], trace.activity.columns
+    count = len(trace.activity)
+    if unknown := int((trace.thread == -1).sum()):
+        notes.append(f"{_count(unknown, 'kernel')} of {count:,} without a traced launch: of no layer")
+    in_graph = (columns["graphNodeId"] > 0) & (trace.made_in == -1)
+    if coarse := int(in_graph.sum()):
+        notes.append(f"{_count(coarse, 'kernel')} of CUDA graphs count for the layer that launched the graph")
+    if graphs := int(trace.activity.is_graph.sum()):
+        hint = "nsys profile --cuda-graph-trace=node shows its kernels"
+        notes.append(f"{_count(graphs, 'CUDA graph')} traced as a whole: one row each; {hint}")
+    if count and not (places.layer >= 0).any():
+        notes.append("no range of the trace names a layer: every kernel is outside of modules")
+    elif outside := int(((places.layer < 0) & places.in_node).sum()):
+        notes.append(f"{_count(outside, 'kernel')} of backward without a known layer")
+    if count and bool((phase == PHASES.index("other")).all()):
+        notes.append("no range of the trace tells forward, backward or optimizer: every kernel's phase is other")
+    if count and not (trace.ranges.kind == OPERATION).any():
+        notes.append("no range of the trace names operations: recomputed forwards are not told from others")
+    return notes
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,98 @@
+"""What the text of a range says: a step, a phase, a layer, an operation; our own ranges and other tools'."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from fakedist.run import ranges
+
+IGNORED, STEP, PHASE, LAYER, OPERATION, NODE, DERIVATIVE, CALL = range(8)
+#: torch.autograd.profiler.emit_nvtx writes "aten::mm, seq = 12, op_id = 7, sizes = [...]".
+_SEQUENCE = re.compile(r", seq = (\d+)")
+_TAIL = re.compile(r", (seq|op_id|sizes|input_op_ids) = ?.*$", re.DOTALL)
+_NODE = "autograd::engine::evaluate_function: "
+_STEP = re.compile(
+    r"(?:global[ _-]?|train(?:ing)?[ _-]?)?(?:step|iter|iteration|batch|ProfilerStep)[ _:#=-]*(\d+)(?:/\d+)?",
+    re.IGNORECASE,
+)
+_DERIVATIVE = re.compile(r"\w+Backward\d*$|torch::autograd::")
+_OPERATION = re.compile(r"\w+::[\w<]|nccl\w*:|Optimizer\.zero_grad#|(?:detach|CompiledFunction|Torch-Compiled)\b")
+_PHASES = (
+    ("optimizer", re.compile(r"optimi[sz]er|^optim\b|\boptim[._-]?step|^Adam|^SGD", re.IGNORECASE)),
+    ("backward", re.compile(r"backward|(?:^|[\W_])bwd(?:[\W_]|$)", re.IGNORECASE)),
+    ("forward", re.compile(r"forward|(?:^|[\W_])fwd(?:[\W_]|$)", re.IGNORECASE)),
+)
+#: A range that is nothing but a phase: its words are those of the phase and these.
+_FILLERS = re.compile(
+    r"(?:forward|backward|fwd|bwd|optimi[sz]er|optim|step|pass|compute|func|model|loss|micro|batch|\d|[\W_])+",
+    re.IGNORECASE,
+)
+#: Domains that libraries push their ranges into: not the program's layers.
+_LIBRARY = re.compile(r"nccl|cccl|cub\b|thrust|cu(?:blas|dnn|sparse|solver|fft|tensor|da)|nvshmem|libcu", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What a range's text says.
+
+    Attributes:
+        kind: STEP, PHASE, LAYER, OPERATION, NODE (autograd runs a node), DERIVATIVE (that node's own function), CALL
+            (one of our collectives) or IGNORED.
+        name: Of the layer or operation; empty where there is none.
+        phase: forward, backward or optimizer, where the text says so; for our own ranges any phase.
+        number: Of the step or the call; -1 without one.
+        is_ours: Whether the range is of ours.
+    """
+
+    kind: int
+    name: str = ""
+    phase: str = ""
+    number: int = -1
+    is_ours: bool = False
+
+
+def without_numbers(text: str) -> tuple[str, int]:
+    """A range's text without what makes each different, and autograd's sequence number; -1 without one."""
+    if ", " not in text:
+        return text, -1
+    found = _SEQUENCE.search(text)
+    return _TAIL.sub("", text), int(found[1]) if found else -1
+
+
+def meaning(text: str, domain: str = "") -> Meaning:
+    """What a range says, by its text without numbers and the name of its domain."""
+    if text.startswith(ranges.OWN):
+        return _own(text)
+    if domain and _LIBRARY.match(domain):
+        return Meaning(OPERATION, text)
+    if text.startswith(_NODE):
+        return Meaning(NODE, text.removeprefix(_NODE), "backward")
+    if _DERIVATIVE.match(text):
+        return Meaning(DERIVATIVE, text, "backward")
+    if step := _STEP.fullmatch(text.strip()):
+        return Meaning(STEP, number=int(step[1]))
+    phase = _phase(text)
+    if text.startswith("Optimizer.step#"):
+        return Meaning(PHASE, phase="optimizer")
+    if _OPERATION.match(text):
+        return Meaning(OPERATION, text)
+    if _FILLERS.fullmatch(text) and text.strip():
+        return Meaning(PHASE, phase=phase) if phase else Meaning(IGNORED)
+    return Meaning(LAYER, text, phase) if text.strip() else Meaning(IGNORED)
+
+
+def _own(text: str) -> Meaning:
+    for kind, prefix in ((STEP, ranges.STEP), (CALL, ranges.CALL)):
+        if text.startswith(prefix) and text.removeprefix(prefix).isdecimal():
+            return Meaning(kind, number=int(text.removeprefix(prefix)), is_ours=True)
+    if text.startswith(ranges.PHASE):
+        return Meaning(PHASE, phase=text.removeprefix(ranges.PHASE), is_ours=True)
+    if text.startswith(ranges.LAYER):
+        return Meaning(LAYER, text.removeprefix(ranges.LAYER), is_ours=True)
+    return Meaning(IGNORED)
+
+
+def _phase(text: str) -> str:
+    found = [phase for phase, words in _PHASES if words.search(text)]
+    return found[0] if len(found) == 1 else ""  # "forward-backward" says neither

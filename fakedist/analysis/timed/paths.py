@@ -1,0 +1,73 @@
+"""Which row of ``layers`` a range stands for."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fakedist.analysis.timed.events import Ranges
+from fakedist.analysis.timed.intervals import Intervals, Ints
+from fakedist.analysis.timed.names import LAYER
+
+OUTSIDE = 0
+
+
+class LayerNumbers:
+    """Rows of the table ``layers`` by name.
+
+    Args:
+        known: (number, name, class name, parent) of the layers of a recording, whose ranges bear these names; None for
+            a trace that nobody recorded: a layer is then called after all the ranges around it.
+
+    Attributes:
+        rows: Rows as the journal has them.
+    """
+
+    def __init__(self, known: list[tuple[int, str, str, int]] | None = None) -> None:
+        self.rows: list[tuple[int, str, str, int]] = known if known is not None else [(OUTSIDE, "", "", -1)]
+        self._by_name = {name: number for number, name, *_ in self.rows}
+        self._is_recorded = known is not None
+
+    def of(self, ranges: Ranges, rows: Ints) -> Ints:
+        """The layer of each of these rows of ``ranges``; row -1 is outside of modules."""
+        if not len(ranges.meaning):
+            return np.full(len(rows), OUTSIDE, np.int64)
+        asked = rows >= 0
+        found = np.full(len(rows), OUTSIDE, np.int64)
+        if self._is_recorded:
+            of_meaning = np.array([self._by_name.get(each.name, OUTSIDE) for each in ranges.meanings], np.int64)
+            found[asked] = of_meaning[ranges.meaning[rows[asked]]]
+        else:
+            found[asked] = self._by_path(ranges, rows[asked])
+        return found
+
+    def _by_path(self, ranges: Ranges, rows: Ints) -> Ints:
+        """Layers by the ranges around them, outermost first."""
+        of_layers = np.flatnonzero(ranges.kind == LAYER)
+        lanes = np.unique(ranges.thread[of_layers], return_inverse=True)[1]
+        parents = Intervals(lanes, ranges.start[of_layers], ranges.end[of_layers]).parents()
+        meaning = ranges.meaning[of_layers]
+        wanted = np.searchsorted(of_layers, rows)
+        chain, levels = np.unique(wanted), []
+        while len(chain):
+            levels.append(chain)
+            above = parents[chain]
+            chain = np.unique(above[above >= 0])
+        number = np.full(len(of_layers), OUTSIDE, np.int64)
+        needed = np.unique(np.concatenate(levels)) if levels else np.zeros(0, np.int64)
+        ready = needed[parents[needed] < 0]
+        while len(ready):
+            above = np.where(parents[ready] >= 0, number[parents[ready]], OUTSIDE)
+            keys, place = np.unique(np.stack([above, meaning[ready]]), axis=1, return_inverse=True)
+            numbers = [self._number(parent, ranges.meanings[said].name) for parent, said in keys.T.tolist()]
+            number[ready] = np.array(numbers, np.int64)[place.ravel()]
+            ready = needed[np.isin(parents[needed], ready)]
+        return number[wanted]
+
+    def _number(self, parent: int, name: str) -> int:
+        above = self.rows[parent][1]
+        path = name if not above or name.startswith(above + ".") else f"{above}.{name}"
+        known = self._by_name.get(path)
+        if known is None:
+            known = self._by_name[path] = len(self.rows)
+            self.rows.append((known, path, "", parent))
+        return known

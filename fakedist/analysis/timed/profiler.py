@@ -1,0 +1,123 @@
+"""What torch.profiler saw of the timed step, as a trace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fakedist.analysis.timed.events import Activity, Ranges
+from fakedist.analysis.timed.intervals import Ints
+from fakedist.analysis.timed.kernels import Trace
+from fakedist.analysis.timed.names import IGNORED, PHASE, STEP, Meaning, meaning
+from fakedist.run.traces import COLUMNS
+
+_TYPES = {"q": "<i8", "I": "<u4"}
+
+
+def profiler_trace(record: dict[str, Any]) -> Trace:
+    """The timed step.
+
+    Args:
+        record: The journal's record ``profiler``.
+    """
+    tables = {
+        table: {name: np.frombuffer(record[table][name], _TYPES[code]).astype(np.int64) for name, code in codes.items()}
+        for table, codes in COLUMNS.items()
+    }
+    texts = record["texts"]
+    ranges, steps = _ranges(tables["operations"], texts)
+    device = tables["device"]
+    thread, launch = _launches(tables)
+    begin, step = steps[-1] if steps else (int(launch.min(initial=0)), 0)
+    order = np.argsort(device["start"], kind="stable")
+    activity = _activity(device, texts).where(order)
+    none = np.full(len(order), -1, np.int64)
+    return Trace(
+        ranges=ranges.told_by_us(),
+        activity=activity,
+        thread=thread[order],
+        launch=launch[order],
+        made_in=none,
+        made_at=none,
+        begin=begin,
+        step=step,
+    )
+
+
+def _ranges(operations: dict[str, Ints], texts: list[str]) -> tuple[Ranges, list[tuple[int, int]]]:
+    """The ranges, of which phases last until the next one; and when steps began, with their numbers."""
+    said = [meaning(text) for text in texts]
+    kinds = np.array([each.kind for each in said] or [IGNORED])[operations["text"]]
+    start, end = operations["start"], operations["end"].copy()
+    marks = np.flatnonzero(kinds == PHASE)
+    ours = np.array([each.is_ours for each in said] or [False])
+    marks = marks[ours[operations["text"][marks]]]
+    marks = marks[np.argsort(start[marks], kind="stable")]
+    end[marks] = np.append(start[marks[1:]], end.max(initial=0))[: len(marks)]
+    steps = [
+        (int(start[row]), said[operations["text"][row]].number)
+        for row in np.flatnonzero(kinds == STEP)
+        if said[operations["text"][row]].is_ours
+    ]
+    says = kinds != IGNORED
+    meanings: list[Meaning] = said
+    columns = [operations["thread"], start, end, operations["sequence"]]
+    return Ranges(meanings, operations["text"][says].astype(np.int32), *(column[says] for column in columns)), steps
+
+
+def _launches(tables: dict[str, dict[str, Ints]]) -> tuple[Ints, Ints]:
+    """For each of what the GPU did the thread that launched it, and when: by its CUDA call, else by its operation.
+
+    A call's own thread number is CUPTI's; the operation around it has torch's, which is the ranges'.
+    """
+    device, calls, operations = tables["device"], tables["calls"], tables["operations"]
+    call = _found(calls["correlation"], device["correlation"])
+    linked = np.where(call >= 0, _taken(calls["operation"], call), device["operation"])
+    linked = np.where(linked > 0, linked, device["operation"])
+    operation = np.where(linked > 0, _found(operations["id"], linked), -1)
+    thread = np.where(operation >= 0, _taken(operations["thread"], operation), _taken(calls["thread"], call))
+    at = np.where(operation >= 0, _taken(operations["start"], operation), device["start"])
+    at = np.where(call >= 0, _taken(calls["start"], call), at)
+    return np.where((call >= 0) | (operation >= 0), thread, -1), at
+
+
+def _found(keys: Ints, asked: Ints) -> Ints:
+    """For each number its row of ``keys``; -1 if it is not there."""
+    if not len(keys):
+        return np.full(len(asked), -1, np.int64)
+    order = np.argsort(keys, kind="stable")
+    place = np.minimum(np.searchsorted(keys[order], asked), len(keys) - 1)
+    return np.where(keys[order[place]] == asked, order[place], -1)
+
+
+def _taken(column: Ints, rows: Ints) -> Ints:
+    """Rows of a column; -1 for row -1."""
+    return np.where(rows >= 0, column[rows], -1) if len(column) else np.full(len(rows), -1, np.int64)
+
+
+def _activity(device: dict[str, Ints], texts: list[str]) -> Activity:
+    names, name = np.unique(device["text"], return_inverse=True)
+    shapes, shape = np.unique(np.stack([device["grid"], device["block"]]), axis=1, return_inverse=True)
+    found = [texts[each] for each in names.tolist()]
+    is_copy = np.array([each.startswith(("Memcpy", "Memset")) for each in found] or [False])
+    both_ways = np.array(["DtoD" in each for each in found] or [False])
+    bytes_ = device["bytes"]
+    if len(name):
+        bytes_ = np.where(is_copy[name], np.where(both_ways[name] & (bytes_ > 0), 2 * bytes_, bytes_), -1)
+    return Activity(
+        {
+            "start": device["start"],
+            "end": device["end"],
+            "streamId": device["stream"],
+            "correlationId": device["correlation"],
+            "graphNodeId": device["node"],
+            "bytes": bytes_,
+        },
+        name,
+        shape.ravel(),
+        is_copy[name] if len(name) else np.zeros(0, bool),
+        np.zeros(len(name), bool),
+        found,
+        [(texts[grid], texts[block]) for grid, block in shapes.T.tolist()],
+    )

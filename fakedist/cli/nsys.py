@@ -1,0 +1,64 @@
+"""``fakedist nsys``."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import click
+
+from fakedist.cli.say import print_report
+from fakedist.errors import ReportError
+
+_SQLITE = b"SQLite format 3\0"
+_EXPORT_S = 3600.0
+
+
+@click.command()
+@click.argument("report", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Run directory to write.")
+@click.option("--force", is_flag=True, help="Overwrite the run directory if there is one.")
+@click.option("--step", type=int, metavar="N", help="Which step, by its range.  [default: the last whole one]")
+@click.option("--process", type=int, metavar="PID", help="Which process.  [default: the one with most kernels]")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--all-layers", is_flag=True, help="Do not fold repeated layers.")
+def nsys(report: Path, output: Path | None, force: bool, as_json: bool, **options: object) -> int:
+    """Time by layer from a report of Nsight Systems, whoever made it; needs no torch and no GPU.
+
+    REPORT is a .nsys-rep, which the nsys of this machine exports, or what `nsys export --type sqlite` made of one.
+    Its NVTX ranges say what is a step, a phase and a layer (docs/nsys.md).
+    """
+    from fakedist.analysis.nsys.importing import import_report
+    from fakedist.analysis.nsys.tracing import Choice
+    from fakedist.nsight import export_sqlite
+    from fakedist.run.directory import create_run_directory, free_name
+
+    step, process = options["step"], options["process"]
+    choice = Choice(step=step if isinstance(step, int) else None, process=process if isinstance(process, int) else None)
+    _check_readable(report)
+    with tempfile.TemporaryDirectory(prefix="fakedist-nsys-") as scratch:
+        exported = report
+        if not _starts_with(report, _SQLITE) and report.suffix != ".sqlite":
+            exported = Path(scratch) / "report.sqlite"
+            export_sqlite(report, exported, _EXPORT_S)
+        with create_run_directory(output or free_name(f"fakedist-{report.stem}"), force) as run_directory:
+            import_report(report, exported, run_directory, choice)
+    print_report(run_directory, as_json, bool(options["all_layers"]))
+    return 0
+
+
+def _check_readable(report: Path) -> None:
+    if report.is_dir():
+        raise ReportError(f"{report} is a directory", "give the file: fakedist nsys REPORT.nsys-rep")
+    if not report.exists():
+        raise ReportError(f"{report} does not exist", "nsys profile --trace=cuda,nvtx -o REPORT ... makes one")
+    if report.suffix == ".qdstrm":
+        hint = f"QdstrmImporter --input-file {report}   makes it a .nsys-rep"
+        raise ReportError(f"{report} is a stream of nsys that is not yet a report", hint)
+    if not report.stat().st_size:
+        raise ReportError(f"{report} is empty", "was nsys ended while it wrote it? profile again")
+
+
+def _starts_with(path: Path, head: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(head)) == head

@@ -1,0 +1,153 @@
+"""Nsight Systems: where it is, how it runs a program, and how its report becomes SQLite."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from fakedist.errors import ReportError, SetupError
+from fakedist.run.ranges import CAPTURE
+
+#: Where NVIDIA's packages put it when it is not on PATH.
+_PLACES = ("/opt/nvidia/nsight-systems*/*/bin/nsys", "/usr/local/cuda*/bin/nsys", "/usr/lib/nsight-systems/bin/nsys")
+#: Torch's ranges are not registered strings, which alone nsys compares with a capture range by default.
+ENVIRONMENT = {"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
+
+
+def find_nsys() -> Path:
+    """The program.
+
+    Raises:
+        SetupError: It is not installed.
+    """
+    if found := shutil.which("nsys"):
+        return Path(found)
+    for pattern in _PLACES:
+        if there := sorted(Path("/").glob(pattern[1:])):
+            return there[-1]
+    raise SetupError(
+        "nsys, the program of NVIDIA Nsight Systems, is neither on PATH nor where its packages put it",
+        "install it (developer.nvidia.com/nsight-systems; Debian: nsight-systems), or profile without --nsys",
+    )
+
+
+def profile_command(nsys: Path, report: Path, *, traces_cuda: bool, arguments: Iterable[str]) -> list[str]:
+    """What stands before a program for nsys to run it and capture the timed step.
+
+    Args:
+        nsys: The program.
+        report: The report to write, without its suffix.
+        traces_cuda: Whether there is a GPU to trace.
+        arguments: More arguments, which win over these.
+    """
+    return [
+        os.fspath(nsys),
+        "profile",
+        f"--trace={'cuda,nvtx' if traces_cuda else 'nvtx'}",
+        "--sample=none",  # where the kernel allows none, some versions hang in it
+        "--cpuctxsw=none",
+        "--capture-range=nvtx",
+        f"--nvtx-capture={CAPTURE}",
+        "--capture-range-end=stop",
+        "--kill=none",
+        *(["--cuda-graph-trace=node"] if traces_cuda else []),
+        "--force-overwrite=true",
+        f"--output={report}",
+        *arguments,
+    ]
+
+
+def finished_report(nsys: Path, report: Path, timeout_s: float) -> Path:
+    """The report that ``nsys profile`` wrote; older packages leave a stream that is still to be made one.
+
+    Args:
+        nsys: The program.
+        report: As for :func:`profile_command`.
+        timeout_s: Seconds that this may take.
+
+    Raises:
+        ReportError: There is none, or it cannot be made.
+    """
+    made, stream = report.with_name(f"{report.name}.nsys-rep"), report.with_name(f"{report.name}.qdstrm")
+    if made.exists():
+        return made
+    if not stream.exists():
+        raise ReportError(
+            "nsys wrote no report: the timed step was never captured", "its own words are above; try --nsys-args"
+        )
+    importer = _importer(nsys)
+    libraries = os.pathsep.join(filter(None, (os.fspath(importer.parent), os.environ.get("LD_LIBRARY_PATH"))))
+    command = [os.fspath(importer), "--input-file", os.fspath(stream)]
+    _run(command, timeout_s, {"LD_LIBRARY_PATH": libraries})
+    if not made.exists():
+        raise ReportError(f"QdstrmImporter made no report of {stream}", " ".join(command))
+    stream.unlink()
+    return made
+
+
+def export_sqlite(report: Path, to: Path, timeout_s: float) -> None:
+    """Export a report as SQLite; nothing is left of an export that failed.
+
+    Raises:
+        SetupError: nsys is not installed.
+        ReportError: It failed, or took too long.
+    """
+    command = [
+        os.fspath(find_nsys()),
+        "export",
+        "--type=sqlite",
+        "--force-overwrite=true",
+        f"--output={to}",
+        str(report),
+    ]
+    try:
+        _run(command, timeout_s, {})
+        if not to.exists():
+            raise ReportError(f"nsys exported nothing of {report}", "is it whole, and no newer than this nsys?")
+    except BaseException:
+        for path in (to, to.with_name(f"{to.name}-journal")):
+            path.unlink(missing_ok=True)
+        raise
+
+
+def _importer(nsys: Path) -> Path:
+    """QdstrmImporter, in the host directory beside the target's, as the packages have it."""
+    real = nsys.resolve()
+    tops = {real.parent.parent, nsys.parent.parent, real.parents[2] if len(real.parents) > 2 else real.parent}
+    tops |= {path.parent for top in tops for path in top.parent.glob("nsight-systems*/host-linux-x64")}
+    tops |= {path.parent for path in Path("/usr/lib").glob("nsight-systems/host-linux-x64")}
+    # Debian: /usr/lib/x86_64-linux-gnu/nsight-systems/target-linux-x64/nsys, /usr/lib/nsight-systems/host-linux-x64
+    tops |= {path.parent for up in real.parents for path in up.glob("nsight-systems/host-linux-x64")}
+    for top in sorted(tops):
+        for found in sorted(top.glob("host-linux-*/QdstrmImporter")):
+            return found
+    raise ReportError(
+        "nsys left a stream (.qdstrm), and its QdstrmImporter was not found beside it",
+        "install the package that has nsys-ui (Debian: nsight-systems), or a newer nsys",
+    )
+
+
+def _run(command: list[str], timeout_s: float, more: dict[str, str]) -> None:
+    """Run a program of nsys's.
+
+    Raises:
+        ReportError: It failed, or took too long and was ended.
+    """
+    name = Path(command[0]).name if "export" not in command[1:2] else "nsys export"
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **more}
+    ) as process:
+        try:
+            output = process.communicate(timeout=timeout_s)[0].decode(errors="replace")
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise ReportError(f"{name} did not end within {timeout_s:.0f} s", " ".join(command)) from None
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        said = next((line.strip() for line in reversed(output.replace("\r", "\n").splitlines()) if line.strip()), "")
+        raise ReportError(f"{name} failed with exit code {process.returncode}: {said}", " ".join(command))

@@ -1,0 +1,117 @@
+"""The timed step as CUPTI saw it: ``torch.profiler``'s raw events, on their way into the journal.
+
+The events are written as they are; which layer and phase a kernel belongs to is found when the rank has ended
+(``analysis/timed``), so that nothing of it is done in the script's process.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity
+
+from fakedist.patch import present
+from fakedist.run.traces import COLUMNS
+
+_SIDES = re.compile(r'"(grid|block)": ?\[(\d+), ?(\d+), ?(\d+)\]')
+_NODE = re.compile(r'"graph node id": ?(\d+)')
+#: Names of CUDA's runtime and driver functions; of torch's operations none is like these.
+_CALL = re.compile(r"cu(?:da)?[A-Z]\w+$")
+#: What the profiler reports as done by the GPU, and is not.
+_NO_WORK = re.compile(r"(?:Context|Event|Stream) Sync|Stream Wait|Iteration Start")
+
+
+class CuptiTracer:
+    """``torch.profiler`` around the timed step."""
+
+    def __init__(self) -> None:
+        self._profile: torch.profiler.profile | None = None
+        self._events: list[Any] = []
+        self._gpu = ""
+        self._event = present(torch._C._profiler, "_RecordFunctionFast")
+
+    def begin(self, text: str) -> None:
+        """Start the profiler, then say which step it is."""
+        torch.cuda.synchronize()
+        activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+        self._profile = torch.profiler.profile(activities=activities, acc_events=False)
+        self._profile.start()
+        self._mark(text)
+
+    def phase(self, text: str) -> None:
+        """From now on it is this phase."""
+        self._mark(text)
+
+    def end(self) -> None:
+        """Stop the profiler, when everything that was launched has ended."""
+        profile, self._profile = self._profile, None
+        assert profile is not None
+        profile.stop()
+        self._gpu = torch.cuda.get_device_name()
+        self._events = present(profile.profiler, "kineto_results").events()
+
+    def records(self) -> list[dict[str, Any]]:
+        """The events, and the GPU's name."""
+        return [profiler_record(self._events, self._gpu)]
+
+    def _mark(self, text: str) -> None:
+        with self._event(text):
+            pass
+
+
+def profiler_record(events: Iterable[Any], gpu: str) -> dict[str, Any]:
+    """The journal's record of what ``torch.profiler`` saw.
+
+    Args:
+        events: ``_KinetoEvent``s of torch, or what has their methods.
+        gpu: The GPU's name.
+    """
+    columns = {table: {name: array(code) for name, code in codes.items()} for table, codes in COLUMNS.items()}
+    texts: dict[str, int] = {}
+
+    def add(table: str, **values: int) -> None:
+        for name, value in values.items():
+            columns[table][name].append(value)
+
+    for event in events:
+        name, start = event.name(), event.start_ns()
+        end = start + event.duration_ns()
+        if event.device_type() != torch._C._autograd.DeviceType.CPU:
+            if event.is_user_annotation() or _NO_WORK.match(name):
+                continue
+            more = event.metadata_json()
+            shape = {side: ",".join(sizes) for side, *sizes in _SIDES.findall(more)}
+            node = _NODE.search(more)
+            add(
+                "device",
+                start=start,
+                end=end,
+                stream=event.device_resource_id(),
+                correlation=event.correlation_id(),
+                operation=event.linked_correlation_id(),
+                bytes=event.nbytes() or -1,
+                node=int(node[1]) if node else 0,
+                text=texts.setdefault(name, len(texts)),
+                grid=texts.setdefault(shape.get("grid", ""), len(texts)),
+                block=texts.setdefault(shape.get("block", ""), len(texts)),
+            )
+        elif _CALL.match(name):
+            linked = event.linked_correlation_id()
+            thread = event.device_resource_id()
+            add("calls", correlation=event.correlation_id(), start=start, operation=linked, thread=thread)
+        else:
+            add(
+                "operations",
+                id=event.correlation_id(),
+                start=start,
+                end=end,
+                thread=event.device_resource_id(),
+                sequence=event.sequence_nr(),
+                text=texts.setdefault(name, len(texts)),
+            )
+    packed = {table: {name: column.tobytes() for name, column in found.items()} for table, found in columns.items()}
+    return {"kind": "profiler", "gpu": gpu, "texts": list(texts), **packed}

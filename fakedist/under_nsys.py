@@ -1,0 +1,63 @@
+"""A rank under Nsight Systems: what stands before it on the command line, and what becomes of the report."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fakedist.errors import FakedistError
+from fakedist.job import Job
+from fakedist.nsight import ENVIRONMENT, export_sqlite, find_nsys, finished_report, profile_command
+from fakedist.run.directory import KERNELS_NAME, NSYS_NAME
+from fakedist.run.journal import JournalWriter
+
+#: Seconds that nsys may take to write its report when the rank has ended.
+FINISH_S = 600.0
+
+
+def around(job: Job, run_directory: Path, environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """What stands before the rank's command, and the rank's environment."""
+    command = profile_command(
+        find_nsys(),
+        run_directory.resolve() / NSYS_NAME,
+        traces_cuda=job.device == "cuda",
+        arguments=job.nsys or (),
+    )
+    return command, {**ENVIRONMENT, **environment}
+
+
+def code_of_rank(code: int, told: Mapping[str, Any]) -> int:
+    """The rank's exit code, by what nsys gave back: it may have failed itself, and has 128 and more for a signal."""
+    if "code" in told:
+        return int(told["code"])
+    return 128 - code if code > 128 else code
+
+
+def join_report(run_directory: Path) -> None:
+    """Fill the kernels of a run from the report that nsys left in it; where that fails, a note says why."""
+    journal = JournalWriter(run_directory / KERNELS_NAME)
+    report = run_directory / f"{NSYS_NAME}.nsys-rep"
+    try:
+        try:
+            report = finished_report(find_nsys(), run_directory / NSYS_NAME, FINISH_S)
+            journal.append(_kernels(run_directory, report))
+        except FakedistError as error:
+            kept = f"; {report.name} is kept" if report.exists() else ""
+            journal.append({"kind": "note", "text": f"no kernels of nsys's: {error.message}{kept}"})
+        except KeyboardInterrupt:
+            again = f": fakedist nsys {report}   joins its report" if report.exists() else ""
+            journal.append({"kind": "note", "text": f"no kernels of nsys's: interrupted{again}"})
+    finally:
+        journal.close()
+
+
+def _kernels(run_directory: Path, report: Path) -> dict[str, Any]:
+    from fakedist.analysis.nsys.importing import recorded_kernels
+
+    with tempfile.TemporaryDirectory(dir=run_directory, prefix=".nsys-") as scratch:
+        exported = Path(scratch) / "report.sqlite"
+        export_sqlite(report, exported, FINISH_S)
+        return recorded_kernels(run_directory, exported, {"report": os.fspath(report.name)})
