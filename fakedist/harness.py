@@ -104,6 +104,7 @@ class Rank:
         self._refused = 0
         self._tape_file = OwnJournal(run_directory / TAPE_NAME)
         self._tapes: Tapes | None = None
+        self._world_notes: Callable[[], list[str]] = list
         self._spec_memory_bytes = 0
 
     def enter(self) -> None:
@@ -125,7 +126,8 @@ class Rank:
             recorder.trace(tracer)
         is_undefined = None if self._values is None else self._values.is_undefined
         self._tapes = self._enter_tapes()
-        self._surroundings.enter_context(fake_world(self._job, recorder.ledger, is_undefined, self._tapes))
+        world = fake_world(self._job, recorder.ledger, is_undefined, self._tapes)
+        self._world_notes = self._surroundings.enter_context(world)
         self._surroundings.enter_context(watched_exit(self._exits_at_once))
         self._surroundings.enter_context(quiet_stop_in_threads(self._stopped_in_thread))
         self._recorder = self._recording.enter_context(recorder)
@@ -140,7 +142,7 @@ class Rank:
             try:
                 self._write_facts()
                 self._write_what_the_host_did_not_compute()
-                self._write_about_tapes()
+                self._write_about_the_world()
                 recorder.close({**how, "line": line})
             except JournalFailed as error:
                 self.give_up(error)
@@ -198,11 +200,11 @@ class Rank:
 
         return Tapes(self._tape_file.append, known, find_tapes(job), job.rank, command)
 
-    def _write_about_tapes(self) -> None:
+    def _write_about_the_world(self) -> None:
         if self._tapes is not None:
             self._tapes.close()
-            for text in self._tapes.notes():
-                self._journal.append({"kind": "note", "text": text})
+        for text in self._world_notes():
+            self._journal.append({"kind": "note", "text": text})
 
     def _write_gpu(self) -> None:
         import torch

@@ -13,7 +13,7 @@ from fakedist.units import UNLIMITED_BYTES
 __all__ = ["UNLIMITED_BYTES", "Collectives", "Device", "Job", "Launcher", "Values"]
 
 Device = Literal["cuda", "virtual"]
-Launcher = Literal["torchrun", "slurm", "mpi"]
+Launcher = Literal["torchrun", "slurm", "mpi", "accelerate", "deepspeed"]
 Collectives = Literal["values", "noop"]
 Values = Literal["small", "strict", "off"]
 
@@ -131,6 +131,12 @@ class Job:
     def device_index(self) -> int:
         """What LOCAL_RANK says: 0 on the one real GPU, the true local rank on the virtual ones."""
         return 0 if self.device == "cuda" else self.local_rank
+
+    @property
+    def script_arguments(self) -> tuple[str, ...]:
+        """What the script finds in ``sys.argv[1:]``: DeepSpeed's launcher puts the local rank before its arguments."""
+        own = (f"--local_rank={self.device_index}",) if self.launcher == "deepspeed" else ()
+        return (*own, *self.arguments)
 
     def to_dict(self) -> dict[str, Any]:
         """The job as plain values, for run.json."""

@@ -54,11 +54,11 @@ def run_as_main(job: Job) -> None:
         main.__annotations__ = {}
     sys.modules["__main__"] = main
     if job.is_module:
-        sys.argv = ["-m", *job.arguments]
+        sys.argv = ["-m", *job.script_arguments]
         _put_first(os.getcwd())
         runpy._run_module_as_main(job.target)  # type: ignore[attr-defined]
         return
-    sys.argv = [job.target, *job.arguments]
+    sys.argv = [job.target, *job.script_arguments]
     if os.path.isdir(job.target) or zipfile.is_zipfile(job.target):
         sys.path.insert(0, os.path.realpath(job.target))
         runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]

@@ -68,7 +68,7 @@ class _ScriptCommand(click.Command):
 @click.option("--timeout", type=float, metavar="SECONDS", help="End the script after so long.")
 @click.option(
     "--launcher",
-    type=click.Choice(["torchrun", "slurm", "mpi"]),
+    type=click.Choice(["torchrun", "slurm", "mpi", "accelerate", "deepspeed"]),
     default="torchrun",
     show_default=True,
     help="Whose environment variables the script finds.",

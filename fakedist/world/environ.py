@@ -18,8 +18,13 @@ def rank_environment(job: Job) -> dict[str, str]:
 
     torchrun's are those of torch/distributed/elastic/agent/server/local_elastic_agent.py, one agent a node. Scripts
     started by srun or mpirun take theirs from SLURM or MPI, and often set MASTER_ADDR themselves; it is set all the
-    same, as sbatch scripts do.
+    same, as sbatch scripts do. ``accelerate launch --multi_gpu`` and ``deepspeed`` set what they set without a
+    configuration of their own; ``--env`` adds to it.
     """
+    if job.launcher == "accelerate":
+        return _accelerate(job)
+    if job.launcher == "deepspeed":
+        return _deepspeed(job)
     if job.launcher == "slurm":
         return {**_slurm(job), **_master()}
     if job.launcher == "mpi":
@@ -51,6 +56,36 @@ def _torchrun(job: Job) -> dict[str, str]:
     }
     if job.local_world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
         environment["OMP_NUM_THREADS"] = 1  # torchrun's default where a node has more than one rank
+    return {name: str(value) for name, value in environment.items()}
+
+
+def _accelerate(job: Job) -> dict[str, str]:
+    """prepare_multi_gpu_env in accelerate/utils/launch.py (1.15), below it torchrun."""
+    return {
+        **_torchrun(job),
+        "ACCELERATE_MIXED_PRECISION": "no",
+        "ACCELERATE_DYNAMO_BACKEND": "NO",
+        "ACCELERATE_DYNAMO_MODE": "default",
+        "ACCELERATE_DYNAMO_USE_FULLGRAPH": "False",
+        "ACCELERATE_DYNAMO_USE_DYNAMIC": "False",
+        "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": "False",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+
+
+def _deepspeed(job: Job) -> dict[str, str]:
+    """deepspeed/launcher/launch.py (0.19), one on each machine."""
+    environment = {
+        "RANK": job.rank,
+        "LOCAL_RANK": job.device_index,
+        "WORLD_SIZE": job.world_size,
+        "LOCAL_SIZE": job.local_world_size,
+        "CROSS_RANK": job.node_rank,
+        "CROSS_SIZE": job.num_nodes,
+        "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in range(job.local_world_size)),
+        "PYTORCH_NVML_BASED_CUDA_CHECK": 1,  # set where deepspeed is imported
+        **_master(),
+    }
     return {name: str(value) for name, value in environment.items()}
 
 

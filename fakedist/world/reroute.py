@@ -21,6 +21,7 @@ from fakedist.world.frameworks import adapted_frameworks
 from fakedist.world.ledger import LedgerLike, NullLedger
 from fakedist.world.objects import faked_objects
 from fakedist.world.process_group import RankGroup
+from fakedist.world.spawned import OwnRanks, own_ranks
 from fakedist.world.store import RankStore, faked_stores
 from fakedist.world.tape import Tapes
 
@@ -35,8 +36,10 @@ def fake_world(
     ledger: LedgerLike | None = None,
     is_undefined: Callable[[torch.Tensor], bool] | None = None,
     tapes: Tapes | None = None,
-) -> Iterator[None]:
+) -> Iterator[Callable[[], list[str]]]:
     """Let this process be one rank of a job whose other ranks do not exist.
+
+    Gives what tells, at the end, what a reader of the report must know, one sentence each.
 
     Args:
         job: World size, rank, seed and whether collectives move values.
@@ -62,10 +65,11 @@ def fake_world(
                 stack.enter_context(patched(owner, name, lambda: True))
         stack.enter_context(patched(c10d, "_store_based_barrier", lambda *args, **kwargs: None))
         stack.enter_context(faked_stores(job.world_size))
+        world.own_ranks = stack.enter_context(own_ranks(job))
         stack.enter_context(faked_objects(world.write_object_call, arrivals.tapes))
         stack.enter_context(adapted_frameworks())
         try:
-            yield
+            yield world.notes
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
@@ -83,9 +87,20 @@ class _World:
         self._helper = inspect.signature(present(c10d, "_new_process_group_helper"))
         self._new_group_with_tag: Callable[..., Any] = present(c10d, "_new_group_with_tag")
         self._rank, self._num_ranks = job.rank, job.world_size
+        self.own_ranks = OwnRanks(job)
         # Releases that can keep the order of a group's ranks keep it when they split.
         has_order = "sort_ranks" in inspect.signature(self._new_group_with_tag).parameters
         self._keeps_order = {"sort_ranks": False} if has_order else {}
+
+    def notes(self) -> list[str]:
+        """What a reader of the report must know."""
+        notes = [*self._arrivals.tapes.notes(), *self.own_ranks.notes()]
+        if (self._rank, self._num_ranks) != (self._job.rank, self._job.world_size):
+            notes.append(
+                f"the script made itself rank {self._rank} of {self._num_ranks}, "
+                f"not rank {self._job.rank} of {self._job.world_size} as it was asked to be"
+            )
+        return notes
 
     def rendezvous(self, url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[Any]:
         """Meet nobody: the store, this rank and the world size."""
@@ -136,6 +151,7 @@ class _World:
         rank = given["group_rank"] if (given["group_rank"] or 0) >= 0 else self._job.rank
         if c10d._world.default_pg is None:
             self._rank, self._num_ranks = rank or 0, size  # the script may know better than its environment
+            self.own_ranks.joins(self._rank, size)
         backend = str(given["backend"])
         group = RankGroup((rank or 0, size), backend, self._arrivals, self._ledger, given.get("backend_options"))
         if given["device_id"]:

@@ -1,3 +1,4 @@
+import dataclasses
 import os
 
 import pytest
@@ -36,6 +37,42 @@ def test_torchrun() -> None:
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "OMP_NUM_THREADS": "1",
     }
+
+
+def test_accelerate() -> None:
+    found = environment(launcher="accelerate", gpus_per_node=1)
+    assert found == {
+        **environment(gpus_per_node=1),
+        "ACCELERATE_MIXED_PRECISION": "no",
+        "ACCELERATE_DYNAMO_BACKEND": "NO",
+        "ACCELERATE_DYNAMO_MODE": "default",
+        "ACCELERATE_DYNAMO_USE_FULLGRAPH": "False",
+        "ACCELERATE_DYNAMO_USE_DYNAMIC": "False",
+        "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": "False",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def test_deepspeed() -> None:
+    assert environment(launcher="deepspeed", world_size=12, rank=9) == {
+        "RANK": "9",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "12",
+        "LOCAL_SIZE": "4",
+        "CROSS_RANK": "1",
+        "CROSS_SIZE": "2",
+        "CUDA_VISIBLE_DEVICES": "0,1,2,3",
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+    }
+
+
+def test_deepspeed_tells_the_script_its_local_rank() -> None:
+    job = Job(world_size=16, rank=9, target="x", arguments=("--lr", "1"), launcher="deepspeed")
+    assert job.script_arguments == ("--local_rank=1", "--lr", "1")
+    assert dataclasses.replace(job, device="cuda").script_arguments[0] == "--local_rank=0"
+    assert dataclasses.replace(job, launcher="torchrun").script_arguments == ("--lr", "1")
 
 
 def test_the_users_own_thread_count_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,217 @@
+"""Scripts that start their own ranks: only the chosen one runs, in this process, at the place where it would start.
+
+``torch.multiprocessing.spawn`` and ``start_processes``, and every loop of ``Process(target=...)``, come down to
+``BaseProcess.start``. A process that would be a rank (its target leads to ``init_process_group``) is not started: the
+chosen rank's target is called here instead, and the others are over at once, with exit code 0. Every other process
+(workers of a DataLoader, managers, queues) starts as it always does.
+
+Which process is the chosen rank's is what its arguments say: a parameter called ``rank``, else the first whole number,
+else its place in the order of starting; in the whole job or on the rank's machine. Where ``init_process_group`` is then
+told another rank of this job, it was not the one after all.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch.distributed as dist
+
+from fakedist.job import Job
+from fakedist.patch import patched, present
+
+#: The module; torch.multiprocessing has a function of this name.
+_spawn = importlib.import_module("torch.multiprocessing.spawn")
+#: Who calls one of these becomes a rank.
+_JOINING = {"init_process_group", "init_device_mesh", "init_distributed", "PartialState"}
+_RANK_NAMES = ("rank", "global_rank", "world_rank")
+_MAX_DEPTH = 8
+_MAX_SEEN = 500
+
+
+class AnotherRank(BaseException):
+    """The target that runs here turned out to be another rank: no ``except Exception`` of it must go on."""
+
+
+class _Over:
+    """What ``multiprocessing`` knows of a process that has ended well."""
+
+    returncode = 0
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.sentinel = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # always ready
+
+    def poll(self, flag: int = 0) -> int:
+        """The exit code."""
+        return 0
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, at once."""
+        return 0
+
+    def terminate(self) -> None:
+        """It is over."""
+
+    kill = interrupt = close = terminate
+
+
+class OwnRanks:
+    """The ranks that the script starts by itself.
+
+    Args:
+        job: Says which rank is the chosen one.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._pid = os.getpid()
+        self._num_started = 0
+        self._has_run = False
+        self._running_candidate = False
+        self._over: _Over | None = None
+
+    def joins(self, rank: int, num_ranks: int) -> None:
+        """The process says which rank it is.
+
+        Raises:
+            AnotherRank: It is started by the script, and is not the chosen one.
+        """
+        if self._running_candidate and num_ranks == self._job.world_size and rank != self._job.rank:
+            raise AnotherRank
+
+    def notes(self) -> Iterator[str]:
+        """What a reader of the report must know."""
+        if self._num_started and not self._has_run:
+            yield (
+                f"the script starts its ranks by itself, {self._num_started} of them here, and none of these is rank "
+                f"{self._job.rank} of {self._job.world_size}: nothing of the rank was run"
+            )
+
+    def start(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
+        """``BaseProcess.start``, for ranks and for others."""
+
+        def start(process: Any) -> None:
+            if not self._is_rank(process):
+                original(process)
+                return
+            index = self._index(process)
+            self._num_started += 1
+            if not self._has_run and index in (self._job.rank, self._job.device_index):
+                self._run_here(process)
+            self._over = self._over or _Over()
+            process._popen, process._sentinel = self._over, self._over.sentinel
+            del process._target, process._args, process._kwargs
+
+        return start
+
+    def _is_rank(self, process: Any) -> bool:
+        if os.getpid() != self._pid or dist.is_initialized() or type(process).run is not BaseProcess.run:
+            return False
+        target, _ = _called(process)
+        return target is not None and _joins_a_group(target, set(), 0)
+
+    def _index(self, process: Any) -> int:
+        target, arguments = _called(process)
+        try:
+            named = inspect.signature(target).bind(*arguments, **process._kwargs).arguments
+        except (TypeError, ValueError):
+            named = {}
+        numbers = [value for value in (*arguments, *process._kwargs.values()) if type(value) is int]
+        by_name = [named[name] for name in _RANK_NAMES if type(named.get(name)) is int]
+        return next(iter(by_name + numbers), self._num_started)
+
+    def _run_here(self, process: Any) -> None:
+        target, arguments = _called(process)
+        self._running_candidate = True
+        try:
+            target(*arguments, **process._kwargs)
+        except AnotherRank:
+            return
+        except SystemExit as error:
+            if error.code:
+                raise
+        finally:
+            self._running_candidate = False
+        self._has_run = True
+        if dist.is_initialized():  # it would have ended with its process
+            dist.destroy_process_group()
+
+
+@contextmanager
+def own_ranks(job: Job) -> Iterator[OwnRanks]:
+    """Let no process start that would be a rank; run the chosen one here.
+
+    Raises:
+        RecordingError: This Python or torch starts processes otherwise.
+    """
+    own = OwnRanks(job)
+    present(_spawn, "_wrap")
+    with patched(BaseProcess, "start", own.start(BaseProcess.start)):
+        yield own
+
+
+def _called(process: Any) -> tuple[Any, tuple[Any, ...]]:
+    """What a process would call: of ``torch.multiprocessing.spawn``, the function that it was given."""
+    target, arguments = process._target, tuple(process._args)
+    if target is _spawn._wrap:
+        function, index, rest, _ = arguments
+        return function, (index, *rest)
+    return target, arguments
+
+
+def _joins_a_group(target: Any, seen: set[int], depth: int) -> bool:
+    """Whether a function leads to one that makes its process a rank, as far as names show.
+
+    Methods and callable objects that ``spawn`` is given are a framework's, and taken for ranks.
+    """
+    target = inspect.unwrap(getattr(target, "func", target))
+    if not isinstance(target, (types.FunctionType, type)):
+        return depth == 0 and callable(target) and not inspect.isbuiltin(target) and not _is_known_method(target)
+    if id(target) in seen or len(seen) > _MAX_SEEN or depth > _MAX_DEPTH:
+        return False
+    seen.add(id(target))
+    functions = [target] if isinstance(target, types.FunctionType) else _methods(target)
+    for function in functions:
+        names = _names(function.__code__)
+        if names & _JOINING:
+            return True
+        reached = [function.__globals__[name] for name in names if name in function.__globals__]
+        reached += [
+            vars(one)[name] for one in reached if isinstance(one, types.ModuleType) for name in names & set(vars(one))
+        ]
+        if any(_is_the_users(one) and _joins_a_group(one, seen, depth + 1) for one in reached):
+            return True
+    return False
+
+
+def _is_known_method(target: Any) -> bool:
+    """Whether a method belongs to torch or Python itself (a manager's server, a DataLoader's worker)."""
+    return not _is_the_users(getattr(target, "__func__", type(target)))
+
+
+def _is_the_users(found: Any) -> bool:
+    """Whether a function or class is neither Python's nor torch's."""
+    if not isinstance(found, (types.FunctionType, type)):
+        return False
+    return (found.__module__ or "").partition(".")[0] not in {"torch", *sys.stdlib_module_names} - {"__main__"}
+
+
+def _methods(found: type) -> list[types.FunctionType]:
+    return [value for value in vars(found).values() if isinstance(value, types.FunctionType)]
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """All names that a function's code mentions, nested functions included."""
+    found = {*code.co_names, *code.co_freevars}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= _names(constant)
+    return found

@@ -1,0 +1,186 @@
+"""Scripts that start their own ranks: the chosen one runs here, the others do not, and all else starts as ever."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.utils.data import DataLoader
+
+from fakedist.job import Job
+from fakedist.world.reroute import fake_world
+
+#: (process, rank, world size, argument) of every rank that ran.
+ran_here: list[tuple[int, int, int, Any]] = []
+
+
+@pytest.fixture(autouse=True)
+def nobody_ran() -> None:
+    ran_here.clear()
+
+
+@contextmanager
+def chosen(rank: int, world_size: int = 4, **job: Any) -> Iterator[Callable[[], list[str]]]:
+    with fake_world(Job(world_size=world_size, rank=rank, target="x", **job)) as notes:
+        yield notes
+
+
+def setup(rank: int, num_ranks: int) -> None:
+    dist.init_process_group("gloo", "tcp://127.0.0.1:29511", rank=rank, world_size=num_ranks)
+
+
+def train(rank: int, num_ranks: int, word: str) -> None:
+    """A rank, as the tutorials write it."""
+    setup(rank, num_ranks)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    ran_here.append((os.getpid(), dist.get_rank(), int(tensor.item()), word))
+
+
+def train_on_node(local_rank: int, node: int, num_ranks: int) -> None:
+    setup(node * 8 + local_rank, num_ranks)
+    ran_here.append((os.getpid(), dist.get_rank(), num_ranks, node))
+
+
+def train_from_environment() -> None:
+    dist.init_process_group("gloo")
+    ran_here.append((os.getpid(), dist.get_rank(), dist.get_world_size(), None))
+
+
+def leave(rank: int) -> None:
+    dist.init_process_group("gloo", rank=rank, world_size=4)
+    sys.exit(0)
+
+
+def fail(rank: int) -> None:
+    dist.init_process_group("gloo", rank=rank, world_size=4)
+    raise ValueError(f"rank {rank} fails")
+
+
+def work(number: int, answers: Any) -> None:
+    """Not a rank."""
+    answers.put((os.getpid(), number))
+
+
+@pytest.mark.parametrize("rank", [0, 2, 3])
+def test_spawn_runs_the_chosen_rank_here_and_no_other(rank: int) -> None:
+    with chosen(rank):
+        assert mp.spawn(train, args=(4, "word"), nprocs=4) is None  # type: ignore[no-untyped-call]
+        assert not dist.is_initialized()
+    assert ran_here == [(os.getpid(), rank, 4, "word")]
+
+
+def test_spawn_can_be_joined_later() -> None:
+    with chosen(1):
+        context: Any = mp.start_processes(train, (4, ""), nprocs=4, join=False)  # type: ignore[no-untyped-call]
+        assert context.join() is True
+        assert [process.exitcode for process in context.processes] == [0] * 4
+    assert [ran[1] for ran in ran_here] == [1]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_loop_of_processes_runs_the_chosen_rank_here(method: str) -> None:
+    with chosen(2):
+        processes = [mp.get_context(method).Process(target=train, args=(rank, 4, "")) for rank in range(4)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        assert [(process.exitcode, process.is_alive()) for process in processes] == [(0, False)] * 4
+        processes[0].close()
+    assert ran_here == [(os.getpid(), 2, 4, "")]
+
+
+def test_a_rank_may_be_named_by_its_parameter_alone() -> None:
+    with chosen(1):
+        for rank in range(4):
+            mp.Process(target=train, kwargs={"word": "", "num_ranks": 4, "rank": rank}).start()
+    assert [ran[1] for ran in ran_here] == [1]
+
+
+def test_without_arguments_the_order_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    with chosen(1):
+        monkeypatch.setenv("WORLD_SIZE", "4")
+        for rank in range(4):
+            monkeypatch.setenv("RANK", str(rank))
+            mp.Process(target=train_from_environment).start()
+    assert ran_here == [(os.getpid(), 1, 4, None)]
+
+
+@pytest.mark.parametrize(("rank", "node"), [(9, 1), (3, 0), (15, 1)])
+def test_a_script_that_starts_one_machines_ranks_has_the_chosen_one_among_them(rank: int, node: int) -> None:
+    with chosen(rank, 16):
+        mp.spawn(train_on_node, (node, 16), nprocs=8)  # type: ignore[no-untyped-call]
+    assert ran_here == [(os.getpid(), rank, 16, node)]
+
+
+def test_a_script_that_starts_all_ranks_of_two_machines_has_the_chosen_one_once() -> None:
+    with chosen(9, 16):
+        mp.spawn(train, (16, ""), nprocs=16)  # type: ignore[no-untyped-call]
+    assert [ran[1] for ran in ran_here] == [9]
+
+
+def test_a_rank_that_leaves_lets_the_script_go_on() -> None:
+    with chosen(1):
+        mp.spawn(leave, nprocs=4)  # type: ignore[no-untyped-call]
+
+
+def test_an_error_of_the_rank_is_the_scripts() -> None:
+    with chosen(1), pytest.raises(ValueError, match="rank 1 fails"):
+        mp.spawn(fail, nprocs=4)  # type: ignore[no-untyped-call]
+
+
+def test_where_the_chosen_rank_is_not_started_a_note_says_so() -> None:
+    with chosen(9, 16) as notes:
+        mp.spawn(train, (16, ""), nprocs=8)  # type: ignore[no-untyped-call]
+        assert any("8 of them here, and none of these is rank 9 of 16" in note for note in notes())
+    assert ran_here == []
+
+
+def test_a_script_of_another_world_is_run_and_told() -> None:
+    with chosen(1, 16) as notes:
+        mp.spawn(train, (4, ""), nprocs=4)  # type: ignore[no-untyped-call]
+        assert any("the script made itself rank 1 of 4, not rank 1 of 16" in note for note in notes())
+    assert [ran[1:3] for ran in ran_here] == [(1, 4)]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes_that_are_no_ranks_start(method: str) -> None:
+    with chosen(0):
+        context = multiprocessing.get_context(method)
+        answers = context.SimpleQueue()
+        process = context.Process(target=work, args=(7, answers))
+        process.start()
+        pid, number = answers.get()
+        process.join()
+    assert (number, process.exitcode) == (7, 0)
+    assert pid == process.pid != os.getpid()
+
+
+def test_a_spawn_that_is_no_rank_starts() -> None:
+    with chosen(0):
+        answers = mp.get_context("fork").SimpleQueue()
+        mp.start_processes(work, (answers,), nprocs=2, start_method="fork")  # type: ignore[no-untyped-call]
+        found = sorted(answers.get() for _ in range(2))
+    assert len({pid for pid, _ in found} - {os.getpid()}) == 2
+
+
+def test_data_loaders_managers_and_pools_work_before_and_in_a_rank() -> None:
+    with chosen(0):
+        for _ in range(2):
+            batches = list(DataLoader(list(range(8)), batch_size=4, num_workers=2))
+            assert [batch.tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+            with multiprocessing.get_context("fork").Manager() as manager:
+                assert manager.list([1])[0] == 1
+            with multiprocessing.get_context("fork").Pool(1) as pool:
+                assert pool.map(abs, [-1]) == [1]
+            if not dist.is_initialized():
+                dist.init_process_group("gloo")
