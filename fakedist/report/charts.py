@@ -93,7 +93,7 @@ def add_timeline(pack: Pack, run: Run, blocks: pd.DataFrame, lines: list[str], c
         "operation": blocks["operation"].cat.codes.to_numpy(),
         "line": line[blocks["stack"].to_numpy()],  # -1, no stack, is the empty one at the end
     }
-    kind, first = _kinds(keys)
+    kind, first = kinds_of_rows(keys)
     pack.add("block_kind", kind)
     pack.add("block_life", lives)
     for name, values in keys.items():
@@ -113,7 +113,7 @@ def _codes(values: pd.Series, names: tuple[str, ...]) -> Array:
     return places[values.cat.codes.to_numpy()] if len(places) else np.zeros(0, "i8")
 
 
-def _kinds(columns: dict[str, Array]) -> tuple[Array, Array]:
+def kinds_of_rows(columns: dict[str, Array]) -> tuple[Array, Array]:
     """Rows that are alike: for each row the number of its kind, and for each kind its first row."""
     num_rows = len(next(iter(columns.values())))
     kind = np.zeros(num_rows, "i8")
@@ -157,6 +157,11 @@ def add_layers(pack: Pack, layers: pd.DataFrame, folds: list[Fold]) -> None:
     for name in CATEGORIES:
         pack.add(f"layer_{name}", layers[f"peak_{name}_bytes"].to_numpy())
     pack.add("layer_most", layers["most_total_bytes"].to_numpy())
+    add_folds(pack, folds)
+
+
+def add_folds(pack: Pack, folds: list[Fold]) -> None:
+    """Which layers each folded row of a table stands for."""
     pack.add("fold_size", [len(fold.layers) for fold in folds])
     pack.add("fold_layers", [layer for fold in folds for layer in fold.layers])
 

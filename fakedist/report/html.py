@@ -15,13 +15,26 @@ import pandas as pd
 
 from fakedist.analysis.layers import fold_layers, fold_table
 from fakedist.errors import JobError
-from fakedist.report import charts, peak, sections
+from fakedist.report import charts, peak, sections, time_charts
 from fakedist.report.pack import Pack
 from fakedist.report.run import Run
+from fakedist.report.time_section import time_section
 from fakedist.run.schema import SCHEMA_VERSION
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_SCRIPTS = ("base", "timeline", "plot", "plot_input", "treemap", "tables", "groups", "theme", "page")
+_SCRIPTS = (
+    "base",
+    "timeline",
+    "plot",
+    "plot_input",
+    "treemap",
+    "tables",
+    "groups",
+    "kernels",
+    "roofline",
+    "theme",
+    "page",
+)
 _BLOCK_COLUMNS = (
     "bytes",
     "alloc_event",
@@ -101,6 +114,7 @@ def _context(run: Run) -> dict[str, Any]:
         "memory": None,
         "peak": None,
         "layers": None,
+        "time": None,
         "communication": sections.communication_section(run, summary),
         "advice": sections.advice_section(summary),
         "reading": sections.reading_section(run, summary),
@@ -119,11 +133,24 @@ def _context(run: Run) -> dict[str, Any]:
         context["peak"] = sections.peak_section(
             summary, peak.largest_blocks(run, blocks, lines, cwd), peak.by_line(blocks, lines)
         )
+    if summary["time"]:
+        context |= _time(pack, run)
     pack.meta |= {"capacity": summary["capacity_bytes"], "num_moves": pack.meta.get("num_moves", 0)}
     job = run.manifest["job"]
     pack.meta["world"] = {"worldSize": job["world_size"], "perNode": job["gpus_per_node"], "rank": job["rank"]}
     pack.meta["groups"] = charts.group_objects(run.table("groups"))
     return context | {"numbers": pack.text()}
+
+
+def _time(pack: Pack, run: Run) -> dict[str, Any]:
+    """The section of times, and what its drawings need."""
+    kernels, layers = time_charts.read_kernels(run), run.table("layers")
+    folds = fold_layers(layers)
+    time_charts.add_kernels(pack, run, kernels, layers)
+    time_charts.add_layer_times(pack, run.table("layer_times"), layers)
+    charts.add_folds(pack, folds)
+    pack.meta["roofline"] = time_charts.roofline(run)
+    return {"time": time_section(run, kernels, layers, folds)}
 
 
 def _pack_memory(pack: Pack, run: Run, blocks: pd.DataFrame, lines: list[str], colouring: charts.Colouring) -> None:

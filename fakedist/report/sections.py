@@ -9,6 +9,7 @@ import pandas as pd
 
 from fakedist.report.charts import Colouring
 from fakedist.report.run import Run
+from fakedist.report.time_section import step_figure
 from fakedist.report.wording import (
     LAYER_COLUMNS,
     MIN_SHARE,
@@ -46,6 +47,7 @@ def verdict_section(run: Run, summary: dict[str, Any]) -> dict[str, Any]:
         "limit": _percent(capacity, whole) if 0 < capacity < whole else "",
         "parts": [_part(name, bytes_, whole) for name, bytes_ in parts],
         "reserved_rest": {"text": format_bytes(reserved - allocated), "width": _percent(reserved - allocated, whole)},
+        "time": step_figure(summary),
         "steps": [(row["step"], format_us(row["wall_us"])) for row in summary["steps"][-_STEPS_SHOWN:]],
         "num_notes": len(summary["notes"]),
         "provenance": [

@@ -108,28 +108,31 @@ def family_sheet(time: dict[str, Any], word: str) -> Sheet:
         word: Measured or estimated.
     """
     rows: Rows = time["by_family"]
+    remarks = ["share: of all kernels but communication, which is counted apart"]
+    if time["peaks"]:
+        remarks.append(f"of peak: of dense {PEAK_DTYPE}, whatever the kernels compute in; rates: where they are known")
+    if any(row["family"] == "communication" and row["time_us"] for row in rows):
+        remarks.append("communication: copies that stand for it here, simulated; no time of the real job")
+    return Sheet(f"Time by family of kernels, {word}", family_columns(time), remarks)
+
+
+def family_columns(time: dict[str, Any]) -> list[Column]:
+    """The columns of that table; the first one is the family."""
+    rows: Rows = time["by_family"]
     peaks = time["peaks"] or {}
     flops_peak, bytes_peak = peaks.get("flops", {}).get(PEAK_DTYPE), peaks.get("bytes_per_s")
-    shares = ["-" if row["share"] is None else f"{row['share']:.1%}" for row in rows]
     columns = [
         Column("family", [row["family"] for row in rows], is_text=True),
         Column("kernels", [f"{row['num_kernels']:,}" for row in rows]),
         Column("time", [unknown_time(row["time_us"], row["num_unknown"]) for row in rows]),
-        Column("share", shares),
+        Column("share", ["-" if row["share"] is None else f"{row['share']:.1%}" for row in rows]),
         _rate("TFLOP/s", [flops_rate(row["flops"], row["flops_us"]) for row in rows], 1),
         _rate("of peak", [share_of_peak(row["flops"], row["flops_us"], flops_peak) for row in rows], 2),
         _rate("TB/s", [bytes_rate(row["moved_bytes"], row["moved_us"]) for row in rows], 1),
         _rate("of bandwidth", [share_of_peak(row["moved_bytes"], row["moved_us"], bytes_peak) for row in rows], 2),
     ]
     bounds = [main_bound(row, "") for row in rows]
-    if any(bounds):
-        columns.append(Column("bound", bounds, is_text=True, rank=1))
-    remarks = ["share: of all kernels but communication, which is counted apart"]
-    if flops_peak:
-        remarks.append(f"of peak: of dense {PEAK_DTYPE}, whatever the kernels compute in; rates: where they are known")
-    if any(row["family"] == "communication" and row["time_us"] for row in rows):
-        remarks.append("communication: copies that stand for it here, simulated; no time of the real job")
-    return Sheet(f"Time by family of kernels, {word}", columns, remarks)
+    return [*columns, Column("bound", bounds, is_text=True, rank=1)] if any(bounds) else columns
 
 
 def _rate(name: str, cells: list[str], rank: int) -> Column:

@@ -14,7 +14,7 @@ import pytest
 from fakedist.analysis.build import build_tables
 from fakedist.report.html import write_page
 from fakedist.report.run import Run
-from fakedist.units import format_bytes
+from fakedist.units import format_bytes, format_us
 from tests.unit.analysis.recorded import MIB, HandMade, new_run
 from tests.unit.report import handmade
 
@@ -332,3 +332,34 @@ def test_a_small_run_makes_a_page(reader: Reader, tmp_path: Path, what: str) -> 
     write_page(Run(run), run / "report.html")
     page = reader.open(run / "report.html")
     assert page.locator("canvas.main").count() == (what != "nothing")
+
+
+def test_a_step_shows_its_kernels_zooms_and_opens_layers(reader: Reader, tmp_path: Path) -> None:
+    run = handmade.timed(tmp_path / "run")
+    write_page(Run(run), run / "report.html")
+    page = reader.open(run / "report.html")
+    canvas = page.locator("#kernels canvas")
+    canvas.scroll_into_view_if_needed()
+    status = page.locator("#kernels .status")
+    assert status.inner_text() == "0 us to 1.0 ms of 1.0 ms"
+    box = canvas.bounding_box()
+    lane = box["y"] + box["height"] - 22 - 1.5 * 22  # of the default stream
+    page.mouse.move(box["x"] + 92 + (box["width"] - 100) * 0.05, lane)  # 50 us: in the first matrix product
+    assert "sm90_xmma_gemm" in page.locator("#note").inner_text()
+    assert "gemm, forward, at 20.0 us\n\nlayers.0.mlp" in page.locator("#note").inner_text()
+    page.mouse.move(box["x"] + 92 + (box["width"] - 100) * 0.15, lane + 22)
+    assert "duration not known" in page.locator("#note").inner_text()
+    page.mouse.down()
+    page.mouse.move(box["x"] + 92 + (box["width"] - 100) * 0.25, lane + 22)
+    page.mouse.up()
+    assert status.inner_text().startswith("150 us to 250 us")
+    canvas.press("0")
+    assert status.inner_text() == "0 us to 1.0 ms of 1.0 ms"
+    row = page.locator("#time-table tr", has=page.locator("span.label", has_text="layers.0-2.mlp"))
+    row.get_by_role("button").click()
+    each = page.locator("#time-table tr.repeat")
+    assert [line.locator("th").inner_text() for line in each.all()] == [f"layers.{at}.mlp" for at in range(3)]
+    totals = Run(run).table("layer_times")
+    wanted = [format_us(us) for us in totals[totals["name"].str.endswith(".mlp")]["forward_us"]]
+    assert [line.locator("td").first.inner_text() for line in each.all()] == wanted
+    assert page.locator("#roofline circle").count() == 1  # the one kernel whose operations and bytes are known

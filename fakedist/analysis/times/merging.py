@@ -6,6 +6,9 @@ import numpy as np
 import pandas as pd
 
 from fakedist.analysis.recording import Array
+from fakedist.run.schema import KINDS
+
+_KIND_FROM_DEPTH = 2  # the model, the list of its layers, a layer
 
 
 def bars(kernels: pd.DataFrame, most: int) -> pd.DataFrame:
@@ -100,16 +103,21 @@ def layer_runs(kernels: pd.DataFrame, parents: Array) -> pd.DataFrame:
     start, kind = rows["start_us"].to_numpy("f8"), rows["kind"].to_numpy()
     end = np.maximum.accumulate(start + rows["known_us"].to_numpy())
     path = chains[rows["layer"].to_numpy("i8")]
-    changed = _different([kind])
+    # What backward computes again for a layer stands apart, but does not cut the model to pieces.
+    backward = [KINDS.index(name) for name in ("recompute", "backward")]
+    part = np.where(np.isin(kind, backward), backward[1], kind)
+    changed = _different([part])
     found = []
     for depth in range(path.shape[1]):
         at = path[:, depth]
+        if depth == _KIND_FROM_DEPTH:
+            changed, part = changed | _different([kind]), kind
         changed = changed | _different([at])
         first = np.flatnonzero(changed)
         last = np.append(first[1:], len(rows)) - 1
         until = np.minimum(end[last], np.append(start[first[1:]], np.inf))
         kept = at[first] > 0
-        piece = {"layer": at[first], "kind": kind[first], "depth": depth, "start_us": start[first], "end_us": until}
+        piece = {"layer": at[first], "kind": part[first], "depth": depth, "start_us": start[first], "end_us": until}
         found.append(pd.DataFrame(piece)[kept])
     runs: pd.DataFrame = pd.concat(found).sort_values(["start_us", "depth"], kind="stable")[columns]
     return runs.reset_index(drop=True)

@@ -36,6 +36,17 @@ function bytesText(size) {
   return `${size} B`;
 }
 
+// As Python's format_us says it.
+function usText(us) {
+  const size = Math.abs(us);
+  if (size > 0 && size < 99.95) return `${us.toFixed(1)} us`;
+  if (size < 999.5) return `${us.toFixed(0)} us`;
+  if (size < 1e6) return `${(us / 1e3).toLocaleString('en-US', { minimumFractionDigits: 1, maximumFractionDigits: 1, useGrouping: false })} ms`;
+  if (size < 6e7) return `${(us / 1e6).toFixed(1)} s`;
+  const seconds = Math.round(us / 1e6);
+  return `${Math.floor(seconds / 60)} min ${seconds % 60} s`;
+}
+
 const orDash = (size) => (size ? bytesText(size) : '-');
 const countText = (count) => count.toLocaleString('en-US');
 const cut = (text, most = 160) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);

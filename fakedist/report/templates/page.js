@@ -32,6 +32,15 @@ async function start() {
     const picture = new PeakPicture($('#picture'), new LayerTree(data));
     drawn.push(() => picture.draw());
   }
+  if (data && data.bar_kind && $('#kernels')) {
+    const kernels = new KernelPlot($('#kernels'), data);
+    drawn.push((now) => (now ? kernels.paint() : kernels.draw()));
+  }
+  if ($('#roofline') && !(data && data.meta.roofline)) $('#roofline .none').hidden = false;
+  if (data && data.meta.roofline && $('#roofline')) {
+    const roofline = new Roofline($('#roofline'), data.meta.roofline);
+    drawn.push(() => roofline.draw());
+  }
   if (data && data.call_move && plot && $('canvas.calls')) {
     const calls = new CallPlot($('canvas.calls'), data, plot);
     drawn.push(() => calls.draw());

@@ -77,11 +77,13 @@ function repeats(row, data) {
   let at = 0;
   for (let i = 0; i < fold; i += 1) at += data.fold_size[i];
   const table = row.closest('table'), columns = $$('thead th', table).map((heading) => heading.dataset);
-  const totals = layerTotals(data), found = [];
+  const found = [];
   for (const layer of data.fold_layers.subarray(at, at + data.fold_size[fold])) {
     const line = make('tr', { class: 'repeat' });
-    for (const { sum, own, most } of columns) {
-      const values = sum ? sum.split(' ').map((name) => totals[name]) : own ? data.meta.categories.map((name) => data[`layer_${name}`]) : most ? [data.layer_most] : null;
+    for (const { sum, own, most, time, blank } of columns) {
+      if (blank) { line.append(make('td')); continue; }
+      if (time) { const us = data[`time_${time}`][layer] / 1e3; line.append(make('td', { 'data-value': us }, us ? usText(us) : '-')); continue; }
+      const values = sum ? sum.split(' ').map((name) => layerTotals(data)[name]) : own ? data.meta.categories.map((name) => data[`layer_${name}`]) : most ? [data.layer_most] : null;
       if (!values) { line.append(make('th', { scope: 'row' }, data.meta.layers[layer])); continue; }
       const bytes = values.reduce((total, of) => total + of[layer], 0);
       line.append(make('td', { 'data-value': bytes }, orDash(bytes)));

@@ -200,4 +200,8 @@ def test_runs_of_layers_nest_and_are_cut_by_what_comes_between() -> None:
     leaves = found[found["depth"] == 3]
     assert leaves[["layer", "start_us", "end_us"]].to_numpy().tolist() == [[4, 0, 5], [5, 5, 10], [4, 12, 15]]
     assert [KINDS[int(kind)] for kind in kind_runs(ready)["kind"]] == ["forward"]
+    again = [kernel(0, 5, phase="backward", recompute=True, layer=4), kernel(5, 5, phase="backward", layer=4)]
+    runs = layer_runs(timed(table(*again)), model()["parent"].to_numpy())
+    assert runs["depth"].tolist() == [0, 1, 2, 3, 2, 3]  # the layer is cut in two, the model is not
+    assert [KINDS[int(kind)] for kind in runs["kind"]] == ["backward"] * 2 + ["recompute"] * 2 + ["backward"] * 2
     assert np.isfinite(found[["start_us", "end_us"]].to_numpy()).all()

@@ -1,0 +1,136 @@
+"""The data behind the page's drawings of a step's time: the timeline by stream, its layers, the roofline, the table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fakedist.analysis.layers import with_children
+from fakedist.analysis.recording import Array
+from fakedist.analysis.times.kinds import timed
+from fakedist.analysis.times.merging import bars, kind_runs, layer_runs
+from fakedist.analysis.times.trace import call_texts
+from fakedist.report.charts import kinds_of_rows
+from fakedist.report.pack import Pack
+from fakedist.report.run import Run
+from fakedist.report.time_text import short_kernel
+from fakedist.run.schema import FAMILIES, KINDS
+
+#: Bars of the timeline, all streams together, and stretches of its layers: some 10 bytes each in the page.
+MOST_BARS = 60_000
+MOST_RUNS = 40_000
+MOST_POINTS = 300
+_COLUMNS = (
+    *("name", "family", "stream", "start_us", "duration_us", "operation", "phase", "recompute", "layer", "call"),
+    *("flops", "moved_bytes", "bound"),
+)
+_TICKS = 1 << 31  # of a step: a nanosecond each in one of two seconds, and as many bytes whatever it takes
+#: Columns of the table of layers: figures with children that the page sums itself where a folded row is opened.
+LAYER_FIGURES = ("forward_us", "recompute_us", "backward_us", "optimizer_us", "other_us", "total_us", "launch_gap_us")
+
+
+def read_kernels(run: Run) -> pd.DataFrame:
+    """The table ``kernels`` as the drawings need it.
+
+    Raises:
+        RunDirectoryError: It is missing or damaged.
+    """
+    return timed(run.table("kernels", _COLUMNS))
+
+
+def add_kernels(pack: Pack, run: Run, kernels: pd.DataFrame, layers: pd.DataFrame) -> None:
+    """The timeline: bars by stream, the layers and phases above them.
+
+    Args:
+        pack: Where it goes.
+        run: The run.
+        kernels: What :func:`read_kernels` gave.
+        layers: The table ``layers``.
+    """
+    step_us = float(run.summary["time"]["step_us"]) or 1.0
+    tick = max(step_us / _TICKS, 1e-3)
+    found = bars(kernels, MOST_BARS)
+    rows = kernels.iloc[found["first"].to_numpy("i8")]
+    names, labels = _bar_names(run, rows)
+    keys = {
+        "family": rows["family"].to_numpy("i8"),
+        "kind": rows["kind"].to_numpy("i8"),
+        "layer": rows["layer"].to_numpy("i8"),
+        "name": names,
+        "known": found["known"].to_numpy("i8"),
+    }
+    of_bar, first = kinds_of_rows(keys)
+    pack.add("bar_kind", of_bar)
+    pack.add("bar_num", found["num_kernels"].to_numpy())
+    for name, values in keys.items():
+        pack.add(f"bars_{name}", values[first])
+    streams, stream = np.unique(found["stream"].to_numpy("u8"), return_inverse=True)
+    pack.add("bar_stream", stream)
+    _add_times(pack, "bar", found, tick)
+    runs = layer_runs(kernels, layers["parent"].to_numpy())
+    num_runs = len(runs)
+    runs = runs.loc[(runs["end_us"] - runs["start_us"]).nlargest(MOST_RUNS).index.sort_values()]
+    for name in ("layer", "kind", "depth"):
+        pack.add(f"run_{name}", runs[name].to_numpy("i8"))
+    _add_times(pack, "run", runs, tick)
+    phases = kind_runs(kernels)
+    pack.add("part_kind", phases["kind"].to_numpy("i8"))
+    _add_times(pack, "part", phases, tick)
+    pack.meta |= {"families": FAMILIES, "kinds": KINDS, "streams": [str(name) for name in streams.tolist()]}
+    pack.meta |= {"kernels": labels, "tick_us": tick, "step_us": step_us, "num_kernels": len(kernels)}
+    pack.meta |= {"merged": len(found) < len(kernels), "runs_left_out": num_runs - len(runs)}
+    pack.meta.setdefault("layers", layers["name"].astype(str).tolist())
+
+
+def _add_times(pack: Pack, prefix: str, table: pd.DataFrame, tick: float) -> None:
+    start = np.round(np.maximum(table["start_us"].to_numpy("f8"), 0.0) / tick).astype("i8")
+    end = np.round(np.maximum(table["end_us"].to_numpy("f8"), 0.0) / tick).astype("i8")
+    pack.add(f"{prefix}_start", start)
+    pack.add(f"{prefix}_length", np.maximum(end - start, 0))
+
+
+def _bar_names(run: Run, rows: pd.DataFrame) -> tuple[Array, list[str]]:
+    """For each bar the place of its label: the kernel's name, or that of the collective that it stands for."""
+    text = rows["name"].astype(str).map(lambda name: short_kernel(name, 120))
+    if (rows["call"] >= 0).any():
+        calls = call_texts(run.table("calls", ["sequence", "operation", "group"]), run.table("groups"))
+        text = rows["call"].map(calls).fillna(text)
+    places, labels = pd.factorize(text)
+    return places, [str(label) for label in labels]
+
+
+def add_layer_times(pack: Pack, times: pd.DataFrame, layers: pd.DataFrame) -> None:
+    """Figures of every layer with children, for folded rows that are opened: whole nanoseconds."""
+    for name in LAYER_FIGURES:
+        own = times["own_us" if name == "total_us" else name].to_numpy("f8")
+        pack.add(f"time_{name}", np.round(with_children(layers, own) * 1e3).astype("i8"))
+    pack.add("time_own_us", np.round(times["own_us"].to_numpy() * 1e3).astype("i8"))
+
+
+def roofline(run: Run) -> dict[str, Any] | None:
+    """Points and roofs of the roofline: kernels by name, whose operations and bytes are known; None without any."""
+    peaks = run.summary["time"]["peaks"]
+    names = run.table("kernel_names")
+    known = names[(names["flops"] > 0) & (names["moved_bytes"] > 0) & (names["flops_us"] > 0)]
+    if not len(known) or not peaks:
+        return None
+    rows = known[known["family"] != "communication"].head(MOST_POINTS).to_dict("records")
+    points = [
+        {
+            "name": short_kernel(row["name"], 120),
+            "family": row["family"],
+            "us": row["time_us"],
+            "times": row["num_kernels"],
+            "intensity": row["flops"] / row["moved_bytes"],
+            "rate": row["flops"] / (row["flops_us"] * 1e-6),
+        }
+        for row in rows
+    ]
+    return {
+        "points": points,
+        "flops": peaks["flops"],
+        "bytes_per_s": peaks["bytes_per_s"],
+        "left_out": len(known) - len(rows),
+    }

@@ -1,0 +1,190 @@
+"""What the page says of a step's time, as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fakedist.analysis.layers import Fold
+from fakedist.analysis.times.layers import fold_times
+from fakedist.report.run import Run
+from fakedist.report.time_charts import LAYER_FIGURES
+from fakedist.report.time_sheets import family_columns
+from fakedist.report.time_text import (
+    flops_rate,
+    main_bound,
+    short_kernel,
+    source_word,
+    time_figures,
+    unknown_time,
+    us_or_dash,
+    without_communication,
+)
+from fakedist.report.wording import MIN_SHARE, layer_label
+from fakedist.run.schema import FAMILIES, KINDS
+from fakedist.units import format_us
+
+_MOST_ROWS = 1_000  # of a table
+_HEADINGS = ("forward", "recompute", "backward", "optimizer", "other", "total", "host late")
+
+
+def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: list[Fold]) -> dict[str, Any]:
+    """Where the time of the timed step goes.
+
+    Args:
+        run: The run.
+        kernels: What :func:`fakedist.report.time_charts.read_kernels` gave.
+        layers: The table ``layers``.
+        folds: Its layers, folded.
+    """
+    summary = run.summary
+    time = summary["time"]
+    source = source_word(summary)
+    return {
+        "word": summary["kernels"]["source"],
+        "source": source[:1].upper() + source[1:],
+        "step": summary["kernels"]["step"],
+        "notes": list(summary["kernels"].get("notes", ())),
+        "figures": time_figures(summary),
+        "shares": _shares(time),
+        "kinds": _kinds(kernels),
+        "families": _families(time),
+        "layers": _layers(run, layers, folds),
+        "top": [_top(row, time) for row in time["top_kernels"]],
+        "min_share": f"{MIN_SHARE:.1%}",
+    }
+
+
+def step_figure(summary: dict[str, Any]) -> dict[str, str] | None:
+    """The step's time for the verdict; None where no step was timed."""
+    if summary["time"] is None:
+        return None
+    more = without_communication(summary["time"])
+    return {
+        "text": format_us(summary["time"]["step_us"]),
+        "word": summary["kernels"]["source"],
+        "step": str(summary["kernels"]["step"]),
+        "more": more or "communication simulated",
+    }
+
+
+def _shares(time: dict[str, Any]) -> list[dict[str, str]]:
+    """The parts of the step, as a bar."""
+    step_us = time["step_us"] or 1.0
+    names = {"busy": "computes", "communication": "only communicates", "launch_gap": "host late", "wait": "waits"}
+    return [
+        {"key": key, "name": name, "text": format_us(time[f"{key}_us"]), "width": _percent(time[f"{key}_us"], step_us)}
+        for key, name in names.items()
+        if time[f"{key}_us"]
+    ]
+
+
+def _kinds(kernels: pd.DataFrame) -> list[dict[str, Any]]:
+    """Forward, backward and so on, each by family."""
+    compute = kernels[kernels["is_compute"]]
+    sums = np.zeros((len(KINDS), len(FAMILIES)))
+    np.add.at(sums, (compute["kind"].to_numpy("i8"), compute["family"].to_numpy("i8")), compute["known_us"].to_numpy())
+    most = sums.sum(axis=1).max() or 1.0
+    return [
+        {
+            "name": kind,
+            "text": format_us(float(of_kind.sum())),
+            "width": _percent(float(of_kind.sum()), most),
+            "parts": [
+                {"family": family, "text": format_us(float(us)), "width": _percent(float(us), float(of_kind.sum()))}
+                for family, us in zip(FAMILIES, of_kind, strict=True)
+                if us
+            ],
+        }
+        for kind, of_kind in zip(KINDS, sums, strict=True)
+        if of_kind.sum()
+    ]
+
+
+def _families(time: dict[str, Any]) -> dict[str, Any]:
+    """The terminal's table, with what each cell is sorted by."""
+    columns = [column for column in family_columns(time) if set(column.cells) != {"-"}]
+    rows = []
+    for row, cells in zip(time["by_family"], zip(*(column.cells for column in columns), strict=True), strict=True):
+        figures = [(_number(cell), cell) for cell in cells[1:]]
+        figures[1] = (row["time_us"], cells[2])
+        rows.append({"family": cells[0], "cells": figures})
+    return {"columns": [column.name for column in columns], "rows": rows}
+
+
+def _number(text: str) -> float:
+    """What a cell of figures is sorted by."""
+    digits = text.replace(",", "").rstrip("%")
+    try:
+        return float(digits)
+    except ValueError:
+        return 0.0
+
+
+def _layers(run: Run, layers: pd.DataFrame, folds: list[Fold]) -> dict[str, Any]:
+    table = fold_times(run.table("layer_times"), layers, folds)
+    whole = run.summary["time"]["kernel_us"] or 1.0
+    table["fold"] = range(len(table))
+    found = table[(table["total_us"] > 0) | (table["num_calls"] > 0)]
+    shown = found.loc[found["total_us"].nlargest(_MOST_ROWS).index.sort_values()]
+    used = [(name, title) for name, title in zip(LAYER_FIGURES, _HEADINGS, strict=True) if shown[name].any()]
+    most = {name: float(shown[name].max()) or 1.0 for name, _ in used}
+    records: list[dict[str, Any]] = shown.to_dict("records")  # type: ignore[assignment]
+    rows = [
+        {
+            "fold": row["fold"],
+            "label": layer_label(row["name"]),
+            "class_name": row["class_name"],
+            "num_repeats": row["num_repeats"],
+            "is_small": row["total_us"] <= whole * MIN_SHARE,
+            "figures": [(row[name], us_or_dash(row[name]), _percent(row[name], most[name])) for name, _ in used],
+            "own": (row["own_us"], us_or_dash(row["own_us"])),
+            "each": _each(row),
+            "rate": (row["flops"] / (row["total_us"] or 1.0), flops_rate(row["flops"], row["total_us"])),
+            "bound": main_bound(row),
+            "calls": (row["num_calls"], _calls(row)),
+        }
+        for row in records
+    ]
+    return {
+        "columns": used,
+        "rows": rows,
+        "has_bound": any(row["bound"] for row in rows),
+        "has_rate": any(row["rate"][0] for row in rows),
+        "has_calls": any(row["calls"][0] for row in rows),
+        "num_small": sum(row["is_small"] for row in rows),
+        "num_more": len(found) - len(shown),
+    }
+
+
+def _each(row: dict[str, Any]) -> tuple[float, str]:
+    """Least, median and most of one repeat; what it is sorted by."""
+    if row["num_repeats"] < 2:
+        return row["total_us"], ""
+    return row["median_us"], " / ".join(us_or_dash(row[f"{name}_us"]) for name in ("least", "median", "largest"))
+
+
+def _calls(row: dict[str, Any]) -> str:
+    if not row["num_calls"]:
+        return "-"
+    return f"{row['num_calls']:,}: {unknown_time(row['communication_us'], row['num_unknown_calls'])}"
+
+
+def _top(row: dict[str, Any], time: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": short_kernel(row["name"], 200),
+        "family": row["family"],
+        "num": row["num_kernels"],
+        "time": (row["time_us"], unknown_time(row["time_us"], row["num_unknown"])),
+        "share": f"{row['time_us'] / (time['kernel_us'] or 1.0):.1%}",
+        "median": (row["median_us"] or 0.0, "-" if row["median_us"] is None else format_us(row["median_us"])),
+        "layers": row["num_layers"],
+        "rate": (row["flops"] / (row["flops_us"] or 1.0), flops_rate(row["flops"], row["flops_us"])),
+        "bound": row["bound"],
+    }
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{100 * part / (whole or 1.0):.3f}%"
