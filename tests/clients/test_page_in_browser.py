@@ -16,6 +16,7 @@ from fakedist.report.html import write_page
 from fakedist.report.run import Run
 from fakedist.units import format_bytes, format_us
 from tests.unit.analysis.recorded import MIB, HandMade, new_run
+from tests.unit.analysis.times_by_hand import kernel, record
 from tests.unit.report import handmade
 
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -72,7 +73,7 @@ def nothing_goes_wrong(reader: Reader) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = handmade.ended_well(tmp_path_factory.mktemp("runs") / "run")
+    run = handmade.timed(tmp_path_factory.mktemp("runs") / "run")
     write_page(Run(run), run / "report.html")
     return run / "report.html"
 
@@ -301,6 +302,8 @@ def test_hostile_names_are_text_everywhere(reader: Reader, tmp_path: Path) -> No
         made.alloc(number * 64 * MIB, 32 * MIB, stack=stack)
     made.record("groups", rows=[(0, HOSTILE[0], HOSTILE[2], (0, 1), 0, HOSTILE[1])])
     made.record("collectives", rows=[(0, HOSTILE[2], 0, 1, 1, HOSTILE[0], False, 0, 1, 0, -1)])
+    kernels = [kernel(at * 10.0, 9.0, name=name, layer=at + 1) for at, name in enumerate(HOSTILE)]
+    made.others.append(record(*kernels, kernel(40, 5, "communication", call=0)))
     run = made.write(new_run(tmp_path / "run", arguments=HOSTILE))
     build_tables(run)
     write_page(Run(run), run / "report.html")
@@ -312,6 +315,10 @@ def test_hostile_names_are_text_everywhere(reader: Reader, tmp_path: Path) -> No
     page.locator("#picture").scroll_into_view_if_needed()
     for share in (0.1, 0.4, 0.6, 0.9):
         page.mouse.move(box["x"] + box["width"] * share, 300)
+    page.locator("#kernels canvas").scroll_into_view_if_needed()
+    lanes = page.locator("#kernels canvas").bounding_box()
+    for share in (0.2, 0.4, 0.6, 0.8):
+        page.mouse.move(lanes["x"] + lanes["width"] * share, lanes["y"] + lanes["height"] - 50)
     assert page.locator("img").count() == 0
     assert page.evaluate("document.documentElement.scrollWidth") <= 1_280
 
@@ -334,10 +341,8 @@ def test_a_small_run_makes_a_page(reader: Reader, tmp_path: Path, what: str) -> 
     assert page.locator("canvas.main").count() == (what != "nothing")
 
 
-def test_a_step_shows_its_kernels_zooms_and_opens_layers(reader: Reader, tmp_path: Path) -> None:
-    run = handmade.timed(tmp_path / "run")
-    write_page(Run(run), run / "report.html")
-    page = reader.open(run / "report.html")
+def test_a_step_shows_its_kernels_zooms_and_opens_layers(reader: Reader, written: Path) -> None:
+    page = reader.open(written)
     canvas = page.locator("#kernels canvas")
     canvas.scroll_into_view_if_needed()
     status = page.locator("#kernels .status")
@@ -359,7 +364,7 @@ def test_a_step_shows_its_kernels_zooms_and_opens_layers(reader: Reader, tmp_pat
     row.get_by_role("button").click()
     each = page.locator("#time-table tr.repeat")
     assert [line.locator("th").inner_text() for line in each.all()] == [f"layers.{at}.mlp" for at in range(3)]
-    totals = Run(run).table("layer_times")
+    totals = Run(written.parent).table("layer_times")
     wanted = [format_us(us) for us in totals[totals["name"].str.endswith(".mlp")]["forward_us"]]
     assert [line.locator("td").first.inner_text() for line in each.all()] == wanted
     assert page.locator("#roofline circle").count() == 1  # the one kernel whose operations and bytes are known
