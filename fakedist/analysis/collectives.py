@@ -54,3 +54,13 @@ def ranks_text(ranks: Any) -> str:
     if all(after - before == step for before, after in itertools.pairwise(listed)):
         return f"{listed[0]}-{listed[-1]}" + ("" if step == 1 else f":{step}")
     return ",".join(map(str, listed))
+
+
+def ranks_of(text: str) -> list[int]:
+    """Ranks of the table ``groups``: "0,3,5", "0-7" or "0-56:8" (every eighth from 0 to 56)."""
+    found: list[int] = []
+    for part in filter(None, text.split(",")):
+        bounds, _, step = part.partition(":")
+        first, _, last = bounds.partition("-")
+        found += range(int(first), int(last or first) + 1, int(step or 1))
+    return found

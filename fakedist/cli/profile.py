@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 STDERR = 2  # the descriptor
 
 
-class _ScriptCommand(click.Command):
+class ScriptCommand(click.Command):
     """A command whose options end where the script begins: what stands after it, or after ``-m module``, is its own."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does, with the script's own arguments set apart."""
         return super().parse_args(ctx, self._end_options_after_module(args))
 
     def _end_options_after_module(self, args: list[str]) -> list[str]:
@@ -46,7 +47,7 @@ class _ScriptCommand(click.Command):
         return args
 
 
-@click.command(cls=_ScriptCommand, context_settings={"allow_interspersed_args": False}, no_args_is_help=True)
+@click.command(cls=ScriptCommand, context_settings={"allow_interspersed_args": False}, no_args_is_help=True)
 @click.option("--world-size", type=int, metavar="N", help="Ranks in the whole job.  [default: $WORLD_SIZE]")
 @click.option("--rank", metavar="N", help="The rank to run, or several: 0,4,8 or 0-1023:64.  [default: $RANK]")
 @click.option("--tape", "tapes", multiple=True, metavar="RUN[,RUN]", help="Receive what these runs sent; repeatable.")
@@ -109,7 +110,7 @@ def profile(
     from fakedist import launch
     from fakedist.script import ScriptSyntaxError
 
-    job, ranks = _job(arguments, **options)
+    job, ranks = job_of(arguments, **options)
     try:
         launch.check(job)
     except ScriptSyntaxError as error:
@@ -122,7 +123,7 @@ def profile(
         return _several(job, ranks, (output, force, as_json), streams)
     run_directory, ending = launch.profile(job, output, force, streams)
     print_report(run_directory, as_json, all_layers)
-    return _say_ending(ending)
+    return say_ending(ending)
 
 
 def _several(job: Job, ranks: Sequence[int], how: tuple[Path | None, bool, bool], streams: Streams) -> int:
@@ -147,7 +148,7 @@ def _several(job: Job, ranks: Sequence[int], how: tuple[Path | None, bool, bool]
     return 0 if first is None else last_line(code, f"rank {first.rank} ended as {first.ending.outcome}")
 
 
-def _job(arguments: tuple[str, ...], module: str | None, **options: Any) -> tuple[Job, tuple[int, ...]]:
+def job_of(arguments: tuple[str, ...], module: str | None, **options: Any) -> tuple[Job, tuple[int, ...]]:
     """The job that the options describe, and the ranks of it to run."""
     from fakedist.ranks import parse_ranks
 
@@ -210,7 +211,7 @@ def _variable(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _say_ending(ending: Ending) -> int:
+def say_ending(ending: Ending) -> int:
     """The last line on stderr says whose exit code it is; nothing is said of a run that simply ended."""
     if ending.code == 0:
         return 0

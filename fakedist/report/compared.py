@@ -12,6 +12,7 @@ from rich.text import Text
 from fakedist.report.comparison import Comparison, format_change, format_relative
 from fakedist.report.markdown import markdown_table
 from fakedist.report.sheet import Column, print_remark, print_table
+from fakedist.report.topology import AT_ONCE
 from fakedist.units import format_bytes
 
 _NUM_ROWS = 12
@@ -76,6 +77,7 @@ def comparison_sheets(comparison: Comparison, *, all_rows: bool) -> list[Sheet]:
         _shown("Most that one layer held in the last step, with children", comparison.most, _most_columns, all_rows),
         _shown("Blocks at the peak, by where they are made", comparison.blocks, _block_columns, all_rows),
         _shown("Collectives, simulated: this rank's calls", comparison.collectives, _collective_columns, all_rows),
+        _streams(comparison),
     ]
     return [sheet for sheet in sheets if sheet is not None]
 
@@ -92,6 +94,18 @@ def _renamed(comparison: Comparison) -> Sheet | None:
         return None
     columns = [_text(name, [row[key] for row in rows]) for name, key in (("A", "was"), ("B", "name"), ("", "how"))]
     return Sheet("Layers taken for the same under another name", columns)
+
+
+def _streams(comparison: Comparison) -> Sheet | None:
+    if not (rows := comparison.streams):
+        return None
+    columns = [_text("", [row["side"] for row in rows]), _text("group", [row["group"] for row in rows])]
+    columns.append(_text("operation", [row["operation"] for row in rows]))
+    columns.append(Column("calls", [f"{row['num_calls']:,}" for row in rows], rank=1))
+    columns.append(Column("bytes", [format_bytes(row["bytes"]) for row in rows], rank=2))
+    columns.append(_text("runs on", [row["runs_on"] for row in rows]))
+    columns.append(_text("at once with", [row["beside"] for row in rows]))
+    return Sheet("What can run at once in a step, simulated", columns, AT_ONCE)
 
 
 def _shown(title: str, changes: pd.DataFrame, columns: Any, all_rows: bool) -> Sheet | None:

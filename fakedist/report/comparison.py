@@ -11,6 +11,7 @@ import pandas as pd
 
 from fakedist.analysis.compare import blocks, collectives, matching, memory, settings, why
 from fakedist.report.run import Run
+from fakedist.report.topology import RunTopology
 from fakedist.run.tables import read_table
 from fakedist.units import format_bytes
 
@@ -113,6 +114,15 @@ class Comparison:
         return collectives.collective_changes(*(each["collectives"] for each in self.summaries))
 
     @cached_property
+    def streams(self) -> list[dict[str, Any]]:
+        """Calls of a step, where they run and beside what, ``side`` "A" or "B"; nothing where that is the same."""
+        told = [RunTopology(run.path).told() for run in (self.a, self.b)]
+        places = [[(row["group"], row["operation"], row["runs_on"], row["beside"]) for row in rows] for rows in told]
+        if places[0] == places[1]:
+            return []
+        return [{"side": side, **row} for side, rows in zip("AB", told, strict=True) for row in rows]
+
+    @cached_property
     def cause(self) -> why.Cause | None:
         """What accounts for most of the change."""
         return why.find_cause(self.parts)
@@ -165,6 +175,7 @@ def comparison_object(comparison: Comparison) -> dict[str, Any]:
         "warnings": comparison.warnings,
         "differences": comparison.differences,
         "renamed_layers": comparison.renamed,
+        "streams": comparison.streams,
         **{
             name: getattr(comparison, name).to_dict("records")
             for name in ("figures", "categories", "phases", "layers", "most", "blocks", "collectives")

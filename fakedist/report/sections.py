@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from fakedist.analysis.collectives import ranks_of
 from fakedist.report.charts import Colouring
 from fakedist.report.run import Run
 from fakedist.report.time_section import step_figure
@@ -231,16 +232,6 @@ def _group(row: Mapping[Any, Any], per_node: int) -> dict[str, Any]:
         "ranks": str(row["ranks"]),
         "text": f"{row['size']:,} ranks {where}; this one is {row['group_rank']:,}",
     }
-
-
-def ranks_of(text: str) -> list[int]:
-    """Ranks of the table ``groups``: "0,3,5", "0-7" or "0-56:8" (every eighth from 0 to 56)."""
-    found: list[int] = []
-    for part in filter(None, text.split(",")):
-        bounds, _, step = part.partition(":")
-        first, _, last = bounds.partition("-")
-        found += range(int(first), int(last or first) + 1, int(step or 1))
-    return found
 
 
 def advice_section(summary: dict[str, Any]) -> list[dict[str, Any]]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
+from tests.conftest import ROOT, RunFakedist
 from tests.integration.real import RealRun, run_for_real
 
 SIZES = ("--layers", "3", "--hidden", "32", "--heads", "4", "--vocab", "96", "--seq-len", "16", "--batch", "8")
@@ -47,3 +52,73 @@ def test_the_gradients_of_eight_real_ranks_are_those_of_one(real: dict[str, Real
             torch.testing.assert_close(joined([each[name] for each in ranks], name), whole[name], rtol=1e-4, atol=1e-6)
             seen.add(name)
     assert seen == set(whole)
+
+
+@pytest.fixture(scope="module")
+def topologies(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, Any]]:
+    """The first, a middle and the last of eight ranks, from one command: its folder and objects by rank."""
+    folder = tmp_path_factory.mktemp("topologies")
+    job = ("--world-size", "8", "--rank", "0,5,7", "--device", "virtual", "-o", "runs")
+    script = (ROOT / "examples" / "three_d.py", "--tp", "2", "--pp", "2", "--dp", "2", *SIZES)
+    finished = run_fakedist("topology", *job, "--json", *script, cwd=folder)
+    assert finished.code == 0, finished.stderr
+    return folder, {each["rank"]: each for each in json.loads(finished.stdout)}
+
+
+@pytest.mark.parametrize(
+    ("rank", "line"),
+    [
+        (0, "TP [0,1] all_reduce every layer; PP [0,2] send, recv; DP [0,4] all_reduce after backward"),
+        (5, "TP [4,5] all_reduce every layer; PP [5,7] send, recv; DP [1,5] all_reduce after backward"),
+        (7, "TP [6,7] all_reduce every layer; PP [5,7] recv, send; DP [3,7] all_reduce after backward"),
+    ],
+)
+def test_the_groups_of_a_rank_are_told_in_a_line(topologies: tuple[Path, dict[int, Any]], rank: int, line: str) -> None:
+    assert topologies[1][rank]["line"] == line
+
+
+def test_calls_and_bytes_of_a_step_are_those_of_the_mathematics(topologies: tuple[Path, dict[int, Any]]) -> None:
+    """Stage 0 of two has layers 0 and 1 of three; a replica has 4 of 8 sequences, in 4 micro-batches."""
+    groups = {group["name"]: group for group in topologies[1][5]["groups"]}
+    calls = {(name, call["operation"]): call for name, group in groups.items() for call in group["calls"]}
+    activation_bytes = 16 * 32 * 2  # bfloat16
+    reduced = calls["TP", "all_reduce"]
+    assert (reduced["num_calls"], reduced["bytes_in"]) == (4 * 2 * 4, 4 * 2 * 4 * activation_bytes)
+    assert (reduced["num_layers"], reduced["of_layers"]) == (2, 2)
+    sent, received = calls["PP", "send"], calls["PP", "recv"]
+    assert (sent["num_calls"], sent["bytes_in"]) == (received["num_calls"], received["bytes_out"])
+    assert (sent["num_calls"], sent["bytes_in"]) == (4, 4 * activation_bytes)
+    per_layer = 4 * 32 + 12 * 32 * 32 // 2  # norms, and half of the matrices
+    parameters = 96 * 32 + 16 * 32 + 2 * per_layer
+    assert calls["DP", "all_reduce"]["bytes_in"] == parameters * 2 + 4  # and the loss
+    assert groups["default_pg"]["calls"] == []
+
+
+def test_existing_runs_are_shown_again_on_80_columns(
+    topologies: tuple[Path, dict[int, Any]], run_fakedist: RunFakedist
+) -> None:
+    shown = run_fakedist("topology", "runs/rank0", "runs/rank7", cwd=topologies[0], env={"COLUMNS": "80"})
+    assert shown.code == 0, shown.stderr
+    assert max(len(line) for line in shown.stdout.splitlines() if not line.startswith(("job", "run"))) <= 80
+    rows = [" ".join(line.split()) for line in shown.stdout.splitlines()]
+    assert rows.count("TP all_reduce 32 32.00 KiB 32.00 KiB forward, backward; every layer") == 1  # of rank 0
+    again = run_fakedist("topology", "runs/rank5", "--json", cwd=topologies[0]).json()
+    assert again == topologies[1][5]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("nowhere",), "neither a run directory nor a script: nowhere"),
+        (("runs/rank0", "nowhere"), "nowhere"),
+        (("runs",), "runs is not a run directory"),
+        (("--steps", "3", "runs/rank0"), "--steps is for a script"),
+    ],
+)
+def test_wrong_arguments_are_told(
+    topologies: tuple[Path, dict[int, Any]], run_fakedist: RunFakedist, arguments: tuple[str, ...], says: str
+) -> None:
+    finished = run_fakedist("topology", *arguments, cwd=topologies[0])
+    assert finished.code in (1, 2)
+    assert says in finished.stderr
+    assert "Traceback" not in finished.stderr

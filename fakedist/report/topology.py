@@ -1,0 +1,210 @@
+"""The groups of a rank as text and as one object: what it says on each in a step, and what can run at once."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from fakedist.analysis.collectives import ranks_of
+from fakedist.analysis.topology import COMPUTE, HOST, OWN, Topology, find_topology
+from fakedist.report.run import Run
+from fakedist.report.sheet import Column, print_remark, print_table
+from fakedist.report.sheets import Sheet
+from fakedist.units import format_bytes
+
+_SHORT = ("_into_tensor", "_tensor", "_coalesced", "_single")
+AT_ONCE = (
+    "calls of one group, and what is on one stream, run one after the other; the rest can run at once, at most until "
+    "something waits for it"
+)
+_MOST_RANKS = 4  # named one by one in the line
+
+
+class RunTopology:
+    """The groups of a run.
+
+    Args:
+        path: Its directory.
+
+    Raises:
+        RunDirectoryError: It is no run directory, or a damaged one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.run = Run(path)
+        self.found: Topology = find_topology(self.run.table)
+        self.rows: list[dict[str, Any]] = [
+            {**{str(key): value for key, value in row.items()}, "name": self._name(row["group"])}
+            for row in self.found.calls.to_dict("records")
+        ]
+
+    @cached_property
+    def line(self) -> str:
+        """The one line: "TP [0,1] all_reduce every layer; PP [0,2] send, recv; DP [0,4] all_reduce after backward"."""
+        parts = []
+        for number, group in enumerate(self._groups):
+            spoken: dict[str, list[str]] = {}
+            for row in self.rows:
+                if row["group"] == number and group["size"] > 1:
+                    spoken.setdefault(_briefly(row), []).append(short(row["operation"]))
+            if spoken:
+                said = ", ".join(f"{', '.join(operations)} {when}".rstrip() for when, operations in spoken.items())
+                parts.append(f"{self._name(number)} [{_brief_ranks(group)}] {said}")
+        return "; ".join(parts)
+
+    @property
+    def when(self) -> str:
+        """What part of the run the calls are of."""
+        return f"step {self.found.step}" if self.found.step else "init"
+
+    def sheets(self) -> list[Sheet]:
+        """The tables: who is in each group, what is said on it, and beside what."""
+        found = [self._groups_sheet()]
+        if self.rows:
+            found += [self._calls_sheet(), self._streams_sheet()]
+        return found
+
+    def told(self) -> list[dict[str, Any]]:
+        """A row for each group, operation and place where it runs, as text: group, operation, runs_on, beside."""
+        return [
+            {
+                "group": row["name"],
+                "operation": short(row["operation"]),
+                "num_calls": row["num_calls"],
+                "bytes": row["bytes_in"] + row["bytes_out"],
+                "runs_on": _stream(row),
+                "beside": ", ".join(map(self._spoken, row["beside"])) or "-",
+            }
+            for row in self.rows
+        ]
+
+    def as_object(self) -> dict[str, Any]:
+        """The object of ``fakedist topology --json``."""
+        summary = self.run.summary
+        return {
+            "run_directory": str(self.run.path),
+            **{key: summary[key] for key in ("world_size", "rank")},
+            "left_during_init": summary.get("left_during_init"),
+            "step": self.found.step,
+            "line": self.line,
+            "groups": [self._group_object(number, group) for number, group in enumerate(self._groups)],
+        }
+
+    @cached_property
+    def _groups(self) -> list[dict[Any, Any]]:
+        return self.found.groups.to_dict("records")
+
+    def _name(self, number: int) -> str:
+        group = self.found.groups.iloc[number]
+        return str(group["description"] if group["description"] not in ("", "undefined") else group["name"])
+
+    def _num_nodes(self, group: dict[Any, Any]) -> int:
+        per_node = self.run.manifest["job"]["gpus_per_node"]
+        return len({rank // per_node for rank in ranks_of(str(group["ranks"]))})
+
+    def _group_object(self, number: int, group: dict[Any, Any]) -> dict[str, Any]:
+        kept = ("operation", "num_calls", "bytes_in", "bytes_out", "when", "num_layers", "of_layers", "peers", "stream")
+        return {
+            "name": self._name(number),
+            **{key: group[key] for key in ("ranks", "size", "group_rank", "backend")},
+            "num_nodes": self._num_nodes(group),
+            "calls": [
+                {**{key: row[key] for key in kept}, "beside": [self._spoken(other) for other in row["beside"]]}
+                for row in self.rows
+                if row["group"] == number
+            ],
+        }
+
+    def _spoken(self, other: Any) -> str:
+        """What another call is named as."""
+        return other if isinstance(other, str) else f"{self.rows[other]['name']} {short(self.rows[other]['operation'])}"
+
+    def _groups_sheet(self) -> Sheet:
+        groups = self._groups
+        calls = {row["group"] for row in self.rows}
+        remarks = []
+        if silent := [self._name(number) for number in range(len(groups)) if number not in calls]:
+            remarks.append(f"no calls in {self.when}: {', '.join(silent)}")
+        columns = [
+            Column("group", [self._name(number) for number in range(len(groups))], is_text=True),
+            Column("ranks", [str(group["ranks"]) for group in groups], is_text=True),
+            Column("size", [f"{group['size']:,}" for group in groups]),
+            Column("this rank is", [f"{group['group_rank']:,}" for group in groups]),
+            Column("nodes", [f"{self._num_nodes(group):,}" for group in groups], rank=1),
+            Column("backend", [str(group["backend"]) for group in groups], is_text=True, rank=2),
+        ]
+        return Sheet("Groups", columns, remarks)
+
+    def _calls_sheet(self) -> Sheet:
+        rows = self.rows
+        columns = [
+            Column("group", [row["name"] for row in rows], is_text=True),
+            Column("operation", [short(row["operation"]) for row in rows], is_text=True),
+            Column("calls", [f"{row['num_calls']:,}" for row in rows]),
+            Column("bytes in", [format_bytes(row["bytes_in"]) for row in rows]),
+            Column("bytes out", [format_bytes(row["bytes_out"]) for row in rows]),
+            Column("when", [_when(row) for row in rows], is_text=True),
+        ]
+        return Sheet(f"Calls of this rank in {self.when}, simulated", columns)
+
+    def _streams_sheet(self) -> Sheet:
+        names = {"group": "group", "operation": "operation", "runs_on": "runs on", "beside": "at once with"}
+        told = self.told()
+        columns = [Column(name, [row[key] for row in told], is_text=True) for key, name in names.items()]
+        return Sheet("What can run at once, simulated", columns, [AT_ONCE])
+
+
+def render_topology(topology: RunTopology, console: Console) -> None:
+    """Print the groups of a run.
+
+    Args:
+        topology: What to print.
+        console: Where to.
+    """
+    for name, value in topology.run.facts:
+        if name in ("job", "rank", "ended", "run"):
+            console.print(Text(f"{name:<8}", style="dim") + Text(value, style="not dim"), soft_wrap=True)
+    if topology.line:
+        console.print()
+        console.print(Text(topology.line, style="bold"))
+    for sheet in topology.sheets():
+        print_table(console, sheet.title, sheet.columns)
+        for remark in sheet.remarks:
+            print_remark(console, remark)
+
+
+def short(operation: str) -> str:
+    """An operation without what only tells how its tensors lie: all_gather for all_gather_into_tensor_coalesced."""
+    for part in _SHORT:
+        operation = operation.replace(part, "")
+    return operation
+
+
+def _brief_ranks(group: dict[Any, Any]) -> str:
+    text = str(group["ranks"])
+    return ",".join(map(str, ranks_of(text))) if group["size"] <= _MOST_RANKS else text
+
+
+def _briefly(row: dict[str, Any]) -> str:
+    """When calls are made, in a word or two."""
+    if row["num_layers"]:
+        return "every layer" if row["num_layers"] == row["of_layers"] else f"{row['num_layers']} layers"
+    return "" if row["peers"] else str(row["when"][0])
+
+
+def _when(row: dict[str, Any]) -> str:
+    when, num_layers, of_layers = ", ".join(row["when"]), row["num_layers"], row["of_layers"]
+    if not num_layers:
+        return when
+    return f"{when}; " + ("every layer" if num_layers == of_layers else f"{num_layers} of {of_layers} layers")
+
+
+def _stream(row: dict[str, Any]) -> str:
+    words = {OWN: "its group's stream", COMPUTE: "the compute stream", HOST: "the host"}
+    if row["peers"]:
+        return "a stream for each peer"
+    return words.get(row["stream"], f"side stream {row['stream']}")

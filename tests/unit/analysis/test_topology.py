@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from fakedist.analysis.topology import Topology, find_topology
+
+LAYERS = ["", "(Gpt)", "layers", "layers.0", "layers.0.mlp", "layers.1", "layers.1.mlp", "norm"]
+SIDE, MAIN = 77, 0
+
+
+class Recorded:
+    """Tables of one step whose forward is operations 0 to 99, backward 100 to 199, and the optimizer 250 to 299."""
+
+    def __init__(self, groups: Sequence[tuple[str, int]], num_steps: int = 1) -> None:
+        self.groups, self.calls, self.num_steps = groups, [], num_steps
+
+    def call(self, operation: str, group: int, op: int, **more: Any) -> Recorded:
+        phase = "forward" if op < 100 else "backward" if op < 200 else "optimizer" if 250 <= op < 300 else "other"
+        row = {"operation": operation, "group": group, "op": op, "phase": phase, "bytes_in": 10, "bytes_out": 3}
+        rest = {"layer": 0, "stream": MAIN, "asynchronous": False, "peer": -1, "step": 1}
+        self.calls.append({**row, **rest, **more})
+        return self
+
+    def read(self, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        backends = {"gloo": "gloo"}
+        tables = {
+            "steps": pd.DataFrame({"step": range(1, self.num_steps + 1)}),
+            "groups": pd.DataFrame(
+                [(name, backends.get(name, "nccl"), size) for name, size in self.groups],
+                columns=["name", "backend", "size"],
+            ),
+            "calls": pd.DataFrame(self.calls, columns=["operation", "group", "op", "phase", "bytes_in", "bytes_out",
+                                                       "layer", "stream", "asynchronous", "peer", "step"]),
+            "layers": pd.DataFrame({"name": LAYERS}),
+            "spans": pd.DataFrame([(1, "forward", 0), (1, "backward", 1), (1, "other", 2), (1, "optimizer", 3)],
+                                  columns=["step", "phase", "first_event"]),
+            "events": pd.DataFrame({"op": [0, 100, 200, 250]}),
+            "blocks": pd.DataFrame(
+                [(100, MAIN, "forward", 1, "activation"), (900, SIDE, "forward", 1, "parameter")],
+                columns=["bytes", "stream", "phase", "step", "category"],
+            ),
+        }  # fmt: skip
+        return tables[name] if columns is None else tables[name][list(columns)]
+
+    def found(self) -> Topology:
+        return find_topology(self.read)
+
+
+def test_calls_of_the_last_step_are_counted_by_group_and_operation() -> None:
+    recorded = Recorded([("tp", 2), ("dp", 4)]).call("all_reduce", 0, 5).call("all_reduce", 0, 105)
+    recorded.call("all_reduce", 1, 210).call("all_reduce", 0, 5, step=0)
+    rows = recorded.found().calls[["group", "operation", "num_calls", "bytes_in", "bytes_out"]]
+    assert rows.to_numpy().tolist() == [[0, "all_reduce", 2, 20, 6], [1, "all_reduce", 1, 10, 3]]
+
+
+def test_without_a_step_the_calls_are_those_of_init() -> None:
+    recorded = Recorded([("world", 8)], num_steps=0).call("broadcast", 0, 5, step=0, phase="init")
+    found = recorded.found()
+    assert found.step == 0
+    assert found.calls["when"].tolist() == [["init"]]
+
+
+def test_calls_between_phases_say_after_which_one_most_frequent_first() -> None:
+    recorded = Recorded([("dp", 4)]).call("all_reduce", 0, 205).call("all_reduce", 0, 206).call("all_reduce", 0, 305)
+    assert recorded.found().calls["when"].tolist() == [["after backward", "after optimizer"]]
+
+
+def test_repeated_layers_that_call_are_counted_against_all_there_are() -> None:
+    recorded = Recorded([("tp", 2), ("dp", 2)])
+    recorded.call("all_reduce", 0, 5, layer=4).call("all_reduce", 0, 6, layer=4).call("all_reduce", 0, 7, layer=6)
+    recorded.call("all_gather", 1, 8, layer=3).call("all_gather", 1, 9, layer=7)
+    rows = recorded.found().calls
+    assert rows[["num_layers", "of_layers"]].to_numpy().tolist() == [[2, 2], [1, 2]]
+
+
+def test_two_groups_on_two_streams_run_at_once_and_one_group_does_not() -> None:
+    one = Recorded([("dp", 4), ("gather", 4)])
+    one.call("all_gather", 0, 105, asynchronous=True, stream=5).call("reduce_scatter", 0, 110, stream=SIDE)
+    two = Recorded([("dp", 4), ("gather", 4)])
+    two.call("all_gather", 1, 105, asynchronous=True, stream=5).call("reduce_scatter", 0, 110, stream=SIDE)
+    assert one.found().calls["stream"].tolist() == two.found().calls["stream"].tolist() == ["own", "1"]
+    assert one.found().calls["beside"].tolist() == [["compute"], ["compute"]]
+    assert two.found().calls["beside"].tolist() == [["compute", 1], ["compute", 0]]
+
+
+def test_two_groups_on_one_stream_do_not_run_at_once() -> None:
+    recorded = (
+        Recorded([("dp", 4), ("tp", 4)]).call("all_gather", 0, 5, stream=SIDE).call("all_reduce", 1, 6, stream=SIDE)
+    )
+    assert recorded.found().calls["beside"].tolist() == [["compute"], ["compute"]]
+
+
+def test_synchronous_calls_on_the_stream_of_the_forward_run_beside_nothing_of_it() -> None:
+    recorded = Recorded([("tp", 2), ("dp", 4)]).call("all_reduce", 0, 5).call("all_reduce", 1, 6, asynchronous=True)
+    rows = recorded.found().calls
+    assert rows["stream"].tolist() == ["compute", "own"]
+    assert rows["beside"].tolist() == [[1], ["compute", 0]]
+
+
+def test_sends_and_receives_run_at_once_where_the_peers_differ() -> None:
+    recorded = Recorded([("pp", 4)]).call("recv", 0, 5, peer=0).call("send", 0, 6, peer=2)
+    assert recorded.found().calls["beside"].tolist() == [["compute", 1], ["compute", 0]]
+    recorded = Recorded([("pp", 2)]).call("recv", 0, 5, peer=1).call("send", 0, 6, peer=1)
+    assert recorded.found().calls["beside"].tolist() == [["compute"], ["compute"]]
+
+
+def test_calls_on_the_host_and_with_oneself() -> None:
+    recorded = Recorded([("gloo", 4), ("nccl", 4), ("alone", 1)]).call("all_reduce", 0, 5)
+    recorded.call("all_gather_object", 1, 6).call("all_reduce", 2, 7, asynchronous=True)
+    rows = recorded.found().calls
+    assert rows["stream"].tolist() == ["host", "host", "own"]
+    assert rows["beside"].tolist() == [["compute"], ["compute"], []]
