@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterable
@@ -81,9 +82,9 @@ def finished_report(nsys: Path, report: Path, timeout_s: float) -> Path:
     importer = _importer(nsys)
     libraries = os.pathsep.join(filter(None, (os.fspath(importer.parent), os.environ.get("LD_LIBRARY_PATH"))))
     command = [os.fspath(importer), "--input-file", os.fspath(stream)]
-    _run(command, timeout_s, {"LD_LIBRARY_PATH": libraries})
+    _run(command, timeout_s, {"LD_LIBRARY_PATH": libraries}, "QdstrmImporter", shlex.join(command))
     if not made.exists():
-        raise ReportError(f"QdstrmImporter made no report of {stream}", " ".join(command))
+        raise ReportError(f"QdstrmImporter made no report of {stream}", shlex.join(command))
     stream.unlink()
     return made
 
@@ -104,9 +105,9 @@ def export_sqlite(report: Path, to: Path, timeout_s: float) -> None:
         str(report),
     ]
     try:
-        _run(command, timeout_s, {})
+        _run(command, timeout_s, {}, f"nsys export of {report}", hint)
         if not to.exists():
-            raise ReportError(f"nsys exported nothing of {report}", "is it whole, and no newer than this nsys?")
+            raise ReportError(f"nsys exported nothing of {report}", hint)
     except BaseException:
         for path in (to, to.with_name(f"{to.name}-journal")):
             path.unlink(missing_ok=True)
@@ -130,13 +131,12 @@ def _importer(nsys: Path) -> Path:
     )
 
 
-def _run(command: list[str], timeout_s: float, more: dict[str, str]) -> None:
-    """Run a program of nsys's.
+def _run(command: list[str], timeout_s: float, more: dict[str, str], what: str, hint: str) -> None:
+    """Run a program of nsys's, with more environment; an error says what it was, and what to do.
 
     Raises:
         ReportError: It failed, or took too long and was ended.
     """
-    name = Path(command[0]).name if "export" not in command[1:2] else "nsys export"
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **more}
     ) as process:
@@ -144,10 +144,10 @@ def _run(command: list[str], timeout_s: float, more: dict[str, str]) -> None:
             output = process.communicate(timeout=timeout_s)[0].decode(errors="replace")
         except subprocess.TimeoutExpired:
             process.kill()
-            raise ReportError(f"{name} did not end within {timeout_s:.0f} s", " ".join(command)) from None
+            raise ReportError(f"{what} did not end within {timeout_s:.0f} s", hint) from None
         except BaseException:
             process.kill()
             raise
     if process.returncode:
         said = next((line.strip() for line in reversed(output.replace("\r", "\n").splitlines()) if line.strip()), "")
-        raise ReportError(f"{name} failed with exit code {process.returncode}: {said}", " ".join(command))
+        raise ReportError(f"{what} failed with exit code {process.returncode}: {said}", hint)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -60,4 +59,4 @@ def _kernels(run_directory: Path, report: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=run_directory, prefix=".nsys-") as scratch:
         exported = Path(scratch) / "report.sqlite"
         export_sqlite(report, exported, FINISH_S)
-        return recorded_kernels(run_directory, exported, {"report": os.fspath(report.name)})
+        return recorded_kernels(run_directory, exported, report)

@@ -28,7 +28,7 @@ def nsys(report: Path, output: Path | None, force: bool, as_json: bool, **option
     REPORT is a .nsys-rep, which the nsys of this machine exports, or what `nsys export --type sqlite` made of one.
     Its NVTX ranges say what is a step, a phase and a layer (docs/nsys.md).
     """
-    from fakedist.analysis.nsys.importing import import_report
+    from fakedist.analysis.nsys.importing import read_report, write_run
     from fakedist.analysis.nsys.tracing import Choice
     from fakedist.nsight import export_sqlite
     from fakedist.run.directory import create_run_directory, free_name
@@ -41,8 +41,9 @@ def nsys(report: Path, output: Path | None, force: bool, as_json: bool, **option
         if not _starts_with(report, _SQLITE) and report.suffix != ".sqlite":
             exported = Path(scratch) / "report.sqlite"
             export_sqlite(report, exported, _EXPORT_S)
-        with create_run_directory(output or free_name(f"fakedist-{report.stem}"), force) as run_directory:
-            import_report(report, exported, run_directory, choice)
+        found = read_report(report, exported, choice)
+    with create_run_directory(output or free_name(f"fakedist-{report.stem}"), force) as run_directory:
+        write_run(found, run_directory)
     print_report(run_directory, as_json, bool(options["all_layers"]))
     return 0
 

@@ -23,12 +23,12 @@ class Database:
     """An export that is open for reading; whatever version of nsys made it.
 
     Args:
-        path: The file.
+        called: What errors call it.
         connection: It, opened.
     """
 
-    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
-        self.path = path
+    def __init__(self, called: Path, connection: sqlite3.Connection) -> None:
+        self.called = called
         self._connection = connection
         names = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
         self.tables = {str(name) for (name,) in names}
@@ -77,8 +77,12 @@ class Database:
 
 
 @contextmanager
-def open_database(path: Path) -> Iterator[Database]:
+def open_database(path: Path, called: Path | None = None) -> Iterator[Database]:
     """Open an export.
+
+    Args:
+        path: The file.
+        called: What errors call it: the report that it was exported from.
 
     Raises:
         ReportError: There is none, it is not SQLite or not nsys's, or it is incomplete; also while it is read.
@@ -87,15 +91,15 @@ def open_database(path: Path) -> Iterator[Database]:
     try:
         connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
         try:
-            database = Database(path, connection)
+            database = Database(called or path, connection)
             if "StringIds" not in database.tables or not database.pairs("META_DATA_EXPORT", "EXPORT_META_DATA"):
                 what = "it holds no tables" if not database.tables else "it has no StringIds or no META_DATA_EXPORT"
-                raise ReportError(f"{path} is no whole export of nsys: {what}", _EXPORT)
+                raise ReportError(f"{database.called} is no whole export of nsys: {what}", _EXPORT)
             yield database
         finally:
             connection.close()
     except sqlite3.DatabaseError as error:
-        raise ReportError(f"{path} cannot be read: {error}", _EXPORT) from error
+        raise ReportError(f"{called or path} cannot be read: {error}", _EXPORT) from error
 
 
 def _check(path: Path) -> None:

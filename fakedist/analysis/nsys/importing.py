@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,44 +17,65 @@ from fakedist.run.journal import JournalWriter
 from fakedist.run.manifest import import_manifest
 
 
-def recorded_kernels(run_directory: Path, exported: Path, more: Mapping[str, Any]) -> dict[str, Any]:
+def recorded_kernels(run_directory: Path, exported: Path, report: Path) -> dict[str, Any]:
     """The journal's record of the kernels of a recorded run.
 
     Args:
         run_directory: The run.
         exported: The report of its timed step, as SQLite.
-        more: What else the summary says of them.
+        report: The report.
 
     Raises:
         ReportError: The report cannot be read, or has no kernels.
     """
     layers = LayerNumbers(read_recording(run_directory).rows["layers"])
-    with open_database(exported) as database:
-        return kernel_record(read_trace(database, Choice()), layers, {**_source(database), **more})
+    with open_database(exported, report) as database:
+        source = _source(database) | {"report": report.name}
+        return kernel_record(read_trace(database, Choice()), layers, source)
 
 
-def import_report(report: Path, exported: Path, run_directory: Path, choice: Choice) -> None:
-    """Make a run of a report that nobody recorded a run with: its kernels, and the layers that its ranges name.
+@dataclass(frozen=True)
+class Imported:
+    """What was found in a report that nobody recorded a run with.
+
+    Attributes:
+        report: What the user gave.
+        kernels: The journal's record of the kernels.
+        layers: The journal's rows of the layers that its ranges name.
+    """
+
+    report: Path
+    kernels: dict[str, Any]
+    layers: list[tuple[int, str, str, int]]
+
+
+def read_report(report: Path, exported: Path, choice: Choice) -> Imported:
+    """Read a report.
 
     Args:
         report: What the user gave.
         exported: It, as SQLite.
-        run_directory: A new run directory.
         choice: Which step of which process.
 
     Raises:
         ReportError: The report cannot be read, or has no such kernels.
     """
     layers = LayerNumbers()
-    with open_database(exported) as database:
-        source = _source(database)
-        record = kernel_record(read_trace(database, choice), layers, {**source, "report": str(report.resolve())})
-    import_manifest(run_directory, report, "nsys")
+    with open_database(exported, report) as database:
+        source = _source(database) | {"report": str(report.resolve())}
+        kernels = kernel_record(read_trace(database, choice), layers, source)
+    return Imported(report, kernels, layers.rows)
+
+
+def write_run(found: Imported, run_directory: Path) -> None:
+    """Make a run of a report, in a new run directory."""
+    import_manifest(run_directory, found.report, "nsys")
     journal = JournalWriter(run_directory / JOURNAL_NAME)
-    journal.append({"kind": "gpu", "gpu_name": source["gpu"], "torch": "", "notes": []})
-    journal.append({"kind": "layers", "rows": layers.rows})
-    journal.append(record)
-    journal.append({"kind": "outcome", "outcome": "finished", "code": 0, "message": ""})
+    journal.append({"kind": "gpu", "gpu_name": found.kernels["source"]["gpu"], "torch": "", "notes": []})
+    journal.append({"kind": "layers", "rows": found.layers})
+    journal.append(found.kernels)
+    ended = {"outcome": "finished", "code": 0, "message": "", "last_step": found.kernels["source"]["step"]}
+    journal.append({"kind": "outcome", "last_phase": "other", **ended})
     journal.close()
     build_tables(run_directory)
 

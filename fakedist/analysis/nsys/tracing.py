@@ -37,7 +37,7 @@ def read_trace(database: Database, choice: Choice) -> Trace:
     activity = read_activity(database)
     if not len(activity):
         raise ReportError(
-            f"{database.path} has no kernels: no GPU was used, or nsys ran without --trace=cuda",
+            f"{database.called} has no kernels: no GPU was used, or nsys ran without --trace=cuda",
             "nsys profile --trace=cuda,nvtx ...   traces both",
         )
     notes: list[str] = []
@@ -49,7 +49,7 @@ def read_trace(database: Database, choice: Choice) -> Trace:
     inside = (launch >= begin) & (launch <= end)
     chosen = activity.where(inside)
     if not len(chosen):
-        raise ReportError(f"no kernel of {database.path} was launched in step {step}", "--step chooses another")
+        raise ReportError(f"no kernel of {database.called} was launched in step {step}", "--step chooses another")
     made_in, made_at = _captures(database, chosen, process)
     return Trace(
         ranges=ranges.where((ranges.end >= begin) & (ranges.start <= end)) if made_in.max() < 0 else ranges,
@@ -92,7 +92,7 @@ def _process(database: Database, activity: Activity, choice: Choice, notes: list
         return chosen
     if choice.process not in numbers:
         there = ", ".join(map(str, numbers))
-        raise ReportError(f"{database.path} has no kernels of process {choice.process}", f"it has those of {there}")
+        raise ReportError(f"{database.called} has no kernels of process {choice.process}", f"it has those of {there}")
     return numbers[choice.process]
 
 
