@@ -96,14 +96,9 @@ def export_sqlite(report: Path, to: Path, timeout_s: float) -> None:
         SetupError: nsys is not installed.
         ReportError: It failed, or took too long.
     """
-    command = [
-        os.fspath(find_nsys()),
-        "export",
-        "--type=sqlite",
-        "--force-overwrite=true",
-        f"--output={to}",
-        str(report),
-    ]
+    hint = "is it whole, and of this nsys's version or an older one?"
+    options = ["--type=sqlite", "--force-overwrite=true", f"--output={to}"]
+    command = [os.fspath(find_nsys()), "export", *options, os.fspath(report)]
     try:
         _run(command, timeout_s, {}, f"nsys export of {report}", hint)
         if not to.exists():

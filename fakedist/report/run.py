@@ -53,11 +53,26 @@ class Run:
         return found
 
     @property
+    def is_imported(self) -> bool:
+        """Whether another program recorded it: there are kernels and layers, and nothing of memory."""
+        return "imported" in self.manifest
+
+    @property
     def facts(self) -> list[tuple[str, str]]:
         """What ran, as names and texts."""
         summary, job = self.summary, self.manifest["job"]
-        gpu, torch = summary["gpu"] or "never reached", summary["torch"] or "unknown"
+        gpu, torch = (
+            summary["gpu"] or ("unknown" if self.is_imported else "never reached"),
+            summary["torch"] or "unknown",
+        )
         page = self.path / PAGE_NAME
+        if self.is_imported:
+            return [
+                ("report", self.manifest["imported"]["report"]),
+                ("device", gpu),
+                ("run", str(self.path)),
+                *([("page", str(page))] if page.exists() else []),
+            ]
         return [
             ("job", job_command(job)),
             ("rank", f"{summary['rank']:,} of {summary['world_size']:,} ({job['gpus_per_node']} GPUs a node)"),

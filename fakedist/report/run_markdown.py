@@ -53,6 +53,8 @@ def _verdict(run: Run, summary: dict[str, Any]) -> list[str]:
     job = run.manifest["job"]
     found = verdict(summary, run.manifest["cwd"])
     says = f"**{found.word}**{escaped(found.more)}" if found else "allocated nothing on the GPU"
+    if run.is_imported:
+        return [f"### fakedist: {escaped(job_command(job)[:300])}", ""]
     if run.is_snapshot:
         peaks = [f"{format_bytes(summary[f'peak_{name}_bytes'])} {name}" for name in ("allocated", "reserved")]
         return [f"### fakedist: {escaped(job_command(job)[:300])}", "", f"Peak, measured: {', '.join(peaks)}."]

@@ -70,7 +70,7 @@ def _percent(part: float, whole: float) -> str:
 def facts_section(run: Run, summary: dict[str, Any]) -> dict[str, Any]:
     """What ran: command, world, rank and its place in each group, versions, GPU."""
     manifest, job = run.manifest, run.manifest["job"]
-    if run.is_snapshot:
+    if run.is_snapshot or run.is_imported:
         return {"title": job_command(job), "rows": run.facts, "places": []}
     versions = manifest["versions"]
     rows = [

@@ -33,7 +33,8 @@ def render(run_directory: Path, *, all_layers: bool, console: Console) -> None:
     run = open_run(run_directory)
     summary = run.summary
     _facts(console, run)
-    _peak(console, summary, run.manifest["cwd"])
+    if not run.is_imported:
+        _peak(console, summary, run.manifest["cwd"])
     _sheets(console, run_sheets(run, all_layers=all_layers))
     if summary["time"]:
         _time(console, summary)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fakedist.analysis.build import build_tables
+from fakedist.analysis.build import build_tables, no_collector
 from fakedist.analysis.nsys.database import Database, open_database
 from fakedist.analysis.nsys.tracing import Choice, gpu_name, read_trace, tool_version
 from fakedist.analysis.recording import read_recording
@@ -29,7 +29,7 @@ def recorded_kernels(run_directory: Path, exported: Path, report: Path) -> dict[
         ReportError: The report cannot be read, or has no kernels.
     """
     layers = LayerNumbers(read_recording(run_directory).rows["layers"])
-    with open_database(exported, report) as database:
+    with no_collector(), open_database(exported, report) as database:
         source = _source(database) | {"report": report.name}
         return kernel_record(read_trace(database, Choice()), layers, source)
 
@@ -61,7 +61,7 @@ def read_report(report: Path, exported: Path, choice: Choice) -> Imported:
         ReportError: The report cannot be read, or has no such kernels.
     """
     layers = LayerNumbers()
-    with open_database(exported, report) as database:
+    with no_collector(), open_database(exported, report) as database:
         source = _source(database) | {"report": str(report.resolve())}
         kernels = kernel_record(read_trace(database, choice), layers, source)
     return Imported(report, kernels, layers.rows)

@@ -18,6 +18,8 @@ from fakedist.analysis.timed.names import CALL, DERIVATIVE, LAYER, NODE, OPERATI
 
 Bools = npt.NDArray[np.bool_]
 _OURS = "fakedist::"
+#: Beside -1, outside of any range.
+_UNKNOWN = -2
 
 
 @dataclass
@@ -32,6 +34,7 @@ class Places:
         recompute: Whether the launch is of a forward that runs again inside of a node.
         call: Number of the collective of ours that it is part of; -1 if it is of none.
         in_collective: Whether it is part of a collective of ours.
+        unknown: Whether a node launched it of which no forward operation is known.
     """
 
     layer: Ints
@@ -41,6 +44,7 @@ class Places:
     recompute: Bools
     call: Ints
     in_collective: Bools
+    unknown: Bools
 
 
 class _Chosen:
@@ -100,7 +104,10 @@ def find_places(ranges: Ranges, thread: Ints, time: Ints) -> Places:
     # Deeper than the node: a forward that runs again, with ranges of its own.
     of_node = in_node & (start[layer] < start[node])
     sequence = _numbers_of_nodes(ranges, lanes, nodes)
-    layer[of_node] = _layers_of_nodes(_Forward(ranges, lanes, layers), nodes, sequence, node[of_node], layer[of_node])
+    made = _layers_of_nodes(_Forward(ranges, lanes, layers), nodes, sequence, node[of_node])
+    unknown = of_node.copy()
+    unknown[of_node] = made == _UNKNOWN
+    layer[of_node] = np.where(made == _UNKNOWN, layer[of_node], made)
     with_gradient = _Chosen(ranges, lanes, _with_gradient(ranges)).innermost(lane, time)
     ours = _Chosen(ranges, lanes, _of_ours(ranges)).innermost(lane, time)
     return Places(
@@ -111,6 +118,7 @@ def find_places(ranges: Ranges, thread: Ints, time: Ints) -> Places:
         recompute=in_node & (start[with_gradient] > start[node]),
         call=_calls(ranges, lanes, ours),
         in_collective=ours >= 0,
+        unknown=unknown,
     )
 
 
@@ -183,12 +191,12 @@ class _Forward:
         self._main = int(np.bincount(lanes[rows]).argmax()) if len(rows) else -1
 
     def layer(self, node: Ints, sequence: Ints, inner: Bools) -> Ints:
-        """The layer's range for each node, -1 where it is not known; ``inner``: nodes that run inside of a node."""
+        """The layer's range for each node; ``inner``: those that run inside of another one."""
         lane = np.where(inner, self.lanes[node], self._main)  # a backward in a backward is of what ran again there
         key = self._keys(lane, sequence)
         known = self._keys(self.lanes[self._rows], self.ranges.sequence[self._rows])
         place = np.minimum(np.searchsorted(known, key), max(len(known) - 1, 0))
-        found = np.full(len(node), -1, np.int64)
+        found = np.full(len(node), _UNKNOWN, np.int64)
         if not len(known):
             return found
         hit = (known[place] == key) & (sequence >= 0)
@@ -201,15 +209,14 @@ class _Forward:
         return (lane << 44) | np.maximum(sequence, 0)
 
 
-def _layers_of_nodes(forward: _Forward, nodes: _Chosen, sequence: Ints, node: Ints, around: Ints) -> Ints:
-    """Layers of what nodes launched; gradients that are accumulated count for the node that ran before.
+def _layers_of_nodes(forward: _Forward, nodes: _Chosen, sequence: Ints, node: Ints) -> Ints:
+    """Ranges of the layers of what nodes launched; gradients that are accumulated count for the node that ran before.
 
     Args:
         forward: Layers by number.
         nodes: All nodes.
         sequence: The number of each range that is a node.
         node: Of each launch.
-        around: The layer's range that is open around the node of each launch: what is left where no number is known.
     """
     asked, place = np.unique(node, return_inverse=True)
     ranges, lanes = forward.ranges, forward.lanes
@@ -218,5 +225,4 @@ def _layers_of_nodes(forward: _Forward, nodes: _Chosen, sequence: Ints, node: In
     before = numbered.before(lanes[asked[bare]], ranges.start[asked[bare]])
     asked[bare] = np.where(before >= 0, before, asked[bare])
     inner = nodes.is_inside()[np.searchsorted(nodes.rows, asked)]
-    found = forward.layer(asked, sequence[asked], inner)[place]
-    return np.where(found >= 0, found, around)
+    return forward.layer(asked, sequence[asked], inner)[place]

@@ -149,8 +149,8 @@ def _notes(trace: Trace, places: Places, phase: npt.NDArray[np.uint8]) -> list[s
         notes.append(f"{_count(graphs, 'CUDA graph')} traced as a whole: one row each; {hint}")
     if count and not (places.layer >= 0).any():
         notes.append("no range of the trace names a layer: every kernel is outside of modules")
-    elif outside := int(((places.layer < 0) & places.in_node).sum()):
-        notes.append(f"{_count(outside, 'kernel')} of backward without a known layer")
+    if unknown := int((places.unknown & (places.layer < 0)).sum()):
+        notes.append(f"{_count(unknown, 'kernel')} of backward without a known layer: their forward was not traced")
     if count and bool((phase == PHASES.index("other")).all()):
         notes.append("no range of the trace tells forward, backward or optimizer: every kernel's phase is other")
     if count and not (trace.ranges.kind == OPERATION).any():

@@ -9,8 +9,8 @@ from fakedist.run import ranges
 
 IGNORED, STEP, PHASE, LAYER, OPERATION, NODE, DERIVATIVE, CALL = range(8)
 #: torch.autograd.profiler.emit_nvtx writes "aten::mm, seq = 12, op_id = 7, sizes = [...]".
+TAILS = (", seq = ", ", op_id = ", ", sizes = ", ", input_op_ids = ")
 _SEQUENCE = re.compile(r", seq = (\d+)")
-_TAIL = re.compile(r", (seq|op_id|sizes|input_op_ids) = ?.*$", re.DOTALL)
 _NODE = "autograd::engine::evaluate_function: "
 _STEP = re.compile(
     r"(?:global[ _-]?|train(?:ing)?[ _-]?)?(?:step|iter|iteration|batch|ProfilerStep)[ _:#=-]*(\d+)(?:/\d+)?",
@@ -54,10 +54,12 @@ class Meaning:
 
 def without_numbers(text: str) -> tuple[str, int]:
     """A range's text without what makes each different, and autograd's sequence number; -1 without one."""
-    if ", " not in text:
-        return text, -1
-    found = _SEQUENCE.search(text)
-    return _TAIL.sub("", text), int(found[1]) if found else -1
+    found = _SEQUENCE.search(text) if ", " in text else None
+    for tail in TAILS:
+        if tail in text:
+            text = text[: text.index(tail)]
+            break
+    return text, int(found[1]) if found else -1
 
 
 def meaning(text: str, domain: str = "") -> Meaning:

@@ -37,8 +37,23 @@ class LayerNumbers:
             of_meaning = np.array([self._by_name.get(each.name, OUTSIDE) for each in ranges.meanings], np.int64)
             found[asked] = of_meaning[ranges.meaning[rows[asked]]]
         else:
-            found[asked] = self._by_path(ranges, rows[asked])
+            ours = np.array([each.is_ours for each in ranges.meanings])[ranges.meaning[rows[asked]]]
+            found[np.flatnonzero(asked)[~ours]] = self._by_path(ranges, rows[asked][~ours])
+            found[np.flatnonzero(asked)[ours]] = self._by_own_name(ranges, rows[asked][ours])
         return found
+
+    def _by_own_name(self, ranges: Ranges, rows: Ints) -> Ints:
+        """Layers by ranges of ours, whose names are qualified: the report is of a run that is not at hand."""
+        names = [each.name for each in ranges.meanings if each.is_ours and each.name]
+        root = next((name for name in names if name.startswith("(") and name.endswith(")")), "")
+        said, place = np.unique(ranges.meaning[rows], return_inverse=True)
+        return np.array([self._qualified(ranges.meanings[each].name, root) for each in said], np.int64)[place]
+
+    def _qualified(self, name: str, root: str) -> int:
+        if name not in self._by_name:
+            above = name.rpartition(".")[0] or (root if name != root and not name.startswith("(") else "")
+            self._append(name, self._qualified(above, root) if above else OUTSIDE)
+        return self._by_name[name]
 
     def _by_path(self, ranges: Ranges, rows: Ints) -> Ints:
         """Layers by the ranges around them, outermost first."""
@@ -66,8 +81,10 @@ class LayerNumbers:
     def _number(self, parent: int, name: str) -> int:
         above = self.rows[parent][1]
         path = name if not above or name.startswith(above + ".") else f"{above}.{name}"
-        known = self._by_name.get(path)
-        if known is None:
-            known = self._by_name[path] = len(self.rows)
-            self.rows.append((known, path, "", parent))
-        return known
+        if path not in self._by_name:
+            self._append(path, parent)
+        return self._by_name[path]
+
+    def _append(self, name: str, parent: int) -> None:
+        self._by_name[name] = len(self.rows)
+        self.rows.append((len(self.rows), name, "", parent))
