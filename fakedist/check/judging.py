@@ -128,7 +128,7 @@ def _blamed(finding: Finding, now: Rank, before: Rank | None, places: pd.DataFra
     nothing = now.parts.iloc[:0]
     changes = part_changes(nothing if before is None else before.parts, now.parts)
     cause = _cause(changes, figure)
-    if cause is None or cause.part_bytes <= 0:  # it did not grow: what is it made of?
+    if cause is None or cause.part <= 0:  # it did not grow: what is it made of?
         cause = _cause(part_changes(nothing, now.parts), figure)
         before = None
     if cause is None:

@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 from rich.console import Console
 from rich.text import Text
 
+from fakedist.report.compared_time import time_change_sheets
 from fakedist.report.comparison import Comparison, format_change, format_relative
 from fakedist.report.markdown import markdown_table
 from fakedist.report.sheet import Column, print_remark, print_table
+from fakedist.report.sheets import Sheet
 from fakedist.report.topology import AT_ONCE
 from fakedist.units import format_bytes
 
 _NUM_ROWS = 12
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """One table of a comparison.
-
-    Attributes:
-        title: What it is about.
-        columns: Its columns.
-        remark: What a reader may want to know about it; empty where there is nothing.
-    """
-
-    title: str
-    columns: list[Column]
-    remark: str = ""
 
 
 def render_comparison(comparison: Comparison, *, all_rows: bool, console: Console) -> None:
@@ -42,25 +28,30 @@ def render_comparison(comparison: Comparison, *, all_rows: bool, console: Consol
         console: Where to.
     """
     console.print(Text(comparison.why, style="bold"), soft_wrap=True)
+    if comparison.time:
+        console.print(Text(comparison.time.why, style="bold"), soft_wrap=True)
     for side, run in (("A", comparison.a), ("B", comparison.b)):
         console.print(Text(f"{side}  ", style="dim") + Text(f"{run.path}", style="not dim"), soft_wrap=True)
     for warning in comparison.warnings:
         console.print(Text(warning, style="yellow"), soft_wrap=True)
     for sheet in comparison_sheets(comparison, all_rows=all_rows):
         print_table(console, sheet.title, sheet.columns)
-        if sheet.remark:
-            print_remark(console, sheet.remark)
+        for remark in sheet.remarks:
+            print_remark(console, remark)
 
 
 def comparison_markdown(comparison: Comparison, *, all_rows: bool = False) -> str:
     """A comparison as Markdown: the reason, the figures, the rest folded."""
     first, *rest = comparison_sheets(comparison, all_rows=all_rows)
-    lines = [f"**{comparison.why}**", "", f"A: `{comparison.a.path.name}`, B: `{comparison.b.path.name}`", ""]
+    lines = [f"**{comparison.why}**", ""]
+    if comparison.time:
+        lines += [f"**{comparison.time.why}**", ""]
+    lines += [f"A: `{comparison.a.path.name}`, B: `{comparison.b.path.name}`", ""]
     lines += [f"- {warning}" for warning in comparison.warnings]
     lines += [*markdown_table(first.columns), ""]
     for sheet in rest:
         lines += ["<details>", f"<summary>{sheet.title}</summary>", "", *markdown_table(sheet.columns), ""]
-        lines += [*([sheet.remark, ""] if sheet.remark else []), "</details>", ""]
+        lines += [*(line for remark in sheet.remarks for line in (remark, "")), "</details>", ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -79,7 +70,8 @@ def comparison_sheets(comparison: Comparison, *, all_rows: bool) -> list[Sheet]:
         _shown("Collectives, simulated: this rank's calls", comparison.collectives, _collective_columns, all_rows),
         _streams(comparison),
     ]
-    return [sheet for sheet in sheets if sheet is not None]
+    found = [sheet for sheet in sheets if sheet is not None]
+    return found + (time_change_sheets(comparison.time, all_rows=all_rows) if comparison.time else [])
 
 
 def _differences(comparison: Comparison) -> Sheet | None:
@@ -105,7 +97,7 @@ def _streams(comparison: Comparison) -> Sheet | None:
     columns.append(Column("bytes", [format_bytes(row["bytes"]) for row in rows], rank=2))
     columns.append(_text("runs on", [row["runs_on"] for row in rows]))
     columns.append(_text("at once with", [row["beside"] for row in rows]))
-    return Sheet("What can run at once in a step, simulated", columns, AT_ONCE)
+    return Sheet("What can run at once in a step, simulated", columns, [AT_ONCE])
 
 
 def _shown(title: str, changes: pd.DataFrame, columns: Any, all_rows: bool) -> Sheet | None:
@@ -115,11 +107,10 @@ def _shown(title: str, changes: pd.DataFrame, columns: Any, all_rows: bool) -> S
         return None
     rows = changed if all_rows else changed.head(_NUM_ROWS)
     rest = changed.iloc[len(rows) :]
-    remark = ""
-    if len(rest):
-        in_all = format_change(int(rest["change_bytes"].sum()))
-        remark = f"and {len(rest)} smaller changes, {in_all} in all; --all shows them"
-    return Sheet(title, columns(rows), remark)
+    if not len(rest):
+        return Sheet(title, columns(rows))
+    in_all = format_change(int(rest["change_bytes"].sum()))
+    return Sheet(title, columns(rows), [f"and {len(rest)} smaller changes, {in_all} in all; --all shows them"])
 
 
 def _phase_columns(rows: pd.DataFrame) -> list[Column]:

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from fakedist.analysis.compare import blocks, collectives, matching, memory, settings, why
+from fakedist.report.comparison_time import TimeComparison
 from fakedist.report.run import Run
 from fakedist.report.topology import RunTopology
 from fakedist.run.tables import read_table
@@ -53,7 +54,8 @@ class Comparison:
     def warnings(self) -> list[str]:
         """What a reader must know before the figures, a sentence each."""
         sides = zip("AB", self.summaries, strict=True)
-        return [f"{side} {phrase}" for side, each in sides if (phrase := settings.incomplete(each))]
+        found = [f"{side} {phrase}" for side, each in sides if (phrase := settings.incomplete(each))]
+        return found + settings.unlike_times(*self.summaries)
 
     @cached_property
     def figures(self) -> pd.DataFrame:
@@ -123,6 +125,14 @@ class Comparison:
         return [{"side": side, **row} for side, rows in zip("AB", told, strict=True) for row in rows]
 
     @cached_property
+    def time(self) -> TimeComparison | None:
+        """Changes of the timed step; None where one of the runs has none."""
+        if any(each["time"] is None for each in self.summaries):
+            return None
+        paths = memory.layer_paths(*self._tables("layers"), self.matches)
+        return TimeComparison((self.a, self.b), paths)
+
+    @cached_property
     def cause(self) -> why.Cause | None:
         """What accounts for most of the change."""
         return why.find_cause(self.parts)
@@ -146,24 +156,33 @@ class Comparison:
 
 def say_cause(cause: why.Cause, place: why.Place) -> str:
     """A change of the peak, what accounts for it and where that is made, one line."""
-    seen = place.phrase("first seen" if cause.part_bytes > 0 else "last seen")
-    return f"{format_change(cause.change_bytes)} at the peak: {say_part(cause)}{seen}"
+    seen = place.phrase("first seen" if cause.part > 0 else "last seen")
+    return f"{format_change(cause.change)} at the peak: {say_part(cause)}{seen}"
 
 
 def say_part(cause: why.Cause, *, is_change: bool = True) -> str:
     """What accounts for a change, or for a figure: "activations of layers.*.mlp, +2.88 GiB"."""
-    amount = format_change(cause.part_bytes) if is_change else format_bytes(cause.part_bytes)
+    amount = format_change(cause.part) if is_change else format_bytes(cause.part)
     return f"{_CATEGORY_WORDS[cause.category]} {why.of_layers(cause.layer)}, {amount}"
 
 
-def format_change(bytes_: int) -> str:
+def format_change(bytes_: float) -> str:
     """Bytes with a sign: "+2.91 GiB", "-512 B", "0 B"."""
     return ("+" if bytes_ > 0 else "") + format_bytes(bytes_)
 
 
-def format_relative(bytes_: int, of: int) -> str:
+def format_relative(bytes_: float, of: float) -> str:
     """A change in percent of what was; empty where there was nothing."""
     return f"{bytes_ / of:+.1%}".replace("-0.0%", "0.0%").replace("+0.0%", "0.0%") if of else ""
+
+
+def time_object(comparison: Comparison) -> dict[str, Any] | None:
+    """What of that is about the timed step; null where one of the runs has none."""
+    time = comparison.time
+    if time is None:
+        return None
+    tables = {name: getattr(time, name).to_dict("records") for name in ("parts", "families", "layers", "names")}
+    return {"sources": list(time.words), "why": time.why, **tables}
 
 
 def comparison_object(comparison: Comparison) -> dict[str, Any]:
@@ -180,4 +199,5 @@ def comparison_object(comparison: Comparison) -> dict[str, Any]:
             name: getattr(comparison, name).to_dict("records")
             for name in ("figures", "categories", "phases", "layers", "most", "blocks", "collectives")
         },
+        "time": time_object(comparison),
     }

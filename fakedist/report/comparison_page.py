@@ -35,6 +35,7 @@ def comparison_page(comparison: Comparison) -> str:
     sheets = comparison_sheets(comparison, all_rows=True)
     context: dict[str, Any] = {
         "why": comparison.why,
+        "time_why": comparison.time.why if comparison.time else "",
         "change": format_change(peaks[1] - peaks[0]),
         "relative": format_relative(peaks[1] - peaks[0], peaks[0]),
         "is_worse": peaks[1] > peaks[0],

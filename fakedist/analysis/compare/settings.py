@@ -34,9 +34,31 @@ def different_settings(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, s
     pairs += [
         ("steps that ended", len(a["summary"]["steps"]), len(b["summary"]["steps"])),
         ("how it ended", _ending(a["summary"]["exit"]), _ending(b["summary"]["exit"])),
+        ("times", _times(a["summary"]), _times(b["summary"])),
         ("fakedist", a.get("fakedist"), b.get("fakedist")),
     ]
     return [{"name": name, "a": _text(one), "b": _text(other)} for name, one, other in pairs if one != other]
+
+
+def unlike_times(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
+    """Why the times of two summaries cannot be held against each other as they are, a sentence each."""
+    sources = [each["kernels"] for each in (a, b)]
+    if any(each["time"] is None for each in (a, b)):
+        return []
+    words = [source["source"] for source in sources]
+    if words[0] != words[1]:
+        told = f"the times of A are {words[0]}, those of B {words[1]}"
+        return [f"{told}: what differs may be the model's error and no change of the job"]
+    unknown = [each["time"]["num_unknown_calls"] for each in (a, b)]
+    if bool(unknown[0]) != bool(unknown[1]):
+        return ["the duration of collectives is known of one of the runs only: their steps are not alike"]
+    return []
+
+
+def _times(summary: dict[str, Any]) -> str:
+    if summary["time"] is None:
+        return "none"
+    return f"{summary['kernels']['source']} ({summary['kernels'].get('tool', '')})"
 
 
 def incomplete(summary: dict[str, Any]) -> str:

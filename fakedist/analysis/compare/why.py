@@ -1,4 +1,4 @@
-"""Why the peak changed, in one line: the category and the layers that account for it."""
+"""Why a figure changed, in one line: the category and the layers that account for it."""
 
 from __future__ import annotations
 
@@ -15,41 +15,42 @@ _STANDS_FOR = (0.8, 1.25)
 
 @dataclass(frozen=True)
 class Cause:
-    """What accounts for most of a change of the peak.
+    """What accounts for most of a change: of the peak in bytes, of a step's kernels in microseconds.
 
     Attributes:
-        change_bytes: Of the peak.
-        category: The category that changed most that way.
+        change: Of the figure.
+        category: The category (the family, of kernels) that changed most that way.
         path: The layers it is about, numbers as ``*``; empty where no part of the model stands out.
-        part_bytes: Their change.
+        part: Their change.
         layer: The one layer it is about; the path where they are several.
     """
 
-    change_bytes: int
+    change: float
     category: str
     path: str
-    part_bytes: int
+    part: float
     layer: str
 
 
-def find_cause(parts: pd.DataFrame) -> Cause | None:
-    """The category that changed most the way the peak did, and the deepest layer that stands for it.
+def find_cause(parts: pd.DataFrame, column: str = "change_bytes") -> Cause | None:
+    """The category that changed most the way the figure did, and the deepest layer that stands for it.
 
     Args:
-        parts: Columns path, name, category, change_bytes: own bytes of layers, which add up to the peak.
+        parts: Columns path, name, category and the next one: what is the layers' own, which adds up to the figure.
+        column: The column with the changes.
 
     Returns:
-        None where the peak is the same.
+        None where the figure is the same.
     """
-    total = int(parts["change_bytes"].sum())
+    total = float(parts[column].sum())
     if not total:
         return None
     way = 1 if total > 0 else -1
-    sums = parts.groupby("category", observed=True)["change_bytes"].sum() * way
+    sums = parts.groupby("category", observed=True)[column].sum() * way
     category = str(sums.idxmax())
     chosen = parts[parts["category"] == category]
-    path, part = _descend(chosen, int(chosen["change_bytes"].sum()))
-    inside = chosen[is_below(chosen["path"], path) & (chosen["change_bytes"] != 0)]
+    path, part = _descend(chosen["path"], chosen[column])
+    inside = chosen[is_below(chosen["path"], path) & (chosen[column] != 0)]
     depth = len(_steps(path))
     alone = {".".join(_steps(str(name))[:depth]) for name in inside["name"]}
     return Cause(total, category, path, part, alone.pop() if path and len(alone) == 1 else path)
@@ -60,13 +61,14 @@ def is_below(paths: pd.Series, path: str) -> pd.Series:
     return (paths == path) | paths.str.startswith(path + ".") | (not path)
 
 
-def _descend(parts: pd.DataFrame, change: int) -> tuple[str, int]:
+def _descend(paths: pd.Series, changes: pd.Series) -> tuple[str, float]:
     """Down the tree of names as long as one branch stands for what is above it."""
-    sums: dict[tuple[str, ...], int] = defaultdict(int)
-    for path, bytes_ in zip(parts["path"], parts["change_bytes"], strict=True):
+    change = float(changes.sum())
+    sums: dict[tuple[str, ...], float] = defaultdict(int)
+    for path, part in zip(paths, changes.tolist(), strict=True):
         steps = _steps(str(path))
         for depth in range(1, len(steps) + 1):
-            sums[steps[:depth]] += int(bytes_)
+            sums[steps[:depth]] += part
     below: dict[tuple[str, ...], list[tuple[str, ...]]] = defaultdict(list)
     for steps in sums:
         below[steps[:-1]].append(steps)
@@ -111,7 +113,7 @@ def place_of(cause: Cause, blocks: pd.DataFrame) -> Place:
         cause: The cause.
         blocks: Columns path, category, line, operation, phase, change_bytes of blocks at the peak.
     """
-    way = 1 if cause.part_bytes > 0 else -1
+    way = 1 if cause.part > 0 else -1
     found = blocks[is_below(blocks["path"], cause.path) & (blocks["category"] == cause.category)]
     found = found[found["change_bytes"] * way > 0]
     if not len(found):

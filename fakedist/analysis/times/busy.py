@@ -9,6 +9,8 @@ import pandas as pd
 
 from fakedist.analysis.recording import Array
 
+_ROUNDING_US = 1e-3
+
 
 @dataclass(frozen=True)
 class Busy:
@@ -57,7 +59,8 @@ def find_busy(kernels: pd.DataFrame, step_us: float) -> Busy:
     waits = float(gap.sum() - late.sum())
     late_us = float(late.sum()) + (tail if np.isfinite(launch).any() else 0.0)
     waits += 0.0 if np.isfinite(launch).any() else tail
-    rest = max(step_us - busy - late_us - waits, 0.0)
+    rest = step_us - busy - late_us - waits
+    rest = rest if rest > _ROUNDING_US else 0.0
     return Busy(step_us, busy, rest, late_us, waits, of_kernel)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from fakedist.analysis.build import build_tables
 from tests.unit.analysis.recorded import MIB, HandMade, new_run
+from tests.unit.analysis.times_by_hand import NAN, kernel, record
 
 
 def run_of(
@@ -16,9 +17,14 @@ def run_of(
     num_layers: int = 3,
     line: int = 12,
     ended: str = "stopped",
-    **job: Any,
+    **more: Any,
 ) -> Path:
-    """A run with `num_layers` blocks whose feed-forwards save `activation` bytes each, made at model.py:`line`."""
+    """A run with `num_layers` blocks whose feed-forwards save `activation` bytes each, made at model.py:`line`.
+
+    With ``gemm_us`` its second step is timed, from ``source``: each feed-forward takes so long, each norm 5 us.
+    Further settings are the job's.
+    """
+    gemm_us, source, job = more.pop("gemm_us", 0), more.pop("source", "estimated"), more
     made = HandMade()
     root = made.layer("(Net)", "Net")
     container = made.layer("layers", "ModuleList", root)
@@ -46,7 +52,20 @@ def run_of(
         made.step(step)
     made.record("groups", rows=[(0, "0", "tp", (0, 1), 1, "nccl")])
     made.record("collectives", rows=[(0, "all_reduce", 0, activation, activation, "float32", False, 0, 1, 0, -1)])
+    if gemm_us:
+        made.others.append(_timed(mlps, gemm_us, source))
     made.ended(ended)
     run = made.write(new_run(directory, ended, **job))
     build_tables(run)
     return run
+
+
+def _timed(mlps: list[int], gemm_us: float, source: str) -> dict[str, Any]:
+    rows = []
+    for number, layer in enumerate(mlps):
+        at = number * (gemm_us + 10)
+        rows.append(kernel(at, gemm_us, name="big_gemm", layer=layer, flops=1e9))
+        rows.append(kernel(at + gemm_us + 2, 5, "norm", layer=layer - 1))
+    end = len(mlps) * (gemm_us + 10)
+    rows.append(kernel(1, NAN if source == "estimated" else 2, "communication", stream=7, call=0))
+    return record(*rows, source=source, tool="model" if source == "estimated" else "cupti", step_us=end)

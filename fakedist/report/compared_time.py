@@ -1,0 +1,79 @@
+"""The tables of a comparison of times as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pandas as pd
+
+from fakedist.report.comparison import format_relative
+from fakedist.report.comparison_time import TimeComparison, format_us_change
+from fakedist.report.sheet import Column
+from fakedist.report.sheets import Sheet
+from fakedist.report.time_text import short_kernel, unknown_time
+
+_NUM_ROWS = 12
+
+
+def time_change_sheets(time: TimeComparison, *, all_rows: bool) -> list[Sheet]:
+    """Tables of what changed in the timed step; those without a change are left out.
+
+    Args:
+        time: The comparison.
+        all_rows: Whether small changes are shown too.
+    """
+    found = [
+        Sheet(f"Time of the step, {time.of}", [_text("", time.parts["name"]), *_times(time.parts)]),
+        _shown(f"By family of kernels, {time.of}", time.families, _family_columns, all_rows),
+        _shown(f"Time by layer, own, {time.of}", time.layers, _layer_columns, all_rows),
+        _shown(f"Kernels by name, {time.of}", time.names, _name_columns, all_rows),
+    ]
+    return [sheet for sheet in found if sheet is not None]
+
+
+def _shown(
+    title: str, changes: pd.DataFrame, columns: Callable[[pd.DataFrame], list[Column]], all_rows: bool
+) -> Sheet | None:
+    changed = changes[changes["what"] != "same"]
+    if not len(changed):
+        return None
+    rows = changed if all_rows else changed.head(_NUM_ROWS)
+    rest = changed.iloc[len(rows) :]
+    if not len(rest):
+        return Sheet(title, columns(rows))
+    in_all = format_us_change(float(rest["change_us"].sum()))
+    return Sheet(title, columns(rows), [f"and {len(rest)} smaller changes, {in_all} in all; --all shows them"])
+
+
+def _family_columns(rows: pd.DataFrame) -> list[Column]:
+    return [_text("family", rows["family"]), _counts(rows), *_times(rows), _text("", rows["what"])]
+
+
+def _layer_columns(rows: pd.DataFrame) -> list[Column]:
+    return [_text("layer", rows["path"]), _text("family", rows["category"]), *_times(rows), _text("", rows["what"])]
+
+
+def _name_columns(rows: pd.DataFrame) -> list[Column]:
+    names = _text("kernel", [short_kernel(str(name)) for name in rows["name"]])
+    return [names, _counts(rows), *_times(rows), _text("", rows["what"])]
+
+
+def _counts(rows: pd.DataFrame) -> Column:
+    pairs = zip(rows["num_a"].tolist(), rows["num_b"].tolist(), strict=True)
+    return Column("kernels", [f"{a:,}" if a == b else f"{a:,} -> {b:,}" for a, b in pairs], rank=2)
+
+
+def _times(rows: pd.DataFrame) -> list[Column]:
+    """A, B, the change, and in percent."""
+    found = []
+    for side in "ab":
+        unknown = rows[f"unknown_{side}"].tolist() if f"unknown_{side}" in rows else [0] * len(rows)
+        pairs = zip(rows[f"{side}_us"].tolist(), unknown, strict=True)
+        found.append(Column(side.upper(), [unknown_time(us, num) for us, num in pairs]))
+    found.append(Column("change", [format_us_change(us) for us in rows["change_us"].tolist()]))
+    pairs = zip(rows["change_us"].tolist(), rows["a_us"].tolist(), strict=True)
+    return [*found, Column("%", [format_relative(change, of) for change, of in pairs], rank=1)]
+
+
+def _text(name: str, cells: Iterable[object]) -> Column:
+    return Column(name, [str(cell) for cell in cells], is_text=True)

@@ -1,0 +1,77 @@
+"""The timed steps of two runs side by side: every table of changes, and the one line that says why."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import pandas as pd
+
+from fakedist.analysis.compare import times, why
+from fakedist.report.run import Run
+from fakedist.units import format_us
+
+
+class TimeComparison:
+    """What changed in the timed step, from one run to another.
+
+    Args:
+        runs: Both; each has a timed step.
+        paths: What each layer of either is called.
+
+    Raises:
+        RunDirectoryError: A table is missing or damaged; when it is asked for.
+    """
+
+    def __init__(self, runs: tuple[Run, Run], paths: tuple[dict[int, str], dict[int, str]]) -> None:
+        self._runs, self._paths = runs, paths
+        self._times = runs[0].summary["time"], runs[1].summary["time"]
+        self.words = tuple(str(run.summary["kernels"]["source"]) for run in runs)
+
+    @cached_property
+    def parts(self) -> pd.DataFrame:
+        """The step, and what it is spent for."""
+        return times.part_changes(*self._times)
+
+    @cached_property
+    def families(self) -> pd.DataFrame:
+        """Families of kernels."""
+        return times.family_changes(*self._times)
+
+    @cached_property
+    def layers(self) -> pd.DataFrame:
+        """Own time of layers by family; the changes add up to that of all kernels."""
+        sides = [
+            times.layer_parts(run.table("layer_times"), paths)
+            for run, paths in zip(self._runs, self._paths, strict=True)
+        ]
+        return times.layer_changes(*sides)
+
+    @cached_property
+    def names(self) -> pd.DataFrame:
+        """Kernels by name."""
+        return times.name_changes(*(run.table("kernel_names") for run in self._runs))
+
+    @property
+    def of(self) -> str:
+        """Whether these times are measured or estimated, of each run where they differ."""
+        a, b = self.words
+        return a if a == b else f"A {a}, B {b}"
+
+    @property
+    def why(self) -> str:
+        """The one line: "+12.3 ms in the kernels of the step, estimated: gemm of layers.*.mlp, +11.9 ms"."""
+        cause = why.find_cause(self.layers, "change_us")
+        if cause is None:
+            return f"the kernels of the step take as long, {format_us(self._times[1]['kernel_us'])}, {self.of}"
+        return f"{format_us_change(cause.change)} in the kernels of the step, {self.of}: {say_time_part(cause)}"
+
+
+def say_time_part(cause: why.Cause, *, is_change: bool = True) -> str:
+    """What accounts for a change of time, or for a time: "gemm of layers.*.mlp, +11.9 ms"."""
+    amount = format_us_change(cause.part) if is_change else format_us(cause.part)
+    return f"{cause.category} {why.of_layers(cause.layer)}, {amount}"
+
+
+def format_us_change(duration_us: float) -> str:
+    """Microseconds with a sign: "+12.3 ms", "-3.0 us", "0 us"."""
+    return ("+" if duration_us > 0 else "") + format_us(duration_us)
