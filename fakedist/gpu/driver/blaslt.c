@@ -1,28 +1,109 @@
-/* cuBLASLt as C++ libraries use it: descriptors in the caller's own memory, an algorithm's settings read back. */
+/* cuBLASLt: descriptors say what a product is, and nothing of it is computed. Descriptors are made by the library or lie
+ * in the caller's own memory, where a layout has 64 bytes. */
 #include "virtual_gpu.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 enum { INVALID_BLAS_VALUE = 7 };
+enum { DESCRIPTOR_BYTES = 256 };
 
-/* Opaque structs of 64 bytes and more on the caller's stack. What is set into them is not read: nothing is computed. */
+/* What of the attributes the sizes of a product depend on. */
+struct operation {
+    int32_t compute, transpose_a, transpose_b;
+};
+struct layout {
+    uint64_t rows, columns;
+    int32_t type, batch;
+};
+_Static_assert(sizeof(struct layout) <= 64, "it lies in a cublasLtMatrixLayoutOpaque_t");
+
+API int cublasLtCreate(void **out) { return *out = new_handle(1), OK; }
+API int cublasLtDestroy(void *handle) { return free(handle), OK; }
+
+/* ---- the operation ---- */
+
 API int cublasLtMatmulDescInit_internal(void *descriptor, size_t size, int compute, int scale) {
-    return (void)compute, (void)scale, memset(descriptor, 0, size), OK;
+    (void)scale, memset(descriptor, 0, size);
+    return ((struct operation *)descriptor)->compute = compute, OK;
 }
+API int cublasLtMatmulDescCreate(void **out, int compute, int scale) {
+    return *out = new_handle(DESCRIPTOR_BYTES), cublasLtMatmulDescInit_internal(*out, DESCRIPTOR_BYTES, compute, scale);
+}
+API int cublasLtMatmulDescDestroy(void *descriptor) { return free(descriptor), OK; }
+API int cublasLtMatmulDescSetAttribute(void *descriptor, int attribute, const void *value, size_t size) {
+    enum { COMPUTE_TYPE = 0, TRANSPOSE_A = 3, TRANSPOSE_B = 4 }; /* cublasLtMatmulDescAttributes_t */
+    struct operation *o = descriptor;
+    int32_t *kept = attribute == COMPUTE_TYPE  ? &o->compute
+                    : attribute == TRANSPOSE_A ? &o->transpose_a
+                    : attribute == TRANSPOSE_B ? &o->transpose_b
+                                               : NULL;
+    if (kept && size == sizeof *kept) memcpy(kept, value, size);
+    return OK;
+}
+
 API int cublasLtMatmulPreferenceInit_internal(void *preference, size_t size) {
     return memset(preference, 0, size), OK;
 }
-API int cublasLtMatrixLayoutInit_internal(void *layout, size_t size, int type, uint64_t rows, uint64_t columns,
-                                          int64_t stride) {
-    return (void)type, (void)rows, (void)columns, (void)stride, memset(layout, 0, size), OK;
-}
-API int cublasLtGroupedMatrixLayoutInit_internal(void *layout, size_t size, int type, int groups, const void *rows,
-                                                 const void *columns, const void *strides) {
-    (void)type, (void)groups, (void)rows, (void)columns, (void)strides;
-    return memset(layout, 0, size), OK;
+API int cublasLtMatmulPreferenceCreate(void **out) { return *out = new_handle(DESCRIPTOR_BYTES), OK; }
+API int cublasLtMatmulPreferenceDestroy(void *preference) { return free(preference), OK; }
+API int cublasLtMatmulPreferenceSetAttribute(void *preference, int attribute, const void *value, size_t size) {
+    return (void)preference, (void)attribute, (void)value, (void)size, OK;
 }
 
-/* The algorithm that blas.c gives has every setting at 0: tile and stages undefined, no split, the default order. */
+/* ---- matrices ---- */
+
+API int cublasLtMatrixLayoutInit_internal(void *layout, size_t size, int type, uint64_t rows, uint64_t columns,
+                                          int64_t stride) {
+    (void)stride, memset(layout, 0, size);
+    return *(struct layout *)layout = (struct layout){rows, columns, type, 1}, OK;
+}
+API int cublasLtMatrixLayoutCreate(void **out, int type, uint64_t rows, uint64_t columns, int64_t stride) {
+    *out = new_handle(DESCRIPTOR_BYTES);
+    return cublasLtMatrixLayoutInit_internal(*out, DESCRIPTOR_BYTES, type, rows, columns, stride);
+}
+API int cublasLtMatrixLayoutDestroy(void *layout) { return free(layout), OK; }
+API int cublasLtMatrixLayoutSetAttribute(void *layout, int attribute, const void *value, size_t size) {
+    enum { TYPE = 0, ROWS = 2, COLUMNS = 3, BATCH_COUNT = 5 }; /* cublasLtMatrixLayoutAttribute_t */
+    struct layout *l = layout;
+    if (attribute == TYPE && size == sizeof l->type) memcpy(&l->type, value, size);
+    if (attribute == BATCH_COUNT && size == sizeof l->batch) memcpy(&l->batch, value, size);
+    if (attribute == ROWS && size == sizeof l->rows) memcpy(&l->rows, value, size);
+    if (attribute == COLUMNS && size == sizeof l->columns) memcpy(&l->columns, value, size);
+    return OK;
+}
+/* The sizes of a group's matrices are in device memory: none are known here, and the product says so by k = 0. */
+API int cublasLtGroupedMatrixLayoutInit_internal(void *layout, size_t size, int type, int groups, const void *rows,
+                                                 const void *columns, const void *strides) {
+    (void)groups, (void)rows, (void)columns, (void)strides, memset(layout, 0, size);
+    return ((struct layout *)layout)->type = type, OK;
+}
+
+/* ---- algorithms: one, whose settings are all 0: tile and stages undefined, no split, the default order ---- */
+
+/* cublasLtMatmulHeuristicResult_t: the same in every release that has cublasLt. */
+struct heuristic {
+    uint64_t algorithm[8];
+    size_t workspace_bytes;
+    int state;
+    float waves;
+    int reserved[4];
+};
+API int cublasLtMatmulAlgoGetHeuristic(void *handle, void *operation, void *a, void *b, void *c, void *d,
+                                       void *preference, int wanted, struct heuristic *results, int *found) {
+    (void)handle, (void)operation, (void)a, (void)b, (void)c, (void)d, (void)preference;
+    *found = wanted > 0;
+    if (wanted > 0) {
+        memset(results, 0, sizeof *results);
+        results->waves = 1.0f;
+    }
+    return OK;
+}
+API int cublasLtMatmulAlgoCheck(void *handle, void *operation, void *a, void *b, void *c, void *d, void *algorithm,
+                                struct heuristic *result) {
+    (void)handle, (void)operation, (void)a, (void)b, (void)c, (void)d, (void)algorithm;
+    return memset(result, 0, sizeof *result), OK;
+}
 API int cublasLtMatmulAlgoConfigGetAttribute(const void *algorithm, int attribute, void *value, size_t size,
                                              size_t *written) {
     (void)algorithm, (void)attribute;
@@ -30,4 +111,23 @@ API int cublasLtMatmulAlgoConfigGetAttribute(const void *algorithm, int attribut
     if (value) memset(value, 0, size);
     if (written) *written = size ? size : sizeof(int);
     return OK;
+}
+
+/* ---- the product ---- */
+
+API int cublasLtMatmul(void *handle, const struct operation *operation, const void *alpha, const void *a,
+                       const struct layout *a_layout, const void *b, const struct layout *b_layout, const void *beta,
+                       const void *c, const void *c_layout, void *d, const struct layout *d_layout,
+                       const void *algorithm, void *workspace, size_t workspace_bytes, void *stream) {
+    (void)handle, (void)alpha, (void)a, (void)b, (void)beta, (void)c, (void)c_layout, (void)d, (void)algorithm;
+    (void)workspace, (void)workspace_bytes;
+    struct launch made = {.name = __func__, .batch = d_layout->batch};
+    made.m = (int64_t)d_layout->rows;
+    made.n = (int64_t)d_layout->columns;
+    made.k = (int64_t)(operation->transpose_a ? a_layout->rows : a_layout->columns);
+    made.a_type = a_layout->type;
+    made.b_type = b_layout->type;
+    made.d_type = d_layout->type;
+    made.compute = operation->compute;
+    return launch_product(made, stream);
 }

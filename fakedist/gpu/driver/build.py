@@ -301,7 +301,7 @@ def generated_source(cuda: CudaInstallation) -> str:
                 continue
             answered.add(name)
             if library == "cublas" and is_blas_routine(name) and f"{name}_v2" not in exported:
-                lines.append(f"API int {name}(void *handle) {{ return blas_launch(handle); }}")
+                lines.append(f'API int {name}(void *handle) {{ return blas_launch(handle, "{name}"); }}')
             else:
                 refused = _REFUSED_TOGETHER.get(library, name)
                 lines.append(f'API int {name}(void) {{ return unanswered("{refused}", {REFUSALS[library]}); }}')

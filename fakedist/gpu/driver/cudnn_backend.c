@@ -157,5 +157,5 @@ API int cudnnBackendFinalize(void *descriptor) {
 }
 
 API int cudnnBackendExecute(void *handle, void *plan, void *pack) {
-    return (void)pack, try_plan(plan), cudnn_launch(handle);
+    return (void)pack, try_plan(plan), cudnn_launch(handle, __func__);
 }

@@ -26,7 +26,7 @@ API int cudnnDestroyDropoutDescriptor(void *descriptor) { return free(descriptor
 API int cudnnSetDropoutDescriptor(void *descriptor, void *handle, float dropout, void *states, size_t size,
                                   unsigned long long seed) {
     (void)descriptor, (void)dropout, (void)size, (void)seed;
-    return states ? cudnn_launch(handle) : OK;
+    return states ? cudnn_launch(handle, __func__) : OK;
 }
 API int cudnnRestoreDropoutDescriptor(void *descriptor, void *handle, float dropout, void *states, size_t size,
                                       unsigned long long seed) {
@@ -61,9 +61,9 @@ API int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(void *handle, int m
     return batch_norm_size(operations, size);
 }
 /* The arguments that follow are descriptors, device pointers and numbers. */
-API int cudnnBatchNormalizationForwardTrainingEx(void *handle) { return cudnn_launch(handle); }
-API int cudnnBatchNormalizationForwardInference(void *handle) { return cudnn_launch(handle); }
-API int cudnnBatchNormalizationBackwardEx(void *handle) { return cudnn_launch(handle); }
+API int cudnnBatchNormalizationForwardTrainingEx(void *handle) { return cudnn_launch(handle, __func__); }
+API int cudnnBatchNormalizationForwardInference(void *handle) { return cudnn_launch(handle, __func__); }
+API int cudnnBatchNormalizationBackwardEx(void *handle) { return cudnn_launch(handle, __func__); }
 
 /* ---- CTC loss ---- */
 
@@ -111,13 +111,13 @@ API int cudnnGetCTCLossWorkspaceSize_v8(void *handle, int algorithm, void *descr
     (void)handle, (void)algorithm, (void)gradients;
     return ctc_size(probabilities, (size_t)((struct ctc_loss *)descriptor)->max_label_length, size);
 }
-API int cudnnCTCLoss(void *handle) { return cudnn_launch(handle); }
-API int cudnnCTCLoss_v8(void *handle) { return cudnn_launch(handle); }
+API int cudnnCTCLoss(void *handle) { return cudnn_launch(handle, __func__); }
+API int cudnnCTCLoss_v8(void *handle) { return cudnn_launch(handle, __func__); }
 
 /* ---- kernels without scratch memory ---- */
 
-API int cudnnSpatialTfGridGeneratorForward(void *handle) { return cudnn_launch(handle); }
-API int cudnnSpatialTfGridGeneratorBackward(void *handle) { return cudnn_launch(handle); }
-API int cudnnSpatialTfSamplerForward(void *handle) { return cudnn_launch(handle); }
-API int cudnnSpatialTfSamplerBackward(void *handle) { return cudnn_launch(handle); }
-API int cudnnPoolingForward(void *handle) { return cudnn_launch(handle); }
+API int cudnnSpatialTfGridGeneratorForward(void *handle) { return cudnn_launch(handle, __func__); }
+API int cudnnSpatialTfGridGeneratorBackward(void *handle) { return cudnn_launch(handle, __func__); }
+API int cudnnSpatialTfSamplerForward(void *handle) { return cudnn_launch(handle, __func__); }
+API int cudnnSpatialTfSamplerBackward(void *handle) { return cudnn_launch(handle, __func__); }
+API int cudnnPoolingForward(void *handle) { return cudnn_launch(handle, __func__); }

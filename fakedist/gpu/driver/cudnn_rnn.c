@@ -128,6 +128,6 @@ API int cudnnGetRNNTempSpaceSizes(void *handle, void *descriptor, int mode, void
 }
 
 /* The arguments that follow are descriptors, device pointers and sizes. */
-API int cudnnRNNForward(void *handle) { return cudnn_launch(handle); }
-API int cudnnRNNBackwardData_v8(void *handle) { return cudnn_launch(handle); }
-API int cudnnRNNBackwardWeights_v8(void *handle) { return cudnn_launch(handle); }
+API int cudnnRNNForward(void *handle) { return cudnn_launch(handle, __func__); }
+API int cudnnRNNBackwardData_v8(void *handle) { return cudnn_launch(handle, __func__); }
+API int cudnnRNNBackwardWeights_v8(void *handle) { return cudnn_launch(handle, __func__); }

@@ -42,5 +42,5 @@ API int cufftXtMakePlanMany(int plan, int rank, long long *n, long long *in_embe
 }
 API int cufftXtExec(int plan, void *in, void *out, int direction) {
     (void)in, (void)out, (void)direction;
-    return is_plan(plan) ? launch(plans[plan].stream) : CUFFT_INVALID_PLAN;
+    return is_plan(plan) ? launch(__func__, plans[plan].stream) : CUFFT_INVALID_PLAN;
 }

@@ -15,7 +15,7 @@ struct node {
     int type, value;
     void *to;
     const void *from;
-    size_t size;
+    struct launch launch; /* of a kernel, copy or fill */
     void (*function)(void *);
     struct graph *body;
     struct node *before; /* the node that this one depends on */
@@ -59,12 +59,14 @@ static struct node *add(struct graph *g, struct node made) {
     pthread_mutex_unlock(&lock);
     return n;
 }
-void graph_add_kernel(struct graph *g) { add(g, (struct node){.type = NODE_KERNEL}); }
-void graph_add_copy(struct graph *g, void *to, const void *from, size_t size) {
-    add(g, (struct node){.type = NODE_MEMCPY, .to = to, .from = from, .size = size});
+void graph_add_kernel(struct graph *g, const struct launch *launch) {
+    add(g, (struct node){.type = NODE_KERNEL, .launch = *launch});
 }
-void graph_add_fill(struct graph *g, void *to, int value, size_t size) {
-    add(g, (struct node){.type = NODE_MEMSET, .to = to, .value = value, .size = size});
+void graph_add_copy(struct graph *g, const struct launch *launch, void *to, const void *from) {
+    add(g, (struct node){.type = NODE_MEMCPY, .to = to, .from = from, .launch = *launch});
+}
+void graph_add_fill(struct graph *g, const struct launch *launch, void *to, int value) {
+    add(g, (struct node){.type = NODE_MEMSET, .to = to, .value = value, .launch = *launch});
 }
 void graph_add_call(struct graph *g, void (*function)(void *), void *data) {
     add(g, (struct node){.type = NODE_HOST, .function = function, .to = data});
@@ -102,14 +104,15 @@ void graph_last_nodes(struct graph *g, const void ***nodes, size_t *count) {
 /* Host memory that was pageable at capture may be gone by now. */
 static int may_touch(const void *address) { return device_of(address) >= 0 || is_pinned(address); }
 
-static void run(struct graph *g) {
+static void run(struct graph *g, void *stream, int number) {
     for (size_t i = 0; i < g->count; i++) {
         struct node *n = g->nodes[i];
-        if (n->type == NODE_MEMCPY && may_touch(n->to) && may_touch(n->from)) copy(n->to, n->from, n->size, NULL);
-        else if (n->type == NODE_MEMSET) fill(n->to, n->value, n->size, NULL);
+        if (n->type == NODE_MEMCPY && may_touch(n->to) && may_touch(n->from)) move_bytes(n->to, n->from, n->launch.bytes);
+        else if (n->type == NODE_MEMSET) set_bytes(n->to, n->value, n->launch.bytes);
         else if (n->type == NODE_HOST) n->function(n->to);
-        else if (n->type == NODE_CONDITIONAL) run(n->body);
-        else COUNT(launches, 1);
+        else if (n->type == NODE_CONDITIONAL) run(n->body, stream, number);
+        else if (n->type == NODE_KERNEL) COUNT(launches, 1);
+        if (n->type <= NODE_MEMSET) replay_launch(&n->launch, stream, number);
     }
 }
 
@@ -150,8 +153,8 @@ API int cudaGraphInstantiateWithFlags(void **out, void *graph, unsigned long lon
 API int cudaGraphExecDestroy(void *exec) { return graph_destroy(exec), OK; }
 API int cudaGraphLaunch(void *exec, void *stream) {
     struct graph *outer = capturing_graph(stream);
-    if (outer) return graph_add_kernel(outer), OK;
-    return run(exec), OK;
+    if (outer) return launch(__func__, stream);
+    return run(exec, stream, next_graph_launch()), OK;
 }
 API int cudaGraphUpload(void *exec, void *stream) { return (void)exec, (void)stream, OK; }
 API int cudaGraphDebugDotPrint(void *graph, const char *path, unsigned flags) {

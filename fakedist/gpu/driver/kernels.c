@@ -15,13 +15,6 @@ struct launch_config {
     void *stream;
 };
 
-int launch(void *stream) {
-    COUNT(launches, 1);
-    struct graph *graph = capturing_graph(stream);
-    if (graph) graph_add_kernel(graph);
-    return OK;
-}
-
 /* ---- what nvcc's host code calls ---- */
 
 API void **__cudaRegisterFatBinary(void *binary) {
@@ -60,7 +53,8 @@ API int __cudaPopCallConfiguration(struct dim3 *grid, struct dim3 *block, size_t
 API int __cudaGetKernel(const void **kernel, const void *function) { return *kernel = function, OK; }
 API int __cudaLaunchKernel(const void *kernel, struct dim3 grid, struct dim3 block, void **arguments, size_t shared,
                            void *stream) {
-    return (void)kernel, (void)grid, (void)block, (void)arguments, (void)shared, launch(stream);
+    const unsigned sizes[6] = {grid.x, grid.y, grid.z, block.x, block.y, block.z};
+    return (void)arguments, (void)shared, launch_kernel(kernel, sizes, stream);
 }
 
 /* ---- device variables: __constant__ and __device__, one piece of host memory each ---- */
@@ -127,7 +121,7 @@ API int cudaLaunchCooperativeKernel(const void *function, struct dim3 grid, stru
     return __cudaLaunchKernel(function, grid, block, arguments, shared, stream);
 }
 API int cudaLaunchKernelExC(const struct launch_config *config, const void *function, void **arguments) {
-    return (void)function, (void)arguments, launch(config->stream);
+    return (void)arguments, launch_kernel(function, config->sizes, config->stream);
 }
 API int cudaFuncSetAttribute(const void *function, int attribute, int value) {
     return (void)function, (void)attribute, (void)value, OK;
@@ -220,12 +214,11 @@ API int cuOccupancyMaxActiveClusters(int *clusters, void *function, const void *
 }
 API int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                        unsigned shared, void *stream, void **arguments, void **extra) {
-    (void)function, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared;
-    (void)arguments, (void)extra;
-    return launch(stream);
+    const unsigned sizes[6] = {gx, gy, gz, bx, by, bz};
+    return (void)shared, (void)arguments, (void)extra, launch_kernel(function, sizes, stream);
 }
 API int cuLaunchKernelEx(const struct launch_config *config, void *function, void **arguments, void **extra) {
-    return (void)function, (void)arguments, (void)extra, launch(config->stream);
+    return (void)arguments, (void)extra, launch_kernel(function, config->sizes, config->stream);
 }
 API int cuLaunchCooperativeKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                                   unsigned bz, unsigned shared, void *stream, void **arguments) {

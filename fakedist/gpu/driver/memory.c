@@ -240,10 +240,8 @@ static int holds_data(const void *address, size_t limit_if_large, size_t size) {
     return ok;
 }
 
-void copy(void *to, const void *from, size_t size, void *stream) {
+void move_bytes(void *to, const void *from, size_t size) {
     COUNT(copies, 1);
-    struct graph *graph = capturing_graph(stream);
-    if (graph) graph_add_copy(graph, to, from, size);
     int between_devices = device_of(to) >= 0 && device_of(from) >= 0;
     /* Buckets and flat buffers are filled by thousands of small copies within the device: those would page them in. */
     size_t limit = between_devices ? 0 : LARGE_COPY_LIMIT;
@@ -256,8 +254,24 @@ void copy(void *to, const void *from, size_t size, void *stream) {
     }
 }
 
+void copy(void *to, const void *from, size_t size, void *stream) {
+    struct graph *graph = capturing_graph(stream);
+    int to_device = device_of(to) >= 0, from_device = device_of(from) >= 0;
+    int direction = to_device && from_device ? WITHIN_DEVICE : to_device ? TO_DEVICE : TO_HOST;
+    struct launch made = {.kind = LAUNCH_COPY, .bytes = size, .direction = direction};
+    if (graph) made = tagged(made, stream), graph_add_copy(graph, &made, to, from);
+    else if (to_device || from_device) write_launch(made, stream); /* else it is nothing that the GPU does */
+    move_bytes(to, from, size);
+}
+
+void set_bytes(void *to, int value, size_t size) {
+    if (size <= COPY_LIMIT && holds_data(to, 0, size)) memset(to, value, size);
+}
+
 void fill(void *to, int value, size_t size, void *stream) {
     struct graph *graph = capturing_graph(stream);
-    if (graph) graph_add_fill(graph, to, value, size);
-    if (size <= COPY_LIMIT && holds_data(to, 0, size)) memset(to, value, size);
+    struct launch made = {.kind = LAUNCH_FILL, .bytes = size};
+    if (graph) made = tagged(made, stream), graph_add_fill(graph, &made, to, value);
+    else if (device_of(to) >= 0) write_launch(made, stream);
+    set_bytes(to, value, size);
 }

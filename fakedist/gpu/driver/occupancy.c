@@ -43,6 +43,14 @@ void remember_kernel(const void *key, const void *image, const char *name) {
     pthread_mutex_unlock(&lock);
 }
 
+const char *kernel_name(const void *key) {
+    pthread_mutex_lock(&lock);
+    struct kernel *k = capacity ? slot(table, capacity, key) : NULL;
+    const char *name = k && k->key ? k->name : NULL;
+    pthread_mutex_unlock(&lock);
+    return name;
+}
+
 int kernel_resources(const void *key, struct kernel_resources *out) {
     pthread_mutex_lock(&lock);
     struct kernel *k = capacity ? slot(table, capacity, key) : NULL;

@@ -122,7 +122,9 @@ API int cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
     return OK;
 }
 
-API int cudaMemcpy(void *to, const void *from, size_t size, int kind) { return (void)kind, copy(to, from, size, NULL), OK; }
+API int cudaMemcpy(void *to, const void *from, size_t size, int kind) {
+    return (void)kind, copy(to, from, size, NULL), write_wait(HOST_WAITS, 0, NULL), OK;
+}
 API int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *stream) {
     return (void)kind, copy(to, from, size, stream), OK;
 }

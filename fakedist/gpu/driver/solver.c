@@ -11,7 +11,9 @@ struct solver_handle {
 /* Estimated: LAPACK's work area for blocks of 32 columns; cuSOLVER does not publish its own. */
 enum { BLOCK_COLUMNS = 32 };
 
-static int solver_launch(void *handle) { return launch(((struct solver_handle *)handle)->stream); }
+static int solver_launch(void *handle, const char *name) {
+    return launch(name, ((struct solver_handle *)handle)->stream);
+}
 
 API int cusolverDnCreate(void **out) { return *out = new_handle(sizeof(struct solver_handle)), OK; }
 API int cusolverDnDestroy(void *handle) { return free(handle), OK; }
@@ -34,7 +36,7 @@ API int cusolverDnXgeqrf_bufferSize(void *handle, void *parameters, int64_t rows
     *host_bytes = 0;
     return OK;
 }
-API int cusolverDnXgeqrf(void *handle) { return solver_launch(handle); }
+API int cusolverDnXgeqrf(void *handle) { return solver_launch(handle, __func__); }
 
 static int generate_size(int columns, int *work_elements) { return *work_elements = columns * BLOCK_COLUMNS, OK; }
 
@@ -43,25 +45,25 @@ API int cusolverDnSorgqr_bufferSize(void *handle, int rows, int columns, int ref
     (void)handle, (void)rows, (void)reflectors, (void)a, (void)lda, (void)tau;
     return generate_size(columns, work_elements);
 }
-API int cusolverDnSorgqr(void *handle) { return solver_launch(handle); }
+API int cusolverDnSorgqr(void *handle) { return solver_launch(handle, __func__); }
 
 API int cusolverDnDorgqr_bufferSize(void *handle, int rows, int columns, int reflectors, const void *a, int lda,
                                   const void *tau, int *work_elements) {
     (void)handle, (void)rows, (void)reflectors, (void)a, (void)lda, (void)tau;
     return generate_size(columns, work_elements);
 }
-API int cusolverDnDorgqr(void *handle) { return solver_launch(handle); }
+API int cusolverDnDorgqr(void *handle) { return solver_launch(handle, __func__); }
 
 API int cusolverDnCungqr_bufferSize(void *handle, int rows, int columns, int reflectors, const void *a, int lda,
                                   const void *tau, int *work_elements) {
     (void)handle, (void)rows, (void)reflectors, (void)a, (void)lda, (void)tau;
     return generate_size(columns, work_elements);
 }
-API int cusolverDnCungqr(void *handle) { return solver_launch(handle); }
+API int cusolverDnCungqr(void *handle) { return solver_launch(handle, __func__); }
 
 API int cusolverDnZungqr_bufferSize(void *handle, int rows, int columns, int reflectors, const void *a, int lda,
                                   const void *tau, int *work_elements) {
     (void)handle, (void)rows, (void)reflectors, (void)a, (void)lda, (void)tau;
     return generate_size(columns, work_elements);
 }
-API int cusolverDnZungqr(void *handle) { return solver_launch(handle); }
+API int cusolverDnZungqr(void *handle) { return solver_launch(handle, __func__); }

@@ -22,6 +22,7 @@ struct event {
     unsigned flags;
     int has_time;
     uint64_t capture; /* recorded while this capture was under way; 0 for none */
+    uint64_t number;  /* of the last time that it was recorded, for the log of launches */
 };
 struct capture {
     uint64_t id;
@@ -99,8 +100,8 @@ API int cudaStreamDestroy(void *stream) {
     return OK;
 }
 API int cudaStreamQuery(void *stream) { return may_wait(stream); }
-API int cudaStreamSynchronize(void *stream) { return may_wait(stream); }
-API int cudaDeviceSynchronize(void) { return may_be_unsafe(); }
+API int cudaStreamSynchronize(void *stream) { return write_wait(HOST_WAITS, 0, stream), may_wait(stream); }
+API int cudaDeviceSynchronize(void) { return write_wait(HOST_WAITS_FOR_DEVICE, 0, NULL), may_be_unsafe(); }
 API int cudaStreamGetPriority(void *stream, int *priority) {
     return *priority = own_stream(stream) ? own_stream(stream)->priority : 0, OK;
 }
@@ -134,6 +135,7 @@ API int cudaEventRecord(void *event, void *stream) {
     struct event *e = event;
     struct capture *c = capture_of(stream);
     e->capture = c ? c->id : 0;
+    e->number = write_record(stream);
     clock_gettime(CLOCK_MONOTONIC, &e->recorded);
     e->recorded.tv_nsec += (long)trial_ns; /* whole seconds may stand here too: only differences are asked for */
     e->has_time = 1;
@@ -147,7 +149,9 @@ static int event_is_over(void *event) {
     return unsafe ? unsafe : ((struct event *)event)->capture ? fail(CAPTURED_EVENT) : OK;
 }
 API int cudaEventQuery(void *event) { return event_is_over(event); }
-API int cudaEventSynchronize(void *event) { return event_is_over(event); }
+API int cudaEventSynchronize(void *event) {
+    return write_wait(HOST_WAITS, ((struct event *)event)->number, NULL), event_is_over(event);
+}
 API int cudaEventElapsedTime(float *ms, void *start, void *end) {
     const struct event *a = start, *b = end;
     if (!a->has_time || !b->has_time) return fail(INVALID_HANDLE);
@@ -160,6 +164,7 @@ API int cudaStreamWaitEvent(void *stream, void *event, unsigned flags) {
     (void)flags;
     uint64_t id = ((struct event *)event)->capture;
     struct stream *s = own_stream(stream);
+    write_wait(STREAM_WAITS, ((struct event *)event)->number, stream);
     if (!id || !any_capture() || !s) return OK;
     pthread_mutex_lock(&lock);
     for (struct capture *c = captures; c; c = c->next)

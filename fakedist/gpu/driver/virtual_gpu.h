@@ -87,9 +87,51 @@ LOCAL int open_segment(void *address, uint64_t span);
 LOCAL uint64_t close_segment(void *address); /* its span; 0: there is none */
 LOCAL void copy(void *to, const void *from, size_t size, void *stream);
 LOCAL void fill(void *to, int value, size_t size, void *stream);
+LOCAL void move_bytes(void *to, const void *from, size_t size); /* a copy that nobody writes down, and a fill */
+LOCAL void set_bytes(void *to, int value, size_t size);
 
 /* pinned.c */
 LOCAL int is_pinned(const void *address);
+
+/* launches.c: what streams were given to do, written down while it is asked for. Layout mirrored in gpu/launches.py. */
+enum launch_kind {
+    LAUNCH_KERNEL, /* grid and block */
+    LAUNCH_PRODUCT, /* a GEMM as a library got it: m, n, k, batch */
+    LAUNCH_LIBRARY, /* another call of a library, which launches what it likes */
+    LAUNCH_COPY, /* bytes, direction */
+    LAUNCH_FILL, /* bytes */
+    LAUNCH_COLLECTIVE, /* a call of the job's process groups begins */
+    STREAM_RECORDS, /* an event, numbered */
+    STREAM_WAITS, /* for that event */
+    HOST_WAITS, /* for that event; for the stream if it is 0 */
+    HOST_WAITS_FOR_DEVICE,
+    HOST_READS, /* so many bytes of what the stream computed, and waits for them */
+};
+enum { TO_DEVICE = 1, TO_HOST = 2, WITHIN_DEVICE = 3 }; /* a copy's direction, as cudaMemcpyKind has it */
+struct launch {
+    uint64_t stream;
+    const char *name; /* lives as long as the process; a kernel's is mangled */
+    int64_t tag;  /* what this thread was doing when it launched it: fakedist_tag(); -1: nobody said */
+    int64_t call; /* the collective that it is a part of; -1 for none */
+    uint64_t event, bytes;
+    int64_t m, n, k, batch;
+    uint32_t grid[3], block[3];
+    int32_t kind, device, direction;
+    int32_t a_type, b_type, d_type, compute; /* cudaDataType_t, cublasComputeType_t; -1 where the call does not say */
+    int32_t graph; /* number of the launch of the CUDA graph that it is a part of; 0 for none */
+};
+/* A library's call; a kernel; anything else. Each is written down, or kept in the graph that its stream is captured
+ * into. They count what runs on the GPU's cores, and always return OK. */
+LOCAL int launch(const char *name, void *stream);
+LOCAL int launch_kernel(const void *function, const unsigned sizes[6], void *stream);
+LOCAL int launch_product(struct launch product, void *stream);
+LOCAL int launches_wanted(void *stream); /* whether anybody asks for what is launched */
+LOCAL struct launch tagged(struct launch made, void *stream); /* with what this thread says of it */
+LOCAL void write_launch(struct launch made, void *stream);
+LOCAL uint64_t write_record(void *stream); /* the number of the event that the stream records */
+LOCAL void write_wait(int kind, uint64_t event, void *stream);
+LOCAL void replay_launch(const struct launch *captured, void *stream, int graph); /* once more, on that stream */
+LOCAL int next_graph_launch(void);
 
 /* streams.c */
 struct graph;
@@ -99,15 +141,12 @@ LOCAL int may_be_unsafe(void); /* OK, or the error of a call that no capture und
 /* graphs.c */
 LOCAL struct graph *graph_create(void);
 LOCAL void graph_destroy(struct graph *graph);
-LOCAL void graph_add_kernel(struct graph *graph);
-LOCAL void graph_add_copy(struct graph *graph, void *to, const void *from, size_t size);
-LOCAL void graph_add_fill(struct graph *graph, void *to, int value, size_t size);
+LOCAL void graph_add_kernel(struct graph *graph, const struct launch *launch);
+LOCAL void graph_add_copy(struct graph *graph, const struct launch *launch, void *to, const void *from);
+LOCAL void graph_add_fill(struct graph *graph, const struct launch *launch, void *to, int value);
 LOCAL void graph_add_call(struct graph *graph, void (*function)(void *), void *data);
 LOCAL struct graph *graph_add_conditional(struct graph *graph, void **node);
 LOCAL void graph_last_nodes(struct graph *graph, const void ***nodes, size_t *count);
-
-/* kernels.c */
-LOCAL int launch(void *stream); /* counts a kernel; always OK */
 
 /* What a kernel takes of an SM. */
 struct kernel_resources {
@@ -117,6 +156,7 @@ struct kernel_resources {
 };
 /* occupancy.c: kernels by host function or handle; what is not known of one is as if nothing but threads limited it. */
 LOCAL void remember_kernel(const void *key, const void *image, const char *name);
+LOCAL const char *kernel_name(const void *key); /* as nvcc mangled it; NULL: not known */
 LOCAL int kernel_resources(const void *key, struct kernel_resources *out); /* 0: not known */
 LOCAL int active_blocks(const void *function, int threads, size_t shared); /* that fit one SM */
 LOCAL int largest_block(const struct kernel_resources *kernel);
@@ -127,8 +167,9 @@ LOCAL int read_compiled(const void *image, const char *kernel, struct kernel_res
 LOCAL size_t compiled_image_size(const void *image);
 LOCAL void *copy_image(const void *image); /* of an image that its caller may free; NULL: it is kept where it is */
 
-/* blas.c */
-LOCAL int blas_launch(void *handle);
+/* blas.c: the routines that are generated; always OK */
+LOCAL int blas_launch(void *handle, const char *name);
+LOCAL void *blas_stream(void *handle);
 
 /* cudnn_backend.c: what the trials of plans have taken, for events; nothing else has a time. */
 extern LOCAL uint64_t trial_ns;
@@ -148,7 +189,7 @@ extern LOCAL const struct interface_version interface_versions[];
 enum { CUDNN_NOT_SUPPORTED = 3000 };
 LOCAL void *cudnn_function(const char *name); /* of the installed cuDNN; NULL, and refused by its name: there is none */
 LOCAL size_t cudnn_version(void);             /* e.g. 92600 */
-LOCAL int cudnn_launch(void *handle);         /* counts a kernel; always OK */
+LOCAL int cudnn_launch(void *handle, const char *name); /* always OK */
 
 /* refuse.c */
 LOCAL int unanswered(const char *name, int status);

@@ -1,0 +1,114 @@
+"""The virtual GPU's log of launches: what streams were given to do, in the order in which the host gave it."""
+
+from __future__ import annotations
+
+import ctypes
+from enum import IntEnum
+from typing import Any
+
+from fakedist.gpu.driver.build import ensure_driver
+
+
+class LaunchKind(IntEnum):
+    """``enum launch_kind`` of driver/virtual_gpu.h."""
+
+    KERNEL = 0
+    PRODUCT = 1
+    LIBRARY = 2
+    COPY = 3
+    FILL = 4
+    COLLECTIVE = 5
+    STREAM_RECORDS = 6
+    STREAM_WAITS = 7
+    HOST_WAITS = 8
+    HOST_WAITS_FOR_DEVICE = 9
+    HOST_READS = 10
+
+
+TO_DEVICE, TO_HOST, WITHIN_DEVICE = 1, 2, 3
+
+
+class Launch(ctypes.Structure):
+    """``struct launch`` of driver/virtual_gpu.h; what its fields mean stands there."""
+
+    _fields_ = [
+        ("stream", ctypes.c_uint64),
+        ("name_address", ctypes.c_uint64),
+        ("tag", ctypes.c_int64),
+        ("call", ctypes.c_int64),
+        ("event", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+        *((name, ctypes.c_int64) for name in ("m", "n", "k", "batch")),
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        *((name, ctypes.c_int32) for name in ("kind", "device", "direction")),
+        *((name, ctypes.c_int32) for name in ("a_type", "b_type", "d_type", "compute", "graph")),
+    ]
+
+
+class LaunchLog:
+    """The driver's log, which must be loaded (:func:`fakedist.gpu.virtual.virtual_gpu`)."""
+
+    def __init__(self) -> None:
+        # PyDLL: these take less time than giving the interpreter's lock away would.
+        library = ctypes.PyDLL(str(ensure_driver()))
+        for name in ("fakedist_tag", "fakedist_tag_call"):
+            getattr(library, name).argtypes = [ctypes.c_int64]
+        library.fakedist_log_collective.argtypes = [ctypes.c_void_p]
+        library.fakedist_log_read.argtypes = [ctypes.c_uint64, ctypes.c_void_p]
+        library.fakedist_launches.restype = ctypes.c_size_t
+        #: ``tag(number)``: what this thread launches from now on has this tag; -1 for none.
+        self.tag = library.fakedist_tag
+        #: ``tag_call(number)``: and is a part of this collective; -1 for none.
+        self.tag_call = library.fakedist_tag_call
+        self._library = library
+        self._names: dict[int, str] = {}
+        self._demangle = _demangler()
+
+    def begin(self) -> None:
+        """A new log begins."""
+        self._library.fakedist_log_launches(1)
+
+    def end(self) -> list[Launch]:
+        """The log is over; what was launched since it began."""
+        self._library.fakedist_log_launches(0)
+        first = ctypes.POINTER(Launch)()
+        count = self._library.fakedist_launches(ctypes.byref(first))
+        return list((Launch * count).from_buffer_copy(ctypes.string_at(first, count * ctypes.sizeof(Launch))))
+
+    def collective(self, stream: int) -> None:
+        """The collective of :attr:`tag_call` begins on a stream."""
+        self._library.fakedist_log_collective(stream)
+
+    def read(self, num_bytes: int, stream: int) -> None:
+        """The host reads so many bytes of what a stream computed, and waits for them."""
+        self._library.fakedist_log_read(num_bytes, stream)
+
+    def name(self, launch: Launch) -> str:
+        """The kernel's name as it stands in its source, or the library's function; empty if not known."""
+        address = int(launch.name_address)
+        found = self._names.get(address)
+        if found is None:
+            found = self._demangle(ctypes.string_at(address)) if address else ""
+            self._names[address] = found
+        return found
+
+
+def _demangler() -> Any:
+    """``demangle(mangled bytes) -> text``, by the C++ library that torch is linked with."""
+    runtime, library = ctypes.CDLL(None), ctypes.CDLL("libstdc++.so.6")
+    demangle, free = library.__getattr__("__cxa_demangle"), runtime.free
+    demangle.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int)]
+    demangle.restype = ctypes.c_void_p
+    free.argtypes = [ctypes.c_void_p]
+
+    def text(mangled: bytes) -> str:
+        status = ctypes.c_int()
+        made = demangle(mangled, None, None, ctypes.byref(status)) if mangled.startswith(b"_Z") else None
+        if not made:
+            return mangled.decode(errors="replace")
+        found = ctypes.string_at(made).decode(errors="replace")
+        free(made)
+        return found
+
+    return text

@@ -1,0 +1,160 @@
+"""The driver's log of launches under PyTorch: products as cuBLAS got them, streams, graphs, nothing when it is off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.integration.virtual import on_virtual_gpu
+
+_BODY = """
+import torch.nn.functional as F
+from fakedist.gpu.launches import LaunchKind, LaunchLog
+
+log = LaunchLog()
+
+def logged(run):
+    log.begin()
+    log.tag(7)
+    run()
+    return [
+        {
+            "kind": LaunchKind(each.kind).name, "name": log.name(each), "stream": each.stream, "tag": each.tag,
+            "product": [each.m, each.n, each.k, each.batch], "types": [each.a_type, each.b_type, each.d_type],
+            "grid": list(each.grid), "block": list(each.block), "bytes": each.bytes, "event": each.event,
+            "graph": each.graph, "direction": each.direction,
+        }
+        for each in log.end()
+    ]
+
+def tensor(*shape, dtype=torch.bfloat16):
+    return torch.empty(shape, device="cuda", dtype=dtype)
+
+a, b, bias, many = tensor(64, 128), tensor(128, 256), tensor(256), tensor(8, 96, 32)
+a8, b8, one = a.to(torch.float8_e4m3fn), tensor(256, 128).to(torch.float8_e4m3fn).t(), torch.ones((), device="cuda")
+groups = torch.tensor([16, 32, 48, 64], device="cuda", dtype=torch.int32)
+found["mm"] = logged(lambda: torch.mm(a, b))
+found["transposed"] = logged(lambda: torch.mm(b.t(), a.t()))
+found["addmm"] = logged(lambda: torch.addmm(bias, a, b))
+found["linear"] = logged(lambda: F.linear(a, b.t(), bias))
+found["activation"] = logged(lambda: torch._addmm_activation(bias, a, b))
+found["bmm"] = logged(lambda: torch.bmm(many, many.transpose(1, 2)))
+found["single"] = logged(lambda: torch.mm(a.float(), b.float()))
+found["scaled"] = logged(lambda: torch._scaled_mm(a8, b8, one, one, out_dtype=torch.bfloat16))
+found["grouped"] = logged(lambda: torch._grouped_mm(a, tensor(4, 128, 256), offs=groups))
+found["vector"] = logged(lambda: torch.mv(a.float(), bias.float()[:128]))
+found["elementwise"] = logged(lambda: tensor(1 << 20).mul_(2))
+found["attention"] = logged(lambda: F.scaled_dot_product_attention(*[tensor(1, 4, 512, 64)] * 3, is_causal=True))
+
+side = torch.cuda.Stream()
+def streams():
+    tensor(256).mul_(2)
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        tensor(256).mul_(2)
+    torch.cuda.synchronize()
+found["streams"] = logged(streams)
+found["side"] = side.cuda_stream
+
+host = torch.empty(1 << 20)
+target, small = tensor(1 << 20, dtype=torch.float32), tensor(64)
+found["copies"] = logged(lambda: (target.copy_(host), small.zero_(), small.cpu()))
+
+graph, x = torch.cuda.CUDAGraph(), tensor(1 << 20)
+log.tag(3)
+with torch.cuda.graph(graph):
+    y = torch.mm(a, b).relu()
+found["captured"] = logged(lambda: None)
+found["replayed"] = logged(lambda: (graph.replay(), graph.replay()))
+
+torch.mm(a, b)
+found["off"] = len(log.end())
+"""
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    return on_virtual_gpu(_BODY)
+
+
+def products(launches: list[dict[str, Any]]) -> list[list[int]]:
+    return [each["product"] for each in launches if each["kind"] == "PRODUCT"]
+
+
+@pytest.mark.parametrize(
+    ("call", "sizes"),
+    [
+        # cuBLAS is column-major: (M, K) x (K, N) of PyTorch comes as m = N, n = M.
+        ("mm", [256, 64, 128, 1]),
+        ("transposed", [64, 256, 128, 1]),
+        ("addmm", [256, 64, 128, 1]),
+        ("linear", [256, 64, 128, 1]),
+        ("activation", [256, 64, 128, 1]),
+        ("bmm", [96, 96, 32, 8]),
+        ("single", [256, 64, 128, 1]),
+        ("scaled", [256, 64, 128, 1]),
+        ("vector", [64, 1, 128, 1]),
+    ],
+)
+def test_a_product_is_seen_with_the_sizes_that_cublas_gets(found: dict[str, Any], call: str, sizes: list[int]) -> None:
+    assert products(found[call]) == [sizes]
+    assert {each["tag"] for each in found[call]} == {7}
+
+
+def test_a_product_is_seen_with_its_types(found: dict[str, Any]) -> None:
+    single, bf16, fp8 = 0, 14, 28  # cudaDataType_t
+    of = {call: next(each["types"] for each in found[call] if each["kind"] == "PRODUCT") for call in found if call in
+          ("mm", "single", "scaled")}  # fmt: skip
+    assert of == {"mm": [bf16] * 3, "single": [single] * 3, "scaled": [fp8, fp8, bf16]}
+
+
+def test_a_grouped_product_is_a_kernel_of_torchs_own(found: dict[str, Any]) -> None:
+    assert products(found["grouped"]) == []
+    assert any("cutlass" in each["name"] for each in found["grouped"])
+
+
+def test_a_kernel_is_seen_by_its_name_with_its_grid(found: dict[str, Any]) -> None:
+    (kernel,) = found["elementwise"]
+    assert kernel["name"].startswith("void at::native::vectorized_elementwise_kernel<")
+    threads = kernel["grid"][0] * kernel["block"][0]
+    assert (1 << 20) / 64 <= threads <= 1 << 20
+
+
+def test_attention_is_one_call_of_cudnn(found: dict[str, Any]) -> None:
+    assert [each["name"] for each in found["attention"] if each["kind"] == "LIBRARY"] == ["cudnnBackendExecute"]
+
+
+def test_streams_and_what_they_wait_for_are_in_order(found: dict[str, Any]) -> None:
+    kinds = [each["kind"] for each in found["streams"]]
+    assert kinds == ["KERNEL", "STREAM_RECORDS", "STREAM_WAITS", "KERNEL", "HOST_WAITS_FOR_DEVICE"]
+    _, recorded, waits, kernel, _ = found["streams"]
+    assert recorded["event"] == waits["event"] > 0
+    assert waits["stream"] == kernel["stream"] == found["side"]
+
+
+def test_copies_and_fills_are_seen_with_their_bytes(found: dict[str, Any]) -> None:
+    copies = [(each["kind"], each["direction"], each["bytes"]) for each in found["copies"] if each["kind"] == "COPY"]
+    assert copies == [("COPY", 1, 4 << 20), ("COPY", 2, 128)]
+
+
+def test_what_a_graph_captures_is_launched_when_it_is_replayed(found: dict[str, Any]) -> None:
+    assert found["captured"] == []
+    replayed = found["replayed"]
+    assert [each["kind"] for each in replayed] == 2 * ["PRODUCT", "KERNEL"]
+    assert {each["tag"] for each in replayed} == {3}, "the tag that it was captured with"
+    graphs = [each["graph"] for each in replayed]
+    assert graphs[0] == graphs[1] != graphs[2] == graphs[3]
+
+
+def test_nothing_is_written_when_nobody_asks(found: dict[str, Any]) -> None:
+    assert found["off"] == len(found["replayed"]), "the last log stays as it was"
+
+
+def test_the_default_is_off() -> None:
+    body = """
+    from fakedist.gpu.launches import LaunchLog
+    torch.empty(8, device="cuda").mul_(2)
+    found["launches"] = len(LaunchLog().end())
+    """
+    assert on_virtual_gpu(body)["launches"] == 0
