@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from fakedist.gpu.virtual import VirtualGpu
     from fakedist.record.recorder import Recorder
     from fakedist.record.timed import Tracer
+    from fakedist.record.timer import Timer
     from fakedist.world.tape import Tapes
 
 _FACTS_EVERY_S = 2.0
@@ -121,7 +122,7 @@ class Rank:
 
         self._write_gpu()
         execute = None if self._values is None else self._values.execute
-        recorder = Recorder(self._journal, self._job.steps, execute, self._progress)
+        recorder = Recorder(self._journal, self._job.steps, execute, self._progress, self._timer())
         if tracer := _tracer(self._job):
             recorder.trace(tracer)
         is_undefined = None if self._values is None else self._values.is_undefined
@@ -205,6 +206,15 @@ class Rank:
             self._tapes.close()
         for text in self._world_notes():
             self._journal.append({"kind": "note", "text": text})
+
+    def _timer(self) -> Timer | None:
+        """Who times a step, if that is wanted."""
+        if not self._job.kernels or self._gpu is None or self._job.nsys is not None:
+            return None
+        from fakedist.gpu.estimate import Estimate
+        from fakedist.gpu.spec import find_gpu
+
+        return Estimate(find_gpu(self._job.gpu))
 
     def _write_gpu(self) -> None:
         import torch

@@ -61,7 +61,9 @@ class GpuSpec:
         l2_bytes: L2 cache.
         memory_bandwidth: Bytes per second.
         nvlink_bandwidth: Bytes per second in one direction; 0 without NVLink.
-        peak_flops: Dense FLOP/s by dtype: fp32, tf32, bf16, fp8 (absent where the GPU has no such units).
+        host_bandwidth: Bytes per second between host and GPU in one direction: the link's (PCIe x16, or NVLink-C2C).
+        peak_flops: Dense operations per second by dtype: fp64, fp32, tf32, bf16 (and fp16), fp8, int8 (absent where
+            the GPU has no such units); those of tensor cores where they have the type.
     """
 
     name: str
@@ -75,6 +77,7 @@ class GpuSpec:
     l2_bytes: int
     memory_bandwidth: float
     nvlink_bandwidth: float
+    host_bandwidth: float
     peak_flops: dict[str, float]
 
     @property
@@ -104,8 +107,11 @@ def _gib(text: float) -> int:
     return int(text * GIB) // (1 << 20) * (1 << 20)
 
 
-_HOPPER_FLOPS = {"fp32": 66.9e12, "tf32": 494.7e12, "bf16": 989.4e12, "fp8": 1978.9e12}
-_AMPERE_FLOPS = {"fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12}
+_HOPPER_FLOPS = {"fp64": 66.9e12, "fp32": 66.9e12, "tf32": 494.7e12, "bf16": 989.4e12, "fp8": 1978.9e12} | {
+    "int8": 1978.9e12
+}
+_AMPERE_FLOPS = {"fp64": 19.5e12, "fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12, "int8": 624e12}
+_PCIE_4, _PCIE_5, _NVLINK_C2C = 31.5e9, 63e9, 450e9
 _MIB = 1 << 20
 
 GPUS: dict[str, GpuSpec] = {
@@ -123,6 +129,7 @@ GPUS: dict[str, GpuSpec] = {
             l2_bytes=40 * _MIB,
             memory_bandwidth=1.555e12,
             nvlink_bandwidth=300e9,
+            host_bandwidth=_PCIE_4,
             peak_flops=_AMPERE_FLOPS,
         ),
         GpuSpec(
@@ -137,6 +144,7 @@ GPUS: dict[str, GpuSpec] = {
             l2_bytes=40 * _MIB,
             memory_bandwidth=2.039e12,
             nvlink_bandwidth=300e9,
+            host_bandwidth=_PCIE_4,
             peak_flops=_AMPERE_FLOPS,
         ),
         GpuSpec(
@@ -151,6 +159,7 @@ GPUS: dict[str, GpuSpec] = {
             l2_bytes=50 * _MIB,
             memory_bandwidth=3.352e12,
             nvlink_bandwidth=450e9,
+            host_bandwidth=_PCIE_5,
             peak_flops=_HOPPER_FLOPS,
         ),
         GpuSpec(
@@ -165,6 +174,7 @@ GPUS: dict[str, GpuSpec] = {
             l2_bytes=60 * _MIB,  # torch.cuda.get_device_properties on one: L2_cache_size=60MB
             memory_bandwidth=4.8e12,
             nvlink_bandwidth=450e9,
+            host_bandwidth=_PCIE_5,
             peak_flops=_HOPPER_FLOPS,
         ),
         GpuSpec(
@@ -179,7 +189,8 @@ GPUS: dict[str, GpuSpec] = {
             l2_bytes=132_644_864,
             memory_bandwidth=7.672e12,
             nvlink_bandwidth=900e9,
-            peak_flops={"fp32": 75e12, "tf32": 1.1e15, "bf16": 2.25e15, "fp8": 4.5e15},
+            host_bandwidth=_PCIE_5,
+            peak_flops={"fp64": 37e12, "fp32": 75e12, "tf32": 1.1e15, "bf16": 2.25e15, "fp8": 4.5e15, "int8": 4.5e15},
         ),
         GpuSpec(
             name="gb200",
@@ -193,7 +204,8 @@ GPUS: dict[str, GpuSpec] = {
             l2_bytes=135_528_448,
             memory_bandwidth=7.928e12,
             nvlink_bandwidth=900e9,
-            peak_flops={"fp32": 80e12, "tf32": 1.25e15, "bf16": 2.5e15, "fp8": 5e15},
+            host_bandwidth=_NVLINK_C2C,
+            peak_flops={"fp64": 40e12, "fp32": 80e12, "tf32": 1.25e15, "bf16": 2.5e15, "fp8": 5e15, "int8": 5e15},
         ),
         GpuSpec(
             name="l40s",
@@ -207,7 +219,15 @@ GPUS: dict[str, GpuSpec] = {
             l2_bytes=96 * _MIB,
             memory_bandwidth=0.864e12,
             nvlink_bandwidth=0.0,
-            peak_flops={"fp32": 91.6e12, "tf32": 183e12, "bf16": 362e12, "fp8": 733e12},
+            host_bandwidth=_PCIE_4,
+            peak_flops={
+                "fp64": 1.43e12,
+                "fp32": 91.6e12,
+                "tf32": 183e12,
+                "bf16": 362e12,
+                "fp8": 733e12,
+                "int8": 733e12,
+            },
         ),
         GpuSpec(
             name="rtx4090",
@@ -221,7 +241,15 @@ GPUS: dict[str, GpuSpec] = {
             l2_bytes=72 * _MIB,
             memory_bandwidth=1.008e12,
             nvlink_bandwidth=0.0,
-            peak_flops={"fp32": 82.6e12, "tf32": 82.6e12, "bf16": 165.2e12, "fp8": 330.3e12},
+            host_bandwidth=_PCIE_4,
+            peak_flops={
+                "fp64": 1.29e12,
+                "fp32": 82.6e12,
+                "tf32": 82.6e12,
+                "bf16": 165.2e12,
+                "fp8": 330.3e12,
+                "int8": 660.6e12,
+            },
         ),
     )
 }

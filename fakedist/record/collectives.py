@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -29,6 +30,7 @@ class Ledger:
     Attributes:
         is_on: Whether calls are written down.
         told: Called with the number of each call that is, before it runs.
+        around: While a step is timed: given (sequence number, operation), what a call on a device runs in.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Ledger:
         self._rows: list[tuple[Any, ...]] = []
         self.is_on = True
         self.told: Callable[[int], None] | None = None
+        self.around: Callable[[int, str], AbstractContextManager[None]] | None = None
         self._sequence = 0
         self._num_groups = 0
 
@@ -99,6 +102,10 @@ class Ledger:
         self._sequence += 1
         if len(self._rows) >= _BATCH:
             self.flush()
+
+    def timed(self, operation: str) -> AbstractContextManager[None] | None:
+        """What the call that was just written runs in on its device; None while no step is timed."""
+        return None if self.around is None else self.around(self._sequence - 1, operation)
 
     def _mark_all(self, tensors: Sequence[torch.Tensor]) -> None:
         for tensor in tensors:

@@ -11,6 +11,7 @@ import torch
 
 from fakedist.record.dispatch import every_operation
 from fakedist.record.position import Position
+from fakedist.record.timer import Timer
 
 Execute = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -26,10 +27,11 @@ GRAPH = "inductor::graph"
 class _Kind:
     """What is known of one operation: its number and how to treat it."""
 
-    __slots__ = ("is_gemm", "is_view", "number")
+    __slots__ = ("is_gemm", "is_view", "name", "number")
 
     def __init__(self, number: int, func: Any) -> None:
         self.number = number
+        self.name = str(func)
         # Views and the profiler's marks allocate nothing: what comes after belongs to the operation before.
         self.is_view = not isinstance(func, str) and (func.is_view or func.namespace == "profiler")
         self.is_gemm = not isinstance(func, str) and func._schema.name.removeprefix("aten::") in _GEMMS
@@ -49,6 +51,7 @@ class Operations:
     Attributes:
         names: Operations (number, name) seen for the first time.
         records: Whether operations are numbered and written down, or only run.
+        timer: Who is told of each operation; None while nobody is.
         gemms: For each GEMM, by its number: address of its output, then bytes of its operands.
     """
 
@@ -58,6 +61,7 @@ class Operations:
         self.names: list[tuple[int, str]] = []
         self.records = True
         self.gemms: dict[int, tuple[int, ...]] = {}
+        self.timer: Timer | None = None
         self._position = position
         self._execute = execute
         self._tick = tick
@@ -85,7 +89,13 @@ class Operations:
         op = self._number(kind)
         if not op & 255:
             self._tick()
-        result = self._execute(func, args, kwargs)
+        timer = self.timer
+        if timer is None:
+            result = self._execute(func, args, kwargs)
+        else:
+            tag = timer.operation(op, kind.name, self._position.places[self._scope[-1]])
+            result = self._execute(func, args, kwargs)
+            timer.done(tag, func, args, kwargs, result)
         if self._graph is not None:
             self._tell_allocator(self._graph)
         if kind.is_gemm and isinstance(result, torch.Tensor) and result.is_cuda:
@@ -96,11 +106,14 @@ class Operations:
     @contextmanager
     def graph(self) -> Iterator[None]:
         """A compiled graph runs: what it allocates between the operations that it calls is its own."""
-        before, self._graph = self._graph, str(self._number_own(GRAPH))
+        op = self._number_own(GRAPH)
+        before, self._graph = self._graph, str(op)
+        self._tell_timer(op, GRAPH)
         try:
             yield
         finally:
             self._graph = before
+            self._tell_timer(-1 if before is None else int(before), "" if before is None else GRAPH)
 
     def take(self) -> tuple[int, bytes, bytes]:
         """First operation number, operation ids and scope ids (uint32) since the last call."""
@@ -108,6 +121,10 @@ class Operations:
         self._first += len(self._operation)
         self._operation, self._scope = array("I"), array("I")
         return first, operation, scope
+
+    def _tell_timer(self, op: int, operation: str) -> None:
+        if self.timer is not None:
+            self.timer.moved(self._position.places[self._position.scope()], (op, operation))
 
     def _number(self, kind: _Kind) -> int:
         """Write down the next operation; its number."""

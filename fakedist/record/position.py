@@ -50,12 +50,14 @@ class Position:
     Attributes:
         op: Number of the next operation.
         step: Current step; 0 is ``init``.
+        places: Step, phase, layer and recompute of each scope, by its number.
         regions: (first op, last op, layer) of the ranges of operations that saved activations, ended since last taken.
     """
 
     def __init__(self, phase_changed: Callable[[str], None] | None = None) -> None:
         self.op = 0
         self.step = 0
+        self.places: list[tuple[int, str, int, bool]] = []
         self.regions: list[tuple[int, int, int]] = []
         self.new_scopes: list[tuple[int, int, str, int, bool]] = []
         self.owner_of_node: Callable[[object], int] = lambda node: OUTSIDE
@@ -207,5 +209,6 @@ class Position:
 
     def _new_scope(self, key: tuple[int, str, int, bool]) -> int:
         scope = self._scopes[key] = len(self._scopes)
+        self.places.append(key)
         self.new_scopes.append((scope, *key))
         return scope

@@ -30,6 +30,8 @@ from fakedist.record.operations import Execute, Operations
 from fakedist.record.position import Position
 from fakedist.record.steps import Steps
 from fakedist.record.timed import TimedStep, Tracer
+from fakedist.record.timer import Timer
+from fakedist.record.timing import Timing
 
 DRAIN_EVERY_S = 2.0  # a rank that is killed loses what happened since the last drain
 DRAIN_LEAST_OPS = 4096
@@ -65,6 +67,7 @@ class Recorder:
         steps: Steps to record; then :class:`~fakedist.record.steps.StopRun` is raised inside the script.
         execute: Runs an operation: ``execute(func, args, kwargs) -> result``; None for torch itself.
         progress: Told (phase, step, allocated peak in bytes), at most ten times a second.
+        timer: Times the last of the steps; None for nobody.
 
     Attributes:
         ledger: Where the process groups write their calls.
@@ -76,6 +79,7 @@ class Recorder:
         steps: int,
         execute: Execute | None,
         progress: Callable[[str, int, int], None] | None = None,
+        timer: Timer | None = None,
     ) -> None:
         self._journal = journal
         self._progress = progress or (lambda phase, step, allocated_bytes: None)
@@ -92,6 +96,7 @@ class Recorder:
         self._timed = TimedStep(self._layers.name, after=steps)
         self._steps = Steps(steps, self._step_ended)
         self.ledger = Ledger(journal, self._operation_and_scope, self._communication)
+        self._timing = Timing(timer, steps, self._position, self._operations, self.ledger)
         self._exit, self._memory = ExitStack(), ExitStack()
         self._records = True
         self._drained_at = self._progress_at = time.monotonic()
@@ -114,6 +119,7 @@ class Recorder:
             stack.enter_context(backward_hook(self._backward))
             stack.enter_context(optimizer_hooks(self._optimizer_begins, self._optimizer_ended))
             stack.enter_context(compiled_graphs(self._graph))
+            stack.enter_context(self._timing.watching())
             # Where operations are run by somebody else than torch, they are to the end.
             (stack if self._executes else memory).enter_context(self._operations)
             self._exit, self._memory = stack.pop_all(), memory
@@ -154,6 +160,8 @@ class Recorder:
         if self._records:
             self._drain()
             self._write_statistics()
+        if untimed := self._timing.close(self._steps.last):
+            self._journal.append({"kind": "note", "text": untimed})
         for record in self._timed.close():
             self._journal.append(record)
         self._drain_names()
@@ -179,6 +187,7 @@ class Recorder:
         position.module_begins(layer)
         if self._timed.is_on:
             self._timed.layer_begins(layer)
+        self._timing.module_moved()
 
     def _module_ended(self, module: nn.Module) -> None:
         position = self._position
@@ -188,6 +197,7 @@ class Recorder:
         elif self._records and module._parameters:
             self._marks.module(module, layer)
         position.module_ended(layer)
+        self._timing.module_moved()
 
     def _scan_once(self, module: nn.Module) -> None:
         """Parameters are marked before the model first runs; FSDP's are then still sharded."""
@@ -234,8 +244,11 @@ class Recorder:
             tell()
         finally:
             self._position.step = self._steps.number
+            self._timing.follow()
 
     def _step_ended(self, step: int, start_us: int, end_us: int) -> None:
+        if kernels := self._timing.step_ended():
+            self._journal.append(kernels)
         if self._records:
             for root in self._layers.roots():
                 self._marks.scan(root)

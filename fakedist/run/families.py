@@ -12,7 +12,7 @@ _BY_NAME = tuple(
         ("norm", r"(layer|rms|batch|group|instance|skip)_?norm|\bbn_|ln_(fwd|bwd|parallel)|gammabeta|rsqrt_triton"),
         (
             "gemm",
-            r"gemm|nvjet|xmma|gemv|splitk|cublas|dot_kernel|reduce_1block|[dw]grad|fprop|conv|winograd|_mm\b|triton_tem",
+            r"gemm|nvjet|xmma|gemv|splitk|cublas|dot_kernel|reduce_1block|[dw]grad|fprop|conv(?!ert)|winograd|_mm\b|triton_tem",
         ),
         ("copy", r"^mem(cpy|set)|copy|catarray|transpose|chunk_cat|permute|scatter_gather_elementwise"),
         ("elementwise", r"elementwise|vectorized|unrolled|pointwise|triton_poi|multi_tensor|dropout|distribution|fill"),

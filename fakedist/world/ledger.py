@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -21,6 +22,9 @@ class LedgerLike(Protocol):
     ) -> None:
         """Write down a call."""
 
+    def timed(self, operation: str) -> AbstractContextManager[None] | None:
+        """What the call that was just written runs in on its device; None while no step is timed."""
+
 
 class NullLedger:
     """Writes nothing: for a faked world without a recorder."""
@@ -33,3 +37,6 @@ class NullLedger:
         self, operation: str, group: int, inputs: Tensors, outputs: Tensors, call: tuple[bool, int] = (False, -1)
     ) -> None:
         """Nothing to write."""
+
+    def timed(self, operation: str) -> None:
+        """No step is timed."""

@@ -277,10 +277,12 @@ class RankGroup(Group):
         self._sequence += 1
         self._ledger.write(operation, self.number, inputs, outputs, (is_async, -1))
         some = outputs or inputs
-        stream = self._stream(some[0].device, -1) if some and some[0].is_cuda else None
-        if not is_async and self._coalesced is None and not profiler_enabled():
+        stream = timed = None
+        if some and some[0].is_cuda:
+            stream, timed = self._stream(some[0].device, -1), self._ledger.timed(operation)
+        if not is_async and self._coalesced is None and timed is None and not profiler_enabled():
             return Plain()
-        given = Given(operation, [inputs, outputs], is_async, self._coalesced)
+        given = Given(operation, [inputs, outputs], is_async, self._coalesced, timed)
         return Call(given, stream if is_async else None)
 
     def _peer_call(self, operation: str, tensors: Tensors, peer: int) -> Call:
@@ -293,7 +295,7 @@ class RankGroup(Group):
         stream = self._stream(tensors[0].device, -1 if shared else peer)
         for tensor in tensors:
             tensor.record_stream(stream)
-        return Call(Given(operation, None, False, self._coalesced), stream)
+        return Call(Given(operation, None, False, self._coalesced, self._ledger.timed(operation)), stream)
 
     def _stream(self, device: torch.device, peer: int) -> torch.cuda.Stream:
         """NCCL takes one stream from the pool for each communicator, and one communicator for each unbatched peer."""

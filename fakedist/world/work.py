@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -131,12 +131,14 @@ class Given(NamedTuple):
         tensors: What it reads and writes.
         is_async: Whether it returns before it is over.
         coalesced: The calls that it is waited on with, if there are any.
+        timed: What it runs in on its stream, while a step is timed.
     """
 
     operation: str
     tensors: Any
     is_async: bool
     coalesced: Coalesced | None
+    timed: AbstractContextManager[None] | None = None
 
 
 class Call:
@@ -165,6 +167,8 @@ class Call:
             if stream is not None:
                 stream.wait_stream(torch.cuda.current_stream(stream.device))
                 inside.enter_context(torch.cuda.stream(stream))
+            if self._given.timed is not None:
+                inside.enter_context(self._given.timed)
             inside.enter_context(_BelowAutograd())
             self._inside = inside.pop_all()
         return self

@@ -1,0 +1,205 @@
+"""A step's kernels on the virtual GPU, estimated: what the recorder tells of operations meets the log of launches."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from fakedist.gpu.clock import Clock
+from fakedist.gpu.launches import LaunchLog
+from fakedist.gpu.spec import GpuSpec
+from fakedist.gpu.timeline import Place, Tagged, Timeline
+from fakedist.gpu.work import NAN, Operation, Work, tensor_bytes
+from fakedist.patch import patched, present
+from fakedist.run.kernels import KernelRows
+
+#: Who launches Triton's kernels, and has their arguments: Inductor, and Triton itself.
+_TRITON = (("torch._inductor.runtime.triton_heuristics", "CachingAutotuner"), ("triton.runtime.jit", "JITFunction"))
+_MOST_NAMED = 3
+_Where = tuple[int, str, int, bool]
+
+
+class _Thread(threading.local):
+    """Where a thread is outside of operations: its place, and the compiled graph that it runs, if it does."""
+
+    place = Place(0, "other", 0, False)
+    op = -1
+    operation = ""
+
+
+class Estimate:
+    """Times one step by :class:`fakedist.gpu.clock.Clock`; what the recorder knows as ``record.timer.Timer``.
+
+    Args:
+        spec: The GPU model.
+    """
+
+    def __init__(self, spec: GpuSpec) -> None:
+        self._clock = Clock(spec)
+        self._log = LaunchLog()
+        self._tags: dict[int, Tagged] = {}
+        self._captured: dict[int, Tagged] = {}
+        self._next = 0
+        self._outsides: dict[tuple[Place, int], int] = {}
+        self._operations: dict[Any, Operation] = {}
+        self._thread = _Thread()
+        self._num_captures = 0
+        self._triton = ExitStack()
+
+    # ---- the step, and captures of the graphs that it may replay
+
+    def begin(self) -> None:
+        """The step begins."""
+        self._tags = dict(self._captured)
+        self._outsides = {}
+        self._watch_triton()
+        self._log.begin()
+
+    def end(self, step: int) -> dict[str, Any]:
+        """The step is over: the journal's record of its kernels."""
+        launches = self._log.end()
+        self._leave_triton()
+        timeline = Timeline(self._clock, self._log.name, Place(step, "other", 0, False))
+        found = list(timeline.rows(launches, self._tags))
+        rows = KernelRows(self._source(step, timeline))
+        for row in found:
+            rows.add(row | {"step": step})  # what a graph launches was captured in another
+        self._tags = {}
+        return rows.record()
+
+    def capture_begins(self) -> None:
+        """The capture of a CUDA graph begins: its kernels are launched when the graph is, perhaps in the step."""
+        self._num_captures += 1
+        self._outsides = {}
+        self._watch_triton()
+
+    def capture_ended(self) -> None:
+        """That capture is over."""
+        self._num_captures -= 1
+        self._outsides = {}
+        self._leave_triton()
+
+    # ---- what the recorder tells
+
+    def operation(self, op: int, operation: str, place: _Where) -> int:
+        """An operation begins in this thread; its tag."""
+        self._thread.place = where = Place(*place)
+        tag = self._tag(Tagged(op, operation, where))
+        self._log.tag(tag)
+        return tag
+
+    def done(self, tag: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """That operation is over."""
+        known = self._operations.get(func)
+        if known is None:
+            known = self._operations[func] = Operation(func)
+        self._set_work(tag, known.work(args, kwargs, result))
+        if read := known.read_bytes(args, result):
+            self._log.tag(tag)
+            self._log.read(read, torch.cuda.current_stream().cuda_stream)
+        self._log.tag(self._outside())
+
+    def moved(self, place: _Where, graph: tuple[int, str] | None = None) -> None:
+        """This thread is now elsewhere, outside of operations.
+
+        Args:
+            place: Where.
+            graph: Number and name of the compiled graph that begins; -1 and nothing where one ended.
+        """
+        self._thread.place = Place(*place)
+        if graph is not None:
+            self._thread.op, self._thread.operation = graph
+        self._log.tag(self._outside())
+
+    @contextmanager
+    def collective(self, sequence: int, op: int, operation: str, place: _Where) -> Iterator[None]:
+        """A collective runs on the current stream; what it launches is a part of it."""
+        tag = self._tag(Tagged(op, operation, Place(*place)))
+        self._log.tag(tag)
+        self._log.tag_call(sequence)
+        self._log.collective(torch.cuda.current_stream().cuda_stream)
+        try:
+            yield
+        finally:
+            self._log.tag_call(-1)
+            self._log.tag(self._outside())
+
+    # ---- inside
+
+    def _tag(self, tagged: Tagged) -> int:
+        tag, self._next = self._next, self._next + 1
+        self._tags[tag] = tagged
+        if self._num_captures:
+            self._captured[tag] = tagged
+        return tag
+
+    def _set_work(self, tag: int, work: Work) -> None:
+        for tags in (self._tags, self._captured):
+            if tag in tags:
+                tags[tag] = tags[tag]._replace(work=work)
+
+    def _outside(self) -> int:
+        """The tag of what this thread launches outside of operations."""
+        thread = self._thread
+        key = (thread.place, thread.op)
+        tag = self._outsides.get(key)
+        if tag is None:
+            tag = self._outsides[key] = self._tag(Tagged(thread.op, thread.operation, thread.place, counts=False))
+        return tag
+
+    def _watch_triton(self) -> None:
+        self._leave_triton()
+        for module, name in _TRITON:
+            if module in sys.modules:
+                owner = present(sys.modules[module], name)
+                self._triton.enter_context(patched(owner, "run", self._triton_run(present(owner, "run"))))
+
+    def _leave_triton(self) -> None:
+        self._triton.close()
+
+    def _triton_run(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(launcher: Any, *args: Any, **kwargs: Any) -> Any:
+            thread = self._thread
+            work = Work(NAN, tensor_bytes((*args, *kwargs.values())))
+            self._log.tag(self._tag(Tagged(thread.op, thread.operation, thread.place, work, counts=False)))
+            try:
+                return original(launcher, *args, **kwargs)
+            finally:
+                self._log.tag(self._outside())
+
+        return run
+
+    def _source(self, step: int, timeline: Timeline) -> dict[str, Any]:
+        measured_on = self._clock.measured_on
+        return {
+            "source": "estimated",
+            "tool": "model",
+            "step": step,
+            "gpu": self._clock.spec.product,
+            "step_us": timeline.end_us,
+            "calibrated_on": measured_on,
+            "notes": self._notes(timeline),
+        }
+
+    def _notes(self, timeline: Timeline) -> list[str]:
+        notes = []
+        if self._clock.measured_on is None:
+            notes.append(
+                "durations are a model's that was never calibrated on a GPU: they show proportions and limits, and may"
+                " be wrong by a factor of two"
+            )
+        notes.append("what collectives take is not estimated: streams that wait for one wait for nothing")
+        if unknown := timeline.unknown:
+            named = sorted(unknown, key=lambda name: -unknown[name])
+            more = f" and {len(named) - _MOST_NAMED} others" if len(named) > _MOST_NAMED else ""
+            notes.append(
+                f"{sum(unknown.values()):,} launches have no estimate, because what they have to do is not known: "
+                + ", ".join(name[:80] or "unnamed" for name in named[:_MOST_NAMED])
+                + more
+            )
+        return notes

@@ -1,0 +1,211 @@
+"""What an operation has to do: floating-point operations and bytes, from its arguments and results.
+
+FLOPs are those of products, convolutions and attention, as torch's own counter counts them
+(torch.utils.flop_counter), but that masked halves of causal attention, which kernels leave out, are left out, and that
+keys may have fewer heads than queries. Other operations of torch count as 0; of those that are not torch's, nothing is
+known. Bytes are what must be read and written at least: each input and each result once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from fakedist.gpu.values.kinds import Kind
+from fakedist.gpu.values.reading import READS
+from fakedist.gpu.values.storage import storage_of
+
+NAN = float("nan")
+#: Of these arguments only so much is read as comes out.
+_PICKED_FROM = {"embedding": 0, "index_select": 0, "gather": 0, "index": 0, "_unsafe_index": 0, "take": 0} | {
+    "take_along_dim": 0, "nll_loss_forward": 0, "nll_loss2d_forward": 0,
+}  # fmt: skip
+#: Of these arguments only the shape is asked.
+_NOT_READ = {"nll_loss_backward": 1, "nll_loss2d_backward": 1}
+#: These change only as much of their first argument as they are given.
+_PUT_INTO = {"index_put_", "_index_put_impl_", "index_add_", "index_copy_", "scatter_", "scatter_add_"} | {
+    "scatter_reduce_", "index_reduce_", "put_",
+}  # fmt: skip
+#: Their gradients are written only when they are to be scaled.
+_FUSED_OPTIMIZERS = ("_fused_adam", "_fused_sgd", "_fused_adagrad")
+_ONE_VALUE = 8
+_DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "bf16"} | {
+    torch.int8: "int8", torch.uint8: "int8", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8",
+}  # fmt: skip
+
+
+class Work(NamedTuple):
+    """What an operation has to do.
+
+    Attributes:
+        flops: Floating-point operations; NaN if not known.
+        moved_bytes: What it must read and write at least; NaN if not known.
+        dtype: What it computes in, a key of ``GpuSpec.peak_flops``.
+        attention: "forward" or "backward" of an attention, with ".cudnn" behind it where that computes it; or empty.
+        keys: Keys that each query of an attention meets.
+    """
+
+    flops: float = NAN
+    moved_bytes: float = NAN
+    dtype: str = "bf16"
+    attention: str = ""
+    keys: float = 0.0
+
+
+UNKNOWN = Work()
+
+
+class Operation:
+    """One operation of torch's dispatcher, and how much its calls have to do."""
+
+    def __init__(self, func: Any) -> None:
+        kind = Kind(func)
+        self._kind = kind
+        self._packet = getattr(func, "_overloadpacket", None)
+        name = kind.name
+        self._is_attention = "attention" in name and kind.is_kernel and not name.startswith("_fused")
+        self._is_grouped = "grouped_mm" in name
+        self._formula = flop_registry.get(self._packet)
+        self._picked_from = _PICKED_FROM.get(name, -1)
+        self._not_read = _NOT_READ.get(name, 0 if kind.like else -1)
+        self._reads = kind.dynamic or name in READS or name in ("_to_copy", "copy_")
+        self._puts_into = name in _PUT_INTO
+        self._grads_position = 1 if name.startswith(_FUSED_OPTIMIZERS) else -1
+
+    def work(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Work:
+        """What one call has to do, known when it is over.
+
+        Args:
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+            result: What it returned.
+        """
+        moved = float(self._moved_bytes(args, kwargs, result))
+        dtype = _dtype(args)
+        if self._is_attention:
+            return self._attention(args, kwargs, moved, dtype)
+        if self._is_grouped:
+            return Work(_grouped_flops(args), moved, dtype)
+        if not self._kind.is_kernel:
+            return Work(NAN, moved, dtype)
+        if self._formula is None:
+            return Work(0.0, moved, dtype)
+        try:
+            flops = float(self._formula(*args, **kwargs, out_val=result))
+        except Exception:  # a formula of torch's that does not know these arguments
+            flops = NAN
+        if dtype == "fp32" and "conv" in self._kind.name and torch.backends.cudnn.allow_tf32:
+            dtype = "tf32"
+        return Work(flops, moved, dtype)
+
+    def read_bytes(self, args: tuple[Any, ...], result: Any) -> int:
+        """What one call brought to the host, a little where only a size came; 0 if it waits for nothing."""
+        if not self._reads or all(tensor.is_cpu for tensor in _tensors(args)):
+            return 0
+        if not self._kind.name.startswith(("copy_", "_to_copy")):
+            return _ONE_VALUE
+        target = args[0] if self._kind.name == "copy_" else result
+        return int(target.nbytes) if target.is_cpu else 0
+
+    def _moved_bytes(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+        kind, written = self._kind, 0
+        fresh = sum(map(_bytes, _tensors((result,)))) if not kind.written else 0
+        scaled = kwargs.get("grad_scale") is not None
+        total = 0
+        for place, value in enumerate(args):
+            size = sum(map(_bytes, _tensors((value,))))
+            if place == self._not_read:
+                size = 0
+            elif place == self._picked_from:
+                size = min(size, fresh)
+            elif self._puts_into and place == 0:
+                others = sum(map(_bytes, _tensors(args[1:])))
+                size = min(size, others)
+            if place in kind.written and (place != self._grads_position or scaled):
+                written += size
+                if kind.overwrites:
+                    continue
+            total += size
+        for name, value in kwargs.items():
+            size = sum(map(_bytes, _tensors((value,))))
+            written_too = name in kind.written_names
+            total += size if not (written_too and kind.overwrites) else 0
+            written += size if written_too else 0
+        return total + written + fresh
+
+    def _attention(self, args: tuple[Any, ...], kwargs: dict[str, Any], moved: float, dtype: str) -> Work:
+        """Two products forward; five backward, of which one is the scores' once more."""
+        argument, name = self._kind.argument, self._kind.name
+        query, key, value = (argument(each, args, kwargs) for each in ("query", "key", "value"))
+        if not isinstance(query, torch.Tensor):
+            return Work(NAN, moved, dtype)
+        heads, queries, keys = _attention_sizes(name, query, key, lambda each: argument(each, args, kwargs))
+        causal = bool(argument("is_causal", args, kwargs)) or bool(argument("custom_mask_type", args, kwargs))
+        met = _met_keys(queries, keys) if causal else keys
+        width, value_width = query.shape[-1], value.shape[-1]
+        backward = "backward" in name
+        widths = 3 * width + 2 * value_width if backward else width + value_width
+        curve = ("backward" if backward else "forward") + (".cudnn" if "cudnn" in name else "")
+        return Work(2.0 * heads * queries * met * widths, moved, dtype, curve, keys)
+
+
+def _attention_sizes(name: str, query: Any, key: Any, argument: Any) -> tuple[float, float, float]:
+    """Query heads of all sequences together, queries of one, keys of one.
+
+    ``_scaled_dot_product_*`` have (batch, heads, tokens, width); the others (batch, tokens, heads, width), and where
+    sequences are packed (tokens, heads, width), taken to be as long as the longest of them.
+    """
+    if name.startswith("_scaled_dot_product"):
+        batch, heads, queries = query.shape[:3]
+        return float(batch * heads), float(queries), float(key.shape[2])
+    longest_query, longest_key = argument("max_q"), argument("max_k")
+    if query.dim() == 3 and longest_query:
+        tokens, heads = query.shape[:2]
+        return float(heads * tokens / longest_query), float(longest_query), float(longest_key)
+    batch, queries, heads = query.shape[:3]
+    return float(batch * heads), float(queries), float(key.shape[1])
+
+
+def _met_keys(queries: float, keys: float) -> float:
+    """Keys that a query meets on average under a causal mask from the upper left corner."""
+    if queries <= keys:
+        return (queries + 1) / 2
+    return (keys * (keys + 1) / 2 + (queries - keys) * keys) / queries
+
+
+def _grouped_flops(args: tuple[Any, ...]) -> float:
+    """Of a product of groups: each row is of one group, or each matrix is one."""
+    a, b = ([float(size) for size in matrix.shape] for matrix in args[:2])
+    if len(a) == 3 and len(b) == 3:
+        return 2.0 * a[0] * a[1] * a[2] * b[2]
+    if len(a) == 3:
+        return 2.0 * a[1] * a[2] * b[1]
+    return 2.0 * a[0] * a[1] * b[-1]
+
+
+def tensor_bytes(values: Iterable[Any]) -> float:
+    """Bytes of the device tensors among a kernel's arguments, each once."""
+    return float(sum({tensor.data_ptr(): _bytes(tensor) for tensor in _tensors(tuple(values))}.values()))
+
+
+def _tensors(values: Any) -> Iterable[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    """What of a device tensor lies in memory: of an expanded one no more than there is."""
+    if tensor.is_cpu:
+        return 0
+    return min(tensor.nbytes, storage_of(tensor)[1])
+
+
+def _dtype(args: tuple[Any, ...]) -> str:
+    found = next((tensor for tensor in _tensors(args) if tensor.dtype in _DTYPES), None)
+    return _DTYPES[found.dtype] if found is not None else "fp32"

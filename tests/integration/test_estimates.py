@@ -1,0 +1,155 @@
+"""A step of jobs/timed.py on the virtual GPU, estimated: against hand-made formulas, and its sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from tests.conftest import RunFakedist
+from tests.integration.jobs import timed as job
+
+JOB = Path(__file__).parent / "jobs" / "timed.py"
+TOKENS = job.BATCH * job.TOKENS
+#: Weights of products in a block, and of all blocks and the output.
+BLOCK_WEIGHTS = 4 * job.WIDTH**2 + 3 * job.WIDTH * job.HIDDEN
+WEIGHTS = job.LAYERS * BLOCK_WEIGHTS + job.WIDTH * job.WORDS
+#: Two products over the pairs of tokens that a causal mask leaves.
+ATTENTION = 2 * 2 * job.BATCH * job.WIDTH * job.TOKENS * (job.TOKENS + 1) / 2
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A run with its kernels."""
+
+    summary: dict[str, Any]
+    kernels: pd.DataFrame
+    events: pd.DataFrame
+    calls: pd.DataFrame
+
+
+def run_job(directory: Path, run_fakedist: RunFakedist, *options: str) -> Timed:
+    common = ("--world-size", "8", "--rank", "0", "--device", "virtual", "--json", "-o", directory)
+    arguments = [option for option in options if not option.startswith("--")]
+    flags = [option for option in options if option.startswith("--")]
+    summary = run_fakedist("profile", *common, *flags, JOB, *arguments).json()
+    tables = {name: pd.read_parquet(directory / "tables" / f"{name}.parquet") for name in
+              ("kernels", "layers", "events", "calls")}  # fmt: skip
+    kernels = tables["kernels"]
+    kernels["layer_name"] = tables["layers"]["name"].to_numpy()[kernels["layer"]]
+    return Timed(summary, kernels, tables["events"], tables["calls"])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, run_fakedist: RunFakedist) -> Timed:
+    return run_job(tmp_path_factory.mktemp("timed") / "run", run_fakedist)
+
+
+@pytest.fixture(scope="module")
+def checkpointed(tmp_path_factory: pytest.TempPathFactory, run_fakedist: RunFakedist) -> Timed:
+    return run_job(tmp_path_factory.mktemp("checkpointed") / "run", run_fakedist, "checkpoint")
+
+
+def flops(kernels: pd.DataFrame, family: str) -> float:
+    return float(kernels.loc[kernels["family"] == family, "flops"].sum())
+
+
+def test_the_arithmetic_is_that_of_the_formulas(run: Timed) -> None:
+    assert flops(run.kernels, "gemm") == 6 * TOKENS * WEIGHTS
+    assert flops(run.kernels, "attention") == pytest.approx(3.5 * job.LAYERS * ATTENTION)
+    forward = run.kernels[run.kernels["phase"] == "forward"]
+    assert flops(forward, "gemm") == 2 * TOKENS * WEIGHTS
+
+
+def test_a_checkpointed_forward_is_computed_twice(checkpointed: Timed) -> None:
+    again = checkpointed.kernels[checkpointed.kernels["recompute"]]
+    all_but_the_last = BLOCK_WEIGHTS - job.WIDTH * job.HIDDEN  # whose result no backward needs
+    assert flops(again, "gemm") == 2 * TOKENS * job.LAYERS * all_but_the_last
+    assert flops(again, "attention") == pytest.approx(job.LAYERS * ATTENTION)
+    assert set(again["phase"]) == {"backward"}
+    assert set(again["layer_name"].str.split(".").str[0]) == {"layers"}
+
+
+def test_equal_layers_take_equally_long(run: Timed) -> None:
+    inside = run.kernels[run.kernels["layer_name"].str.startswith("layers.")]
+    forward = inside[inside["phase"] == "forward"]
+    layer = forward["layer_name"].str.extract(r"layers\.(\d+)")[0]
+    times = forward.groupby(layer)["duration_us"].agg(["sum", "size"])
+    assert len(times) == job.LAYERS
+    assert times["size"].nunique() == 1
+    assert times["sum"].max() == pytest.approx(times["sum"].min())
+
+
+def test_every_launch_is_in_one_step_and_one_layer_and_has_an_operation(run: Timed) -> None:
+    assert set(run.kernels["step"]) == {2}
+    assert (run.kernels["operation"] != "").all()
+    assert set(run.kernels["phase"]) == {"forward", "backward", "optimizer", "other"}
+    products = run.kernels[(run.kernels["family"] == "gemm")]
+    assert set(products["layer_name"].str.split(".").str[-1]) == {"qkv", "out", "gate", "up", "down", "output"}
+    assert set(run.kernels.loc[run.kernels["family"] == "optimizer", "phase"]) == {"optimizer"}
+
+
+def test_the_timeline_covers_the_step(run: Timed) -> None:
+    kernels, source = run.kernels, run.summary["kernels"]
+    assert (kernels["start_us"] >= kernels["launch_us"]).all()
+    known = kernels.dropna(subset=["duration_us"])
+    for _, stream in known.groupby("stream"):
+        ends = (stream["start_us"] + stream["duration_us"]).to_numpy()
+        assert (stream["start_us"].to_numpy()[1:] >= ends[:-1] - 1e-6).all(), "a stream does one after the other"
+    assert (known["start_us"] + known["duration_us"]).max() <= source["step_us"]
+    busy = known["duration_us"].sum()
+    assert busy <= source["step_us"] * known["stream"].nunique()
+
+
+def test_it_is_called_an_estimate_and_says_what_it_is_not(run: Timed) -> None:
+    source = run.summary["kernels"]
+    assert {name: source[name] for name in ("source", "tool", "step", "gpu", "calibrated_on")} == {
+        "source": "estimated", "tool": "model", "step": 2, "gpu": "NVIDIA H100 80GB HBM3", "calibrated_on": None,
+    }  # fmt: skip
+    assert any("never calibrated on a GPU" in note for note in source["notes"])
+    assert not any("have no estimate" in note for note in source["notes"])
+
+
+def test_collectives_stand_where_they_were_called_and_take_no_time(run: Timed) -> None:
+    collectives = run.kernels[run.kernels["family"] == "communication"]
+    calls = run.calls[(run.calls["step"] == 2) & (run.calls["dtype"] != "")].set_index("sequence")
+    assert sorted(collectives["call"]) == sorted(calls.index)
+    assert list(collectives["name"]) == list(calls.loc[collectives["call"], "operation"])
+    assert collectives["duration_us"].isna().all()
+    assert collectives["flops"].isna().all()
+    assert (run.kernels["call"] >= 0).sum() == len(collectives)
+    assert set(collectives["phase"]) >= {"backward"}, "DistributedDataParallel's gradients"
+
+
+def test_what_limits_follows_from_the_size(run: Timed) -> None:
+    output = run.kernels[(run.kernels["layer_name"] == "output") & (run.kernels["family"] == "gemm")]
+    assert set(output["bound"]) == {"compute"}
+    update = run.kernels.loc[run.kernels["operation"] == "aten._fused_adamw_.default"]
+    assert set(update["bound"]) == {"memory"}
+    tiny = run.kernels[(run.kernels["moved_bytes"] < 1e5) & ~run.kernels["name"].str.contains("HtoD|DtoH")]
+    assert len(tiny)
+    assert set(tiny["bound"]) == {"launch"}
+
+
+def test_the_loss_that_the_script_reads_makes_the_host_wait(run: Timed) -> None:
+    read = run.kernels[run.kernels["operation"] == "aten._local_scalar_dense.default"]
+    assert list(read["name"]) == ["Memcpy DtoH"]
+    before = run.kernels[run.kernels["operation"] == "aten._fused_adamw_.default"].iloc[-1]
+    assert read["start_us"].iloc[0] >= before["start_us"] + before["duration_us"] - 1e-6
+
+
+def test_memory_is_the_same_with_and_without(run: Timed, tmp_path: Path, run_fakedist: RunFakedist) -> None:
+    without = run_job(tmp_path / "run", run_fakedist, "--no-kernels")
+    assert without.summary["kernels"] is None
+    assert len(without.kernels) == 0
+    columns = ["action", "address", "size_bytes", "op", "allocated_bytes", "reserved_bytes"]
+    pd.testing.assert_frame_equal(run.events[columns], without.events[columns])
+
+
+def test_a_script_that_ends_before_the_timed_step_is_told(tmp_path: Path, run_fakedist: RunFakedist) -> None:
+    early = run_job(tmp_path / "run", run_fakedist, "--steps=9")
+    assert len(early.kernels) == 0
+    assert any("step 9 is timed, and the run ended in step 4 (--steps 4" in note for note in early.summary["notes"])
