@@ -235,7 +235,11 @@ TABLES: dict[str, Table] = {
             Column("recompute", "bool", "Launched while backward ran a checkpointed forward again."),
             Column("layer", "int32", "Row of `layers`; 0 outside of modules."),
             Column("call", "int64", "Sequence number in `calls` of the collective that it stands for; -1 otherwise."),
-            Column("flops", "double", "FLOPs: its share of a product's, convolution's or attention's; otherwise 0; NaN if not known."),
+            Column(
+                "flops",
+                "double",
+                "Its share of a product's, convolution's or attention's FLOPs; else 0; NaN if unknown.",
+            ),
             Column("moved_bytes", "double", "What it must read and write at least; NaN if not known."),
             Column("bound", "string", "Estimated: compute, memory or launch limits it; empty where not known."),
         ),
