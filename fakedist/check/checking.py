@@ -99,7 +99,7 @@ def check(config: CheckConfig, running: Running, *, update: bool) -> Checked:
         texts = {}
         for job in config.jobs:
             runs = {each.rank: Run(directories[f"{job.name} rank {each.rank}"]) for each in job.jobs}
-            ranks = _judge_job(checked, job, runs, before[job.name])
+            ranks = judge_job(checked, job, runs, before[job.name])
             texts[baseline_path(config, job)] = baseline_text(
                 settings_of(job, next(iter(runs.values())).summary), ranks
             )
@@ -123,7 +123,7 @@ def _see_that_it_can_run(job: CheckJob) -> None:
         raise type(error)(f"job {job.name!r}: {error.message}", error.hint) from None
 
 
-def _judge_job(checked: Checked, job: CheckJob, runs: dict[int, Run], baseline: Baseline | None) -> dict[int, Rank]:
+def judge_job(checked: Checked, job: CheckJob, runs: dict[int, Run], baseline: Baseline | None) -> dict[int, Rank]:
     """Judge every rank of a job; their figures."""
     figures = {limit.figure for limit in (*job.budgets, *job.tolerances)}
     ranks = {rank: measure(run, figures, f"job {job.name!r}, rank {rank}") for rank, run in runs.items()}
@@ -134,16 +134,32 @@ def _judge_job(checked: Checked, job: CheckJob, runs: dict[int, Run], baseline: 
         if run.summary["exit"]["outcome"] == "out_of_memory":
             checked.misfits.append(f"{job.name} rank {rank} does not fit the GPU: {run.summary['exit']['message']}")
         before = baseline.ranks.get(rank) if baseline is not None else None
+        if before is not None and (told := _unlike_times(ranks[rank], before)):
+            checked.warnings.append(f"the baseline of {job.name} rank {rank}: {told}")
         unknown = [
-            limit.figure.part
+            limit.figure.name
             for limit in job.tolerances
             if before is not None and ranks[rank].value(limit.figure) is not None and before.value(limit.figure) is None
         ]
         if unknown:
-            told = f"the baseline of {job.name!r} rank {rank} knows nothing of {unknown[0]!r}"
+            told = f"the baseline of {job.name!r} rank {rank} knows nothing of {unknown[0]}"
             raise CheckError(told, f"fakedist check --update {job.name}")
         checked.findings += judge(job, rank, ranks[rank], before, peak_places(run))
     return ranks
+
+
+def _unlike_times(now: Rank, before: Rank) -> str:
+    """Why times of a run and of its baseline cannot be held against each other as they are; empty where they can."""
+    if not (now.time_source and before.time_source):
+        return ""
+    if now.time_source != before.time_source:
+        return f"its times are {before.time_source}, those of this run {now.time_source}"
+    unknown = [each.record["time"].get("num_unknown_calls", 0) for each in (before, now)]
+    if unknown[0] != unknown[1]:
+        return (
+            f"collectives of unknown duration were {unknown[0]:,} and are {unknown[1]:,}: no step has them in its time"
+        )
+    return ""
 
 
 def _is_text(path: Path, text: str) -> bool:

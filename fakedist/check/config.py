@@ -150,11 +150,6 @@ def _job(section: Section, default: tuple[Any, Section]) -> CheckJob:
         jobs = tuple(Job(rank=rank, **values) for rank in ranks)
     except JobError as error:
         raise CheckError(f"{section.where}: {error.message}", error.hint) from None
-    if jobs[0].device == "virtual" and any(limit.figure.is_time for limit in (*budgets, *tolerances)):
-        raise CheckError(
-            f"{section.where}: step_time is not known on the virtual GPU, where kernels do not run",
-            'leave it out, or measure on a GPU: device = "cuda"',
-        )
     return CheckJob(name, jobs, budgets, tolerances)
 
 

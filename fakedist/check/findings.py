@@ -19,7 +19,7 @@ def finding_columns(findings: list[Finding]) -> list[Column]:
     columns = [
         Column("job", [finding.job for finding in findings], is_text=True),
         Column("rank", [str(finding.rank) for finding in findings]),
-        Column("figure", [finding.figure.name for finding in findings], is_text=True),
+        Column("figure", [finding.name for finding in findings], is_text=True),
         Column("is", [finding.amount(finding.value) for finding in findings]),
         Column("budget", [_amount(finding, finding.budget) for finding in findings]),
         Column("baseline", [_amount(finding, finding.baseline) for finding in findings]),
@@ -45,7 +45,11 @@ def render_checked(checked: Checked, console: Console) -> None:
     for warning in checked.warnings:
         console.print(Text(warning, style="yellow"), soft_wrap=True)
     if checked.findings:
-        print_table(console, f"{checked.config.path.name}: memory, measured", finding_columns(checked.findings))
+        print_table(
+            console,
+            f"{checked.config.path.name}: memory, measured{times_title(checked)}",
+            finding_columns(checked.findings),
+        )
     lines = [finding.message for finding in checked.exceeded]
     if lines or checked.misfits:
         console.print()
@@ -81,6 +85,7 @@ def checked_object(checked: Checked) -> dict[str, Any]:
                 "job": finding.job,
                 "rank": finding.rank,
                 "figure": finding.figure.kind,
+                "source": finding.source or "measured",
                 "part": finding.figure.part,
                 **{key: getattr(finding, key) for key in ("value", "budget", "baseline", "allowed", "blame", "line")},
                 "is_exceeded": finding.is_exceeded,
@@ -89,6 +94,12 @@ def checked_object(checked: Checked) -> dict[str, Any]:
             for finding in checked.findings
         ],
     }
+
+
+def times_title(checked: Checked) -> str:
+    """What the title of the table says of its times: "; times estimated"; empty without any."""
+    sources = sorted({finding.source for finding in checked.findings if finding.source})
+    return f"; times {' and '.join(sources)}" if sources else ""
 
 
 def outcome(checked: Checked) -> str:

@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from fakedist.analysis.compare.baseline import names_layer, part_changes, pattern_parts
+from fakedist.analysis.compare.times import layer_changes
 from fakedist.analysis.compare.why import Cause, find_cause, place_of
 from fakedist.check.config import CheckJob
 from fakedist.check.limits import Figure, Limit
 from fakedist.check.measured import Rank, peak_places
 from fakedist.report.comparison import format_relative, say_part
+from fakedist.report.comparison_time import say_time_part
 from fakedist.report.run import Run
 from fakedist.units import format_bytes, format_us
 
@@ -30,6 +32,7 @@ class Finding:
         allowed: The most it may be for its baseline; None without a tolerance.
         tolerance: That tolerance, as it was written.
         blame: The layers that it comes from and what makes them, one phrase; empty where nothing is exceeded.
+        source: Where a time is from, measured or estimated; empty for bytes.
         line: Where their blocks are made, ``file:line (function)``; empty where that is not known.
     """
 
@@ -43,6 +46,12 @@ class Finding:
     tolerance: str = ""
     blame: str = ""
     line: str = ""
+    source: str = ""
+
+    @property
+    def name(self) -> str:
+        """What tables call it: times say whether they are measured or estimated."""
+        return f"{self.figure.name} ({self.source})" if self.source else self.figure.name
 
     @property
     def is_over_budget(self) -> bool:
@@ -78,7 +87,7 @@ class Finding:
             share = f" ({format_relative(int(grown), int(self.baseline))})" if self.baseline else ""
             was = f"its baseline of {self.amount(self.baseline)}"
             parts.append(f"{self.amount(grown)}{share} more than {was}, where {self.tolerance} is allowed")
-        told = f"{self.job} rank {self.rank}: {self.figure.name} is {self.amount(self.value)}, {' and '.join(parts)}"
+        told = f"{self.job} rank {self.rank}: {self.name} is {self.amount(self.value)}, {' and '.join(parts)}"
         return told + (f": {self.blame}" if self.blame else "")
 
 
@@ -111,6 +120,7 @@ def judge(job: CheckJob, rank: int, now: Rank, before: Rank | None, places: pd.D
             baseline=was,
             allowed=_allowed(was, tolerance),
             tolerance="" if tolerance is None else tolerance.text,
+            source=now.time_source if figure.is_time else "",
         )
         findings.append(_blamed(finding, now, before, places) if finding.is_exceeded else finding)
     return findings
@@ -123,7 +133,9 @@ def _allowed(was: float | None, tolerance: Limit | None) -> float | None:
 def _blamed(finding: Finding, now: Rank, before: Rank | None, places: pd.DataFrame) -> Finding:
     """The finding with the layers that it comes from."""
     figure = finding.figure
-    if figure.is_time or figure.kind == "groups":
+    if figure.is_time:
+        return replace(finding, blame=_time_blame(figure, now, before))
+    if figure.kind == "groups":
         return finding
     nothing = now.parts.iloc[:0]
     changes = part_changes(nothing if before is None else before.parts, now.parts)
@@ -136,6 +148,24 @@ def _blamed(finding: Finding, now: Rank, before: Rank | None, places: pd.DataFra
     place = place_of(cause, places)
     blame = say_part(cause, is_change=before is not None) + place.phrase("made")
     return replace(finding, blame=blame, line=place.line)
+
+
+def _time_blame(figure: Figure, now: Rank, before: Rank | None) -> str:
+    """The kernels that took longer, or where nothing is known of before, those that take most: one phrase."""
+    of = [
+        each.times if figure.kind == "step_time" else _of_family(each.times, figure.part)
+        for each in (now, before or now)
+    ]
+    if before is not None and len(of[1]):
+        cause = find_cause(layer_changes(of[1], of[0]), "change_us")
+        if cause is not None and cause.change > 0:
+            return say_time_part(cause)
+    cause = find_cause(of[0].assign(name=of[0]["path"]), "us") if len(of[0]) else None
+    return "" if cause is None else say_time_part(cause, is_change=False)
+
+
+def _of_family(times: pd.DataFrame, family: str) -> pd.DataFrame:
+    return times[times["category"] == family]
 
 
 def _cause(changes: pd.DataFrame, figure: Figure) -> Cause | None:

@@ -25,7 +25,7 @@ def junit_text(checked: Checked) -> str:
     for number, (name, findings) in enumerate(by_rank.items()):
         suite = _suite(root, name, number, len(findings), failures=sum(each.is_exceeded for each in findings))
         for finding in findings:
-            case = _case(suite, finding.figure.name, name)
+            case = _case(suite, finding.name, name)
             if finding.is_exceeded:
                 _told(case, "failure", "budget" if finding.is_over_budget else "baseline", finding.message)
         _outputs(suite, "\n".join(checked.warnings))

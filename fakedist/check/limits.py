@@ -8,13 +8,14 @@ from typing import Any
 
 from fakedist.check.section import Section, did_you_mean
 from fakedist.errors import CheckError, JobError
-from fakedist.run.schema import CATEGORIES
+from fakedist.run.schema import CATEGORIES, FAMILIES
 from fakedist.units import parse_bytes, parse_share, parse_us
 
 #: Figures of a rank as a whole.
 PLAIN = ("peak_allocated", "peak_reserved", "headroom", "step_time")
+_FAMILIES = tuple(name for name in FAMILIES if name != "communication")
 #: Figures of a part of it, by the part's name.
-PARTED = ("categories", "layers", "groups")
+PARTED = ("categories", "layers", "groups", "families")
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Figure:
 
     Attributes:
         kind: One of PLAIN or PARTED.
-        part: The category, the layers' pattern or the group; empty for those of PLAIN.
+        part: The category, the layers' pattern, the group or the family of kernels; empty for those of PLAIN.
     """
 
     kind: str
@@ -34,12 +35,13 @@ class Figure:
         """What tables call it."""
         if self.kind in PLAIN:
             return self.kind.replace("_", " ")
-        return {"categories": "category", "layers": "layers", "groups": "group"}[self.kind] + f" {self.part}"
+        one = {"categories": "category", "layers": "layers", "groups": "group", "families": "kernels of"}
+        return f"{one[self.kind]} {self.part}"
 
     @property
     def is_time(self) -> bool:
         """Whether it is in microseconds; all others are in bytes."""
-        return self.kind == "step_time"
+        return self.kind in ("step_time", "families")
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,10 @@ def _read(section: Section, plain: tuple[str, ...], make: Callable[[Figure, Any,
         for part, value in parts.items():
             if kind == "categories" and part not in CATEGORIES:
                 raise CheckError(f"{parts.where}: there is no category {part!r}", did_you_mean(part, CATEGORIES))
+            if kind == "families" and part not in _FAMILIES:
+                raise CheckError(
+                    f"{parts.where}: there is no family of kernels {part!r}", did_you_mean(part, _FAMILIES)
+                )
             found.append(make(Figure(kind, part), value, parts.where))
     section.end()
     return tuple(found)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from fakedist.analysis.compare.baseline import layers_bytes, pattern_parts
+from fakedist.analysis.compare.baseline import layers_bytes, pattern_parts, pattern_times
 from fakedist.analysis.compare.blocks import block_changes, peak_blocks
 from fakedist.analysis.compare.matching import match_layers
 from fakedist.analysis.compare.memory import layer_paths
@@ -20,6 +20,8 @@ from fakedist.report.run import Run
 from fakedist.run.schema import CATEGORIES
 from fakedist.run.tables import read_table
 
+_NO_TIMES = pd.DataFrame({"path": [], "category": [], "us": []})
+
 
 @dataclass(frozen=True)
 class Rank:
@@ -28,17 +30,27 @@ class Rank:
     Attributes:
         record: Plain figures, as baselines hold them.
         parts: Columns path, category, bytes: own bytes of layers at the peak.
+        times: Columns path, category (the family of kernels), us: own time of layers in the timed step.
     """
 
     record: dict[str, Any]
     parts: pd.DataFrame
+    times: pd.DataFrame
 
     @classmethod
     def of_record(cls, record: dict[str, Any]) -> Rank:
         """A rank as a baseline has it."""
         rows = [(path, name, bytes_) for path, held in record["layers"].items() for name, bytes_ in held.items()]
         parts = pd.DataFrame(rows, columns=["path", "category", "bytes"]).astype({"bytes": "int64"})
-        return cls(record, parts)
+        timed = record.get("time", {}).get("layers", {})
+        rows = [(path, family, us) for path, taken in timed.items() for family, us in taken.items()]
+        times = pd.DataFrame(rows, columns=["path", "category", "us"]).astype({"us": "float64"})
+        return cls(record, parts, times)
+
+    @property
+    def time_source(self) -> str:
+        """Whether its times are measured or estimated; empty without any."""
+        return str(self.record.get("time", {}).get("source", ""))
 
     def value(self, figure: Figure) -> float | None:
         """A figure; None where it is not known."""
@@ -46,7 +58,11 @@ class Rank:
         if figure.kind == "headroom":
             return float(record["capacity_bytes"] - record["peak_reserved_bytes"])
         if figure.kind == "step_time":
-            return float(record["step_us"]) if "step_us" in record else None
+            return float(record["time"]["step_us"]) if "time" in record else None
+        if figure.kind == "families":
+            return (
+                float(record["time"]["families"].get(figure.part, 0)) if "families" in record.get("time", {}) else None
+            )
         if figure.kind == "categories":
             return float(record["by_category"].get(figure.part, 0))
         if figure.kind == "layers":
@@ -92,11 +108,32 @@ def measure(run: Run, figures: set[Figure], where: str) -> Rank:
         "layer_limits": limits,
         "groups": groups,
     }
-    if summary["device"] == "cuda" and summary["steps"]:
-        record["step_us"] = summary["steps"][-1]["wall_us"]
-    elif any(figure.is_time for figure in figures):
-        raise CheckError(f"{where}: no step ended, so there is no step_time", "leave it out, or run a whole step")
-    return Rank(record, parts)
+    if not (asked := sorted(figure.kind for figure in figures if figure.is_time)):
+        return Rank(record, parts, _NO_TIMES)
+    times = pattern_times(layers, run.table("layer_times")) if summary["time"] else _NO_TIMES
+    found = Rank(record | _time_record(summary, times), parts, times)
+    if any(figure.is_time and found.value(figure) is None for figure in figures):
+        told = f"{where}: no step of it was timed, so there is no {asked[-1]}"
+        raise CheckError(told, "leave it out, or let it run to the end of a whole step")
+    return found
+
+
+def _time_record(summary: dict[str, Any], times: pd.DataFrame) -> dict[str, Any]:
+    """The timed step; on a GPU without one the wall time of the last, which has no kernels."""
+    if summary["time"] is None:
+        if summary["device"] != "cuda" or not summary["steps"]:
+            return {}
+        return {"time": {"source": "measured", "step_us": summary["steps"][-1]["wall_us"]}}
+    time = summary["time"]
+    layers: dict[str, dict[str, float]] = defaultdict(dict)
+    for path, family, us in times.itertuples(index=False):
+        layers[str(path)][str(family)] = round(us, 1)
+    families = {
+        row["family"]: round(row["time_us"], 1) for row in time["by_family"] if row["family"] != "communication"
+    }
+    told = {"source": summary["kernels"]["source"], "step_us": round(time["step_us"], 1)}
+    told |= {"num_unknown_calls": time["num_unknown_calls"]}
+    return {"time": {**told, "families": families, "layers": dict(layers)}}
 
 
 def peak_places(run: Run) -> pd.DataFrame:

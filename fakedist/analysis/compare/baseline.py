@@ -8,6 +8,7 @@ import pandas as pd
 
 from fakedist.analysis.compare.matching import layer_patterns
 from fakedist.analysis.compare.memory import OUTSIDE
+from fakedist.analysis.compare.times import layer_parts
 from fakedist.run.schema import CATEGORIES
 
 
@@ -21,6 +22,16 @@ def pattern_parts(layers: pd.DataFrame) -> pd.DataFrame:
     frames = [pd.DataFrame({"path": path, "category": c, "bytes": layers[f"peak_{c}_bytes"]}) for c in CATEGORIES]
     sums = pd.concat(frames).groupby(["path", "category"], sort=True)["bytes"].sum().reset_index()
     return sums[sums["bytes"] != 0].reset_index(drop=True)
+
+
+def pattern_times(layers: pd.DataFrame, times: pd.DataFrame) -> pd.DataFrame:
+    """Own time in the timed step: columns path (numbers of repeated layers as ``*``), category (the family), us.
+
+    Args:
+        layers: The table ``layers``.
+        times: The table ``layer_times``; without rows nothing was timed.
+    """
+    return layer_parts(times, dict(enumerate(layer_patterns(layers))))
 
 
 def part_changes(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
