@@ -11,7 +11,7 @@ import pandas as pd
 
 from fakedist.analysis.recording import Array, Recording
 from fakedist.analysis.replay import Replay, parse_settings, replay
-from fakedist.run.schema import ACTIONS, CATEGORIES
+from fakedist.run.schema import ACTIONS, CATEGORIES, SHARD_CODE
 
 _CODE = {name: code for code, name in enumerate(CATEGORIES)}
 _UNMARKED = len(CATEGORIES)
@@ -135,11 +135,21 @@ def _marked(frame: pd.DataFrame, marks: dict[str, Array]) -> tuple[Array, pd.Dat
         direction="backward",
     ).dropna(subset=["block"])
     found["block"] = found["block"].astype("int64")
+    found = _kept_shards(found, frame["phase"])
     first = found.groupby("block")["category"].min()
     best[first.index.to_numpy()] = first.to_numpy()
     deciding = found[(found["category"] == best[found["block"]]) & (found["layer"] >= 0)]
-    # A tensor is marked again whenever it is seen; the largest of a layer's marks counts.
-    return best, deciding.groupby(["block", "layer"])["bytes"].max().reset_index()
+    # A tensor is marked again whenever it is seen; of those that begin at one place the largest counts.
+    parts = deciding.groupby(["block", "layer", "start"])["bytes"].max().reset_index()
+    return best, parts.groupby(["block", "layer"])["bytes"].sum().reset_index()
+
+
+def _kept_shards(found: pd.DataFrame, phase: pd.Series[Any]) -> pd.DataFrame:
+    """Marks of shards become marks of parameters; those of blocks made for one gather (a copy in bfloat16) go."""
+    is_shard = (found["category"] == SHARD_CODE).to_numpy()
+    is_made_for_it = phase.isin(("forward", "backward")).to_numpy()[found["block"]]
+    found = found.assign(category=found["category"].where(~is_shard, _CODE["parameter"]))
+    return found[~(is_shard & is_made_for_it)]
 
 
 def _saved_for_backward(frame: pd.DataFrame, recording: Recording) -> Array:

@@ -83,7 +83,7 @@ def read_foreign(snapshot: dict[str, Any]) -> ForeignSnapshot:
     first = _first_columns(before, _reserved_before(known, own), time_us, stacks)
     rest = _columns(known, stacks)
     recording = Recording(gpu={"device_index": device, "alloc_conf": _settings(snapshot)})
-    recording.marks = {name: np.zeros(0, "i8") for name in ("op", "address", "category", "layer", "bytes")}
+    recording.marks = {name: np.zeros(0, "i8") for name in ("op", "address", "category", "layer", "start", "bytes")}
     recording.frames, recording.stacks = list(stacks.frames), list(stacks.stacks)
     if len(first["op"]) + len(rest["op"]):
         recording.events[device] = {name: np.concatenate([first[name], rest[name]]) for name in first}

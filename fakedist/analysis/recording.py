@@ -22,7 +22,7 @@ Array = npt.NDArray[Any]
 _EVENT_TYPES = {"action": "u1", "address": "<u8", "size": "<i8", "stream": "<u8", "time_us": "<i8", "op": "<i8"} | {
     "stack": "<i4"
 }
-_MARK_TYPES = {"op": "<i8", "address": "<u8", "category": "u1", "layer": "<i4", "bytes": "<i8"}
+_MARK_TYPES = {"op": "<i8", "address": "<u8", "category": "u1", "layer": "<i4", "start": "<i8", "bytes": "<i8"}
 #: Tables that come in pieces of rows; each record carries only what is new.
 _ROWS = ("layers", "operations", "scopes", "regions", "collectives", "groups", "invented")
 
@@ -36,7 +36,7 @@ class Recording:
         rows: Rows of layers, operations, scopes, regions, collectives, groups and invented values, as recorded.
         op_operation: Operation id of each numbered operation.
         op_scope: Scope id of each numbered operation.
-        marks: Columns op, address, category, layer, bytes.
+        marks: Columns op, address, category, layer, start, bytes.
         events: Columns action, address, size, stream, time_us, op, stack, by device.
         frames: (filename, line, function).
         stacks: Rows of ``frames``, innermost first.

@@ -26,6 +26,8 @@ class Ledger:
         journal: Where records go.
         where: Gives the number of the next operation and the scope.
         mark: Told (address, bytes) of each block of device memory that a call uses.
+        gathered: Told (this rank's part, the whole, this rank's place) of each all_gather of device memory into one
+            tensor.
 
     Attributes:
         is_on: Whether calls are written down.
@@ -34,17 +36,22 @@ class Ledger:
     """
 
     def __init__(
-        self, journal: Journal, where: Callable[[], tuple[int, int]], mark: Callable[[int, int], None]
+        self,
+        journal: Journal,
+        where: Callable[[], tuple[int, int]],
+        mark: Callable[[int, int], None],
+        gathered: Callable[[torch.Tensor, torch.Tensor, int], None],
     ) -> None:
         self._journal = journal
         self._where = where
         self._mark = mark
+        self._gathered = gathered
+        self._places: list[int] = []
         self._rows: list[tuple[Any, ...]] = []
         self.is_on = True
         self.told: Callable[[int], None] | None = None
         self.around: Callable[[int, str], AbstractContextManager[None]] | None = None
         self._sequence = 0
-        self._num_groups = 0
 
     def add_group(self, name: str, description: str, ranks: Sequence[int], group_rank: int, backend: str) -> int:
         """Write down a process group; returns its number.
@@ -56,8 +63,8 @@ class Ledger:
             group_rank: This rank's place in it.
             backend: The backend that the script asked for.
         """
-        number = self._num_groups
-        self._num_groups += 1
+        number = len(self._places)
+        self._places.append(group_rank)
         row = (number, name, description, _compact(ranks), group_rank, backend)
         self._journal.append({"kind": "groups", "rows": [row]})
         return number
@@ -92,6 +99,9 @@ class Ledger:
                 self._mark_all(inputs)
                 if outputs is not inputs:
                     self._mark_all(outputs)
+                if operation.startswith("all_gather_into_tensor"):
+                    for mine, whole in zip(inputs, outputs, strict=True):
+                        self._gathered(mine, whole, self._places[group])
         bytes_in = inputs[0].nbytes if len(inputs) == 1 else _bytes(inputs)
         bytes_out = bytes_in if outputs is inputs else _bytes(outputs)
         self._rows.append(

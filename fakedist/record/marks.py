@@ -13,16 +13,16 @@ from torch import nn
 
 from fakedist.record.layers import LayerTable
 from fakedist.record.position import Position
-from fakedist.run.schema import CATEGORIES
+from fakedist.run.schema import CATEGORIES, SHARD, SHARD_CODE
 
-_CODES = {name: code for code, name in enumerate(CATEGORIES)}
+_CODES = {name: code for code, name in enumerate(CATEGORIES)} | {SHARD: SHARD_CODE}
 KEEP_LAYER = -1
 #: Attributes of a parameter that frameworks keep a gradient in besides ``grad`` (Megatron: ``main_grad``).
 _GRADIENTS = ("grad", "main_grad")
 
 
-def device_storages(tensor: object) -> Iterator[tuple[int, int]]:
-    """(address of the storage, bytes that the tensor uses of it) of every CUDA tensor inside a tensor, wrappers too."""
+def device_storages(tensor: object) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Where every CUDA tensor inside a tensor lies, wrappers too: address of its storage, (start, bytes) in that."""
     if not isinstance(tensor, torch.Tensor):
         return
     local = getattr(tensor, "_local_tensor", None)  # DTensor
@@ -33,9 +33,9 @@ def device_storages(tensor: object) -> Iterator[tuple[int, int]]:
             yield from device_storages(getattr(tensor, name))
     elif tensor.is_cuda and (bytes_ := tensor.numel() * tensor.element_size()):
         # Not untyped_storage(): its Python object would count as a user of the storage from then on.
-        address = tensor.data_ptr()
-        if address:
-            yield address - int(tensor.storage_offset()) * tensor.element_size(), bytes_
+        start = int(tensor.storage_offset()) * tensor.element_size()
+        if address := tensor.data_ptr() - start:  # a freed storage has none
+            yield address, (start, bytes_)
 
 
 class Marks:
@@ -53,31 +53,52 @@ class Marks:
         self._position = position
         self._layers = layers
         self._owners: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
-        self._states: dict[tuple[int, int], int] = {}
+        self._states: dict[tuple[int, int], tuple[int, int]] = {}
+        self._gathers: dict[int, tuple[int, int, int]] = {}
         self._handles: list[Any] = []
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self._columns = {"op": array("q"), "address": array("Q"), "category": array("B"), "layer": array("i")}
-        self._columns["bytes"] = array("q")
+        self._columns |= {"start": array("q"), "bytes": array("q")}
 
     def take(self) -> dict[str, bytes]:
-        """Columns op, address, category, layer, bytes since the last call."""
+        """Columns op, address, category, layer, start, bytes since the last call."""
         taken = {name: column.tobytes() for name, column in self._columns.items()}
         self._columns = {name: array(column.typecode) for name, column in self._columns.items()}
         return taken
 
-    def mark(self, address: int, category: str, layer: int, bytes_: int, op: int | None = None) -> None:
-        """Mark the block at ``address``."""
+    def mark(self, address: int, category: str, layer: int, part: tuple[int, int], op: int | None = None) -> None:
+        """Mark the block at ``address``, of which the layer uses ``part``: (start, bytes)."""
         columns = self._columns
         columns["op"].append(self._position.op - 1 if op is None else op)
         columns["address"].append(address)
         columns["category"].append(_CODES[category])
         columns["layer"].append(layer)
-        columns["bytes"].append(bytes_)
+        columns["start"].append(part[0])
+        columns["bytes"].append(part[1])
 
     def mark_tensor(self, tensor: object, category: str, layer: int) -> None:
         """Mark every block that a tensor lives in."""
-        for address, bytes_ in device_storages(tensor):
-            self.mark(address, category, layer, bytes_)
+        for address, part in device_storages(tensor):
+            self.mark(address, category, layer, part)
+            if category == "parameter" and address in self._gathers:
+                self._mark_shard(self._gathers[address], layer, part)
+
+    def gathered(self, mine: torch.Tensor, whole: torch.Tensor, place: int) -> None:
+        """An all_gather is to put this rank's part of flat parameters, say, at its place into the whole of them."""
+        (source, _), (target, (start, _)) = next(device_storages(mine)), next(device_storages(whole))
+        if source != target:
+            self._gathers[target] = (source, start + place * mine.nbytes, mine.nbytes)
+
+    def step_ended(self) -> None:
+        """What was gathered in the step is not looked for any more: its addresses will be those of other blocks."""
+        self._gathers.clear()
+
+    def _mark_shard(self, gather: tuple[int, int, int], layer: int, part: tuple[int, int]) -> None:
+        """Mark what of a parameter in a gathered buffer came from this rank's own part."""
+        source, start, size = gather
+        first, last = max(part[0], start), min(sum(part), start + size)
+        if first < last:
+            self.mark(source, SHARD, layer, (first - start, last - first))
 
     # ---- parameters and gradients
 
@@ -148,10 +169,10 @@ class Marks:
                 self.optimizer(optimizer)
 
     def _state(self, tensor: torch.Tensor, layer: int) -> None:
-        for address, bytes_ in device_storages(tensor):
-            if self._states.get((id(tensor), address)) != bytes_:
-                self._states[(id(tensor), address)] = bytes_
-                self.mark(address, "optimizer_state", layer, bytes_)
+        for address, part in device_storages(tensor):
+            if self._states.get((id(tensor), address)) != (part[1], layer):  # its owner may become known later
+                self._states[(id(tensor), address)] = (part[1], layer)
+                self.mark(address, "optimizer_state", layer, part)
 
     def close(self) -> None:
         """Take the hooks off the parameters."""

@@ -92,10 +92,10 @@ class Recorder:
         )
         self._executes = execute is not None
         self._history = History(journal.append, self._operations.gemms)
-        self._history.on_workspace = lambda at, op, bytes_: self._marks.mark(at, "workspace", KEEP_LAYER, bytes_, op)
+        self._history.on_workspace = self._workspace
         self._timed = TimedStep(self._layers.name, after=steps)
         self._steps = Steps(steps, self._step_ended)
-        self.ledger = Ledger(journal, self._operation_and_scope, self._communication)
+        self.ledger = Ledger(journal, self._operation_and_scope, self._communication, self._gathered)
         self._timing = Timing(timer, steps, self._position, self._operations, self.ledger)
         self._exit, self._memory = ExitStack(), ExitStack()
         self._records = True
@@ -252,6 +252,7 @@ class Recorder:
         if self._records:
             for root in self._layers.roots():
                 self._marks.scan(root)
+            self._marks.step_ended()
             self._drain()
             record = {"kind": "step", "step": step, "start_us": start_us, "end_us": end_us}
             self._journal.append({**record, "wall_us": end_us - start_us})
@@ -289,7 +290,14 @@ class Recorder:
 
     def _communication(self, address: int, bytes_: int) -> None:
         if self._records:
-            self._marks.mark(address, "communication", KEEP_LAYER, bytes_)
+            self._marks.mark(address, "communication", KEEP_LAYER, (0, bytes_))
+
+    def _gathered(self, mine: torch.Tensor, whole: torch.Tensor, place: int) -> None:
+        if self._records:
+            self._marks.gathered(mine, whole, place)
+
+    def _workspace(self, address: int, op: int, bytes_: int) -> None:
+        self._marks.mark(address, "workspace", KEEP_LAYER, (0, bytes_), op)
 
     # ---- writing
 

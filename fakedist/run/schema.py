@@ -21,6 +21,8 @@ CATEGORIES = (
     "temporary",
     "other",
 )
+#: In the journal alone: this rank's part of parameters that were gathered; a parameter unless made for the gather.
+SHARD, SHARD_CODE = "shard", 255
 PHASES = ("init", "forward", "backward", "optimizer", "other")
 #: What a kernel does.
 FAMILIES = ("gemm", "attention", "norm", "elementwise", "copy", "optimizer", "communication", "other")

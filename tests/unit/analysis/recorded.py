@@ -12,13 +12,13 @@ from fakedist.job import Job
 from fakedist.run.directory import JOURNAL_NAME
 from fakedist.run.journal import JournalWriter
 from fakedist.run.manifest import new_manifest, update_manifest
-from fakedist.run.schema import ACTIONS, CATEGORIES
+from fakedist.run.schema import ACTIONS, CATEGORIES, SHARD, SHARD_CODE
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 #: Where the one segment of 1 GiB begins that every device has; addresses in tests count from here.
 BASE = 0x7F0000000000
 _EVENTS = {"action": "B", "address": "Q", "size": "q", "stream": "Q", "time_us": "q", "op": "q", "stack": "i"}
-_MARKS = {"op": "q", "address": "Q", "category": "B", "layer": "i", "bytes": "q"}
+_MARKS = {"op": "q", "address": "Q", "category": "B", "layer": "i", "start": "q", "bytes": "q"}
 GPU = {"kind": "gpu", "torch": "2.15.0", "cuda": "13.2", "python": "3.11.0", "gpu_name": "NVIDIA H100 80GB HBM3"} | {
     "capacity_bytes": 80 * GIB, "device_index": 0, "alloc_conf": "", "compute_capability": "9.0", "notes": []
 }  # fmt: skip
@@ -65,10 +65,11 @@ class HandMade:
         self.event("free_requested", address, size, **more)
         self.event("free_completed", address, size, **more)
 
-    def mark(self, address: int, category: str, layer: int = -1, bytes_: int = 0) -> None:
+    def mark(self, address: int, category: str, layer: int = -1, bytes_: int = 0, start: int = 0) -> None:
         """Say what the block at the address is for, as it is now."""
         op = len(self.ops) - 1
-        self.marks.append((op, BASE + address, CATEGORIES.index(category), layer, bytes_))
+        code = SHARD_CODE if category == SHARD else CATEGORIES.index(category)
+        self.marks.append((op, BASE + address, code, layer, start, bytes_))
 
     def stack(self, *frames: tuple[str, int, str]) -> int:
         self.stacks.append(tuple(range(len(self.frames), len(self.frames) + len(frames))))

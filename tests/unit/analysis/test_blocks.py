@@ -200,6 +200,33 @@ def test_a_layer_that_marks_a_lesser_category_owns_nothing(tmp_path: Path) -> No
     assert found.shares.empty
 
 
+def test_tensors_of_one_layer_in_a_shared_block_add_up(tmp_path: Path) -> None:
+    made = HandMade()
+    first, second = made.layer("a"), made.layer("b")
+    made.op("init", 0)
+    made.alloc(0, 10 * MIB)
+    for start, bytes_ in ((0, 3 * MIB), (3 * MIB, MIB), (3 * MIB, MIB)):  # a weight, and a bias that is seen twice
+        made.mark(0, "parameter", first, bytes_, start)
+    made.mark(0, "parameter", second, 6 * MIB, 4 * MIB)
+    shares = build_blocks(made.read(tmp_path)).shares
+    assert dict(zip(shares["layer"], shares["bytes"], strict=True)) == {first: 4 * MIB, second: 6 * MIB}
+
+
+def test_a_shard_of_gathered_parameters_is_one_unless_it_was_made_for_the_gather(tmp_path: Path) -> None:
+    made = HandMade()
+    layer = made.layer("a")
+    made.op("init", 0)
+    made.alloc(0, MIB)
+    made.op("forward", 1)
+    made.alloc(MIB, MIB)
+    for address in (0, MIB):
+        made.mark(address, "communication")
+        made.mark(address, "shard", layer, MIB)
+    found = build_blocks(made.read(tmp_path))
+    assert categories(found) == ["parameter", "communication"]
+    assert found.frame["layer"].tolist() == [layer, 0]
+
+
 def test_a_shared_block_is_divided_exactly_and_the_rest_is_its_makers(tmp_path: Path) -> None:
     made = HandMade()
     first, second, maker = made.layer("a"), made.layer("b"), made.layer("c")

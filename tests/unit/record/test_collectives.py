@@ -13,7 +13,9 @@ class Kept:
         self.records: list[dict[str, Any]] = []
         self.marked: list[tuple[int, int]] = []
         self.at = (7, 3)
-        self.ledger = Ledger(self, lambda: self.at, lambda address, size: self.marked.append((address, size)))
+        self.ledger = Ledger(
+            self, lambda: self.at, lambda address, size: self.marked.append((address, size)), lambda *gather: None
+        )
 
     def append(self, record: dict[str, Any]) -> None:
         self.records.append(record)

@@ -1,0 +1,57 @@
+"""What is gathered into parameters is a parameter, too, and each layer has its share of it to the byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.conftest import RunFakedist
+
+JOB = Path(__file__).parent / "jobs" / "flat_shards.py"
+#: Elements of the two linear layers, weight and bias; a rank of four has 16,480 of them.
+FIRST, SECOND = 256 * 128 + 128, 128 * 256 + 256
+PART = (FIRST + SECOND) // 4
+
+
+@pytest.fixture(scope="module")
+def blocks(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+    """Rank 1's blocks, with the names of layers, and of each that owns a share its bytes, as ``shares``."""
+    directory = tmp_path_factory.mktemp("flat") / "run"
+    options = ("--world-size", "4", "--rank", "1", "--device", "virtual", "--json", "-o", directory)
+    run_fakedist("profile", *options, JOB).json()
+    tables = {
+        name: pd.read_parquet(directory / "tables" / f"{name}.parquet") for name in ("blocks", "layers", "shares")
+    }
+    names = tables["layers"]["name"]
+    found = tables["blocks"].astype({"category": str, "phase": str})
+    found["name"] = found["layer"].map(names)
+    shares = {
+        block: {names[layer]: bytes_ for layer, bytes_ in zip(part["layer"], part["bytes"], strict=True)}
+        for block, part in tables["shares"].groupby("block")
+    }
+    found["shares"] = [shares.get(block, {}) for block in found.index]
+    return found
+
+
+def test_a_shard_that_stays_is_a_parameter_of_the_layers_whose_part_it_is(blocks: pd.DataFrame) -> None:
+    shard = blocks[(blocks["requested_bytes"] == PART * 2) & (blocks["phase"] == "init")].iloc[0]
+    assert shard["category"] == "parameter"
+    of_first = FIRST - PART  # rank 1's part begins in the first layer's weight, has its bias, and ends in the second
+    assert shard["shares"]["first"] == of_first * 2
+    assert shard["shares"]["second"] >= (2 * PART - FIRST) * 2
+    assert sum(shard["shares"].values()) == shard["bytes"]
+
+
+def test_a_gathered_buffer_is_shared_by_weights_and_biases(blocks: pd.DataFrame) -> None:
+    whole = blocks[blocks["requested_bytes"] == (FIRST + SECOND) * 2]
+    assert len(whole) == 3  # the gather of a third step is made before its forward
+    for _, block in whole.head(2).iterrows():
+        assert block["category"] == "parameter"
+        assert (block["shares"]["first"], block["shares"]["second"]) == (FIRST * 2, SECOND * 2)
+
+
+def test_a_copy_made_for_one_gather_is_for_communication(blocks: pd.DataFrame) -> None:
+    copies = blocks[(blocks["requested_bytes"] == 257 * 256 // 4 * 2) & (blocks["step"] > 0)]
+    assert copies["category"].tolist() == ["communication"] * 2
