@@ -87,13 +87,14 @@ class Operations:
         if kind is None:
             kind = self._new_kind(func)
         op = self._number(kind)
+        scope = self._scope[-1]
         if not op & 255:
-            self._tick()
+            self._tick()  # may take the numbers away
         timer = self.timer
         if timer is None:
             result = self._execute(func, args, kwargs)
         else:
-            tag = timer.operation(op, kind.name, self._position.places[self._scope[-1]])
+            tag = timer.operation(op, kind.name, self._position.places[scope])
             result = self._execute(func, args, kwargs)
             timer.done(tag, func, args, kwargs, result)
         if self._graph is not None:
