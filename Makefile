@@ -11,7 +11,7 @@ GPU_PYTHON = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 OUT ?= gpu-results
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types budgets check format bench gallery gpu oldest clean
+.PHONY: help setup demo test lint types budgets check format bench accuracy gallery gpu oldest clean
 .PHONY: frameworks clients clients-new clients-fast
 
 help: ## what can be made
@@ -73,6 +73,9 @@ bench: setup ## every benchmark, results on stdout
 
 gpu: ## record on the GPU of this machine, compare with the virtual one: under 8 minutes; results in $(OUT)
 	$(GPU_PYTHON) -m tests.gpu.confirm --out $(OUT)
+
+accuracy: setup ## real processes against faked ranks, on virtual GPUs: 10 minutes; into docs/accuracy
+	$(BIN)/python -m tests.accuracy.many --backend nccl --backend gloo --write
 
 gallery: setup ## make the reports of reports/ again
 	$(BIN)/python reports/make.py

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,17 +118,13 @@ class Rank:
         if self._job.device == "virtual":
             self._enter_virtual_gpu()
         from fakedist.record.recorder import Recorder
-        from fakedist.world.reroute import fake_world
 
         self._write_gpu()
         execute = None if self._values is None else self._values.execute
         recorder = Recorder(self._journal, self._job.steps, execute, self._progress, self._timer())
         if tracer := _tracer(self._job):
             recorder.trace(tracer)
-        is_undefined = None if self._values is None else self._values.is_undefined
-        self._tapes = self._enter_tapes()
-        world = fake_world(self._job, recorder.ledger, is_undefined, self._tapes)
-        self._world_notes = self._surroundings.enter_context(world)
+        self._world_notes = self._surroundings.enter_context(self._world(recorder))
         self._surroundings.enter_context(watched_exit(self._exits_at_once))
         self._surroundings.enter_context(quiet_stop_in_threads(self._stopped_in_thread))
         self._recorder = self._recording.enter_context(recorder)
@@ -169,6 +165,14 @@ class Rank:
         self._surroundings.close()
         self._tape_file.close()
         self._journal.close()
+
+    def _world(self, recorder: Recorder) -> AbstractContextManager[Callable[[], list[str]]]:
+        """The other ranks, around the script; gives what is to be noted of them at its end."""
+        from fakedist.world.reroute import fake_world
+
+        is_undefined = None if self._values is None else self._values.is_undefined
+        self._tapes = self._enter_tapes()
+        return fake_world(self._job, recorder.ledger, is_undefined, self._tapes)
 
     def _enter_virtual_gpu(self) -> None:
         from fakedist.gpu.spec import find_gpu

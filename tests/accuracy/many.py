@@ -1,0 +1,261 @@
+"""Run a job as several real processes, and each of its ranks alone under ``fakedist profile``; put both side by side.
+
+    python -m tests.accuracy.many [--device virtual|cuda] [--ranks 2,4] [--backend nccl|gloo] [--job NAME ...] [--write]
+
+On a real GPU all the processes share it. Where no GPU is, each has a virtual one; the ranks' tensors meet all the
+same. ``--backend nccl`` uses device memory as NCCL does (tests/accuracy/host_group.py), ``gloo`` is torch's own.
+``--write`` puts the rows into docs/accuracy and the table into docs/accuracy.md. Exit code 1: a difference that nobody
+has explained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fakedist.analysis.build import build_tables
+from fakedist.job import Device, Job
+from fakedist.run.directory import create_run_directory
+from fakedist.run.manifest import load_manifest, new_manifest, update_manifest
+from fakedist.run.tables import read_table
+from fakedist.world.environ import rank_environment
+from tests.accuracy.results import write_result, write_tables
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).parent / "job.py"
+JOBS = ("ddp", "ddp_bucket_view", "fsdp2", "tensor_sequence", "pipeline_1f1b", "experts_capacity", "experts_dropless")
+TIMEOUT_S = 300
+MOST_STEPS = 1_000  # the script ends by itself
+DEVICES = ("virtual", "cuda")
+#: Why a job is known to differ on a device, or over a backend.
+CAUSES = {
+    (
+        "experts_dropless",
+        "cuda",
+    ): "token counts: a real rank gets what the other ranks' routers send to it, a faked one "
+    "what its own would send to itself",
+    ("ddp", "gloo"): "gloo keeps tensors with record_stream, which frees them later",
+    ("experts_dropless", "gloo"): "gloo keeps tensors with record_stream, which frees them later",
+    ("fsdp2", "gloo"): "gloo gathers into a device tensor of its own, on a stream of its own",
+    ("tensor_sequence", "gloo"): "gloo scatters from a device tensor of its own",
+}
+COLUMNS = ("peak_allocated_bytes", "peak_reserved_bytes", "end_allocated_bytes")
+
+
+class JobFailedError(Exception):
+    """A process of a job ended otherwise than well; its last words."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """What is run where.
+
+    Attributes:
+        job: A name of :data:`JOBS`.
+        num_ranks: Ranks of the job.
+        device: "virtual" or "cuda".
+        backend: What the script asks for: "nccl" or "gloo".
+    """
+
+    job: str
+    num_ranks: int
+    device: str
+    backend: str
+
+    def rank(self, rank: int) -> Job:
+        """One of its ranks."""
+        device: Device = "cuda" if self.device == "cuda" else "virtual"
+        arguments = (self.job, self.backend)
+        return Job(self.num_ranks, rank, str(SCRIPT), arguments=arguments, device=device, steps=MOST_STEPS)
+
+    @property
+    def cause(self) -> str:
+        """Why its ranks are known to differ; empty where they must not."""
+        return CAUSES.get((self.job, self.device)) or CAUSES.get((self.job, self.backend), "")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rank of one job, both ways; all in bytes.
+
+    Attributes:
+        job: Its name.
+        backend: "nccl" or "gloo".
+        num_ranks: Ranks of the job.
+        rank: This one.
+        real_allocated_bytes, real_reserved_bytes: Peaks of the rank among real processes.
+        allocated_difference_bytes, reserved_difference_bytes: The peaks under ``fakedist profile`` less those.
+        phases_differing: Figures of a step's phase that differ, and of how many.
+        num_phase_figures: See there.
+        num_events: What the allocator of the real rank did, in events.
+        first_other_event: The first that differs in action or size; -1 if none does.
+        cause: Why, where anything differs.
+    """
+
+    job: str
+    backend: str
+    num_ranks: int
+    rank: int
+    real_allocated_bytes: int
+    real_reserved_bytes: int
+    allocated_difference_bytes: int
+    reserved_difference_bytes: int
+    phases_differing: int
+    num_phase_figures: int
+    num_events: int
+    first_other_event: int
+    cause: str
+
+    @property
+    def is_same(self) -> bool:
+        """Whether every figure is the same, of the run and of each phase."""
+        return not (self.allocated_difference_bytes or self.reserved_difference_bytes or self.phases_differing)
+
+
+def real_runs(way: Way, directory: Path) -> list[Path]:
+    """Run a job as many processes that talk to each other; the run directory of each.
+
+    Raises:
+        JobFailedError: A process failed, or did not end in time.
+    """
+    port = _free_port()
+    started = [_start_real(way.rank(rank), directory, port) for rank in range(way.num_ranks)]
+    try:
+        for _, process in started:
+            process.wait(TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise JobFailedError(f"{way.job}: its {way.num_ranks} ranks did not end within {TIMEOUT_S} seconds") from None
+    finally:
+        for _, process in started:
+            process.kill()
+            process.wait()
+    for run, process in started:
+        if process.returncode:
+            raise JobFailedError(f"{way.job}: {run.name}: {(directory / f'{run.name}.txt').read_text()[-2000:]}")
+        update_manifest(run, exit={"outcome": "finished", "code": 0, "message": ""})
+        build_tables(run)
+    return [run for run, _ in started]
+
+
+def faked_run(way: Way, rank: int, directory: Path) -> Path:
+    """Run one rank of a job under ``fakedist profile``; its run directory.
+
+    Raises:
+        JobFailedError: It failed.
+    """
+    run = directory / f"faked-{rank}"
+    job = ["--world-size", str(way.num_ranks), "--rank", str(rank), "--device", way.device, "--steps", str(MOST_STEPS)]
+    script = [str(SCRIPT), way.job, way.backend]
+    command = [sys.executable, "-m", "fakedist", "profile", *job, "-o", str(run), *script]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
+    if done.returncode:
+        raise JobFailedError(f"{way.job}: rank {rank}, faked: {done.stderr[-2000:]}")
+    return run
+
+
+def compare(way: Way, ranks: Sequence[int] | None = None) -> list[Row]:
+    """Run a job both ways; a row for each of ``ranks``, or all.
+
+    Raises:
+        JobFailedError: See :func:`real_runs` and :func:`faked_run`.
+    """
+    with tempfile.TemporaryDirectory(prefix="many-") as text:
+        directory = Path(text)
+        real = real_runs(way, directory)
+        chosen = range(way.num_ranks) if ranks is None else ranks
+        return [_row(way, rank, real[rank], faked_run(way, rank, directory)) for rank in chosen]
+
+
+def _start_real(job: Job, directory: Path, port: int) -> tuple[Path, subprocess.Popen[bytes]]:
+    run = directory / f"real-{job.rank}"
+    with create_run_directory(run, force=False) as made:
+        new_manifest(made, job)
+    environment = {**os.environ, **rank_environment(job), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    environment["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # rank 0 keeps the store itself
+    environment["GLOO_SOCKET_IFNAME"] = "lo"
+    environment["OMP_NUM_THREADS"] = "1"
+    with (directory / f"{run.name}.txt").open("wb") as output:
+        command = [sys.executable, "-m", "tests.accuracy.real_rank", str(run)]
+        return run, subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _row(way: Way, rank: int, real: Path, faked: Path) -> Row:
+    phases = [_phase_figures(run) for run in (real, faked)]
+    keys = phases[0].keys() | phases[1].keys()
+    differing = sum(phases[0].get(key) != phases[1].get(key) for key in keys)
+    (allocated, reserved), (faked_allocated, faked_reserved) = _peaks(real), _peaks(faked)
+    num_events, first_other = _first_difference(real, faked)
+    same = (allocated, reserved) == (faked_allocated, faked_reserved) and not differing
+    return Row(
+        way.job, way.backend, way.num_ranks, rank, allocated, reserved, faked_allocated - allocated,
+        faked_reserved - reserved, differing, len(keys), num_events, first_other, "" if same else way.cause,
+    )  # fmt: skip
+
+
+def _phase_figures(run: Path) -> dict[tuple[int, str, str], int]:
+    rows = read_table(run, "phases").to_pylist()
+    return {(row["step"], row["phase"], column): int(row[column]) for row in rows for column in COLUMNS}
+
+
+def _peaks(run: Path) -> tuple[int, int]:
+    summary = load_manifest(run)["summary"]
+    return int(summary["peak_allocated_bytes"]), int(summary["peak_reserved_bytes"])
+
+
+def _first_difference(real: Path, faked: Path) -> tuple[int, int]:
+    rows = []
+    for run in (real, faked):
+        table = read_table(run, "events")
+        rows.append(list(zip(table["action"].to_pylist(), table["size_bytes"].to_pylist(), strict=True)))
+    pairs = enumerate(zip(*rows, strict=False))
+    shorter = min(map(len, rows))
+    end = -1 if len(rows[0]) == len(rows[1]) else shorter
+    return len(rows[0]), next((at for at, (one, other) in pairs if one != other), end)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what was asked for, print a line for each rank."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=DEVICES, default="virtual")
+    parser.add_argument("--backend", choices=("nccl", "gloo"), action="append")
+    parser.add_argument("--ranks", default="2,4", help="numbers of ranks, with commas between")
+    parser.add_argument("--job", action="append", choices=JOBS)
+    parser.add_argument("--write", action="store_true", help="into docs/accuracy and docs/accuracy.md")
+    chosen = parser.parse_args(arguments)
+    rows = []
+    for backend in chosen.backend or ["nccl"]:
+        for job in chosen.job or JOBS:
+            for num_ranks in map(int, chosen.ranks.split(",")):
+                for row in compare(Way(job, num_ranks, chosen.device, backend)):
+                    print(_line(row), flush=True)
+                    rows.append(row)
+    if chosen.write:
+        write_result(f"many-processes-{chosen.device}", [asdict(row) for row in rows])
+        write_tables()
+    return 1 if any(not row.is_same and not row.cause for row in rows) else 0
+
+
+def _line(row: Row) -> str:
+    return (
+        f"{row.job:<18}{row.backend:<5} rank {row.rank} of {row.num_ranks}: real {row.real_allocated_bytes:>13,} "
+        f"{row.real_reserved_bytes:>13,}  difference {row.allocated_difference_bytes:+,} "
+        f"{row.reserved_difference_bytes:+,}, {row.phases_differing} of {row.num_phase_figures} of phases; "
+        f"{row.num_events:,} events, first other {row.first_other_event}  {row.cause}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
