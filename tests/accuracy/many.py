@@ -73,7 +73,9 @@ class Way:
         """One of its ranks."""
         device: Device = "cuda" if self.device == "cuda" else "virtual"
         arguments = (self.job, self.backend)
-        return Job(self.num_ranks, rank, str(SCRIPT), arguments=arguments, device=device, steps=MOST_STEPS)
+        return Job(
+            self.num_ranks, rank, str(SCRIPT), arguments=arguments, device=device, steps=MOST_STEPS, kernels=False
+        )
 
     @property
     def cause(self) -> str:
@@ -153,7 +155,7 @@ def faked_run(way: Way, rank: int, directory: Path) -> Path:
     run = directory / f"faked-{rank}"
     job = ["--world-size", str(way.num_ranks), "--rank", str(rank), "--device", way.device, "--steps", str(MOST_STEPS)]
     script = [str(SCRIPT), way.job, way.backend]
-    command = [sys.executable, "-m", "fakedist", "profile", *job, "-o", str(run), *script]
+    command = [sys.executable, "-m", "fakedist", "profile", *job, "--no-kernels", "-o", str(run), *script]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
     if done.returncode:
         raise JobFailedError(f"{way.job}: rank {rank}, faked: {done.stderr[-2000:]}")
