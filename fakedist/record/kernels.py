@@ -38,7 +38,8 @@ class CuptiTracer:
         """Start the profiler, then say which step it is."""
         torch.cuda.synchronize()
         activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-        self._profile = torch.profiler.profile(activities=activities, acc_events=False)
+        # acc_events: one cycle is all there is, and without it some versions warn.
+        self._profile = torch.profiler.profile(activities=activities, acc_events=True)
         self._profile.start()
         self._mark(text)
 

@@ -127,7 +127,9 @@ def _operations_and_families(
         operations.append(texts.setdefault(operation, len(texts)))
         families.append(FAMILIES.index("communication" if in_collective else family))
     place = place.ravel()
-    return np.array(operations, np.int64)[place], np.array(families, np.uint8)[place]
+    found = np.array(families, np.uint8)[place]
+    found[activity.is_graph] = FAMILIES.index("other")  # whatever is in it
+    return np.array(operations, np.int64)[place], found
 
 
 def _operation(name: str) -> str:

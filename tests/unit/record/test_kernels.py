@@ -1,0 +1,153 @@
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fakedist.analysis.timed.kernels import kernel_record
+from fakedist.analysis.timed.paths import LayerNumbers
+from fakedist.analysis.timed.profiler import profiler_trace
+from fakedist.record.kernels import CuptiTracer, profiler_record
+from fakedist.run.kernels import KERNEL_TYPES
+from fakedist.run.schema import FAMILIES, PHASES
+
+CPU, CUDA = torch._C._autograd.DeviceType.CPU, torch._C._autograd.DeviceType.CUDA
+MAIN, AUTOGRAD = 100, 200
+
+
+@dataclass
+class Event:
+    """What torch's ``_KinetoEvent`` says."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> Any:
+        values = object.__getattribute__(self, "values")
+        return lambda: values[name]
+
+
+class Events(list[Any]):
+    """A profile, made by hand."""
+
+    def operation(self, name: str, start: int, end: int, thread: int = MAIN, sequence: int = -1) -> int:
+        """An operation on the host; its id."""
+        number = len(self) + 1
+        self._add(CPU, name, start, end, thread, correlation_id=number, sequence_nr=sequence)
+        return number
+
+    def kernel(self, name: str, launched: int, operation: int, node: str = "") -> None:
+        """A kernel, and the call that launched it: CUPTI has a number of its own for the thread."""
+        correlation = 5000 + len(self)
+        call = {"correlation_id": correlation, "linked_correlation_id": operation}
+        self._add(CPU, "cudaLaunchKernel", launched, launched + 3, 987654, **call)
+        metadata = f'"queued": 0, "device": 0, "grid": [8, 4, 1], "block": [128, 1, 1]{node}'
+        self._add(CUDA, name, launched + 1000, launched + 1500, 7, **call, metadata_json=metadata)
+
+    def _add(self, device: Any, name: str, start: int, end: int, resource: int, **more: Any) -> None:
+        rest = {"linked_correlation_id": 0, "sequence_nr": -1, "is_user_annotation": False, "metadata_json": ""}
+        found = {"device_type": device, "name": name, "start_ns": start, "duration_ns": end - start, "nbytes": 0}
+        self.append(Event({**rest, **found, "device_resource_id": resource, **more}))
+
+
+def training() -> Events:
+    """Two layers; the second's forward runs again in its backward."""
+    events = Events()
+    events.operation("fakedist.step:4", 1000, 1001)
+    events.operation("fakedist.phase:forward", 1002, 1003)
+    for layer, start in (("blocks.0", 1100), ("blocks.1", 1500)):
+        events.operation(f"fakedist.layer:{layer}", start, start + 300)
+        mm = events.operation("aten::mm", start + 10, start + 90, sequence=start // 100)
+        events.kernel("sm90_xmma_gemm", start + 50, mm)
+    events.operation("fakedist.phase:backward", 2000, 2001)
+    node = "autograd::engine::evaluate_function: MmBackward0"
+    events.operation(node, 2100, 2900, AUTOGRAD, sequence=15)
+    events.operation("fakedist.layer:blocks.1", 2200, 2600, AUTOGRAD)
+    events.kernel("sm90_xmma_gemm", 2350, events.operation("aten::mm", 2300, 2400, AUTOGRAD, sequence=3))
+    events.kernel("sm90_xmma_gemm", 2750, events.operation("aten::mm", 2700, 2800, AUTOGRAD))
+    events.operation("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 2950, 3100, AUTOGRAD)
+    events.operation("fakedist.call:9", 2960, 2961, AUTOGRAD)
+    events.operation("fakedist::all_reduce", 2970, 3090, AUTOGRAD)
+    events.kernel("vectorized_elementwise_kernel", 3000, events.operation("aten::mul_", 2980, 3050, AUTOGRAD))
+    events.operation(node, 3200, 3400, AUTOGRAD, sequence=11)
+    events.kernel("sm90_xmma_gemm", 3300, events.operation("aten::mm", 3250, 3350, AUTOGRAD))
+    events.operation("fakedist.phase:optimizer", 4000, 4001)
+    step = events.operation("Optimizer.step#AdamW.step", 4100, 4900)
+    events.kernel("multi_tensor_apply_kernel", 4500, step)
+    events._add(CUDA, "Optimizer.step#AdamW.step", 5400, 6100, 7, is_user_annotation=True, correlation_id=1)
+    return events
+
+
+def rows(events: Events) -> list[tuple[Any, ...]]:
+    """Kernels: family, layer, phase, recompute, operation, call."""
+    layers = LayerNumbers([(0, "", "", -1), (1, "blocks.0", "Block", 0), (2, "blocks.1", "Block", 0)])
+    found = kernel_record(profiler_trace(profiler_record(events, "NVIDIA H100")), layers, {"tool": "cupti"})
+    columns = {name: np.frombuffer(found[name], kind).tolist() for name, kind in KERNEL_TYPES.items()}
+    return [
+        (FAMILIES[family], layers.rows[layer][1], PHASES[phase], bool(recompute), found["texts"][operation], call)
+        for family, layer, phase, recompute, operation, call in zip(
+            *(columns[name] for name in ("family", "layer", "phase", "recompute", "operation", "call")), strict=True
+        )
+    ]
+
+
+def test_every_kernel_has_its_layer_phase_operation_and_collective() -> None:
+    assert rows(training()) == [
+        ("gemm", "blocks.0", "forward", False, "aten.mm", -1),
+        ("gemm", "blocks.1", "forward", False, "aten.mm", -1),
+        ("gemm", "blocks.1", "backward", True, "aten.mm", -1),
+        ("gemm", "blocks.1", "backward", False, "aten.mm", -1),
+        ("communication", "blocks.1", "backward", False, "aten.mul_", 9),
+        ("gemm", "blocks.0", "backward", False, "aten.mm", -1),
+        ("optimizer", "", "optimizer", False, "", -1),
+    ]
+
+
+def test_times_grid_and_stream_are_cuptis() -> None:
+    layers = LayerNumbers([(0, "", "", -1)])
+    found = kernel_record(profiler_trace(profiler_record(training(), "")), layers, {})
+    first = {name: np.frombuffer(found[name], kind)[0] for name, kind in KERNEL_TYPES.items()}
+    assert (first["launch_us"], first["start_us"], first["duration_us"]) == (0.15, 1.15, 0.5)
+    assert (found["texts"][first["grid"]], found["texts"][first["block"]]) == ("8,4,1", "128,1,1")
+    assert (first["stream"], first["step"], found["source"]["step"]) == (7, 4, 4)
+    assert found["source"]["step_us"] == pytest.approx((4500 + 1500 - 1000) / 1000)
+
+
+def test_kernels_of_a_cuda_graph_are_counted_in_a_note() -> None:
+    events = training()
+    events.kernel("in_graph", 1150, 4, node=', "graph node id": 12')
+    layers = LayerNumbers([(0, "", "", -1)])
+    found = kernel_record(profiler_trace(profiler_record(events, "")), layers, {})
+    assert "1 kernel of CUDA graphs count for the layer that launched the graph" in found["source"]["notes"]
+
+
+def test_a_profile_without_a_kernel_is_an_empty_table() -> None:
+    events = Events()
+    events.operation("fakedist.step:4", 1000, 1001)
+    assert rows(events) == []
+
+
+def test_torchs_own_events_are_understood() -> None:
+    """Of the host alone: what torch calls nodes, operations and our ranges, and how it numbers them."""
+    weight = torch.ones(4, 4, requires_grad=True)
+    tracer = CuptiTracer()
+    event = torch._C._profiler._RecordFunctionFast
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
+        tracer._mark("fakedist.step:4")
+        tracer.phase("fakedist.phase:forward")
+        with event("fakedist.layer:blocks.1"):
+            result = torch.mm(torch.ones(4, 4), weight)
+        tracer.phase("fakedist.phase:backward")
+        result.sum().backward()
+    host = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
+    events = Events(host)
+    first = next(each for each in host if each.name() == "aten::mm")
+    inside = [each for each in host if each.name() == "aten::mm" and each.start_ns() > first.end_ns()]
+    assert inside
+    for each in (first, *inside):
+        events.kernel("sm90_xmma_gemm", each.start_ns() + 1, each.correlation_id())
+    found = rows(events)
+    assert [row[:4] for row in found] == [
+        ("gemm", "blocks.1", "forward", False),
+        *[("gemm", "blocks.1", "backward", False)] * len(inside),
+    ]
