@@ -102,7 +102,12 @@ def read_recording(run_directory: Path) -> Recording:
             for record in reader:
                 _take(recording, record, pieces)
             recording.truncated |= reader.truncated
-    if recording.profiled:
+    if recording.profiled and not recording.profiled["device"]["start"]:
+        recording.notes.append(
+            "no kernels were timed: torch.profiler saw none in the timed step; where CUPTI is refused (another "
+            "profiler, no permission), the output above says so"
+        )
+    elif recording.profiled:
         trace, layers = profiler_trace(recording.profiled), LayerNumbers(recording.rows["layers"])
         _take(recording, kernel_record(trace, layers, {"tool": "cupti", "gpu": recording.profiled["gpu"]}), pieces)
     recording.op_operation = np.frombuffer(b"".join(pieces["operation"]), "<u4")
