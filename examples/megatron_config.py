@@ -109,19 +109,22 @@ def _num_microbatches(args: argparse.Namespace, data_parallel_size: int) -> int:
 
 
 def _without_transformer_engine(args: argparse.Namespace) -> list[str]:
-    """Take back what only Transformer Engine has; what was taken back."""
+    """Take back what only Transformer Engine or Apex has; what was taken back."""
     taken = []
     for name, value in {
         "fp8": None, "fp8_param": False, "moe_permute_fusion": False, "moe_grouped_gemm": False,
         "apply_rope_fusion": False, "persist_layer_norm": False, "moe_router_fusion": False,
+        "masked_softmax_fusion": False,
     }.items():  # fmt: skip
         if getattr(args, name, value) != value:
             setattr(args, name, value)
             taken.append(name)
     modules = getattr(args, "recompute_modules", None) or []
-    if "moe_act" in modules:
-        args.recompute_modules = [each for each in modules if each != "moe_act"]
-        taken.append("recompute of moe_act (it needs moe_grouped_gemm)")
+    # megatron-core 0.16.1 recomputes these (CheckpointWithoutOutput) with Transformer Engine's help only.
+    needing = [name for name in ("moe_act", "layernorm", "mla_up_proj") if name in modules]
+    if needing:
+        args.recompute_modules = [each for each in modules if each not in needing]
+        taken.append(f"recompute of {' and '.join(needing)}")
     return [f"layers of megatron-core, not Transformer Engine's: without {', '.join(taken)}"] if taken else []
 
 

@@ -37,6 +37,7 @@ from megatron.core.transformer.moe.moe_utils import track_moe_metrics
 from megatron.core.utils import get_attr_wrapped_model, get_batch_on_this_cp_rank
 from megatron_config import Job, build, microbatches_run
 from megatron_flags import parse
+from megatron_local import completed
 from megatron_presets import PRESETS
 from torch import Tensor
 
@@ -79,6 +80,8 @@ def build_chunk(job: Job, vp_stage: int | None) -> GPTModel:
     """One model chunk of this rank's pipeline stage."""
     args, config = job.args, job.model
     spec = get_gpt_decoder_block_spec(config, job.use_te, config.normalization, config.qk_l2_norm, vp_stage)
+    if not job.use_te:
+        spec = completed(spec, config)
     prediction = None
     if config.mtp_num_layers is not None:
         prediction = get_gpt_mtp_block_spec(config, spec, use_transformer_engine=job.use_te, vp_stage=vp_stage)
@@ -128,7 +131,7 @@ def build_schedule(job: Job, optimizer: MegatronOptimizer) -> OptimizerParamSche
         optimizer,
         init_lr=args.lr_warmup_init,
         max_lr=args.lr,
-        min_lr=getattr(args, "min_lr", 0.0),
+        min_lr=args.min_lr,
         lr_warmup_steps=args.lr_warmup_samples,
         lr_decay_steps=args.lr_decay_samples or samples,
         lr_decay_style=args.lr_decay_style,
