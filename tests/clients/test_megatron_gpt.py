@@ -129,7 +129,8 @@ def test_layers_have_their_parts_of_flat_buffers(profiles: Profiles, layers: str
     experts = table[table["name"].str.contains(r"\.experts\..*linear_fc1$")]
     weights = 2 * 2 * SIZES.expert_ffn * SIZES.hidden
     assert experts["most_parameter_bytes"].sum() == pytest.approx(2 * weights, rel=0.01)
-    assert experts["most_gradient_bytes"].sum() == pytest.approx(4 * weights, rel=0.01 if layers != "local" else 0.6)
+    # In float32 in the buffer, and one at a time in bfloat16 before it is added there.
+    assert 4 * weights <= experts["most_gradient_bytes"].sum() <= 6 * weights
     # Moments and the fp32 copy of this rank's part: the buffer is cut in two, wherever that is.
     state = experts["most_optimizer_state_bytes"].sum()
     assert 0 < state <= 12 * weights
