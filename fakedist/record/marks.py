@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -19,6 +20,12 @@ _CODES = {name: code for code, name in enumerate(CATEGORIES)} | {SHARD: SHARD_CO
 KEEP_LAYER = -1
 #: Attributes of a parameter that frameworks keep a gradient in besides ``grad`` (Megatron: ``main_grad``).
 _GRADIENTS = ("grad", "main_grad")
+#: Attributes of a parameter that hold what an optimizer updates in its place, or this rank's part of that (Megatron).
+_COPIES = ("main_param",)
+#: Attributes of a module that hold its parameters once more (Transformer Engine: in eight bits, for all microbatches).
+_AGAIN = ("_fp8_workspaces",)
+#: Which elements of a tensor are whose: (layer, (first, number)).
+Parts = list[tuple[int, tuple[int, int]]]
 
 
 def device_storages(tensor: object) -> Iterator[tuple[int, tuple[int, int]]]:
@@ -53,7 +60,7 @@ class Marks:
         self._position = position
         self._layers = layers
         self._owners: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
-        self._states: dict[tuple[int, int], tuple[int, int]] = {}
+        self._states: set[tuple[int, int, int, tuple[int, int]]] = set()
         self._gathers: dict[int, tuple[int, int, int]] = {}
         self._handles: list[Any] = []
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
@@ -109,13 +116,18 @@ class Marks:
             self.module(module, self._layers.layer(module))
 
     def module(self, module: nn.Module, layer: int) -> None:
-        """Mark a module's own parameters and buffers where they are now, and their gradients from now on."""
+        """Mark a module's own parameters, their copies and buffers where they are now, and gradients from now on."""
         for parameter in module._parameters.values():
             if parameter is not None:
                 self.parameter(parameter, layer)
         for buffer in module._buffers.values():
             if buffer is not None:
                 self.mark_tensor(buffer, "parameter", layer)
+        for name in _AGAIN:
+            for copy in module.__dict__.get(name, {}).values():
+                # Not always a tensor: inside of a module Transformer Engine keeps only the parts of one.
+                for tensor in (copy,) if isinstance(copy, torch.Tensor) else vars(copy).values():
+                    self.mark_tensor(tensor, "parameter", layer)
 
     def parameter(self, parameter: torch.Tensor, layer: int) -> None:
         """Mark one parameter and its gradients."""
@@ -150,17 +162,20 @@ class Marks:
     def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Mark the gradients and the state of an optimizer; parameters that no module has (fp32 copies) are state."""
         self._optimizers[id(optimizer)] = weakref.ref(optimizer)
+        known = _Ranges(self._memory_of_parameters())
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 layer = self.owner(parameter)
                 if layer == KEEP_LAYER:
-                    self._state(parameter, layer)
+                    self._state(parameter, known.parts(parameter))
                 for name in _GRADIENTS:
                     self.mark_tensor(getattr(parameter, name, None), "gradient", layer)
         for parameter, state in optimizer.state.items():
             layer = self.owner(parameter) if isinstance(parameter, torch.Tensor) else KEEP_LAYER
+            parts = known.parts(parameter) if layer == KEEP_LAYER else []
             for value in _tensors(state):
-                self._state(value, layer)
+                alike = bool(parts) and value.shape == parameter.shape
+                self._state(value, parts if alike else [], parts[0][0] if parts else layer)
 
     def optimizers(self) -> None:
         """Mark the state of every optimizer that ever stepped (one that ran out of memory in its step)."""
@@ -168,17 +183,58 @@ class Marks:
             if (optimizer := reference()) is not None:
                 self.optimizer(optimizer)
 
-    def _state(self, tensor: torch.Tensor, layer: int) -> None:
-        for address, part in device_storages(tensor):
-            if self._states.get((id(tensor), address)) != (part[1], layer):  # its owner may become known later
-                self._states[(id(tensor), address)] = (part[1], layer)
-                self.mark(address, "optimizer_state", layer, part)
+    def _memory_of_parameters(self) -> Iterator[tuple[int, int, int]]:
+        """(first byte, byte after the last, layer) of every parameter and of its copies for the optimizer."""
+        for reference, layer in self._owners.values():
+            parameter = reference()
+            for tensor in (parameter, *(getattr(parameter, name, None) for name in _COPIES)):
+                for address, (start, bytes_) in device_storages(tensor):
+                    yield address + start, address + start + bytes_, layer
+
+    def _state(self, tensor: torch.Tensor, parts: Parts, layer: int = KEEP_LAYER) -> None:
+        """Mark a tensor of an optimizer: these parts of it are layers', or all of it is the one's."""
+        for address, (start, bytes_) in device_storages(tensor):
+            size = tensor.element_size()
+            shared = [(owner, (start + first * size, number * size)) for owner, (first, number) in parts]
+            for owner, part in shared or [(layer, (start, bytes_))]:
+                state = (id(tensor), address, owner, part)
+                if state not in self._states:  # its owner may become known later
+                    self._states.add(state)
+                    self.mark(address, "optimizer_state", owner, part)
 
     def close(self) -> None:
         """Take the hooks off the parameters."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+
+class _Ranges:
+    """Pieces of device memory that belong to layers.
+
+    Args:
+        ranges: (first byte, byte after the last, layer) of each.
+    """
+
+    def __init__(self, ranges: Iterable[tuple[int, int, int]]) -> None:
+        self._ranges = sorted(ranges)
+        self._starts = [first for first, _, _ in self._ranges]
+
+    def parts(self, tensor: object) -> Parts:
+        """Which elements of a tensor lie in whose memory; none of one that is not in one piece on a device."""
+        places = list(device_storages(tensor))
+        if not isinstance(tensor, torch.Tensor) or len(places) != 1:
+            return []
+        (address, (start, bytes_)), size = places[0], tensor.element_size()
+        start, end = address + start, address + start + bytes_
+        found = []
+        for first, last, layer in self._ranges[max(0, bisect_right(self._starts, start) - 1) :]:
+            if first >= end:
+                break
+            if last > start:
+                begin = max(first, start)
+                found.append((layer, ((begin - start) // size, (min(last, end) - begin) // size)))
+        return found
 
 
 def _tensors(state: object) -> Iterable[torch.Tensor]:
