@@ -213,7 +213,7 @@ class Rank:
 
     def _timer(self) -> Timer | None:
         """Who times a step, if that is wanted."""
-        if not self._job.kernels or self._gpu is None or self._job.nsys is not None:
+        if not self._job.kernels or self._gpu is None:
             return None
         from fakedist.gpu.estimate import Estimate
         from fakedist.gpu.spec import find_gpu

@@ -33,23 +33,23 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm_2(x))))
 
 
-def train(device: str, num_layers: int, steps: int, stack: ExitStack, tracked: bool) -> None:
+def train(args: argparse.Namespace, device: str, stack: ExitStack) -> None:
     """Build the model and train it, under MemTracker where asked for."""
     dim, num_heads, vocab_size, num_tokens = 4_096, 32, 32_000, 2_048
     with torch.device(device):
-        blocks = [Block(dim, num_heads) for _ in range(num_layers)]
+        blocks = [Block(dim, num_heads) for _ in range(args.layers)]
         model = nn.Sequential(nn.Embedding(vocab_size, dim), *blocks, nn.Linear(dim, vocab_size))
         tokens = torch.randint(vocab_size, (1, num_tokens + 1))
     print("parameters", sum(parameter.numel() for parameter in model.parameters()), flush=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     tracker = None
-    if tracked:
+    if args.tracker:
         from torch.distributed._tools.mem_tracker import MemTracker
 
         tracker = MemTracker()
         tracker.track_external(model, optimizer, tokens)
         stack.enter_context(tracker)
-    for _ in range(steps):
+    for _ in range(args.steps):
         started = time.perf_counter()
         with torch.autocast(device, dtype=torch.bfloat16):
             loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
@@ -58,6 +58,8 @@ def train(device: str, num_layers: int, steps: int, stack: ExitStack, tracked: b
         optimizer.zero_grad()
         if tracker is not None:
             tracker.reset_mod_stats()  # it follows one iteration
+        if args.synchronize:
+            torch.cuda.synchronize()
         print(f"step_ms {(time.perf_counter() - started) * 1e3:.1f}", flush=True)
 
 
@@ -68,6 +70,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=48)
     parser.add_argument("--fake", action="store_true")
     parser.add_argument("--tracker", action="store_true")
+    parser.add_argument("--synchronize", action="store_true", help="a step lasts until the GPU is done")
     args = parser.parse_args()
     with ExitStack() as stack:
         device = "cuda"
@@ -78,7 +81,7 @@ def main() -> None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
             print("fake tensors on", device)
             stack.enter_context(FakeTensorMode())
-        train(device, args.layers, args.steps, stack, args.tracker)
+        train(args, device, stack)
 
 
 if __name__ == "__main__":

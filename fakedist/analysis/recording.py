@@ -147,10 +147,10 @@ def _take(recording: Recording, record: dict[str, Any], pieces: dict[Any, list[b
     elif kind == "timed":
         recording.timed_step = record["step"]
     elif kind == "kernels":
-        recording.kernel_texts.extend(record["texts"])
-        recording.kernel_source |= record["source"]
+        # One source is all: what was measured stands in place of an estimate that the rank wrote.
+        recording.kernel_texts, recording.kernel_source = list(record["texts"]), dict(record["source"])
         for name in KERNEL_TYPES:
-            pieces["kernels", name].append(record[name])
+            pieces["kernels", name] = [record[name]]
     elif kind == "gpu":
         recording.gpu = record
         recording.notes += record.get("notes", [])

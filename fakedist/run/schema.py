@@ -323,6 +323,7 @@ MANIFEST = {
     "git_commit": "Commit of the directory's repository, with `+` if the tree was changed; empty without one.",
     "created": "When, ISO 8601 with time zone.",
     "job": "The job as it was asked for: world size, rank, script, arguments, device and the rest.",
+    "imported": "Only where another program recorded it (`fakedist nsys`): its `report` and `tool`.",
     "exit": "How the rank ended: `outcome`, `code`, `message`.",
     "summary": "The object that `--json` prints.",
     "versions": "Of `python`, `torch` and `cuda` where the rank ran; without them while it runs.",

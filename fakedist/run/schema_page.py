@@ -13,6 +13,8 @@ reads it, what reads it never needs torch. `python -m fakedist.run.schema` print
 |---|---|
 | `run.json` | the manifest, below |
 | `journal.bin` | what the rank wrote while it ran; the tables are made from it, and after a kill it is all there is |
+| `kernels.bin` | the same of what nsys's report says, with `--nsys` |
+| `nsight.nsys-rep` | that report, for nsys-ui |
 | `tables/*.parquet` | the tables, below |
 | `trace.json.gz` | steps, phases, layers, kernels by stream, collectives, the memory counter; for ui.perfetto.dev |
 | `report.html` | the report as one page that needs nothing else, not even a network; open it in a browser |

@@ -3,8 +3,9 @@
     python -m tests.gpu.confirm --out gpu-results [--limit 450] [--job NAME ...]
 
 Records the jobs on the real GPU, bare and under ``fakedist profile --device cuda``, then both ways on the virtual GPU
-with the same name and memory; runs the tests marked ``gpu``; compares. Under --out: the two recordings to keep, in a
-directory named as tests/data/gpu wants it, the virtual GPU's, ``differences.txt``, ``summary.txt`` and ``tests.txt``.
+with the same name and memory; times the kernels of those that train and estimates them; runs the tests marked ``gpu``;
+compares. Under --out: the two recordings and the times to keep, in a directory named as tests/data/gpu wants it, the
+virtual GPU's, ``differences.txt``, ``times.md``, ``summary.txt`` and ``tests.txt``.
 
 Where there is no GPU it rehearses: the virtual GPU takes the real one's place, the results say so, and nothing of them
 is fit to be kept. Exit code 0: every job the same everywhere, every test passed. Standard library only, but for pytest.
@@ -28,6 +29,8 @@ from tests.gpu.compare import Difference, compare, summary
 from tests.gpu.jobs.catalogue import JOBS, GpuJob, find_jobs
 from tests.gpu.record import ROOT, NothingRanError, Way, file_name, like, record
 from tests.gpu.recording import Recording
+from tests.gpu.times import compare_times, markdown, run_times
+from tests.gpu.times import save as save_times
 
 REHEARSAL = """\
 *****************************************************************************************
@@ -114,6 +117,26 @@ def save(session: Session, name: str, recording: Recording) -> None:
         session.say(f"{directory / file_name(side, way)}: keep it in tests/data/gpu/{directory.name}")
 
 
+def time_all(session: Session, found: dict[str, Recording]) -> None:
+    """Time the kernels of the jobs that train, on both sides, as far as the time goes; and compare them."""
+    if session.rehearsal or not found:
+        session.say("", "kernel times: there is no GPU to measure them on")
+        return
+    head = next(iter(found.values())).head
+    gpu, memory_bytes = like(head)
+    ends_at = session.ends_at - _RESERVE_S
+    sides = {}
+    for name, way in (("measured", Way("real")), ("estimated", Way("virtual", gpu=gpu, memory_bytes=memory_bytes))):
+        times = sides[name] = run_times(session.jobs, replace(way, ends_at=ends_at, timeout_s=120.0))
+        save_times(times, session.out / head.directory_name / f"times-{name}.json")
+        failed = {job: each.error for job, each in times.items() if each.error}
+        session.say("", f"kernel times, {name}: {len(times) - len(failed)} jobs, {len(failed)} without")
+        session.say(*(f"  {job}: {error}" for job, error in failed.items()))
+    table = markdown(compare_times(sides["measured"], sides["estimated"]))
+    (session.out / "times.md").write_text(table)
+    session.say("", "== kernel times: estimated against measured", table)
+
+
 def compare_all(session: Session, found: dict[str, Recording]) -> bool:
     """Compare the recordings two by two; whether all of them are there and all jobs the same everywhere."""
     same = len(found) == 4
@@ -176,6 +199,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         session.say(REHEARSAL)
     ensure_driver()  # once, before many processes want it
     found = record_all(session, " ".join(["python -m tests.gpu.confirm", *arguments]))
+    time_all(session, found)
     passed = run_tests(session)
     same = compare_all(session, found)
     session.say("", f"{time.monotonic() - started:.0f} s; results in {args.out}")

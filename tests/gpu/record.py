@@ -114,10 +114,11 @@ def record(
 
 def _run(job: GpuJob, way: Way, directory: Path) -> _Ran:
     result = directory / "result.json"
-    command = (_profile if way.profiled else _bare)(job, way, directory, result)
+    command = (profile_command if way.profiled else _bare)(job, way, directory, result)
     try:
+        environment = job_environment(job, way.profiled)
         done = subprocess.run(
-            command, cwd=directory, env=_environment(job, way), capture_output=True, text=True, timeout=way.timeout_s
+            command, cwd=directory, env=environment, capture_output=True, text=True, timeout=way.timeout_s
         )
     except subprocess.TimeoutExpired:
         return _Ran(JobRecord(job.name, error=f"it did not end within {way.timeout_s:.0f} seconds"))
@@ -138,8 +139,13 @@ def _bare(job: GpuJob, way: Way, directory: Path, result: Path) -> list[str]:
     return command
 
 
-def _profile(job: GpuJob, way: Way, directory: Path, result: Path) -> list[str]:
-    world = ["--world-size", str(max(1, job.world_size)), "--rank", "0", "--steps", "1000"]
+def profile_command(job: GpuJob, way: Way, directory: Path, result: Path, steps: int | None = None) -> list[str]:
+    """The job under ``fakedist profile``, its run directory in ``directory``.
+
+    Without ``steps`` it ends by itself and no step is timed.
+    """
+    world = ["--world-size", str(max(1, job.world_size)), "--rank", "0"]
+    world += ["--steps", "1000", "--no-kernels"] if steps is None else ["--steps", str(steps)]
     device = ["--device", "cuda"] if way.device == "real" else ["--device", "virtual", "--gpu", way.gpu]
     if way.device == "virtual" and way.memory_bytes is not None:
         device += ["--gpu-memory", f"{way.memory_bytes}B"]
@@ -147,10 +153,11 @@ def _profile(job: GpuJob, way: Way, directory: Path, result: Path) -> list[str]:
     return [sys.executable, "-m", "fakedist", "profile", *world, *device, "-o", str(directory / "run"), *script]
 
 
-def _environment(job: GpuJob, way: Way) -> dict[str, str]:
+def job_environment(job: GpuJob, profiled: bool) -> dict[str, str]:
+    """The environment of a job's process."""
     environment = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
     environment |= {"PYTHONPATH": str(ROOT), **dict(job.environment)}
-    if way.profiled:
+    if profiled:
         environment[PROFILED] = "1"
     return environment
 

@@ -6,7 +6,7 @@ import pytest
 
 from fakedist.errors import RunDirectoryError
 from fakedist.job import Job
-from fakedist.run.manifest import load_manifest, new_manifest, update_manifest
+from fakedist.run.manifest import import_manifest, load_manifest, new_manifest, update_manifest
 from fakedist.run.schema import MANIFEST, SCHEMA_VERSION
 
 JOB = Job(world_size=8, rank=1, target="train.py")
@@ -21,6 +21,12 @@ def test_a_new_manifest_says_that_the_run_is_running(tmp_path: Path) -> None:
 
 def test_every_key_is_documented(tmp_path: Path) -> None:
     new_manifest(tmp_path, JOB)
+    update_manifest(tmp_path, summary={})
+    assert set(load_manifest(tmp_path)) == set(MANIFEST) - {"imported"}
+
+
+def test_every_key_of_an_imported_run_is_documented(tmp_path: Path) -> None:
+    import_manifest(tmp_path, Path("report.nsys-rep"), "nsys")
     update_manifest(tmp_path, summary={})
     assert set(load_manifest(tmp_path)) == set(MANIFEST)
 

@@ -1,0 +1,168 @@
+"""Kernel times of the recorded jobs: measured on a GPU, estimated on the virtual one, and one beside the other.
+
+    python -m tests.gpu.times MEASURED.json ESTIMATED.json
+
+prints the table for docs/accuracy.md. The jobs train for three steps: on a GPU the first is recorded, the second warms
+up, the third is timed; on the virtual GPU the third is estimated. Needs numpy, which torch's environments have.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from tests.gpu.jobs.catalogue import GpuJob
+from tests.gpu.record import Way, job_environment, profile_command
+
+#: Jobs that train, three steps or more.
+_TRAIN = ("transformer_", "amp_", "fp8", "compiled", "convnet", "lstm", "moe_", "ddp_", "fsdp2_")
+#: Copies that stand for communication are no time of the real job.
+LEFT_OUT = "communication"
+#: Families of less than this share of a job's time are not compared one by one.
+MIN_SHARE = 0.02
+
+
+@dataclass
+class JobTimes:
+    """Kernel times of one step of one job.
+
+    Attributes:
+        by_family: Microseconds by family.
+        by_layer: Microseconds by layer, its own.
+        num_kernels: Kernels.
+        error: Why there are none; empty where there are.
+    """
+
+    by_family: dict[str, float] = field(default_factory=dict)
+    by_layer: dict[str, float] = field(default_factory=dict)
+    num_kernels: int = 0
+    error: str = ""
+
+    @property
+    def total_us(self) -> float:
+        """All of it but communication."""
+        return sum(us for family, us in self.by_family.items() if family != LEFT_OUT)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One job, or one family of one job, both ways; microseconds."""
+
+    job: str
+    what: str
+    measured_us: float
+    estimated_us: float
+
+    @property
+    def error(self) -> float:
+        """How far the estimate is off, as a share of what was measured."""
+        return self.estimated_us / self.measured_us - 1 if self.measured_us else float("inf")
+
+
+def run_times(jobs: Sequence[GpuJob], way: Way) -> dict[str, JobTimes]:
+    """Time a step of each job that trains, one after the other: they would slow each other down."""
+    found = {}
+    for job in jobs:
+        if not job.name.startswith(_TRAIN):
+            continue
+        if time.monotonic() > way.ends_at:
+            found[job.name] = JobTimes(error="not run: the time was over")
+            continue
+        with tempfile.TemporaryDirectory(prefix="gpu-times-") as directory:
+            found[job.name] = _run(job, way, Path(directory))
+    return found
+
+
+def _run(job: GpuJob, way: Way, directory: Path) -> JobTimes:
+    steps = 1 if way.device == "real" else 3
+    command = profile_command(job, way, directory, directory / "result.json", steps)
+    environment = job_environment(job, profiled=True)
+    try:
+        subprocess.run(command, cwd=directory, env=environment, capture_output=True, timeout=way.timeout_s)
+    except subprocess.TimeoutExpired:
+        return JobTimes(error=f"it did not end within {way.timeout_s:.0f} seconds")
+    return read_times(directory / "run")
+
+
+def read_times(run_directory: Path) -> JobTimes:
+    """Sums over the kernels of a run, from its journal."""
+    try:
+        import numpy as np
+
+        from fakedist.analysis.recording import read_recording
+        from fakedist.run.schema import FAMILIES
+    except ImportError as error:
+        return JobTimes(error=f"{error.name} is not installed here")
+    recording = read_recording(run_directory)
+    columns = recording.kernels
+    if not len(columns["name"]):
+        notes = [note for note in recording.notes if "kernel" in note]
+        return JobTimes(error=notes[0] if notes else "no kernels")
+    us = np.nan_to_num(columns["duration_us"])
+    own = us * (columns["family"] != FAMILIES.index(LEFT_OUT))
+    families = np.bincount(columns["family"], us, len(FAMILIES))
+    layers = np.bincount(columns["layer"], own)
+    names = {row[0]: row[1] for row in recording.rows["layers"]}
+    return JobTimes(
+        by_family={name: round(float(t), 3) for name, t in zip(FAMILIES, families, strict=True) if t},
+        by_layer={names.get(layer, ""): round(float(t), 3) for layer, t in enumerate(layers) if t},
+        num_kernels=len(us),
+    )
+
+
+def compare_times(measured: Mapping[str, JobTimes], estimated: Mapping[str, JobTimes]) -> list[Compared]:
+    """Each job that both have, in total; then its families, the largest first; then its layer that is furthest off."""
+    found = []
+    for job, real in measured.items():
+        other = estimated.get(job)
+        if other is None or real.error or other.error or not real.total_us:
+            continue
+        found.append(Compared(job, "total", real.total_us, other.total_us))
+        for family in sorted(real.by_family, key=lambda name: -real.by_family[name]):
+            us = real.by_family[family]
+            if family != LEFT_OUT and us >= MIN_SHARE * real.total_us:
+                found.append(Compared(job, family, us, other.by_family.get(family, 0.0)))
+        layers = [
+            Compared(job, f"layer {name or '(outside of modules)'}", us, other.by_layer.get(name, 0.0))
+            for name, us in real.by_layer.items()
+            if us >= MIN_SHARE * real.total_us
+        ]
+        found += sorted(layers, key=lambda each: -abs(each.error))[:1]
+    return found
+
+
+def markdown(compared: Sequence[Compared]) -> str:
+    """The table of docs/accuracy.md."""
+    lines = ["| job | what | measured | estimated | off by |", "|---|---|---:|---:|---:|"]
+    lines += [
+        f"| {each.job} | {each.what} | {each.measured_us / 1e3:.3f} ms | {each.estimated_us / 1e3:.3f} ms "
+        f"| {each.error:+.1%} |"
+        for each in compared
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def save(times: Mapping[str, JobTimes], path: Path) -> None:
+    """Write them as JSON."""
+    path.write_text(json.dumps({name: asdict(each) for name, each in times.items()}, indent=1) + "\n")
+
+
+def load(path: Path) -> dict[str, JobTimes]:
+    """Read what :func:`save` wrote."""
+    return {name: JobTimes(**values) for name, values in json.loads(path.read_text()).items()}
+
+
+def main() -> None:
+    """Print the table of two files."""
+    measured, estimated = (load(Path(argument)) for argument in sys.argv[1:3])
+    sys.stdout.write(markdown(compare_times(measured, estimated)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""What the comparison of kernel times finds, on times that nobody measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.jobs.catalogue import JOBS
+from tests.gpu.record import Way
+from tests.gpu.times import JobTimes, compare_times, load, markdown, run_times, save
+
+MEASURED = JobTimes(
+    {"gemm": 800.0, "elementwise": 190.0, "copy": 10.0, "communication": 5000.0}, {"": 100.0, "a": 600.0, "b": 300.0}, 9
+)
+ESTIMATED = JobTimes({"gemm": 880.0, "elementwise": 95.0, "copy": 90.0}, {"": 100.0, "a": 630.0, "b": 150.0}, 8)
+
+
+def test_a_job_is_compared_in_total_by_family_and_by_its_worst_layer() -> None:
+    found = compare_times({"job": MEASURED}, {"job": ESTIMATED})
+    assert [(each.what, round(each.error, 3)) for each in found] == [
+        ("total", 0.065),
+        ("gemm", 0.1),
+        ("elementwise", -0.5),
+        ("layer b", -0.5),
+    ]
+
+
+def test_copies_that_stand_for_communication_are_no_time_of_the_job() -> None:
+    assert MEASURED.total_us == 1000.0
+
+
+@pytest.mark.parametrize("other", [{}, {"job": JobTimes(error="it did not end")}])
+def test_a_job_without_times_on_one_side_is_not_compared(other: dict[str, JobTimes]) -> None:
+    assert compare_times({"job": MEASURED}, other) == []
+
+
+def test_the_table_is_in_milliseconds_with_the_sign_of_the_error() -> None:
+    table = markdown(compare_times({"job": MEASURED}, {"job": ESTIMATED})).splitlines()
+    assert table[2] == "| job | total | 1.000 ms | 1.065 ms | +6.5% |"
+    assert table[4] == "| job | elementwise | 0.190 ms | 0.095 ms | -50.0% |"
+
+
+def test_times_are_kept_as_they_are(tmp_path: Path) -> None:
+    save({"job": MEASURED, "other": JobTimes(error="x")}, tmp_path / "times.json")
+    assert load(tmp_path / "times.json") == {"job": MEASURED, "other": JobTimes(error="x")}
+
+
+def test_jobs_that_do_not_train_are_not_timed_and_what_time_is_over_for_says_so() -> None:
+    over = Way("virtual", ends_at=0.0)
+    found = run_times([JOBS["allocations"], JOBS["ddp_1"]], over)
+    assert found == {"ddp_1": JobTimes(error="not run: the time was over")}
