@@ -117,9 +117,11 @@ class Rank:
         atexit.register(self.leave)
         if self._job.device == "virtual":
             self._enter_virtual_gpu()
+        from fakedist.record.outside import nccl_record
         from fakedist.record.recorder import Recorder
 
         self._write_gpu()
+        self._journal.append(nccl_record())
         execute = None if self._values is None else self._values.execute
         recorder = Recorder(self._journal, self._job.steps, execute, self._progress, self._timer())
         if tracer := _tracer(self._job):
@@ -268,6 +270,14 @@ class Rank:
                 "large floats hold no values, neither on the virtual GPU nor, with it, on the host"
             )
             self._journal.append({"kind": "note", "text": text})
+
+    def _write_what_torch_does_not_see(self) -> None:
+        """NCCL's environment as the script left it; on a real GPU what is held beside the caching allocator."""
+        from fakedist.record.outside import nccl_record, outside_record
+
+        self._journal.append(nccl_record())
+        if self._job.device == "cuda" and (found := outside_record(self._job.device_index)) is not None:
+            self._journal.append(found)
 
     def _exits_at_once(self, code: int) -> None:
         self.close("exit", code, "os._exit")

@@ -44,6 +44,7 @@ class Job:
             "strict" fails there, "off" computes nothing.
         kernels: Time the kernels of one step: measured on a GPU, estimated on the virtual one.
         environment: Variables set last, over everything else.
+        nccl_environment: NCCL's variables as on the cluster, for the script and for the estimate of NCCL's memory.
         timeout_s: Seconds after which the script is ended; None for never.
         seed: Seed of every value that is made up.
         tapes: Run directories of other ranks, or directories of such, whose tapes answer what those ranks send.
@@ -68,6 +69,7 @@ class Job:
     values: Values = "small"
     kernels: bool = True
     environment: tuple[tuple[str, str], ...] = ()
+    nccl_environment: tuple[tuple[str, str], ...] = ()
     timeout_s: float | None = None
     seed: int = 0
     tapes: tuple[str, ...] = ()
@@ -150,7 +152,8 @@ class Job:
         for name in ("arguments", "tapes"):
             chosen[name] = tuple(chosen.get(name, ()))
         chosen["nsys"] = None if chosen.get("nsys") is None else tuple(chosen["nsys"])
-        chosen["environment"] = tuple((name, value) for name, value in chosen.get("environment", ()))
+        for field in ("environment", "nccl_environment"):
+            chosen[field] = tuple((name, value) for name, value in chosen.get(field, ()))
         return cls(**chosen)
 
 
@@ -169,6 +172,7 @@ def profile_arguments(job: Job, ranks: str = "") -> list[str]:
     if job.timeout_s is not None:
         found.append(f"--timeout={job.timeout_s}")
     found += [f"--env={name}={value}" for name, value in job.environment]
+    found += [f"--nccl-env={name}={value}" for name, value in job.nccl_environment]
     found += [f"--tape={tape}" for tape in job.tapes]
     return [*found, *(["-m"] if job.is_module else []), job.target, *job.arguments]
 

@@ -176,6 +176,7 @@ def child_environment(job: Job) -> dict[str, str]:
     environment.update(rank_environment(job))
     if job.device == "cuda":
         environment["CUDA_VISIBLE_DEVICES"] = first_visible_gpu()
+    environment.update(job.nccl_environment)
     environment.update(job.environment)
     return environment
 

@@ -47,6 +47,9 @@ class Recording:
         steps: Records of the steps that ended.
         stats: The allocator's statistics at the end, by device.
         out_of_memory: The last request that failed, if any did.
+        nccl: NCCL's version and environment; empty if an older fakedist recorded.
+        bound: Numbers of groups that were bound to a device.
+        outside: Used and reserved bytes of the real GPU at the end; empty on a virtual one.
         outcome: How the rank ended; empty if it was killed.
         unanswered: Calls of each CUDA function that was refused.
         notes: What the rank noted.
@@ -69,6 +72,9 @@ class Recording:
     steps: list[dict[str, Any]] = field(default_factory=list)
     stats: dict[int, dict[str, Any]] = field(default_factory=dict)
     out_of_memory: dict[str, Any] | None = None
+    nccl: dict[str, Any] = field(default_factory=dict)
+    bound: set[int] = field(default_factory=set)
+    outside: dict[str, Any] = field(default_factory=dict)
     outcome: dict[str, Any] = field(default_factory=dict)
     unanswered: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -160,8 +166,10 @@ def _take(recording: Recording, record: dict[str, Any], pieces: dict[Any, list[b
         recording.stats[int(record.get("device", 0))] = record
     elif kind == "oom":
         recording.out_of_memory = record
-    elif kind == "outcome":
-        recording.outcome = record
+    elif kind in ("outcome", "nccl", "outside"):
+        setattr(recording, kind, record)
+    elif kind == "bound":
+        recording.bound.add(record["group"])
     elif kind == "unanswered":
         recording.unanswered.update(dict(record["rows"]))
     elif kind == "note":

@@ -9,6 +9,7 @@ import pandas as pd
 from fakedist.analysis.advice import find_advice
 from fakedist.analysis.layers import fold_layers, fold_table, unfolded
 from fakedist.analysis.memory import layer_names
+from fakedist.analysis.outside.estimate import estimate_outside, room
 from fakedist.analysis.recording import Recording
 from fakedist.job import UNLIMITED_BYTES
 from fakedist.run.schema import CATEGORIES, SCHEMA_VERSION
@@ -32,7 +33,8 @@ def summarize(
     capacity = int(gpu.get("capacity_bytes", 0))
     if job.get("gpu_memory_bytes") == UNLIMITED_BYTES:
         capacity = int(gpu.get("spec_memory_bytes") or capacity)
-    fits = ending["outcome"] != "out_of_memory" and (not capacity or peak["peak_reserved_bytes"] <= capacity)
+    outside = estimate_outside(tables, *_outside(recording, job))
+    beside = room(peak["peak_reserved_bytes"], outside, capacity)
     return {
         "schema_version": SCHEMA_VERSION,
         "world_size": job["world_size"],
@@ -42,9 +44,10 @@ def summarize(
         "torch": gpu.get("torch", ""),
         "exit": ending,
         "left_during_init": _left_during_init(recording, ending),
-        "fits": fits,
+        "fits": ending["outcome"] != "out_of_memory" and beside != "does not fit",
         "capacity_bytes": capacity,
         **{key: peak[key] for key in ("peak_allocated_bytes", "peak_reserved_bytes", "peak_step", "peak_phase")},
+        "estimated_outside": {**outside, "beside_reserved": beside},
         "by_phase": tables["phases"].astype({"phase": str}).to_dict("records"),
         "by_category": peak["by_category"],
         "layers": layer_objects(tables["layers"]),
@@ -96,6 +99,18 @@ def _left_during_init(recording: Recording, ending: dict[str, Any]) -> dict[str,
     if ending["outcome"] not in ("exit", "finished") or not told or told["last_step"]:
         return None
     return {"line": told.get("line", "")}
+
+
+def _outside(recording: Recording, job: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the estimate of memory outside of the caching allocator asks of a recording: where, and what was seen."""
+    nccl, found = recording.nccl, recording.outside
+    place = {"gpu_name": recording.gpu.get("gpu_name", ""), "gpus_per_node": job["gpus_per_node"]}
+    return place, {
+        "environment": nccl.get("environment", {}),
+        "version": nccl.get("version", ""),
+        "bound": recording.bound,
+        "measured_bytes": found["used_bytes"] - found["reserved_bytes"] if found else None,
+    }
 
 
 def _collectives(tables: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:

@@ -66,6 +66,12 @@ class ScriptCommand(click.Command):
 @click.option(
     "--env", multiple=True, metavar="KEY=VALUE", help="Set a variable for the script, last of all; repeatable."
 )
+@click.option(
+    "--nccl-env",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="NCCL's variable as on the cluster: counts in the estimate of its memory; repeatable.",
+)
 @click.option("--timeout", type=float, metavar="SECONDS", help="End the script after so long.")
 @click.option(
     "--launcher",
@@ -178,7 +184,8 @@ def job_of(arguments: tuple[str, ...], module: str | None, **options: Any) -> tu
         collectives=options["collectives"],
         values=options["values"],
         kernels=options["kernels"],
-        environment=tuple(_variable(text) for text in options["env"]),
+        environment=tuple(_variable(text, "--env") for text in options["env"]),
+        nccl_environment=tuple(_nccl_variable(text) for text in options["nccl_env"]),
         timeout_s=options["timeout"],
         seed=options["seed"],
         tapes=tuple(os.path.abspath(path) for text in options["tapes"] for path in text.split(",") if path),
@@ -204,10 +211,18 @@ def _device(chosen: Any) -> Any:
     return chosen or ("cuda" if count_real_gpus() else "virtual")
 
 
-def _variable(text: str) -> tuple[str, str]:
+def _variable(text: str, option: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise JobError(f"--env {text} is not KEY=VALUE", f"--env {name or 'KEY'}=VALUE")
+        raise JobError(f"{option} {text} is not KEY=VALUE", f"{option} {name or 'KEY'}=VALUE")
+    return name, value
+
+
+def _nccl_variable(text: str) -> tuple[str, str]:
+    from fakedist.run.nccl import check_variable
+
+    name, value = _variable(text, "--nccl-env")
+    check_variable(name, value)
     return name, value
 
 

@@ -69,6 +69,10 @@ class Ledger:
         self._journal.append({"kind": "groups", "rows": [row]})
         return number
 
+    def bind(self, group: int) -> None:
+        """Write down that a group is bound to its device: NCCL's communicator is made with it, not by a first call."""
+        self._journal.append({"kind": "bound", "group": group})
+
     def write(
         self,
         operation: str,

@@ -16,6 +16,7 @@ import pandas as pd
 from fakedist.analysis.layers import fold_layers, fold_table
 from fakedist.errors import JobError
 from fakedist.report import charts, peak, sections, time_charts
+from fakedist.report.outside import outside_section
 from fakedist.report.pack import Pack
 from fakedist.report.run import Run
 from fakedist.report.time_section import time_section
@@ -116,6 +117,7 @@ def _context(run: Run) -> dict[str, Any]:
         "layers": None,
         "time": None,
         "communication": sections.communication_section(run, summary),
+        "outside": outside_section(summary),
         "advice": sections.advice_section(summary),
         "reading": sections.reading_section(run, summary),
     }

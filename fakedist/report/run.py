@@ -48,7 +48,7 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """The object that ``--json`` prints."""
         found: dict[str, Any] = {**self.manifest["summary"], "run_directory": str(self.path)}
-        for name, nothing in (("advice", []), ("kernels", None), ("time", None)):
+        for name, nothing in (("advice", []), ("kernels", None), ("time", None), ("estimated_outside", None)):
             found.setdefault(name, nothing)  # an older fakedist gave none
         return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fakedist.report.markdown import escaped, markdown_table
+from fakedist.report.outside import OUTSIDE_TITLE, communicator_sheet, outside_figures
 from fakedist.report.run import Run
 from fakedist.report.sheets import Sheet, run_sheets
 from fakedist.report.time_sheets import time_sheets
@@ -32,6 +33,8 @@ def run_markdown(run: Run, *, all_layers: bool = False) -> str:
     lines = _verdict(run, summary)
     pieces = ["\n".join(lines)]
     pieces += ["\n".join(_sheet(sheet)) for sheet in run_sheets(run, all_layers=all_layers)]
+    if summary["estimated_outside"]:
+        pieces.append("\n".join(_outside(summary)))
     if summary["time"]:
         pieces.append("\n".join(_time(summary)))
         pieces += ["\n".join(_sheet(sheet)) for sheet in time_sheets(run, all_layers=all_layers)]
@@ -75,6 +78,16 @@ def _time(summary: dict[str, Any]) -> list[str]:
         f"- {name}: **{figure}**{', ' if more else ''}{escaped(more)}" for name, figure, more in time_figures(summary)
     ]
     return [*lines, *(f"- {escaped(note)}" for note in summary["kernels"].get("notes", ()))]
+
+
+def _outside(summary: dict[str, Any]) -> list[str]:
+    """What lies beside the caching allocator, and folded away the communicators."""
+    rows = [
+        f"- {name}: **{escaped(figure)}**" + (f" ({escaped(more)})" if more else "")
+        for name, figure, more in outside_figures(summary)
+    ]
+    sheet = communicator_sheet(summary)
+    return [f"**{OUTSIDE_TITLE}**", "", *rows, *(["", *_sheet(sheet)] if sheet else [])]
 
 
 def _sheet(sheet: Sheet) -> list[str]:

@@ -52,7 +52,11 @@ def verdict_section(run: Run, summary: dict[str, Any]) -> dict[str, Any]:
         "steps": [(row["step"], format_us(row["wall_us"])) for row in summary["steps"][-_STEPS_SHOWN:]],
         "num_notes": len(summary["notes"]),
         "provenance": [
-            (name.replace("wall_us", "wall time"), text.partition(": ")[0] if ": " in text else "measured", text)
+            (
+                name.replace("wall_us", "wall time").replace("_", " "),
+                text.partition(": ")[0] if ": " in text else "measured",
+                text,
+            )
             for name, text in run.manifest["provenance"].items()
         ],
     }

@@ -44,7 +44,7 @@ class SnapshotRun(Run):
         peak = memory.peak_summary(found.recording, blocks, places)
         summary = summarize(found.recording, self.manifest, self._tables, peak)
         self.manifest["notes"] = found.notes
-        unknown = {"peak_phase": "", "by_phase": [], "layers": []}
+        unknown: dict[str, Any] = {"peak_phase": "", "by_phase": [], "layers": [], "estimated_outside": None}
         self.manifest["summary"] = {**summary, **unknown, "notes": found.notes}
 
     def has(self, name: str) -> bool:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fakedist.report.outside import OUTSIDE_TITLE, communicator_sheet, outside_figures
 from fakedist.report.run import Run, open_run
 from fakedist.report.sheet import print_heading, print_lines, print_remark, print_table
 from fakedist.report.sheets import Sheet, run_sheets
@@ -36,6 +37,8 @@ def render(run_directory: Path, *, all_layers: bool, console: Console) -> None:
     if not run.is_imported:
         _peak(console, summary, run.manifest["cwd"])
     _sheets(console, run_sheets(run, all_layers=all_layers))
+    if summary["estimated_outside"]:
+        _outside(console, summary)
     if summary["time"]:
         _time(console, summary)
         _sheets(console, time_sheets(run, all_layers=all_layers))
@@ -73,9 +76,21 @@ def _peak(console: Console, summary: dict[str, Any], cwd: str) -> None:
         console.print(Text(f"  {name:<10}{figure:>12}   {more}".rstrip()), soft_wrap=True)
     if found := verdict(summary, cwd):
         if found.fits:
-            console.print(Text("  ") + Text(found.word, "bold green") + Text(found.more), soft_wrap=True)
+            colour = "bold green" if found.is_sure else "bold yellow"
+            console.print(Text("  ") + Text(found.word, colour) + Text(found.more), soft_wrap=True)
         else:
             console.print(Text(f"  {found.word}{found.more}", "bold red"), soft_wrap=True)
+
+
+def _outside(console: Console, summary: dict[str, Any]) -> None:
+    """What lies beside the caching allocator; its table by communicator."""
+    print_heading(console, OUTSIDE_TITLE)
+    told = Table.grid(padding=(0, 2))
+    for name, figure, more in outside_figures(summary):
+        told.add_row(f"  {name}", Text(figure), Text(more, style="dim"))
+    print_lines(console, told)
+    if sheet := communicator_sheet(summary):
+        _sheets(console, [sheet])
 
 
 def _time(console: Console, summary: dict[str, Any]) -> None:

@@ -30,13 +30,18 @@ class Verdict:
 
     Attributes:
         fits: Yes or no.
-        word: "fits" or "does not fit".
+        word: "fits", "may not fit" or "does not fit".
         more: What follows the word.
     """
 
     fits: bool
     word: str
     more: str
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether it does not hang on where in its span an estimate lies."""
+        return self.word != "may not fit"
 
 
 def verdict(summary: dict[str, Any], cwd: str) -> Verdict | None:
@@ -50,12 +55,39 @@ def verdict(summary: dict[str, Any], cwd: str) -> Verdict | None:
             f"asked for {format_bytes(failed['requested_bytes'])}{at}, with {format_bytes(failed['allocated_bytes'])}"
         )
         return Verdict(False, "does not fit", f": {who}{of} {asked} allocated")
-    if not summary["fits"]:
+    if capacity and reserved > capacity:
         takes = f": it takes {format_bytes(reserved)}, {format_bytes(reserved - capacity)} more than the GPU has"
-        return Verdict(False, "does not fit", takes if reserved > capacity else "")
-    if capacity and reserved:
-        return Verdict(True, "fits", f", headroom {format_bytes(capacity - reserved)}")
-    return None
+        return Verdict(False, "does not fit", takes)
+    if not summary["fits"] and not (capacity and reserved):
+        return Verdict(False, "does not fit", "")
+    return _beside_outside(summary) if capacity and reserved else None
+
+
+def _beside_outside(summary: dict[str, Any]) -> Verdict:
+    """Whether what is reserved fits beside what PyTorch does not see; both headrooms."""
+    left, outside = summary["capacity_bytes"] - summary["peak_reserved_bytes"], summary["estimated_outside"]
+    low, high = (outside["low_bytes"], outside["high_bytes"]) if outside else (0, 0)
+    if not summary["fits"] or high > left:
+        word = "may not fit" if summary["fits"] else "does not fit"
+        takes = f"{_outside_name(outside)} takes {span_text(low, high)}, estimated"
+        return Verdict(summary["fits"], word, f": {format_bytes(left)} are not reserved, and {takes}")
+    more = f"; {span_text(left - high, left - low)} beside {_outside_name(outside)}, estimated" if high else ""
+    return Verdict(True, "fits", f", headroom {format_bytes(left)}{more}")
+
+
+def _outside_name(outside: dict[str, Any]) -> str:
+    """What of the memory outside of the caching allocator is in the estimate."""
+    if not outside["communicators"]:
+        return "the CUDA context"
+    return "NCCL and the CUDA context" if outside["context_bytes"] else "NCCL"
+
+
+def span_text(low: int, high: int) -> str:
+    """Bytes from a least to a most: "0.49 to 1.05 GiB", "84.00 MiB to 2.10 GiB"."""
+    least, most = format_bytes(low), format_bytes(high)
+    if least == most:
+        return most
+    return f"{least.split()[0] if least.split()[1] == most.split()[1] else least} to {most}"
 
 
 def job_command(job: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ from fakedist.run.schema import SCHEMA_VERSION
 _PROVENANCE = {
     "memory": "measured: the caching allocator's own history and statistics",
     "collectives": "simulated: the other ranks do not exist, and hold what this rank holds",
+    "estimated_outside": "estimated: a model of NCCL's buffers by its sources, from groups, calls and environment",
     "wall_us": "measured on this machine, recording included",
 }
 

@@ -344,12 +344,20 @@ SUMMARY = {
     "`code`, `message`.",
     "left_during_init": "Null, or for a rank whose script ended by itself before a first step (a spare rank, say) an "
     "object with `line`: where it did, `file:line (function)`, empty at the script's end.",
-    "fits": "Whether the peak fits the GPU; false if the rank ran out of memory.",
+    "fits": "Whether the peak fits the GPU beside the least of `estimated_outside`; false if the rank ran out of "
+    "memory.",
     "capacity_bytes": "The GPU's memory.",
     "peak_allocated_bytes": "Most that tensors held at once.",
     "peak_reserved_bytes": "Most that the caching allocator held at once.",
     "peak_step": "Step of the allocated peak; 0 is before the first forward.",
     "peak_phase": "Phase of the allocated peak.",
+    "estimated_outside": "Device memory outside of the caching allocator, estimated, in no other figure; null in runs "
+    "of an older fakedist. `low_bytes`, `high_bytes`; of them `context_bytes` (the CUDA context, null where it is not "
+    "known) from `context_source`, and `communicators`: objects with `group`, `group_size`, `local_size` (ranks in "
+    "this node), `num_nodes`, `channels` and `parts` (pairs of least and most), `low_bytes`, `high_bytes`. "
+    "`num_unused_groups` (without any call, and so without memory); `nccl_version`, `nccl_environment`; `left_out` "
+    "(what is not known, one sentence each); `measured_bytes`: on a real GPU what it held at the end less reserved, "
+    "other processes included, else null; `beside_reserved`: fits, may not fit or does not fit, reserved and this.",
     "by_phase": "Objects with `step`, `phase`, `peak_allocated_bytes`, `peak_reserved_bytes`, `end_allocated_bytes`.",
     "by_category": "Bytes at the allocated peak by category; they add up to `peak_allocated_bytes`.",
     "layers": "Objects with `name`, `class_name`, `num_repeats`; bytes at the peak: `peak_bytes` (by category, with "

@@ -17,6 +17,9 @@ class LedgerLike(Protocol):
     def add_group(self, name: str, description: str, ranks: Sequence[int], group_rank: int, backend: str) -> int:
         """Write down a group; returns its number."""
 
+    def bind(self, group: int) -> None:
+        """Write down that a group is bound to its device: NCCL's communicator is made with it, not by a first call."""
+
     def write(
         self, operation: str, group: int, inputs: Tensors, outputs: Tensors, call: tuple[bool, int] = (False, -1)
     ) -> None:
@@ -32,6 +35,9 @@ class NullLedger:
     def add_group(self, name: str, description: str, ranks: Sequence[int], group_rank: int, backend: str) -> int:
         """Nothing to write."""
         return 0
+
+    def bind(self, group: int) -> None:
+        """Nothing to write."""
 
     def write(
         self, operation: str, group: int, inputs: Tensors, outputs: Tensors, call: tuple[bool, int] = (False, -1)

@@ -160,6 +160,8 @@ class _World:
         group.ranks = ranks or range(size)
         group.channel = self._arrivals.tapes.channel(group.ranks)
         number = self._ledger.add_group(str(name), description, group.ranks, rank or 0, backend)
+        if given["device_id"]:
+            self._ledger.bind(number)
         store = c10d.PrefixStore(f"{name}/", self._store if backend == "mpi" else given["store"])
         group.named(name, description, number, store)
         _register(group, (backend, store), str(name), tag)

@@ -198,6 +198,8 @@ class Notes:
     def add_group(self, *group):
         self.groups.append(group)
         return 0
+    def bind(self, group):
+        pass
     def write(self, *call):
         pass
 

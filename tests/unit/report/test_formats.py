@@ -20,13 +20,15 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
 
 def test_markdown_says_the_verdict_and_every_table(tmp_path: Path) -> None:
     text = run_markdown(Run(ended_well(tmp_path / "run")))
-    assert "rank 1 of 8 **fits**, headroom 79.00 GiB. Peak, measured: 202.49 MiB allocated" in text
-    assert text.count("<details>") == text.count("</details>") == 4
+    assert (
+        "rank 1 of 8 **fits**, headroom 79.00 GiB; 77.47 to 78.04 GiB beside NCCL, estimated. Peak, measured:" in text
+    )
+    assert text.count("<details>") == text.count("</details>") == 5
     assert "| layers.0-2.mlp x3 |" in text
     assert "- **821.51 MiB** less reserved at the peak" in text
     assert "- a word that a reader of these figures must know" in text
     tables = [part.splitlines() for part in text.split("\n\n") if part.startswith("|")]
-    assert len(tables) == 5
+    assert len(tables) == 6
     assert all(len({line.count("|") for line in lines}) == 1 for lines in tables)  # every row as many cells
 
 

@@ -19,11 +19,15 @@ class Notes:
 
     def __init__(self) -> None:
         self.groups: list[tuple[str, str, list[int], int, str]] = []
+        self.bound: list[int] = []
         self.calls: list[tuple[str, int, int, int, tuple[bool, int]]] = []
 
     def add_group(self, name: str, description: str, ranks: Sequence[int], group_rank: int, backend: str) -> int:
         self.groups.append((name, description, list(ranks), group_rank, backend))
         return len(self.groups) - 1
+
+    def bind(self, group: int) -> None:
+        self.bound.append(group)
 
     def write(
         self,

@@ -1,0 +1,176 @@
+"""What each communicator takes, by the calls that were made on its group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fakedist.analysis.outside.connections import (
+    Shape,
+    channel_bytes,
+    channels_per_peer,
+    coll_channels,
+    nvls_bytes,
+    nvls_channels,
+    pat_bytes,
+    pipes,
+    pool_bytes,
+    ring_bytes,
+    tree_bytes,
+)
+from fakedist.analysis.outside.fabric import Fabric
+from fakedist.analysis.outside.settings import Settings
+from fakedist.analysis.outside.span import NOTHING, Span, exactly, total
+
+_PEER_OPERATIONS = {"send": "send", "recv": "recv"}
+_TO_ALL = ("all_to_all",)
+_ROOTED = ("gather", "scatter")
+#: Collectives that trees and NVLink SHARP serve too; all others run on rings.
+_TREES = ("all_reduce", "barrier")
+_HALVES = ("all_gather", "reduce_scatter")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What was called on a group.
+
+    Attributes:
+        operations: Names of the operations.
+        send_local: Ranks of this node that it sent to.
+        recv_local: Ranks of this node that it received from.
+        send_remote: Ranks of other nodes that it sent to.
+        recv_remote: Ranks of other nodes that it received from.
+        is_bound: Whether the group was bound to its device, and so had a communicator before any call.
+    """
+
+    operations: frozenset[str] = frozenset()
+    send_local: int = 0
+    recv_local: int = 0
+    send_remote: int = 0
+    recv_remote: int = 0
+    is_bound: bool = False
+
+    def does(self, *prefixes: str) -> bool:
+        """Whether an operation begins so."""
+        return any(operation.startswith(prefixes) for operation in self.operations)
+
+
+@dataclass(frozen=True)
+class Communicator:
+    """What one takes.
+
+    Attributes:
+        channels: Channels for collectives.
+        parts: Bytes by part: channels, rings, trees, NVLink SHARP, send and receive; those that take nothing left out.
+    """
+
+    channels: Span
+    parts: dict[str, Span]
+
+    @property
+    def bytes(self) -> Span:
+        """All parts."""
+        return total(self.parts.values())
+
+
+def communicator(shape: Shape, usage: Usage, fabric: Fabric, settings: Settings) -> Communicator | None:
+    """What a group's communicator takes; None if it has none.
+
+    Args:
+        shape: Where its ranks are.
+        usage: What was called on it.
+        fabric: What joins its GPUs.
+        settings: NCCL's environment.
+    """
+    if not usage.operations and not usage.is_bound:
+        return None
+    parts = {"channels": channel_bytes(shape, fabric, settings)}
+    parts |= _eager(shape, fabric, settings) if not settings.lazy else _collectives(shape, usage, fabric, settings)
+    parts |= _peers(shape, usage, fabric, settings)
+    return Communicator(
+        coll_channels(shape, fabric, settings), {name: each for name, each in parts.items() if each.high}
+    )
+
+
+def _eager(shape: Shape, fabric: Fabric, settings: Settings) -> dict[str, Span]:
+    """All is connected when the communicator is made, and the pool of sends is there (``initTransportsRank``)."""
+    pool = pool_bytes(shape, fabric, settings)
+    if shape.num_nodes > 1:  # PXN: those of the node's other ranks too
+        pool += Span(0, (shape.local - 1) * pool.high)
+    return {
+        "rings": ring_bytes(shape, fabric, settings),
+        "trees": tree_bytes(shape, fabric, settings),
+        "PAT": pat_bytes(shape, fabric, settings),
+        "NVLink SHARP": nvls_bytes(shape, fabric, settings),
+        "network pool": pool,
+    }
+
+
+def _collectives(shape: Shape, usage: Usage, fabric: Fabric, settings: Settings) -> dict[str, Span]:
+    """An algorithm connects when a call first uses it. Which ones, NCCL chooses by size: one at least, perhaps all."""
+    allowed = settings.algorithms or frozenset({"ring"})
+    ring, tree = ring_bytes(shape, fabric, settings), tree_bytes(shape, fabric, settings)
+    is_collective = bool(usage.operations) and any(
+        not operation.startswith((*_PEER_OPERATIONS, *_TO_ALL, *_ROOTED)) for operation in usage.operations
+    )
+    if not is_collective or shape.size == 1:
+        return {}
+    found: dict[str, Span] = {}
+    alone: list[int] = []
+    halves_by_nvls = shape.num_nodes == 1 and usage.does(*_HALVES)
+    nvls = "nvls" in allowed if shape.num_nodes == 1 else "nvlstree" in allowed
+    if nvls and nvls_channels(shape, fabric, settings) and (usage.does(*_TREES) or halves_by_nvls):
+        found["NVLink SHARP"] = nvls_bytes(shape, fabric, settings)
+        alone.append(found["NVLink SHARP"].low)
+    if usage.does(*_TREES) and "tree" in allowed:
+        # A tree alone has the ring's connections at the ends of its chain; beside rings, those that it does not share.
+        found["trees"] = tree if "ring" in allowed else ring + tree
+        alone.append(ring.low)  # each rank has one neighbour in a chain at least
+    if usage.does(*_HALVES) and "pat" in allowed and shape.is_rail:
+        found["PAT"] = pat_bytes(shape, fabric, settings)
+    if "ring" in allowed or not found or _needs_rings(usage):
+        found["rings"] = ring
+        alone.append(ring.low)
+    least = ring.low if _needs_rings(usage) else min(alone)
+    return _at_least(found, least)
+
+
+def _needs_rings(usage: Usage) -> bool:
+    """Whether something was called that nothing but rings serves: broadcast, reduce."""
+    other = (*_TREES, *_HALVES, *_PEER_OPERATIONS, *_TO_ALL, *_ROOTED)
+    return any(not operation.startswith(other) for operation in usage.operations)
+
+
+def _at_least(found: dict[str, Span], least: int) -> dict[str, Span]:
+    """Each part may be missing; all together take ``least``, which the first that can is said to take."""
+    order = ("rings", "trees", "NVLink SHARP", "PAT")
+    spans: dict[str, Span] = {}
+    for name in order:
+        if name in found:
+            taken = min(least, found[name].high)
+            spans[name] = Span(taken, found[name].high)
+            least -= taken
+    return spans
+
+
+def _peers(shape: Shape, usage: Usage, fabric: Fabric, settings: Settings) -> dict[str, Span]:
+    """Send, receive and what is made of them: a connection for each peer and channel in the node, a pool beyond."""
+    sends = [usage.send_local, usage.send_remote]
+    recvs = [usage.recv_local, usage.recv_remote]
+    everybody = usage.does(*_TO_ALL)
+    if everybody:
+        sends = recvs = [shape.local - 1, shape.size - shape.local]
+    pipe, per_peer = pipes(fabric, settings), channels_per_peer(shape, fabric, settings)
+    within = per_peer * (exactly(sends[0]) * pipe.send + exactly(recvs[0]) * pipe.recv)
+    if usage.does(*_ROOTED):  # the root is not in the recording: it has a connection to each, the others to it alone
+        within += Span(0, (per_peer * (pipe.send + pipe.recv)).high * (shape.local - 1))
+    pool, over = pool_bytes(shape, fabric, settings), 0
+    if shape.num_nodes > 1:
+        over = (shape.local if everybody else 1) * bool(sends[1]) + bool(recvs[1])  # PXN sends for the node's others
+        over += 2 * usage.does(*_ROOTED)
+    found = {"send and receive": within, "network pool": Span(0, over * pool.high)}
+    unbatched = usage.send_local + usage.recv_local + usage.send_remote + usage.recv_remote
+    if unbatched and not usage.is_bound:  # a send of its own, not batched, has a communicator for the pair
+        pair = Shape(2, 2, 1) if usage.send_local + usage.recv_local else Shape(2, 1, 2)
+        pairs = max(usage.send_local + usage.send_remote, usage.recv_local + usage.recv_remote)
+        found["pairs"] = Span(0, pairs * channel_bytes(pair, fabric, settings).high)
+    return {name: each for name, each in found.items() if each != NOTHING}

@@ -1,0 +1,204 @@
+"""Device memory of NCCL's connections and channels, by its own sources (2.28 to 2.30; file names are theirs)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fakedist.analysis.outside.fabric import Fabric
+from fakedist.analysis.outside.settings import MAX_CHANNELS, MIB, Settings
+from fakedist.analysis.outside.span import NOTHING, Span, exactly
+
+#: ncclSendMem and ncclRecvMem without their buffers (src/include/comm.h: a page each).
+_HEADER_BYTES = 4096
+#: CUDA_IPC_MIN (src/include/comm.h), and the granularity of cuMemCreate.
+STEP_BYTES = 2 * MIB
+#: sizeof(ncclDevChannelPeer): four ncclConnInfo of 152 bytes (src/include/device.h).
+_PEER_BYTES = 4 * 152
+_NVLS_STEPS = 8  # NCCL_STEPS
+_SHARED_STEPS = 16  # NCCL_SHARED_STEPS, src/transport/net.cc
+_P2P_PER_BATCH = 8  # NCCL_MAX_DEV_WORK_P2P_PER_BATCH
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Where the ranks of a group are.
+
+    Attributes:
+        size: Ranks.
+        local: Those in this rank's node, itself among them.
+        num_nodes: Nodes with any.
+    """
+
+    size: int
+    local: int
+    num_nodes: int
+
+    @property
+    def is_rail(self) -> bool:
+        """Whether each node has one rank of several."""
+        return self.size > 1 and self.num_nodes == self.size
+
+
+def up(size: int, step: int = STEP_BYTES) -> int:
+    """``size`` rounded up."""
+    return -(-size // step) * step
+
+
+@dataclass(frozen=True)
+class Pipes:
+    """What one connection takes of this rank's memory: ``p2pSendSetup``, ``p2pRecvSetup``, ``sendProxyConnect``.
+
+    Attributes:
+        send: To a GPU of this node.
+        recv: From one.
+        net: To or from another node, in either direction. Nothing without GPUDirect RDMA: the buffer is on the host.
+    """
+
+    send: Span
+    recv: Span
+    net: Span
+
+
+def pipes(fabric: Fabric, settings: Settings) -> Pipes:
+    """The memory of connections. Without NVLink they may go through the host's memory and take none."""
+    of_sender = settings.simple_bytes if fabric.reads else 0
+    of_receiver = settings.ll_bytes + settings.ll128_bytes + (0 if fabric.reads else settings.simple_bytes)
+    net = Span(0, up(settings.ll128_bytes + settings.simple_bytes))
+    if not settings.p2p:
+        return Pipes(NOTHING, NOTHING, net)
+    send, recv = (exactly(up(_HEADER_BYTES + held)) for held in (of_sender, of_receiver))
+    return Pipes(send, recv, net) if fabric.nvlink else Pipes(send.at_least_none(), recv.at_least_none(), net)
+
+
+def coll_channels(shape: Shape, fabric: Fabric, settings: Settings) -> Span:
+    """Channels for collectives: what the topology gives (``ncclTopoPostset``), within what the environment allows."""
+    found = fabric.rails if shape.is_rail else fabric.node if shape.num_nodes == 1 else fabric.nodes
+    if shape.size == 1:
+        found = exactly(MAX_CHANNELS)
+    least, most = settings.channels
+    return Span(*(min(max(min(channels, most), least), MAX_CHANNELS) for channels in (found.low, found.high)))
+
+
+def p2p_channels(coll: Span, settings: Settings) -> Span:
+    """Channels for send and receive: a power of two (``ncclTopoComputeP2pChannels``)."""
+    least, most = settings.p2p_channels
+    return Span(*(min(_power_of_two(max(min(each, most), least)), MAX_CHANNELS) for each in (coll.low, coll.high)))
+
+
+def channels_per_peer(shape: Shape, fabric: Fabric, settings: Settings) -> Span:
+    """Channels for send and receive to each peer; over several nodes the network's share, less the more peers."""
+    p2p = p2p_channels(coll_channels(shape, fabric, settings), settings)
+    if shape.num_nodes == 1:
+        return Span(min(fabric.per_peer.low, p2p.low), min(fabric.per_peer.high, p2p.high))
+    asked = settings.per_net_peer
+    if asked is not None:
+        return Span(*(min(_power_of_two(asked), each) for each in (p2p.low, p2p.high)))
+    # 2, or a channel for each 14 GB/s of the NICs: 4 with one of 400 Gb/s (ncclTopoGetNchannels)
+    return Span(*(_shrunk(wanted, shape.size, each) for wanted, each in ((2, p2p.low), (4, p2p.high))))
+
+
+def _shrunk(per_peer: int, num_ranks: int, p2p: int) -> int:
+    while per_peer > 1 and per_peer * -(-num_ranks // _P2P_PER_BATCH) > p2p:
+        per_peer //= 2
+    return per_peer
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+def channel_bytes(shape: Shape, fabric: Fabric, settings: Settings) -> Span:
+    """What a communicator takes before anything is connected: ``initChannel``, ``initNvlsChannel``, ``devCommSetup``.
+
+    Three small arrays a channel, and two for the communicator. With cuMem each is 2 MiB at least: a group of one rank
+    takes 388 MiB, 10 MiB with NCCL_MAX_NCHANNELS=1 (measured: sgl-project/sglang#35538).
+    """
+    coll = coll_channels(shape, fabric, settings)
+    p2p = p2p_channels(coll, settings)
+    arrays = (shape.size * _PEER_BYTES, (shape.size + 1 + shape.local) * 8, shape.size * 4)
+    if not settings.cumem:
+        return Span(*(up(max(pair) * sum(arrays)) for pair in ((coll.low, p2p.low), (coll.high, p2p.high))))
+    each = sum(up(array) for array in arrays)
+    found = Span(*(max(pair) * each + 2 * STEP_BYTES for pair in ((coll.low, p2p.low), (coll.high, p2p.high))))
+    if nvls_channels(shape, fabric, settings):
+        found += coll * exactly(STEP_BYTES) + exactly(STEP_BYTES)  # and the credits
+    return found
+
+
+def ring_bytes(shape: Shape, fabric: Fabric, settings: Settings) -> Span:
+    """A ring in each channel: one connection to the next rank, one from the one before (``ncclTransportRingConnect``).
+
+    Over several nodes, each node's ring is entered and left once: by this rank in none of the channels, or in up to
+    twice its share of them, as NICs are near to some GPUs alone.
+    """
+    if shape.size == 1:
+        return NOTHING
+    coll, pipe = coll_channels(shape, fabric, settings), pipes(fabric, settings)
+    if shape.num_nodes == 1:
+        return coll * (pipe.send + pipe.recv)
+    if shape.is_rail:
+        return coll * (pipe.net + pipe.net)
+    ends = [0, min(coll.low, 2 * -(-coll.low // shape.local))]
+    low = min((coll.low - each) * (pipe.send + pipe.recv).low + each * 2 * pipe.net.low for each in ends)
+    ends = [0, min(coll.high, 2 * -(-coll.high // shape.local))]
+    high = max((coll.high - each) * (pipe.send + pipe.recv).high + each * 2 * pipe.net.high for each in ends)
+    return Span(low, high)
+
+
+def tree_bytes(shape: Shape, fabric: Fabric, settings: Settings) -> Span:
+    """What trees take beside rings, whose connections they share (``ncclTransportTreeConnect``).
+
+    In a node the tree is a chain, run both ways: one direction more at its ends, two within. Over nodes, a node has
+    one or three others in a double binary tree, two on average.
+    """
+    if shape.size == 1 or (shape.num_nodes == 1 and shape.size == 2):
+        return NOTHING
+    coll, pipe = coll_channels(shape, fabric, settings), pipes(fabric, settings)
+    chain = Span(min(pipe.send.low, pipe.recv.low), (pipe.send + pipe.recv).high)
+    if shape.num_nodes == 1:
+        return coll * chain
+    peers = min(2, shape.num_nodes - 1)
+    over = coll.high * peers if shape.is_rail else -(-coll.high * peers // shape.local)
+    within = NOTHING if shape.is_rail else coll * chain
+    return Span(0, within.high + 2 * over * pipe.net.high)
+
+
+def pat_bytes(shape: Shape, fabric: Fabric, settings: Settings) -> Span:
+    """PAT, for all_gather and reduce_scatter with one rank a node: a peer at each power of two, the ring's left out."""
+    if not shape.is_rail or shape.size < 3:
+        return NOTHING
+    peers = math.ceil(math.log2(shape.size)) - 1
+    coll = coll_channels(shape, fabric, settings)
+    return Span(0, 2 * peers * coll.high * pipes(fabric, settings).net.high)
+
+
+def nvls_channels(shape: Shape, fabric: Fabric, settings: Settings) -> int:
+    """Channels of NVLink SHARP; 0 where it is not used: no such NVSwitch, or two ranks a node and less."""
+    found = fabric.nvls[0 if shape.num_nodes == 1 else 1]
+    if not settings.nvls or shape.local < 3 or not found:
+        return 0
+    least, most = settings.channels
+    return max(min(settings.nvls_channels or found, most), least)
+
+
+def nvls_bytes(shape: Shape, fabric: Fabric, settings: Settings) -> Span:
+    """NVLink SHARP's buffers, one pair for each head and channel (``ncclNvlsBufferSetup``).
+
+    A head is a GPU with a part of the data of its own: each rank of the node. Over nodes, heads join in a tree.
+    """
+    channels = nvls_channels(shape, fabric, settings)
+    buffers = up(channels * 2 * _NVLS_STEPS * settings.nvls_chunk_bytes * shape.local)
+    if shape.num_nodes == 1 or not channels:
+        return exactly(buffers)
+    peers = min(2, shape.num_nodes - 1)
+    return Span(buffers, buffers + channels * peers * 2 * pipes(fabric, settings).net.high)
+
+
+def pool_bytes(shape: Shape, fabric: Fabric, settings: Settings) -> Span:
+    """The pool that all sends (or receives) over the network share (``sharedNetBuffersInit``)."""
+    chunk = settings.net_chunk_bytes
+    if shape.num_nodes == 1:
+        chunk = settings.nvlink_chunk_bytes if fabric.nvlink or shape.size == 1 else settings.pci_chunk_bytes
+    chunk = min(chunk, settings.simple_bytes // _NVLS_STEPS)
+    return p2p_channels(coll_channels(shape, fabric, settings), settings) * exactly(_SHARED_STEPS * chunk)

@@ -1,0 +1,105 @@
+"""What NCCL's environment variables ask for; defaults are those of NCCL 2.28 to 2.30."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fakedist.run.nccl import number
+
+KIB, MIB = 1 << 10, 1 << 20
+MAX_CHANNELS = 64  # MAXCHANNELS, src/include/device.h
+
+#: DEFAULT_LL_BUFFSIZE and the others (src/init.cc): 8 lines x 512 threads x 8 steps x 16 B; 120 x 640 x 8 x 8 B.
+LL_BYTES = 8 * 512 * 8 * 16
+LL128_BYTES = 120 * 640 * 8 * 8
+SIMPLE_BYTES = 4 * MIB
+_ALGORITHMS = ("ring", "tree", "nvls", "nvlstree", "pat")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What counts for memory.
+
+    Attributes:
+        ll_bytes: Buffer of protocol LL, each connection.
+        ll128_bytes: The same of LL128.
+        simple_bytes: The same of Simple.
+        channels: Least and most channels for collectives.
+        p2p_channels: Least and most channels for send and receive.
+        per_net_peer: Channels to each peer in another node; None if NCCL shall choose.
+        net_chunk_bytes: Chunk of send and receive in a group of several nodes.
+        nvlink_chunk_bytes: The same over NVLink in one node.
+        pci_chunk_bytes: The same over PCIe.
+        nvls: Whether NVLink SHARP may be used.
+        nvls_channels: Its channels; None for the GPU's own.
+        nvls_chunk_bytes: Its chunk.
+        algorithms: Names that NCCL_ALGO leaves.
+        p2p: Whether GPUs of one node may reach each other's memory.
+        cumem: Whether device memory comes from cuMemCreate, in steps of 2 MiB.
+        lazy: Whether an algorithm connects when it is first used (since NCCL 2.22).
+    """
+
+    ll_bytes: int = LL_BYTES
+    ll128_bytes: int = LL128_BYTES
+    simple_bytes: int = SIMPLE_BYTES
+    channels: tuple[int, int] = (1, MAX_CHANNELS)
+    p2p_channels: tuple[int, int] = (1, MAX_CHANNELS)
+    per_net_peer: int | None = None
+    net_chunk_bytes: int = 128 * KIB
+    nvlink_chunk_bytes: int = 512 * KIB
+    pci_chunk_bytes: int = 128 * KIB
+    nvls: bool = True
+    nvls_channels: int | None = None
+    nvls_chunk_bytes: int = 128 * KIB
+    algorithms: frozenset[str] = frozenset(_ALGORITHMS)
+    p2p: bool = True
+    cumem: bool = True
+    lazy: bool = True
+
+
+def read_settings(environment: Mapping[str, str]) -> Settings:
+    """The settings of an environment.
+
+    Args:
+        environment: NCCL_* variables; others are ignored.
+    """
+
+    def read(name: str, default: int) -> int:
+        found = number(environment, f"NCCL_{name}")
+        return default if found is None or found < 0 else found
+
+    cumem = read("CUMEM_ENABLE", 1) != 0
+    algorithms = _algorithms(environment.get("NCCL_ALGO", ""))
+    if read("PAT_ENABLE", 2) == 0:
+        algorithms -= {"pat"}
+    return Settings(
+        ll_bytes=read("LL_BUFFSIZE", LL_BYTES),
+        ll128_bytes=read("LL128_BUFFSIZE", LL128_BYTES),
+        simple_bytes=read("BUFFSIZE", SIMPLE_BYTES),
+        channels=(
+            max(read("MIN_NCHANNELS", 1), read("MIN_CTAS", 1), 1),
+            max(min(read("MAX_NCHANNELS", MAX_CHANNELS), read("MAX_CTAS", MAX_CHANNELS), MAX_CHANNELS), 1),
+        ),
+        p2p_channels=(max(read("MIN_P2P_NCHANNELS", 1), 1), max(read("MAX_P2P_NCHANNELS", MAX_CHANNELS), 1)),
+        per_net_peer=read("NCHANNELS_PER_NET_PEER", 0) or None,
+        net_chunk_bytes=read("P2P_NET_CHUNKSIZE", 128 * KIB),
+        nvlink_chunk_bytes=read("P2P_NVL_CHUNKSIZE", 512 * KIB),
+        pci_chunk_bytes=read("P2P_PCI_CHUNKSIZE", 128 * KIB),
+        nvls=read("NVLS_ENABLE", 2) != 0,
+        nvls_channels=read("NVLS_NCHANNELS", 0) or None,
+        nvls_chunk_bytes=read("NVLS_CHUNKSIZE", 128 * KIB),
+        algorithms=algorithms,
+        p2p=read("P2P_DISABLE", 0) == 0,
+        cumem=cumem,
+        lazy=cumem and read("RUNTIME_CONNECT", 1) != 0,
+    )
+
+
+def _algorithms(text: str) -> frozenset[str]:
+    """Names of NCCL_ALGO: "Ring,Tree" or "^Tree". A list for each operation ("allreduce:ring;...") leaves all."""
+    names = frozenset(re.findall(r"[a-z]+", text.lower()))
+    if not names or ":" in text:
+        return frozenset(_ALGORITHMS)
+    return frozenset(_ALGORITHMS) - names if text.strip().startswith("^") else frozenset(_ALGORITHMS) & names

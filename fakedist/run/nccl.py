@@ -1,0 +1,71 @@
+"""NCCL's environment variables that decide how much device memory it takes: one list for both halves."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+
+from fakedist.errors import JobError
+
+#: Whole numbers, as NCCL_PARAM reads them (src/misc/param.cc).
+NUMBERS = (
+    "NCCL_BUFFSIZE",
+    "NCCL_LL_BUFFSIZE",
+    "NCCL_LL128_BUFFSIZE",
+    "NCCL_MIN_NCHANNELS",
+    "NCCL_MAX_NCHANNELS",
+    "NCCL_MIN_CTAS",
+    "NCCL_MAX_CTAS",
+    "NCCL_MIN_P2P_NCHANNELS",
+    "NCCL_MAX_P2P_NCHANNELS",
+    "NCCL_NCHANNELS_PER_NET_PEER",
+    "NCCL_P2P_NET_CHUNKSIZE",
+    "NCCL_P2P_NVL_CHUNKSIZE",
+    "NCCL_P2P_PCI_CHUNKSIZE",
+    "NCCL_NVLS_ENABLE",
+    "NCCL_NVLS_CHUNKSIZE",
+    "NCCL_NVLS_NCHANNELS",
+    "NCCL_PAT_ENABLE",
+    "NCCL_P2P_DISABLE",
+    "NCCL_CUMEM_ENABLE",
+    "NCCL_RUNTIME_CONNECT",
+)
+#: Lists of names. NCCL_PROTO changes nothing: a connection has the buffers of every protocol.
+TEXTS = ("NCCL_ALGO", "NCCL_PROTO")
+_NUMBER = re.compile(r"\s*([+-]?(?:0[xX][0-9a-fA-F]+|\d+))")
+
+
+def check_variable(name: str, value: str) -> None:
+    """See that a variable given with ``--nccl-env`` is one that counts, and has a value that NCCL reads whole.
+
+    Raises:
+        JobError: It is not, or has not.
+    """
+    if name not in (*NUMBERS, *TEXTS):
+        close = difflib.get_close_matches(name, (*NUMBERS, *TEXTS), n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise JobError(
+            f"--nccl-env {name} does not change how much memory NCCL is estimated to take",
+            f"{hint}--env {name}={value} sets it for the script alone",
+        )
+    if name in NUMBERS and ((match := _NUMBER.match(value)) is None or match.group() != value):
+        raise JobError(f"--nccl-env {name}={value} is not a whole number, which is all that NCCL reads", f"{name}=1024")
+
+
+def number(environment: Mapping[str, str], name: str) -> int | None:
+    """A variable as NCCL reads it: the number that the text begins with; None if it is not set, or begins with none."""
+    match = _NUMBER.match(environment.get(name, ""))
+    if match is None:
+        return None
+    text = match.group(1)
+    octal = text.lstrip("+-").startswith("0") and text.lstrip("+-").isdigit()
+    try:
+        return int(text, 8 if octal else 0)  # strtoll with base 0
+    except ValueError:  # an octal number with an 8 or 9 in it
+        return None
+
+
+def of_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that count and are set."""
+    return {name: environ[name] for name in (*NUMBERS, *TEXTS) if environ.get(name)}
