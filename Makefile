@@ -11,7 +11,7 @@ GPU_PYTHON = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 OUT ?= gpu-results
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types budgets check format bench accuracy gallery gpu oldest clean
+.PHONY: help setup demo test lint types budgets check format bench accuracy gallery gpu calibrate oldest clean
 .PHONY: frameworks clients clients-new clients-fast
 
 help: ## what can be made
@@ -76,6 +76,9 @@ gpu: ## record on the GPU of this machine, compare with the virtual one: under 8
 
 accuracy: setup ## real processes against faked ranks, on virtual GPUs: 10 minutes; into docs/accuracy
 	$(BIN)/python -m tests.accuracy.many --backend nccl --backend gloo --write
+
+calibrate: ## measure on the GPU of this machine what kernels achieve; estimates are made from it
+	$(GPU_PYTHON) -m tests.gpu.calibrate
 
 gallery: setup ## make the reports of reports/ again
 	$(BIN)/python reports/make.py

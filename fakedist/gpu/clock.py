@@ -84,6 +84,8 @@ class Clock:
         data = load_efficiency() if data is None else data
         if data.get("format") != FORMAT:
             raise SetupError(f"{DATA} has format {data.get('format')}, not {FORMAT}", "make calibrate writes it anew")
+        if data.get("rehearsal"):
+            raise SetupError("these efficiency data are a rehearsal's: nothing was measured", "make calibrate on a GPU")
         self.spec = spec
         self.fixed = Fixed(**{name: float(entry["value"]) for name, entry in data["fixed_us"].items()})
         self.measured_on: dict[str, Any] | None = data["measured_on"]

@@ -165,7 +165,10 @@ class Estimate:
     def _triton_run(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def run(launcher: Any, *args: Any, **kwargs: Any) -> Any:
             thread = self._thread
-            work = Work(NAN, tensor_bytes((*args, *kwargs.values())))
+            names = getattr(getattr(launcher, "fn", None), "arg_names", ())
+            # Inductor's own names: what is read and written in place.
+            again = [value for name, value in zip(names, args, strict=False) if name.startswith("in_out_ptr")]
+            work = Work(NAN, tensor_bytes((*args, *kwargs.values())) + tensor_bytes(again))
             self._log.tag(self._tag(Tagged(thread.op, thread.operation, thread.place, work, counts=False)))
             try:
                 return original(launcher, *args, **kwargs)

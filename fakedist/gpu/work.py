@@ -29,6 +29,8 @@ _NOT_READ = {"nll_loss_backward": 1, "nll_loss2d_backward": 1}
 _PUT_INTO = {"index_put_", "_index_put_impl_", "index_add_", "index_copy_", "scatter_", "scatter_add_"} | {
     "scatter_reduce_", "index_reduce_", "put_",
 }  # fmt: skip
+#: FSDP2 copies its shards into a part of the buffer that it also gives, and returns views of.
+_COPIES_FIRST = {"all_gather_copy_in"}
 #: Their gradients are written only when they are to be scaled.
 _FUSED_OPTIMIZERS = ("_fused_adam", "_fused_sgd", "_fused_adagrad")
 _ONE_VALUE = 8
@@ -73,6 +75,7 @@ class Operation:
         self._not_read = _NOT_READ.get(name, 0 if kind.like else -1)
         self._reads = kind.dynamic or name in READS or name in ("_to_copy", "copy_")
         self._puts_into = name in _PUT_INTO
+        self._copies_first = name in _COPIES_FIRST
         self._grads_position = 1 if name.startswith(_FUSED_OPTIMIZERS) else -1
 
     def work(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Work:
@@ -112,6 +115,8 @@ class Operation:
 
     def _moved_bytes(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
         kind, written = self._kind, 0
+        if self._copies_first:
+            return 2 * sum(map(_bytes, _tensors((args[0],))))
         fresh = sum(map(_bytes, _tensors((result,)))) if not kind.written else 0
         scaled = kwargs.get("grad_scale") is not None
         total = 0

@@ -94,3 +94,8 @@ def test_every_curve_names_a_source_that_is_explained() -> None:
 def test_data_of_another_format_are_refused() -> None:
     with pytest.raises(SetupError, match="has format 2"):
         Clock(H100, DATA | {"format": 2})
+
+
+def test_a_rehearsals_figures_make_no_estimate() -> None:
+    with pytest.raises(SetupError, match="nothing was measured"):
+        Clock(H100, DATA | {"rehearsal": True})

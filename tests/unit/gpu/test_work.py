@@ -52,6 +52,16 @@ def test_an_update_of_some_rows_does_not_move_the_others() -> None:
     assert moved < 5 * 8 * 128 * 2
 
 
+def test_fsdp_moves_its_shards_and_not_the_whole_buffer_that_they_are_copied_into() -> None:
+    import torch.distributed.fsdp
+
+    shards, buffer = [made(1000), made(500)], made(128, 1500)
+    work = Operation(torch.ops.fsdp.all_gather_copy_in.default).work(
+        (shards, buffer, [1000, 500], 1500, 3), {}, (buffer[3], buffer)
+    )
+    assert work.moved_bytes == 2 * 1500 * 2
+
+
 def test_a_fused_optimizer_reads_four_lists_and_writes_three() -> None:
     lists = [[made(1000, dtype=torch.float32)] for _ in range(4)]
     steps = [made(1, dtype=torch.float32)]
