@@ -13,6 +13,7 @@ torch/csrc/utils/python_dispatch.cpp). For that long the key is off, and a mode 
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from torch import _ops
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fakedist.errors import RecordingError
-from fakedist.patch import patched
+from fakedist.patch import patched, present
 from fakedist.record.compiled import is_tracing
 
 #: Runs one operation: ``run(func, args, kwargs) -> result``.
@@ -34,6 +35,10 @@ _PLAIN = torch.Tensor.__torch_dispatch__
 _PYTHON = torch._C.DispatchKey.Python
 #: Views that ``nn.Parameter(data)`` and ``as_subclass`` take inside of torch, of tensors that Python must not know yet.
 _INSIDE_OF_CONSTRUCTORS = ("aten::detach", "aten::alias")
+#: How Python takes a number out of a tensor.
+_NUMBERS: dict[str, Callable[[Any], Any]] = {
+    "__float__": float, "__int__": int, "__bool__": bool, "__index__": operator.index
+}  # fmt: skip
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 
 
@@ -70,7 +75,11 @@ def every_operation(run: Run) -> Iterator[None]:
     libraries = _register(fallback)
     torch._C._dispatch_tls_set_dispatch_key_included(key, True)
     try:
-        with _higher_order_operators_without(key), _beneath_others(beneath, key):
+        with (
+            _higher_order_operators_without(key),
+            _beneath_others(beneath, key),
+            _numbers_in_constructors(key, above, run),
+        ):
             yield
     finally:
         torch._C._dispatch_tls_set_dispatch_key_included(key, False)
@@ -206,3 +215,31 @@ def _higher_order_operators_without(key: Any) -> Iterator[None]:
 
     with patched(_ops, "_compute_keyset", compute_keyset) as original:
         yield
+
+
+@contextmanager
+def _numbers_in_constructors(key: Any, above: Any, run: Run) -> Iterator[None]:
+    """``torch.tensor([scalar, ...])`` of scalars on a device reads them with the key off: an operation like any other.
+
+    torch/csrc/utils/tensor_new.cpp excludes it together with "Python".
+    """
+    is_on, guard = torch._C._dispatch_tls_is_dispatch_key_included, torch._C._ExcludeDispatchKeyGuard
+    one_value = torch.ops.aten._local_scalar_dense.default
+
+    def reads(original: Callable[[torch.Tensor], Any], kind: Callable[[Any], Any]) -> Callable[[torch.Tensor], Any]:
+        def number(self: torch.Tensor) -> Any:
+            if _is_excluded(key) and _is_excluded(_PYTHON) and is_on(key) and self.is_cuda and self.numel() == 1:
+                with guard(above):
+                    return kind(run(one_value, (self,), {}))
+            return original(self)
+
+        return number
+
+    originals = {name: present(torch.Tensor, name) for name in _NUMBERS}
+    for name, original in originals.items():
+        setattr(torch.Tensor, name, reads(original, _NUMBERS[name]))
+    try:
+        yield
+    finally:
+        for name in originals:  # they are inherited
+            delattr(torch.Tensor, name)

@@ -192,3 +192,15 @@ def test_sequence_statistics_of_tokens_from_the_host(engine: ValueEngine) -> Non
     offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
     assert offsets.tolist() == [0, 3, 8]
     assert lengths.max().item() == 5
+
+
+@on_virtual_gpu
+def test_a_tensor_of_scalars_of_the_device_has_their_values(engine: ValueEngine) -> None:
+    """torch.tensor reads them where no operation of ours is seen (gradient norms, one by one, of Megatron)."""
+    import torch
+
+    norm = torch.ones(4 << 20, device="cuda").exp().norm()  # of more than is computed
+    assert torch.tensor([norm, norm]).tolist() == [norm.item(), norm.item()]
+    assert torch.tensor([[norm]], device="cuda").item() == norm.item() > 0
+    assert torch.tensor([norm.int()]).tolist() == [int(norm)]
+    assert invented_values(engine) == 1
