@@ -48,8 +48,10 @@ def build_tables(run_directory: Path) -> None:
     dropped = _dropped(recording)
     summary = summarize(recording, manifest, tables, memory.peak_summary(recording, blocks, places))
     notes = [*_notes(recording, blocks, manifest, summary["left_during_init"]), *dropped]
+    timed = {"time": _time_source(recording)} if times.summary else {}
     update_manifest(
         run_directory,
+        provenance={**manifest["provenance"], **timed},
         exit=summary["exit"],
         versions={name: str(recording.gpu.get(name, "")) for name in ("python", "torch", "cuda")},
         dropped=dropped,
@@ -88,6 +90,15 @@ def make_tables(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> d
     recorded = tables["calls"]["step"] != recording.timed_step  # the timed step only says again what the others did
     tables["collectives"] = collective_table(tables["calls"][recorded])
     return tables
+
+
+def _time_source(recording: Recording) -> str:
+    """Where the times of the timed step are from."""
+    source = recording.kernel_source
+    if source["source"] == "estimated":
+        return "estimated: a model of the GPU; collectives, whose duration it does not know, are not in it"
+    tool = {"cupti": "CUPTI", "nsys": "Nsight Systems"}.get(str(source.get("tool")), source.get("tool"))
+    return f"measured: {tool} on this GPU; copies stand for collectives"
 
 
 @contextmanager

@@ -78,7 +78,7 @@ def add_kernels(pack: Pack, run: Run, kernels: pd.DataFrame, layers: pd.DataFram
     phases = kind_runs(kernels)
     pack.add("part_kind", phases["kind"].to_numpy("i8"))
     _add_times(pack, "part", phases, tick)
-    pack.meta |= {"families": FAMILIES, "kinds": KINDS, "streams": [str(name) for name in streams.tolist()]}
+    pack.meta |= {"families": FAMILIES, "kinds": KINDS, "streams": [f"stream {at}" for at in range(len(streams))]}
     pack.meta |= {"kernels": labels, "tick_us": tick, "step_us": step_us, "num_kernels": len(kernels)}
     pack.meta |= {"merged": len(found) < len(kernels), "runs_left_out": num_runs - len(runs)}
     pack.meta.setdefault("layers", layers["name"].astype(str).tolist())

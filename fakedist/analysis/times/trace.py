@@ -130,9 +130,10 @@ def call_texts(calls: pd.DataFrame, groups: pd.DataFrame) -> dict[int, str]:
 def _streams(kernels: pd.DataFrame, layers: list[str], calls: dict[int, str]) -> Iterator[str]:
     """A track a stream. A bar of several kernels says how many, and shows the longest."""
     found = bars(kernels, MOST_BARS)
-    streams = {stream: _FIRST_STREAM + at for at, stream in enumerate(found["stream"].unique().tolist())}
-    for stream, thread in streams.items():
-        yield _name("thread_name", _GPU, thread, f"stream {stream}")
+    handles = found["stream"].unique().tolist()  # in order: the default one is 0
+    streams = {stream: _FIRST_STREAM + at for at, stream in enumerate(handles)}
+    for at, stream in enumerate(handles):
+        yield _name("thread_name", _GPU, _FIRST_STREAM + at, f"stream {at}" + (f" ({stream:#x})" if stream else ""))
     rows = kernels.iloc[found["first"].to_numpy("i8")]
     texts = {name: json.dumps(name) for name in rows["name"].unique()}
     layer_texts = [json.dumps(name) for name in layers]

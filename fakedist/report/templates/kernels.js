@@ -88,8 +88,7 @@ class KernelPlot {
     context.fillText('phase', MARGIN - 8, HEAD / 2 - 1);
     if (this.depth) context.fillText('layers', MARGIN - 8, HEAD + ROW / 2);
     this.data.meta.streams.forEach((name, lane) => {
-      const told = name.length > 5 ? `…${name.slice(-7)}` : `stream ${name}`;
-      context.fillText(told, MARGIN - 8, this.top + lane * LANE + LANE / 2 - 1);
+      context.fillText(name, MARGIN - 8, this.top + lane * LANE + LANE / 2 - 1);
     });
   }
 

@@ -91,7 +91,7 @@ def test_it_is_the_format_that_viewers_read(run: Path) -> None:
 
 def test_slices_of_every_track_nest(run: Path) -> None:
     found = tracks(trace_of(run)["traceEvents"])
-    assert {name for _, name in found} == {"phases", "layers", "stream 0", "stream 9", "steps"}
+    assert {name for _, name in found} == {"phases", "layers", "stream 0", "stream 1 (0x9)", "steps"}
     for events in found.values():
         assert_they_nest([event for event in events if event["ph"] == "X"])
 
@@ -113,7 +113,7 @@ def test_layers_and_phases_follow_the_kernels(run: Path) -> None:
 
 
 def test_a_collective_of_unknown_duration_is_a_moment_that_says_so(run: Path) -> None:
-    known, unknown = tracks(trace_of(run)["traceEvents"])[1, "stream 9"]
+    known, unknown = tracks(trace_of(run)["traceEvents"])[1, "stream 1 (0x9)"]
     assert (known["ph"], known["name"], known["dur"]) == ("X", "all_reduce on tp", 12)
     assert (unknown["ph"], unknown["name"], unknown["ts"]) == ("i", "barrier on tp", 60)
     assert unknown["args"]["duration"] == "not known"

@@ -1,0 +1,154 @@
+"""What a timed step of a million kernels costs: times by layer, family and name, the trace, the page, a comparison.
+
+    python bench/kernels.py [--kernels 1000000] [--rounds 3]
+
+The step is made up: 80 layers of 8 modules forward and back, three streams, a collective every 30 kernels, 500 names.
+"tables" is what `profile` does of it once the rank has ended, the trace included; the others read the run directory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402
+
+from fakedist.job import Job  # noqa: E402
+from fakedist.run.journal import JournalWriter  # noqa: E402
+from fakedist.run.kernels import KERNEL_TYPES  # noqa: E402
+from fakedist.run.manifest import new_manifest  # noqa: E402
+from fakedist.run.schema import FAMILIES, PHASES  # noqa: E402
+
+NUM_LAYERS, NUM_MODULES, NUM_NAMES = 80, 8, 500
+GIB = 1 << 30
+
+
+def kernels_record(num: int, seed: int) -> dict[str, Any]:
+    """The journal's record of a step of so many kernels."""
+    random = np.random.default_rng(seed)
+    number = np.arange(num)
+    is_call = number % 30 == 29
+    family = np.where(is_call, FAMILIES.index("communication"), random.integers(0, 6, num))
+    third = number * 3 // num
+    within = number % max(num // 3, 1) * (NUM_LAYERS * (NUM_MODULES + 1)) // max(num // 3, 1)
+    duration = random.gamma(2.0, 15.0, num)
+    start = np.cumsum(duration + 0.5)
+    columns = {
+        "name": random.integers(0, NUM_NAMES, num),
+        "family": family,
+        "stream": np.where(is_call, 7, np.where(number % 50 == 0, 9, 0)),
+        "start_us": start,
+        "duration_us": np.where(is_call, np.nan, duration),
+        "launch_us": start - random.gamma(2.0, 20.0, num),
+        "grid": np.full(num, NUM_NAMES),
+        "block": np.full(num, NUM_NAMES),
+        "operation": np.full(num, NUM_NAMES + 1),
+        "op": number,
+        "step": np.full(num, 2),
+        "phase": np.array([PHASES.index(name) for name in ("forward", "backward", "optimizer")])[np.minimum(third, 2)],
+        "recompute": (third == 1) & (number % 4 == 0),
+        "layer": np.where(third == 1, NUM_LAYERS * (NUM_MODULES + 1) - within, within) % (NUM_LAYERS * NUM_MODULES) + 3,
+        "call": np.where(is_call, number // 30, -1),
+        "flops": np.where(family < 2, duration * 5e8, np.nan),
+        "moved_bytes": duration * 2e6,
+        "bound": np.where(family < 2, 1, 2),
+    }
+    names = [f"void at::native::kernel_{at}<4, c10::BFloat16, std::array<char*, {at}>>(int)" for at in range(NUM_NAMES)]
+    source = {"source": "estimated", "tool": "model", "step": 2, "gpu": "made up", "step_us": 0.0, "notes": []}
+    data = {name: np.asarray(columns[name]).astype(code).tobytes() for name, code in KERNEL_TYPES.items()}
+    return {"kind": "kernels", "source": source, "texts": [*names, "1,1,1", "aten.mm.default"], **data}
+
+
+def write_run(run: Path, num: int, seed: int) -> None:
+    """A run that has ended, without its tables."""
+    run.mkdir()
+    new_manifest(run, Job(world_size=1_024, rank=0, target="train.py"))
+    layers = [(0, "", "", -1), (1, "(Transformer)", "Transformer", 0), (2, "layers", "ModuleList", 1)]
+    for block in range(NUM_LAYERS):
+        parent = len(layers)
+        layers.append((parent, f"layers.{block}", "Block", 2))
+        layers += [(parent + 1 + at, f"layers.{block}.w{at}", "Linear", parent) for at in range(NUM_MODULES)]
+    peaks = {"flops": {"bf16": 989.4e12, "fp32": 66.9e12}, "bytes_per_s": 3.352e12}
+    journal = JournalWriter(run / "journal.bin")
+    journal.append({"kind": "gpu", "gpu_name": "made up", "torch": "-", "capacity_bytes": 85 * GIB, "peaks": peaks})
+    journal.append({"kind": "layers", "rows": layers})
+    journal.append({"kind": "groups", "rows": [(0, "0", "tp", tuple(range(8)), 0, "nccl")]})
+    calls = [(at, "all_reduce", 0, 1 << 20, 1 << 20, "bfloat16", True, 7, at * 30, 0, -1) for at in range(num // 30)]
+    journal.append({"kind": "collectives", "rows": calls})
+    journal.append(kernels_record(num, seed))
+    journal.append({"kind": "outcome", "outcome": "stopped", "code": 0, "message": ""})
+    journal.close()
+
+
+def measure(code: str, *arguments: str) -> tuple[float, float]:
+    """Seconds and peak GiB of a statement in a process of its own, imports included."""
+    command = [sys.executable, "-c", f"import sys; a = sys.argv[1:]; {code}", *arguments]
+    began = time.perf_counter()
+    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"failed: {code}")
+    assert isinstance(usage, resource.struct_rusage)
+    return time.perf_counter() - began, usage.ru_maxrss * 1024 / GIB
+
+
+STATEMENTS: dict[str, Callable[[Path, Path], tuple[str, ...]]] = {
+    "tables and trace": lambda a, b: (
+        "from pathlib import Path; from fakedist.analysis.build import build_tables; build_tables(Path(a[0]))",
+        str(a),
+    ),
+    "report.html": lambda a, b: (
+        "from pathlib import Path; from fakedist.report.html import write_page; from fakedist.report.run import Run; "
+        "write_page(Run(Path(a[0])), Path(a[0]) / 'report.html')",
+        str(a),
+    ),
+    "fakedist report": lambda a, b: (
+        "import contextlib, io; from fakedist.cli import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()): main(['report', a[0]])",
+        str(a),
+    ),
+    "fakedist compare": lambda a, b: (
+        "import contextlib, io; from fakedist.cli import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()): main(['compare', a[0], a[1]])",
+        str(a),
+        str(b),
+    ),
+}
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kernels", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        a, b = Path(folder) / "a", Path(folder) / "b"
+        for seed, run in enumerate((a, b)):
+            write_run(run, chosen.kernels, seed)
+        measure(*STATEMENTS["tables and trace"](b, a))
+        print(f"{chosen.kernels:,} kernels, median of {chosen.rounds} rounds, each in a process of its own\n")
+        print("| what | seconds | peak GiB |\n|---|---:|---:|")
+        for what, make in STATEMENTS.items():
+            rounds = [measure(*make(a, b)) for _ in range(chosen.rounds)]
+            seconds, gib = (statistics.median(values) for values in zip(*rounds, strict=True))
+            print(f"| {what} | {seconds:.2f} | {gib:.2f} |", flush=True)
+        for name in ("report.html", "trace.json.gz"):
+            print(f"\n{name}: {(a / name).stat().st_size / 1e6:.2f} MB", end="")
+        print(f"\nload: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+
+
+if __name__ == "__main__":
+    main()
