@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -92,39 +90,37 @@ def write_run(run: Path, num: int, seed: int) -> None:
     journal.close()
 
 
-def measure(code: str, *arguments: str) -> tuple[float, float]:
-    """Seconds and peak GiB of a statement in a process of its own, imports included."""
-    command = [sys.executable, "-c", f"import sys; a = sys.argv[1:]; {code}", *arguments]
+def measure(code: str, a: Path, b: Path) -> tuple[float, float, float]:
+    """Seconds, CPU seconds and peak GB of statements about two runs in a process of its own, imports included."""
+    head = "import contextlib, io, sys\nfrom pathlib import Path\n_, a, b = sys.argv\n"
+    command = [sys.executable, "-c", head + code, os.fspath(a), os.fspath(b)]
     began = time.perf_counter()
     process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     _, status, usage = os.wait4(process.pid, 0)
     if status:
         raise SystemExit(f"failed: {code}")
-    assert isinstance(usage, resource.struct_rusage)
-    return time.perf_counter() - began, usage.ru_maxrss * 1024 / GIB
+    return time.perf_counter() - began, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e9
 
 
-STATEMENTS: dict[str, Callable[[Path, Path], tuple[str, ...]]] = {
-    "tables and trace": lambda a, b: (
-        "from pathlib import Path; from fakedist.analysis.build import build_tables; build_tables(Path(a[0]))",
-        str(a),
-    ),
-    "report.html": lambda a, b: (
-        "from pathlib import Path; from fakedist.report.html import write_page; from fakedist.report.run import Run; "
-        "write_page(Run(Path(a[0])), Path(a[0]) / 'report.html')",
-        str(a),
-    ),
-    "fakedist report": lambda a, b: (
-        "import contextlib, io; from fakedist.cli import main\n"
-        "with contextlib.redirect_stdout(io.StringIO()): main(['report', a[0]])",
-        str(a),
-    ),
-    "fakedist compare": lambda a, b: (
-        "import contextlib, io; from fakedist.cli import main\n"
-        "with contextlib.redirect_stdout(io.StringIO()): main(['compare', a[0], a[1]])",
-        str(a),
-        str(b),
-    ),
+_BUILD = """
+from fakedist.analysis.build import build_tables
+build_tables(Path(a))
+"""
+_PAGE = """
+from fakedist.report.html import write_page
+from fakedist.report.run import Run
+write_page(Run(Path(a)), Path(a) / 'report.html')
+"""
+_COMMAND = """
+from fakedist.cli import main
+with contextlib.redirect_stdout(io.StringIO()):
+    main({})
+"""
+STATEMENTS = {
+    "tables and trace": _BUILD,
+    "report.html": _PAGE,
+    "fakedist report": _COMMAND.format("['report', a]"),
+    "fakedist compare": _COMMAND.format("['compare', a, b]"),
 }
 
 
@@ -138,13 +134,13 @@ def main() -> None:
         a, b = Path(folder) / "a", Path(folder) / "b"
         for seed, run in enumerate((a, b)):
             write_run(run, chosen.kernels, seed)
-        measure(*STATEMENTS["tables and trace"](b, a))
+        measure(_BUILD, b, a)
         print(f"{chosen.kernels:,} kernels, median of {chosen.rounds} rounds, each in a process of its own\n")
-        print("| what | seconds | peak GiB |\n|---|---:|---:|")
-        for what, make in STATEMENTS.items():
-            rounds = [measure(*make(a, b)) for _ in range(chosen.rounds)]
-            seconds, gib = (statistics.median(values) for values in zip(*rounds, strict=True))
-            print(f"| {what} | {seconds:.2f} | {gib:.2f} |", flush=True)
+        print("| | time | CPU | host memory |\n|---|---|---|---|")
+        for what, code in STATEMENTS.items():
+            rounds = [measure(code, a, b) for _ in range(chosen.rounds)]
+            wall, cpu, size = (statistics.median(values) for values in zip(*rounds, strict=True))
+            print(f"| {what} | {wall:.2f} s | {cpu:.2f} s | {size:.2f} GB |", flush=True)
         for name in ("report.html", "trace.json.gz"):
             print(f"\n{name}: {(a / name).stat().st_size / 1e6:.2f} MB", end="")
         print(f"\nload: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")

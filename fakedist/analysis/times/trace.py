@@ -152,8 +152,8 @@ def _streams(kernels: pd.DataFrame, layers: list[str], calls: dict[int, str]) ->
         if known:
             yield _slice(text, track, (begin, until), more)
         else:
-            at = _us(round(begin * 1e3))
-            yield f'{{"ph":"i","s":"t","name":{text},"pid":{_GPU},"tid":{track[1]},"ts":{at}{more}}}'
+            when = _us(round(begin * 1e3))
+            yield f'{{"ph":"i","s":"t","name":{text},"pid":{_GPU},"tid":{track[1]},"ts":{when}{more}}}'
 
 
 def _memory_on_gpu(kernels: pd.DataFrame, events: pd.DataFrame) -> tuple[Array, pd.DataFrame]:
