@@ -139,9 +139,21 @@ def _marked(frame: pd.DataFrame, marks: dict[str, Array]) -> tuple[Array, pd.Dat
     first = found.groupby("block")["category"].min()
     best[first.index.to_numpy()] = first.to_numpy()
     deciding = found[(found["category"] == best[found["block"]]) & (found["layer"] >= 0)]
-    # A tensor is marked again whenever it is seen; of those that begin at one place the largest counts.
-    parts = deciding.groupby(["block", "layer", "start"])["bytes"].max().reset_index()
-    return best, parts.groupby(["block", "layer"])["bytes"].sum().reset_index()
+    return best, _covered(deciding)
+
+
+def _covered(marks: pd.DataFrame) -> pd.DataFrame:
+    """Columns block, layer, bytes: how much of a block the tensors of a layer cover together.
+
+    A tensor is marked again whenever it is seen, and may be a view of another (a part of a gradient).
+    """
+    owner = ["block", "layer"]
+    parts = marks.groupby([*owner, "start"])["bytes"].max().reset_index()
+    parts["end"] = parts["start"] + parts["bytes"]
+    parts["reached"] = parts.groupby(owner)["end"].cummax()
+    parts["reached"] = parts.groupby(owner)["reached"].shift(fill_value=0)
+    parts["bytes"] = (parts["end"] - parts[["start", "reached"]].max(axis=1)).clip(lower=0)
+    return parts.groupby(owner)["bytes"].sum().reset_index()
 
 
 def _kept_shards(found: pd.DataFrame, phase: pd.Series[Any]) -> pd.DataFrame:

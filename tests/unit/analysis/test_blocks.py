@@ -205,7 +205,8 @@ def test_tensors_of_one_layer_in_a_shared_block_add_up(tmp_path: Path) -> None:
     first, second = made.layer("a"), made.layer("b")
     made.op("init", 0)
     made.alloc(0, 10 * MIB)
-    for start, bytes_ in ((0, 3 * MIB), (3 * MIB, MIB), (3 * MIB, MIB)):  # a weight, and a bias that is seen twice
+    # A weight, a bias that is seen twice, and a view of a part of both.
+    for start, bytes_ in ((0, 3 * MIB), (3 * MIB, MIB), (3 * MIB, MIB), (2 * MIB, MIB + 5)):
         made.mark(0, "parameter", first, bytes_, start)
     made.mark(0, "parameter", second, 6 * MIB, 4 * MIB)
     shares = build_blocks(made.read(tmp_path)).shares

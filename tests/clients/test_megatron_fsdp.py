@@ -1,0 +1,68 @@
+"""Megatron-FSDP: its flat buffers in their categories, and what a group of its own for gathers changes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from tests.clients.conftest import RunEntry
+from tests.conftest import RunFakedist
+
+NAMES = (
+    "Megatron-FSDP: all-gather and reduce-scatter on one group, GPT of 6.9 B parameters",
+    "Megatron-FSDP: all-gather on a group of its own, so that both overlap",
+)
+RANK, WORLD = 31, 64
+HIDDEN, LAYERS = 4_096, 32
+#: Elements of a block's weights; of its flat buffer every rank holds a 64th, and what fills it up.
+BLOCK = 12 * HIDDEN * HIDDEN + 2 * HIDDEN
+
+
+@pytest.fixture(scope="module")
+def sides(ran: RunEntry, run_fakedist: RunFakedist) -> dict[str, Any]:
+    """What compare says of the two jobs."""
+    runs = [ran(name, RANK).directory for name in NAMES]
+    finished = run_fakedist("compare", *runs, "--json")
+    assert finished.code == 0, finished.stderr
+    found: dict[str, Any] = json.loads(finished.stdout)
+    return found
+
+
+def test_shards_of_each_block_are_parameters_of_its_layers(ran: RunEntry) -> None:
+    run = ran(NAMES[0], RANK)
+    names = run.table("layers")["name"]
+    shares = run.table("shares")
+    blocks = run.table("blocks").astype({"category": str, "phase": str})
+    blocks["name"] = blocks["layer"].map(names).astype(str)
+    least, most = BLOCK // WORLD, BLOCK // WORLD * 1.01
+    kept = blocks[(blocks["step"] == 0) & blocks["at_peak"] & blocks["name"].str.startswith("layers.")]
+    for category, element_bytes, number in (("parameter", 2, 1), ("parameter", 4, 1), ("optimizer_state", 4, 2)):
+        size = kept["requested_bytes"] / element_bytes
+        found = kept[(kept["category"] == category) & (size >= least) & (size <= most)]
+        assert found.groupby(found["name"].str.extract(r"(layers\.\d+)")[0]).size().tolist() == [number] * LAYERS
+    gradients = blocks[(blocks["category"] == "gradient") & (blocks["step"] == 0)]
+    owners = shares[shares["block"].isin(gradients.index)]["layer"].map(names)
+    assert owners.str.extract(r"(layers\.\d+)")[0].nunique() == LAYERS
+
+
+def test_two_groups_of_the_same_ranks_overlap_where_one_does_not(sides: dict[str, Any]) -> None:
+    streams = pd.DataFrame(sides["streams"]).set_index(["side", "operation"])
+    assert streams["group"].to_dict() == {
+        ("A", "all_gather"): "default_pg",
+        ("A", "reduce_scatter"): "default_pg",
+        ("B", "all_gather"): "gather",
+        ("B", "reduce_scatter"): "default_pg",
+    }
+    assert streams["beside"].to_dict() == {
+        ("A", "all_gather"): "compute",
+        ("A", "reduce_scatter"): "compute",
+        ("B", "all_gather"): "compute, default_pg reduce_scatter",
+        ("B", "reduce_scatter"): "compute, gather all_gather",
+    }
+    for column in ("num_calls", "bytes", "runs_on"):
+        assert streams.loc["A"][column].to_dict() == streams.loc["B"][column].to_dict()
+    # Units: embedding, the blocks, and the rest. All but the last are gathered again in backward.
+    assert streams.loc["A"]["num_calls"].to_dict() == {"all_gather": 2 * (LAYERS + 2) - 1, "reduce_scatter": LAYERS + 2}
