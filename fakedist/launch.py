@@ -165,7 +165,8 @@ def run_child(job: Job, run_directory: Path, streams: Streams) -> Ending:
         if watch.interrupts:
             raise KeyboardInterrupt
         how = ending.message or f"exit code {ending.code}"
-        raise RecordingError(f"the rank's process ended before the script began: {how}", "fakedist doctor")
+        hint = "what nsys says of itself is above; do its --nsys-args fit it?" if job.nsys else "fakedist doctor"
+        raise RecordingError(f"the rank's process ended before the script began: {how}", hint)
     return ending
 
 

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fakedist.record.steps import Steps, StopRun
+from fakedist.record.timed import TimedStep
+
+
+class Written:
+    """A tracer that writes down what it is told."""
+
+    def __init__(self, refuses: str = "") -> None:
+        self.told: list[str] = []
+        self._refuses = refuses
+
+    def begin(self, text: str) -> None:
+        if self._refuses:
+            raise RuntimeError(self._refuses)
+        self.told.append(f"begin {text}")
+
+    def phase(self, text: str) -> None:
+        self.told.append(text)
+
+    def end(self) -> None:
+        self.told.append("end")
+
+    def records(self) -> list[dict[str, Any]]:
+        return [{"kind": "traced"}]
+
+
+def timed(tracer: Written) -> TimedStep:
+    """After two recorded steps."""
+    found = TimedStep(lambda layer: f"layer{layer}", after=2)
+    assert found.trace(tracer) == 2
+    return found
+
+
+def test_one_step_warms_up_and_the_next_is_traced() -> None:
+    tracer = Written()
+    step = timed(tracer)
+    assert [step.begins_after(number) for number in (1, 2)] == [False, True]
+    assert [step.step_ended(2, "other"), step.is_on, tracer.told] == [False, False, []]
+    assert step.step_ended(3, "other")
+    step.phase("forward")
+    assert not step.step_ended(4, "other")
+    assert tracer.told == ["begin fakedist.step:4", "fakedist.phase:other", "fakedist.phase:forward", "end"]
+    assert step.close() == [{"kind": "timed", "step": 4}, {"kind": "traced"}]
+
+
+def test_without_a_tracer_nothing_is_timed() -> None:
+    step = TimedStep(str, after=2)
+    assert not step.begins_after(2)
+    assert step.close() == []
+
+
+def note_of(step: TimedStep) -> str:
+    (record,) = step.close()
+    assert record["kind"] == "note"
+    return str(record["text"])
+
+
+def test_a_script_that_ends_early_has_a_note_that_says_which_step_was_missing() -> None:
+    step = timed(Written())
+    assert note_of(step) == "no kernels were timed: the script ended before step 4, which would have been timed"
+
+
+def test_a_timed_step_that_does_not_end_is_no_measurement() -> None:
+    tracer = Written()
+    step = timed(tracer)
+    step.step_ended(3, "other")
+    assert note_of(step) == "no kernels were timed: step 4, which was timed, did not end"
+    assert tracer.told[-1] == "end"
+
+
+def test_a_tracer_that_cannot_begin_says_why() -> None:
+    step = timed(Written(refuses="CUPTI is taken\nby somebody"))
+    assert not step.step_ended(3, "other")
+    assert note_of(step) == "no kernels were timed: CUPTI is taken"
+
+
+def test_a_script_with_a_profiler_of_its_own_keeps_it() -> None:
+    step = timed(Written())
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True):
+        assert not step.step_ended(3, "other")
+    assert "a profiler of its own" in note_of(step)
+
+
+def test_inside_of_a_dispatch_mode_the_recording_goes_on() -> None:
+    step = timed(Written())
+    with TorchDispatchMode():
+        assert not step.begins_after(2)
+    assert "in a TorchDispatchMode" in note_of(step)
+
+
+def test_layers_that_an_error_cut_short_are_closed_with_the_one_around_them() -> None:
+    step = timed(Written())
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
+        step.layer_begins(1)
+        step.layer_begins(2)
+        step.layer_begins(3)
+        step.layer_ended(1)
+        step.layer_ended(7)  # began before the step
+        step.layer_begins(4)
+        step.layer_ended(4)
+    events = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
+    spans = {event.name().removeprefix("fakedist.layer:layer"): (event.start_ns(), event.end_ns()) for event in events}
+    assert set(spans) == {"1", "2", "3", "4"}
+    assert spans["1"][1] >= spans["2"][1] >= spans["3"][1]
+    assert spans["4"][0] >= spans["1"][1]
+
+
+def train(steps: Steps) -> None:
+    optimizer = object()
+    for _ in range(9):
+        steps.root_forward()
+        steps.optimizer_begins(optimizer)
+        steps.optimizer_ended(optimizer)
+
+
+def test_more_steps_run_and_are_not_counted_as_recorded() -> None:
+    ended: list[int] = []
+    steps = Steps(2, lambda step, start_us, end_us: ended.append(step))
+    steps.more = 2
+    with pytest.raises(StopRun):
+        train(steps)
+    assert ended == [1, 2, 3, 4]
+    assert steps.last == 2
