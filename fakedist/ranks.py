@@ -64,7 +64,7 @@ def parse_ranks(text: str, world_size: int) -> tuple[int, ...]:
 def profile_ranks(
     job: Job, ranks: Sequence[int], output: Path | None, force: bool, streams: launch.Streams
 ) -> Iterator[RankRun]:
-    """Run ranks of a job in the given order; each gets the tapes of those before it.
+    """Run ranks of a job in the given order; each gets the tapes of those before it, and those of ``job.tapes``.
 
     A rank that fails keeps no other from running: its tape goes as far as it came. A Ctrl-C ends all.
 
@@ -80,16 +80,16 @@ def profile_ranks(
     """
     directory = output or default_name(job, ranks)
     _check_directory(directory, ranks, force)
-    tapes = [str(tape.run_directory) for tape in find_tapes(job) if tape.rank not in ranks]
+    tapes = {tape.rank: str(tape.run_directory) for tape in find_tapes(job)}
     for rank in ranks:
         start, run_directory = time.monotonic(), None
-        one = dataclasses.replace(job, rank=rank, tapes=tuple(tapes))
+        one = dataclasses.replace(job, rank=rank, tapes=tuple(tapes.values()))
         try:
             run_directory, ending = launch.profile(one, directory / f"rank{rank}", force, streams)
         except FakedistError as error:
             ending = launch.Ending("error", error.exit_code, error.message)
         if run_directory is not None:
-            tapes.append(str(run_directory))
+            tapes[rank] = str(run_directory)  # in the place of one that was given
         yield RankRun(rank, run_directory, ending, time.monotonic() - start)
         if ending.outcome == INTERRUPTED:
             return

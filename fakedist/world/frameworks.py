@@ -8,6 +8,9 @@ module                              why
 ==================================  ==================================================================================
 ``megatron_fsdp.uneven_dtensor``    asks all ranks for their parts of a parameter, which differ in size and place, and
                                     stops where they do not make up the whole (0.6.1 skips that on torch's fake backend)
+``torch.distributed.checkpoint``    :mod:`fakedist.world.checkpoints`
+``torch.distributed.pipelining``    :mod:`fakedist.world.pipelines`
+``..._symmetric_memory``            writes into other ranks' memory, which is not there: refused by name
 ==================================  ==================================================================================
 """
 
@@ -22,7 +25,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from types import ModuleType
 from typing import Any
 
+from fakedist.errors import WorldError
 from fakedist.patch import patched
+from fakedist.world.checkpoints import parts_of_one, plans_of_one
+from fakedist.world.pipelines import gradients_like_outputs
 
 Adapter = Callable[[ModuleType], dict[str, Callable[..., Any]]]
 
@@ -34,7 +40,8 @@ def adapted_frameworks() -> Iterator[None]:
 
         def adapt(module: ModuleType) -> None:
             for name, replacement in _adapter_of(module.__name__)(module).items():
-                stack.enter_context(patched(module, name, replacement))
+                owner, _, attribute = name.rpartition(".")
+                stack.enter_context(patched(getattr(module, owner) if owner else module, attribute, replacement))
 
         finder = _Finder(adapt)
         for module in [found for name, found in sys.modules.items() if _adapter_of(name) is not _unchanged]:
@@ -115,4 +122,22 @@ def _uneven_parts(module: ModuleType) -> dict[str, Callable[..., Any]]:
     return replacements
 
 
-_ADAPTERS: dict[str, Adapter] = {"megatron_fsdp.uneven_dtensor": _uneven_parts}
+def _no_symmetric_memory(module: ModuleType) -> dict[str, Callable[..., Any]]:
+    """Ranks exchange handles of their memory through C++, where nothing can answer for one that does not run."""
+
+    def rendezvous(*_: Any, **__: Any) -> Any:
+        raise WorldError(
+            "symmetric memory (asynchronous tensor parallelism too) writes into other ranks' memory: there is none",
+            "turn it off in the script: torch._inductor.config._micro_pipeline_tp = False",
+        )
+
+    return {"_SymmetricMemory.rendezvous": rendezvous}
+
+
+_ADAPTERS: dict[str, Adapter] = {
+    "megatron_fsdp.uneven_dtensor": _uneven_parts,
+    "torch.distributed._symmetric_memory": _no_symmetric_memory,
+    "torch.distributed.checkpoint.utils": plans_of_one,
+    "torch.distributed.checkpoint.default_planner": parts_of_one,
+    "torch.distributed.pipelining.stage": gradients_like_outputs,
+}

@@ -14,7 +14,8 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -36,6 +37,8 @@ _NUM_CALLS = {
 #: Told (operation, group, bytes given, bytes got) of each call.
 Write = Callable[[str, Any, int, int], None]
 _distributed: Any = c10d  # what is used of it is not in its types
+#: What makes the object that stands in for another rank's, and whether a tape comes first.
+_stand_in: ContextVar[tuple[Callable[[], Any], bool] | None] = ContextVar("stand_in", default=None)
 
 
 @contextmanager
@@ -55,6 +58,21 @@ def faked_objects(write: Write, tapes: Tapes) -> Iterator[None]:
             for owner in (c10d, dist):
                 stack.enter_context(patched(owner, name, getattr(answers, name)))
         yield
+
+
+@contextmanager
+def standing_in(make: Callable[[], Any], tape: Literal["passed over", "else"] = "passed over") -> Iterator[None]:
+    """Let one object stand in for what other ranks send meanwhile, where only they could know it.
+
+    Args:
+        make: Makes it, when it is asked for.
+        tape: Whether a tape's object is passed over, or comes first.
+    """
+    token = _stand_in.set((make, tape == "else"))
+    try:
+        yield
+    finally:
+        _stand_in.reset(token)
 
 
 class _Answers:
@@ -144,12 +162,15 @@ class _Answers:
                 raise ValueError("source rank must provide non-None scatter_object_input_list")
             pickled = self._give(where, pg, given, how)
             output[0] = _load(pickled[pg.rank()], how)
-        elif (found := self._tapes.receive_objects(where, pg.size())) is not None:
-            self._write("scatter_object_list", pg, 0, max(map(len, found)))
-            output[0] = _load(found[pg.rank()], how)
         else:
-            self._write("scatter_object_list", pg, 0, 0)
-            if given:
+            found = self._received(where, pg.size())
+            stand_in = _stand_in.get()
+            self._write("scatter_object_list", pg, 0, max(map(len, found or [b""])))
+            if found is not None:
+                output[0] = _load(found[pg.rank()], how)
+            elif stand_in is not None:
+                output[0] = stand_in[0]()
+            elif given:
                 output[0] = given[pg.rank()]
             elif output[0] is None:
                 raise self._tapes.missing(where)
@@ -217,12 +238,21 @@ class _Answers:
         self, where: Where, pg: Any, objects: list[Any], how: dict[str, Any], name: str = "broadcast_object_list"
     ) -> None:
         """Fill a list from another rank, or leave it as it is."""
-        found = self._tapes.receive_objects(where, len(objects))
+        found = self._received(where, len(objects))
+        stand_in = _stand_in.get()
         self._write(name, pg, 0, sum(map(len, found or [])))
         if found is not None:
             objects[:] = [_load(one, how) for one in found]
+        elif stand_in is not None:
+            objects[:] = [stand_in[0]()]
         elif all(item is None for item in objects):
             raise self._tapes.missing(where._replace(operation=name))
+
+    def _received(self, where: Where, num_objects: int) -> list[bytes] | None:
+        """The tape's objects, unless another one stands in for them."""
+        found = self._tapes.receive_objects(where, num_objects)
+        stand_in = _stand_in.get()
+        return found if stand_in is None or stand_in[1] else None
 
 
 def _dump(obj: Any, how: dict[str, Any]) -> bytes:

@@ -1,0 +1,33 @@
+"""torch.distributed.pipelining: what a stage learns from its neighbours before the first step.
+
+The stage before announces the shapes of its outputs, the stage behind those of its gradients. Those of outputs only the
+stage itself knows: they come from its tape. Gradients have the shapes of the outputs that this stage has just announced
+(``_derive_grad_metas`` in torch/distributed/pipelining/_utils.py), so no tape is needed for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from fakedist.world.objects import standing_in
+
+Replacements = dict[str, Callable[..., Any]]
+
+
+def gradients_like_outputs(module: ModuleType) -> Replacements:
+    """For ``torch.distributed.pipelining.stage``: torch 2.11 does not announce gradients."""
+    if not hasattr(module.PipelineStage, "_recv_meta"):
+        return {}
+    receive = module.PipelineStage._recv_meta
+
+    def receive_meta(self: Any, src_stage: int) -> Any:
+        if src_stage < self.stage_index:
+            return receive(self, src_stage)
+        with standing_in(
+            lambda: module._StageBackwardMeta(module._derive_grad_metas(self._stage_meta.outputs)), "else"
+        ):
+            return receive(self, src_stage)
+
+    return {"PipelineStage._recv_meta": receive_meta}
