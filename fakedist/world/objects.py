@@ -186,10 +186,10 @@ class _Answers:
     ) -> None:
         """Nobody listens; the tape does."""
         pg = _distributed._group_or_default_group(group)
+        _check_inside(pg)
         to = _distributed._canonicalize_group_rank(pg, dst, group_dst)
         _distributed._check_not_self_rank(pg, to, "destination")
-        if not _is_outside(pg, "send_object_list"):
-            self._give(self._begin("send_object_list", pg)._replace(to=pg.ranks[to]), pg, object_list, how)
+        self._give(self._begin("send_object_list", pg)._replace(to=pg.ranks[to]), pg, object_list, how)
 
     def recv_object_list(
         self,
@@ -202,13 +202,12 @@ class _Answers:
     ) -> int:
         """The tape's, or the list as it is, if this rank filled it itself; the source's rank."""
         pg = _distributed._group_or_default_group(group)
+        _check_inside(pg)
         source = ANY_RANK
         if src is not None or group_src is not None:
             place = _distributed._canonicalize_group_rank(pg, src, group_src)
             _distributed._check_not_self_rank(pg, place, "source")
             source = pg.ranks[place]
-        if _is_outside(pg, "recv_object_list"):
-            return -1
         where = self._begin("send_object_list", pg)._replace(source=source, to=dist.get_rank())
         if (sender := self._tapes.sender(where)) is not None:
             where = where._replace(source=sender)
@@ -275,6 +274,12 @@ def _place(pg: Any, rank: int | None, group_rank: int | None) -> int:
     return int(
         _distributed._canonicalize_group_rank(pg, 0 if rank is None and group_rank is None else rank, group_rank)
     )
+
+
+def _check_inside(group: Any) -> None:
+    """What torch says of a send in a group without this rank."""
+    if c10d._rank_not_in_group(group):
+        raise ValueError("Invalid process group specified")
 
 
 def _is_outside(group: Any, operation: str) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fakedist.world import checks
 from fakedist.world.arrivals import Arrivals
 from fakedist.world.group import Group
 from fakedist.world.ledger import LedgerLike, Tensors
@@ -63,6 +64,7 @@ class RankGroup(Group):
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None) -> Done:
         """Reduce: the root gets the sum, the others keep theirs."""
         tensors = _listed(tensors)
+        checks.check_root(self._kind(tensors[0]), "reduce", _root(opts))
         mine = _root(opts) == self._place
         with self._call("reduce", tensors, tensors if mine else [], opts) as call:
             if mine:
@@ -73,6 +75,7 @@ class RankGroup(Group):
     def broadcast(self, tensors: Any, opts: Any = None) -> Done:
         """Broadcast."""
         tensors = _listed(tensors)
+        checks.check_root(self._kind(tensors[0]), "broadcast", _root(opts))
         mine = _root(opts) == self._place
         with self._call("broadcast", tensors if mine else [], [] if mine else tensors, opts) as call:
             where = self._where("broadcast", _root(opts))
@@ -86,6 +89,7 @@ class RankGroup(Group):
         """all_gather into a list of tensors."""
         slots = list(outputs if isinstance(outputs[0], torch.Tensor) else outputs[0])
         mine = _listed(inputs)[0]
+        checks.check_gathered(self._kind(mine), slots, mine)
         flat = None
         if _is_even(slots):  # uneven ones are sent by broadcasts, without a buffer
             mine, flat = mine.contiguous(), _flat_like(slots)
@@ -120,7 +124,10 @@ class RankGroup(Group):
         """gather: the root gets everybody's."""
         inputs = _listed(inputs)
         slots = list(outputs[0] if outputs and not isinstance(outputs[0], torch.Tensor) else outputs)
+        checks.check_root(self._kind(inputs[0]), "gather", _root(opts))
         mine = _root(opts) == self._place
+        if mine:
+            checks.check_one_each(self._kind(inputs[0]), "gather", slots, inputs[0])
         with self._call("gather", inputs, slots if mine else [], opts) as call:
             if mine:
                 self._arrivals.spread(slots, inputs[0])
@@ -140,7 +147,10 @@ class RankGroup(Group):
         """scatter: my chunk of what the root has."""
         outputs = _listed(outputs)
         chunks = inputs[0] if inputs and not isinstance(inputs[0], torch.Tensor) else inputs
+        checks.check_root(self._kind(outputs[0]), "scatter", _root(opts))
         mine = _root(opts) == self._place
+        if mine:
+            checks.check_one_each(self._kind(outputs[0]), "scatter", chunks, outputs[0])
         with self._call("scatter", chunks if mine else [], outputs, opts) as call:
             where = self._where("scatter", _root(opts))
             if mine:
@@ -154,6 +164,7 @@ class RankGroup(Group):
         """reduce_scatter from a list of tensors."""
         output = _listed(outputs)[0]
         chunks = list(inputs if isinstance(inputs[0], torch.Tensor) else inputs[0])
+        checks.check_scattered(self._kind(output), output, chunks, self._place)
         flat = _flat_like(chunks) if _is_even(chunks) else None  # uneven ones are reduced one by one
         with self._call("reduce_scatter", chunks, [output], opts) as call:
             self._arrivals.reduced_into(output, chunks[self._place], self._num_ranks, _reduce_op(opts))
@@ -184,6 +195,8 @@ class RankGroup(Group):
 
         Sizes may be NumPy arrays: Megatron's token dispatcher gives such, and the real binding takes any sequence.
         """
+        for tensor, sizes in ((given, input_sizes), (output, output_sizes)):
+            checks.check_splits(self._kind(tensor), tensor, sizes)
         if len(input_sizes):
             start = int(sum(input_sizes[: self._place]))
             mine = given[start : start + int(input_sizes[self._place])]
@@ -200,6 +213,7 @@ class RankGroup(Group):
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Done:
         """all_to_all between lists of tensors."""
+        checks.check_lists(self._kind(outputs[0]), inputs, outputs)
         with self._call("all_to_all", inputs, outputs, opts) as call:
             self._arrivals.spread(outputs, inputs[self._place])
         return call.done(outputs)
@@ -214,6 +228,10 @@ class RankGroup(Group):
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Done:
         """Recv; a source of -1 is any rank."""
+        if src == self._place:
+            raise ValueError(
+                "Invalid source rank: source rank should not be the same as the rank of the current process."
+            )
         where = self._peer(src, self._place, (tensors[0].device, tag))
         if src < 0 and (sender := self._arrivals.tapes.sender(where)) is not None:
             where, src = where._replace(source=sender), self.ranks.index(sender)
@@ -257,6 +275,10 @@ class RankGroup(Group):
 
     # ---- inside
 
+    def _kind(self, tensor: torch.Tensor) -> checks.Kind:
+        """Whose errors a wrong call with the tensor gets."""
+        return checks.Kind(self.backend_of(tensor.device.type), self._num_ranks)
+
     def _where(self, operation: str, root: int) -> Where:
         """A call to or from everybody, on the tape."""
         return Where(operation, self.channel, self.ranks[root], sequence=self._sequence)
@@ -274,9 +296,13 @@ class RankGroup(Group):
             is_async = opts.asyncOp
         except AttributeError:  # no options, or a bare root or reduction
             is_async = True  # the default of c10d/Types.hpp
+        some = outputs or inputs
+        if some:
+            checks.check_device(self._by_device, some[0].device)
+            if self._asked == "nccl":
+                checks.check_dense(some[0])
         self._sequence += 1
         self._ledger.write(operation, self.number, inputs, outputs, (is_async, -1))
-        some = outputs or inputs
         stream = timed = None
         if some and some[0].is_cuda:
             stream, timed = self._stream(some[0].device, -1), self._ledger.timed(operation)
@@ -287,6 +313,7 @@ class RankGroup(Group):
 
     def _peer_call(self, operation: str, tensors: Tensors, peer: int) -> Call:
         """Begin a send or receive; on CUDA always on a stream of its own, and recorded with the allocator."""
+        checks.check_device(self._by_device, tensors[0].device)
         inputs, outputs = (tensors, []) if operation == "send" else ([], tensors)
         self._ledger.write(operation, self.number, inputs, outputs, (False, peer))
         if not tensors[0].is_cuda:
@@ -317,6 +344,8 @@ class RankGroup(Group):
         return call.done(tensors)
 
     def _reduce_chunks(self, operation: str, outputs: Tensors, inputs: Tensors, opts: Any) -> Done:
+        for output, given in zip(outputs, inputs, strict=True):
+            checks.check_scattered_from(self._kind(given), output, given)
         with self._call(operation, inputs, outputs, opts) as call:
             op = _reduce_op(opts)
             for output, given in zip(outputs, inputs, strict=True):
@@ -324,6 +353,8 @@ class RankGroup(Group):
         return call.done(outputs)
 
     def _gather_evenly(self, operation: str, outputs: Tensors, inputs: Tensors, opts: Any) -> Done:
+        for output, mine in zip(outputs, inputs, strict=True):
+            checks.check_gathered_into(self._kind(mine), output, mine)
         with self._call(operation, inputs, outputs, opts) as call:
             for output, mine in zip(outputs, inputs, strict=True):
                 self._arrivals.spread_evenly(output, mine, (self._place, self._num_ranks))

@@ -153,6 +153,8 @@ class _World:
             self._rank, self._num_ranks = rank or 0, size  # the script may know better than its environment
             self.own_ranks.joins(self._rank, size)
         backend = str(given["backend"])
+        if not any(mark in backend for mark in ",:") and backend not in c10d.Backend.backend_type_map:
+            raise AssertionError(f"Unknown backend type {backend}")
         group = RankGroup((rank or 0, size), backend, self._arrivals, self._ledger, given.get("backend_options"))
         if given["device_id"]:
             group.bound_device_id = given["device_id"]

@@ -22,7 +22,21 @@ WIDTH = 64
 
 def model() -> nn.Module:
     """A small network with a normalisation that SyncBatchNorm can stand for."""
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)).cuda()
+    layers = [nn.Linear(WIDTH, WIDTH) for _ in range(4)]
+    return nn.Sequential(layers[0], nn.BatchNorm1d(WIDTH), nn.ReLU(), *layers[1:]).cuda()
+
+
+class Alternating(nn.Module):
+    """Uses one of two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.layers[self.calls % 2](x)
 
 
 def replicated(**options: Any) -> DistributedDataParallel:
@@ -66,10 +80,8 @@ def static_graph() -> None:
 
 def unused_parameters() -> None:
     """Parameters that a step does not use."""
-    ddp = replicated(find_unused_parameters=True)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-    for _ in range(3):
-        step(ddp, optimizer)
+    device = torch.cuda.current_device()
+    train(DistributedDataParallel(Alternating().cuda(), device_ids=[device], find_unused_parameters=True))
 
 
 def no_sync() -> None:

@@ -113,7 +113,7 @@ def test_all_gather(enter_world: Enter, size: int, rank: int, is_async: bool) ->
 
 
 def test_all_gather_into_uneven_slots(enter_world: Enter) -> None:
-    notes = enter_world(4, 1)
+    notes = enter_world(4, 1, "ucc")
     slots = [torch.zeros(length) for length in (1, 2, 5, 0)]
     dist.all_gather(slots, torch.tensor([1.0, 2.0]))
     assert [slot.tolist() for slot in slots] == [[1], [1, 2], [1, 2, 1, 2, 1], []]

@@ -1,0 +1,194 @@
+"""What torch's backends refuse before they send anything: the same error here, from this rank's own arguments.
+
+Texts and types are those of ProcessGroupNCCL.cpp and ProcessGroupGloo.cpp in torch/csrc/distributed/c10d; where the two
+say it differently, a group says it as its own backend does, but for ``reduce_scatter`` of one tensor (NCCL's). What no
+backend checks (another rank's sizes) is not checked here either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+Tensors = Sequence[torch.Tensor]
+
+
+class Kind(NamedTuple):
+    """Whose errors they are.
+
+    Attributes:
+        backend: The backend that serves the tensors, "nccl" or "gloo".
+        num_ranks: Ranks in the group.
+    """
+
+    backend: str
+    num_ranks: int
+
+    @property
+    def is_nccl(self) -> bool:
+        """Whether it is NCCL."""
+        return self.backend == "nccl"
+
+    def named(self, operation: str) -> str:
+        """The operation as the backend names it."""
+        return f"ProcessGroup{'NCCL' if self.is_nccl else self.backend.capitalize()}::{operation}: "
+
+
+def check_device(by_device: dict[str, str], device: torch.device) -> None:
+    """``ProcessGroup::getBackend``.
+
+    Raises:
+        RuntimeError: The group has no backend for it.
+    """
+    if device.type not in by_device and device.type in ("cpu", "cuda"):
+        raise RuntimeError(f"No backend type associated with device type {device.type}")
+
+
+def check_dense(tensor: torch.Tensor) -> None:
+    """``check_gpu_single_tensor`` of NCCL.
+
+    Raises:
+        ValueError: The tensor is sparse or not contiguous.
+    """
+    if tensor.is_contiguous():
+        return
+    if tensor.layout is not torch.strided:
+        raise ValueError("Tensors must be CUDA and dense")
+    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+    if channels_last is None or not tensor.is_contiguous(memory_format=channels_last):
+        raise ValueError("Tensors must be contiguous")
+
+
+def check_root(kind: Kind, operation: str, root: int) -> None:
+    """``assertRootRank``.
+
+    Raises:
+        RuntimeError: The group has no such rank.
+    """
+    if not 0 <= root < kind.num_ranks:
+        raise RuntimeError(f"{kind.named(operation)}invalid root rank: {root}")
+
+
+def check_gathered(kind: Kind, slots: Tensors, mine: torch.Tensor) -> None:
+    """The list of ``all_gather``; gloo alone takes no slots of other sizes.
+
+    Raises:
+        RuntimeError: It has too few or too many, or of another type or (gloo) size.
+    """
+    if len(slots) != kind.num_ranks:
+        raise RuntimeError(
+            f"{kind.named('allgather')}invalid output tensor list at index 0 "
+            f"(expected length {kind.num_ranks}, got {len(slots)})"
+        )
+    if kind.backend == "gloo":
+        _match(kind, "allgather", slots, mine)
+
+
+def check_gathered_into(kind: Kind, output: torch.Tensor, mine: torch.Tensor) -> None:
+    """``all_gather_into_tensor``.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: It has another type, or not the size of all parts.
+    """
+    if output.dtype == mine.dtype and output.numel() == mine.numel() * kind.num_ranks:
+        return
+    if kind.backend == "gloo":
+        _match(kind, "allgather", output.reshape(-1).chunk(kind.num_ranks), mine.reshape(-1))
+    if output.dtype != mine.dtype:
+        raise TypeError("output tensor must have the same type as input tensor")
+    raise ValueError("output tensor size must be equal to world_size times input tensor size")
+
+
+def check_one_each(kind: Kind, operation: str, tensors: Tensors, mine: torch.Tensor) -> None:
+    """The list of ``gather`` or ``scatter`` on its root.
+
+    Raises:
+        RuntimeError: It has too few or too many, or of another type or size.
+    """
+    if len(tensors) != kind.num_ranks:
+        which = "input" if operation == "scatter" else "output"
+        raise RuntimeError(
+            f"{kind.named(operation)}Incorrect {which} list size {len(tensors)}. "
+            f"{which.capitalize()} list size should be {kind.num_ranks}, same as size of the process group."
+        )
+    _match(kind, operation, tensors, mine)
+
+
+def check_scattered(kind: Kind, output: torch.Tensor, chunks: Tensors, place: int) -> None:
+    """The list of ``reduce_scatter``.
+
+    Raises:
+        RuntimeError: It has too few or too many.
+    """
+    if len(chunks) != kind.num_ranks:
+        raise RuntimeError("invalid input tensor list size, must be world size")
+    check_scattered_from(Kind(kind.backend, 1), output, chunks[place])
+
+
+def check_scattered_from(kind: Kind, output: torch.Tensor, given: torch.Tensor) -> None:
+    """``reduce_scatter_tensor``.
+
+    Raises:
+        TypeError: Another type.
+        ValueError: Not the size of all parts.
+    """
+    if given.dtype != output.dtype:
+        raise TypeError("input tensor must be the same type as the output tensor.")
+    if kind.num_ranks > 1 and given.numel() != output.numel() * kind.num_ranks:
+        raise ValueError("input tensor must be the same size as output size times world size")
+
+
+def check_splits(kind: Kind, tensor: torch.Tensor, sizes: Sequence[int]) -> None:
+    """``checkSplitSizes`` (torch/csrc/distributed/c10d/Utils.hpp).
+
+    Raises:
+        RuntimeError: They are not one for each rank, or not the tensor's size together.
+    """
+    rows = tensor.shape[0] if tensor.dim() else 0
+    if not len(sizes):
+        if rows % kind.num_ranks:
+            raise RuntimeError("Tensor's dim 0 does not divide equally across group size")
+        return
+    if len(sizes) != kind.num_ranks:
+        raise RuntimeError("Number of tensor splits not equal to group size")
+    if int(sum(sizes)) != rows:
+        raise RuntimeError("Split sizes doesn't match total dim 0 size")
+
+
+def check_lists(kind: Kind, inputs: Tensors, outputs: Tensors) -> None:
+    """The lists of ``all_to_all``.
+
+    Raises:
+        RuntimeError: One has too few or too many tensors.
+    """
+    for name, tensors in (("input", inputs), ("output", outputs)):
+        if len(tensors) != kind.num_ranks:
+            raise RuntimeError(
+                f"{kind.named('alltoall')}{name} tensor list size {len(tensors)} "
+                f"does not match world size {kind.num_ranks}"
+            )
+
+
+def _match(kind: Kind, operation: str, tensors: Tensors, like: torch.Tensor) -> None:
+    """``assertTypeAndSizesMatch``."""
+    for index, tensor in enumerate(tensors):
+        if tensor.dtype != like.dtype:
+            found = ("type", _name(like.dtype), _name(tensor.dtype))
+        elif tensor.shape != like.shape:
+            found = ("size", _sizes(like), _sizes(tensor))
+        else:
+            continue
+        what, expected, got = found
+        raise RuntimeError(
+            f"{kind.named(operation)}invalid tensor {what} at index {index} (expected {expected}, got {got})"
+        )
+
+
+def _sizes(tensor: torch.Tensor) -> str:
+    return f"({', '.join(str(size) for size in tensor.shape)})"
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
