@@ -46,18 +46,17 @@ def check_device(by_device: dict[str, str], device: torch.device) -> None:
         raise RuntimeError(f"No backend type associated with device type {device.type}")
 
 
-def check_dense(tensor: torch.Tensor) -> None:
-    """``check_gpu_single_tensor`` of NCCL.
+def check_dense(*given: Tensors) -> None:
+    """``check_gpu_single_tensor`` of NCCL, which copies lists into a buffer of its own, or out of it.
 
     Raises:
-        ValueError: The tensor is sparse or not contiguous.
+        ValueError: A tensor that is alone in its list is sparse or not contiguous.
     """
-    if tensor.is_contiguous():
-        return
-    if tensor.layout is not torch.strided:
-        raise ValueError("Tensors must be CUDA and dense")
-    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
-    if channels_last is None or not tensor.is_contiguous(memory_format=channels_last):
+    for tensors in given:
+        if len(tensors) != 1 or (tensors[0].layout is torch.strided and _is_packed(tensors[0])):
+            continue
+        if tensors[0].layout is not torch.strided:
+            raise ValueError("Tensors must be CUDA and dense")
         raise ValueError("Tensors must be contiguous")
 
 
@@ -184,6 +183,14 @@ def _match(kind: Kind, operation: str, tensors: Tensors, like: torch.Tensor) -> 
         raise RuntimeError(
             f"{kind.named(operation)}invalid tensor {what} at index {index} (expected {expected}, got {got})"
         )
+
+
+def _is_packed(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is contiguous in the format that it suggests."""
+    if tensor.is_contiguous():
+        return True
+    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+    return channels_last is not None and tensor.is_contiguous(memory_format=channels_last)
 
 
 def _sizes(tensor: torch.Tensor) -> str:

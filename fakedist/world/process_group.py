@@ -300,7 +300,7 @@ class RankGroup(Group):
         if some:
             checks.check_device(self._by_device, some[0].device)
             if self._asked == "nccl":
-                checks.check_dense(some[0])
+                checks.check_dense(inputs, outputs)
         self._sequence += 1
         self._ledger.write(operation, self.number, inputs, outputs, (is_async, -1))
         stream = timed = None

@@ -131,10 +131,11 @@ def test_nccls_own_words() -> None:
     with pytest.raises(RuntimeError, match="ProcessGroupNCCL::gather: Incorrect output list size 1"):
         check_one_each(NCCL, "gather", [t()], t())
     with pytest.raises(ValueError, match="Tensors must be contiguous"):
-        check_dense(torch.ones(4, 2).t())
+        check_dense([t()], [torch.ones(4, 2).t()])
     with pytest.raises(ValueError, match="Tensors must be CUDA and dense"):
-        check_dense(torch.ones(4, 2).to_sparse())
-    check_dense(torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last))
+        check_dense([torch.ones(4, 2).to_sparse()])
+    check_dense([torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last)])
+    check_dense(list(torch.ones(4, 4).chunk(2, dim=1)))  # slots are filled from a buffer
     check_gathered(NCCL, [t(3), t(5)], t())  # uneven slots are its own
 
 
