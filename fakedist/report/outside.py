@@ -60,7 +60,7 @@ def communicator_sheet(summary: dict[str, Any]) -> Sheet | None:
         Column("channels", [_span(*row["channels"]) for row in rows], rank=3),
         Column("at least", [format_bytes(row["low_bytes"]) for row in rows]),
         Column("at most", [format_bytes(row["high_bytes"]) for row in rows]),
-        Column("made of, at most", [parts_text(row["parts"]) for row in rows], is_text=True, rank=4),
+        Column("made of, at most", [parts_text(row["parts"], _NUM_PARTS) for row in rows], is_text=True, rank=4),
     ]
     remarks = []
     if more := len(outside["communicators"]) - len(rows):
@@ -68,11 +68,11 @@ def communicator_sheet(summary: dict[str, Any]) -> Sheet | None:
     return Sheet("NCCL by communicator, estimated", columns, remarks)
 
 
-def parts_text(parts: dict[str, list[int]]) -> str:
-    """What most of a communicator is made of, at most."""
+def parts_text(parts: dict[str, list[int]], most: int) -> str:
+    """What a communicator is made of, at most, largest first; of more than ``most`` parts the rest is dots."""
     ordered = sorted(parts.items(), key=lambda pair: -pair[1][1])
-    told = ", ".join(f"{name} {format_bytes(high)}" for name, (_, high) in ordered[:_NUM_PARTS])
-    return told + (", ..." if len(ordered) > _NUM_PARTS else "")
+    told = ", ".join(f"{name} {format_bytes(high)}" for name, (_, high) in ordered[:most])
+    return told + (", ..." if len(ordered) > most else "")
 
 
 def _span(low: int, high: int) -> str:
@@ -95,7 +95,7 @@ def outside_section(summary: dict[str, Any]) -> dict[str, Any] | None:
                 "channels": _span(*row["channels"]),
                 "low": format_bytes(row["low_bytes"]),
                 "high": format_bytes(row["high_bytes"]),
-                "parts": parts_text(row["parts"]),
+                "parts": parts_text(row["parts"], len(row["parts"])),
             }
             for row in rows
         ],

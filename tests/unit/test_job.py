@@ -53,7 +53,12 @@ def test_the_one_real_gpu_is_number_0_and_virtual_ones_have_their_true_number() 
 
 def test_a_job_comes_back_from_json_as_it_was() -> None:
     job = dataclasses.replace(
-        JOB, arguments=("--lr", "1"), environment=(("A", "b=c"),), gpu_memory_bytes=UNLIMITED_BYTES, timeout_s=1.5
+        JOB,
+        arguments=("--lr", "1"),
+        environment=(("A", "b=c"),),
+        nccl_environment=(("NCCL_ALGO", "Ring"),),
+        gpu_memory_bytes=UNLIMITED_BYTES,
+        timeout_s=1.5,
     )
     assert Job.from_dict(json.loads(json.dumps(job.to_dict()))) == job
 

@@ -21,7 +21,7 @@ from fakedist.analysis.outside.fabric import Fabric
 from fakedist.analysis.outside.settings import Settings
 from fakedist.analysis.outside.span import NOTHING, Span, exactly, total
 
-_PEER_OPERATIONS = {"send": "send", "recv": "recv"}
+_PEER_OPERATIONS = ("send", "recv")
 _TO_ALL = ("all_to_all",)
 _ROOTED = ("gather", "scatter")
 #: Collectives that trees and NVLink SHARP serve too; all others run on rings.
@@ -86,6 +86,9 @@ def communicator(shape: Shape, usage: Usage, fabric: Fabric, settings: Settings)
     parts = {"channels": channel_bytes(shape, fabric, settings)}
     parts |= _eager(shape, fabric, settings) if not settings.lazy else _collectives(shape, usage, fabric, settings)
     parts |= _peers(shape, usage, fabric, settings)
+    if "pairs" in parts and all(operation in _PEER_OPERATIONS for operation in usage.operations):
+        least = min(parts["channels"].low, channel_bytes(_pair(usage), fabric, settings).low)
+        parts["channels"] = Span(least, parts["channels"].high)  # where no send was batched, the pairs' alone are there
     return Communicator(
         coll_channels(shape, fabric, settings), {name: each for name, each in parts.items() if each.high}
     )
@@ -170,7 +173,11 @@ def _peers(shape: Shape, usage: Usage, fabric: Fabric, settings: Settings) -> di
     found = {"send and receive": within, "network pool": Span(0, over * pool.high)}
     unbatched = usage.send_local + usage.recv_local + usage.send_remote + usage.recv_remote
     if unbatched and not usage.is_bound:  # a send of its own, not batched, has a communicator for the pair
-        pair = Shape(2, 2, 1) if usage.send_local + usage.recv_local else Shape(2, 1, 2)
         pairs = max(usage.send_local + usage.send_remote, usage.recv_local + usage.recv_remote)
-        found["pairs"] = Span(0, pairs * channel_bytes(pair, fabric, settings).high)
+        found["pairs"] = Span(0, pairs * channel_bytes(_pair(usage), fabric, settings).high)
     return {name: each for name, each in found.items() if each != NOTHING}
+
+
+def _pair(usage: Usage) -> Shape:
+    """Where the two ranks of a send or receive are."""
+    return Shape(2, 2, 1) if usage.send_local + usage.recv_local else Shape(2, 1, 2)

@@ -86,10 +86,20 @@ def _communicators(
         nodes = Counter(rank // per_node for rank in ranks)
         mine = ranks[int(row["group_rank"])] // per_node if ranks else 0
         shape = Shape(int(row["size"]), nodes[mine], len(nodes))
-        usage = _usage(calls.get(number), [rank // per_node == mine for rank in ranks], number in bound)
+        made = _through_nccl(calls.get(number), str(row["backend"]))
+        usage = _usage(made, [rank // per_node == mine for rank in ranks], number in bound)
         if (each := communicator(shape, usage, fabric, settings)) is not None:
             found.append(({**{str(name): value for name, value in row.items()}, "shape": shape}, each))
     return sorted(found, key=lambda pair: -pair[1].bytes.high)
+
+
+def _through_nccl(calls: pd.DataFrame | None, backend: str) -> pd.DataFrame | None:
+    """The calls of a group that reach NCCL: of one with gloo for the host, its objects and barriers do not."""
+    if calls is None:
+        return None
+    others = r"monitored_barrier" if backend == "nccl" else r"monitored_barrier|barrier|\w+_object(?:_list)?"
+    found = calls[~calls["operation"].str.fullmatch(others)]
+    return found if len(found) else None
 
 
 def _usage(calls: pd.DataFrame | None, is_local: list[bool], is_bound: bool) -> Usage:

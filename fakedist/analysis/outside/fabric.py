@@ -52,16 +52,17 @@ BLACKWELL = Fabric("NVLink 5", exactly(32), Span(8, 32), Span(2, 16), exactly(32
 PCIE = Fabric("PCIe", Span(2, 4), Span(2, 4), Span(2, 4), exactly(2), nvlink=False)
 
 _FABRICS = (
-    (r"A100-SXM|A800-SXM", AMPERE),
-    (r"H100 80GB HBM3|H100-SXM|H200\b(?! NVL)|H800\b(?! PCIe)", HOPPER),
+    (r"A100-SXM", AMPERE),
+    (r"H100 80GB HBM3|H200\b(?! NVL)", HOPPER),
     (r"NVIDIA B200|NVIDIA B300", BLACKWELL),
-    (r"L40|GeForce RTX (30|40)\d\d|RTX A\d000|\bL4\b|\bA10\b|A100-PCIE|H100 PCIe", PCIE),
+    (r"\bL40S?\b|GeForce RTX (3060|40\d\d)|\bL4\b|\bA10\b", PCIE),
 )
 
 
 def find_fabric(gpu_name: str) -> Fabric | None:
     """What joins the GPUs called ``gpu_name`` by CUDA; None where it is not known.
 
-    GB200 is not: its NVLink joins up to 72 GPUs of many nodes, and how many belongs to the cluster.
+    GB200 is not: its NVLink joins up to 72 GPUs of many nodes, as the cluster has them. Nor are cards that a
+    bridge may join in pairs (H100 NVL, RTX A6000), and GPUs with fewer links (H800, A800).
     """
     return next((fabric for pattern, fabric in _FABRICS if re.search(pattern, gpu_name)), None)

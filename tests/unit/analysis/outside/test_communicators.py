@@ -83,6 +83,13 @@ def test_a_pipeline_has_pools_for_other_nodes_and_perhaps_a_communicator_a_pair(
     assert list(bound.parts) == ["channels", "network pool"]
 
 
+def test_sends_that_are_not_batched_need_no_more_than_the_channels_of_a_pair() -> None:
+    usage = Usage(frozenset({"send"}), send_local=1)
+    found = communicator(NODE, usage, HOPPER, DEFAULT)
+    assert found is not None
+    assert found.parts["channels"] == Span((32 * 6 + 4) * MIB, (32 * 6 + 4 + 24 * 2 + 2) * MIB)
+
+
 def test_without_gpudirect_a_ring_over_one_rank_a_node_takes_nothing_of_the_gpu() -> None:
     found = parts(RAIL, "broadcast")["rings"]
     assert found.low == 0
@@ -154,7 +161,8 @@ def test_ampere_splits_the_buffers_of_a_connection_between_both_sides() -> None:
         ("NVIDIA B200", BLACKWELL),
         ("NVIDIA L40S", PCIE),
         ("NVIDIA GeForce RTX 4090", PCIE),
-        ("NVIDIA H100 PCIe", PCIE),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H800", None),
         ("NVIDIA GB200", None),
         ("Tesla T4", None),
         ("", None),

@@ -47,6 +47,13 @@ def test_where_the_ranks_are_follows_from_the_gpus_of_a_node() -> None:
     assert "network pool" in found["communicators"][1]["parts"]
 
 
+def test_objects_and_barriers_of_a_group_with_gloo_go_over_the_host() -> None:
+    host = [(0, "barrier", -1), (0, "broadcast_object_list", -1), (0, "all_gather_object", -1)]
+    assert estimate(*host)["communicators"] == []
+    assert len(estimate(*host, (0, "all_reduce", -1))["communicators"]) == 1
+    assert len(estimate((1, "barrier", -1))["communicators"]) == 1
+
+
 def test_a_bound_group_counts_before_any_call() -> None:
     assert [each["group"] for each in estimate(bound={1, 3})["communicators"]] == ["tp"]
 
