@@ -170,11 +170,14 @@ def _read_limits(mark: pytest.Mark) -> dict[str, tuple[str, int]]:
 
 def _exceeded(run: Run, limits: Mapping[str, tuple[str, int]]) -> list[str]:
     """A line for each limit of the mark that the run exceeds."""
+    from fakedist.report.wording import verdict
     from fakedist.units import format_bytes
 
     found = []
     if not run.fits:
-        found.append(f"the rank does not fit the GPU: {run.manifest['exit']['message']}".rstrip(": "))
+        said = verdict(run.summary, run.manifest["cwd"])
+        why = run.manifest["exit"]["message"] or (said.more.removeprefix(": ") if said else "")
+        found.append(f"the rank does not fit the GPU: {why}".rstrip(": "))
     values = {
         "max_peak": ("peak allocated", run.peak_allocated_bytes, 1),
         "max_reserved": ("peak reserved", run.peak_reserved_bytes, 1),

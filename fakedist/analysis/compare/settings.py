@@ -30,6 +30,7 @@ def different_settings(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, s
         b: That of the other run.
     """
     pairs: list[tuple[str, Any, Any]] = [(name, a["job"].get(key), b["job"].get(key)) for key, name in _JOB.items()]
+    pairs += [("NCCL's variables", *_nccl(a["job"], b["job"]))]
     pairs += [(name, a["summary"].get(name), b["summary"].get(name)) for name in ("torch", "gpu")]
     pairs += [
         ("steps that ended", len(a["summary"]["steps"]), len(b["summary"]["steps"])),
@@ -38,6 +39,11 @@ def different_settings(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, s
         ("fakedist", a.get("fakedist"), b.get("fakedist")),
     ]
     return [{"name": name, "a": _text(one), "b": _text(other)} for name, one, other in pairs if one != other]
+
+
+def _nccl(a: dict[str, Any], b: dict[str, Any]) -> tuple[Any, Any]:
+    """NCCL's variables of two jobs; an older fakedist knew of none."""
+    return a.get("nccl_environment") or [], b.get("nccl_environment") or []
 
 
 def unlike_times(a: dict[str, Any], b: dict[str, Any]) -> list[str]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fakedist.report.html import page
 from fakedist.report.outside import outside_figures
+from fakedist.report.run import Run
+from fakedist.report.run_markdown import run_markdown
 from fakedist.report.wording import span_text, verdict
+from tests.unit.report.handmade import ended_well
 
 GIB = 1 << 30
 
@@ -62,6 +68,24 @@ def test_what_does_not_even_fit_the_least_estimate_does_not_fit() -> None:
 
 def test_a_run_of_an_older_fakedist_says_what_it_said() -> None:
     assert told(summary(70, 0, 0) | {"estimated_outside": None}) == "fits, headroom 10.00 GiB"
+
+
+def test_page_and_markdown_have_the_section_with_every_communicator(tmp_path: Path) -> None:
+    run = Run(ended_well(tmp_path / "run"))
+    text = page(run)
+    assert '<section id="outside"' in text
+    assert text.count('<th scope="row">default_pg</th>') >= 1
+    assert "NVLink SHARP 256.00 MiB" in text
+    assert "- left out: **CUDA context** (not known for NVIDIA H100 80GB HBM3)" in run_markdown(run)
+
+
+def test_a_run_directory_of_an_older_fakedist_has_no_section(tmp_path: Path) -> None:
+    directory = ended_well(tmp_path / "run")
+    manifest = json.loads((directory / "run.json").read_text())
+    del manifest["summary"]["estimated_outside"]
+    (directory / "run.json").write_text(json.dumps(manifest))
+    assert 'id="outside"' not in page(Run(directory))
+    assert "Outside of" not in run_markdown(Run(directory))
 
 
 def test_measured_and_estimated_stand_apart() -> None:
