@@ -142,6 +142,7 @@ class Rank:
                 self._write_facts()
                 self._write_what_the_host_did_not_compute()
                 self._write_about_the_world()
+                self._write_what_torch_does_not_see()
                 recorder.close({**how, "line": line})
             except JournalFailed as error:
                 self.give_up(error)
