@@ -39,7 +39,7 @@ class CuptiTracer:
         torch.cuda.synchronize()
         activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
         # acc_events: one cycle is all there is, and without it some versions warn.
-        self._profile = torch.profiler.profile(activities=activities, acc_events=True)
+        self._profile = torch.profiler.profile(activities=activities, acc_events=True, with_flops=True)
         self._profile.start()
         self._mark(text)
 
@@ -112,6 +112,7 @@ def profiler_record(events: Iterable[Any], gpu: str) -> dict[str, Any]:
                 end=end,
                 thread=event.device_resource_id(),
                 sequence=event.sequence_nr(),
+                flops=int(event.flops()),
                 text=texts.setdefault(name, len(texts)),
             )
     packed = {table: {name: column.tobytes() for name, column in found.items()} for table, found in columns.items()}

@@ -25,6 +25,7 @@ class Ranges:
         end: When it ends; the trace's last moment where it never did.
         sequence: Autograd's sequence number in it; -1 without one.
         num_ignored: Ranges that say nothing.
+        flops: Floating-point operations of each operation, 0 where they are not counted; None where the trace has none.
     """
 
     meanings: list[Meaning]
@@ -34,6 +35,7 @@ class Ranges:
     end: Ints
     sequence: Ints
     num_ignored: int = 0
+    flops: Ints | None = None
 
     @property
     def kind(self) -> npt.NDArray[np.int8]:
@@ -48,6 +50,8 @@ class Ranges:
     def where(self, mask: npt.NDArray[np.bool_]) -> Ranges:
         """Some of the ranges."""
         arrays = {name: getattr(self, name)[mask] for name in ("meaning", "thread", "start", "end", "sequence")}
+        if self.flops is not None:
+            arrays["flops"] = self.flops[mask]
         return dataclasses.replace(self, **arrays)
 
 

@@ -66,7 +66,6 @@ def kernel_record(trace: Trace, layers: LayerNumbers, source: Mapping[str, Any])
     grid = _numbered([grid for grid, _ in activity.shapes], texts)[activity.shape]
     block = _numbered([block for _, block in activity.shapes], texts)[activity.shape]
     start, end = activity.columns["start"], activity.columns["end"]
-    no = np.full(len(activity), np.nan)
     bytes_ = activity.columns["bytes"]
     columns: dict[str, npt.NDArray[Any]] = {
         "name": name,
@@ -84,7 +83,7 @@ def kernel_record(trace: Trace, layers: LayerNumbers, source: Mapping[str, Any])
         "recompute": places.recompute,
         "layer": layers.of(ranges, places.layer),
         "call": places.call,
-        "flops": no,
+        "flops": _flops(ranges, places, family, end - start),
         "moved_bytes": np.where(bytes_ >= 0, bytes_, np.nan),
         "bound": np.zeros(len(activity)),
     }
@@ -130,6 +129,19 @@ def _operations_and_families(
     found = np.array(families, np.uint8)[place]
     found[activity.is_graph] = FAMILIES.index("other")  # whatever is in it
     return np.array(operations, np.int64)[place], found
+
+
+def _flops(ranges: Ranges, places: Places, family: npt.NDArray[np.uint8], time: Ints) -> npt.NDArray[np.float64]:
+    """Each product's share of its operation's floating-point operations, by time; NaN where they are not counted."""
+    found = np.full(len(time), np.nan)
+    if ranges.flops is None or not len(ranges.flops):
+        return found
+    known = (places.operation >= 0) & (ranges.flops[places.operation] > 0)
+    known &= family == FAMILIES.index("gemm")  # not what fills a product's workspace
+    operation, share = places.operation[known], np.maximum(time[known], 1)
+    whole = np.bincount(operation, share)
+    found[known] = ranges.flops[operation] * share / whole[operation]
+    return found
 
 
 def _operation(name: str) -> str:

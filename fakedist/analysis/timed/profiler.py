@@ -9,7 +9,7 @@ import numpy as np
 from fakedist.analysis.timed.events import Activity, Ranges
 from fakedist.analysis.timed.intervals import Ints
 from fakedist.analysis.timed.kernels import Trace
-from fakedist.analysis.timed.names import IGNORED, PHASE, STEP, Meaning, meaning
+from fakedist.analysis.timed.names import IGNORED, PHASE, STEP, meaning
 from fakedist.run.traces import COLUMNS
 
 _TYPES = {"q": "<i8", "I": "<u4"}
@@ -61,9 +61,10 @@ def _ranges(operations: dict[str, Ints], texts: list[str]) -> tuple[Ranges, list
         if said[operations["text"][row]].is_ours
     ]
     says = kinds != IGNORED
-    meanings: list[Meaning] = said
-    columns = [operations["thread"], start, end, operations["sequence"]]
-    return Ranges(meanings, operations["text"][says].astype(np.int32), *(column[says] for column in columns)), steps
+    thread, sequence = operations["thread"][says], operations["sequence"][says]
+    said_by = operations["text"][says].astype(np.int32)
+    ranges = Ranges(said, said_by, thread, start[says], end[says], sequence, flops=operations["flops"][says])
+    return ranges, steps
 
 
 def _launches(tables: dict[str, dict[str, Ints]]) -> tuple[Ints, Ints]:

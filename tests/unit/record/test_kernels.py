@@ -30,10 +30,10 @@ class Event:
 class Events(list[Any]):
     """A profile, made by hand."""
 
-    def operation(self, name: str, start: int, end: int, thread: int = MAIN, sequence: int = -1) -> int:
+    def operation(self, name: str, start: int, end: int, thread: int = MAIN, sequence: int = -1, **more: int) -> int:
         """An operation on the host; its id."""
         number = len(self) + 1
-        self._add(CPU, name, start, end, thread, correlation_id=number, sequence_nr=sequence)
+        self._add(CPU, name, start, end, thread, correlation_id=number, sequence_nr=sequence, **more)
         return number
 
     def kernel(self, name: str, launched: int, operation: int, node: str = "") -> None:
@@ -45,7 +45,13 @@ class Events(list[Any]):
         self._add(CUDA, name, launched + 1000, launched + 1500, 7, **call, metadata_json=metadata)
 
     def _add(self, device: Any, name: str, start: int, end: int, resource: int, **more: Any) -> None:
-        rest = {"linked_correlation_id": 0, "sequence_nr": -1, "is_user_annotation": False, "metadata_json": ""}
+        rest = {
+            "flops": 0,
+            "linked_correlation_id": 0,
+            "sequence_nr": -1,
+            "is_user_annotation": False,
+            "metadata_json": "",
+        }
         found = {"device_type": device, "name": name, "start_ns": start, "duration_ns": end - start, "nbytes": 0}
         self.append(Event({**rest, **found, "device_resource_id": resource, **more}))
 
@@ -113,6 +119,21 @@ def test_times_grid_and_stream_are_cuptis() -> None:
     assert found["source"]["step_us"] == pytest.approx((4500 + 1500 - 1000) / 1000)
 
 
+def test_the_operations_of_a_product_are_its_kernels_by_their_time() -> None:
+    events = Events()
+    events.operation("fakedist.step:4", 1000, 1001)
+    product = events.operation("aten::mm", 1100, 1200, flops=3000)
+    events.kernel("sm90_xmma_gemm_splitk", 1110, product)
+    events.kernel("splitKreduce_kernel", 1120, product)
+    events[-1].values["duration_ns"] = 250  # the other takes 500
+    events.kernel("Memset (Device)", 1130, product)
+    events.kernel("vectorized_elementwise_kernel", 1350, events.operation("aten::relu", 1300, 1400))
+    found = kernel_record(profiler_trace(profiler_record(events, "")), LayerNumbers([(0, "", "", -1)]), {})
+    flops = np.frombuffer(found["flops"], "<f8")
+    assert flops[:2].tolist() == [2000.0, 1000.0]
+    assert np.isnan(flops[2:]).all()
+
+
 def test_kernels_of_a_cuda_graph_are_counted_in_a_note() -> None:
     events = training()
     events.kernel("in_graph", 1150, 4, node=', "graph node id": 12')
@@ -132,7 +153,8 @@ def test_torchs_own_events_are_understood() -> None:
     weight = torch.ones(4, 4, requires_grad=True)
     tracer = CuptiTracer()
     event = torch._C._profiler._RecordFunctionFast
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
+    host_alone = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=host_alone, acc_events=True, with_flops=True) as profile:
         tracer._mark("fakedist.step:4")
         tracer.phase("fakedist.phase:forward")
         with event("fakedist.layer:blocks.1"):
@@ -144,6 +166,7 @@ def test_torchs_own_events_are_understood() -> None:
     first = next(each for each in host if each.name() == "aten::mm")
     inside = [each for each in host if each.name() == "aten::mm" and each.start_ns() > first.end_ns()]
     assert inside
+    assert first.flops() == 2 * 4 * 4 * 4
     for each in (first, *inside):
         events.kernel("sm90_xmma_gemm", each.start_ns() + 1, each.correlation_id())
     found = rows(events)
