@@ -220,6 +220,24 @@ def test_norms_that_were_made_up_are_not_negative(engine: ValueEngine) -> None:
 
 
 @on_virtual_gpu
+def test_a_norm_that_is_tested_in_detail_is_valid(engine: ValueEngine) -> None:
+    """DeepSpeed skips the step where a norm is not finite or, by a sentinel of its own, negative."""
+    import torch
+
+    for _ in range(8):
+        gradient = torch.randn(2048, 2048, device="cuda")
+        norm = torch.stack([torch.linalg.vector_norm(gradient.double())]).pow(2.0).sum().float().pow(0.5)
+        norm.masked_fill_(norm.isnan().logical_or(norm.isinf()), torch.tensor(-1.0, device="cuda"))
+        stacked = torch.stack([norm])
+        invalid = (~torch.isfinite(stacked) | (stacked < 0)).any()
+        combined = torch.linalg.vector_norm(stacked)
+        combined = torch.where(invalid, torch.full_like(combined, float("inf")), combined)
+        assert not bool((~torch.isfinite(combined) | (combined < 0)).any())
+        assert 0 <= combined.item() < float("inf")
+    assert invented_values(engine) <= 8  # the norms that were read
+
+
+@on_virtual_gpu
 def test_rotary_embeddings_meet_activations_too_large_to_compute(engine: ValueEngine) -> None:
     import torch
 

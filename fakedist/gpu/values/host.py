@@ -25,15 +25,15 @@ class Host:
 
     def __init__(self, seed: int, *, strict: bool = False) -> None:
         self.defined = Defined()
-        self.shares = Shares(self._is_seen_non_negative)
+        self.shares = Shares(self._seen)
         self.inventions = Inventions(seed, strict=strict)
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether a device tensor is small and has all its values."""
         return tensor.is_cuda and is_small(tensor) and self.defined.holds(tensor)
 
-    def _is_seen_non_negative(self, tensor: torch.Tensor) -> bool:
-        return self.holds(tensor) and not tensor.is_complex() and bool((host_view(tensor) >= 0).all())
+    def _seen(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        return host_view(tensor) if self.holds(tensor) else None
 
     def write(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
         """Give a small device tensor its values."""

@@ -37,7 +37,7 @@ _KEEPS_SIGN = {"stack", "cat", "sum", "mean", "_to_copy", "clone", "max", "min",
 #: Operations of whose results something may be known.
 FOLLOWED = frozenset(
     {*_ALWAYS, *_SAME, *_ZEROS, *_ONES, *_FULL, *_AND, *_OR, *_KEEP, *_NOT, *_COUNT, *_LEAST, *_MOST, *_SCATTER}
-    | {*NON_NEGATIVE, *_KEEPS_SIGN, "pow", "clamp"}
+    | {*NON_NEGATIVE, *_KEEPS_SIGN, "pow", "clamp", "masked_fill", "where"}
 )
 
 
@@ -50,11 +50,11 @@ class Shares:
     """Remembers the mean of masks and counts that hold no values, and the tensors that are not negative.
 
     Args:
-        is_seen_non_negative: Whether a tensor holds values and none is negative.
+        seen: A tensor's values, on the host; None for one that does not hold them.
     """
 
-    def __init__(self, is_seen_non_negative: Callable[[torch.Tensor], bool]) -> None:
-        self._is_seen_non_negative = is_seen_non_negative
+    def __init__(self, seen: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+        self._seen = seen
         self._shares: Storages[float] = Storages()
         self._non_negative: Storages[bool] = Storages()
 
@@ -65,6 +65,20 @@ class Shares:
     def is_non_negative(self, tensor: torch.Tensor) -> bool:
         """Whether values made up for the tensor must not be negative."""
         return bool(self._non_negative.get(tensor))
+
+    def _has_no_negative(self, value: Any) -> bool:
+        """Whether a number, or all of a tensor's values, made up or seen, are not negative."""
+        if not isinstance(value, torch.Tensor):
+            return isinstance(value, (int, float)) and value >= 0
+        if self.is_non_negative(value):
+            return True
+        values = self._seen(value)
+        return values is not None and not values.is_complex() and bool((values >= 0).all())
+
+    def _is_all(self, mask: torch.Tensor, value: bool) -> bool:
+        """Whether all of a mask is known, or seen, to be that."""
+        values = self._seen(mask)
+        return self.of(mask) == float(value) if values is None else bool((values == value).all())
 
     def forget(self, tensor: torch.Tensor) -> None:
         """Something was written to the tensor."""
@@ -125,6 +139,8 @@ class Shares:
             return _SAME[name] if first is second or _is_same(first, second) else 0.5
         if isinstance(second, float) and math.isinf(second):
             return {"eq": 0.0, "ne": 1.0}.get(name, 0.5)
+        if second == 0 and name in ("lt", "ge") and self.is_non_negative(first):
+            return _SAME[name]
         share = self.of(first)
         if share is None or first.is_floating_point() or not 0 <= share <= 1:
             return 0.5
@@ -136,7 +152,12 @@ class Shares:
         if name in NON_NEGATIVE:
             return True
         if name == "pow":
-            return isinstance(args[1], (int, float)) and args[1] % 2 == 0
+            exponent = args[1]
+            return isinstance(exponent, (int, float)) and (exponent % 2 == 0 or self._has_no_negative(args[0]))
+        if name == "masked_fill":
+            return self._has_no_negative(args[0]) and (self._is_all(args[1], False) or self._has_no_negative(args[2]))
+        if name == "where" and len(args) == 3:
+            return all(self._is_all(args[0], side == 2) or self._has_no_negative(args[side]) for side in (1, 2))
         if name == "clamp":
             low, high = (*args[1:3], None, None)[:2]
             if isinstance(low, (int, float)) and low >= 0:
@@ -146,7 +167,7 @@ class Shares:
             args = args[:1]
         elif name not in _KEEPS_SIGN or any(isinstance(value, (int, float)) and value < 0 for value in args[1:2]):
             return False
-        return all(self.is_non_negative(tensor) or self._is_seen_non_negative(tensor) for tensor in _tensors(args))
+        return all(map(self._has_no_negative, _tensors(args)))
 
 
 def _combined(name: str, shares: list[float], args: tuple[Any, ...], result: torch.Tensor) -> float | None:

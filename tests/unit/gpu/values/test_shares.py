@@ -12,7 +12,7 @@ from fakedist.gpu.values.shares import Shares
 
 @pytest.fixture
 def shares() -> Shares:
-    return Shares(lambda tensor: False)
+    return Shares(lambda tensor: None)
 
 
 def test_nothing_is_nan(shares: Shares) -> None:
@@ -54,6 +54,9 @@ def test_what_is_written_over_is_not_known(shares: Shares) -> None:
         ("abs", (torch.empty(2),), True),
         ("pow", (torch.empty(2), 2), True),
         ("pow", (torch.empty(2), 3), False),
+        ("pow", (torch.empty(2), 0.5), False),
+        ("masked_fill", (torch.empty(2), torch.empty(2, dtype=torch.bool), 0), False),
+        ("where", (torch.empty(2, dtype=torch.bool), torch.empty(2), torch.empty(2)), False),
         ("nll_loss_forward", (torch.empty(2),), True),
         ("add", (torch.empty(2), torch.empty(2)), False),
         ("neg", (torch.empty(2),), False),
@@ -72,3 +75,32 @@ def test_a_sum_of_what_is_not_negative_is_not_negative(shares: Shares) -> None:
     shares.follow("mul", (total, -1.0), scaled)
     assert shares.is_non_negative(total)
     assert not shares.is_non_negative(scaled)
+
+
+def test_a_norm_that_is_tested_in_detail_is_valid(shares: Shares) -> None:
+    """As DeepSpeed does: the root of summed squares, -1 in the place of what is not finite, infinity where negative."""
+    squared, norm, masked, chosen = (torch.empty(()) for _ in range(4))
+    isnan, negative = (torch.empty((), dtype=torch.bool) for _ in range(2))
+    shares.follow("pow", (torch.empty(()), 2.0), squared)
+    shares.follow("pow", (squared, 0.5), norm)
+    shares.follow("isnan", (norm,), isnan)
+    shares.follow("masked_fill_", (norm, isnan, -1.0), masked)
+    assert shares.is_non_negative(masked)
+    assert shares.follow("lt", (masked, 0), negative) == 0.0
+    assert shares.follow("ge", (masked, 0), torch.empty((), dtype=torch.bool)) == 1.0
+    shares.follow("where", (negative, torch.empty(()), masked), chosen)
+    assert shares.is_non_negative(chosen)
+    shares.follow("where", (torch.empty((), dtype=torch.bool), torch.empty(()), masked), chosen)
+    assert not shares.is_non_negative(chosen)
+
+
+def test_a_mask_whose_values_are_there_says_what_it_leaves() -> None:
+    values = {"nowhere": torch.tensor([False, False]), "somewhere": torch.tensor([False, True])}
+    masks = {name: torch.empty(2, dtype=torch.bool) for name in values}
+    shares = Shares(lambda tensor: next((values[name] for name in masks if masks[name] is tensor), None))
+    kept, replaced, norm = (torch.empty(2) for _ in range(3))
+    shares.know_non_negative(norm)
+    shares.follow("masked_fill", (norm, masks["nowhere"], -1.0), kept)
+    shares.follow("masked_fill", (norm, masks["somewhere"], -1.0), replaced)
+    assert shares.is_non_negative(kept)
+    assert not shares.is_non_negative(replaced)
