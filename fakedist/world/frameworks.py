@@ -11,6 +11,8 @@ module                              why
 ``torch.distributed.checkpoint``    :mod:`fakedist.world.checkpoints`
 ``torch.distributed.pipelining``    :mod:`fakedist.world.pipelines`
 ``..._symmetric_memory``            writes into other ranks' memory, which is not there: refused by name
+``deepspeed.runtime.zero.utils``    ZeRO-3 compares its lists of modules and parameters with rank 0's; what is sent to
+                                    the others arrives in a buffer of -1, and without a tape stays so (0.19.8)
 ==================================  ==================================================================================
 """
 
@@ -134,10 +136,36 @@ def _no_symmetric_memory(module: ModuleType) -> dict[str, Callable[..., Any]]:
     return {"_SymmetricMemory.rendezvous": rendezvous}
 
 
+def _lists_of_rank_0(module: ModuleType) -> dict[str, Callable[..., Any]]:
+    """Where rank 0's list did not arrive it is like mine; what did arrive (from a tape) is compared as ever."""
+    replacements: dict[str, Callable[..., Any]] = {}
+    if same_length := getattr(module, "assert_lst_len_same_as_other_ranks", None):
+
+        @functools.wraps(same_length)
+        def of_my_length(numbers: list[int]) -> None:
+            try:
+                same_length(numbers)
+            except RuntimeError as error:
+                if "rank0: -1 " not in str(error):
+                    raise
+
+        replacements["assert_lst_len_same_as_other_ranks"] = of_my_length
+    if arrived := getattr(module, "get_lst_from_rank0", None):
+
+        @functools.wraps(arrived)
+        def like_mine(numbers: list[int]) -> list[int]:
+            found: list[int] = arrived(numbers)
+            return list(numbers) if found == [-1] * len(numbers) else found
+
+        replacements["get_lst_from_rank0"] = like_mine
+    return replacements
+
+
 _ADAPTERS: dict[str, Adapter] = {
     "megatron_fsdp.uneven_dtensor": _uneven_parts,
     "torch.distributed._symmetric_memory": _no_symmetric_memory,
     "torch.distributed.checkpoint.utils": plans_of_one,
     "torch.distributed.checkpoint.default_planner": parts_of_one,
     "torch.distributed.pipelining.stage": gradients_like_outputs,
+    "deepspeed.runtime.zero.utils": _lists_of_rank_0,
 }
