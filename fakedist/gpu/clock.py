@@ -74,7 +74,7 @@ class Clock:
 
     Attributes:
         fixed: Times that depend on nothing.
-        measured_on: The machine that the curves were measured on; None if they were not.
+        measured_on: The machine that this GPU's curves were measured on; None if they were not.
 
     Raises:
         SetupError: The data are not of this format.
@@ -88,9 +88,11 @@ class Clock:
             raise SetupError("these efficiency data are a rehearsal's: nothing was measured", "make calibrate on a GPU")
         self.spec = spec
         self.fixed = Fixed(**{name: float(entry["value"]) for name, entry in data["fixed_us"].items()})
-        self.measured_on: dict[str, Any] | None = data["measured_on"]
         major, minor = spec.compute_capability
-        curves = data["curves"]["default"] | data["curves"].get(f"{major}.{minor}", {})
+        own = data["curves"].get(f"{major}.{minor}", {})
+        measured = any(entry["source"] == "measured" for entry in own.values())
+        self.measured_on: dict[str, Any] | None = data["measured_on"] if measured else None
+        curves = data["curves"]["default"] | own
         self._curves = {name: [(float(x), float(y)) for x, y in entry["points"]] for name, entry in curves.items()}
 
     @property

@@ -196,6 +196,9 @@ class Estimate:
                 "durations are a model's that was never calibrated on a GPU: they show proportions and limits, and may"
                 " be wrong by a factor of two"
             )
+        else:
+            on = self._clock.measured_on
+            notes.append(f"durations are a model's, calibrated on {on['gpu']} with torch {on['torch']} on {on['date']}")
         notes.append("what collectives take is not estimated: streams that wait for one wait for nothing")
         if unknown := timeline.unknown:
             named = sorted(unknown, key=lambda name: -unknown[name])

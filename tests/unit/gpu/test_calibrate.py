@@ -37,3 +37,4 @@ def test_measured_curves_replace_those_of_their_gpu_alone() -> None:
     assert ampere.fraction("memory.copy", 1e9) == Clock(find_gpu("a100-80g")).fraction("memory.copy", 1e9)
     assert hopper.fraction("gemm.bf16", 1e12) == Clock(find_gpu("h100-80g")).fraction("gemm.bf16", 1e12)
     assert (hopper.measured_on, hopper.fixed.kernel) == (MEASURED_ON, 1.5)
+    assert ampere.measured_on is None
