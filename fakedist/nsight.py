@@ -111,15 +111,11 @@ def export_sqlite(report: Path, to: Path, timeout_s: float) -> None:
 
 def _importer(nsys: Path) -> Path:
     """QdstrmImporter, in the host directory beside the target's, as the packages have it."""
-    real = nsys.resolve()
-    tops = {real.parent.parent, nsys.parent.parent, real.parents[2] if len(real.parents) > 2 else real.parent}
-    tops |= {path.parent for top in tops for path in top.parent.glob("nsight-systems*/host-linux-x64")}
-    tops |= {path.parent for path in Path("/usr/lib").glob("nsight-systems/host-linux-x64")}
     # Debian: /usr/lib/x86_64-linux-gnu/nsight-systems/target-linux-x64/nsys, /usr/lib/nsight-systems/host-linux-x64
-    tops |= {path.parent for up in real.parents for path in up.glob("nsight-systems/host-linux-x64")}
-    for top in sorted(tops):
-        for found in sorted(top.glob("host-linux-*/QdstrmImporter")):
-            return found
+    for above in nsys.resolve().parents:
+        for pattern in ("host-linux-*/QdstrmImporter", "nsight-systems/host-linux-*/QdstrmImporter"):
+            if found := sorted(above.glob(pattern)):
+                return found[0]
     raise ReportError(
         "nsys left a stream (.qdstrm), and its QdstrmImporter was not found beside it",
         "install the package that has nsys-ui (Debian: nsight-systems), or a newer nsys",
