@@ -19,7 +19,7 @@ from fakedist.report import charts, peak, sections, time_charts
 from fakedist.report.outside import outside_section
 from fakedist.report.pack import Pack
 from fakedist.report.run import Run
-from fakedist.report.time_section import time_section
+from fakedist.report.time_section import layer_columns, time_section
 from fakedist.run.schema import SCHEMA_VERSION
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -137,6 +137,8 @@ def _context(run: Run) -> dict[str, Any]:
         )
     if summary["time"]:
         context |= _time(pack, run)
+        if context["layers"]:
+            context["layers"]["times"] = layer_columns(run, folds)
     pack.meta |= {"capacity": summary["capacity_bytes"], "num_moves": pack.meta.get("num_moves", 0)}
     job = run.manifest["job"]
     pack.meta["world"] = {"worldSize": job["world_size"], "perNode": job["gpus_per_node"], "rank": job["rank"]}

@@ -191,6 +191,7 @@ def layers_section(summary: dict[str, Any], folded: pd.DataFrame) -> dict[str, A
     return {
         "columns": [(name, " ".join(categories)) for name, (categories, _) in LAYER_COLUMNS.items()],
         "rows": rows,
+        "times": None,
         "num_small": sum(row["is_small"] for row in rows),
         "num_more": num_more,
         "when": f"in step {summary['steps'][-1]['step']}" if summary["steps"] else "in the run",

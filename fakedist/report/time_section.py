@@ -57,6 +57,23 @@ def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: l
     }
 
 
+def layer_columns(run: Run, folds: list[Fold]) -> dict[str, Any]:
+    """What the table of layers at the peak says of time: columns, and by number of the fold their cells.
+
+    Args:
+        run: The run.
+        folds: Its layers, folded.
+    """
+    table = fold_times(run.table("layer_times"), run.table("layers"), folds)
+    used = [name for name in ("forward_us", "recompute_us", "backward_us") if table[name].any()]
+    columns = [table[name].tolist() for name in used]
+    return {
+        "word": run.summary["kernels"]["source"],
+        "columns": [(name, name.removesuffix("_us")) for name in used],
+        "cells": [[(us, us_or_dash(us)) for us in row] for row in zip(*columns, strict=True)] or [[]] * len(table),
+    }
+
+
 def step_figure(summary: dict[str, Any]) -> dict[str, str] | None:
     """The step's time for the verdict; None where no step was timed."""
     if summary["time"] is None:
