@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from tests.clients.catalogue import megatron, megatron_fsdp, pytorch
+from tests.clients.catalogue import megatron, megatron_fsdp, pytorch, pytorch_features
 from tests.clients.catalogue.entry import TRAINING, Entry, Refusal, version
 
 __all__ = ["ENTRIES", "TRAINING", "Entry", "Refusal", "version"]
 
-ENTRIES: tuple[Entry, ...] = (*pytorch.ENTRIES, *megatron.ENTRIES, *megatron_fsdp.ENTRIES)
+ENTRIES: tuple[Entry, ...] = (
+    *pytorch.ENTRIES,
+    *pytorch_features.ENTRIES,
+    *megatron.ENTRIES,
+    *megatron_fsdp.ENTRIES,
+)
