@@ -13,6 +13,7 @@ reads it, what reads it never needs torch. `python -m fakedist.run.schema` print
 |---|---|
 | `run.json` | the manifest, below |
 | `journal.bin` | what the rank wrote while it ran; the tables are made from it, and after a kill it is all there is |
+| `tape.bin` | what the rank sent, for other ranks' runs to receive ([tape.md](tape.md)) |
 | `kernels.bin` | the same of what nsys's report says, with `--nsys` |
 | `nsight.nsys-rep` | that report, for nsys-ui |
 | `tables/*.parquet` | the tables, below |

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.pipelining import stage as stage_module
 
 from fakedist.errors import WorldError
+from fakedist.job import Job
+from fakedist.run.directory import TAPE_NAME
+from fakedist.run.journal import JournalWriter
+from fakedist.run.tape import Tape
+from fakedist.world.reroute import fake_world
+from fakedist.world.tape import Tapes
 
 Enter = Callable[..., Any]
 CPU = torch.device("cpu")
@@ -42,6 +50,20 @@ def test_a_later_stage_needs_shapes_told_beforehand_or_a_tape(enter_world: Enter
         step_of(rank)
     chain = [caught.value, caught.value.__cause__, caught.value.__context__]
     assert any(f"waits for an object from rank {rank - 1}" in str(error) for error in chain)
+
+
+def test_stages_in_order_need_to_know_nothing_beforehand(tmp_path: Path) -> None:
+    others: list[Tape] = []
+    for rank in range(4):
+        directory = tmp_path / str(rank)
+        directory.mkdir()
+        writer = JournalWriter(directory / TAPE_NAME)
+        tapes = Tapes(writer.append, None, others, rank)
+        with fake_world(Job(world_size=4, rank=rank, target="x"), tapes=tapes):
+            dist.init_process_group("gloo")
+            assert len(step_of(rank)) == (4 if rank == 3 else 0)
+        writer.close()
+        others.append(Tape(directory, rank))
 
 
 @pytest.mark.parametrize("rank", [1, 3])
