@@ -69,7 +69,10 @@ ENTRIES = (
     _sharded("tensor and sequence parallelism", "sequence_parallel", "all_gather", "reduce_scatter"),
     _sharded("tensor and sequence parallelism with FSDP2", "tensor_and_sharded", "all_gather", "reduce_scatter"),
     _sharded("context parallelism", "context_parallel", "all_to_all", fast=True),
-    _sharded("DTensor, redistributed and gathered", "distributed_tensors", "all_gather"),
+    replace(  # a parameter of no module
+        _sharded("DTensor, redistributed and gathered", "distributed_tensors", "all_gather"),
+        categories=("gradient", "optimizer_state"),
+    ),
     _pipeline("pipelining: GPipe, shapes told", "gpipe", "static"),
     _pipeline("pipelining: 1F1B, shapes told", "1f1b", "static"),
     _pipeline("pipelining: interleaved 1F1B, shapes told", "interleaved", "static"),
