@@ -22,18 +22,11 @@ pytestmark = pytest.mark.skipif(
     not installed("megatron_core"), reason="not installed: pip install --no-deps megatron-core==0.16.1"
 )
 SCRIPT = Path(__file__).parents[2] / "examples/megatron_gpt.py"
+TRANSFORMER_ENGINE = pytest.mark.skipif(
+    not installed("transformer_engine_torch"), reason="not installed: tests/clients/build_transformer_engine.sh"
+)
 IMPLEMENTATIONS = pytest.mark.parametrize(
-    "layers",
-    [
-        "local",
-        pytest.param(
-            "transformer_engine",
-            marks=pytest.mark.skipif(
-                not installed("transformer_engine_torch"),
-                reason="not installed: tests/clients/build_transformer_engine.sh",
-            ),
-        ),
-    ],
+    "layers", ["local", pytest.param("transformer_engine", marks=TRANSFORMER_ENGINE)]
 )
 #: DeepSeek-V3 in small: 16 ranks, latent attention, a dense layer first, experts, a shared one, a layout by hand.
 SIZES = Sizes(512, 8, 2048, 32256, 8, 1024, 16, 2, 2, 4, 1024, latent=(192, 128, 64, 32, 64))
@@ -136,6 +129,16 @@ def test_layers_have_their_parts_of_flat_buffers(profiles: Profiles, layers: str
     assert 0 < state <= 12 * weights
     outside = table.loc[0, "most_optimizer_state_bytes"]
     assert outside < 0.02 * table["most_optimizer_state_bytes"].sum()
+
+
+@TRANSFORMER_ENGINE
+def test_eight_bit_copies_of_weights_are_parameters(profiles: Profiles) -> None:
+    """transformer_engine keeps each weight of a linear layer by rows and by columns, from the first microbatch on."""
+    held = SIZES.held(1, 1, embedding=True)
+    kept = held.dense + held.experts - SIZES.vocabulary // SIZES.tp * SIZES.hidden
+    found = between_steps(profiles(0, *SMALL, *LATENT, "--fp8-format", "e4m3", "--fp8-recipe", "blockwise"))
+    assert found["parameter"] == pytest.approx(held.bytes_by_category()["parameter"] + 2 * kept, rel=0.01)
+    assert found["activation"] < 1 << 20
 
 
 def test_a_stock_fake_process_group_is_as_good_as_any(profiles: Profiles) -> None:
