@@ -212,14 +212,15 @@ def _give_to_owners(frame: pd.DataFrame, owners: pd.DataFrame) -> pd.DataFrame:
 def _divide(block: int, bytes_: int, own_layer: int, parts: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
     """Shares of one block: what each owner's tensors use, the rest to the layer that allocated it.
 
-    Tensors that overlap (tied weights, views) can use more than the block has; they then share in proportion.
+    Where layer 0 is an owner (it is that of a bucket for everybody's gradients) the rest is outside of modules. Tensors
+    that overlap (tied weights, views) can use more than the block has; they then share in proportion.
     """
     total = sum(part for _, part in parts)
     shares = {layer: part * bytes_ // total if total > bytes_ else part for layer, part in parts}
-    heir = max(shares, key=shares.__getitem__) if total > bytes_ else own_layer
+    heir = max(shares, key=shares.__getitem__) if total > bytes_ else 0 if 0 in shares else own_layer
     if rest := bytes_ - sum(shares.values()):
         shares[heir] = shares.get(heir, 0) + rest
-    return [(block, layer, part) for layer, part in shares.items()]
+    return [(block, layer, part) for layer, part in shares.items() if part]
 
 
 def action_names(recording: Recording) -> Any:

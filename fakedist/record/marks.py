@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fakedist.record.layers import LayerTable
+from fakedist.record import deepspeed
+from fakedist.record.layers import OUTSIDE, LayerTable
 from fakedist.record.position import Position
 from fakedist.run.schema import CATEGORIES, SHARD, SHARD_CODE
 
@@ -139,9 +140,7 @@ class Marks:
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
         else:
             layer = known[1]
-        self.mark_tensor(parameter, "parameter", layer)
-        for name in _GRADIENTS:
-            self.mark_tensor(getattr(parameter, name, None), "gradient", layer)
+        self._where_it_is(parameter, layer)
 
     def owner(self, parameter: torch.Tensor | None) -> int:
         """Layer that owns a parameter; ``KEEP_LAYER`` where none is known to."""
@@ -153,9 +152,17 @@ class Marks:
         return max(0, self.owner(getattr(node, "variable", None)))
 
     def _gradient_ready(self, layer: int, parameter: torch.Tensor) -> None:
-        self.mark_tensor(parameter, "parameter", layer)
-        for name in _GRADIENTS:
-            self.mark_tensor(getattr(parameter, name, None), "gradient", layer)
+        self._where_it_is(parameter, layer)
+
+    def _where_it_is(self, parameter: torch.Tensor, layer: int) -> None:
+        for tensor in (parameter, deepspeed.part_of(parameter)):
+            self.mark_tensor(tensor, "parameter", layer)
+        gradients = [getattr(parameter, name, None) for name in _GRADIENTS]
+        for tensor in (*gradients, *deepspeed.gradients_of(parameter)):
+            self.mark_tensor(tensor, "gradient", layer)
+        for buffer in deepspeed.gradient_buffers(parameter):
+            for address, _ in device_storages(buffer):
+                self.mark(address, "gradient", OUTSIDE, (0, 0))  # what no gradient is in is nobody's
 
     # ---- optimizer state
 
@@ -186,10 +193,12 @@ class Marks:
     def _memory_of_parameters(self) -> Iterator[tuple[int, int, int]]:
         """(first byte, byte after the last, layer) of every parameter and of its copies for the optimizer."""
         for reference, layer in self._owners.values():
-            parameter = reference()
-            for tensor in (parameter, *(getattr(parameter, name, None) for name in _COPIES)):
-                for address, (start, bytes_) in device_storages(tensor):
-                    yield address + start, address + start + bytes_, layer
+            if (parameter := reference()) is None:
+                continue
+            copies = [getattr(parameter, name, None) for name in _COPIES]
+            for tensor in (parameter, *copies, deepspeed.master_of(parameter)):
+                for address, (offset, bytes_) in device_storages(tensor):
+                    yield address + offset, address + offset + bytes_, layer
 
     def _state(self, tensor: torch.Tensor, parts: Parts, layer: int = KEEP_LAYER) -> None:
         """Mark a tensor of an optimizer: these parts of it are layers', or all of it is the one's."""

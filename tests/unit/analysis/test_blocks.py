@@ -244,6 +244,20 @@ def test_a_shared_block_is_divided_exactly_and_the_rest_is_its_makers(tmp_path: 
     ]
 
 
+def test_what_is_left_of_a_bucket_for_everybody_is_outside_of_modules(tmp_path: Path) -> None:
+    made = HandMade()
+    first, maker = made.layer("a"), made.layer("c")
+    made.op("backward", 1, maker)
+    made.alloc(0, 10 * MIB)
+    made.mark(0, "gradient", 0)
+    made.alloc(10 * MIB, MIB)
+    made.mark(10 * MIB, "gradient", 0)
+    made.mark(0, "gradient", first, 4 * MIB)
+    found = build_blocks(made.read(tmp_path))
+    assert found.shares[["layer", "bytes"]].to_numpy().tolist() == [[0, 6 * MIB], [first, 4 * MIB]]
+    assert found.frame["layer"].tolist()[1] == 0
+
+
 def test_tied_weights_are_divided_in_proportion_and_add_up_to_the_block(tmp_path: Path) -> None:
     made = HandMade()
     owners = [made.layer(name) for name in "abc"]

@@ -1,0 +1,66 @@
+"""What DeepSpeed keeps for a parameter beside it, found by the attributes that it gives the parameter (0.19.8).
+
+Nothing of DeepSpeed is imported. Where it names things otherwise nothing is found, and memory counts as what it would
+count as without this.
+
+====================================================  ================================================================
+attribute                                             what it is
+====================================================  ================================================================
+``ds_tensor``                                         this rank's part of a parameter that ZeRO-3 has partitioned
+``_hp_mapping.hp_fragment``                           ZeRO-1 and 2: its fp32 master copy, as far as this rank updates it
+``_z3_optimizer.fp32_partitioned_groups_flat``        ZeRO-3: the flat copies, with ``grad_position`` of each parameter
+``grad_accum``                                        its gradient in another precision
+``_hp_mapping.gradient_dict``                         ZeRO-1 and 2: its gradient, as far as this rank keeps it
+``_zero_optimizer``, ``_z3_optimizer``                with the buckets in which gradients are reduced
+====================================================  ================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+_OPTIMIZERS = ("_zero_optimizer", "_z3_optimizer")
+#: Partitions of gradients by parameter, in ZeRO-3's optimizer.
+_PARTS = "_DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition"
+
+
+def part_of(parameter: torch.Tensor) -> object:
+    """What this rank has of a partitioned parameter; None for one that is whole."""
+    return getattr(parameter, "ds_tensor", None)
+
+
+def master_of(parameter: torch.Tensor) -> object:
+    """What the optimizer updates in the parameter's place: a view of a flat tensor; None where there is none."""
+    fragment = getattr(getattr(parameter, "_hp_mapping", None), "hp_fragment", None)
+    if fragment is not None:
+        return fragment
+    optimizer: Any = getattr(parameter, "_z3_optimizer", None)
+    positions = getattr(optimizer, "grad_position", None)
+    flat = getattr(optimizer, "fp32_partitioned_groups_flat", None)
+    if not positions or not flat or not hasattr(parameter, "ds_id"):
+        return None
+    group, first, number = positions.get(parameter.ds_id, (len(flat), 0, 0))
+    return flat[group].narrow(0, first, number) if group < len(flat) and flat[group] is not None else None
+
+
+def gradients_of(parameter: torch.Tensor) -> Iterator[object]:
+    """Where the parameter's own gradient is, besides ``grad``."""
+    yield getattr(parameter, "grad_accum", None)
+    mapping: Any = getattr(parameter, "_hp_mapping", None)
+    kept = getattr(mapping, "gradient_dict", {}).get(getattr(mapping, "param_group_index", None))
+    place = getattr(parameter, "_index_in_param_group", None)
+    if kept and place is not None and place < len(kept):
+        yield kept[place]
+    parts = getattr(getattr(parameter, "_z3_optimizer", None), _PARTS, {})
+    yield parts.get(getattr(parameter, "ds_id", None))
+
+
+def gradient_buffers(parameter: torch.Tensor) -> Iterator[object]:
+    """Buffers through which the gradients of this parameter and of others go on their way to other ranks."""
+    for name in _OPTIMIZERS:
+        for bucket in getattr(getattr(parameter, name, None), "ipg_buckets", {}).values():
+            buffer = getattr(bucket, "buffer", None)
+            yield from buffer if isinstance(buffer, list) else (buffer,)
