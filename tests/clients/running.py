@@ -61,6 +61,8 @@ def run_rank(entry: Entry, rank: int, directory: Path) -> Ran:
         WrongRunError: It did not end, hold or call what the entry says.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    if entry.prepare is not None:
+        entry.prepare(directory)
     run = directory / "run"
     command = [sys.executable, "-m", "fakedist", "profile", *_options(entry, rank, run), *_target(entry)]
     disturbed = os.getloadavg()[0] > (os.cpu_count() or 1) + _LOAD_BEYOND_CORES
@@ -69,7 +71,7 @@ def run_rank(entry: Entry, rank: int, directory: Path) -> Ran:
         finished = subprocess.run(
             command,
             cwd=directory,
-            env=clean_environment() | OFFLINE | entry.environment,
+            env=clean_environment() | OFFLINE | {"HF_HOME": str(directory / "hf")} | entry.environment,
             capture_output=True,
             text=True,
             errors="replace",

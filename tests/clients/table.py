@@ -102,7 +102,8 @@ def _cells(entry: Entry, result: dict[str, Any] | None) -> list[str]:
     elif entry.refused:
         said = f"cannot run: {entry.refused.reason}"
     walls = " / ".join(f"{rank['wall_s']:.0f}{'*' * rank['disturbed']}" for rank in result["ranks"])
-    peaks = dict.fromkeys(format_bytes(rank["peak_allocated_bytes"] or 0) for rank in result["ranks"])
-    peak = "" if entry.refused or result["failed"] else " / ".join(peaks) + (" each" if len(peaks) == 1 else "")
+    peaks = [format_bytes(rank["peak_allocated_bytes"] or 0) for rank in result["ranks"]]
+    peak = f"{peaks[0]} each" if len(peaks) > 1 and len(set(peaks)) == 1 else " / ".join(peaks)
+    peak = "" if entry.refused or result["failed"] else peak
     walls = walls and f"{walls} s"
     return [entry.feature, versions, job, f"{ranks} of {entry.world_size:,}", said, walls, peak, in_ci]

@@ -39,7 +39,7 @@ def rounded(bytes_: int) -> int:
 
 def held(ran: Ran, category: str) -> dict[str, int]:
     """Bytes of a category that layers hold when the run ends, shared blocks divided; "" for outside of modules."""
-    blocks, names = ran.table("blocks"), ran.table("layers").set_index("layer_id")["name"]
+    blocks, names = ran.table("blocks"), ran.table("layers")["name"]
     alive = blocks[(blocks["category"] == category) & (blocks["free_event"] >= len(ran.table("events")))]
     shares = ran.table("shares")
     shares = shares[shares["block"].isin(alive.index)]
@@ -108,5 +108,9 @@ def test_zero_3_holds_a_part_of_each_parameter_in_each_precision(zero_3: Ran) ->
 
 def test_zero_3_keeps_one_bucket_and_a_partition_of_the_gradients(zero_3: Ran) -> None:
     part = sum(-(-elements // WORLD) for _, elements in PARAMETERS)
-    found = held(zero_3, "gradient")
-    assert sum(found.values()) == rounded(BF16 * BUCKET) + rounded(BF16 * part)
+    blocks = zero_3.table("blocks")
+    alive = blocks[(blocks["category"] == "gradient") & (blocks["free_event"] >= len(zero_3.table("events")))]
+    assert sorted(alive["requested_bytes"]) == [BF16 * part, BF16 * BUCKET]
+    divided = held(zero_3, "gradient")
+    assert sum(divided.values()) == alive["bytes"].sum()
+    assert all(divided[layer] for layer, _ in PARAMETERS)

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from tests.clients.catalogue import megatron, megatron_fsdp, pytorch, pytorch_features
+from tests.clients.catalogue import (
+    deepspeed,
+    lightning,
+    megatron,
+    megatron_fsdp,
+    pytorch,
+    pytorch_features,
+    torchtitan,
+    transformers,
+)
 from tests.clients.catalogue.entry import TRAINING, Entry, Refusal, version
 
 __all__ = ["ENTRIES", "TRAINING", "Entry", "Refusal", "version"]
@@ -12,4 +21,8 @@ ENTRIES: tuple[Entry, ...] = (
     *pytorch_features.ENTRIES,
     *megatron.ENTRIES,
     *megatron_fsdp.ENTRIES,
+    *deepspeed.ENTRIES,
+    *transformers.ENTRIES,
+    *torchtitan.ENTRIES,
+    *lightning.ENTRIES,
 )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 #: What a training step holds at some time, whatever the framework.
 TRAINING = ("parameter", "gradient", "optimizer_state", "activation")
@@ -35,12 +38,14 @@ class Entry:
         world_size: Ranks of the job.
         ranks: Those that are run: the first, one in the middle, the last; one of each stage of a pipeline.
         requires: Further distributions that the job needs.
+        tools: Programs that it needs, on PATH.
         fast: The ranks that CI runs with every change. All of them together take under 8 minutes on 2 cores.
         options: Further options of ``fakedist profile``.
         steps: Steps to record, which the run must have seen.
         categories: Categories that must have held memory at some time.
         collectives: Operations that must have been called; ``all_gather`` is any that begins so.
         prints: What the script must print.
+        prepare: Writes what the job reads into the directory that it runs in.
         refused: Set for a job that cannot run.
         minutes: Timeout of one rank.
     """
@@ -53,12 +58,14 @@ class Entry:
     world_size: int = 8
     ranks: tuple[int, ...] = (0,)
     requires: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
     fast: tuple[int, ...] = ()
     options: tuple[str, ...] = ()
     steps: int = 2
     categories: tuple[str, ...] = TRAINING
     collectives: tuple[str, ...] = ()
     prints: tuple[str, ...] = ()
+    prepare: Callable[[Path], None] | None = None
     refused: Refusal | None = None
     minutes: float = 5
     environment: dict[str, str] = field(default_factory=dict)
@@ -70,8 +77,9 @@ class Entry:
 
     @property
     def missing(self) -> list[str]:
-        """Distributions that the job needs and that are not installed."""
-        return [name for name in (self.package, *self.requires) if version(name) is None]
+        """Distributions and programs that the job needs and that are not there."""
+        distributions = [name for name in (self.package, *self.requires) if version(name) is None]
+        return distributions + [name for name in self.tools if shutil.which(name) is None]
 
 
 def version(distribution: str) -> str | None:
