@@ -26,6 +26,7 @@ from megatron.core.distributed import DistributedDataParallel, finalize_model_gr
 from megatron.core.full_cuda_graph import FullCudaGraphWrapper
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_mtp_block_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.num_microbatches_calculator import init_num_microbatches_calculator
 from megatron.core.optimizer import MegatronOptimizer, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel import get_forward_backward_func
@@ -67,6 +68,11 @@ def join(job: Job) -> None:
         num_distributed_optimizer_instances=job.reduction.num_distributed_optimizer_instances,
         distributed_timeout_minutes=args.distributed_timeout_minutes,
         create_gloo_process_groups=not args.disable_gloo_process_groups,
+    )
+    at_once = args.micro_batch_size * job.data_parallel_size
+    # Asked for by the capture of Transformer Engine's graphs.
+    init_num_microbatches_calculator(
+        dist.get_rank(), None, microbatches_run(job) * at_once, args.micro_batch_size, job.data_parallel_size
     )
     torch.manual_seed(args.seed + 100 * parallel_state.get_pipeline_model_parallel_rank())
     model_parallel_cuda_manual_seed(
@@ -294,7 +300,11 @@ class Trainer:
         """Capture the graphs of layers that Transformer Engine replays from now on."""
         args = self.job.args
         helper = TECudaGraphHelper(self.model, self.job.model, args.seq_length, args.micro_batch_size, [self.optimizer])
+        for chunk in self.model if self._gathered else ():  # no module may have a hook while it is captured
+            chunk.disable_forward_pre_hook(param_sync=False)
         helper.create_cudagraphs()
+        for chunk in self.model if self._gathered else ():
+            chunk.enable_forward_pre_hook()
         helper.cuda_graph_set_manual_hooks()
 
     def _log(self, losses: list[dict[str, Tensor]], norm: Any, num_zeros: Any) -> str:
