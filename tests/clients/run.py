@@ -49,7 +49,7 @@ def _run_and_save(entry: Entry) -> int:
         for rank in entry.ranks:
             place = Path(directory, f"rank{rank}")
             try:
-                runs.append(run_rank(entry, rank, place))
+                runs.append(run_rank(entry, rank, place, [run.directory for run in runs] if entry.taped else ()))
             except WrongRunError as error:
                 print(error, file=sys.stderr)
                 failed = str(error).splitlines()[0].removeprefix(f"{entry.name}, ")
@@ -58,7 +58,8 @@ def _run_and_save(entry: Entry) -> int:
                 f"{'ok' if not entry.refused else 'refused'} {entry.name}, rank {rank}: {runs[-1].wall_s:.1f} s",
                 flush=True,
             )
-            shutil.rmtree(place)
+            if not entry.taped:
+                shutil.rmtree(place)
     # Read again: several may run at once.
     save_results(load_results() | {entry.name: result_of(entry, runs, failed)}, ENTRIES)
     return int(bool(failed))

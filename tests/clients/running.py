@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,8 @@ class Ran:
         return pd.read_parquet(self.directory / f"tables/{name}.parquet")
 
 
-def run_rank(entry: Entry, rank: int, directory: Path) -> Ran:
-    """Run one rank of an entry in ``directory``.
+def run_rank(entry: Entry, rank: int, directory: Path, tapes: Sequence[Path] = ()) -> Ran:
+    """Run one rank of an entry in ``directory``, answered from the tapes of the run directories ``tapes``.
 
     Raises:
         WrongRunError: It did not end, hold or call what the entry says.
@@ -65,6 +66,7 @@ def run_rank(entry: Entry, rank: int, directory: Path) -> Ran:
         entry.prepare(directory)
     run = directory / "run"
     command = [sys.executable, "-m", "fakedist", "profile", *_options(entry, rank, run), *_target(entry)]
+    command[4:4] = [f"--tape={tape}" for tape in tapes]
     disturbed = os.getloadavg()[0] > (os.cpu_count() or 1) + _LOAD_BEYOND_CORES
     began = time.monotonic()
     try:

@@ -47,6 +47,7 @@ class Entry:
         prints: What the script must print.
         prepare: Writes what the job reads into the directory that it runs in.
         refused: Set for a job that cannot run.
+        taped: Whether each rank is answered from the tapes of those before it.
         minutes: Timeout of one rank.
     """
 
@@ -67,6 +68,7 @@ class Entry:
     prints: tuple[str, ...] = ()
     prepare: Callable[[Path], None] | None = None
     refused: Refusal | None = None
+    taped: bool = False
     minutes: float = 5
     environment: dict[str, str] = field(default_factory=dict)
 

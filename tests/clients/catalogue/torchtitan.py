@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from tests.clients.assets import torchtitan_assets
-from tests.clients.catalogue.entry import Entry
+from tests.clients.catalogue.entry import Entry, Refusal
+
+#: Texts and tokenizer of ours; no traces, no validation, and no CUDA graphs, which torchtitan refuses with pipelines.
+_LOCAL = (
+    "--hf_assets_path", "tests/assets/tokenizer", "--dataloader.dataset", "c4_test", "--profiler.no-enable_profiling",
+    "--validator.no-enable", "--training.disable_cuda_graphs",
+)  # fmt: skip
 
 ENTRIES = (
     Entry(
@@ -17,5 +23,49 @@ ENTRIES = (
         fast=(31,),
         collectives=("all_gather", "reduce_scatter"),
         prepare=torchtitan_assets,
+    ),
+    Entry(
+        "torchtitan",
+        "Llama 3 70B, FSDP 8, TP 8, PP 4",
+        "-m torchtitan.train",
+        package="torchtitan",
+        arguments=(
+            "--module",
+            "llama3",
+            "--config",
+            "llama3_70b",
+            "--parallelism.pipeline_parallel_degree",
+            "4",
+            *_LOCAL,
+        ),
+        world_size=256,
+        ranks=(0, 64, 128, 192),
+        taped=True,
+        collectives=("all_gather", "reduce_scatter"),
+        prepare=torchtitan_assets,
+        minutes=10,
+    ),
+    Entry(
+        "torchtitan",
+        "Llama 3 405B, FSDP 8, TP 8, PP 8, Float8",
+        "-m torchtitan.train",
+        package="torchtitan",
+        arguments=(
+            "--module",
+            "llama3",
+            "--config",
+            "llama3_405b",
+            "--parallelism.pipeline_parallel_degree",
+            "8",
+            *_LOCAL,
+        ),
+        world_size=512,
+        prepare=torchtitan_assets,
+        refused=Refusal(
+            "torchao is not installed",
+            "its configuration asks for Float8 of torchao, and with torchao 0.18.0, the newest, torchtitan cannot be "
+            "imported on torch 2.15: Triton refuses a kernel there that is tuned by an argument it does not have "
+            "(`num_elements`); 70B with the same layout runs",
+        ),
     ),
 )
