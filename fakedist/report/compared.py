@@ -12,11 +12,9 @@ from fakedist.report.compared_time import time_change_sheets
 from fakedist.report.comparison import Comparison, format_change, format_relative
 from fakedist.report.markdown import markdown_table
 from fakedist.report.sheet import Column, print_remark, print_table
-from fakedist.report.sheets import Sheet
+from fakedist.report.sheets import Columns, Sheet, changed_sheet
 from fakedist.report.topology import AT_ONCE
 from fakedist.units import format_bytes
-
-_NUM_ROWS = 12
 
 
 def render_comparison(comparison: Comparison, *, all_rows: bool, console: Console) -> None:
@@ -100,17 +98,12 @@ def _streams(comparison: Comparison) -> Sheet | None:
     return Sheet("What can run at once in a step, simulated", columns, [AT_ONCE])
 
 
-def _shown(title: str, changes: pd.DataFrame, columns: Any, all_rows: bool) -> Sheet | None:
-    """A table of changes without what did not change, and without small changes unless they are asked for."""
-    changed = changes[changes["what"] != "same"]
-    if not len(changed):
-        return None
-    rows = changed if all_rows else changed.head(_NUM_ROWS)
-    rest = changed.iloc[len(rows) :]
-    if not len(rest):
-        return Sheet(title, columns(rows))
-    in_all = format_change(int(rest["change_bytes"].sum()))
-    return Sheet(title, columns(rows), [f"and {len(rest)} smaller changes, {in_all} in all; --all shows them"])
+def _shown(title: str, changes: pd.DataFrame, columns: Columns, all_rows: bool) -> Sheet | None:
+    return changed_sheet(title, changes, columns, _in_all, all_rows)
+
+
+def _in_all(rows: pd.DataFrame) -> str:
+    return format_change(int(rows["change_bytes"].sum()))
 
 
 def _phase_columns(rows: pd.DataFrame) -> list[Column]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import pandas as pd
 
 from fakedist.report.comparison import format_relative
 from fakedist.report.comparison_time import TimeComparison, format_us_change
 from fakedist.report.sheet import Column
-from fakedist.report.sheets import Sheet
+from fakedist.report.sheets import Columns, Sheet, changed_sheet
 from fakedist.report.time_text import short_kernel, unknown_time
-
-_NUM_ROWS = 12
 
 
 def time_change_sheets(time: TimeComparison, *, all_rows: bool) -> list[Sheet]:
@@ -31,18 +29,12 @@ def time_change_sheets(time: TimeComparison, *, all_rows: bool) -> list[Sheet]:
     return [sheet for sheet in found if sheet is not None]
 
 
-def _shown(
-    title: str, changes: pd.DataFrame, columns: Callable[[pd.DataFrame], list[Column]], all_rows: bool
-) -> Sheet | None:
-    changed = changes[changes["what"] != "same"]
-    if not len(changed):
-        return None
-    rows = changed if all_rows else changed.head(_NUM_ROWS)
-    rest = changed.iloc[len(rows) :]
-    if not len(rest):
-        return Sheet(title, columns(rows))
-    in_all = format_us_change(float(rest["change_us"].sum()))
-    return Sheet(title, columns(rows), [f"and {len(rest)} smaller changes, {in_all} in all; --all shows them"])
+def _shown(title: str, changes: pd.DataFrame, columns: Columns, all_rows: bool) -> Sheet | None:
+    return changed_sheet(title, changes, columns, _in_all, all_rows)
+
+
+def _in_all(rows: pd.DataFrame) -> str:
+    return format_us_change(float(rows["change_us"].sum()))
 
 
 def _family_columns(rows: pd.DataFrame) -> list[Column]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from fakedist.units import format_bytes, format_us
 
 _EMPTY_RANK = 9  # columns with nothing in them go before all others
 _NUM_LARGEST = 10
+_NUM_CHANGES = 12
 _NUM_STEPS = 4  # of more steps only the first two, the one with the peak and the last are shown
 
 
@@ -33,6 +34,32 @@ class Sheet:
     title: str
     columns: Sequence[Column]
     remarks: Sequence[str] = ()
+
+
+#: Makes the columns of a table from its rows.
+Columns = Callable[[pd.DataFrame], list[Column]]
+
+
+def changed_sheet(
+    title: str, changes: pd.DataFrame, columns: Columns, in_all: Callable[[pd.DataFrame], str], all_rows: bool
+) -> Sheet | None:
+    """A table of changes without what did not change, and without small changes unless they are asked for.
+
+    Args:
+        title: What stands above it.
+        changes: The changes, largest first; ``what`` says "same" of those that are none.
+        columns: Makes its columns.
+        in_all: Says what some changes amount to together.
+        all_rows: Whether small changes are shown too.
+    """
+    changed = changes[changes["what"] != "same"]
+    if not len(changed):
+        return None
+    rows = changed if all_rows else changed.head(_NUM_CHANGES)
+    rest = changed.iloc[len(rows) :]
+    if not len(rest):
+        return Sheet(title, columns(rows))
+    return Sheet(title, columns(rows), [f"and {len(rest)} smaller changes, {in_all(rest)} in all; --all shows them"])
 
 
 def run_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
