@@ -223,14 +223,18 @@ class _Watch:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Pass on what ends a program: a Ctrl-C once to all of the group, the second one kills it."""
+        """Pass on what ends a program: a Ctrl-C once to all of the group, the second one kills it.
+
+        What the caller ignores stays ignored, as ``nohup`` and a shell's background jobs ask for.
+        """
         handlers = {
             signal.SIGINT: self._interrupt,
             signal.SIGTERM: self._pass_on_termination,
             signal.SIGHUP: self._pass_on_termination,
             signal.SIGTSTP: self._pause,
         }
-        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        heard = {number: on for number, on in handlers.items() if signal.getsignal(number) is not signal.SIG_IGN}
+        before = {number: signal.signal(number, handler) for number, handler in heard.items()}
         try:
             yield
         finally:

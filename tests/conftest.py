@@ -71,6 +71,11 @@ def run_fakedist(tmp_path_factory: pytest.TempPathFactory) -> RunFakedist:
     return run
 
 
+def pytest_configure() -> None:
+    """Hear Ctrl-C as in a terminal: in a script's background job it is ignored, and every child inherits that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test belongs to the tier of its directory."""
     for item in items:

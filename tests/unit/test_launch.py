@@ -106,6 +106,20 @@ def test_a_ctrl_c_reaches_the_child_once_and_the_second_kills_it(
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_what_the_caller_ignores_stays_ignored(
+    monkeypatch: pytest.MonkeyPatch, run_directory: Path, number: int
+) -> None:
+    done = 'tell(b\'{"outcome": "finished", "code": 0, "message": ""}\')'
+    child(monkeypatch, f"os.kill({os.getpid()}, {number}); time.sleep(0.3); {done}")
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        assert launch.run_child(JOB, run_directory, Streams()) == Ending("finished", 0)
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
+
+
 def test_what_the_child_left_running_is_ended(monkeypatch: pytest.MonkeyPatch, run_directory: Path) -> None:
     left = run_directory / "left"
     child(monkeypatch, f"open({str(left)!r}, 'w').write(str(subprocess.Popen(['sleep', '600']).pid))")
