@@ -22,6 +22,7 @@ def time_change_sheets(time: TimeComparison, *, all_rows: bool) -> list[Sheet]:
     """
     found = [
         Sheet(f"Time of the step, {time.of}", [_text("", time.parts["name"]), *_times(time.parts)]),
+        _shown(f"Kernels by phase, {time.of}", time.phases, _phase_columns, all_rows),
         _shown(f"By family of kernels, {time.of}", time.families, _family_columns, all_rows),
         _shown(f"Time by layer, own, {time.of}", time.layers, _layer_columns, all_rows),
         _shown(f"Kernels by name, {time.of}", time.names, _name_columns, all_rows),
@@ -35,6 +36,10 @@ def _shown(title: str, changes: pd.DataFrame, columns: Columns, all_rows: bool) 
 
 def _in_all(rows: pd.DataFrame) -> str:
     return format_us_change(float(rows["change_us"].sum()))
+
+
+def _phase_columns(rows: pd.DataFrame) -> list[Column]:
+    return [_text("phase", rows["name"]), *_times(rows), _text("", rows["what"])]
 
 
 def _family_columns(rows: pd.DataFrame) -> list[Column]:

@@ -18,6 +18,7 @@ from fakedist.units import format_bytes
 
 #: Columns of the table `blocks` that a comparison of blocks needs.
 BLOCK_COLUMNS = ("bytes", "alloc_event", "operation", "phase", "layer", "category", "stack", "at_peak")
+_TIME_TABLES = ("parts", "phases", "families", "layers", "names")
 _CATEGORY_WORDS = {
     "parameter": "parameters",
     "optimizer_state": "optimizer states",
@@ -181,7 +182,7 @@ def time_object(comparison: Comparison) -> dict[str, Any] | None:
     time = comparison.time
     if time is None:
         return None
-    tables = {name: getattr(time, name).to_dict("records") for name in ("parts", "families", "layers", "names")}
+    tables = {name: getattr(time, name).to_dict("records") for name in _TIME_TABLES}
     return {"sources": list(time.words), "why": time.why, **tables}
 
 

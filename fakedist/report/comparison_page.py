@@ -1,4 +1,4 @@
-"""A comparison as one page: both timelines on one axis, and every table of changes."""
+"""A comparison as one page: both timelines and both timed steps on one axis, and every table of changes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import pandas as pd
 from fakedist.analysis.compare.timeline import Stretch, common_axis, on_axis
 from fakedist.report.compared import comparison_sheets
 from fakedist.report.comparison import Comparison, format_change, format_relative
+from fakedist.report.comparison_time_page import time_context
 from fakedist.report.html import replace_text, template_text
 from fakedist.report.pack import Pack
 from fakedist.report.run import Run
 from fakedist.units import format_bytes
 
-_SCRIPTS = ("base", "tables", "theme", "compare")
+_SCRIPTS = ("base", "tables", "kernels", "theme", "compare")
 _NUM_COLUMNS = 8_000  # enough for a step of several to be zoomed into
 
 
@@ -35,7 +36,7 @@ def comparison_page(comparison: Comparison) -> str:
     sheets = comparison_sheets(comparison, all_rows=True)
     context: dict[str, Any] = {
         "why": comparison.why,
-        "time_why": comparison.time.why if comparison.time else "",
+        "time": time_context(comparison.time) if comparison.time else None,
         "change": format_change(peaks[1] - peaks[0]),
         "relative": format_relative(peaks[1] - peaks[0], peaks[0]),
         "is_worse": peaks[1] > peaks[0],

@@ -23,7 +23,7 @@ class TimeComparison:
     """
 
     def __init__(self, runs: tuple[Run, Run], paths: tuple[dict[int, str], dict[int, str]]) -> None:
-        self._runs, self._paths = runs, paths
+        self.runs, self._paths = runs, paths
         self._times = runs[0].summary["time"], runs[1].summary["time"]
         self.words = tuple(str(run.summary["kernels"]["source"]) for run in runs)
 
@@ -31,6 +31,11 @@ class TimeComparison:
     def parts(self) -> pd.DataFrame:
         """The step, and what it is spent for."""
         return times.part_changes(*self._times)
+
+    @cached_property
+    def phases(self) -> pd.DataFrame:
+        """Forward, recompute, backward and so on: the changes add up to that of all kernels."""
+        return times.phase_changes(*self._times)
 
     @cached_property
     def families(self) -> pd.DataFrame:
@@ -42,14 +47,14 @@ class TimeComparison:
         """Own time of layers by family; the changes add up to that of all kernels."""
         sides = [
             times.layer_parts(run.table("layer_times"), paths)
-            for run, paths in zip(self._runs, self._paths, strict=True)
+            for run, paths in zip(self.runs, self._paths, strict=True)
         ]
         return times.layer_changes(*sides)
 
     @cached_property
     def names(self) -> pd.DataFrame:
         """Kernels by name."""
-        return times.name_changes(*(run.table("kernel_names") for run in self._runs))
+        return times.name_changes(*(run.table("kernel_names") for run in self.runs))
 
     @property
     def of(self) -> str:

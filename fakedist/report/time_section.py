@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from fakedist.analysis.layers import Fold
+from fakedist.analysis.times.kinds import kind_family_us
 from fakedist.analysis.times.layers import fold_times
 from fakedist.report.run import Run
 from fakedist.report.time_charts import LAYER_FIGURES
@@ -100,9 +100,7 @@ def _shares(time: dict[str, Any]) -> list[dict[str, str]]:
 
 def _kinds(kernels: pd.DataFrame) -> list[dict[str, Any]]:
     """Forward, backward and so on, each by family."""
-    compute = kernels[kernels["is_compute"]]
-    sums = np.zeros((len(KINDS), len(FAMILIES)))
-    np.add.at(sums, (compute["kind"].to_numpy("i8"), compute["family"].to_numpy("i8")), compute["known_us"].to_numpy())
+    sums = kind_family_us(kernels)
     most = sums.sum(axis=1).max() or 1.0
     return [
         {

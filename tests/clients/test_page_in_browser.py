@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,60 +11,12 @@ from fakedist.analysis.build import build_tables
 from fakedist.report.html import write_page
 from fakedist.report.run import Run
 from fakedist.units import format_bytes, format_us
+from tests.clients.browser import Reader, serious_faults
 from tests.unit.analysis.recorded import MIB, HandMade, new_run
 from tests.unit.analysis.times_by_hand import kernel, record
 from tests.unit.report import handmade
 
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
-CHROMIUM = os.environ.get("FAKEDIST_CHROMIUM") or next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-if CHROMIUM is None:
-    pytest.skip("no Chromium: apt-get install chromium, or name one in FAKEDIST_CHROMIUM", allow_module_level=True)
-if find_spec("playwright") is None:
-    pytest.skip("no Playwright: pip install 'fakedist[browser]'", allow_module_level=True)
-
-
-class Reader:
-    """A browser with one tab, and what went wrong in it."""
-
-    def __init__(self, context: Any) -> None:
-        self.context = context
-        self.page = context.new_page()
-        self.told: list[str] = []
-        self.page.on("console", lambda message: self.told.append(message.text))
-        self.page.on("pageerror", lambda error: self.told.append(str(error)))
-        self.page.on("dialog", lambda dialog: self.told.append(f"dialog {dialog.message}"))
-        self.page.on("request", lambda request: self.told.append(request.url) if "file:" not in request.url else None)
-
-    def open(self, path: Path) -> Any:
-        self.told.clear()
-        self.page.goto(path.as_uri())
-        self.page.wait_for_selector("html[data-ready]", timeout=20_000)
-        return self.page
-
-
-@pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
-    from playwright.sync_api import sync_playwright
-
-    arguments = ["--no-sandbox", "--disable-gpu"]
-    with sync_playwright() as playwright:
-        context = playwright.chromium.launch_persistent_context(
-            str(tmp_path_factory.mktemp("chromium")),
-            executable_path=CHROMIUM,
-            headless=True,
-            args=arguments,
-            viewport={"width": 1280, "height": 900},
-        )
-        yield Reader(context)
-        context.close()
-
-
-@pytest.fixture(autouse=True)
-def nothing_goes_wrong(reader: Reader) -> Iterator[None]:
-    yield
-    assert reader.told == []
 
 
 @pytest.fixture(scope="module")
@@ -259,16 +207,9 @@ def test_figures_are_rounded_as_in_python(reader: Reader, written: Path) -> None
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_no_serious_fault(reader: Reader, written: Path, scheme: Any) -> None:
-    found = find_spec("axe_playwright_python")
-    if found is None or not found.submodule_search_locations:
+    told = serious_faults(reader.open(written), scheme)
+    if told is None:
         pytest.skip("no axe-core: pip install 'fakedist[browser]'")
-    axe = Path(found.submodule_search_locations[0]) / "axe.min.js"
-    page = reader.open(written)
-    page.emulate_media(color_scheme=scheme)
-    page.evaluate(axe.read_text())  # past the page's own policy, which lets no script in
-    violations = page.evaluate("axe.run()")["violations"]
-    page.emulate_media(color_scheme="light")
-    told = [(each["id"], each["nodes"][0]["html"]) for each in violations if each["impact"] in ("serious", "critical")]
     assert told == []
 
 

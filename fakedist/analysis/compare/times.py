@@ -9,6 +9,7 @@ import pandas as pd
 
 from fakedist.analysis.compare.memory import OUTSIDE
 from fakedist.analysis.times.kinds import COMPUTE_FAMILIES
+from fakedist.run.schema import KINDS
 
 #: Parts of a step and what they are called.
 _PARTS = {
@@ -27,6 +28,12 @@ def part_changes(a: dict[str, Any], b: dict[str, Any]) -> pd.DataFrame:
     """The parts of the step of two ``time`` objects: name, a_us, b_us, change_us, what; in this order."""
     rows = [(name, a[key], b[key]) for key, name in _PARTS.items() if a[key] or b[key]]
     return with_change(pd.DataFrame(rows, columns=["name", "a_us", "b_us"]))
+
+
+def phase_changes(a: dict[str, Any], b: dict[str, Any]) -> pd.DataFrame:
+    """Time of kernels by phase of two ``time`` objects: name, a_us, b_us, change_us, what; in the order of a step."""
+    kinds = [(name, a["by_kind"].get(name, 0.0), b["by_kind"].get(name, 0.0)) for name in KINDS]
+    return with_change(pd.DataFrame([row for row in kinds if row[1] or row[2]], columns=["name", "a_us", "b_us"]))
 
 
 def family_changes(a: dict[str, Any], b: dict[str, Any]) -> pd.DataFrame:

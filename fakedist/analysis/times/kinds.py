@@ -48,3 +48,15 @@ def timed(kernels: pd.DataFrame) -> pd.DataFrame:
         known_us=np.where(is_known, duration, 0.0),
         lacks_flops=counted & ~np.isfinite(kernels["flops"].to_numpy("f8")),
     )
+
+
+def kind_family_us(kernels: pd.DataFrame) -> Array:
+    """Known time of compute, in microseconds: a row for each of ``KINDS``, a column for each of ``FAMILIES``.
+
+    Args:
+        kernels: What :func:`timed` gave.
+    """
+    compute = kernels[kernels["is_compute"]]
+    sums = np.zeros((len(KINDS), len(FAMILIES)))
+    np.add.at(sums, (compute["kind"].to_numpy("i8"), compute["family"].to_numpy("i8")), compute["known_us"].to_numpy())
+    return sums

@@ -50,6 +50,8 @@ function usText(us) {
 const orDash = (size) => (size ? bytesText(size) : '-');
 const countText = (count) => count.toLocaleString('en-US');
 const cut = (text, most = 160) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+// The last part of a layer's name.
+const shortName = (name) => (name.startsWith('(') ? name : name.slice(name.lastIndexOf('.') + 1));
 
 // Axis labels: steps of 1, 2 or 5 times a power of two's thousands, so that labels are round in GiB.
 function byteTicks(most, count) {

@@ -1,4 +1,4 @@
-// The page of a comparison: two curves on one axis, and tables that filter.
+// The page of a comparison: two curves on one axis, two steps on one axis, and tables that filter.
 
 const LEFT = 74, RIGHT = 8, TOP = 10, BOTTOM = 34;
 
@@ -84,6 +84,7 @@ class CommonPlot {
     this.drawCurve(context, 'a', colourOf('muted'), 0.28);
     this.drawCurve(context, 'b', colourOf('accent'), 0.22);
     context.restore();
+    for (const side of 'ab') this.drawPeak(context, side);
     if (this.at >= 0) {
       context.fillStyle = colourOf('ink');
       context.fillRect(this.x((this.at + 0.5) / this.num), TOP, 1, this.height - TOP - BOTTOM);
@@ -104,8 +105,9 @@ class CommonPlot {
       if (piece.step !== step) {
         step = piece.step;
         context.fillRect(from, TOP, 1, this.height - TOP);
-        const text = step ? `step ${step}` : 'before';
-        if (from >= free) {
+        const text = step ? `step ${step}` : 'before', next = this.data.meta.pieces.find((each) => each.step > step);
+        const room = (next ? this.x(next.from) : this.width) - from; // a short beginning leaves its place to the first step
+        if (from >= free && (step || room > context.measureText(text).width + 6)) {
           context.fillText(text, from + 3, this.height - BOTTOM + 18);
           free = from + context.measureText(text).width + 10;
         }
@@ -148,6 +150,24 @@ class CommonPlot {
     context.stroke();
   }
 
+  // A peak may be a hair's breadth, and the other run's line over it: a dot says where it is, A's to the left of it.
+  drawPeak(context, side) {
+    const most = this.data[`${side}_most`], bytes = most.reduce((one, other) => Math.max(one, other), 0);
+    const x = this.x((most.indexOf(bytes) + 0.5) / this.num), y = this.y(bytes);
+    if (!bytes || x < LEFT || x > this.width - RIGHT) return;
+    const text = `${side.toUpperCase()} ${bytesText(bytes)}`, wide = context.measureText(text).width + 12;
+    const fits = side === 'a' ? x - wide > LEFT : x + wide < this.width - RIGHT;
+    context.fillStyle = colourOf(side === 'a' ? 'muted' : 'accent');
+    context.beginPath();
+    context.arc(x, y, 4, 0, 7);
+    context.fill();
+    context.textBaseline = 'middle';
+    context.textAlign = (side === 'a') === fits ? 'right' : 'left';
+    context.fillStyle = colourOf('ink');
+    context.fillText(text, x + (context.textAlign === 'right' ? -8 : 8), Math.max(y, TOP + 6));
+    context.textAlign = 'left';
+  }
+
   key(event) {
     const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!by) return;
@@ -179,15 +199,36 @@ class CommonPlot {
   }
 }
 
+// The steps of both runs: one axis, as long as the longer one, and one view.
+async function stepPlots() {
+  const plots = [];
+  for (const [at, holder] of $$('.step-numbers').entries()) {
+    plots.push(new KernelPlot($$('.step-of')[at], await unpack(holder.textContent.trim())));
+    holder.remove();
+  }
+  const longest = Math.max(...plots.map((plot) => plot.us(plot.whole[1])));
+  for (const plot of plots) {
+    plot.whole = [0, longest / plot.data.meta.tick_us];
+    plot.setView(...plot.whole);
+    plot.moved = (view) => { for (const other of plots) if (other !== plot) other.follow(view); };
+  }
+  return plots;
+}
+
 async function start() {
   const data = await unpack($('#numbers').textContent.trim());
   $('#numbers').remove();
+  const steps = await stepPlots();
+  if (steps.length) steps[0].wireButtons($('#steps'));
   for (const table of $$('table.live')) wireTable(table, data);
   const plot = new CommonPlot($('#timeline'), data);
-  const redraw = () => plot.draw();
+  const redraw = (now) => {
+    plot.draw();
+    for (const step of steps) { if (now) step.paint(); else step.draw(); }
+  };
   wireTheme(redraw);
   wirePrint(redraw);
-  window.fakedist = { plot, data };
+  window.fakedist = { plot, data, steps };
   document.documentElement.dataset.ready = 'yes';
 }
 

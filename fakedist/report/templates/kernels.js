@@ -7,6 +7,7 @@ class KernelPlot {
     this.data = data;
     this.canvas = $('canvas.lanes', root);
     this.status = $('.status', root);
+    this.moved = null; // told of every new view, in microseconds
     this.whole = [0, data.meta.step_us / data.meta.tick_us];
     this.view = [...this.whole];
     this.wholeOfKernels();
@@ -38,6 +39,14 @@ class KernelPlot {
     const most = this.whole[1], width = Math.min(Math.max(to - from, Math.min(16, most)), most);
     const start = Math.min(Math.max(from, 0), most - width);
     this.view = [start, start + width];
+    this.draw();
+    this.announce();
+    if (this.moved) this.moved(this.view.map((tick) => this.us(tick)));
+  }
+
+  // The view of another step on the same axis.
+  follow(view) {
+    this.view = view.map((us) => us / this.data.meta.tick_us);
     this.draw();
     this.announce();
   }
@@ -197,6 +206,10 @@ class KernelPlot {
     canvas.addEventListener('dblclick', () => this.setView(...this.whole));
     canvas.addEventListener('wheel', (event) => this.wheel(event), { passive: false });
     canvas.addEventListener('keydown', (event) => this.key(event));
+    this.wireButtons(root);
+  }
+
+  wireButtons(root) {
     const acts = { whole: () => this.setView(...this.whole), left: () => this.pan(-0.25), right: () => this.pan(0.25), in: () => this.zoom(0.5), out: () => this.zoom(2) };
     for (const button of $$('[data-do]', root)) button.addEventListener('click', acts[button.dataset.do]);
   }

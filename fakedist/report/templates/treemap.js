@@ -19,8 +19,6 @@ class LayerTree {
   }
 }
 
-const shortName = (name) => (name.startsWith('(') ? name : name.slice(name.lastIndexOf('.') + 1));
-
 // Rectangles in rows whose members are as square as they get (Bruls, Huizing, van Wijk: Squarified Treemaps).
 function squarify(items, box) {
   const total = items.reduce((sum, item) => sum + item.bytes, 0), found = [];

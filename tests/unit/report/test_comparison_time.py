@@ -7,6 +7,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from rich.console import Console
 
@@ -14,6 +15,7 @@ from fakedist.report.compared import comparison_markdown, render_comparison
 from fakedist.report.comparison import Comparison, comparison_object
 from fakedist.report.comparison_page import comparison_page
 from fakedist.report.comparison_time import TimeComparison
+from fakedist.report.comparison_time_page import layers_with_most, time_context
 from tests.unit.report.two_runs import run_of
 
 
@@ -38,7 +40,7 @@ def test_changes_add_up_to_that_of_all_kernels_however_they_are_told(tmp_path: P
     time = times(tmp_path, {}, b)
     change = (b.get("gemm_us", 100) + 5) * b.get("num_layers", 3) - 105 * 3
     assert time.parts.set_index("name").loc["all kernels", "change_us"] == pytest.approx(change)
-    for table in (time.families, time.layers, time.names):
+    for table in (time.phases, time.families, time.layers, time.names):
         assert table["change_us"].sum() == pytest.approx(change)
 
 
@@ -99,3 +101,28 @@ def test_the_object_is_json(tmp_path: Path) -> None:
     found = json.loads(json.dumps(comparison_object(both(tmp_path, {}, {"gemm_us": 130})), allow_nan=False))
     assert found["time"]["layers"][0]["path"] == "layers.*.mlp"
     assert found["time"]["names"][0]["name"] == "big_gemm"
+
+
+@pytest.mark.parametrize("num_layers", [3, 40])
+def test_bars_of_the_page_are_all_kernels_and_none_is_wider_than_the_axis(tmp_path: Path, num_layers: int) -> None:
+    time = times(tmp_path, {"num_layers": num_layers}, {"num_layers": num_layers, "gemm_us": 130, "mlp": "ffn"})
+    for chart in time_context(time)["charts"]:
+        sums = [0.0, 0.0]
+        for row in chart["rows"]:
+            for at, side in enumerate(row["sides"]):
+                sums[at] += sum(float(part["width"][:-1]) for part in side["parts"])
+        assert sums[0] / sums[1] == pytest.approx(105 / 135, rel=1e-4)
+        widest = max(sum(float(part["width"][:-1]) for part in side["parts"]) for side in chart["rows"][0]["sides"])
+        assert widest == pytest.approx(100, abs=0.01)
+
+
+def test_layers_that_take_little_are_one_row_of_the_page(tmp_path: Path) -> None:
+    parts = pd.DataFrame(
+        [(f"part{at}", "gemm", 100.0 - at, 200.0 - at) for at in range(20)],
+        columns=["path", "category", "a_us", "b_us"],
+    )
+    kept, names = layers_with_most(parts)
+    assert names[-1] == "6 more"
+    assert len(names) == 15
+    assert kept["b_us"].sum() == parts["b_us"].sum()
+    assert set(kept["path"]) == set(names)
