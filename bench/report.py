@@ -78,6 +78,7 @@ def records(num_events: int, history: Callable[[int], Iterator[Event]] | None = 
         "address": array("Q", [address(at) for at in marked]).tobytes(),
         "category": bytes([PARAMETER]) * len(marked),
         "layer": array("i", [3 + at % 700 for at in marked]).tobytes(),
+        "start": bytes(8 * len(marked)),
         "bytes": array("q", [1_000] * len(marked)).tobytes(),
     }
     of_step = num_blocks // NUM_STEPS
@@ -164,7 +165,9 @@ def main() -> None:
     print(f"{args.events:,} events, peak {peak:,} bytes")
     for name, rounds in found.items():
         seconds = statistics.median(each[0] for each in rounds)
-        print(f"{name:<24} {seconds:6.2f} s {max(each[1] for each in rounds):6.2f} GB of host memory")
+        cpu = statistics.median(each[2] for each in rounds)
+        memory = max(each[1] for each in rounds)
+        print(f"{name:<24} {seconds:6.2f} s {cpu:6.2f} s of CPU {memory:6.2f} GB of host memory")
 
 
 if __name__ == "__main__":

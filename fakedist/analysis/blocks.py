@@ -44,16 +44,15 @@ def build_blocks(recording: Recording) -> Blocks:
     """Blocks of the rank's device; see the table ``blocks`` for the columns."""
     events = recording.device_events
     settings = parse_settings(str(recording.gpu.get("alloc_conf", "")))
-    played = replay(events["action"].tolist(), events["address"].tolist(), events["size"].tolist(), settings)
-    allocated = np.frombuffer(played.allocated_bytes, "q")
-    made = np.frombuffer(played.alloc_event, "q")
+    played = replay(events["action"], events["address"], events["size"], settings)
+    allocated, made = played.allocated_bytes, played.alloc_event
     frame = pd.DataFrame(
         {
             "address": events["address"][made],
             "requested_bytes": events["size"][made],
-            "bytes": np.frombuffer(played.block_bytes, "q"),
+            "bytes": played.block_bytes,
             "alloc_event": made,
-            "free_event": np.frombuffer(played.free_event, "q"),
+            "free_event": played.free_event,
             "op": events["op"][made],
             "stream": events["stream"][made],
             "stack": events["stack"][made],
@@ -74,10 +73,10 @@ def scope_columns(recording: Recording, op: Array) -> pd.DataFrame:
     """
     scopes = [(0, 0, "other", 0, False), *((scope + 1, *rest) for scope, *rest in recording.rows["scopes"])]
     table = pd.DataFrame(scopes, columns=["scope", "step", "phase", "layer", "recompute"])
+    table = table.astype({"step": "int32", "layer": "int32", "phase": pd.CategoricalDtype()})
     known = (op >= 0) & (op < len(recording.op_scope))
     scope = np.where(known, recording.op_scope[np.where(known, op, 0)].astype("i8") + 1 if known.any() else 0, 0)
-    found = table.iloc[scope].reset_index(drop=True)
-    return found.astype({"step": "int32", "layer": "int32", "phase": pd.CategoricalDtype()})
+    return table.iloc[scope].reset_index(drop=True)
 
 
 def event_places(recording: Recording) -> pd.DataFrame:

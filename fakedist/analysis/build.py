@@ -132,8 +132,8 @@ def _event_table(recording: Recording, blocks: Blocks) -> pd.DataFrame:
             "time_us": events["time_us"],
             "op": events["op"],
             "stack": events["stack"],
-            "allocated_bytes": np.frombuffer(blocks.replay.allocated_bytes, "q"),
-            "reserved_bytes": np.frombuffer(blocks.replay.reserved_bytes, "q"),
+            "allocated_bytes": blocks.replay.allocated_bytes,
+            "reserved_bytes": blocks.replay.reserved_bytes,
         }
     )
 

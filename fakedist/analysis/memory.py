@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from fakedist.analysis.blocks import Blocks
-from fakedist.analysis.recording import Array, Recording
+from fakedist.analysis.recording import Recording
 from fakedist.run.schema import CATEGORIES
 
 LARGEST = 20
@@ -17,7 +17,7 @@ LARGEST = 20
 
 def phase_table(blocks: Blocks, places: pd.DataFrame) -> pd.DataFrame:
     """The table ``phases``: one row per phase of a step, in the order in which they began."""
-    curve = places.assign(allocated=_allocated(blocks), reserved=np.frombuffer(blocks.replay.reserved_bytes, "q"))
+    curve = places.assign(allocated=blocks.replay.allocated_bytes, reserved=blocks.replay.reserved_bytes)
     curve["event"] = np.arange(len(curve))
     groups = curve.groupby(["step", "phase"], sort=False, observed=True)
     table = groups.agg(
@@ -58,7 +58,7 @@ def by_category(blocks: Blocks) -> dict[str, int]:
 
 def peak_summary(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> dict[str, Any]:
     """Peaks of the run, where the allocated one was, and by category."""
-    allocated, reserved = _allocated(blocks), np.frombuffer(blocks.replay.reserved_bytes, "q")
+    allocated, reserved = blocks.replay.allocated_bytes, blocks.replay.reserved_bytes
     at: Any = places.iloc[blocks.peak_event] if blocks.peak_event >= 0 else {"step": 0, "phase": "init"}
     return {
         "peak_allocated_bytes": int(allocated.max(initial=0)),
@@ -79,8 +79,8 @@ def differences(recording: Recording, blocks: Blocks) -> list[str]:
     if stats is None:
         return notes
     found = {
-        "allocated": int(_allocated(blocks).max(initial=0)),
-        "reserved": int(np.frombuffer(blocks.replay.reserved_bytes, "q").max(initial=0)),
+        "allocated": int(blocks.replay.allocated_bytes.max(initial=0)),
+        "reserved": int(blocks.replay.reserved_bytes.max(initial=0)),
     }
     for name, bytes_ in found.items():
         own = int(stats[f"{name}_peak_bytes"])
@@ -122,7 +122,3 @@ def stack_lines(recording: Recording) -> list[str]:
         for filename, line, function in recording.frames
     ]
     return [next((told[frame] for frame in stack if told[frame]), "") for stack in recording.stacks]
-
-
-def _allocated(blocks: Blocks) -> Array:
-    return np.frombuffer(blocks.replay.allocated_bytes, "q")

@@ -2,22 +2,32 @@
 
 The history tells what was *requested*; the allocator's statistics count what was *given*. What it gives is written in
 c10/cuda/CUDACachingAllocator.cpp: the request rounded up to 512 bytes, or all of the free block it is taken from where
-what remains is too small to be a block of its own (``should_split``). So the replay keeps the free blocks of each
-segment. :func:`replay` is checked against the allocator's own statistics wherever a run has them.
+what remains is too small to be a block of its own (``should_split``). That asks how large the free block was, so the
+free blocks have to be kept, event by event; but only around blocks that may have been given whole, which are few.
+:func:`replay` is checked against the allocator's own statistics wherever a run has them.
 """
 
 from __future__ import annotations
 
 import re
-from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from fakedist.run.schema import ACTIONS
+
+Ints = npt.NDArray[np.int64]
 
 MIN_BLOCK_BYTES = 512  # kMinBlockSize
 SMALL_BYTES = 1 << 20  # kSmallSize: larger requests are served by the large pool
 _NUM_INTERVALS = 16  # kRoundUpPowerOfTwoIntervals: from 1 MiB to 64 GiB
+_CODES = {name: code for code, name in enumerate(ACTIONS)}
+_ALLOC, _REQUESTED, _COMPLETED = (_CODES[name] for name in ("alloc", "free_requested", "free_completed"))
+_SEGMENT, _SEGMENT_GONE = _CODES["segment_alloc"], _CODES["segment_free"]
+_MAP, _UNMAP = _CODES["segment_map"], _CODES["segment_unmap"]
 
 
 @dataclass(frozen=True)
@@ -64,20 +74,19 @@ def _divisions(text: str) -> tuple[int, ...]:
     return tuple(found) if any(found) else ()
 
 
-def rounded_bytes(requested: int, settings: AllocatorSettings) -> int:
-    """``round_size``: the least that a request is given."""
-    if requested < MIN_BLOCK_BYTES:
-        return MIN_BLOCK_BYTES
+def rounded_bytes(requested: npt.ArrayLike, settings: AllocatorSettings) -> Ints:
+    """``round_size``: the least that each request is given."""
+    bytes_ = np.maximum(np.asarray(requested, np.int64), 1)
+    step = np.full_like(bytes_, MIN_BLOCK_BYTES)
     if settings.power2_divisions:
-        power = requested.bit_length() - 1
-        divisions = settings.power2_divisions[min(max(power - 20, 0), _NUM_INTERVALS - 1)]
-        if divisions > 1 and requested > MIN_BLOCK_BYTES * divisions:
-            step = (1 << power) // divisions
-            return -(-requested // step) * step
-    return -(-requested // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+        power = np.frexp(bytes_.astype(np.float64))[1].astype(np.int64) - 1
+        divisions = np.array(settings.power2_divisions)[np.clip(power - 20, 0, _NUM_INTERVALS - 1)]
+        divided = (divisions > 1) & (bytes_ > MIN_BLOCK_BYTES * divisions)
+        step = np.where(divided, (np.int64(1) << power) // np.maximum(divisions, 1), step)
+    return np.asarray(-(-bytes_ // step) * step)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Replay:
     """What the replay found. Blocks are in the order of their allocation, curves have one element per event.
 
@@ -90,12 +99,12 @@ class Replay:
         unknown_frees: Frees of blocks that were allocated before the history began.
     """
 
-    alloc_event: array[int] = field(default_factory=lambda: array("q"))
-    free_event: array[int] = field(default_factory=lambda: array("q"))
-    block_bytes: array[int] = field(default_factory=lambda: array("q"))
-    allocated_bytes: array[int] = field(default_factory=lambda: array("q"))
-    reserved_bytes: array[int] = field(default_factory=lambda: array("q"))
-    unknown_frees: int = 0
+    alloc_event: Ints
+    free_event: Ints
+    block_bytes: Ints
+    allocated_bytes: Ints
+    reserved_bytes: Ints
+    unknown_frees: int
 
 
 class Ranges:
@@ -142,74 +151,20 @@ class Ranges:
         return sorted((start, bytes_, segment) for start, (bytes_, segment) in self._starts.items())
 
 
-class _Player:
-    """The allocator's state: the blocks that are held, those whose free waits for a stream, and the free ones."""
+@dataclass(frozen=True)
+class _History:
+    """One device's events: action, address (as a signed number) and size of each."""
 
-    def __init__(self, num_events: int, settings: AllocatorSettings) -> None:
-        self.found = Replay()
-        self._free = Ranges()
-        self._never = num_events
-        self._settings = settings
-        self._expandable = settings.expandable
-        self._segments: list[int] = []  # of each block; -1 where it is not known
-        self._held: dict[int, int] = {}  # start -> block number
-        self._leaving: dict[int, int] = {}  # the same, of blocks whose free is not completed
+    action: npt.NDArray[Any]
+    address: Ints
+    size: Ints
 
-    def alloc(self, event: int, at: int, requested: int) -> int:
-        """Give a block: its bytes."""
-        given = rounded_bytes(requested, self._settings)
-        segment = -1
-        if (taken := self._free.take(at)) is not None:
-            whole, segment = taken
-            if self._splits(whole - given, given):
-                self._free.put(at + given, whole - given, segment)
-            else:
-                given = whole
-        self._held[at] = len(self._segments)
-        self._segments.append(segment)
-        found = self.found
-        found.alloc_event.append(event)
-        found.free_event.append(self._never)
-        found.block_bytes.append(given)
-        return given
-
-    def request_free(self, event: int, at: int) -> int:
-        """A tensor lets go of a block: the bytes that are held no longer."""
-        block = self._held.pop(at, -1)
-        if block < 0:
-            self.found.unknown_frees += 1
-            return 0
-        self.found.free_event[block] = event
-        self._leaving[at] = block
-        return self.found.block_bytes[block]
-
-    def complete_free(self, at: int) -> None:
-        """Every stream is done with a block: it can be given again."""
-        block = self._leaving.pop(at, -1)
-        if block >= 0 and self._segments[block] >= 0:
-            self._free.put(at, self.found.block_bytes[block], self._segments[block])
-
-    def gain(self, at: int, bytes_: int, mapped: bool) -> None:
-        """A segment, or pages of an expandable one."""
-        # Pages mapped behind each other belong to one expandable segment; ordinary segments never merge.
-        self._free.put(at, bytes_, 0 if mapped else at)
-        self._expandable |= mapped  # the script switched them on itself
-
-    def lose(self, at: int, bytes_: int, mapped: bool) -> None:
-        """A segment goes back to the GPU, or pages of an expandable one."""
-        if mapped:
-            self._free.cut(at, bytes_)
-        else:
-            self._free.take(at)
-
-    def _splits(self, remaining: int, given: int) -> bool:
-        """``should_split``. A block of the small pool never serves a large request, so the request tells the pool."""
-        if given <= SMALL_BYTES or self._expandable:
-            return remaining >= MIN_BLOCK_BYTES
-        return given < self._settings.max_split_bytes and remaining > SMALL_BYTES
+    def at(self, *actions: int) -> Ints:
+        """Events of these actions, in order."""
+        return np.flatnonzero(np.logical_or.reduce([self.action == action for action in actions]))
 
 
-def replay(action: Sequence[int], address: Sequence[int], size: Sequence[int], settings: AllocatorSettings) -> Replay:
+def replay(action: npt.ArrayLike, address: npt.ArrayLike, size: npt.ArrayLike, settings: AllocatorSettings) -> Replay:
     """Play one device's history again.
 
     Args:
@@ -218,25 +173,151 @@ def replay(action: Sequence[int], address: Sequence[int], size: Sequence[int], s
         size: Requested bytes of a block, bytes of a segment.
         settings: What the allocator was told.
     """
-    codes = {name: code for code, name in enumerate(ACTIONS)}
-    alloc, requested, completed = codes["alloc"], codes["free_requested"], codes["free_completed"]
-    gain, loss = (codes["segment_alloc"], codes["segment_map"]), (codes["segment_free"], codes["segment_unmap"])
-    player = _Player(len(action), settings)
-    found = player.found
-    allocated = reserved = 0
-    for event, (what, at, bytes_) in enumerate(zip(action, address, size, strict=True)):
-        if what == alloc:
-            allocated += player.alloc(event, at, bytes_)
-        elif what == requested:
-            allocated -= player.request_free(event, at)
-        elif what == completed:
-            player.complete_free(at)
-        elif what in gain:
-            reserved += bytes_
-            player.gain(at, bytes_, mapped=what == gain[1])
-        elif what in loss:
-            reserved -= bytes_
-            player.lose(at, bytes_, mapped=what == loss[1])
-        found.allocated_bytes.append(allocated)
-        found.reserved_bytes.append(reserved)
+    history = _History(np.asarray(action), np.asarray(address).astype(np.int64), np.asarray(size, np.int64))
+    num_events = len(history.action)
+    made = history.at(_ALLOC)
+    requested, completed = _ends(history)
+    given = rounded_bytes(history.size[made], settings)
+    whole = _may_be_whole(history, made, given, settings)
+    for event, bytes_ in _play(history, (made, given, completed), whole, settings).items():
+        given[np.searchsorted(made, event)] = bytes_
+    moves = np.zeros(num_events, np.int64)
+    moves[made] = given
+    let_go = requested[made] < num_events
+    moves[requested[made][let_go]] = -given[let_go]
+    segments = np.where(np.isin(history.action, (_SEGMENT, _MAP)), history.size, 0)
+    segments -= np.where(np.isin(history.action, (_SEGMENT_GONE, _UNMAP)), history.size, 0)
+    return Replay(
+        alloc_event=made,
+        free_event=requested[made],
+        block_bytes=given,
+        allocated_bytes=np.cumsum(moves),
+        reserved_bytes=np.cumsum(segments),
+        unknown_frees=len(history.at(_REQUESTED)) - int(let_go.sum()),
+    )
+
+
+def _ends(history: _History) -> tuple[Ints, Ints]:
+    """By the event that made a block: the events that asked to free it, and at which every stream was done with it.
+
+    The number of events where there is none. The next event of a block is the next one at its address.
+    """
+    moves = history.at(_ALLOC, _REQUESTED, _COMPLETED)
+    moves = moves[np.argsort(history.address[moves], kind="stable")]
+    requested, completed = (np.full(len(history.action), len(history.action)) for _ in range(2))
+    what = history.action[moves]
+    first, then = _neighbours(history, moves[what != _COMPLETED], (_ALLOC, _REQUESTED))
+    requested[first] = then
+    is_ours = np.zeros(len(history.action), bool)
+    is_ours[then] = True
+    blocks = np.empty(len(history.action), np.int64)
+    blocks[then] = first
+    asked, done = _neighbours(history, moves[is_ours[moves] | (what == _COMPLETED)], (_REQUESTED, _COMPLETED))
+    completed[blocks[asked]] = done
+    return requested, completed
+
+
+def _neighbours(history: _History, events: Ints, pair: tuple[int, int]) -> tuple[Ints, Ints]:
+    """Events of the first action that are followed by one of the second at their address.
+
+    Args:
+        history: The history.
+        events: Some of its events by address, then in order.
+        pair: Two actions.
+    """
+    action, address = history.action[events], history.address[events]
+    found = (action[:-1] == pair[0]) & (action[1:] == pair[1]) & (address[:-1] == address[1:])
+    return events[:-1][found], events[1:][found]
+
+
+def _may_be_whole(history: _History, made: Ints, given: Ints, settings: AllocatorSettings) -> npt.NDArray[np.bool_]:
+    """Blocks that may have been given more than their request rounded up.
+
+    What remains of a free block is a multiple of 512 bytes, so where 512 bytes are enough for a block of their own
+    (small ones, expandable segments) nothing can remain that is too small. A large block is given whole if at most
+    1 MiB remains: then, at some time, a block began or a segment ended so near behind it.
+    """
+    mapped = history.at(_MAP)  # the script may have switched expandable segments on itself
+    end = 0 if settings.expandable else int(mapped[0]) if len(mapped) else len(history.action)
+    segments = history.at(_SEGMENT)
+    last = np.iinfo(np.int64).max
+    borders = np.concatenate(
+        [history.address[made], history.address[segments] + history.size[segments], np.array([last])]
+    )
+    borders.sort()
+    behind = history.address[made] + given
+    is_near = borders[np.searchsorted(borders, behind, "right")] - SMALL_BYTES <= behind
+    return np.asarray((given > SMALL_BYTES) & (made < end) & (is_near | (given >= settings.max_split_bytes)))
+
+
+def _play(
+    history: _History, blocks: tuple[Ints, Ints, Ints], is_asked: npt.NDArray[np.bool_], settings: AllocatorSettings
+) -> dict[int, int]:
+    """What was given to the blocks that are asked for, by the events that made them.
+
+    Args:
+        history: The history.
+        blocks: The events that made them, their requests rounded up, and by event when they could be given again.
+        is_asked: Which of them may have been given more.
+        settings: What the allocator was told.
+    """
+    made, rounded, completed = blocks
+    if not is_asked.any():
+        return {}
+    borders = _region_starts(history)
+    wanted = np.zeros(len(borders) + 1, bool)  # the last is for addresses below every segment
+    wanted[np.searchsorted(borders, history.address[made[is_asked]], "right") - 1] = True
+    is_near = wanted[np.searchsorted(borders, history.address, "right") - 1]
+    is_near[made[is_asked][-1] + 1 :] = False
+    ends = np.zeros(len(history.action), bool)
+    ends[completed[made[completed[made] < len(history.action)]]] = True
+    moves = history.at(_SEGMENT, _SEGMENT_GONE, _ALLOC, _COMPLETED)
+    moves = moves[is_near[moves] & ((history.action[moves] != _COMPLETED) | ends[moves])]
+    bytes_ = history.size.copy()
+    bytes_[made] = rounded
+    asked = np.zeros(len(history.action), bool)
+    asked[made] = is_asked
+    columns = (moves, history.action[moves], history.address[moves], bytes_[moves], asked[moves])
+    return _given(zip(*(column.tolist() for column in columns), strict=True), settings.max_split_bytes)
+
+
+def _region_starts(history: _History) -> Ints:
+    """Where stretches of addresses begin that share no segment, whenever it was there."""
+    segments = history.at(_SEGMENT)
+    start = history.address[segments]
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], (start + history.size[segments])[order]
+    is_apart = np.ones(len(start), bool)
+    is_apart[1:] = start[1:] >= np.maximum.accumulate(end)[:-1]
+    return np.asarray(start[is_apart])
+
+
+def _given(moves: Iterator[tuple[int, int, int, int, bool]], max_split_bytes: int) -> dict[int, int]:
+    """Bytes of the blocks that are asked for, by event.
+
+    Args:
+        moves: Event, action, address, bytes (of a block: rounded up), and whether it is asked for.
+        max_split_bytes: Larger blocks are not split.
+    """
+    free = Ranges()
+    held: dict[int, tuple[int, int]] = {}  # by address: bytes, segment
+    found: dict[int, int] = {}
+    for event, action, at, bytes_, is_asked in moves:
+        if action == _ALLOC:
+            given = bytes_
+            held.pop(at, None)
+            if (taken := free.take(at)) is not None:
+                remaining, segment = taken[0] - given, taken[1]
+                if is_asked and (remaining <= SMALL_BYTES or given >= max_split_bytes):
+                    found[event] = given = taken[0]
+                elif remaining > 0:
+                    free.put(at + given, remaining, segment)
+                held[at] = given, segment
+        elif action == _COMPLETED:
+            if (block := held.pop(at, None)) is not None:
+                free.put(at, *block)
+        elif action == _SEGMENT:
+            free.put(at, bytes_, at)
+        else:
+            free.take(at)
     return found

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fakedist.analysis.blocks import Blocks
-from fakedist.analysis.recording import Array, Recording
+from fakedist.analysis.pickled import pickled
+from fakedist.analysis.recording import Recording
 from fakedist.analysis.replay import SMALL_BYTES, Ranges
 from fakedist.run.schema import ACTIONS
 from fakedist.run.snapshot import stack_frames, write_snapshot
 
 _MOVES = [code for code, name in enumerate(ACTIONS) if name.startswith("segment_")]
 _SMALL_SEGMENT_BYTES = 2 << 20  # kSmallBuffer
+_COLUMNS = ("action", "address", "size", "stream", "time_us", "stack")
+_NO_EVENTS = {name: np.zeros(0, "i8") for name in _COLUMNS}
 
 
 def build_snapshot(run_directory: Path, recording: Recording, blocks: Blocks) -> None:
@@ -23,25 +25,9 @@ def build_snapshot(run_directory: Path, recording: Recording, blocks: Blocks) ->
     frames = stack_frames(recording.frames)
     stacks = [[frames[frame] for frame in stack] for stack in recording.stacks]
     last = max(recording.events, default=recording.device)
-    traces = [list(_entries(recording.events.get(device), stacks)) for device in range(last + 1)]
-    write_snapshot(run_directory, traces, _segments(recording, blocks, stacks))
-
-
-def _entries(events: dict[str, Array] | None, stacks: list[list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
-    if events is None:
-        return
-    no_frames: list[dict[str, Any]] = []
-    columns = (events[name].tolist() for name in ("action", "address", "size", "stream", "time_us", "stack"))
-    for action, address, size, stream, time_us, stack in zip(*columns, strict=True):
-        name = ACTIONS[action]
-        yield {
-            "action": name,
-            "device_free" if name == "oom" else "addr": address,
-            "size": size,
-            "stream": stream,
-            "time_us": time_us,
-            "frames": stacks[stack] if stack >= 0 else no_frames,
-        }
+    histories = [recording.events.get(device, _NO_EVENTS) for device in range(last + 1)]
+    columns = [{name: events[name] for name in _COLUMNS} for events in histories]
+    write_snapshot(run_directory, pickled(_segments(recording, blocks, stacks), columns, stacks))
 
 
 def _segments(recording: Recording, blocks: Blocks, stacks: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -12,19 +12,18 @@ from fakedist.errors import RunDirectoryError
 from fakedist.run.directory import SNAPSHOT_NAME
 
 
-def write_snapshot(run_directory: Path, traces: list[list[dict[str, Any]]], segments: list[dict[str, Any]]) -> None:
-    """Write a snapshot, pickle protocol 4, builtins only.
+def write_snapshot(run_directory: Path, pieces: Iterable[bytes]) -> None:
+    """Write a snapshot, replaced as a whole.
 
     Args:
         run_directory: The run directory.
-        traces: Per device, trace entries as ``torch.cuda.memory._snapshot()["device_traces"]`` has them.
-        segments: Segments alive at the end, as its ``segments``.
+        pieces: The pickle, in pieces.
     """
     path = run_directory / SNAPSHOT_NAME
     scratch = path.with_name(f".{SNAPSHOT_NAME}.{os.getpid()}")
     try:
         with scratch.open("wb") as file:
-            pickle.dump({"segments": segments, "device_traces": traces}, file, protocol=4)
+            file.writelines(pieces)
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ import pytest
 
 from fakedist.analysis.replay import AllocatorSettings, Ranges, Replay, parse_settings, replay, rounded_bytes
 from fakedist.run.schema import ACTIONS
+from tests.unit.analysis.best_fit import random_history
 
 KIB, MIB = 1 << 10, 1 << 20
 BASE = 0x7F0000000000
@@ -120,6 +121,18 @@ def test_a_segment_that_comes_back_at_an_address_starts_anew() -> None:
 def test_other_events_change_nothing() -> None:
     found = played(LARGE_SEGMENT, ("alloc", 0, 20 * MIB), ("oom", 77, 1 << 40), ("snapshot", 0, 0), ("annotate", 0, 0))
     assert list(found.allocated_bytes) == [0, *[20 * MIB] * 4]
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("max_split_mib", [None, 4, 16])
+def test_a_long_history_gives_what_the_allocator_gave(seed: int, max_split_mib: int | None) -> None:
+    made = random_history(seed, 3_000, 1 << 62 if max_split_mib is None else max_split_mib * MIB)
+    conf = "" if max_split_mib is None else f"max_split_size_mb:{max_split_mib}"
+    found = played(*((action, at - BASE, size) for action, at, size in made.history), conf=conf)
+    assert list(found.block_bytes) == made.given
+    assert list(found.allocated_bytes) == made.allocated
+    rounded = rounded_bytes([size for action, _, size in made.history if action == "alloc"], parse_settings(""))
+    assert (rounded != found.block_bytes).sum() > 20  # given whole: what the replay is for
 
 
 EXPANDABLE = "expandable_segments:True"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import pickletools
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +87,35 @@ def test_pages_of_an_expandable_segment_are_one_segment_while_nothing_is_missing
     made.free(2 * GIB, 30 * MIB, stream=7)
     _, front, back = snapshot(made, tmp_path / "cut")["segments"]
     assert (front["total_size"], back["address"] - BASE - 2 * GIB, back["total_size"]) == (30 * MIB, 50 * MIB, 10 * MIB)
+
+
+def test_a_history_of_many_numbers_and_stacks_is_what_plain_dicts_say(tmp_path: Path) -> None:
+    made = HandMade()
+    stacks = [made.stack(("/job/ünï.py", line, "f"), ("/job/run.py", 1, "<module>")) for line in range(300)]
+    made.op()
+    wide = [1, 127, 128, 255, 256, 1 << 31, (1 << 47) - 512, (1 << 63) - 1]
+    for number, size in enumerate(wide):
+        made.event("alloc", number * GIB, size, stream=size, stack=stacks[number * 40])
+    made.event("alloc", 0, 512, stream=(1 << 64) - 1)
+    recording = made.read(tmp_path)
+    events = recording.events[0]
+    (trace,) = snapshot(made, tmp_path / "again")["device_traces"]
+    assert [entry["size"] for entry in trace] == events["size"].tolist()
+    assert [entry["stream"] for entry in trace] == events["stream"].tolist()
+    assert [entry["addr"] for entry in trace] == events["address"].tolist()
+    assert [[frame["line"] for frame in entry["frames"]] for entry in trace if entry["frames"]] == [
+        [number * 40, 1] for number in range(len(wide))
+    ]
+    assert trace[1]["frames"][0]["filename"] == "/job/ünï.py"
+
+
+def test_the_pickle_uses_only_what_memory_viz_can_read(tmp_path: Path) -> None:
+    # The opcodes that unpickle() of pytorch's torch/utils/viz/MemoryViz.js knows.
+    known = "APPEND APPENDS BINGET BININT BININT1 BININT2 EMPTY_DICT EMPTY_LIST LONG1 LONG_BINGET MARK PROTO SETITEM"
+    known += " SETITEMS STOP TUPLE TUPLE1 TUPLE2 TUPLE3 NEWFALSE NEWTRUE NONE BINPUT LONG_BINPUT BINUNICODE EMPTY_TUPLE"
+    made = HandMade()
+    made.op()
+    made.alloc(0, 3 * GIB, stream=9, stack=made.stack(("/job/train.py", 3, "main")))
+    snapshot(made, tmp_path)
+    opcodes = {found.name for found, _, _ in pickletools.genops((tmp_path / SNAPSHOT_NAME).read_bytes())}
+    assert opcodes <= set(known.split())

@@ -20,9 +20,10 @@ class Runs:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    write_snapshot(tmp_path, [[{"action": "alloc"}]], [{"address": 1}])
-    found = read_snapshot(tmp_path / "memory_snapshot.pickle")
-    assert found == {"segments": [{"address": 1}], "device_traces": [[{"action": "alloc"}]]}
+    content = {"segments": [{"address": 1}], "device_traces": [[{"action": "alloc"}]]}
+    write_snapshot(tmp_path, [pickle.dumps(content)[:9], pickle.dumps(content)[9:]])
+    assert read_snapshot(tmp_path / "memory_snapshot.pickle") == content
+    assert os.listdir(tmp_path) == ["memory_snapshot.pickle"]
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
