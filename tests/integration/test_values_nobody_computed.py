@@ -84,17 +84,21 @@ def test_a_router_of_unknown_logits_sends_every_token(engine: ValueEngine) -> No
 def test_a_routing_map_too_large_to_compute_has_its_share_of_tokens(engine: ValueEngine) -> None:
     import torch
 
-    tokens, experts, chosen = 16384, 256, 8
-    logits = torch.randn(tokens, 64, device="cuda") @ torch.randn(64, experts, device="cuda")
-    _, indices = torch.topk(logits, chosen, dim=1)
-    routing = torch.zeros_like(logits).int().scatter(1, indices, 1).bool()
-    counts = routing.sum(dim=0).long()
-    assert counts.tolist() == [tokens * chosen // experts] * experts
-    taken = logits.masked_select(routing)
-    assert taken.shape == (tokens * chosen,)
-    rows, columns = routing.nonzero(as_tuple=True)
-    assert rows.shape == columns.shape == (tokens * chosen,)
-    assert logits[routing].shape == (tokens * chosen,)
+    experts, chosen = 256, 8
+    for tokens in (16384, 2048):  # masks of 4 MiB, and of 512 KiB made from 2 MiB
+        logits = torch.randn(tokens, 64, device="cuda") @ torch.randn(64, experts, device="cuda")
+        _, indices = torch.topk(logits, chosen, dim=1)
+        routing = torch.zeros_like(logits).int().scatter(1, indices, 1).bool()
+        counts = routing.sum(dim=0).long()
+        assert counts.tolist() == [tokens * chosen // experts] * experts
+        by_expert = routing.T.contiguous()
+        assert logits.T.contiguous().masked_select(by_expert).shape == (tokens * chosen,)
+        assert by_expert.sum(dim=1).tolist() == counts.tolist()
+        taken = logits.masked_select(routing)
+        assert taken.shape == (tokens * chosen,)
+        rows, columns = routing.nonzero(as_tuple=True)
+        assert rows.shape == columns.shape == (tokens * chosen,)
+        assert logits[routing].shape == (tokens * chosen,)
 
 
 @on_virtual_gpu

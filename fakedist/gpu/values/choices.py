@@ -1,4 +1,4 @@
-"""Indices that an operation picks by values that nobody computed: each index equally often.
+"""Indices that an operation picks by values that nobody computed, and masks of such: each index equally often.
 
 A router sends tokens where ``topk`` of its logits says. Where those hold no values, every row picks others than the one
 before it, so that all experts get the same number of tokens, as a trained router's do on average.
@@ -32,3 +32,13 @@ def choose(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], indices: t
         return flat.view(indices.shape)
     rows_first = [size for axis, size in enumerate(indices.shape) if axis != dim % source.dim()]
     return flat.view([*rows_first, picked]).movedim(-1, dim)
+
+
+def spread(shape: torch.Size, share: float) -> torch.Tensor:
+    """Host mask of which that share is true: as many in every row, each row's after those of the row before it."""
+    columns = shape[-1]
+    rows = torch.arange(shape.numel() // columns)
+    ends = torch.round((rows + 1) * share * columns).long()
+    begins = torch.round(rows * share * columns).long()
+    places = (torch.arange(columns) - begins[:, None]) % columns
+    return (places < (ends - begins)[:, None]).view(shape)

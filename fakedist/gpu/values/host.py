@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fakedist.gpu.values.choices import spread
 from fakedist.gpu.values.contents import Defined, host_view, is_small
 from fakedist.gpu.values.inventions import Inventions
 from fakedist.gpu.values.shares import Shares
@@ -49,10 +50,16 @@ class Host:
     def settle(self, tensor: torch.Tensor, operation: str) -> torch.Tensor:
         """Host view of a small device tensor; what it does not hold is made up, and it holds that from now on."""
         host = host_view(tensor)
-        if not self.defined.holds(tensor):
-            missing = self.defined.missing(tensor)
+        if self.defined.holds(tensor):
+            return host
+        missing, share = self.defined.missing(tensor), self.shares.of(tensor)
+        # Sums of the mask have counted on its share; of one element a share says nothing.
+        if host.dtype == torch.bool and share is not None and host.numel() > 1 and missing.all():
+            self.inventions.count(operation, host.numel())
+            host.copy_(spread(host.shape, share))
+        else:
             self.inventions.fill(host, missing, operation, non_negative=self.shares.is_non_negative(tensor))
-            self.defined.define(tensor)
+        self.defined.define(tensor)
         return host
 
     def to_device(self, values: torch.Tensor, device: torch.device) -> torch.Tensor:

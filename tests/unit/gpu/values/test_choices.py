@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fakedist.gpu.values.choices import choose
+from fakedist.gpu.values.choices import choose, spread
 from fakedist.gpu.values.kinds import Kind
 
 ATEN = torch.ops.aten
@@ -46,3 +46,13 @@ def test_the_dimension_may_come_by_keyword() -> None:
     kind = Kind(ATEN.sort.stable)
     chosen = choose(kind, (source,), {"stable": True, "dim": 0}, source.sort(0).indices)
     assert chosen[:, 0].tolist() == list(range(8))
+
+
+@pytest.mark.parametrize(
+    ("shape", "share", "total"), [((64, 32), 4 / 32, 256), ((32, 64), 4 / 32, 256), ((9, 5), 1 / 3, 15)]
+)
+def test_a_mask_has_its_share_in_every_row_and_column(shape: tuple[int, int], share: float, total: int) -> None:
+    mask = spread(torch.Size(shape), share)
+    assert int(mask.sum()) == total
+    for counts in (mask.sum(0), mask.sum(1)):
+        assert int(counts.max() - counts.min()) <= (share == 1 / 3)
