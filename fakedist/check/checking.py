@@ -22,8 +22,11 @@ from fakedist.check.judging import Finding, judge
 from fakedist.check.measured import Rank, measure, peak_places
 from fakedist.check.running import Runner, Task
 from fakedist.errors import CheckError, FakedistError, JobError, ScriptError
+from fakedist.job import Job
 from fakedist.report.run import Run
+from fakedist.report.wording import ending
 from fakedist.script import ScriptSyntaxError
+from fakedist.units import format_bytes
 
 
 @dataclass
@@ -33,6 +36,7 @@ class Checked:
     Attributes:
         config: What was to be checked.
         findings: Every figure that was judged, in the order of the configuration.
+        notes: Ranks that left the job and take nothing.
         warnings: Where a baseline is about something else than what ran: said before anything is judged.
         failures: Scripts that failed; nothing is said about their figures.
         misfits: What did not fit its GPU: job and rank, with what was asked for.
@@ -41,6 +45,7 @@ class Checked:
 
     config: CheckConfig
     findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     failures: list[ScriptError] = field(default_factory=list)
     misfits: list[str] = field(default_factory=list)
@@ -87,18 +92,18 @@ def check(config: CheckConfig, running: Running, *, update: bool) -> Checked:
         for job in config.jobs:
             _see_that_it_can_run(job)
         before = {job.name: None if update else read_baseline(config, job) for job in config.jobs}
-        tasks = [
-            Task(f"{job.name} rank {each.rank}", each, running.directory.resolve() / f"{job.name}-rank{each.rank}")
-            for job in config.jobs
-            for each in job.jobs
-        ]
-        checked = Checked(config, failures=Runner(config.root, running.finished).run_all(tasks, running.at_once))
+        tasks = {(job.name, each.rank): _task(job, each, running) for job in config.jobs for each in job.jobs}
+        failures = Runner(config.root, running.finished).run_all(list(tasks.values()), running.at_once)
+        checked = Checked(config, failures=failures)
+        if not failures:
+            for job in config.jobs:
+                runs = {each.rank: Run(tasks[job.name, each.rank].run_directory) for each in job.jobs}
+                checked.failures += _wrongly_empty(job, runs, before[job.name])
         if checked.failures:
             return checked
-        directories = {(task.name): task.run_directory for task in tasks}
         texts = {}
         for job in config.jobs:
-            runs = {each.rank: Run(directories[f"{job.name} rank {each.rank}"]) for each in job.jobs}
+            runs = {each.rank: Run(tasks[job.name, each.rank].run_directory) for each in job.jobs}
             ranks = judge_job(checked, job, runs, before[job.name])
             texts[baseline_path(config, job)] = baseline_text(
                 settings_of(job, next(iter(runs.values())).summary), ranks
@@ -107,6 +112,30 @@ def check(config: CheckConfig, running: Running, *, update: bool) -> Checked:
             checked.updated = [path for path, text in texts.items() if not _is_text(path, text)]
             write_baselines({path: texts[path] for path in checked.updated})
     return checked
+
+
+def _task(job: CheckJob, each: Job, running: Running) -> Task:
+    directory = running.directory.resolve() / f"{job.name}-rank{each.rank}"
+    return Task(f"{job.name} rank {each.rank}", each, directory, may_leave=len(job.jobs) > 1)
+
+
+def _wrongly_empty(job: CheckJob, runs: dict[int, Run], baseline: Baseline | None) -> list[ScriptError]:
+    """Ranks that took nothing though they should: none of the job did, or they do in the baseline."""
+    empty = {rank: ending(run.summary, run.manifest["cwd"]) for rank, run in runs.items() if _takes_nothing(run)}
+    if len(empty) == len(runs):
+        told = f"{job.name}: no rank of it allocated anything on the GPU: nothing is judged"
+        return [ScriptError(told, f"fakedist check {job.name}")]
+    found = []
+    for rank, how in empty.items():
+        was = baseline.ranks.get(rank) if baseline is not None else None
+        if was is not None and (peak := was.record["peak_allocated_bytes"]):
+            told = f"{job.name} rank {rank}: {how}, but its baseline took {format_bytes(peak)}: nothing is judged"
+            found.append(ScriptError(told, f"fakedist check --update {job.name}, if it is meant to leave"))
+    return found
+
+
+def _takes_nothing(run: Run) -> bool:
+    return not run.summary["peak_allocated_bytes"] and run.summary["exit"]["outcome"] != "out_of_memory"
 
 
 def _see_that_it_can_run(job: CheckJob) -> None:
@@ -126,7 +155,15 @@ def _see_that_it_can_run(job: CheckJob) -> None:
 def judge_job(checked: Checked, job: CheckJob, runs: dict[int, Run], baseline: Baseline | None) -> dict[int, Rank]:
     """Judge every rank of a job; their figures."""
     figures = {limit.figure for limit in (*job.budgets, *job.tolerances)}
-    ranks = {rank: measure(run, figures, f"job {job.name!r}, rank {rank}") for rank, run in runs.items()}
+    ranks = {
+        rank: measure(run, set() if _takes_nothing(run) else figures, f"job {job.name!r}, rank {rank}")
+        for rank, run in runs.items()
+    }
+    checked.notes += [
+        f"{job.name} rank {rank} {ending(run.summary, run.manifest['cwd'])}: it takes nothing"
+        for rank, run in runs.items()
+        if _takes_nothing(run)
+    ]
     first = next(iter(runs.values()))
     if baseline is not None and (stale := stale_settings(baseline, settings_of(job, first.summary))):
         checked.warnings.append(f"the baseline of {job.name} is of something else: {', '.join(stale)}")

@@ -44,6 +44,8 @@ def render_checked(checked: Checked, console: Console) -> None:
     """Print how a check came out: what to know first, the table, what is exceeded."""
     for warning in checked.warnings:
         console.print(Text(warning, style="yellow"), soft_wrap=True)
+    for note in checked.notes:
+        console.print(Text(note, style="dim"), soft_wrap=True)
     if checked.findings:
         print_table(
             console,
@@ -62,7 +64,7 @@ def render_checked(checked: Checked, console: Console) -> None:
 def checked_markdown(checked: Checked) -> str:
     """How a check came out, as Markdown."""
     lines = [f"### fakedist check: {outcome(checked)}", ""]
-    lines += [f"- {escaped(warning)}" for warning in checked.warnings]
+    lines += [f"- {escaped(told)}" for told in (*checked.warnings, *checked.notes)]
     lines += [f"- **{escaped(finding.message)}**" for finding in checked.exceeded]
     lines += [f"- **{escaped(misfit)}**" for misfit in checked.misfits]
     for failure in checked.failures:
@@ -77,6 +79,7 @@ def checked_object(checked: Checked) -> dict[str, Any]:
     return {
         "exit_code": checked.exit_code,
         "warnings": checked.warnings,
+        "notes": checked.notes,
         "failures": [{"message": each.message, "output": each.output} for each in checked.failures],
         "misfits": checked.misfits,
         "updated": [str(path) for path in checked.updated],

@@ -28,7 +28,7 @@ def junit_text(checked: Checked) -> str:
             case = _case(suite, finding.name, name)
             if finding.is_exceeded:
                 _told(case, "failure", "budget" if finding.is_over_budget else "baseline", finding.message)
-        _outputs(suite, "\n".join(checked.warnings))
+        _outputs(suite, "\n".join((*checked.warnings, *checked.notes)))
     for number, failure in enumerate(checked.failures, start=len(by_rank)):
         name = failure.message.partition(":")[0]
         suite = _suite(root, name, number, 1, errors=1)

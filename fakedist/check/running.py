@@ -39,11 +39,13 @@ class Task:
         name: What messages call it: "llama-70b rank 0".
         job: What to run.
         run_directory: Where its records go.
+        may_leave: Whether it may leave the job during init and take nothing, as a spare rank does.
     """
 
     name: str
     job: Job
     run_directory: Path
+    may_leave: bool = False
 
 
 class Runner:
@@ -168,7 +170,8 @@ def _see_that_it_ran(task: Task, code: int, log: Path) -> None:
         raise ScriptError(f"{task.name}: the run could not begin (exit {code})", again, output)
     if not ended_well and outcome != "out_of_memory":
         raise ScriptError(f"{task.name}: {_failure(ending)}: nothing is judged", again, output)
-    if ended_well and not manifest["summary"]["peak_allocated_bytes"]:
+    left = task.may_leave and manifest["summary"]["left_during_init"] is not None
+    if ended_well and not left and not manifest["summary"]["peak_allocated_bytes"]:
         raise ScriptError(f"{task.name}: the script allocated nothing on the GPU: nothing is judged", again, output)
 
 

@@ -172,6 +172,49 @@ def test_a_script_that_fails_shows_its_own_output_and_changes_no_baseline(
     assert files(folder) == before
 
 
+def leaving(folder: Path, condition: str) -> Path:
+    """The project with ranks that leave the job during init."""
+    path = project(folder) / "train.py"
+    ready = 'dist.init_process_group("nccl")\n'
+    path.write_text(path.read_text().replace(ready, f"{ready}if {condition}: sys.exit()\n"))
+    return folder
+
+
+def test_a_rank_that_leaves_during_init_takes_nothing_if_others_train(tmp_path: Path) -> None:
+    budgets = 'budgets = { headroom = "4 GiB", layers = { "*.up" = "1 GiB" }, step_time = "9 s" }\n'
+    folder = leaving(tmp_path / "p", "dist.get_rank() == 9")
+    (folder / "pyproject.toml").write_text(CONFIG + budgets)
+    assert checked(folder, "--update").returncode == 0
+    ranks = json.loads((folder / "baselines/net.json").read_text())["ranks"]
+    assert ranks["9"]["peak_allocated_bytes"] == 0 < ranks["0"]["peak_allocated_bytes"]
+    finished = checked(folder, "--junit", "junit.xml")
+    assert finished.returncode == 0, finished.stderr
+    assert "net rank 9 left the job during init, before a first step: exit 0 at train.py:" in finished.stdout
+    assert "it takes nothing" in (folder / "junit.xml").read_text()
+    project(folder, CONFIG + budgets)
+    finished = checked(folder)
+    assert finished.returncode == 3
+    assert "net rank 9: peak allocated is " in finished.stdout
+    assert "more than its baseline of 0 B" in finished.stdout
+
+
+@pytest.mark.parametrize(
+    ("condition", "told"),
+    [
+        ("dist.get_rank() == 9", "net rank 9: left the job during init, before a first step: exit 0 at train.py:"),
+        ("True", "net: no rank of it allocated anything on the GPU: nothing is judged"),
+    ],
+)
+def test_a_rank_that_trained_and_leaves_now_is_not_taken_for_an_improvement(
+    tmp_path: Path, baseline: bytes, condition: str, told: str
+) -> None:
+    finished = checked(with_baseline(leaving(tmp_path / "p", condition), baseline))
+    assert finished.returncode == 1
+    assert f"---- {told}" in finished.stderr
+    assert "nothing is judged" in finished.stderr
+    assert finished.stderr.splitlines()[-1] == "fakedist: exit 1: 1 script failed"
+
+
 def test_a_script_that_does_not_compile_is_not_run(tmp_path: Path) -> None:
     folder = project(tmp_path / "p", broken="else:")
     finished = checked(folder, "--update")
