@@ -46,11 +46,11 @@ def junit_text(checked: Checked) -> str:
 def _suite(root: ElementTree.Element, name: str, number: int, tests: int, **counts: int) -> ElementTree.Element:
     now = datetime.datetime.now().replace(microsecond=0).isoformat()
     attributes = {
-        "name": name,
+        "name": _clean(name),
         "package": "fakedist",
         "id": str(number),
         "timestamp": now,
-        "hostname": socket.gethostname(),
+        "hostname": socket.gethostname() or "localhost",
         "tests": str(tests),
         "failures": str(counts.get("failures", 0)),
         "errors": str(counts.get("errors", 0)),
@@ -63,14 +63,20 @@ def _suite(root: ElementTree.Element, name: str, number: int, tests: int, **coun
 
 def _case(suite: ElementTree.Element, name: str, of: str) -> ElementTree.Element:
     classname = f"fakedist.{of.replace(' rank ', '.rank')}"
-    return ElementTree.SubElement(suite, "testcase", {"name": name, "classname": classname, "time": "0"})
+    attributes = {"name": _clean(name), "classname": _clean(classname), "time": "0"}
+    return ElementTree.SubElement(suite, "testcase", attributes)
 
 
 def _told(case: ElementTree.Element, tag: str, kind: str, message: str) -> None:
-    clean = _NOT_XML.sub("?", message)
+    clean = _clean(message)
     ElementTree.SubElement(case, tag, {"message": clean, "type": kind}).text = clean
 
 
 def _outputs(suite: ElementTree.Element, text: str) -> None:
-    ElementTree.SubElement(suite, "system-out").text = _NOT_XML.sub("?", text)
+    ElementTree.SubElement(suite, "system-out").text = _clean(text)
     ElementTree.SubElement(suite, "system-err")
+
+
+def _clean(text: str) -> str:
+    """Without what XML cannot hold."""
+    return _NOT_XML.sub("?", text)

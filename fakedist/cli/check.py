@@ -48,8 +48,14 @@ def check(names: tuple[str, ...], update: bool, as_json: bool, **options: Any) -
     from fakedist.check.checking import Running
     from fakedist.check.checking import check as run_check
     from fakedist.check.config import find_config, read_config
+    from fakedist.report.writing import see_that_it_can_be_written
 
     config = read_config(options["config"] or find_config(Path.cwd())).chosen(names)
+    for name in ("junit", "markdown", "sarif"):
+        if options[name] is not None:
+            see_that_it_can_be_written(options[name])
+    if options["runs"] is not None:
+        see_that_it_can_be_written(options["runs"] / "run")
     with tempfile.TemporaryDirectory(prefix="fakedist-check-") as scratch:
         running = Running(options["runs"] or Path(scratch), options["at_once"], _say_finished)
         try:
@@ -86,12 +92,13 @@ def _write_files(checked: Checked, options: dict[str, Any]) -> None:
     from fakedist.check.annotations import sarif_text
     from fakedist.check.findings import checked_markdown
     from fakedist.check.junit import junit_text
+    from fakedist.report.writing import replace_text
 
     makers = {"junit": junit_text, "markdown": checked_markdown, "sarif": sarif_text}
     texts = {path: make(checked) for name, make in makers.items() if (path := options[name]) is not None}
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        replace_text(path, text)
 
 
 def _say_outcome(checked: Checked, update: bool) -> int:

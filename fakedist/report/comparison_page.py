@@ -11,9 +11,10 @@ from fakedist.analysis.compare.timeline import Stretch, common_axis, on_axis
 from fakedist.report.compared import comparison_sheets
 from fakedist.report.comparison import Comparison, format_change, format_relative
 from fakedist.report.comparison_time_page import time_context
-from fakedist.report.html import replace_text, template_text
+from fakedist.report.html import template_text
 from fakedist.report.pack import Pack
 from fakedist.report.run import Run
+from fakedist.report.writing import replace_text
 from fakedist.units import format_bytes
 
 _SCRIPTS = ("base", "tables", "kernels", "theme", "compare")
@@ -25,7 +26,7 @@ def write_comparison_page(comparison: Comparison, path: Path) -> None:
 
     Raises:
         RunDirectoryError: A table is missing or damaged.
-        OSError: The file cannot be written.
+        JobError: The file cannot be written.
     """
     replace_text(path, comparison_page(comparison))
 

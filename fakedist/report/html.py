@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import errno
 import hashlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +12,12 @@ import jinja2
 import pandas as pd
 
 from fakedist.analysis.layers import fold_layers, fold_table
-from fakedist.errors import JobError
 from fakedist.report import charts, peak, sections, time_charts
 from fakedist.report.outside import outside_section
 from fakedist.report.pack import Pack
 from fakedist.report.run import Run
 from fakedist.report.time_section import layer_columns, time_section
+from fakedist.report.writing import replace_text
 from fakedist.run.schema import SCHEMA_VERSION
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -59,20 +57,6 @@ def write_page(run: Run, path: Path) -> None:
         OSError: The disk is full.
     """
     replace_text(path, page(run))
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a file; one that is there is replaced, whole or not at all."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        scratch.write_text(text, encoding="utf-8", errors="replace")  # names may hold half a surrogate pair
-        scratch.replace(path)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise JobError(f"{path} cannot be written: {error.strerror}", "choose another place") from error
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 def page(run: Run) -> str:

@@ -139,6 +139,15 @@ def test_growth_is_a_red_build_with_the_layer_to_blame(tmp_path: Path, baseline:
     assert "**net rank 9: peak allocated" in (folder / "out/check.md").read_text()
 
 
+def test_an_output_that_cannot_be_written_is_said_before_anything_runs(tmp_path: Path) -> None:
+    folder = project(tmp_path / "p")
+    for option in ("--junit", "--markdown", "--sarif", "--runs"):
+        finished = checked(folder, option, "train.py/out")
+        assert finished.returncode == 2
+        assert finished.stderr.startswith("fakedist: error: train.py/out")
+        assert "ran in" not in finished.stderr
+
+
 def test_a_missing_baseline_says_how_to_make_one_before_anything_runs(tmp_path: Path) -> None:
     folder = project(tmp_path / "p")
     before = files(folder)

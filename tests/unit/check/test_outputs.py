@@ -44,6 +44,7 @@ def checked(tmp_path: Path) -> Checked:
 
 
 def test_junit_has_what_its_schemas_ask_for(checked: Checked) -> None:
+    checked.findings.append(Finding("net", 1, Figure("groups", "of\x01two"), 1.0, 2.0))
     checked.failures.append(ScriptError("net rank 2: the script failed: \x00", output="Traceback \x1b[31m <&>"))
     root = ElementTree.fromstring(junit_text(checked))
     assert root.tag == "testsuites"
@@ -65,6 +66,7 @@ def test_junit_has_what_its_schemas_ask_for(checked: Checked) -> None:
         for case in cases:
             assert set(case.attrib) == {"name", "classname", "time"}
             assert all(set(told.attrib) == {"message", "type"} for told in case)
+    assert "group of?two" in [case.attrib["name"] for case in root.iter("testcase")]
     failures = [told.attrib["type"] for told in root.iter("failure")]
     assert failures == ["baseline", "budget", "out_of_memory"]
     (error,) = root.iter("error")

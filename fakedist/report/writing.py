@@ -1,0 +1,53 @@
+"""Text into a file that somebody named."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from fakedist.errors import JobError
+
+_ELSEWHERE = "choose another place"
+
+
+def see_that_it_can_be_written(path: Path) -> None:
+    """Look before the work: the place is a directory that exists, or can be made, and may be written to.
+
+    Raises:
+        JobError: It is not.
+    """
+    folder = next(each for each in path.absolute().parents if each.exists())
+    if path.is_dir() or not folder.is_dir():
+        raise JobError(f"{path} cannot be written: {path if path.is_dir() else folder} is no file's place", _ELSEWHERE)
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise JobError(f"{path} cannot be written: {os.strerror(errno.EACCES)}", _ELSEWHERE)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file; one that is there is replaced, whole or not at all. A pipe or a terminal is written to.
+
+    Raises:
+        JobError: It cannot be written.
+        OSError: The disk is full.
+    """
+    try:
+        if path.exists() and not path.is_file():  # /dev/stdout
+            path.write_text(text, encoding="utf-8", errors="replace")
+        else:
+            _replace(path.resolve(), text)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise JobError(f"{path} cannot be written: {error.strerror}", _ELSEWHERE) from error
+
+
+def _replace(path: Path, text: str) -> None:
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        scratch.write_text(text, encoding="utf-8", errors="replace")  # names may hold half a surrogate pair
+        scratch.replace(path)
+    finally:
+        with suppress(OSError):
+            scratch.unlink(missing_ok=True)

@@ -1,0 +1,61 @@
+"""Text into a named file: whole or not at all, never in place of what is no file, and looked at before the work."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fakedist.errors import JobError
+from fakedist.report.writing import replace_text, see_that_it_can_be_written
+
+
+def test_nothing_is_left_beside_the_file(tmp_path: Path) -> None:
+    replace_text(tmp_path / "page.html", "half a pair \udc80")
+    assert (tmp_path / "page.html").read_text() == "half a pair ?"
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text("old")
+    (tmp_path / "link").symlink_to("page.html")
+    replace_text(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "page.html").read_text() == "new"
+
+
+def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    replace_text(pipe, "told")
+    assert os.read(reading, 100) == b"told"
+    os.close(reading)
+    assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize("place", ["file/page.html", "folder"])
+def test_a_place_that_is_none_is_said_before_and_when_it_is_written(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    for write in (see_that_it_can_be_written, lambda path: replace_text(path, "new")):
+        with pytest.raises(JobError, match="cannot be written"):
+            write(tmp_path / place)
+    assert (tmp_path / "file").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_places_that_are_fine_are_not_complained_about(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("old")
+    for place in ("new", "deep/er/new", "there"):
+        see_that_it_can_be_written(tmp_path / place)
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_that_nobody_may_write_to_is_said_before(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(JobError, match="Permission denied"):
+        see_that_it_can_be_written(tmp_path / "deep/er")
+    tmp_path.chmod(0o700)
