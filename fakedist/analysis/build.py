@@ -158,6 +158,23 @@ def _dropped(recording: Recording) -> list[str]:
     return dropped
 
 
+def _left_note(recording: Recording, job: dict[str, Any]) -> str:
+    """That a rank left during init, and what may have made it: a flag that only another rank knows.
+
+    Megatron-LM's ranks without data learn by a broadcast whether there is any, and train where they are told so.
+    """
+    note = "this rank left the job during init, before a first step: the figures are those of its init alone"
+    calls = call_table(recording)
+    received = int(((calls["operation"] == "broadcast") & (calls["bytes_in"] == 0)).sum())
+    if not received or job.get("tapes"):
+        return note
+    broadcasts = "1 broadcast of another rank was" if received == 1 else f"{received:,} broadcasts of other ranks were"
+    return (
+        f"{note}; {broadcasts} answered with what it held itself: if it left for that, let it be answered from the "
+        f"sender's tape, with --rank 0,{job['rank']} where rank 0 sends"
+    )
+
+
 def _failure_notes(recording: Recording) -> list[str]:
     """Requests that the allocator could not serve, and after which the script went on."""
     failed = recording.out_of_memory
@@ -203,7 +220,7 @@ def _first_place(rows: list[Any]) -> str:
 def _notes(recording: Recording, blocks: Blocks, manifest: dict[str, Any], left: dict[str, str] | None) -> list[str]:
     notes = [*recording.notes, *memory.differences(recording, blocks)]
     if left is not None:
-        notes.append("this rank left the job during init, before a first step: the figures are those of its init alone")
+        notes.append(_left_note(recording, manifest["job"]))
     if len(recording.events) > 1:
         others = sorted(set(recording.events) - {recording.device})
         named = ", ".join(f"cuda:{device}" for device in others)

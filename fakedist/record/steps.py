@@ -13,6 +13,10 @@ class StopRun(BaseException):
     ``atexit`` still run.
     """
 
+    def __str__(self) -> str:
+        # Context managers of the script may log it (Megatron-LM's straggler detector does).
+        return "the recorded steps are done: fakedist ends the run here"
+
 
 class Steps:
     """Counts training steps.

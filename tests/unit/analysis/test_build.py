@@ -224,3 +224,17 @@ def test_the_window_of_a_layers_most_is_the_last_step_that_ended(tmp_path: Path)
     made.step(2)
     layers = built(made.write(new_run(tmp_path)))["summary"]["layers"]
     assert [(row["name"], row["most_total_bytes"]) for row in layers] == [("head", 8 * KIB)]
+
+
+@pytest.mark.parametrize("tapes", [(), ("rank0",)])
+@pytest.mark.parametrize("bytes_in", [0, 24])
+def test_a_rank_that_left_after_a_broadcast_of_another_is_told_of_tapes(
+    tmp_path: Path, tapes: tuple[str, ...], bytes_in: int
+) -> None:
+    made = HandMade()
+    made.op("other", 0)
+    made.record("collectives", rows=[(1, "broadcast", 0, bytes_in, 24 - bytes_in, "int64", False, 0, 0, 0, -1)])
+    made.record("outcome", outcome="finished", code=0, message="", last_phase="init", last_step=0)
+    (note,) = built(made.write(new_run(tmp_path, "finished", tapes=tapes)))["notes"]
+    assert note.startswith("this rank left the job during init, before a first step")
+    assert ("with --rank 0,1 where rank 0 sends" in note) == (not tapes and not bytes_in)
