@@ -4,7 +4,8 @@ BIN := .venv/bin
 OLDEST := .venv-oldest/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 # What also has to work on the oldest torch that is supported.
-OLDEST_TESTS := tests/unit tests/integration/test_examples.py tests/integration/test_check.py
+OLDEST_TESTS := tests/unit tests/integration/test_examples.py tests/integration/test_check.py \
+	tests/integration/test_profiler.py tests/integration/test_measured_path.py
 DEMO := fakedist-demo-rank0of1024
 # A GPU machine may have a torch of its own and no network: make gpu takes what is there.
 GPU_PYTHON = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))

@@ -143,6 +143,7 @@ class Rank:
                 self._write_what_the_host_did_not_compute()
                 self._write_about_the_world()
                 self._write_what_torch_does_not_see()
+                self._write_what_was_traced()
                 recorder.close({**how, "line": line})
             except JournalFailed as error:
                 self.give_up(error)
@@ -216,7 +217,7 @@ class Rank:
 
     def _timer(self) -> Timer | None:
         """Who times a step, if that is wanted."""
-        if not self._job.kernels or self._gpu is None:
+        if not self._job.kernels or self._gpu is None or _rehearses():
             return None
         from fakedist.gpu.estimate import Estimate
         from fakedist.gpu.spec import find_gpu
@@ -269,6 +270,16 @@ class Rank:
             text = (
                 f"{operations:,} operations on host tensors of more than 4 MiB were not computed, first {where}: "
                 "large floats hold no values, neither on the virtual GPU nor, with it, on the host"
+            )
+            self._journal.append({"kind": "note", "text": text})
+
+    def _write_what_was_traced(self) -> None:
+        launches = self._gpu.traced() if self._gpu is not None else 0
+        if launches and not _rehearses():
+            text = (
+                f"the script's profiler saw {launches:,} launches of the virtual GPU: their names, streams and order "
+                "are the job's, their times are not a GPU's (each takes 1 us); operations on small tensors, which the "
+                "host computes, launch none"
             )
             self._journal.append({"kind": "note", "text": text})
 
@@ -357,4 +368,11 @@ def _tracer(job: Job) -> Tracer | None:
 
     if job.nsys is not None:
         return NsysTracer()
-    return CuptiTracer() if job.kernels and job.device == "cuda" else None
+    if not job.kernels or (job.device == "virtual" and not _rehearses()):
+        return None
+    return CuptiTracer("measured" if job.device == "cuda" else "simulated")
+
+
+def _rehearses() -> bool:
+    """Whether a step on the virtual GPU is timed as on a real one: everything but the times is then as there."""
+    return os.environ.get("FAKEDIST_REHEARSE") == "cupti"

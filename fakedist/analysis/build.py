@@ -38,7 +38,9 @@ def build_tables(run_directory: Path) -> None:
     blocks = build_blocks(recording)
     places = event_places(recording)
     tables = make_tables(recording, blocks, places)
-    times = find_times(tables["kernels"], tables["layers"], recording.kernel_source, recording.gpu.get("peaks"))
+    simulated = recording.kernel_source.get("source") == "simulated"  # what is nobody's time is no share of a peak
+    peaks = None if simulated else recording.gpu.get("peaks")
+    times = find_times(tables["kernels"], tables["layers"], recording.kernel_source, peaks)
     tables |= {"layer_times": times.layers, "kernel_names": times.names}
     for name, table in tables.items():
         write_table(run_directory, name, {column: table[column] for column in table.columns})
@@ -97,6 +99,8 @@ def _time_source(recording: Recording) -> str:
     source = recording.kernel_source
     if source["source"] == "estimated":
         return "estimated: a model of the GPU; collectives, whose duration it does not know, are not in it"
+    if source["source"] == "simulated":
+        return "simulated: the virtual GPU as CUPTI saw it, where each kernel takes 1 us; copies stand for collectives"
     tool = {"cupti": "CUPTI", "nsys": "Nsight Systems"}.get(str(source.get("tool")), source.get("tool"))
     return f"measured: {tool} on this GPU; copies stand for collectives"
 

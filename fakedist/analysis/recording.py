@@ -25,6 +25,7 @@ _EVENT_TYPES = {"action": "u1", "address": "<u8", "size": "<i8", "stream": "<u8"
 _MARK_TYPES = {"op": "<i8", "address": "<u8", "category": "u1", "layer": "<i4", "start": "<i8", "bytes": "<i8"}
 #: Tables that come in pieces of rows; each record carries only what is new.
 _ROWS = ("layers", "operations", "scopes", "regions", "collectives", "groups", "invented")
+_SIMULATED = "each kernel takes 1 us on the virtual GPU: their order is the job's, their times nobody's"
 
 
 @dataclass
@@ -115,7 +116,10 @@ def read_recording(run_directory: Path) -> Recording:
         )
     elif recording.profiled:
         trace, layers = profiler_trace(recording.profiled), LayerNumbers(recording.rows["layers"])
-        _take(recording, kernel_record(trace, layers, {"tool": "cupti", "gpu": recording.profiled["gpu"]}), pieces)
+        source = {"tool": "cupti", "gpu": recording.profiled["gpu"], "source": recording.profiled["source"]}
+        if source["source"] == "simulated":
+            trace.notes.append(_SIMULATED)
+        _take(recording, kernel_record(trace, layers, source), pieces)
     recording.op_operation = np.frombuffer(b"".join(pieces["operation"]), "<u4")
     recording.op_scope = np.frombuffer(b"".join(pieces["scope"]), "<u4")
     recording.marks = {name: np.frombuffer(b"".join(pieces["marks", name]), kind) for name, kind in _MARK_TYPES.items()}

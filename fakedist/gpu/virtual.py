@@ -53,6 +53,7 @@ class VirtualGpu:
         self._library = library
         self.notes: list[str] = []
         library.fakedist_refused.restype = ctypes.c_char_p
+        library.fakedist_traced.restype = ctypes.c_uint64
         library.fakedist_name_crashes()
 
     def configure(self, spec: GpuSpec, devices: int, memory_bytes: int) -> None:
@@ -74,6 +75,10 @@ class VirtualGpu:
         counters = _GpuCounters()
         self._library.fakedist_counters(ctypes.byref(counters))
         return {field[0]: int(getattr(counters, field[0])) for field in _GpuCounters._fields_}
+
+    def traced(self) -> int:
+        """Launches that a profiler was told of through CUPTI, so far."""
+        return int(self._library.fakedist_traced())
 
     def refused(self) -> list[tuple[str, int]]:
         """CUDA functions that were called and not answered, with their number of calls."""

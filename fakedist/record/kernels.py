@@ -19,16 +19,22 @@ from fakedist.run.traces import COLUMNS
 
 _SIDES = re.compile(r'"(grid|block)": ?\[(\d+), ?(\d+), ?(\d+)\]')
 _NODE = re.compile(r'"graph node id": ?(\d+)')
-#: Names of CUDA's runtime and driver functions; of torch's operations none is like these.
-_CALL = re.compile(r"cu(?:da)?[A-Z]\w+$")
+#: Names of CUDA's runtime and driver functions; of torch's operations none is like these. Of those that are newer than
+#: itself, as cudart 13's __cudaLaunchKernel, torch 2.11 knows no name.
+_CALL = re.compile(r"(?:__)?cu(?:da)?[A-Z]\w+$|INVALID$|unknown$")
 #: What the profiler reports as done by the GPU, and is not.
 _NO_WORK = re.compile(r"(?:Context|Event|Stream) Sync|Stream Wait|Iteration Start")
 
 
 class CuptiTracer:
-    """``torch.profiler`` around the timed step."""
+    """``torch.profiler`` around the timed step.
 
-    def __init__(self) -> None:
+    Args:
+        source: What its times are: measured, or simulated on the virtual GPU.
+    """
+
+    def __init__(self, source: str = "measured") -> None:
+        self._source = source
         self._profile: torch.profiler.profile | None = None
         self._events: list[Any] = []
         self._gpu = ""
@@ -38,8 +44,12 @@ class CuptiTracer:
         """Start the profiler, then say which step it is."""
         torch.cuda.synchronize()
         activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+        # Without it events have no metadata: no grid, no graph.
+        config = present(torch._C._profiler, "_ExperimentalConfig")(expose_kineto_event_metadata=True)
         # acc_events: one cycle is all there is, and without it some versions warn.
-        self._profile = torch.profiler.profile(activities=activities, acc_events=True, with_flops=True)
+        self._profile = torch.profiler.profile(
+            activities=activities, acc_events=True, with_flops=True, experimental_config=config
+        )
         self._profile.start()
         self._mark(text)
 
@@ -56,8 +66,8 @@ class CuptiTracer:
         self._events = present(profile.profiler, "kineto_results").events()
 
     def records(self) -> list[dict[str, Any]]:
-        """The events, and the GPU's name."""
-        return [profiler_record(self._events, self._gpu)]
+        """The events, the GPU's name, and what its times are."""
+        return [profiler_record(self._events, self._gpu) | {"source": self._source}]
 
     def _mark(self, text: str) -> None:
         with self._event(text):
@@ -73,6 +83,7 @@ def profiler_record(events: Iterable[Any], gpu: str) -> dict[str, Any]:
     """
     columns = {table: {name: array(code) for name, code in codes.items()} for table, codes in COLUMNS.items()}
     texts: dict[str, int] = {}
+    graph_launches: set[int] = set()
 
     def add(table: str, **values: int) -> None:
         for name, value in values.items():
@@ -103,6 +114,8 @@ def profiler_record(events: Iterable[Any], gpu: str) -> dict[str, Any]:
         elif _CALL.match(name):
             linked = event.linked_correlation_id()
             thread = event.device_resource_id()
+            if "GraphLaunch" in name:
+                graph_launches.add(event.correlation_id())
             add("calls", correlation=event.correlation_id(), start=start, operation=linked, thread=thread)
         else:
             add(
@@ -115,5 +128,8 @@ def profiler_record(events: Iterable[Any], gpu: str) -> dict[str, Any]:
                 flops=int(event.flops()),
                 text=texts.setdefault(name, len(texts)),
             )
+    device = columns["device"]
+    for row, correlation in enumerate(device["correlation"]):  # of nodes, torch 2.11 says no number
+        device["node"][row] |= correlation in graph_launches
     packed = {table: {name: column.tobytes() for name, column in found.items()} for table, found in columns.items()}
     return {"kind": "profiler", "gpu": gpu, "texts": list(texts), **packed}

@@ -157,7 +157,7 @@ class Position:
             for ident, thread in self._threads.items():
                 if ident != self._main:
                     thread.stack.clear()
-            self._set_phase("other")
+            self._rest()
 
     def optimizer_begins(self) -> None:
         """``optimizer.step()`` starts."""
@@ -168,7 +168,7 @@ class Position:
         """``optimizer.step()`` is over."""
         self._optimizer_depth = max(0, self._optimizer_depth - 1)
         if not self._optimizer_depth:
-            self._set_phase("other")
+            self._rest()
 
     def close(self) -> None:
         """End the open regions: what they allocated and is alive now would have been used by a backward."""
@@ -184,6 +184,11 @@ class Position:
         if phase != self._phase:
             self._phase = phase
             self._phase_changed(phase)
+
+    def _rest(self) -> None:
+        """A backward or an optimizer's step is over; told also where it was ``other`` before that."""
+        self._phase = "other"
+        self._phase_changed(self.phase)
 
     def _recompute_switched(self, on: bool, layer: int) -> None:
         if on:

@@ -367,9 +367,9 @@ SUMMARY = {
     "largest_blocks": "Objects as in the table `largest`.",
     "collectives": "Objects with `group`, `group_size`, `operation`, `num_calls`, `bytes_in`, `bytes_out`.",
     "steps": "Objects with `step`, `wall_us`, `peak_allocated_bytes`, `peak_reserved_bytes`.",
-    "kernels": "Null, or where the table `kernels` is from: `source` (measured or estimated), `tool` (cupti, nsys or "
-    "model), `step`, `gpu`, `step_us` (from the beginning of the step to the end of all that it launched), `notes` "
-    "(what a reader must know about these times), and further keys of that source.",
+    "kernels": "Null, or where the table `kernels` is from: `source` (measured, estimated; simulated: docs/nsys.md), "
+    "`tool` (cupti, nsys or model), `step`, `gpu`, `step_us` (from the beginning of the step to the end of all that it "
+    "launched), `notes` (what a reader must know about these times), and further keys of that source.",
     "time": "Null, or where the time of that step goes: `step_us`, which is the sum of `busy_us` (a stream computes), "
     "`communication_us` (only a collective of known duration runs), `launch_gap_us` (the GPU waits for the host) and "
     "`wait_us`; `kernel_us`, the sum of all `num_kernels` kernels but communication, and `by_kind` of it; `by_family` "

@@ -17,7 +17,7 @@ REFUSED = {
     r"cusolver(Dn|Sp|Mg)?\w+": "dense solvers: their work areas are not known without the library",
     r"cusparse(Lt)?\w+": "sparse matrices: the sizes of their results depend on values",
     r"nccl\w+": "process groups are fakedist's; NCCL itself would talk to other processes",
-    r"cupti\w+": "CUPTI measures kernels, and none run",
+    r"cupti\w+": "CUPTI's counters, samples and callbacks: no kernel runs that could be looked into",
     r"cuFile\w+": "GPUDirect Storage reads files into memory that holds no data",
     r"cuda(MallocAsync|FreeAsync|MemPool\w+|DeviceGetDefaultMemPool)": "the allocator backend without a history",
     r"cudaIpc\w+|cuMem(Export|ImportFrom)\w+|cuIpc\w+": "memory of another process",

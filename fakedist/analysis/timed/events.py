@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fakedist.analysis.timed.intervals import Ints
-from fakedist.analysis.timed.names import IGNORED, LAYER, PHASE, STEP, Meaning
+from fakedist.analysis.timed.names import IGNORED, LAYER, OPERATION, PHASE, STEP, Meaning
 
 
 @dataclass
@@ -41,6 +41,18 @@ class Ranges:
     def kind(self) -> npt.NDArray[np.int8]:
         """STEP, PHASE, ... of each range."""
         return np.array([each.kind for each in self.meanings] or [IGNORED], np.int8)[self.meaning]
+
+    def with_functions(self) -> Ranges:
+        """Autograd functions of the script are operations: torch calls them as their class, and numbers them."""
+        ours = np.array([each.is_ours for each in self.meanings] or [False])[self.meaning]
+        rows = np.flatnonzero((self.kind == LAYER) & (self.sequence >= 0) & ~ours)
+        if not len(rows):
+            return self
+        distinct, place = np.unique(self.meaning[rows], return_inverse=True)
+        meaning = self.meaning.copy()
+        meaning[rows] = len(self.meanings) + place
+        functions = [Meaning(OPERATION, self.meanings[each].name) for each in distinct.tolist()]
+        return dataclasses.replace(self, meanings=[*self.meanings, *functions], meaning=meaning)
 
     def told_by_us(self) -> Ranges:
         """Without the script's own steps, phases and layers, where there are ours."""

@@ -34,7 +34,7 @@ def profiler_trace(record: dict[str, Any]) -> Trace:
     activity = _activity(device, texts).where(order)
     none = np.full(len(order), -1, np.int64)
     return Trace(
-        ranges=ranges.told_by_us(),
+        ranges=ranges.with_functions().told_by_us(),
         activity=activity,
         thread=thread[order],
         launch=launch[order],

@@ -31,8 +31,7 @@ REFUSALS = {"cudart": 801, "cublas": 15, "cublasLt": 15, "cudnn": 3000, "nvrtc":
     "cusparse": 10, "cusparseLt": 10, "nccl": 5, "cufile": 5001, "cupti": 27, "cuda": 801,
 }  # fmt: skip
 _PREFIXES = re.compile(r"_*(cu[A-Z]|cuda|cublas|cudnn|nvrtc|cufft|cusolver|cusparse|nccl|cupti)")
-#: torch.profiler calls a dozen functions of CUPTI: they are refused under one name.
-_REFUSED_TOGETHER = {"cupti": "CUPTI (torch.profiler sees no kernels)"}
+_TRACED = re.compile(r"^ *CUPTI_(RUNTIME|DRIVER)_TRACE_CBID_(\w+) *= (\d+)", re.MULTILINE)
 # Texts and versions need no driver: the real libraries go on answering those.
 _HARMLESS = re.compile(
     r"(Get(Error|Status)(String|Name)|GetVersion|GetCudartVersion|GetErrorString|GetLastErrorString"
@@ -262,6 +261,21 @@ def interface_versions(include: Path) -> list[tuple[str, int, int]]:
     ]
 
 
+def traced_functions(include: Path) -> list[tuple[str, str, bool, int]]:
+    """Functions that CUPTI has a number for: name, CUPTI's name, whether it is the runtime's, the number.
+
+    Where the runtime's interface has changed, its later form comes first. Empty where CUPTI is not installed.
+    """
+    found = []
+    for header in ("cupti_runtime_cbid.h", "cupti_driver_cbid.h"):
+        text = (include / header).read_text(errors="replace") if (include / header).exists() else ""
+        for library, full_name, number in _TRACED.findall(text):
+            if full_name not in ("INVALID", "SIZE", "FORCE_INT"):
+                name = re.sub(r"_v\d{4,}$", "", full_name) if library == "RUNTIME" else full_name
+                found.append((name, full_name, library == "RUNTIME", int(number)))
+    return found[::-1]
+
+
 def answered_names() -> set[str]:
     """Functions that the C sources answer themselves."""
     pattern = re.compile(r"^(?:API|cudaError_t CUDARTAPI) [\w\s*]*?\b(\w+)\(", re.MULTILINE)
@@ -295,6 +309,12 @@ def generated_source(cuda: CudaInstallation) -> str:
     lines = ['#include "virtual_gpu.h"', "const struct interface_version interface_versions[] = {"]
     lines += [f'    {{"{name}", {suffix}, {since}}},' for name, suffix, since in interface_versions(cuda.include)]
     lines += ["    {0, 0, 0},", "};", f"LOCAL const char cudnn_library[] = {json.dumps(cudnn)};"]  # quoted as in C
+    lines += ["const struct traced_function traced_functions[] = {"]
+    lines += [
+        f'    {{"{name}", "{full_name}", {int(is_runtime)}, {number}}},'
+        for name, full_name, is_runtime, number in traced_functions(cuda.include)
+    ]
+    lines += ["    {0, 0, 0, 0},", "};"]
     for library, exported in names.items():
         for name in exported:
             if name in answered or not is_interface(name) or is_harmless(name):
@@ -303,6 +323,5 @@ def generated_source(cuda: CudaInstallation) -> str:
             if library == "cublas" and is_blas_routine(name) and f"{name}_v2" not in exported:
                 lines.append(f'API int {name}(void *handle) {{ return blas_launch(handle, "{name}"); }}')
             else:
-                refused = _REFUSED_TOGETHER.get(library, name)
-                lines.append(f'API int {name}(void) {{ return unanswered("{refused}", {REFUSALS[library]}); }}')
+                lines.append(f'API int {name}(void) {{ return unanswered("{name}", {REFUSALS[library]}); }}')
     return "\n".join(lines) + "\n"

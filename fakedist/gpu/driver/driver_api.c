@@ -79,22 +79,33 @@ API int cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
 }
 API int cuMemGetAddressRange_v2(void **base, size_t *size, void *address) { return allocation_of(address, base, size); }
 API int cuMemGetAddressRange(void **base, size_t *size, void *address) { return allocation_of(address, base, size); }
-API int cuMemcpyHtoD_v2(void *to, const void *from, size_t size) { return copy(to, from, size, NULL), OK; }
-API int cuMemcpyDtoH_v2(void *to, const void *from, size_t size) { return copy(to, from, size, NULL), OK; }
+API int cuMemcpyHtoD_v2(void *to, const void *from, size_t size) {
+    TRACED;
+    return copy(to, from, size, NULL), OK;
+}
+API int cuMemcpyDtoH_v2(void *to, const void *from, size_t size) {
+    TRACED;
+    return copy(to, from, size, NULL), OK;
+}
 API int cuMemcpyHtoDAsync_v2(void *to, const void *from, size_t size, void *stream) {
+    TRACED;
     return copy(to, from, size, stream), OK;
 }
 API int cuMemcpyDtoHAsync_v2(void *to, const void *from, size_t size, void *stream) {
+    TRACED;
     return copy(to, from, size, stream), OK;
 }
 API int cuMemcpyAsync(void *to, const void *from, size_t size, void *stream) {
+    TRACED;
     return copy(to, from, size, stream), OK;
 }
 API int cuMemsetD8Async(void *to, unsigned char value, size_t size, void *stream) {
+    TRACED;
     return fill(to, value, size, stream), OK;
 }
 /* A word is filled bytewise where its bytes are equal; any other pattern is written only where memory holds data. */
 API int cuMemsetD32Async(void *to, unsigned value, size_t count, void *stream) {
+    TRACED;
     if (value == (value & 0xff) * 0x01010101u) return fill(to, (int)(value & 0xff), count * 4, stream), OK;
     for (size_t i = 0; i < count && count * 4 <= (1u << 20); i++) copy((char *)to + 4 * i, &value, 4, NULL);
     return OK;

@@ -13,6 +13,7 @@ enum { NODE_KERNEL = 0, NODE_MEMCPY = 1, NODE_MEMSET = 2, NODE_HOST = 3, NODE_CO
 
 struct node {
     int type, value;
+    uint64_t id; /* as CUPTI tells it: of no other node of any graph */
     void *to;
     const void *from;
     struct launch launch; /* of a kernel, copy or fill */
@@ -38,6 +39,7 @@ struct user_object {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static uint64_t num_nodes;
 
 struct graph *graph_create(void) {
     struct graph *g = new_handle(sizeof *g);
@@ -54,6 +56,7 @@ static struct node *add(struct graph *g, struct node made) {
         if (!g->nodes) abort();
     }
     *n = made;
+    n->id = ++num_nodes;
     n->before = g->count ? g->nodes[g->count - 1] : NULL;
     g->nodes[g->count++] = n;
     pthread_mutex_unlock(&lock);
@@ -112,7 +115,7 @@ static void run(struct graph *g, void *stream, int number) {
         else if (n->type == NODE_HOST) n->function(n->to);
         else if (n->type == NODE_CONDITIONAL) run(n->body, stream, number);
         else if (n->type == NODE_KERNEL) COUNT(launches, 1);
-        if (n->type <= NODE_MEMSET) replay_launch(&n->launch, stream, number);
+        if (n->type <= NODE_MEMSET) replay_launch(&n->launch, stream, number, n->id);
     }
 }
 
@@ -140,6 +143,7 @@ API int cudaGraphNodeGetDependencies_v2(void *node, void **nodes, void *edges, s
 API int cudaGraphNodeGetType(void *node, int *type) { return *type = ((struct node *)node)->type, OK; }
 
 API int cudaGraphInstantiate(void **out, void *graph, unsigned long long flags) {
+    TRACED;
     struct graph *g = graph;
     (void)flags;
     pthread_mutex_lock(&lock);
@@ -148,10 +152,12 @@ API int cudaGraphInstantiate(void **out, void *graph, unsigned long long flags) 
     return *out = g, OK;
 }
 API int cudaGraphInstantiateWithFlags(void **out, void *graph, unsigned long long flags) {
+    TRACED;
     return cudaGraphInstantiate(out, graph, flags);
 }
 API int cudaGraphExecDestroy(void *exec) { return graph_destroy(exec), OK; }
 API int cudaGraphLaunch(void *exec, void *stream) {
+    TRACED;
     struct graph *outer = capturing_graph(stream);
     if (outer) return launch(__func__, stream);
     return run(exec, stream, next_graph_launch()), OK;

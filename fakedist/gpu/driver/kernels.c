@@ -53,6 +53,7 @@ API int __cudaPopCallConfiguration(struct dim3 *grid, struct dim3 *block, size_t
 API int __cudaGetKernel(const void **kernel, const void *function) { return *kernel = function, OK; }
 API int __cudaLaunchKernel(const void *kernel, struct dim3 grid, struct dim3 block, void **arguments, size_t shared,
                            void *stream) {
+    TRACED;
     const unsigned sizes[6] = {grid.x, grid.y, grid.z, block.x, block.y, block.z};
     return (void)arguments, (void)shared, launch_kernel(kernel, sizes, stream);
 }
@@ -114,13 +115,16 @@ API int cudaMemcpyFromSymbol(void *to, const void *symbol, size_t size, size_t o
 
 API int cudaLaunchKernel(const void *function, struct dim3 grid, struct dim3 block, void **arguments, size_t shared,
                          void *stream) {
+    TRACED;
     return __cudaLaunchKernel(function, grid, block, arguments, shared, stream);
 }
 API int cudaLaunchCooperativeKernel(const void *function, struct dim3 grid, struct dim3 block, void **arguments,
                                     size_t shared, void *stream) {
+    TRACED;
     return __cudaLaunchKernel(function, grid, block, arguments, shared, stream);
 }
 API int cudaLaunchKernelExC(const struct launch_config *config, const void *function, void **arguments) {
+    TRACED;
     return (void)arguments, launch_kernel(function, config->sizes, config->stream);
 }
 API int cudaFuncSetAttribute(const void *function, int attribute, int value) {
@@ -214,14 +218,17 @@ API int cuOccupancyMaxActiveClusters(int *clusters, void *function, const void *
 }
 API int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                        unsigned shared, void *stream, void **arguments, void **extra) {
+    TRACED;
     const unsigned sizes[6] = {gx, gy, gz, bx, by, bz};
     return (void)shared, (void)arguments, (void)extra, launch_kernel(function, sizes, stream);
 }
 API int cuLaunchKernelEx(const struct launch_config *config, void *function, void **arguments, void **extra) {
+    TRACED;
     return (void)arguments, (void)extra, launch_kernel(function, config->sizes, config->stream);
 }
 API int cuLaunchCooperativeKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                                   unsigned bz, unsigned shared, void *stream, void **arguments) {
+    TRACED;
     return cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, arguments, NULL);
 }
 

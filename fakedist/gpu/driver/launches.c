@@ -29,7 +29,7 @@ API void fakedist_log_launches(int wanted) {
 /* The log, to be read when it is off; its number of records. */
 API size_t fakedist_launches(const struct launch **out) { return *out = written, count; }
 
-int launches_wanted(void *stream) { return is_on() || capturing_graph(stream); }
+int launches_wanted(void *stream) { return is_on() || traces_launches() || capturing_graph(stream); }
 
 static void append(const struct launch *made) {
     pthread_mutex_lock(&lock);
@@ -55,16 +55,17 @@ struct launch tagged(struct launch made, void *stream) {
 void write_launch(struct launch made, void *stream) {
     struct graph *graph = capturing_graph(stream);
     made = tagged(made, stream);
-    if (graph) graph_add_kernel(graph, &made);
-    else if (is_on()) append(&made);
+    if (graph) return graph_add_kernel(graph, &made);
+    if (is_on()) append(&made);
+    trace_launch(&made, stream, 0);
 }
 
-void replay_launch(const struct launch *captured, void *stream, int graph) {
-    if (!is_on()) return;
+void replay_launch(const struct launch *captured, void *stream, int graph, uint64_t node) {
     struct launch made = *captured;
     made.stream = (uintptr_t)stream;
     made.graph = graph;
-    append(&made);
+    if (is_on()) append(&made);
+    trace_launch(&made, stream, node);
 }
 
 int next_graph_launch(void) { return __atomic_add_fetch(&num_graph_launches, 1, __ATOMIC_RELAXED); }

@@ -259,6 +259,7 @@ void copy(void *to, const void *from, size_t size, void *stream) {
     int to_device = device_of(to) >= 0, from_device = device_of(from) >= 0;
     int direction = to_device && from_device ? WITHIN_DEVICE : to_device ? TO_DEVICE : TO_HOST;
     struct launch made = {.kind = LAUNCH_COPY, .bytes = size, .direction = direction};
+    made.pinned = direction != WITHIN_DEVICE && is_pinned(to_device ? from : to);
     if (graph) made = tagged(made, stream), graph_add_copy(graph, &made, to, from);
     else if (to_device || from_device) write_launch(made, stream); /* else it is nothing that the GPU does */
     move_bytes(to, from, size);

@@ -105,11 +105,13 @@ API const char *cudaGetErrorString(int error) { return error_text(error, 0); }
 /* ---- memory ---- */
 
 API int cudaMalloc(void **out, size_t size) {
+    TRACED;
     if (!model.devices) return fail(NO_DEVICE);
     int unsafe = may_be_unsafe();
     return unsafe ? unsafe : device_malloc(current_device(), size, out);
 }
 API int cudaFree(void *address) {
+    TRACED;
     int unsafe = address ? may_be_unsafe() : OK; /* cudaFree(NULL) makes the context, which is there */
     return unsafe ? unsafe : device_free(address);
 }
@@ -123,20 +125,26 @@ API int cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
 }
 
 API int cudaMemcpy(void *to, const void *from, size_t size, int kind) {
-    return (void)kind, copy(to, from, size, NULL), write_wait(HOST_WAITS, 0, NULL), OK;
+    TRACED;
+    (void)kind, copy(to, from, size, NULL), write_wait(HOST_WAITS, 0, NULL);
+    return wait_until(*stream_reaches(NULL)), OK;
 }
 API int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *stream) {
+    TRACED;
     return (void)kind, copy(to, from, size, stream), OK;
 }
 API int cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, size_t size) {
+    TRACED;
     return (void)to_device, (void)from_device, copy(to, from, size, NULL), OK;
 }
 API int cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t size, void *stream) {
+    TRACED;
     return (void)to_device, (void)from_device, copy(to, from, size, stream), OK;
 }
 
 API int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
                           int kind, void *stream) {
+    TRACED;
     (void)kind;
     for (size_t row = 0; row < height; row++)
         copy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width, stream);
@@ -144,11 +152,16 @@ API int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t fr
 }
 API int cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
                      int kind) {
+    TRACED;
     return cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, height, kind, NULL);
 }
 
-API int cudaMemset(void *to, int value, size_t size) { return fill(to, value, size, NULL), OK; }
+API int cudaMemset(void *to, int value, size_t size) {
+    TRACED;
+    return fill(to, value, size, NULL), OK;
+}
 API int cudaMemsetAsync(void *to, int value, size_t size, void *stream) {
+    TRACED;
     return fill(to, value, size, stream), OK;
 }
 

@@ -16,6 +16,7 @@ struct stream {
     int device, priority;
     unsigned flags;
     struct capture *capture;
+    uint64_t reaches;
 };
 struct event {
     struct timespec recorded;
@@ -23,6 +24,7 @@ struct event {
     int has_time;
     uint64_t capture; /* recorded while this capture was under way; 0 for none */
     uint64_t number;  /* of the last time that it was recorded, for the log of launches */
+    uint64_t reached; /* when its stream has come to it, for a profiler */
 };
 struct capture {
     uint64_t id;
@@ -46,6 +48,17 @@ static __thread int thread_mode = MODE_GLOBAL;
 
 /* The default, legacy and per-thread streams are the small integers 0, 1 and 2. */
 static struct stream *own_stream(void *stream) { return (uintptr_t)stream < 16 ? NULL : stream; }
+
+static uint64_t default_stream_reaches[MAX_DEVICES];
+uint64_t *stream_reaches(void *stream) {
+    struct stream *s = own_stream(stream);
+    return s ? &s->reaches : &default_stream_reaches[current_device()];
+}
+/* CUPTI's default stream is 7; those that a program makes come after. */
+uint32_t stream_number(void *stream) {
+    struct stream *s = own_stream(stream);
+    return !s ? 7 : s >= in_order && s < in_order + num_in_order ? 13 + (uint32_t)(s - in_order) : (uint32_t)(uintptr_t)s;
+}
 
 static int any_capture(void) { return __atomic_load_n(&num_captures, __ATOMIC_ACQUIRE); }
 
@@ -88,7 +101,7 @@ API int cudaStreamCreateWithPriority(void **out, unsigned flags, int priority) {
     const unsigned most = sizeof in_order / sizeof *in_order;
     unsigned number = __atomic_fetch_add(&num_in_order, 1, __ATOMIC_RELAXED);
     struct stream *s = number < most ? in_order + number : new_handle(sizeof *s);
-    *s = (struct stream){current_device(), priority, flags, NULL};
+    *s = (struct stream){current_device(), priority, flags, NULL, 0};
     *out = s;
     return OK;
 }
@@ -100,8 +113,16 @@ API int cudaStreamDestroy(void *stream) {
     return OK;
 }
 API int cudaStreamQuery(void *stream) { return may_wait(stream); }
-API int cudaStreamSynchronize(void *stream) { return write_wait(HOST_WAITS, 0, stream), may_wait(stream); }
-API int cudaDeviceSynchronize(void) { return write_wait(HOST_WAITS_FOR_DEVICE, 0, NULL), may_be_unsafe(); }
+API int cudaStreamSynchronize(void *stream) {
+    TRACED;
+    write_wait(HOST_WAITS, 0, stream);
+    return trace_wait(HOST_WAITS, 0, stream, *stream_reaches(stream)), may_wait(stream);
+}
+API int cudaDeviceSynchronize(void) {
+    TRACED;
+    write_wait(HOST_WAITS_FOR_DEVICE, 0, NULL);
+    return trace_wait(HOST_WAITS_FOR_DEVICE, 0, NULL, 0), may_be_unsafe();
+}
 API int cudaStreamGetPriority(void *stream, int *priority) {
     return *priority = own_stream(stream) ? own_stream(stream)->priority : 0, OK;
 }
@@ -132,25 +153,34 @@ API int cudaEventCreateWithFlags(void **out, unsigned flags) {
 API int cudaEventCreate(void **out) { return cudaEventCreateWithFlags(out, 0); }
 API int cudaEventDestroy(void *event) { return free(event), OK; }
 API int cudaEventRecord(void *event, void *stream) {
+    TRACED;
     struct event *e = event;
     struct capture *c = capture_of(stream);
     e->capture = c ? c->id : 0;
     e->number = write_record(stream);
+    if (!c) trace_record(e->number, stream, &e->reached);
     clock_gettime(CLOCK_MONOTONIC, &e->recorded);
     e->recorded.tv_nsec += (long)trial_ns; /* whole seconds may stand here too: only differences are asked for */
     e->has_time = 1;
     return OK;
 }
 API int cudaEventRecordWithFlags(void *event, void *stream, unsigned flags) {
+    TRACED;
     return (void)flags, cudaEventRecord(event, stream);
 }
 static int event_is_over(void *event) {
     int unsafe = may_be_unsafe();
     return unsafe ? unsafe : ((struct event *)event)->capture ? fail(CAPTURED_EVENT) : OK;
 }
-API int cudaEventQuery(void *event) { return event_is_over(event); }
+API int cudaEventQuery(void *event) {
+    TRACED;
+    return event_is_over(event);
+}
 API int cudaEventSynchronize(void *event) {
-    return write_wait(HOST_WAITS, ((struct event *)event)->number, NULL), event_is_over(event);
+    TRACED;
+    struct event *e = event;
+    write_wait(HOST_WAITS, e->number, NULL);
+    return trace_wait(HOST_WAITS, e->number, NULL, e->reached), event_is_over(event);
 }
 API int cudaEventElapsedTime(float *ms, void *start, void *end) {
     const struct event *a = start, *b = end;
@@ -161,10 +191,13 @@ API int cudaEventElapsedTime(float *ms, void *start, void *end) {
 }
 API int cudaEventElapsedTime_v2(float *ms, void *start, void *end) { return cudaEventElapsedTime(ms, start, end); }
 API int cudaStreamWaitEvent(void *stream, void *event, unsigned flags) {
+    TRACED;
     (void)flags;
-    uint64_t id = ((struct event *)event)->capture;
+    struct event *e = event;
+    uint64_t id = e->capture;
     struct stream *s = own_stream(stream);
-    write_wait(STREAM_WAITS, ((struct event *)event)->number, stream);
+    write_wait(STREAM_WAITS, e->number, stream);
+    if (!id) trace_wait(STREAM_WAITS, e->number, stream, e->reached);
     if (!id || !any_capture() || !s) return OK;
     pthread_mutex_lock(&lock);
     for (struct capture *c = captures; c; c = c->next)
@@ -188,13 +221,17 @@ static int begin_capture(void *stream, struct graph *into, int mode) {
     pthread_mutex_unlock(&lock);
     return OK;
 }
-API int cudaStreamBeginCapture(void *stream, int mode) { return begin_capture(stream, NULL, mode); }
+API int cudaStreamBeginCapture(void *stream, int mode) {
+    TRACED;
+    return begin_capture(stream, NULL, mode);
+}
 API int cudaStreamBeginCaptureToGraph(void *stream, void *graph, const void *dependencies, const void *edges,
                                       size_t count, int mode) {
     return (void)dependencies, (void)edges, (void)count, begin_capture(stream, graph, mode);
 }
 
 API int cudaStreamEndCapture(void *stream, void **graph) {
+    TRACED;
     struct stream *s = own_stream(stream);
     struct capture *c = capture_of(s);
     *graph = NULL;
@@ -215,6 +252,7 @@ API int cudaStreamEndCapture(void *stream, void **graph) {
 }
 
 API int cudaStreamIsCapturing(void *stream, int *status) {
+    TRACED;
     struct capture *c = capture_of(stream);
     return *status = !c ? CAPTURE_NONE : c->invalid ? CAPTURE_INVALIDATED : CAPTURE_ACTIVE, OK;
 }

@@ -36,11 +36,11 @@ class Events(list[Any]):
         self._add(CPU, name, start, end, thread, correlation_id=number, sequence_nr=sequence, **more)
         return number
 
-    def kernel(self, name: str, launched: int, operation: int, node: str = "") -> None:
+    def kernel(self, name: str, launched: int, operation: int, node: str = "", by: str = "cudaLaunchKernel") -> None:
         """A kernel, and the call that launched it: CUPTI has a number of its own for the thread."""
         correlation = 5000 + len(self)
         call = {"correlation_id": correlation, "linked_correlation_id": operation}
-        self._add(CPU, "cudaLaunchKernel", launched, launched + 3, 987654, **call)
+        self._add(CPU, by, launched, launched + 3, 987654, **call)
         metadata = f'"queued": 0, "device": 0, "grid": [8, 4, 1], "block": [128, 1, 1]{node}'
         self._add(CUDA, name, launched + 1000, launched + 1500, 7, **call, metadata_json=metadata)
 
@@ -140,6 +140,42 @@ def test_kernels_of_a_cuda_graph_are_counted_in_a_note() -> None:
     layers = LayerNumbers([(0, "", "", -1)])
     found = kernel_record(profiler_trace(profiler_record(events, "")), layers, {})
     assert "1 kernel of CUDA graphs count for the layer that launched the graph" in found["source"]["notes"]
+
+
+def test_a_graphs_kernels_are_known_by_their_launch_where_torch_tells_no_node() -> None:
+    events = training()
+    events.kernel("in_graph", 1150, 4, by="cudaGraphLaunch")
+    found = kernel_record(profiler_trace(profiler_record(events, "")), LayerNumbers([(0, "", "", -1)]), {})
+    assert "1 kernel of CUDA graphs count for the layer that launched the graph" in found["source"]["notes"]
+
+
+@pytest.mark.parametrize("name", ["__cudaLaunchKernel", "INVALID", "cuLaunchKernelEx"])
+def test_a_call_is_no_operation_whatever_torch_calls_it(name: str) -> None:
+    events = Events()
+    events.operation("fakedist.step:4", 1000, 1001)
+    product = events.operation("aten::mm", 1100, 1200)
+    events.kernel("sm90_xmma_gemm", 1150, product, by=name)
+    found = profiler_record(events, "")
+    rows_of = {table: len(found[table]["start"]) // 8 for table in ("operations", "calls", "device")}
+    assert rows_of == {"operations": 2, "calls": 1, "device": 1}
+
+
+def test_the_backward_of_a_scripts_own_function_is_of_the_layer_that_called_it() -> None:
+    """Transformer Engine's, Megatron's, make_graphed_callables': torch calls them as their class."""
+    events = Events()
+    events.operation("fakedist.step:4", 1000, 1001)
+    events.operation("fakedist.layer:blocks.1", 1100, 1400)
+    function = events.operation("_LayerNormLinear", 1110, 1390, sequence=21)
+    events.kernel("rmsnorm_fwd", 1150, function)
+    events.operation("of the script", 1410, 1490)  # a range of its own is none
+    events.kernel("in_range", 1450, events.operation("aten::mul", 1440, 1460))
+    node = "autograd::engine::evaluate_function: _LayerNormLinearBackward"
+    events.kernel("rmsnorm_bwd", 2150, events.operation(node, 2100, 2900, AUTOGRAD, sequence=21))
+    assert [(layer, phase, operation) for _, layer, phase, _, operation, _ in rows(events)] == [
+        ("blocks.1", "other", "_LayerNormLinear"),
+        ("", "other", "aten.mul"),
+        ("blocks.1", "backward", "_LayerNormLinearBackward"),
+    ]
 
 
 def test_a_profile_without_a_kernel_is_an_empty_table() -> None:

@@ -196,3 +196,16 @@ def test_before_the_first_forward_is_init(watch: Watch) -> None:
     with watch.on():
         torch.ones(2)
     assert watch.where("aten.ones") == [("init", "", False)]
+
+
+def test_every_end_of_a_phase_is_told() -> None:
+    told: list[str] = []
+    position = Position(told.append)
+    position.root_forward()
+    position.backward_begins(creates_graph=False)
+    position.optimizer_begins()  # in backward: a hook of a gradient
+    position.optimizer_ended()
+    position.backward_ended()
+    position.optimizer_begins()
+    position.optimizer_ended()
+    assert told == ["forward", "backward", "optimizer", "backward", "other", "optimizer", "other"]

@@ -1,0 +1,126 @@
+"""A step that is timed as on a GPU, with torch.profiler and the virtual GPU's CUPTI: where each kernel belongs.
+
+The estimate writes down the same launches in another way, so what it says of layer, phase and family must agree.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from tests.conftest import RunFakedist
+
+JOBS = Path(__file__).parent / "jobs"
+REHEARSAL = {"FAKEDIST_REHEARSE": "cupti"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run with its kernels."""
+
+    summary: dict[str, Any]
+    kernels: pd.DataFrame
+    tables: dict[str, pd.DataFrame]
+
+    def places(self) -> Counter[tuple[str, ...]]:
+        """How many kernels there are of each phase, layer, family and name; copies have other names."""
+        kernels = self.kernels[~self.kernels["family"].isin(["copy", "communication"])]
+        # What fills a tensor: the profiler tells fill_, the estimate the operation that made the tensor.
+        kernels = kernels[~kernels["name"].str.contains("FillFunctor")]
+        columns = ["phase", "recompute", "layer_name", "family", "name"]
+        return Counter(tuple(map(str, row)) for row in kernels[columns].to_numpy())
+
+
+def run_job(directory: Path, run_fakedist: RunFakedist, job: str, *arguments: str, measured: bool) -> Run:
+    options = ("--world-size", "8", "--rank", "0", "--device", "virtual", "--json", "-o", directory)
+    finished = run_fakedist("profile", *options, JOBS / job, *arguments, env=REHEARSAL if measured else {})
+    names = ("kernels", "layers", "calls", "layer_times")
+    tables = {name: pd.read_parquet(directory / "tables" / f"{name}.parquet") for name in names}
+    kernels = tables["kernels"]
+    kernels["layer_name"] = tables["layers"]["name"].to_numpy()[kernels["layer"]]
+    return Run(finished.json(), kernels, tables)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory, run_fakedist: RunFakedist) -> Run:
+    directory = tmp_path_factory.mktemp("measured") / "run"
+    return run_job(directory, run_fakedist, "timed.py", "checkpoint", measured=True)
+
+
+@pytest.fixture(scope="module")
+def graphed(tmp_path_factory: pytest.TempPathFactory, run_fakedist: RunFakedist) -> Run:
+    return run_job(tmp_path_factory.mktemp("graphed") / "run", run_fakedist, "graphed.py", measured=True)
+
+
+def test_every_kernel_is_where_the_estimate_has_it(
+    measured: Run, tmp_path_factory: pytest.TempPathFactory, run_fakedist: RunFakedist
+) -> None:
+    directory = tmp_path_factory.mktemp("estimated") / "run"
+    estimated = run_job(directory, run_fakedist, "timed.py", "checkpoint", measured=False)
+    assert sum(measured.places().values()) > 200
+    assert measured.places() == estimated.places()
+
+
+def test_its_times_are_never_called_measured(measured: Run) -> None:
+    source = measured.summary["kernels"]
+    assert (source["source"], source["tool"], source["step"]) == ("simulated", "cupti", 4)
+    assert any(note.startswith("each kernel takes 1 us on the virtual GPU") for note in source["notes"])
+    assert measured.summary["time"]["peaks"] is None
+    assert measured.summary["time"]["model_flops_utilisation"] is None
+
+
+def test_rows_add_up_and_the_timeline_covers_the_step(measured: Run) -> None:
+    kernels, time = measured.kernels, measured.summary["time"]
+    compute = kernels[kernels["family"] != "communication"]
+    assert time["kernel_us"] == pytest.approx(compute["duration_us"].sum())
+    assert measured.tables["layer_times"]["own_us"].sum() == pytest.approx(time["kernel_us"])
+    parts = ("busy_us", "communication_us", "launch_gap_us", "wait_us")
+    assert sum(time[part] for part in parts) == pytest.approx(time["step_us"])
+    assert (kernels["start_us"] >= kernels["launch_us"]).all()
+    assert set(kernels["step"]) == {4}
+    for _, stream in kernels.sort_values("start_us").groupby("stream"):
+        ends = (stream["start_us"] + stream["duration_us"]).to_numpy()
+        assert (stream["start_us"].to_numpy()[1:] >= ends[:-1] - 0.01).all(), "a stream does one after the other"
+
+
+def test_copies_that_stand_for_collectives_are_no_compute(measured: Run) -> None:
+    communication = measured.kernels[measured.kernels["family"] == "communication"]
+    calls = measured.tables["calls"].set_index("sequence")
+    timed = calls.loc[communication["call"].unique()]
+    assert set(timed["step"]) == {4}
+    assert set(timed["operation"]) == {"all_reduce"}
+    assert len(timed) == (calls["step"] == 4).sum()
+    assert (measured.kernels.loc[measured.kernels["family"] != "communication", "call"] == -1).all()
+
+
+def test_kernels_have_the_grid_that_they_were_launched_with(measured: Run) -> None:
+    adds = measured.kernels[measured.kernels["operation"] == "aten.add"]
+    assert len(adds)
+    assert (adds["grid"].str.split(",").str[0].astype(int) > 1).all()
+    assert set(adds["block"]) == {"128,1,1"}
+
+
+def test_compiled_kernels_belong_to_the_module_that_was_compiled(graphed: Run) -> None:
+    triton = graphed.kernels[graphed.kernels["name"].str.startswith("triton_")]
+    assert set(triton["phase"]) == {"forward", "backward"}
+    assert set(triton["layer_name"]) == {"compiled"}
+
+
+def test_kernels_of_a_graph_belong_to_the_module_that_launched_it(graphed: Run) -> None:
+    """In backward too: an autograd function of the script is an operation that made its node."""
+    notes = graphed.summary["kernels"]["notes"]
+    assert any(note.endswith("kernels of CUDA graphs count for the layer that launched the graph") for note in notes)
+    captured = graphed.kernels[graphed.kernels["layer_name"].str.startswith("captured")]
+    assert {phase: (family == "gemm").sum() for phase, family in captured.groupby("phase")["family"]} == {
+        "forward": 1, "backward": 2,
+    }  # fmt: skip
+    assert not any("of backward without a known layer" in note for note in notes)
+
+
+def test_what_comes_after_the_optimizer_is_not_the_optimizers(graphed: Run) -> None:
+    assert set(graphed.kernels.loc[graphed.kernels["operation"] == "aten.normal_", "phase"]) == {"other"}
