@@ -19,7 +19,7 @@ from fakedist.units import parse_bytes
 OWN_NAME, PROJECT_NAME = "fakedist.toml", "pyproject.toml"
 DEFAULT_BASELINES = "fakedist-baselines"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_EXAMPLE = '[[tool.fakedist.check.jobs]] with name = "...", script = "train.py", world_size = 8'
+_EXAMPLE = '[[{}.jobs]] with name = "...", script = "train.py", world_size = 8'
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,10 @@ def find_config(start: Path) -> Path:
         project = folder / PROJECT_NAME
         if project.is_file() and _inside(_load(project), "tool", "fakedist", "check") is not None:
             return project
-    raise CheckError(f"neither {OWN_NAME} nor [tool.fakedist.check] of {PROJECT_NAME} was found", f"add {_EXAMPLE}")
+    raise CheckError(
+        f"neither {OWN_NAME} nor [tool.fakedist.check] of {PROJECT_NAME} was found",
+        f"add {_EXAMPLE.format('tool.fakedist.check')}",
+    )
 
 
 def read_config(path: Path) -> CheckConfig:
@@ -94,22 +97,25 @@ def read_config(path: Path) -> CheckConfig:
     """
     is_project = path.name == PROJECT_NAME
     values = _inside(_load(path), *(("tool", "fakedist", "check") if is_project else ("check",)))
-    table = "[tool.fakedist.check]" if is_project else "[check]"
+    table = "tool.fakedist.check" if is_project else "check"
+    example = _EXAMPLE.format(table)
     if values is None:
-        raise CheckError(f"{path} has no {table}", f"add [{table[1:-1]}.jobs]".replace("[", "[[").replace("]", "]]"))
-    section = Section(f"{path.name} {table}", values)
+        raise CheckError(f"{path} has no [{table}]", f"add {example}")
+    section = Section(f"{path.name} [{table}]", values)
     baselines = section.take("baselines", str) or DEFAULT_BASELINES
     tolerances = section.take_either("max_increase", str, dict)
     entries = section.take_either("jobs", list, dict)
     section.end()
     if isinstance(entries, dict):
-        raise CheckError(f"{section.where}: jobs is a list of tables", f"write {_EXAMPLE}")
+        raise CheckError(f"{section.where}: jobs is a list of tables", f"write {example}")
     if not entries or not all(isinstance(entry, dict) for entry in entries):
-        raise CheckError(f"{section.where}: there are no jobs", f"add {_EXAMPLE}")
+        raise CheckError(f"{section.where}: there are no jobs", f"add {example}")
     jobs: list[CheckJob] = []
     for number, entry in enumerate(entries, start=1):
         job = _job(Section(f"{path.name} job {entry.get('name', number)!r}", entry), (tolerances, section))
-        if job.name in {other.name for other in jobs}:
+        if job.name.lower() in {
+            other.name.lower() for other in jobs
+        }:  # not every file system tells their baselines apart
             raise CheckError(f"{path.name}: two jobs are called {job.name!r}", "give each a name of its own")
         jobs.append(job)
     return CheckConfig(path.resolve(), path.resolve().parent / baselines, tuple(jobs))
@@ -164,8 +170,8 @@ def _settings(section: Section) -> dict[str, Any]:
     values: dict[str, Any] = {
         "target": script or module,
         "is_module": module is not None,
-        "arguments": tuple(shlex.split(arguments)) if isinstance(arguments, str) else section.take_texts("arguments"),
-        "environment": tuple(sorted((key, str(value)) for key, value in section.take_table("env").items())),
+        "arguments": _split(section, arguments) if isinstance(arguments, str) else section.take_texts("arguments"),
+        "environment": _environment(section.take_table("env")),
         "device": section.take("device", str) or "virtual",
         "gpu_memory_bytes": None if memory is None else _memory(section, memory),
         "timeout_s": section.take_either("timeout", int, float),
@@ -183,6 +189,23 @@ def _settings(section: Section) -> dict[str, Any]:
         section.end()
         raise CheckError(f"{section.where}: how many ranks has the job?", "world_size = 1024")
     return {"world_size": world_size, **values}
+
+
+def _split(section: Section, arguments: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(arguments))
+    except ValueError as error:
+        told = f"{section.where}: arguments: {str(error).lower()} in {arguments!r}"
+        raise CheckError(told, 'write a list: arguments = ["--name", "it\'s"]') from None
+
+
+def _environment(section: Section) -> tuple[tuple[str, str], ...]:
+    found = []
+    for key, value in section.items():
+        if not isinstance(value, (str, int, float)) or isinstance(value, bool):
+            raise CheckError(f"{section.where}: {key} is a text, not {value!r}", f'{key} = "1"')
+        found.append((key, str(value)))
+    return tuple(sorted(found))
 
 
 def _memory(section: Section, text: str) -> int:

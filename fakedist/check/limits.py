@@ -111,25 +111,36 @@ def _read(section: Section, plain: tuple[str, ...], make: Callable[[Figure, Any,
 
 
 def _budget(figure: Figure, value: Any, where: str) -> Limit:
+    example = "900 ms" if figure.is_time else "72 GiB"
     if figure.kind == "headroom" and isinstance(value, str) and "%" in value:
-        return Limit(figure, _parsed(parse_share, figure, value, where), True, value)
-    return Limit(figure, _parsed(parse_us if figure.is_time else parse_bytes, figure, value, where), False, value)
+        share = _parsed((parse_share, "5%"), figure, value, where)
+        if share > 1:
+            raise CheckError(f"{where}: headroom: {value} of the GPU's memory cannot be left", 'headroom = "5%"')
+        return Limit(figure, share, True, value)
+    return Limit(figure, _parsed((_parser(figure), example), figure, value, where), False, value)
 
 
 def _tolerance(figure: Figure, value: Any, where: str) -> Limit:
+    example = "1%"
     if isinstance(value, str) and "%" in value:
-        return Limit(figure, _parsed(parse_share, figure, value, where), True, value)
+        return Limit(figure, _parsed((parse_share, example), figure, value, where), True, value)
     if isinstance(value, str) and value.strip().startswith("0 "):
         return Limit(figure, 0, False, value)
-    return Limit(figure, _parsed(parse_us if figure.is_time else parse_bytes, figure, value, where), False, value)
+    return Limit(figure, _parsed((_parser(figure), example), figure, value, where), False, value)
 
 
-def _parsed(parse: Callable[[str], float], figure: Figure, value: Any, where: str) -> float:
+def _parser(figure: Figure) -> Callable[[str], float]:
+    return parse_us if figure.is_time else parse_bytes
+
+
+def _parsed(how: tuple[Callable[[str], float], str], figure: Figure, value: Any, where: str) -> float:
+    """A value as a number; ``how`` is what reads it, and an example of what it reads."""
+    parse, example = how
     key = figure.part or figure.kind
+    hint = f'write it like {key} = "{example}"'
     if not isinstance(value, str):
-        unit = "900 ms" if figure.is_time else "72 GiB"
-        raise CheckError(f"{where}: {key} = {value!r} has no unit", f'write it like {key} = "{unit}"')
+        raise CheckError(f"{where}: {key} = {value!r} has no unit", hint)
     try:
         return parse(value)
     except JobError as error:
-        raise CheckError(f"{where}: {key}: {error.message}", error.hint) from None
+        raise CheckError(f"{where}: {key}: {error.message}", hint) from None
