@@ -46,10 +46,10 @@ def build_tables(run_directory: Path) -> None:
         write_table(run_directory, name, {column: table[column] for column in table.columns})
     with no_collector():
         build_snapshot(run_directory, recording, blocks)
-        write_trace(run_directory, tables, manifest["job"], recording.kernel_source)
+        cut = write_trace(run_directory, tables, manifest["job"], recording.kernel_source)
     dropped = _dropped(recording)
     summary = summarize(recording, manifest, tables, memory.peak_summary(recording, blocks, places))
-    notes = [*_notes(recording, blocks, manifest, summary["left_during_init"]), *dropped]
+    notes = [*_notes(recording, blocks, manifest, summary["left_during_init"]), *dropped, *cut]
     timed = {"time": _time_source(recording)} if times.summary else {}
     update_manifest(
         run_directory,
@@ -225,6 +225,12 @@ def _notes(recording: Recording, blocks: Blocks, manifest: dict[str, Any], left:
     notes = [*recording.notes, *memory.differences(recording, blocks)]
     if left is not None:
         notes.append(_left_note(recording, manifest["job"]))
+    is_before_forward = not any(phase == "forward" for _, _, phase, *_ in recording.rows["scopes"])
+    if is_before_forward and len(blocks.frame) and not (blocks.frame["category"] == "parameter").any():
+        notes.append(
+            "no forward ran, and from the first one it is learned which memory is of parameters and of which layer: "
+            "here it is all in other, outside of modules"
+        )
     if len(recording.events) > 1:
         others = sorted(set(recording.events) - {recording.device})
         named = ", ".join(f"cuda:{device}" for device in others)

@@ -65,6 +65,38 @@ def _parts(blocks: Blocks) -> pd.DataFrame:
     return pd.concat([frame[~frame.index.isin(blocks.shares["block"])], divided], ignore_index=True)
 
 
+def owner_names(shares: pd.DataFrame, names: list[str], parents: list[int]) -> dict[int, str]:
+    """Of blocks that several layers own, how many own it and the layer above them all: "12 layers of layers.3".
+
+    Args:
+        shares: The table ``shares``, or some blocks of it.
+        names: Column ``name`` of the table ``layers``.
+        parents: Its column ``parent``.
+    """
+    owners: dict[int, list[int]] = {}
+    for block, layer in zip(shares["block"].tolist(), shares["layer"].tolist(), strict=True):
+        if layer > 0:
+            owners.setdefault(int(block), []).append(int(layer))
+    texts = {group: _owners_text(group, names, parents) for group in set(map(tuple, owners.values()))}
+    return {block: texts[tuple(group)] for block, group in owners.items()}
+
+
+def _owners_text(layers: tuple[int, ...], names: list[str], parents: list[int]) -> str:
+    if len(layers) == 1:
+        return names[layers[0]]
+    chains = [_ancestors(layer, parents) for layer in layers]
+    common = [group[0] for group in zip(*chains, strict=False) if len(set(group)) == 1]
+    return f"{len(layers)} layers" + (f" of {names[common[-1]]}" if common else "")
+
+
+def _ancestors(layer: int, parents: list[int]) -> list[int]:
+    """A layer and all above it, from the root down."""
+    chain = [layer]
+    while parents[chain[0]] > 0:
+        chain.insert(0, parents[chain[0]])
+    return chain
+
+
 def _for_ancestors(parts: pd.DataFrame, table: pd.DataFrame, window: tuple[int, int]) -> pd.DataFrame:
     """Every part of the window once for its layer and once for each layer above it."""
     parents = table["parent"].to_numpy()

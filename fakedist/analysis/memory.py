@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from fakedist.analysis.blocks import Blocks
+from fakedist.analysis.layers import owner_names
 from fakedist.analysis.recording import Recording
 from fakedist.run.schema import CATEGORIES
 
@@ -97,7 +98,9 @@ def largest_blocks(recording: Recording, blocks: Blocks, lines: list[str]) -> pd
     names = layer_names(recording)
     table = alive[["bytes", "category", "phase", "step", "operation"]].astype({"category": str, "phase": str})
     table["operation"] = table["operation"].astype(str)
-    table["layer"] = [names[layer] for layer in alive["layer"]]
+    parents = [row[3] for row in recording.rows["layers"]] or [-1]
+    owners = owner_names(blocks.shares[blocks.shares["block"].isin(alive.index)], names, parents)
+    table["layer"] = [owners.get(block, names[layer]) for block, layer in alive["layer"].items()]
     table["line"] = [lines[stack] if stack >= 0 else "" for stack in alive["stack"]]
     order = ["bytes", "category", "layer", "phase", "step", "operation", "line"]
     return table[order].reset_index(drop=True)

@@ -11,6 +11,7 @@ import pandas as pd
 from fakedist.analysis.layers import Fold
 from fakedist.analysis.recording import Array
 from fakedist.report.pack import Pack
+from fakedist.report.peak import block_owners
 from fakedist.report.run import Run
 from fakedist.report.wording import short_operation
 from fakedist.run.schema import CATEGORIES
@@ -86,10 +87,14 @@ def add_timeline(pack: Pack, run: Run, blocks: pd.DataFrame, lines: list[str], c
     lives[ended] = of_event[freed[ended]] - of_event[made[ended]]
     moves = Moves(of_event, int(is_move.sum()))
     line, line_names = pd.factorize(pd.Series([*lines, ""]))
+    names, owners = block_owners(run)
+    owner, owner_texts = pd.factorize(pd.Series(owners, dtype="object"))
+    layer = blocks["layer"].to_numpy().copy()
+    layer[np.fromiter(owners, "i8", len(owners))] = len(names) + owner
     keys = {
         "bytes": blocks["bytes"].to_numpy(),
         "category": colouring.of_block,
-        "layer": blocks["layer"].to_numpy(),
+        "layer": layer,
         "operation": blocks["operation"].cat.codes.to_numpy(),
         "line": line[blocks["stack"].to_numpy()],  # -1, no stack, is the empty one at the end
     }
@@ -98,6 +103,7 @@ def add_timeline(pack: Pack, run: Run, blocks: pd.DataFrame, lines: list[str], c
     pack.add("block_life", lives)
     for name, values in keys.items():
         pack.add(f"kind_{name}", values[first])
+    pack.meta["owners"] = [str(text) for text in owner_texts]
     pack.meta["names"] = colouring.names
     pack.meta["colours"] = colouring.colours
     pack.meta["operations"] = [short_operation(str(name)) for name in blocks["operation"].cat.categories]

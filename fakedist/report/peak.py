@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from fakedist.analysis.layers import owner_names
 from fakedist.report.run import Run
 from fakedist.report.wording import short_frame, short_line, short_operation
 
@@ -21,7 +22,7 @@ def job_lines(run: Run, cwd: str) -> list[str]:
 def largest_blocks(run: Run, blocks: pd.DataFrame, lines: list[str], cwd: str) -> list[dict[str, Any]]:
     """The largest blocks at the peak in the order of the table ``largest``, each with its stack, innermost first."""
     alive = blocks[blocks["at_peak"]].sort_values(["bytes", "alloc_event"], ascending=[False, True]).head(NUM_BLOCKS)
-    names = run.table("layers")["name"].astype(str)
+    names, owners = block_owners(run)
     stacks = _stacks(run, sorted(set(alive["stack"])), cwd)
     found = []
     for number, row in zip(alive.index, alive.to_dict("records"), strict=True):
@@ -31,7 +32,7 @@ def largest_blocks(run: Run, blocks: pd.DataFrame, lines: list[str], cwd: str) -
                 "number": int(number),
                 "bytes": int(row["bytes"]),
                 "category": "" if run.is_snapshot else str(row["category"]),
-                "layer": names[row["layer"]],
+                "layer": owners.get(int(number), names[row["layer"]]),
                 "made_in": "" if run.is_snapshot else f"{row['step']} {row['phase']}",
                 "operation": short_operation(str(row["operation"])),
                 "line": line,
@@ -39,6 +40,15 @@ def largest_blocks(run: Run, blocks: pd.DataFrame, lines: list[str], cwd: str) -
             }
         )
     return found
+
+
+def block_owners(run: Run) -> tuple[list[str], dict[int, str]]:
+    """Names of all layers, and of blocks that several own what stands in the place of one."""
+    layers = run.table("layers", ["name", "parent"])
+    names = layers["name"].astype(str).tolist()
+    if not run.has("shares"):  # an older fakedist
+        return names, {}
+    return names, owner_names(run.table("shares"), names, layers["parent"].tolist())
 
 
 def _stacks(run: Run, wanted: list[int], cwd: str) -> dict[int, list[str]]:

@@ -38,7 +38,7 @@ def verdict_section(run: Run, summary: dict[str, Any]) -> dict[str, Any]:
     parts = [(name, bytes_) for name, bytes_ in summary["by_category"].items() if bytes_]
     return {
         "fits": verdict(summary, run.manifest["cwd"]),
-        "left": ending(summary, run.manifest["cwd"]) if summary.get("left_during_init") is not None else "",
+        "left": _ended_early(run, summary),
         "allocated": format_bytes(allocated) if allocated else "",
         "when": peak_place(summary),
         "reserved": format_bytes(reserved),
@@ -60,6 +60,15 @@ def verdict_section(run: Run, summary: dict[str, Any]) -> dict[str, Any]:
             for name, text in run.manifest["provenance"].items()
         ],
     }
+
+
+def _ended_early(run: Run, summary: dict[str, Any]) -> str:
+    """How the rank ended, where that was not where its figures should end."""
+    if summary.get("left_during_init") is not None:
+        return f"This rank {ending(summary, run.manifest['cwd'])}."
+    if run.is_snapshot or run.is_imported or summary["exit"]["outcome"] in ("finished", "stopped", "out_of_memory"):
+        return ""
+    return f"The figures are of what ran until the rank ended: {ending(summary, run.manifest['cwd'])}."
 
 
 def _part(name: str, bytes_: int, whole: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pandas as pd
 from fakedist.analysis.layers import with_children
 from fakedist.analysis.recording import Array
 from fakedist.analysis.times.kinds import timed
-from fakedist.analysis.times.merging import bars, kind_runs, layer_runs
+from fakedist.analysis.times.merging import bars, kind_runs, layer_runs, longest_runs
 from fakedist.analysis.times.trace import call_texts
 from fakedist.report.charts import kinds_of_rows
 from fakedist.report.pack import Pack
@@ -69,9 +69,8 @@ def add_kernels(pack: Pack, run: Run, kernels: pd.DataFrame, layers: pd.DataFram
     streams, stream = np.unique(found["stream"].to_numpy("u8"), return_inverse=True)
     pack.add("bar_stream", stream)
     _add_times(pack, "bar", found, tick)
-    runs = layer_runs(kernels, layers["parent"].to_numpy())
-    num_runs = len(runs)
-    runs = runs.loc[(runs["end_us"] - runs["start_us"]).nlargest(MOST_RUNS).index.sort_values()]
+    all_runs = layer_runs(kernels, layers["parent"].to_numpy())
+    runs = longest_runs(all_runs, MOST_RUNS)
     for name in ("layer", "kind", "depth"):
         pack.add(f"run_{name}", runs[name].to_numpy("i8"))
     _add_times(pack, "run", runs, tick)
@@ -80,7 +79,7 @@ def add_kernels(pack: Pack, run: Run, kernels: pd.DataFrame, layers: pd.DataFram
     _add_times(pack, "part", phases, tick)
     pack.meta |= {"families": FAMILIES, "kinds": KINDS, "streams": [f"stream {at}" for at in range(len(streams))]}
     pack.meta |= {"kernels": labels, "tick_us": tick, "step_us": step_us, "num_kernels": len(kernels)}
-    pack.meta |= {"merged": len(found) < len(kernels), "runs_left_out": num_runs - len(runs)}
+    pack.meta |= {"merged": len(found) < len(kernels), "runs_left_out": len(all_runs) - len(runs)}
     pack.meta.setdefault("layers", layers["name"].astype(str).tolist())
 
 

@@ -183,7 +183,7 @@ TABLES: dict[str, Table] = {
         (
             Column("bytes", "int64", "Bytes."),
             Column("category", "string", "What it is for."),
-            Column("layer", "string", "Name of the layer."),
+            Column("layer", "string", "Name of the layer that owns it; of several how many: 12 layers of layers.3."),
             Column("phase", "string", "Phase it was allocated in."),
             Column("step", "int32", "Step it was allocated in."),
             Column("operation", "string", "Operation that allocated it."),

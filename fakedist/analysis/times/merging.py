@@ -123,6 +123,14 @@ def layer_runs(kernels: pd.DataFrame, parents: Array) -> pd.DataFrame:
     return runs.reset_index(drop=True)
 
 
+def longest_runs(runs: pd.DataFrame, most: int) -> pd.DataFrame:
+    """The longest ``most`` of what :func:`layer_runs` gave, in their order; what is left goes on nesting."""
+    if len(runs) <= most:
+        return runs
+    kept: pd.DataFrame = runs.loc[(runs["end_us"] - runs["start_us"]).nlargest(most).index.sort_values()]
+    return kept
+
+
 def kind_runs(kernels: pd.DataFrame) -> pd.DataFrame:
     """When the step went forward, backward and so on, on the stream that computes most: kind, start_us, end_us."""
     rows = main_stream(kernels)

@@ -18,11 +18,11 @@ import pandas as pd
 
 from fakedist.analysis.recording import Array
 from fakedist.analysis.times.kinds import timed
-from fakedist.analysis.times.merging import bars, kind_runs, layer_runs
+from fakedist.analysis.times.merging import bars, kind_runs, layer_runs, longest_runs
 from fakedist.run.directory import TRACE_NAME
 from fakedist.run.schema import FAMILIES, KINDS
 
-#: Bars of all streams together; a browser opens as many in seconds.
+#: Bars of all streams together, and slices of the layers; a browser opens as many in seconds.
 MOST_BARS = 300_000
 #: Points of the memory counter; each is the most of its stretch.
 MOST_POINTS = 20_000
@@ -32,8 +32,11 @@ _PHASES, _LAYERS, _FIRST_STREAM = 1, 2, 10
 
 def write_trace(
     run_directory: Path, tables: dict[str, pd.DataFrame], job: dict[str, Any], source: dict[str, Any]
-) -> None:
+) -> list[str]:
     """Write the trace of a run.
+
+    Returns:
+        What is not in it, a sentence each; the trace says so too.
 
     Args:
         run_directory: The run directory.
@@ -42,31 +45,34 @@ def write_trace(
         source: ``kernels`` of the summary; empty without any.
     """
     path = run_directory / TRACE_NAME
+    left_out: list[str] = []
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with gzip.open(scratch, "wt", compresslevel=4, encoding="utf-8") as file:
-            file.write('{"displayTimeUnit":"ms","otherData":')
-            file.write(json.dumps(_about(job, source)))
-            file.write(',"traceEvents":[\n')
-            for number, line in enumerate(trace_events(tables, source)):
+            file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+            for number, line in enumerate(trace_events(tables, source, left_out)):
                 file.write((",\n" if number else "") + line)
-            file.write("\n]}\n")
+            file.write('\n],"otherData":')
+            file.write(json.dumps(_about(job, source, left_out)) + "}\n")
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)
+    return left_out
 
 
-def _about(job: dict[str, Any], source: dict[str, Any]) -> dict[str, str]:
-    rank = f"rank {job['rank']} of {job['world_size']}"
-    return {"made by": "fakedist", "rank": rank, **{key: str(value) for key, value in source.items()}}
+def _about(job: dict[str, Any], source: dict[str, Any], left_out: list[str]) -> dict[str, str]:
+    told = {"made by": "fakedist", "rank": f"rank {job['rank']} of {job['world_size']}"}
+    told |= {key: str(value) for key, value in source.items()}
+    return told | ({"left out": "; ".join(left_out)} if left_out else {})
 
 
-def trace_events(tables: dict[str, pd.DataFrame], source: dict[str, Any]) -> Iterator[str]:
+def trace_events(tables: dict[str, pd.DataFrame], source: dict[str, Any], left_out: list[str]) -> Iterator[str]:
     """Every event as JSON.
 
     Args:
         tables: Tables by name: kernels, layers, calls, groups, events, spans.
         source: ``kernels`` of the summary.
+        left_out: Gets a sentence for everything that is not among them.
     """
     kernels = tables["kernels"]
     if len(kernels):
@@ -75,11 +81,18 @@ def trace_events(tables: dict[str, pd.DataFrame], source: dict[str, Any]) -> Ite
         yield _name("process_name", _GPU, 0, told)
         yield from _slices(_GPU, _PHASES, "phases", kind_runs(ready), [*KINDS])
         names = [str(name) for name in tables["layers"]["name"]]
-        runs = layer_runs(ready, tables["layers"]["parent"].to_numpy())
-        if len(runs) > MOST_BARS:  # what is left goes on nesting
-            runs = runs.loc[(runs["end_us"] - runs["start_us"]).nlargest(MOST_BARS).index.sort_values()]
+        all_runs = layer_runs(ready, tables["layers"]["parent"].to_numpy())
+        runs = longest_runs(all_runs, MOST_BARS)
+        if num := len(all_runs) - len(runs):
+            left_out.append(
+                f"trace.json.gz leaves out the {num:,} shortest of {len(all_runs):,} slices of its track of layers"
+            )
         yield from _slices(_GPU, _LAYERS, "layers", runs.rename(columns={"layer": "row"}), names)
-        yield from _streams(ready, names, call_texts(tables["calls"], tables["groups"]))
+        found = bars(ready, MOST_BARS)
+        if len(found) < len(ready):
+            shown = f"the {len(ready):,} kernels of its streams as {len(found):,} bars"
+            left_out.append(f"trace.json.gz shows {shown}: neighbours are one")
+        yield from _streams(ready, found, names, call_texts(tables["calls"], tables["groups"]))
         yield from _memory(_GPU, *_memory_on_gpu(ready, tables["events"]))
     events = tables["events"]
     if len(events):
@@ -127,9 +140,8 @@ def call_texts(calls: pd.DataFrame, groups: pd.DataFrame) -> dict[int, str]:
     }
 
 
-def _streams(kernels: pd.DataFrame, layers: list[str], calls: dict[int, str]) -> Iterator[str]:
+def _streams(kernels: pd.DataFrame, found: pd.DataFrame, layers: list[str], calls: dict[int, str]) -> Iterator[str]:
     """A track a stream. A bar of several kernels says how many, and shows the longest."""
-    found = bars(kernels, MOST_BARS)
     handles = found["stream"].unique().tolist()  # in order: the default one is 0
     streams = {stream: _FIRST_STREAM + at for at, stream in enumerate(handles)}
     for at, stream in enumerate(handles):

@@ -127,7 +127,7 @@ class Timeline {
       number,
       bytes: data.kind_bytes[of],
       category: this.categories[data.kind_category[of]],
-      layer: data.meta.layers[data.kind_layer[of]] || '(outside of modules)',
+      layer: ownerName(data.meta, data.kind_layer[of]),
       operation: data.meta.operations[data.kind_operation[of]] || '',
       line: data.meta.lines[data.kind_line[of]] || '',
       made: this.made[number],
@@ -155,6 +155,11 @@ class Timeline {
   }
 }
 
+
+// What owns a block: a layer, or behind the last of them how many share it.
+function ownerName(meta, number) {
+  return meta.layers[number] || (meta.owners || [])[number - meta.layers.length] || '(outside of modules)';
+}
 
 function newLevel(count) {
   return { most: new Float64Array(count), where: new Int32Array(count), least: new Float64Array(count) };

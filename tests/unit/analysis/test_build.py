@@ -189,6 +189,16 @@ def test_a_rank_that_used_another_device_is_reported_there(tmp_path: Path) -> No
     assert manifest["notes"] == ["the rank used cuda:0, not the device of its LOCAL_RANK"]
 
 
+def test_a_run_without_a_forward_says_why_everything_is_other(tmp_path: Path) -> None:
+    made = HandMade()
+    made.op("init", 0)
+    made.alloc(0, 8 * MIB)
+    (note,) = [note for note in built(made.write(new_run(tmp_path / "died")))["notes"] if "no forward ran" in note]
+    assert note.endswith("it is all in other, outside of modules")
+    made.op("forward", 1)
+    assert not [note for note in built(made.write(new_run(tmp_path / "went")))["notes"] if "no forward ran" in note]
+
+
 def test_notes_say_what_a_reader_must_know(tmp_path: Path) -> None:
     made = one_step()
     made.gpu["notes"] = ["its drivers differ by some MiB"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from fakedist.analysis.blocks import build_blocks
-from fakedist.analysis.layers import Fold, fold_layers, fold_table, layer_table, unfolded
+from fakedist.analysis.layers import Fold, fold_layers, fold_table, layer_table, owner_names, unfolded
 from tests.unit.analysis.recorded import MIB, HandMade
 
 
@@ -160,3 +160,23 @@ def test_a_recording_without_layers_still_has_the_outside(tmp_path: Path) -> Non
     table = layer_table(recording, build_blocks(recording), (0, 0))
     assert table["name"].tolist() == [""]
     assert table["peak_own_bytes"].tolist() == [0]
+
+
+def test_a_block_of_several_layers_is_named_by_what_is_above_them_all() -> None:
+    table = tree(*blocks_of(0, 1), ("head", "Linear"))
+    names, parents = table["name"].tolist(), table["parent"].tolist()
+    row = {name: number for number, name in enumerate(names)}
+    owners = {
+        3: ["layers.0.attention", "layers.0.mlp"],
+        5: ["layers.0.mlp", "layers.1.mlp", "layers.1"],
+        8: ["layers.1.mlp", "head"],
+        9: ["", "layers.1"],
+        11: [""],
+    }
+    rows = [(block, row[name], 1) for block, of_block in owners.items() for name in of_block]
+    assert owner_names(pd.DataFrame(rows, columns=["block", "layer", "bytes"]), names, parents) == {
+        3: "2 layers of layers.0",
+        5: "3 layers of layers",
+        8: "2 layers of (Model)",
+        9: "layers.1",
+    }

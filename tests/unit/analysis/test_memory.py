@@ -151,3 +151,19 @@ def test_only_the_largest_blocks_are_listed(tmp_path: Path) -> None:
     recording = made.read(tmp_path)
     largest = memory.largest_blocks(recording, build_blocks(recording), [])
     assert largest["bytes"].tolist() == [(number + 1) * 512 for number in range(24, 4, -1)]
+
+
+def test_a_large_block_that_layers_share_is_none_of_its_makers(tmp_path: Path) -> None:
+    made = HandMade()
+    model = made.layer("(Model)")
+    first, second, maker = (made.layer(name, parent=model) for name in ("a", "b", "c"))
+    made.op("backward", 1, maker)
+    made.alloc(0, 10 * MIB)
+    made.alloc(10 * MIB, MIB)
+    for owner in (first, second):
+        made.mark(0, "gradient", owner, 5 * MIB, 5 * MIB * (owner == second))
+    recording = made.read(tmp_path)
+    assert memory.largest_blocks(recording, build_blocks(recording), [])["layer"].tolist() == [
+        "2 layers of (Model)",
+        "c",
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import numpy as np
 import pytest
 
 from fakedist.analysis.build import build_tables
+from fakedist.analysis.times import trace
 from fakedist.analysis.times.kinds import timed
 from fakedist.analysis.times.merging import bars, kind_runs, layer_runs
+from fakedist.run.manifest import load_manifest
 from fakedist.run.schema import KINDS
 from tests.unit.analysis.recorded import GIB, MIB, HandMade, new_run
 from tests.unit.analysis.times_by_hand import NAN, kernel, model, record, table
@@ -79,13 +82,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_is_the_format_that_viewers_read(run: Path) -> None:
-    trace = trace_of(run)
-    assert trace["displayTimeUnit"] == "ms"
-    assert (trace["otherData"]["source"], trace["otherData"]["rank"]) == ("estimated", "rank 1 of 8")
+    found = trace_of(run)
+    assert found["displayTimeUnit"] == "ms"
+    assert (found["otherData"]["source"], found["otherData"]["rank"]) == ("estimated", "rank 1 of 8")
     needed = {"X": {"ts", "dur", "tid"}, "i": {"ts", "s", "tid"}, "C": {"ts", "args"}, "M": {"args"}}
-    for event in trace["traceEvents"]:
+    for event in found["traceEvents"]:
         assert {"ph", "name", "pid"} | needed[event["ph"]] <= set(event)
-    processes = [e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"]
+    processes = [e["args"]["name"] for e in found["traceEvents"] if e["name"] == "process_name"]
     assert processes == ["GPU, estimated by model: step 2", "host: the recorded run, wall time of this machine"]
 
 
@@ -154,6 +157,25 @@ def test_names_are_text_whatever_is_in_them(tmp_path: Path) -> None:
     build_tables(run)
     (event,) = tracks(trace_of(run)["traceEvents"])[1, "stream 0"]
     assert (event["name"], event["args"]["layer"]) == ('k"<\n>', '</script>"\\ \N{PILE OF POO}')
+
+
+def test_what_a_trace_leaves_out_is_told_in_it_and_in_the_notes(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "left out" not in trace_of(run)["otherData"]
+    assert not [note for note in load_manifest(run)["notes"] if "trace.json.gz" in note]
+    monkeypatch.setattr(trace, "MOST_BARS", 5)
+    again = tmp_path / "again"
+    shutil.copytree(run, again)
+    build_tables(again)
+    slices = tracks(trace_of(again)["traceEvents"])
+    assert len(slices[1, "layers"]) == 5
+    assert_they_nest(slices[1, "layers"])
+    told = trace_of(again)["otherData"]["left out"].split("; ")
+    total = len(tracks(trace_of(run)["traceEvents"])[1, "layers"])
+    assert told[0] == f"trace.json.gz leaves out the {total - 5:,} shortest of {total:,} slices of its track of layers"
+    assert told[1].startswith("trace.json.gz shows the 42 kernels of its streams as ")
+    assert [note for note in load_manifest(again)["notes"] if "trace.json.gz" in note] == told
 
 
 def test_few_kernels_are_a_bar_each() -> None:
