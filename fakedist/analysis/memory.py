@@ -100,7 +100,8 @@ def largest_blocks(recording: Recording, blocks: Blocks, lines: list[str]) -> pd
     table["operation"] = table["operation"].astype(str)
     parents = [row[3] for row in recording.rows["layers"]] or [-1]
     owners = owner_names(blocks.shares[blocks.shares["block"].isin(alive.index)], names, parents)
-    table["layer"] = [owners.get(block, names[layer]) for block, layer in alive["layer"].items()]
+    numbered = zip(alive.index.tolist(), alive["layer"].tolist(), strict=True)
+    table["layer"] = [owners.get(block, names[layer]) for block, layer in numbered]
     table["line"] = [lines[stack] if stack >= 0 else "" for stack in alive["stack"]]
     order = ["bytes", "category", "layer", "phase", "step", "operation", "line"]
     return table[order].reset_index(drop=True)
