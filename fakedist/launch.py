@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +68,10 @@ class Ending:
     message: str = ""
 
 
+def _say_nothing(text: str) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Streams:
     """Where things go while the child runs.
@@ -75,10 +79,12 @@ class Streams:
     Attributes:
         child_stdout: Descriptor for the script's output; None inherits ours.
         progress: Terminal for the progress line; None shows none.
+        say: Told, where several ranks run, which one runs next.
     """
 
     child_stdout: int | None = None
     progress: TextIO | None = None
+    say: Callable[[str], None] = _say_nothing
 
 
 def check(job: Job) -> None:

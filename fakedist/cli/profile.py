@@ -123,7 +123,9 @@ def profile(
         click.echo(str(error), err=True)
         return last_line(1, "the script does not compile; nothing was run")
     streams = launch.Streams(
-        child_stdout=STDERR if as_json else None, progress=sys.stderr if sys.stderr.isatty() else None
+        child_stdout=STDERR if as_json else None,
+        progress=sys.stderr if sys.stderr.isatty() else None,
+        say=lambda text: click.echo(f"fakedist: {text}", err=True),
     )
     if len(ranks) > 1:
         return _several(job, ranks, (output, force, as_json), streams)
@@ -138,13 +140,9 @@ def _several(job: Job, ranks: Sequence[int], how: tuple[Path | None, bool, bool]
     from fakedist.report.ranks import RankRow, ranks_object, render_ranks
 
     output, force, as_json = how
-    runs, rows = [], []
-    click.echo(f"fakedist: rank {ranks[0]} (1 of {len(ranks)})", err=True)
-    for run in profile_ranks(job, ranks, output, force, streams):
-        runs.append(run)
-        rows.append(RankRow(run.rank, run.run_directory, vars(run.ending), run.wall_s))
-        if len(runs) < len(ranks) and run.ending.outcome != "interrupted":
-            click.echo(f"fakedist: rank {ranks[len(runs)]} ({len(runs) + 1} of {len(ranks)})", err=True)
+    found = {run.rank: run for run in profile_ranks(job, ranks, output, force, streams)}
+    runs = [found[rank] for rank in ranks if rank in found]
+    rows = [RankRow(run.rank, run.run_directory, vars(run.ending), run.wall_s) for run in runs]
     code = exit_code(runs)
     if as_json:
         click.echo(json.dumps(ranks_object(rows, job.world_size, code), indent=2))

@@ -28,6 +28,8 @@ Channel = tuple[RanksKey, int]
 #: Type, shape and values of a tensor; None for values that were not kept.
 TensorSent = tuple[str, tuple[int, ...], bytes | None]
 
+#: Where any rank may be the source.
+ANY_RANK = -1
 #: Larger tensors are written down without their values.
 MAX_TENSOR_BYTES = 1 << 20
 #: When the values of a run take more, the rest is written down without.
@@ -55,6 +57,27 @@ class Sent:
     tag: int
     tensors: tuple[TensorSent, ...]
     objects: tuple[bytes | None, ...]
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """A call that nothing but another rank's tape could have answered, so that the rank ended there.
+
+    Attributes:
+        operation: What the other rank sends it with.
+        source: The other rank; -1 where any may send.
+        channel: The group.
+        to: This rank; -1 for all of the group.
+        tag: Of a send; None where tags do not count.
+        nth: Which of the source's calls of this kind it is, from 1.
+    """
+
+    operation: str
+    source: int
+    channel: Channel
+    to: int
+    tag: int | None
+    nth: int
 
 
 @dataclass(frozen=True)
@@ -87,6 +110,23 @@ class Tape:
                 operation, sequence, tag = head
                 channel = channels[record["group"]]
                 yield Sent(operation, channel, record["to"], sequence, tag, tuple(tensors), tuple(objects))
+
+    def awaited(self) -> Awaited | None:
+        """What the run waited for last and did not get; None where it always got something."""
+        last = None
+        for record in read_journal(self.run_directory / TAPE_NAME):
+            if record["kind"] == "awaited":
+                last = record["call"]
+        return None if last is None else Awaited(*last)
+
+    def has(self, awaited: Awaited, rank: int) -> bool:
+        """Whether the run sent what ``rank`` waited for."""
+        sent = (
+            sent
+            for sent in self.sent_to(rank)
+            if (sent.operation, sent.channel, sent.to) == (awaited.operation, awaited.channel, awaited.to)
+        )
+        return sum(awaited.tag is None or one.tag == awaited.tag for one in sent) >= awaited.nth
 
 
 def ranks_key(ranks: Sequence[int]) -> RanksKey:

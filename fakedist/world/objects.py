@@ -22,7 +22,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from fakedist.patch import patched
-from fakedist.world.tape import ANY_RANK, Tapes, Where
+from fakedist.run.tape import ANY_RANK
+from fakedist.world.tape import Tapes, Where
 
 #: Collectives of tensors that each makes in torch, by which the group's sequence number grows.
 _NUM_CALLS = {
@@ -173,7 +174,7 @@ class _Answers:
             elif given:
                 output[0] = given[pg.rank()]
             elif output[0] is None:
-                raise self._tapes.missing(where)
+                raise self._tapes.missing(where, where.operation)
 
     def send_object_list(
         self,
@@ -245,7 +246,7 @@ class _Answers:
         elif stand_in is not None:
             objects[:] = [stand_in[0]()]
         elif all(item is None for item in objects):
-            raise self._tapes.missing(where._replace(operation=name))
+            raise self._tapes.missing(where, name)
 
     def _received(self, where: Where, num_objects: int) -> list[bytes] | None:
         """The tape's objects, unless another one stands in for them."""

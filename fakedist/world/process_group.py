@@ -17,11 +17,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fakedist.run.tape import ANY_RANK
 from fakedist.world import checks
 from fakedist.world.arrivals import Arrivals
 from fakedist.world.group import Group
 from fakedist.world.ledger import LedgerLike, Tensors
-from fakedist.world.tape import ANY_RANK, Where
+from fakedist.world.tape import Where
 from fakedist.world.work import Call, Coalesced, Done, Given, Plain, done, profiler_enabled
 
 

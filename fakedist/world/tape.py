@@ -20,6 +20,7 @@ import torch
 
 from fakedist.errors import WorldError
 from fakedist.run.tape import (
+    ANY_RANK,
     MAX_TAPE_BYTES,
     MAX_TENSOR_BYTES,
     Channel,
@@ -35,7 +36,6 @@ Append = Callable[[dict[str, Any]], None]
 #: A CPU tensor with the values of a tensor, in the same memory where it can be; None where nobody knows them.
 Known = Callable[[torch.Tensor], torch.Tensor | None]
 _PLAIN = torch.Tensor.__torch_dispatch__
-ANY_RANK = -1
 
 
 class Where(NamedTuple):
@@ -82,6 +82,7 @@ class Tapes:
         self._command = command
         self._rank = rank
         self._readers = {tape.rank: _Reader(tape, rank) for tape in others}
+        self._asked: Counter[Any] = Counter()
 
     def channel(self, ranks: Sequence[int]) -> Channel:
         """Name a new group of these ranks, as every one of its members would."""
@@ -151,16 +152,23 @@ class Tapes:
         self._readers[where.source].num_answers += 1
         return objects
 
-    def missing(self, where: Where, what: str = "an object") -> WorldError:
-        """The error of a call that only a tape could answer."""
+    def missing(self, where: Where, called: str) -> WorldError:
+        """The error of a call that only a tape could answer; this rank's tape says what it was.
+
+        Args:
+            where: The call that was asked for with :meth:`receive_objects`.
+            called: Its name on this side.
+        """
+        if self._writer is not None:
+            self._writer.awaited(where, self._asked[where._replace(sequence=0)])
         if where.source == ANY_RANK:
             ranks, whom = [0, self._rank], "any rank"
         else:
             ranks, whom = [where.source, self._rank], f"rank {where.source}"
         if reader := self._readers.get(where.source):
-            told = f"{where.operation} waits for {what} from {whom}, whose tape {reader.tape.run_directory} has no more"
+            told = f"{called} waits for an object from {whom}, whose tape {reader.tape.run_directory} has no more"
             return WorldError(told, f"record more of it (--steps), with the same script: {self._command(ranks)}")
-        told = f"{where.operation} waits for {what} from {whom}, which does not run"
+        told = f"{called} waits for an object from {whom}, which does not run"
         return WorldError(told, f"run it first and be answered from its tape: {self._command(ranks)}")
 
     def notes(self) -> list[str]:
@@ -178,6 +186,7 @@ class Tapes:
             self._writer.flush(wait=True)
 
     def _next(self, where: Where) -> Sent | None:
+        self._asked[where._replace(sequence=0)] += 1
         reader = self._readers.get(where.source)
         if reader is None:
             return None
@@ -281,6 +290,11 @@ class _Writer:
         if has_room:
             self._num_bytes += sum(len(pickled) for pickled in objects)
         self._write(where, [], [pickled if has_room else None for pickled in objects])
+
+    def awaited(self, where: Where, nth: int) -> None:
+        call = (where.operation, where.source, where.channel, where.to, where.tag, nth)
+        self._waiting.append(({"kind": "awaited", "call": call}, []))
+        self.flush(wait=True)
 
     def flush(self, wait: bool = False) -> None:
         """Write what has arrived from the device, in order; or wait until all has."""

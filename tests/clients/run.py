@@ -6,10 +6,11 @@ import argparse
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.clients.catalogue import ENTRIES, Entry
-from tests.clients.running import Ran, WrongRunError, run_rank
+from tests.clients.running import Ran, WrongRunError, run_rank, run_together
 from tests.clients.table import load_results, result_of, save_results
 
 
@@ -46,23 +47,33 @@ def _run_and_save(entry: Entry) -> int:
     runs: list[Ran] = []
     failed = ""
     with tempfile.TemporaryDirectory(prefix="fakedist-clients-") as directory:
-        for rank in entry.ranks:
-            place = Path(directory, f"rank{rank}")
-            try:
-                runs.append(run_rank(entry, rank, place, [run.directory for run in runs] if entry.taped else ()))
-            except WrongRunError as error:
-                print(error, file=sys.stderr)
-                failed = str(error).splitlines()[0].removeprefix(f"{entry.name}, ")
-                break
-            print(
-                f"{'ok' if not entry.refused else 'refused'} {entry.name}, rank {rank}: {runs[-1].wall_s:.1f} s",
-                flush=True,
-            )
-            if not entry.taped:
-                shutil.rmtree(place)
+        try:
+            for rank, run in zip(entry.ranks, _ranks(entry, Path(directory)), strict=True):
+                runs.append(run)
+                said = "refused" if entry.refused else "ok"
+                print(f"{said} {entry.name}, rank {rank}: {run.wall_s:.1f} s", flush=True)
+        except WrongRunError as error:
+            print(error, file=sys.stderr)
+            failed = str(error).splitlines()[0].removeprefix(f"{entry.name}, ")
     # Read again: several may run at once.
     save_results(load_results() | {entry.name: result_of(entry, runs, failed)}, ENTRIES)
     return int(bool(failed))
+
+
+def _ranks(entry: Entry, directory: Path) -> Iterator[Ran]:
+    """The entry's ranks, run."""
+    if entry.together:
+        yield from run_together(entry, directory)
+        return
+    tapes: list[Path] = []
+    for rank in entry.ranks:
+        place = directory / f"rank{rank}"
+        run = run_rank(entry, rank, place, tapes)
+        yield run
+        if entry.taped:
+            tapes.append(run.directory)
+        else:
+            shutil.rmtree(place)
 
 
 if __name__ == "__main__":

@@ -61,16 +61,47 @@ def run_rank(entry: Entry, rank: int, directory: Path, tapes: Sequence[Path] = (
     Raises:
         WrongRunError: It did not end, hold or call what the entry says.
     """
+    run = directory / "run"
+    options = [f"--tape={tape}" for tape in tapes]
+    disturbed, began = _is_disturbed(), time.monotonic()
+    finished = _finished(entry, directory, ["--rank", str(rank), "--output", str(run), *options])
+    wall_s = time.monotonic() - began
+    if entry.refused:
+        _raise_if(_wrong_refusal(entry, finished), entry, rank, finished)
+        return Ran(run, wall_s, disturbed, {}, finished.stdout)
+    _raise_if(_wrong_ending(finished), entry, rank, finished)
+    return _checked(entry, rank, finished, Ran(run, wall_s, disturbed, _summary(run), finished.stdout))
+
+
+def run_together(entry: Entry, directory: Path) -> list[Ran]:
+    """Run all ranks of an entry by one command.
+
+    Raises:
+        WrongRunError: As :func:`run_rank`.
+    """
+    runs = directory / "runs"
+    chosen = ",".join(map(str, entry.ranks))
+    disturbed = _is_disturbed()
+    finished = _finished(entry, directory, ["--rank", chosen, "--output", str(runs), "--json"])
+    _raise_if(_wrong_ending(finished), entry, entry.ranks[0], finished)
+    found = json.loads(finished.stdout)["ranks"]
+    ran = [Ran(runs / f"rank{one['rank']}", one["wall_s"], disturbed, one, finished.stderr) for one in found]
+    return [_checked(entry, rank, finished, one) for rank, one in zip(entry.ranks, ran, strict=True)]
+
+
+def _is_disturbed() -> bool:
+    return os.getloadavg()[0] > (os.cpu_count() or 1) + _LOAD_BEYOND_CORES
+
+
+def _finished(entry: Entry, directory: Path, options: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """The command, at its end."""
     directory.mkdir(parents=True, exist_ok=True)
     if entry.prepare is not None:
         entry.prepare(directory)
-    run = directory / "run"
-    command = [sys.executable, "-m", "fakedist", "profile", *_options(entry, rank, run), *_target(entry)]
-    command[4:4] = [f"--tape={tape}" for tape in tapes]
-    disturbed = os.getloadavg()[0] > (os.cpu_count() or 1) + _LOAD_BEYOND_CORES
-    began = time.monotonic()
+    where = ["--device", "virtual", "--world-size", str(entry.world_size), "--steps", str(entry.steps), "--force"]
+    command = [sys.executable, "-m", "fakedist", "profile", *where, *entry.options, *options, *_target(entry)]
     try:
-        finished = subprocess.run(
+        return subprocess.run(
             command,
             cwd=directory,
             env=clean_environment() | OFFLINE | {"HF_HOME": str(directory / "hf")} | entry.environment,
@@ -80,22 +111,19 @@ def run_rank(entry: Entry, rank: int, directory: Path, tapes: Sequence[Path] = (
             timeout=entry.minutes * 60,
         )
     except subprocess.TimeoutExpired:
-        raise WrongRunError(f"{entry.name}, rank {rank}: not done after {entry.minutes:g} minutes") from None
-    wall_s = time.monotonic() - began
-    summary = {}
-    wrong = _wrong_refusal(entry, finished) if entry.refused else _wrong_ending(finished)
-    if not wrong and not entry.refused:
-        summary = _summary(run)
-        wrong = _wrong_records(entry, summary, run, finished.stdout)
+        raise WrongRunError(f"{entry.name}, rank {options[1]}: not done after {entry.minutes:g} minutes") from None
+
+
+def _raise_if(wrong: str, entry: Entry, rank: int, finished: subprocess.CompletedProcess[str]) -> None:
     if wrong:
         printed = "\n".join((*finished.stdout.splitlines()[-15:], *finished.stderr.splitlines()[-25:]))
-        raise WrongRunError(f"{entry.name}, rank {rank}: {wrong}\n{' '.join(command)}\n{printed}")
-    return Ran(run, wall_s, disturbed, summary, finished.stdout)
+        raise WrongRunError(f"{entry.name}, rank {rank}: {wrong}\n{' '.join(finished.args)}\n{printed}")
 
 
-def _options(entry: Entry, rank: int, run: Path) -> list[str]:
-    where = ["--device", "virtual", "--world-size", str(entry.world_size), "--rank", str(rank)]
-    return [*where, "--steps", str(entry.steps), "--output", str(run), "--force", *entry.options]
+def _checked(entry: Entry, rank: int, finished: subprocess.CompletedProcess[str], ran: Ran) -> Ran:
+    """A run whose records hold what they must."""
+    _raise_if(_wrong_records(entry, ran.summary, ran.directory, ran.stdout), entry, rank, finished)
+    return ran
 
 
 def _target(entry: Entry) -> list[str]:

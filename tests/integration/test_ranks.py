@@ -84,3 +84,19 @@ def test_a_rank_without_tapes_says_what_records_them(run_fakedist: RunFakedist, 
     assert together.code == 0, together.stderr
     assert together.stdout.count("GOT ['plan']") == 2
     assert together.stdout.count("fakedist-needs-ranks0-5of8/rank") == 2
+
+
+def test_stages_that_wait_for_each_other_run_again_until_all_are_answered(
+    run_fakedist: RunFakedist, tmp_path: Path
+) -> None:
+    job = Path(__file__).parents[1] / "clients/jobs/pytorch_pipeline.py"
+    finished = run_fakedist(
+        "profile", "--world-size=2", "--rank=0,1", "-o", "runs", "--json", job, "interleaved", cwd=tmp_path
+    )
+    assert finished.code == 0, finished.stderr
+    assert "fakedist: rank 0 again: the tape of rank 1 has what it waited for" in finished.stderr
+    ranks = json.loads(finished.stdout)["ranks"]
+    assert [(one["rank"], one["exit"]["outcome"], len(one["steps"])) for one in ranks] == [
+        (0, "stopped", 2),
+        (1, "stopped", 2),
+    ]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,9 @@ from fakedist.errors import JobError, RecordingError, RunDirectoryError
 from fakedist.job import Job
 from fakedist.launch import Ending, Streams
 from fakedist.ranks import exit_code, parse_ranks, profile_ranks
+from fakedist.run.directory import TAPE_NAME
+from fakedist.run.journal import JournalWriter
+from fakedist.run.tape import Tape
 
 JOB = Job(world_size=16, rank=0, target="train.py")
 
@@ -79,3 +83,73 @@ def test_nothing_runs_where_a_run_is_in_the_way(asked: list[Job], tmp_path: Path
     with pytest.raises(RunDirectoryError, match="is the run of one rank"):
         list(profile_ranks(JOB, (0, 1), tmp_path, True, Streams()))
     assert asked == []
+
+
+class Stages:
+    """Two ranks with stages by turns, each of which waits for the one before it: ``launch.profile`` of such a job.
+
+    Args:
+        num_stages: Of both ranks together.
+        first: Stages from this one on wait; 0 waits for a message that nobody ever sends.
+    """
+
+    def __init__(self, num_stages: int, first: int) -> None:
+        self.order: list[int] = []
+        self._num_stages = num_stages
+        self._first = first
+
+    def profile(self, job: Job, output: Path, force: bool, streams: Streams) -> tuple[Path, Ending]:
+        assert force == (job.rank in self.order)
+        self.order.append(job.rank)
+        arrived = sum(1 for path in job.tapes for _ in Tape(Path(path), 1 - job.rank).sent_to(job.rank))
+        shutil.rmtree(output, ignore_errors=True)
+        output.mkdir(parents=True)
+        tape = JournalWriter(output / TAPE_NAME)
+        tape.append({"kind": "group", "number": 0, "ranks": (0, 1), "nth": 0})
+        for stage in range(job.rank, self._num_stages, 2):
+            nth = (stage - self._first) // 2 + 1
+            if stage >= self._first and arrived < nth:
+                call = ("send_object_list", 1 - job.rank, ((0, 1), 0), job.rank, None, nth)
+                tape.append({"kind": "awaited", "call": call})
+                return output, Ending("exception", 1, "WorldError: it waits")
+            call = ("send_object_list", 0, 0, [], [b"shapes"])
+            tape.append({"kind": "sent", "group": 0, "to": 1 - job.rank, "call": call})
+        return output, Ending("finished", 0)
+
+
+def run_stages(stages: Stages, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[dict[int, str], list[str]]:
+    """How each of two ranks ended, and what was said meanwhile."""
+    monkeypatch.setattr(launch, "profile", stages.profile)
+    monkeypatch.setattr(ranks, "find_tapes", lambda job: [])
+    said: list[str] = []
+    runs = list(profile_ranks(JOB, (0, 1), tmp_path / "runs", False, Streams(say=said.append)))
+    assert sorted(run.rank for run in runs) == [0, 1]
+    return {run.rank: run.ending.outcome for run in runs}, said
+
+
+def test_a_rank_runs_again_when_the_tape_of_a_later_one_has_what_it_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stages = Stages(num_stages=6, first=1)
+    outcomes, said = run_stages(stages, monkeypatch, tmp_path)
+    assert outcomes == {0: "finished", 1: "finished"}
+    assert stages.order == [0, 1, 0, 1, 0, 1]
+    assert said[1] == "rank 0 waits for rank 1; when that one's tape has it, it runs again"
+    assert said[4] == "rank 0 again: the tape of rank 1 has what it waited for"
+
+
+def test_ranks_that_wait_for_each_other_end_as_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stages = Stages(num_stages=4, first=0)
+    outcomes, _ = run_stages(stages, monkeypatch, tmp_path)
+    assert outcomes == {0: "exception", 1: "exception"}
+    assert stages.order == [0, 1]
+
+
+def test_a_rank_that_waits_for_the_same_again_is_not_run_for_ever(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stages = Stages(num_stages=4, first=0)
+    monkeypatch.setattr(Tape, "has", lambda tape, awaited, rank: True)
+    outcomes, _ = run_stages(stages, monkeypatch, tmp_path)
+    assert outcomes == {0: "exception", 1: "exception"}
+    assert stages.order == [0, 1, 0, 1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.clients.catalogue.entry import TRAINING, Entry
 
 _JOB = "tests/clients/jobs/deepspeed_zero.py"
@@ -36,4 +38,8 @@ ENTRIES = (
     _entry("ZeRO-3", "--stage", "3", fast=(0, 63)),
     _entry("ZeRO-2, optimizer offloaded to the host", "--stage", "2", "--offload", tools=("g++", "ninja")),
     _entry("ZeRO-3, parameters and optimizer offloaded to the host", "--stage", "3", "--offload", tools=("g++",)),
+    replace(
+        _entry("ZeRO-3, as deepspeed starts it", "--stage", "3"),
+        options=("--launcher", "deepspeed"),
+    ),
 )

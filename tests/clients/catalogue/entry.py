@@ -48,6 +48,7 @@ class Entry:
         prepare: Writes what the job reads into the directory that it runs in.
         refused: Set for a job that cannot run.
         taped: Whether each rank is answered from the tapes of those before it.
+        together: Whether one command runs all ranks, those again that wait for what a later one sends.
         minutes: Timeout of one rank.
     """
 
@@ -69,6 +70,7 @@ class Entry:
     prepare: Callable[[Path], None] | None = None
     refused: Refusal | None = None
     taped: bool = False
+    together: bool = False
     minutes: float = 5
     environment: dict[str, str] = field(default_factory=dict)
 

@@ -46,6 +46,11 @@ def _pipeline(feature: str, *arguments: str, fast: bool = False) -> Entry:
     )
 
 
+def _inferred(feature: str, schedule: str) -> Entry:
+    """Stages that learn their shapes from those before them: all ranks by one command, some of them twice."""
+    return replace(_pipeline(feature, schedule), together=True)
+
+
 ENTRIES = (
     _replicated("DDP, gradients in bf16 by a communication hook", "hooks", "all_reduce"),
     _replicated("DDP, PowerSGD", "power_sgd", "all_reduce"),
@@ -79,6 +84,12 @@ ENTRIES = (
     _pipeline("pipelining: interleaved zero bubble, shapes told", "interleaved_zero_bubble", "static"),
     _pipeline("pipelining: zero bubble in a V, shapes told", "zero_bubble_v", "static", fast=True),
     _pipeline("pipelining: DualPipeV, shapes told", "dual_pipe_v", "static"),
+    _inferred("pipelining: GPipe, shapes told by the stage before", "gpipe"),
+    _inferred("pipelining: 1F1B, shapes told by the stage before", "1f1b"),
+    _inferred("pipelining: interleaved 1F1B, shapes told by the stage before", "interleaved"),
+    _inferred("pipelining: interleaved zero bubble, shapes told by the stage before", "interleaved_zero_bubble"),
+    _inferred("pipelining: zero bubble in a V, shapes told by the stage before", "zero_bubble_v"),
+    _inferred("pipelining: DualPipeV, shapes told by the stage before", "dual_pipe_v"),
     Entry(
         "PyTorch",
         "distributed checkpoint, saved and loaded",

@@ -77,6 +77,7 @@ def main() -> None:
     parser.add_argument("--offload", action="store_true")
     parser.add_argument("--optimizer", choices=["torch", "fused"], default="torch")
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--local_rank", type=int, help="what the deepspeed launcher gives to every script")
     options = parser.parse_args()
     model = Model()
     engine, *_ = deepspeed.initialize(

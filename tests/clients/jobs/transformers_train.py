@@ -60,9 +60,10 @@ def deepspeed_config(stage: int, accumulate: int) -> dict[str, Any]:
 def train_with_trainer(model: PreTrainedModel, options: argparse.Namespace) -> None:
     """Transformers' own loop."""
     more: dict[str, Any] = {}
-    if options.shard == "fsdp2":
+    if options.shard.startswith("fsdp"):
+        version = int(options.shard[-1])
         more["fsdp"] = True
-        more["fsdp_config"] = {"version": 2, "transformer_layer_cls_to_wrap": [BLOCKS[options.model]]}
+        more["fsdp_config"] = {"version": version, "transformer_layer_cls_to_wrap": [BLOCKS[options.model]]}
     elif options.shard.startswith("zero"):
         more["deepspeed"] = deepspeed_config(int(options.shard[-1]), options.accumulate)
     arguments = TrainingArguments(
@@ -84,9 +85,9 @@ def train_with_trainer(model: PreTrainedModel, options: argparse.Namespace) -> N
 def train_with_accelerate(model: PreTrainedModel, options: argparse.Namespace) -> None:
     """A loop as Accelerate's documentation writes it."""
     more: dict[str, Any] = {}
-    if options.shard == "fsdp2":
+    if options.shard.startswith("fsdp"):
         more["fsdp_plugin"] = FullyShardedDataParallelPlugin(
-            fsdp_version=2,
+            fsdp_version=int(options.shard[-1]),
             auto_wrap_policy="transformer_based_wrap",
             transformer_cls_names_to_wrap=[BLOCKS[options.model]],
         )
@@ -119,9 +120,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", choices=list(MODELS), default="llama")
     parser.add_argument("--loop", choices=["trainer", "accelerate"], default="trainer")
-    parser.add_argument("--shard", choices=["ddp", "fsdp2", "zero2", "zero3"], default="ddp")
+    parser.add_argument("--shard", choices=["ddp", "fsdp1", "fsdp2", "zero2", "zero3"], default="ddp")
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--local_rank", type=int, help="what the deepspeed launcher gives to every script")
     options = parser.parse_args()
     model = AutoModelForCausalLM.from_config(MODELS[options.model]())
     (train_with_trainer if options.loop == "trainer" else train_with_accelerate)(model, options)

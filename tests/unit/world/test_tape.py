@@ -271,6 +271,28 @@ def test_after_the_end_of_a_tape_values_are_made_up_and_counted(tmp_path: Path) 
     assert any("2 calls came after the end" in note for note in notes)
 
 
+def test_a_tape_says_what_its_rank_waited_for_and_another_whether_it_has_that(tmp_path: Path) -> None:
+    mine, theirs = Tape(tmp_path / "1", 1), Tape(tmp_path / "0", 0)
+    with rank(0, tmp_path):
+        dist.send_object_list(["first"], 1)
+        dist.send_object_list(["not for rank 1"], 2)
+    with rank(1, tmp_path, 0):
+        found = [None]
+        dist.recv_object_list(found, 0)
+        assert found == ["first"]
+        assert mine.awaited() is None
+        with pytest.raises(WorldError, match="recv_object_list waits for an object from rank 0"):
+            dist.recv_object_list([None], 0)
+    awaited = mine.awaited()
+    assert awaited is not None
+    assert (awaited.source, awaited.nth) == (0, 2)
+    assert not theirs.has(awaited, 1)
+    with rank(0, tmp_path):
+        dist.send_object_list(["first"], 1)
+        dist.send_object_list(["second"], 1)
+    assert theirs.has(awaited, 1)
+
+
 def test_a_killed_runs_tape_is_good_until_then(tmp_path: Path) -> None:
     with rank(0, tmp_path):
         for number in range(3):
