@@ -21,6 +21,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import randn
+from torch import tensor as new_tensor
 
 from fakedist.world.scratch import pieces
 from fakedist.world.tape import Tapes, Where
@@ -139,7 +141,7 @@ class Arrivals:
         if not (tensor.is_complex() or _is_wide_float(tensor.dtype)):
             tensor.zero_()
         elif tensor.is_cuda and torch.cuda.is_current_stream_capturing():
-            tensor.fill_(float(torch.randn((), generator=self._draws)))  # a graph cannot use a generator of ours
+            tensor.fill_(float(randn((), generator=self._draws)))  # a graph cannot use a generator of ours
         else:
             tensor.normal_(generator=self._generator(tensor.device))
 
@@ -224,7 +226,7 @@ def _sum(dtype: torch.dtype, num_ranks: int) -> Change:
     low, high = _limits(dtype)
     if dtype in (torch.float32, torch.float64):
         # Tensors of the same type are not converted: 1.5 us for a small tensor, where numbers take 2.8.
-        factor, lowest, highest = (torch.tensor(float(value), dtype=dtype) for value in (num_ranks, low, high))
+        factor, lowest, highest = (new_tensor(float(value), dtype=dtype) for value in (num_ranks, low, high))
         return lambda tensor: (
             tensor.mul_(num_ranks).clamp_(low, high) if tensor.is_cuda else tensor.mul_(factor).clamp_(lowest, highest)
         )

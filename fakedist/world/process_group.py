@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import zeros
 
 from fakedist.run.tape import ANY_RANK
 from fakedist.world import checks
@@ -251,7 +252,7 @@ class RankGroup(Group):
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Done:
         """barrier: nobody is late. On NCCL it is an all_reduce of one float."""
         device = self._barrier_device(opts)
-        tensors = [] if device is None else [torch.zeros(1, device=device)]
+        tensors = [] if device is None else [zeros(1, device=device)]
         with self._call("barrier", tensors, tensors, opts) as call:
             pass
         return call.done([])

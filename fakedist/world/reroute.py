@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import empty
 from torch.distributed import device_mesh
 from torch.distributed import distributed_c10d as c10d
 
@@ -206,14 +207,14 @@ class _World:
         (``all_gather_object`` in torch/distributed/distributed_c10d.py).
         """
         device = c10d._get_object_coll_device(pg) if torch.cuda.is_available() else "cpu"
-        given = [torch.empty(given_bytes, dtype=torch.uint8, device=device)]
+        given = [empty(given_bytes, dtype=torch.uint8, device=device)]
         got: list[torch.Tensor] = []
         if device == "cuda":
-            given.append(torch.empty(1, dtype=torch.int64, device=device))
+            given.append(empty(1, dtype=torch.int64, device=device))
             if operation == "all_gather_object":
-                got.append(torch.empty(pg.size(), dtype=torch.int64, device=device))
+                got.append(empty(pg.size(), dtype=torch.int64, device=device))
         if got_bytes:
-            got.append(torch.empty(got_bytes, dtype=torch.uint8, device=device))
+            got.append(empty(got_bytes, dtype=torch.uint8, device=device))
         self._ledger.write(operation, pg.number, given[:1], got[-1:] if got_bytes else [])
 
 

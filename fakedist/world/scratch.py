@@ -11,6 +11,7 @@ import functools
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch import empty
 
 from fakedist.errors import WorldError
 
@@ -43,7 +44,7 @@ def pieces(tensor: torch.Tensor, dtypes: Sequence[torch.dtype]) -> Iterator[tupl
         for dtype in dtypes:
             bytes_ = piece.numel() * dtype.itemsize
             storage = torch._C._construct_storage_from_data_pointer(at, device, bytes_)
-            beside.append(torch.empty(0, dtype=dtype, device=device).set_(storage))
+            beside.append(empty(0, dtype=dtype, device=device).set_(storage))
             at += -(-bytes_ // 16) * 16
         yield piece, beside
     if not captured:

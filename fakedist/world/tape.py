@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch import empty
 
 from fakedist.errors import WorldError
 from fakedist.run.tape import (
@@ -341,7 +342,7 @@ class _Writer:
             return _bytes(tensor)
         if not tensor.is_contiguous():
             return None  # putting it in order would take memory that the job does not take
-        values = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        values = empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         values.copy_(tensor.detach(), non_blocking=True)
         return _Later(values, torch.cuda.current_stream(tensor.device).record_event())
 
@@ -354,7 +355,7 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 def _tensor(dtype: str, shape: Sequence[int], values: bytes | None) -> torch.Tensor:
     kind: torch.dtype = getattr(torch, dtype)
     if not values:
-        return torch.empty(tuple(shape), dtype=kind)
+        return empty(tuple(shape), dtype=kind)
     return torch.frombuffer(bytearray(values), dtype=torch.uint8).view(kind).view(tuple(shape))
 
 

@@ -297,6 +297,14 @@ def test_only_the_command_line_prints_and_ends_the_process() -> None:
     assert found == []
 
 
+def test_tensors_of_our_own_are_made_by_torchs_own_functions() -> None:
+    """DeepSpeed's zero.Init replaces these in the module torch; names bound before the script stay torch's."""
+    replaced = re.compile(r"(?<!`)\btorch\.(empty|zeros|ones|full|arange|eye|randn|tensor)\(")
+    rooms = [path for room in ("gpu", "world", "record") for path in (PACKAGE / room).rglob("*.py")]
+    found = [f"{path.name}: {match[0]}" for path in rooms for match in replaced.finditer(path.read_text())]
+    assert found == [], "from torch import empty"
+
+
 def test_the_users_logging_is_left_alone() -> None:
     touched = ("logging.basicConfig", "logging.getLogger().addHandler", "logging.disable")
     found = [f"{path.name}:{line}" for path in MODULES for line, name in calls_of(path) if name in touched]

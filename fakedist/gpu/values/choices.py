@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import arange, zeros
 
 from fakedist.gpu.values.kinds import Kind
 
@@ -20,14 +21,14 @@ def choose(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], indices: t
     source: torch.Tensor = args[0]
     dim: int | None = kind.argument("dim", args, kwargs)
     if dim is None or not source.dim():
-        return torch.zeros(indices.shape, dtype=torch.int64)
+        return zeros(indices.shape, dtype=torch.int64)
     num_choices: int = source.shape[dim]
     keeps_dim = indices.dim() == source.dim()
     picked = indices.shape[dim] if keeps_dim else 1
     if picked == num_choices:  # a sort: every index once
-        order = torch.arange(picked).view([-1 if axis == dim % source.dim() else 1 for axis in range(source.dim())])
+        order = arange(picked).view([-1 if axis == dim % source.dim() else 1 for axis in range(source.dim())])
         return order.expand(indices.shape)
-    flat = torch.arange(indices.numel()) % max(1, num_choices)
+    flat = arange(indices.numel()) % max(1, num_choices)
     if not keeps_dim:
         return flat.view(indices.shape)
     rows_first = [size for axis, size in enumerate(indices.shape) if axis != dim % source.dim()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Generic, TypeVar
 
 import torch
+from torch import empty, full, ones, zeros
 
 from fakedist.gpu.values.storage import storage_address, storage_of
 
@@ -30,9 +31,9 @@ def host_view(tensor: torch.Tensor) -> torch.Tensor:
     """A CPU tensor over the same memory: on the virtual GPU device memory is host memory."""
     num_bytes = storage_of(tensor)[1]
     if not num_bytes or not tensor.numel():
-        return torch.empty(tensor.shape, dtype=tensor.dtype)
+        return empty(tensor.shape, dtype=tensor.dtype)
     host: Any = torch._C._construct_storage_from_data_pointer(storage_address(tensor), torch.device("cpu"), num_bytes)
-    view = torch.empty(0, dtype=tensor.dtype)
+    view = empty(0, dtype=tensor.dtype)
     return view.set_(host, tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
@@ -102,7 +103,7 @@ class Defined:
             return
         flags = self._flags.get(tensor)
         if flags is None or flags.numel() != num_bytes:
-            flags = torch.zeros(num_bytes, dtype=torch.uint8)
+            flags = zeros(num_bytes, dtype=torch.uint8)
             self._flags.put(tensor, flags)
         _elements(flags, tensor).fill_(1)
 
@@ -115,7 +116,7 @@ class Defined:
             return
         if self._whole.get(tensor):
             self._whole.drop(tensor)
-            self._flags.put(tensor, torch.ones(num_bytes, dtype=torch.uint8))
+            self._flags.put(tensor, ones(num_bytes, dtype=torch.uint8))
         flags = self._flags.get(tensor)
         if flags is not None:
             _elements(flags, tensor).fill_(0)
@@ -124,7 +125,7 @@ class Defined:
         """Bool tensor of the same shape: elements that hold no value."""
         flags = self._flags.get(tensor)
         if flags is None:
-            return torch.full(tensor.shape, not self._whole.get(tensor), dtype=torch.bool)
+            return full(tensor.shape, not self._whole.get(tensor), dtype=torch.bool)
         return (_elements(flags, tensor) == 0).any(-1)
 
 

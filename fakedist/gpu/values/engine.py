@@ -13,6 +13,8 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import empty
+from torch import tensor as new_tensor
 
 from fakedist.gpu.values.choices import CHOOSING, choose
 from fakedist.gpu.values.contents import LIMIT_BYTES, MASK_LIMIT_BYTES, host_view, is_small
@@ -144,7 +146,7 @@ class ValueEngine:
             self._holds_nothing(kind, args, result, written)
             return result
         if kind.like:
-            args = (torch.empty((), dtype=args[0].dtype).expand(args[0].shape), *args[1:])
+            args = (empty((), dtype=args[0].dtype).expand(args[0].shape), *args[1:])
         values = self._on_host(kind, func, (args, kwargs), place if device is not None else None)
         if values is None:
             self._holds_nothing(kind, args, result, written)
@@ -261,7 +263,7 @@ class ValueEngine:
             whole = not result.is_floating_point()
             if not constant and shares.of(args[0]) not in (0.0, 1.0):
                 self._host.inventions.count(kind.full_name, result.numel())
-            self._host.write(result, torch.tensor(round(share) if whole else share))
+            self._host.write(result, new_tensor(round(share) if whole else share))
 
     def _choose(self, kind: Kind, args: _Arguments, kwargs: _Keywords, result: Any) -> None:
         for tensor in device_tensors((result,)):

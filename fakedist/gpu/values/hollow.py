@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import ones, zeros
 
 from fakedist.gpu.values.host import Host, plain_tensors
 from fakedist.gpu.values.inventions import script_line
@@ -117,7 +118,7 @@ class Hollow:
             return shaped
         made = torch.empty_strided(shaped.shape, shaped.stride(), dtype=shaped.dtype, pin_memory=pinned)
         if not is_hollow(made) and made.numel():
-            everything = torch.ones(made.shape, dtype=torch.bool)
+            everything = ones(made.shape, dtype=torch.bool)
             self._host.inventions.fill(made, everything, kind.full_name, non_negative=kind.name in NON_NEGATIVE)
         return made
 
@@ -157,7 +158,7 @@ def _keywords_on_meta(keywords: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_zeros(value: Any) -> Any:
-    return torch.zeros((), dtype=value.dtype).expand(value.shape) if is_hollow(value) else value
+    return zeros((), dtype=value.dtype).expand(value.shape) if is_hollow(value) else value
 
 
 def _picked(value: Any, positions: list[int], length: int) -> Any:

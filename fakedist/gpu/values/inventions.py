@@ -7,6 +7,7 @@ import sys
 from types import FrameType
 
 import torch
+from torch import randn, zeros
 
 from fakedist.errors import InventedValueError
 
@@ -79,6 +80,6 @@ def _drawn(dtype: torch.dtype, count: int, generator: torch.Generator, *, non_ne
     if dtype == torch.bool:
         return torch.randint(0, 2, (count,), generator=generator).bool()
     if dtype.is_floating_point or dtype.is_complex:
-        real = torch.randn(count, generator=generator)
+        real = randn(count, generator=generator)
         return (real.abs() if non_negative else real).to(dtype)
-    return torch.zeros(count, dtype=dtype)
+    return zeros(count, dtype=dtype)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import arange, empty, full
 
 from fakedist.gpu.values.contents import is_small
 from fakedist.gpu.values.host import Host, device_tensors
@@ -62,7 +63,7 @@ class Reading:
             return host.settle(tensor, operation)
         share = host.shares.of(tensor)
         if share is not None and share in (0.0, 1.0):
-            return torch.full(tensor.shape, share).to(tensor.dtype)
+            return full(tensor.shape, share).to(tensor.dtype)
         return host.inventions.element(tensor, operation, non_negative=host.shares.is_non_negative(tensor))
 
     def _on_host(self, func: Any, args: list[Any], kwargs: dict[str, Any], device: torch.device) -> Any:
@@ -80,9 +81,9 @@ class Reading:
                 return mask.nonzero()
             return self._host.to_device(self._host.settle(mask, operation).nonzero(), mask.device)
         count = self._count(mask, operation) if wanted is None else wanted
-        rows = torch.empty((count, mask.dim()), dtype=torch.int64, device=mask.device)
+        rows = empty((count, mask.dim()), dtype=torch.int64, device=mask.device)
         if is_small(rows) and count:
-            flat = torch.arange(count) * (mask.numel() // count)
+            flat = arange(count) * (mask.numel() // count)
             self._host.write(rows, torch.stack(torch.unravel_index(flat, mask.shape), -1))
         return rows
 
@@ -110,7 +111,7 @@ class Reading:
             return first.shape == args[1].shape
         if kind.name == "bincount":
             bins = max(1, kind.argument("minlength", args, kwargs) or 0)
-            even = torch.full((bins,), first.numel() // bins)
+            even = full((bins,), first.numel() // bins)
             even[: first.numel() % bins] += 1
             return self._host.to_device(even, first.device)
         stand_ins = [self._stand_in(value, operation, kind.name == "multinomial") for value in args]
@@ -122,4 +123,4 @@ class Reading:
             return value
         if is_small(value):
             return self._host.settle(value, operation)
-        return torch.full((), float(ones)).to(value.dtype).expand(value.shape)
+        return full((), float(ones)).to(value.dtype).expand(value.shape)

@@ -12,6 +12,7 @@ import ctypes
 import functools
 
 import torch
+from torch import empty
 
 from fakedist.errors import RecordingError
 
@@ -26,7 +27,7 @@ def _places() -> tuple[int, int]:
     """Where a TensorImpl keeps its StorageImpl, and where that keeps its size: offsets in bytes."""
     found: list[set[tuple[int, int]]] = []
     for num_bytes in _PROBES:
-        probe = torch.empty(num_bytes, dtype=torch.uint8)
+        probe = empty(num_bytes, dtype=torch.uint8)
         storage = probe.untyped_storage()._cdata
         offsets = range(_WORD, _WORD * _MAX_WORDS, _WORD)
         in_tensor = [offset for offset in offsets if _read(probe._cdata + offset).value == storage]

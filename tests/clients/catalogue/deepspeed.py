@@ -36,6 +36,7 @@ ENTRIES = (
     _entry("ZeRO-2", "--stage", "2", fast=(31,)),
     _entry("ZeRO-2, gradient accumulation", "--stage", "2", "--accumulate", "3"),
     _entry("ZeRO-3", "--stage", "3", fast=(0, 63)),
+    _entry("ZeRO-3, parameters made in parts (zero.Init)", "--stage", "3", "--zero-init", fast=(31,)),
     _entry("ZeRO-2, optimizer offloaded to the host", "--stage", "2", "--offload", tools=("g++", "ninja")),
     _entry("ZeRO-3, parameters and optimizer offloaded to the host", "--stage", "3", "--offload", tools=("g++",)),
     replace(

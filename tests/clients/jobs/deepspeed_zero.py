@@ -74,12 +74,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--stage", type=int, default=2)
     parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--zero-init", action="store_true", help="never hold a whole parameter, not even at first")
     parser.add_argument("--offload", action="store_true")
     parser.add_argument("--optimizer", choices=["torch", "fused"], default="torch")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--local_rank", type=int, help="what the deepspeed launcher gives to every script")
     options = parser.parse_args()
-    model = Model()
+    with deepspeed.zero.Init(config_dict_or_path=configuration(options), enabled=options.zero_init):
+        model = Model()
     engine, *_ = deepspeed.initialize(
         model=model, model_parameters=list(model.parameters()), config=configuration(options)
     )
