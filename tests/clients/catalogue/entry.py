@@ -38,6 +38,7 @@ class Entry:
         world_size: Ranks of the job.
         ranks: Those that are run: the first, one in the middle, the last; one of each stage of a pipeline.
         requires: Further distributions that the job needs.
+        exactly: Versions without which it does not run; where others are installed the entry is not run.
         tools: Programs that it needs, on PATH.
         fast: The ranks that CI runs with every change. All of them together take under 8 minutes on 2 cores.
         options: Further options of ``fakedist profile``.
@@ -60,6 +61,7 @@ class Entry:
     world_size: int = 8
     ranks: tuple[int, ...] = (0,)
     requires: tuple[str, ...] = ()
+    exactly: dict[str, str] = field(default_factory=dict)
     tools: tuple[str, ...] = ()
     fast: tuple[int, ...] = ()
     options: tuple[str, ...] = ()
@@ -83,7 +85,8 @@ class Entry:
     def missing(self) -> list[str]:
         """Distributions and programs that the job needs and that are not there."""
         distributions = [name for name in (self.package, *self.requires) if version(name) is None]
-        return distributions + [name for name in self.tools if shutil.which(name) is None]
+        others = [f"{name} {wanted}" for name, wanted in self.exactly.items() if version(name) != wanted]
+        return distributions + others + [name for name in self.tools if shutil.which(name) is None]
 
 
 def version(distribution: str) -> str | None:
