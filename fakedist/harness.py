@@ -142,6 +142,7 @@ class Rank:
                 self._write_facts()
                 self._write_what_the_host_did_not_compute()
                 self._write_about_the_world()
+                self._write_what_may_have_failed_it(outcome)
                 self._write_what_torch_does_not_see()
                 self._write_what_was_traced()
                 recorder.close({**how, "line": line})
@@ -280,6 +281,14 @@ class Rank:
                 f"the script's profiler saw {launches:,} launches of the virtual GPU: their names, streams and order "
                 "are the job's, their times are not a GPU's (each takes 1 us); operations on small tensors, which the "
                 "host computes, launch none"
+            )
+            self._journal.append({"kind": "note", "text": text})
+
+    def _write_what_may_have_failed_it(self, outcome: str) -> None:
+        if outcome == "exception" and self._job.device == "virtual" and self._job.values == "off":
+            text = (
+                "with --values off nothing is computed, and what the script reads from the GPU is zeros: "
+                "its error may come of that; without --values off small tensors are computed"
             )
             self._journal.append({"kind": "note", "text": text})
 

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import os
-import sys
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import torch
 
 from fakedist.errors import RecordingError
+from fakedist.frames import OURS, TORCH
 from fakedist.patch import patched, present
 from fakedist.run.schema import ACTIONS
 
 _ACTION_CODES = {name: code for code, name in enumerate(ACTIONS)}
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_TORCH = os.path.dirname(torch.__file__) + os.sep
 _RECORD = "_record_memory_history"
 _RESET_PEAK = "_cuda_resetPeakMemoryStats"
 #: Functions that allocate what cuBLAS works in, for products that the dispatcher does not see (Transformer Engine).
@@ -114,12 +111,12 @@ class History:
             number = frame_ids.get(id(frame))
             if number is None:
                 key = (frame["filename"], frame["line"], frame["name"])
-                ours = key[0].startswith(_OURS) or key[0].startswith("<frozen ")
+                ours = key[0].startswith(OURS) or key[0].startswith("<frozen ")
                 number = frame_ids[id(frame)] = -1 if ours else self._frames.setdefault(key, len(self._frames))
             if number >= 0:
                 numbers.append(number)
         stack = self._stacks.setdefault(tuple(numbers), len(self._stacks))
-        caller = next((frame for frame in frames if not frame["filename"].startswith((_OURS, _TORCH, "<"))), None)
+        caller = next((frame for frame in frames if not frame["filename"].startswith((OURS, TORCH, "<"))), None)
         if caller is not None and caller["name"] in _WORKSPACE_FUNCTIONS:
             self._workspace_stacks.add(stack)
         return stack
@@ -142,17 +139,6 @@ class History:
                 "peaks_were_reset": self.peaks_were_reset,
             })  # fmt: skip
         return records
-
-
-def script_line() -> str:
-    """The innermost line of this thread outside of torch and this package, as ``file:line (function)``; or nothing."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if not code.co_filename.startswith((_OURS, _TORCH, "<")):
-            return f"{code.co_filename}:{frame.f_lineno} ({code.co_name})"
-        frame = frame.f_back
-    return ""
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from fakedist.errors import RecordingError
+from fakedist.frames import script_line
 from fakedist.record.collectives import Journal, Ledger
 from fakedist.record.compiled import compiled_graphs, is_tracing
 from fakedist.record.hooks import (
@@ -25,7 +26,7 @@ from fakedist.record.hooks import (
 )
 from fakedist.record.layers import LayerTable, remember_parents
 from fakedist.record.marks import KEEP_LAYER, Marks
-from fakedist.record.memory import History, allocator_history, script_line
+from fakedist.record.memory import History, allocator_history
 from fakedist.record.operations import Execute, Operations
 from fakedist.record.position import Position
 from fakedist.record.steps import Steps

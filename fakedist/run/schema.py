@@ -292,7 +292,11 @@ TABLES: dict[str, Table] = {
         "A process group that this rank is in.",
         (
             Column("name", "string", "Its name in torch.distributed."),
-            Column("description", "string", "Its description, or the mesh axes it stands for."),
+            Column(
+                "description",
+                "string",
+                "Its description or mesh axes; else the line that made it.",
+            ),
             Column("backend", "string", "The backend that the script asked for."),
             Column("size", "int64", "Ranks in it."),
             Column("group_rank", "int64", "This rank's place in it."),

@@ -127,6 +127,8 @@ class Arrivals:
         """
         arrived = self.tapes.receive(where, tensors, slot)
         if arrived is None or (tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()):
+            if otherwise == self.invent:
+                self.tapes.made_up.tensors(where.operation, len(tensors), _is_float(tensors[0].dtype))
             for tensor in tensors:
                 otherwise(tensor)
         else:
@@ -138,7 +140,7 @@ class Arrivals:
 
     def invent(self, tensor: torch.Tensor) -> None:
         """Fill with floats drawn from a normal distribution, or zeros for every other type."""
-        if not (tensor.is_complex() or _is_wide_float(tensor.dtype)):
+        if not _is_float(tensor.dtype):
             tensor.zero_()
         elif tensor.is_cuda and torch.cuda.is_current_stream_capturing():
             tensor.fill_(float(randn((), generator=self._draws)))  # a graph cannot use a generator of ours
@@ -197,6 +199,11 @@ def reduce_op(op: object) -> tuple[str, float | torch.Tensor]:
     kind = getattr(op, "op", op)
     name = str(getattr(kind, "name", kind))
     return (name, op.__getstate__()[1]) if name == "PREMUL_SUM" else (name, 1.0)  # type: ignore[index]
+
+
+def _is_float(dtype: torch.dtype) -> bool:
+    """Whether values of the type can be drawn."""
+    return dtype.is_complex or _is_wide_float(dtype)
 
 
 def _is_wide_float(dtype: torch.dtype) -> bool:

@@ -172,9 +172,12 @@ class _Answers:
             elif stand_in is not None:
                 output[0] = stand_in[0]()
             elif given:
+                self._tapes.made_up.object(where.operation)
                 output[0] = given[pg.rank()]
             elif output[0] is None:
                 raise self._tapes.missing(where, where.operation)
+            else:
+                self._tapes.made_up.object(where.operation)
 
     def send_object_list(
         self,
@@ -247,6 +250,8 @@ class _Answers:
             objects[:] = [stand_in[0]()]
         elif all(item is None for item in objects):
             raise self._tapes.missing(where, name)
+        else:
+            self._tapes.made_up.object(name)
 
     def _received(self, where: Where, num_objects: int) -> list[bytes] | None:
         """The tape's objects, unless another one stands in for them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,6 +16,7 @@ from torch import empty
 from torch.distributed import device_mesh
 from torch.distributed import distributed_c10d as c10d
 
+from fakedist.frames import script_frame
 from fakedist.job import Job
 from fakedist.patch import patched, present
 from fakedist.world.arrivals import Arrivals, Nothing
@@ -162,7 +164,8 @@ class _World:
         description = given["group_desc"] or "undefined"
         group.ranks = ranks or range(size)
         group.channel = self._arrivals.tapes.channel(group.ranks)
-        number = self._ledger.add_group(str(name), description, group.ranks, rank or 0, backend)
+        called = given["group_desc"] or _made_at()
+        number = self._ledger.add_group(str(name), called, group.ranks, rank or 0, backend)
         if given["device_id"]:
             self._ledger.bind(number)
         store = c10d.PrefixStore(f"{name}/", self._store if backend == "mpi" else given["store"])
@@ -216,6 +219,14 @@ class _World:
         if got_bytes:
             got.append(empty(got_bytes, dtype=torch.uint8, device=device))
         self._ledger.write(operation, pg.number, given[:1], got[-1:] if got_bytes else [])
+
+
+def _made_at() -> str:
+    """What a group without a description is called in tables: where it was made, as ``file:line (function)``."""
+    frame = script_frame(passed_over=("new_group", "init_process_group"))
+    if frame is None:
+        return ""
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} ({frame.f_code.co_name})"
 
 
 def _register(group: RankGroup, backend_and_store: tuple[str, Any], name: str, tag: str | None) -> None:

@@ -31,6 +31,7 @@ from fakedist.run.tape import (
     describe_ranks,
     ranks_key,
 )
+from fakedist.world.made_up import MadeUp
 
 #: Writes a record to the tape's file.
 Append = Callable[[dict[str, Any]], None]
@@ -68,6 +69,9 @@ class Tapes:
         others: Tapes of other ranks.
         rank: This rank.
         command: What to type to run the ranks that it is given, this one last.
+
+    Attributes:
+        made_up: Counts what no tape answered.
     """
 
     def __init__(
@@ -84,6 +88,7 @@ class Tapes:
         self._rank = rank
         self._readers = {tape.rank: _Reader(tape, rank) for tape in others}
         self._asked: Counter[Any] = Counter()
+        self.made_up = MadeUp()
 
     def channel(self, ranks: Sequence[int]) -> Channel:
         """Name a new group of these ranks, as every one of its members would."""
@@ -175,6 +180,7 @@ class Tapes:
     def notes(self) -> list[str]:
         """What a reader of the report must know."""
         notes = [note for reader in self._readers.values() for note in reader.notes()]
+        notes += self.made_up.notes()
         if self._writer is not None and self._writer.num_cut:
             notes.append(
                 f"the tape keeps {MAX_TAPE_BYTES >> 30} GiB of values: {self._writer.num_cut:,} later sends have none"

@@ -30,7 +30,7 @@ MAX_PARAMETERS = 5
 
 #: Third-party library -> where it may be imported ("room/" or "module").
 LIBRARY_HOMES = {
-    "torch": ("harness", "ending", "world/", "gpu/", "record/"),
+    "torch": ("harness", "ending", "frames", "world/", "gpu/", "record/"),
     "pandas": ("analysis/", "report/", "check/"),
     "pyarrow": ("run/tables",),
     "plotly": ("report/",),
@@ -61,9 +61,10 @@ MAY_IMPORT = {
     "harness": ("ending", "progress", "script", "run", "gpu", "world", "record"),
     "run": (),
     "patch": (),
-    "world": ("run", "patch"),
-    "gpu": ("run", "patch"),
-    "record": ("run", "patch"),
+    "frames": (),
+    "world": ("run", "patch", "frames"),
+    "gpu": ("run", "patch", "frames"),
+    "record": ("run", "patch", "frames"),
     "analysis": ("run",),
     "report": ("run", "analysis"),
     "check": ("", "run", "analysis", "report", "launch", "machine", "script"),

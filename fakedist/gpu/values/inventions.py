@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from types import FrameType
-
 import torch
 from torch import randn, zeros
 
 from fakedist.errors import InventedValueError
-
-_OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
-_TORCH = os.path.dirname(torch.__file__) + os.sep
+from fakedist.frames import script_frame
 
 
 class Inventions:
@@ -67,13 +61,8 @@ class Inventions:
 
 def script_line() -> tuple[str, int]:
     """File and line of the innermost frame outside of torch and this package; nothing in autograd's own threads."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        filename = frame.f_code.co_filename
-        if not filename.startswith((_OURS, _TORCH, "<")):
-            return filename, frame.f_lineno
-        frame = frame.f_back
-    return "", 0
+    frame = script_frame()
+    return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 def _drawn(dtype: torch.dtype, count: int, generator: torch.Generator, *, non_negative: bool) -> torch.Tensor:

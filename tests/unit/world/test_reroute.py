@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -284,3 +285,13 @@ def test_a_patch_gives_the_original_and_puts_it_back() -> None:
     with patched(Owner, "value", 2) as original:
         assert (original, Owner.value) == (1, 2)
     assert Owner.value == 1
+
+
+def test_a_group_without_a_description_is_called_by_the_line_that_made_it(enter_world: Enter) -> None:
+    notes = enter_world(8, 5)
+    described = dist.new_group([4, 5], group_desc="pairs")
+    plain = dist.new_group([1, 5])
+    names = [name for _, name, *_ in notes.groups]
+    assert names[:2] == ["default_pg", "pairs"]
+    assert re.fullmatch(r"test_reroute\.py:\d+ \(test_a_group_without_a_description\w+\)", names[2])
+    assert (described.group_desc, plain.group_desc) == ("pairs", "undefined")  # torch's own word

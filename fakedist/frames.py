@@ -1,0 +1,33 @@
+"""Which line of the script is running: the innermost frame of this thread outside of torch and this package."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Container
+from types import FrameType
+
+import torch
+
+OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+TORCH = os.path.dirname(torch.__file__) + os.sep
+
+
+def script_frame(passed_over: Container[str] = ()) -> FrameType | None:
+    """The frame; None in autograd's own threads.
+
+    Args:
+        passed_over: Names of functions that only hand on what they are asked for.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith((OURS, TORCH, "<")) and frame.f_code.co_name not in passed_over:
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def script_line() -> str:
+    """The line as ``file:line (function)``; or nothing."""
+    frame = script_frame()
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"

@@ -1,0 +1,44 @@
+"""What stood in for what another rank would have sent: counted, and told in the report's notes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fakedist.frames import script_line
+
+_HINT = "what they send arrives with their tapes: --rank with several ranks, or --tape"
+
+
+class MadeUp:
+    """Counts calls that neither a tape nor "every rank is like me" could answer."""
+
+    def __init__(self) -> None:
+        self._objects = self._tensors = self._zeros = 0
+        self._first_object = self._first_tensor = ""
+
+    def object(self, call: str) -> None:
+        """An object that this rank had passed itself stayed in the place of another rank's."""
+        self._objects += 1
+        self._first_object = self._first_object or _first(call)
+
+    def tensors(self, call: str, count: int, are_floats: bool) -> None:
+        """Tensors were received, and filled with random floats or with zeros."""
+        self._tensors += count
+        self._zeros += 0 if are_floats else count
+        self._first_tensor = self._first_tensor or _first(call)
+
+    def notes(self) -> Iterator[str]:
+        """What a reader of the report must know."""
+        if self._objects:
+            yield (
+                f"{self._objects:,} objects of other ranks are those that this rank had passed itself, "
+                f"{self._first_object}; {_HINT}"
+            )
+        if self._tensors:
+            zeros = f", {self._zeros:,} of them, integers or flags, zeros" if self._zeros else ""
+            yield f"{self._tensors:,} tensors from other ranks were made up{zeros}, {self._first_tensor}; {_HINT}"
+
+
+def _first(call: str) -> str:
+    line = script_line()
+    return f"first in {call}" + (f" at {line}" if line else "")

@@ -1,0 +1,43 @@
+"""What stood in for what another rank would have sent is counted and told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from fakedist.job import Job
+from fakedist.world.reroute import fake_world
+from fakedist.world.tape import Tapes
+
+
+@pytest.fixture
+def tapes() -> Iterator[Tapes]:
+    """Being rank 1 of four, without a tape of another rank."""
+    found = Tapes(rank=1)
+    with fake_world(Job(world_size=4, rank=1, target="x"), tapes=found):
+        dist.init_process_group("gloo")
+        yield found
+
+
+def test_what_stands_in_for_another_ranks_is_counted_with_its_first_line(tapes: Tapes) -> None:
+    assert tapes.notes() == []
+    dist.broadcast_object_list(["mine"], 0)
+    dist.scatter_object_list([None], ["for each"] * 4, src=0)
+    dist.scatter_object_list(["mine"], None, src=0)
+    dist.recv_object_list(["mine"], 0)
+    (note,) = tapes.notes()
+    assert note.startswith("4 objects of other ranks are those that this rank had passed itself, ")
+    assert f"first in broadcast_object_list at {__file__}:" in note
+    assert "--tape" in note
+
+
+def test_tensors_that_nobody_sent_are_counted(tapes: Tapes) -> None:
+    dist.recv(torch.zeros(2), 0)
+    dist.recv(torch.zeros(2, dtype=torch.int64), 0)
+    dist.scatter(torch.zeros(2, dtype=torch.bool), None, src=0)
+    dist.broadcast(torch.ones(2), 0)  # what is in the buffer stays
+    (note,) = tapes.notes()
+    assert note.startswith("3 tensors from other ranks were made up, 2 of them, integers or flags, zeros, first in ")
