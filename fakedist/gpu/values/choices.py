@@ -38,8 +38,8 @@ def choose(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], indices: t
 def spread(shape: torch.Size, share: float) -> torch.Tensor:
     """Host mask of which that share is true: as many in every row, each row's after those of the row before it."""
     columns = shape[-1]
-    rows = torch.arange(shape.numel() // columns)
+    rows = arange(shape.numel() // columns)
     ends = torch.round((rows + 1) * share * columns).long()
     begins = torch.round(rows * share * columns).long()
-    places = (torch.arange(columns) - begins[:, None]) % columns
+    places = (arange(columns) - begins[:, None]) % columns
     return (places < (ends - begins)[:, None]).view(shape)
