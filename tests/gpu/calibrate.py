@@ -258,7 +258,8 @@ def _movers() -> Iterator[tuple[str, float, Callable[[], Any], float]]:
         yield "elementwise", num_bytes, lambda x=x, y=y: x + y, 6.0 * numbers
         yield "copy", num_bytes, lambda x=x, y=y: x.copy_(y), 4.0 * numbers
         yield "norm", num_bytes, lambda r=rows, w=weight: torch.nn.functional.rms_norm(r, (4096,), w), 4.0 * numbers
-        yield "other", num_bytes, lambda r=rows: torch.softmax(r, 1), 4.0 * numbers
+        yield "norm", num_bytes, lambda r=rows: torch.softmax(r, 1), 4.0 * numbers
+        yield "other", num_bytes, lambda r=rows: torch.sum(r, 1), 2.0 * numbers
         lists = [[torch.zeros(max(numbers // 4, 1024), device="cuda")] for _ in range(4)]
         steps = [torch.ones((), device="cuda")]
         settings = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "eps": 1e-8, "amsgrad": False}
