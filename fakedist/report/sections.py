@@ -15,6 +15,7 @@ from fakedist.report.wording import (
     LAYER_COLUMNS,
     MIN_SHARE,
     advice_text,
+    broke_off,
     command_line,
     ending,
     job_command,
@@ -66,7 +67,7 @@ def _ended_early(run: Run, summary: dict[str, Any]) -> str:
     """How the rank ended, where that was not where its figures should end."""
     if summary.get("left_during_init") is not None:
         return f"This rank {ending(summary, run.manifest['cwd'])}."
-    if run.is_snapshot or run.is_imported or summary["exit"]["outcome"] in ("finished", "stopped", "out_of_memory"):
+    if run.is_snapshot or run.is_imported or not broke_off(summary):
         return ""
     return f"The figures are of what ran until the rank ended: {ending(summary, run.manifest['cwd'])}."
 

@@ -30,7 +30,7 @@ class Verdict:
 
     Attributes:
         fits: Yes or no.
-        word: "fits", "may not fit" or "does not fit".
+        word: "fits", "fits so far" (the rank broke off), "may not fit" or "does not fit".
         more: What follows the word.
     """
 
@@ -41,7 +41,7 @@ class Verdict:
     @property
     def is_sure(self) -> bool:
         """Whether it does not hang on where in its span an estimate lies."""
-        return self.word != "may not fit"
+        return self.word not in ("may not fit", "fits so far")
 
 
 def verdict(summary: dict[str, Any], cwd: str) -> Verdict | None:
@@ -72,7 +72,18 @@ def _beside_outside(summary: dict[str, Any]) -> Verdict:
         takes = f"{_outside_name(outside)} takes {span_text(low, high)}, estimated"
         return Verdict(summary["fits"], word, f": {format_bytes(left)} are not reserved, and {takes}")
     more = f"; {span_text(left - high, left - low)} beside {_outside_name(outside)}, estimated" if high else ""
-    return Verdict(True, "fits", f", headroom {format_bytes(left)}{more}")
+    word = "fits so far" if broke_off(summary) else "fits"
+    return Verdict(True, word, f", headroom {format_bytes(left)}{more}")
+
+
+def broke_off(summary: dict[str, Any]) -> bool:
+    """Whether the rank ended where its figures should not end."""
+    is_early = summary["exit"]["outcome"] not in ("finished", "stopped", "running", "out_of_memory")
+    return (
+        is_early
+        and summary.get("left_during_init") is None
+        and not (summary["exit"]["outcome"] == "exit" and summary["exit"]["code"] == 0)
+    )
 
 
 def _outside_name(outside: dict[str, Any]) -> str:

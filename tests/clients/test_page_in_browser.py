@@ -205,9 +205,13 @@ def test_figures_are_rounded_as_in_python(reader: Reader, written: Path) -> None
     assert page.evaluate("(sizes) => sizes.map(bytesText)", sizes) == [format_bytes(size) for size in sizes]
 
 
+@pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_no_serious_fault(reader: Reader, written: Path, scheme: Any) -> None:
-    told = serious_faults(reader.open(written), scheme)
+def test_axe_finds_no_serious_fault(reader: Reader, written: Path, scheme: Any, width: int) -> None:
+    page = reader.open(written)
+    page.set_viewport_size({"width": width, "height": 900})
+    told = serious_faults(page, scheme)
+    page.set_viewport_size({"width": 1280, "height": 900})
     if told is None:
         pytest.skip("no axe-core: pip install 'fakedist[browser]'")
     assert told == []

@@ -221,6 +221,7 @@ async function start() {
   const steps = await stepPlots();
   if (steps.length) steps[0].wireButtons($('#steps'));
   for (const table of $$('table.live')) wireTable(table, data);
+  wireScrolls();
   const plot = new CommonPlot($('#timeline'), data);
   const redraw = (now) => {
     plot.draw();

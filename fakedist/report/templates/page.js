@@ -16,6 +16,7 @@ async function start() {
   const data = holder ? await unpack(holder.textContent.trim()) : null;
   if (holder) holder.remove();
   for (const table of $$('table.live')) wireTable(table, data);
+  wireScrolls();
   const drawn = [];
   let plot = null;
   if (data && data.meta.num_moves && $('#timeline')) {

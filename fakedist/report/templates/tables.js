@@ -18,6 +18,19 @@ function wireTable(table, data) {
   for (const opener of $$('button.open', body)) opener.addEventListener('click', () => toggle(opener, groups, data));
 }
 
+// What scrolls can be scrolled with the keyboard; what does not is no stop on the way.
+function wireScrolls() {
+  const watch = new ResizeObserver((entries) => entries.forEach(({ target }) => {
+    const scrolls = target.scrollWidth > target.clientWidth || target.scrollHeight > target.clientHeight;
+    if (!scrolls) { target.removeAttribute('tabindex'); return; }
+    const heading = $('h2, h3', target.closest('.panel') || document);
+    target.tabIndex = 0;
+    target.setAttribute('role', 'group');
+    if (heading) target.setAttribute('aria-label', heading.firstChild.textContent.trim());
+  }));
+  $$('.scroll').forEach((each) => watch.observe(each));
+}
+
 function sortTable(table, groups, heading, column) {
   const isText = heading.dataset.sort === 'text', before = heading.getAttribute('aria-sort');
   const order = { null: isText ? 'ascending' : 'descending', ascending: isText ? 'descending' : null, descending: isText ? null : 'ascending' }[before];

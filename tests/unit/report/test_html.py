@@ -66,6 +66,22 @@ def test_the_verdict_is_the_terminals(tmp_path: Path) -> None:
         assert any(row[0].endswith(figures["verdict"]) for row in rows if "fit" in row[0])
 
 
+def test_a_run_that_broke_off_fits_so_far(tmp_path: Path) -> None:
+    made = HandMade()
+    made.op("init", 0)
+    made.alloc(0, MIB)
+    made.ended("exception", 1, "RuntimeError: <b>no</b>")
+    run = made.write(new_run(tmp_path / "run", outcome="exit", gpu_memory_bytes=1 << 36))
+    build_tables(run)
+    found = read(run)
+    assert found.figures["left"].endswith("until the rank ended: exception (RuntimeError: <b>no</b>) after 0 steps.")
+    assert "fits so far" in found.words
+    assert "  fits so far, headroom" in "\n".join("  ".join(["", *row]) for row in terminal_rows(run))
+    whole = read(handmade.ended_well(tmp_path / "well"))
+    assert "fits" in whole.words
+    assert "left" not in whole.figures
+
+
 def test_a_page_needs_nothing_but_itself(tmp_path: Path) -> None:
     found = read(handmade.ended_well(tmp_path / "run"))
     assert [each for each in found.fetched if not each.startswith("#")] == ["data:,"]
