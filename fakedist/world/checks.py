@@ -11,8 +11,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
 Tensors = Sequence[torch.Tensor]
+#: Reductions that not every backend has for every type, by their hash, which is their kind.
+ODD_OPS = frozenset(map(hash, (dist.ReduceOp.AVG, dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR)))
 
 
 class Kind(NamedTuple):
@@ -68,6 +71,33 @@ def check_root(kind: Kind, operation: str, root: int) -> None:
     """
     if not 0 <= root < kind.num_ranks:
         raise RuntimeError(f"{kind.named(operation)}invalid root rank: {root}")
+
+
+def check_op(kind: Kind, op: Any, dtype: torch.dtype) -> None:
+    """``getNcclReduceOp``, and gloo's own: for one of ``ODD_OPS``.
+
+    Raises:
+        ValueError, RuntimeError: A bitwise reduction on NCCL, or of numbers that are not whole.
+        TypeError: A mean of booleans on NCCL.
+    """
+    name = str(getattr(getattr(op, "op", op), "name", op))
+    if kind.is_nccl and name == "AVG":
+        if dtype == torch.bool:
+            raise TypeError("Cannot use ReduceOp.AVG with boolean inputs")
+    elif kind.is_nccl:
+        raise ValueError(f"Cannot use ReduceOp.{name} with NCCL")
+    elif name != "AVG" and (dtype.is_floating_point or dtype.is_complex):
+        raise RuntimeError(f"Cannot use ReduceOp.{name} with non-integral dtype")
+
+
+def check_peer(num_ranks: int, peer: int) -> None:
+    """A rank that the group does not have: the real job waits for its address until the store's timeout.
+
+    Raises:
+        DistStoreError: There is no such rank.
+    """
+    if peer >= num_ranks:
+        raise dist.DistStoreError(f"wait timeout: rank {peer} never comes, the group has ranks 0 to {num_ranks - 1}")
 
 
 def check_gathered(kind: Kind, slots: Tensors, mine: torch.Tensor) -> None:

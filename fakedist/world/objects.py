@@ -93,7 +93,7 @@ class _Answers:
         self._tapes.send_objects(where, [pickled])
         found = [self._of(where._replace(source=rank), pickled) for rank in pg.ranks]
         self._write("all_gather_object", pg, len(pickled), max(map(len, found)) * len(found))
-        object_list[:] = [_load(one, how) for one in found]
+        _fill(object_list, found, how)
 
     def gather_object(
         self,
@@ -118,7 +118,7 @@ class _Answers:
             return
         found = [self._of(where._replace(source=rank), pickled) for rank in pg.ranks]
         self._write("gather_object", pg, len(pickled), max(map(len, found)) * len(found))
-        object_gather_list[:] = [_load(one, how) for one in found]
+        _fill(object_gather_list, found, how)
 
     def broadcast_object_list(
         self,
@@ -273,6 +273,12 @@ def _load(pickled: bytes, how: dict[str, Any]) -> Any:
     if how.get("weights_only"):
         return torch.load(io.BytesIO(pickled), weights_only=True)
     return _distributed._unpickler(io.BytesIO(pickled)).load()
+
+
+def _fill(slots: list[Any], found: Sequence[bytes], how: dict[str, Any]) -> None:
+    """Put each rank's object into its slot; a list with too few is torch's IndexError."""
+    for place, pickled in enumerate(found):
+        slots[place] = _load(pickled, how)
 
 
 def _place(pg: Any, rank: int | None, group_rank: int | None) -> int:

@@ -67,11 +67,11 @@ class RankGroup(Group):
         """Reduce: the root gets the sum, the others keep theirs."""
         tensors = _listed(tensors)
         checks.check_root(self._kind(tensors[0]), "reduce", _root(opts))
-        mine = _root(opts) == self._place
+        mine, op = _root(opts) == self._place, self._op(opts, tensors, op)
         with self._call("reduce", tensors, tensors if mine else [], opts) as call:
             if mine:
                 for tensor in tensors:
-                    self._arrivals.reduced(tensor, self._num_ranks, _reduce_op(opts, op))
+                    self._arrivals.reduced(tensor, self._num_ranks, op)
         return call.done(tensors)
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Done:
@@ -167,9 +167,9 @@ class RankGroup(Group):
         output = _listed(outputs)[0]
         chunks = list(inputs if isinstance(inputs[0], torch.Tensor) else inputs[0])
         checks.check_scattered(self._kind(output), output, chunks, self._place)
-        flat = _flat_like(chunks) if _is_even(chunks) else None  # uneven ones are reduced one by one
+        flat, op = _flat_like(chunks) if _is_even(chunks) else None, self._op(opts, [output])  # uneven ones one by one
         with self._call("reduce_scatter", chunks, [output], opts) as call:
-            self._arrivals.reduced_into(output, chunks[self._place], self._num_ranks, _reduce_op(opts))
+            self._arrivals.reduced_into(output, chunks[self._place], self._num_ranks, op)
             call.hold(flat)
         return call.done([output])
 
@@ -224,6 +224,7 @@ class RankGroup(Group):
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Done:
         """send: nobody listens."""
+        checks.check_peer(self._num_ranks, dst)
         with self._peer_call("send", tensors, dst) as call:
             self._arrivals.tapes.send(self._peer(self._place, dst, (tensors[0].device, tag)), tensors)
         return call.done(tensors)
@@ -234,6 +235,7 @@ class RankGroup(Group):
             raise ValueError(
                 "Invalid source rank: source rank should not be the same as the rank of the current process."
             )
+        checks.check_peer(self._num_ranks, src)
         where = self._peer(src, self._place, (tensors[0].device, tag))
         if src < 0 and (sender := self._arrivals.tapes.sender(where)) is not None:
             where, src = where._replace(source=sender), self.ranks.index(sender)
@@ -280,6 +282,13 @@ class RankGroup(Group):
     def _kind(self, tensor: torch.Tensor) -> checks.Kind:
         """Whose errors a wrong call with the tensor gets."""
         return checks.Kind(self.backend_of(tensor.device.type), self._num_ranks)
+
+    def _op(self, opts: Any, tensors: Tensors, op: Any = None) -> Any:
+        """The reduction that a call asks for, if the backend has it."""
+        op = _reduce_op(opts, op)
+        if hash(op) in checks.ODD_OPS:
+            checks.check_op(self._kind(tensors[0]), op, tensors[0].dtype)
+        return op
 
     def _where(self, operation: str, root: int) -> Where:
         """A call to or from everybody, on the tape."""
@@ -339,8 +348,9 @@ class RankGroup(Group):
         return given.reshape(-1)[self._place * part : (self._place + 1) * part]
 
     def _reduce_in_place(self, operation: str, tensors: Tensors, opts: Any) -> Done:
+        op = self._op(opts, tensors)
         with self._call(operation, tensors, tensors, opts) as call:
-            reduced, op = self._arrivals.reduced, _reduce_op(opts)
+            reduced = self._arrivals.reduced
             for tensor in tensors:
                 reduced(tensor, self._num_ranks, op)
         return call.done(tensors)
@@ -348,8 +358,8 @@ class RankGroup(Group):
     def _reduce_chunks(self, operation: str, outputs: Tensors, inputs: Tensors, opts: Any) -> Done:
         for output, given in zip(outputs, inputs, strict=True):
             checks.check_scattered_from(self._kind(given), output, given)
+        op = self._op(opts, inputs)
         with self._call(operation, inputs, outputs, opts) as call:
-            op = _reduce_op(opts)
             for output, given in zip(outputs, inputs, strict=True):
                 self._arrivals.reduced_into(output, self._my_chunk(given), self._num_ranks, op)
         return call.done(outputs)

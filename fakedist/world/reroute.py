@@ -150,6 +150,8 @@ class _World:
             return existing, c10d._world.pg_map[existing][1]
         if ranks and dist.get_rank() not in ranks:
             return _NON_MEMBER, None
+        if c10d._world.default_pg is not None and given["group_rank"] is None:
+            raise AssertionError("Group rank must be specified for group members")  # new_group([])
         size = given["group_size"] if given["group_size"] > 0 else self._job.world_size
         rank = given["group_rank"] if (given["group_rank"] or 0) >= 0 else self._job.rank
         if c10d._world.default_pg is None:

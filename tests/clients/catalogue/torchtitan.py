@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 from tests.clients.assets import torchtitan_assets
 from tests.clients.catalogue.entry import Entry, Refusal
@@ -14,7 +16,13 @@ _LOCAL = (
 )  # fmt: skip
 
 
-def _llama_405b(how: str) -> Entry:
+def _with_bf16(directory: Path) -> None:
+    """The assets, and a configuration of one's own beside them, as torchtitan finds it: a module on the path."""
+    torchtitan_assets(directory)
+    shutil.copy(Path(__file__).parents[1] / "jobs/llama3_bf16.py", directory)
+
+
+def _llama_405b(how: str, module: str) -> Entry:
     """405B through all stages of its pipeline; as many micro-batches as stages."""
     return Entry(
         "torchtitan",
@@ -22,7 +30,7 @@ def _llama_405b(how: str) -> Entry:
         "-m torchtitan.train",
         package="torchtitan",
         arguments=(
-            *("--module", "llama3", "--config", "llama3_405b"),
+            *("--module", module, "--config", "llama3_405b"),
             *("--parallelism.pipeline_parallel_degree", "8", "--training.local_batch_size", "8"),
             *_LOCAL,
         ),
@@ -30,7 +38,7 @@ def _llama_405b(how: str) -> Entry:
         ranks=tuple(range(0, 512, 64)),
         taped=True,
         collectives=("all_gather", "reduce_scatter"),
-        prepare=torchtitan_assets,
+        prepare=_with_bf16,
         minutes=10,
     )
 
@@ -69,12 +77,13 @@ ENTRIES = (
         prepare=torchtitan_assets,
         minutes=10,
     ),
+    _llama_405b("in bf16, compiled", "llama3_bf16"),
     replace(
-        _llama_405b("as published: Float8, compiled, asynchronous TP"),
+        _llama_405b("as published: Float8, compiled, asynchronous TP", "llama3"),
         exactly={"torchao": "0.18.0", "triton": "3.8.0"},
     ),
     replace(
-        _llama_405b("as published, in the environment of all others"),
+        _llama_405b("as published, in the environment of all others", "llama3"),
         ranks=(0,),
         refused=Refusal(
             "torchao is not installed",

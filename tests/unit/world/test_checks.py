@@ -15,6 +15,7 @@ from fakedist.world.checks import (
     check_gathered,
     check_gathered_into,
     check_one_each,
+    check_op,
     check_scattered_from,
 )
 
@@ -58,6 +59,14 @@ GLOO: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         RuntimeError,
         "invalid input tensor list size, must be world size",
     ),
+    "bits of floats": (
+        lambda: dist.all_reduce(t(), dist.ReduceOp.BXOR),
+        RuntimeError,
+        "Cannot use ReduceOp.BXOR with non-integral dtype",
+    ),
+    "nobody's group": (lambda: dist.new_group([]), AssertionError, "Group rank must be specified for group members"),
+    "nobody to send to": (lambda: dist.send(t(), 2), dist.DistStoreError, "wait timeout"),
+    "nobody to receive from": (lambda: dist.recv(t(), 5), dist.DistStoreError, "wait timeout"),
     "all_to_all_single": (
         lambda: dist.all_to_all_single(t(8), t(7)),
         RuntimeError,
@@ -178,3 +187,21 @@ def test_after_the_end_there_is_no_group(enter_world: Enter) -> None:
     for call in (lambda: dist.all_reduce(t()), dist.get_rank):
         with pytest.raises(ValueError, match="Default process group has not been initialized"):
             call()
+
+
+@pytest.mark.parametrize("op", ["BAND", "BOR", "BXOR"])
+def test_nccl_has_no_reduction_of_bits_nor_a_mean_of_booleans(op: str) -> None:
+    with pytest.raises(ValueError, match=f"Cannot use ReduceOp.{op} with NCCL"):
+        check_op(NCCL, getattr(dist.ReduceOp, op), torch.int32)
+    with pytest.raises(TypeError, match=r"Cannot use ReduceOp.AVG with boolean inputs"):
+        check_op(NCCL, dist.ReduceOp.AVG, torch.bool)
+    check_op(NCCL, dist.ReduceOp.AVG, torch.float32)
+    check_op(Kind("gloo", 2), getattr(dist.ReduceOp, op), torch.int32)
+
+
+def test_a_wrong_call_is_not_written_down(enter_world: Enter) -> None:
+    notes = enter_world(2, 1)
+    for call in (lambda: dist.send(t(), 2), lambda: dist.all_reduce(t(), dist.ReduceOp.BOR)):
+        with pytest.raises(RuntimeError):
+            call()
+    assert notes.calls == []

@@ -114,3 +114,17 @@ def test_groups_without_this_rank_warn_as_torch_does_and_do_nothing(enter_world:
         dist.broadcast_object_list([None], src=0, group=group)
     assert slots == [None, None]
     assert notes.calls == []
+
+
+def test_a_list_with_too_few_slots_is_torchs_error_and_more_slots_stay(enter_world: Enter) -> None:
+    enter_world(2, 1)
+    gather: list[Callable[[list[Any]], None]] = [
+        lambda slots: dist.all_gather_object(slots, "mine"),
+        lambda slots: dist.gather_object("mine", slots, dst=1),
+    ]
+    for call in gather:
+        with pytest.raises(IndexError, match="list assignment index out of range"):
+            call([None])
+        slots: list[Any] = [None, None, "more"]
+        call(slots)
+        assert slots == ["mine", "mine", "more"]
