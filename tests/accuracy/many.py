@@ -2,10 +2,11 @@
 
     python -m tests.accuracy.many [--device virtual|cuda] [--ranks 2,4] [--backend nccl|gloo] [--job NAME ...] [--write]
 
-On a real GPU all the processes share it. Where no GPU is, each has a virtual one; the ranks' tensors meet all the
-same. ``--backend nccl`` uses device memory as NCCL does (tests/accuracy/host_group.py), ``gloo`` is torch's own.
-``--write`` puts the rows into docs/accuracy and the table into docs/accuracy.md. Exit code 1: a difference that nobody
-has explained.
+On a real GPU all the processes share it, and each rank is faked twice: on that GPU, and on a virtual one of the same
+model and memory. Where no GPU is, each process has a virtual one; the ranks' tensors meet all the same. ``--backend
+nccl`` uses device memory as NCCL does (tests/accuracy/host_group.py), ``gloo`` is torch's own. ``--write`` puts the
+rows into docs/accuracy, in place of those of the same jobs, and the table into docs/accuracy.md. Exit code 1: a job
+that failed, or a difference that nobody has explained.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from fakedist.analysis.build import build_tables
@@ -26,13 +30,17 @@ from fakedist.run.directory import create_run_directory
 from fakedist.run.manifest import load_manifest, new_manifest, update_manifest
 from fakedist.run.tables import read_table
 from fakedist.world.environ import rank_environment
-from tests.accuracy.results import write_result, write_tables
+from tests.accuracy.results import same_job, write_result, write_tables
+from tests.gpu.machine import real_machine
+from tests.gpu.record import like
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "job.py"
 JOBS = ("ddp", "ddp_bucket_view", "fsdp2", "tensor_sequence", "pipeline_1f1b", "experts_capacity", "experts_dropless")
 TIMEOUT_S = 300
 MOST_STEPS = 1_000  # the script ends by itself
+#: What makes two rows the same job's.
+KEYS = ("job", "backend", "num_ranks")
 DEVICES = ("virtual", "cuda")
 _LATER = "gloo keeps tensors with record_stream, which frees them later, when depends on its threads"
 #: Why a job is known to differ on a device, or over a backend.
@@ -71,6 +79,11 @@ class Way:
     device: str
     backend: str
 
+    @property
+    def faked_on(self) -> tuple[str, ...]:
+        """Devices that each rank is faked on."""
+        return ("cuda", "virtual") if self.device == "cuda" else ("virtual",)
+
     def rank(self, rank: int) -> Job:
         """One of its ranks."""
         device: Device = "cuda" if self.device == "cuda" else "virtual"
@@ -94,6 +107,7 @@ class Row:
         backend: "nccl" or "gloo".
         num_ranks: Ranks of the job.
         rank: This one.
+        faked_on: Device of the faked rank.
         real_allocated_bytes, real_reserved_bytes: Peaks of the rank among real processes.
         allocated_difference_bytes, reserved_difference_bytes: The peaks under ``fakedist profile`` less those.
         phases_differing: Figures of a step's phase that differ, and of how many.
@@ -107,6 +121,7 @@ class Row:
     backend: str
     num_ranks: int
     rank: int
+    faked_on: str
     real_allocated_bytes: int
     real_reserved_bytes: int
     allocated_difference_bytes: int
@@ -148,33 +163,69 @@ def real_runs(way: Way, directory: Path) -> list[Path]:
     return [run for run, _ in started]
 
 
-def faked_run(way: Way, rank: int, directory: Path) -> Path:
-    """Run one rank of a job under ``fakedist profile``; its run directory.
+def faked_run(way: Way, rank: int, directory: Path, options: Sequence[str]) -> Path:
+    """Run one rank of a job under ``fakedist profile`` with its ``options`` of the device; its run directory.
 
     Raises:
-        JobFailedError: It failed.
+        JobFailedError: It failed, or did not end in time.
     """
-    run = directory / f"faked-{rank}"
-    job = ["--world-size", str(way.num_ranks), "--rank", str(rank), "--device", way.device, "--steps", str(MOST_STEPS)]
+    run = directory / f"faked-{options[1]}-{rank}"
+    job = ["--world-size", str(way.num_ranks), "--rank", str(rank), "--steps", str(MOST_STEPS), *options]
     script = [str(SCRIPT), way.job, way.backend]
     command = [sys.executable, "-m", "fakedist", "profile", *job, "--no-kernels", "-o", str(run), *script]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise JobFailedError(f"{way.job}: rank {rank}, faked, did not end within {TIMEOUT_S} seconds") from None
     if done.returncode:
         raise JobFailedError(f"{way.job}: rank {rank}, faked: {done.stderr[-2000:]}")
     return run
 
 
-def compare(way: Way, ranks: Sequence[int] | None = None) -> list[Row]:
-    """Run a job both ways; a row for each of ``ranks``, or all.
+def compare(way: Way, ranks: Sequence[int] | None = None, at_once: int = 1) -> list[Row]:
+    """Run a job both ways, ``at_once`` faked ranks at a time; a row for each of ``ranks``, or all, and device.
 
     Raises:
         JobFailedError: See :func:`real_runs` and :func:`faked_run`.
     """
-    with tempfile.TemporaryDirectory(prefix="many-") as text:
+    with tempfile.TemporaryDirectory(prefix="many-") as text, ThreadPoolExecutor(at_once) as pool:
         directory = Path(text)
         real = real_runs(way, directory)
-        chosen = range(way.num_ranks) if ranks is None else ranks
-        return [_row(way, rank, real[rank], faked_run(way, rank, directory)) for rank in chosen]
+        options = {device: _device_options(way, device, real[0]) for device in way.faked_on}
+        chosen = [(rank, device) for rank in (range(way.num_ranks) if ranks is None else ranks) for device in options]
+        faked = pool.map(lambda each: faked_run(way, each[0], directory, options[each[1]]), chosen)
+        return [_row(way, each, real[each[0]], run) for each, run in zip(chosen, faked, strict=True)]
+
+
+def compare_all(
+    ways: Sequence[Way], at_once: int = 1, ends_at: float = float("inf"), told: Callable[[str], None] = print
+) -> tuple[list[Row], list[str]]:
+    """Compare many jobs, none begun after ``ends_at`` (``time.monotonic()``); their rows, and why others have none."""
+
+    def run(way: Way) -> tuple[list[Row], list[str]]:
+        if time.monotonic() > ends_at:
+            return [], [f"{way.job}, {way.num_ranks} ranks, {way.backend}: not run: the time was over"]
+        try:
+            rows = compare(way, at_once=at_once)
+        except JobFailedError as error:
+            told(f"{way.job}, {way.num_ranks} ranks, {way.backend}: {error}")
+            return [], [f"{way.job}, {way.num_ranks} ranks, {way.backend}: {str(error).strip().splitlines()[-1]}"]
+        for row in rows:
+            told(line_of(row))
+        return rows, []
+
+    with ThreadPoolExecutor(max(1, at_once // 2)) as pool:
+        found = list(pool.map(run, ways))
+    return [row for rows, _ in found for row in rows], [text for _, failed in found for text in failed]
+
+
+def _device_options(way: Way, device: str, real: Path) -> list[str]:
+    """Where a rank is faked: on a virtual GPU beside real ones, it is of the same model and has the same memory."""
+    if device == way.device:
+        return ["--device", device]
+    summary = load_manifest(real)["summary"]
+    gpu, memory_bytes = like(summary["gpu"], summary["capacity_bytes"])
+    return ["--device", device, "--gpu", gpu, "--gpu-memory", f"{memory_bytes}B"]
 
 
 def _start_real(job: Job, directory: Path, port: int) -> tuple[Path, subprocess.Popen[bytes]]:
@@ -196,7 +247,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _row(way: Way, rank: int, real: Path, faked: Path) -> Row:
+def _row(way: Way, faked_rank: tuple[int, str], real: Path, faked: Path) -> Row:
     phases = [_phase_figures(run) for run in (real, faked)]
     keys = phases[0].keys() | phases[1].keys()
     differing = sum(phases[0].get(key) != phases[1].get(key) for key in keys)
@@ -204,7 +255,7 @@ def _row(way: Way, rank: int, real: Path, faked: Path) -> Row:
     num_events, first_other = _first_difference(real, faked)
     same = (allocated, reserved) == (faked_allocated, faked_reserved) and not differing
     return Row(
-        way.job, way.backend, way.num_ranks, rank, allocated, reserved, faked_allocated - allocated,
+        way.job, way.backend, way.num_ranks, *faked_rank, allocated, reserved, faked_allocated - allocated,
         faked_reserved - reserved, differing, len(keys), num_events, first_other, "" if same else way.cause,
     )  # fmt: skip
 
@@ -238,24 +289,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", default="2,4", help="numbers of ranks, with commas between")
     parser.add_argument("--job", action="append", choices=JOBS)
     parser.add_argument("--write", action="store_true", help="into docs/accuracy and docs/accuracy.md")
+    parser.add_argument("--at-once", type=int, default=1, help="faked ranks at a time, and half as many jobs")
     chosen = parser.parse_args(arguments)
-    rows = []
-    for backend in chosen.backend or ["nccl"]:
-        for job in chosen.job or JOBS:
-            for num_ranks in map(int, chosen.ranks.split(",")):
-                for row in compare(Way(job, num_ranks, chosen.device, backend)):
-                    print(_line(row), flush=True)
-                    rows.append(row)
+    ways = [
+        Way(job, int(num_ranks), chosen.device, backend)
+        for backend in chosen.backend or ["nccl"]
+        for job in chosen.job or JOBS
+        for num_ranks in chosen.ranks.split(",")
+    ]
+    rows, failed = compare_all(ways, chosen.at_once, told=partial(print, flush=True))
     if chosen.write:
-        write_result(f"many-processes-{chosen.device}", [asdict(row) for row in rows])
+        name = f"many-processes-{chosen.device}"
+        gpu = {} if chosen.device == "virtual" else real_machine()
+        write_result(name, [asdict(row) for row in rows], instead_of=same_job(KEYS), **gpu)
         write_tables()
-    return 1 if any(not row.is_same and not row.cause for row in rows) else 0
+    return 1 if failed or any(not row.is_same and not row.cause for row in rows) else 0
 
 
-def _line(row: Row) -> str:
+def line_of(row: Row) -> str:
+    """One row in words."""
     return (
-        f"{row.job:<18}{row.backend:<5} rank {row.rank} of {row.num_ranks}: real {row.real_allocated_bytes:>13,} "
-        f"{row.real_reserved_bytes:>13,}  difference {row.allocated_difference_bytes:+,} "
+        f"{row.job:<18}{row.backend:<5} rank {row.rank} of {row.num_ranks} on {row.faked_on}: "
+        f"real {row.real_allocated_bytes:>13,} {row.real_reserved_bytes:>13,}  "
+        f"difference {row.allocated_difference_bytes:+,} "
         f"{row.reserved_difference_bytes:+,}, {row.phases_differing} of {row.num_phase_figures} of phases; "
         f"{row.num_events:,} events, first other {row.first_other_event}  {row.cause}"
     )

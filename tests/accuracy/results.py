@@ -1,6 +1,10 @@
 """What was found, as data in docs/accuracy, and the tables of docs/accuracy.md made of it.
 
-python -m tests.accuracy.results      # the tables again, from the data
+    python -m tests.accuracy.results                # the tables again, from the data
+    python -m tests.accuracy.results gpu-results    # and what `make gpu` measured, before them
+
+A rehearsal of ``make gpu`` writes files of the same form under names of their own, with ``"rehearsal": true`` in their
+heads. Neither this module nor a test lets one of them into docs/accuracy.
 """
 
 from __future__ import annotations
@@ -8,33 +12,111 @@ from __future__ import annotations
 import json
 import platform
 import re
+import shutil
+import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+from fakedist.gpu.driver.build import torch_build
+from tests.accuracy.tables import TABLES
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "docs" / "accuracy"
 PAGE = ROOT / "docs" / "accuracy.md"
-GIB = 1 << 30
+#: Where `make gpu` puts what belongs into docs/accuracy and tests/data/gpu, and what a rehearsal calls its files.
+MEASURED, RECORDINGS, REHEARSED = "accuracy", "recordings", "rehearsal-"
+EMPTY = "*Empty: never measured.*"
+
+Row = dict[str, Any]
+Match = Callable[[Row], tuple[Any, ...]]
 
 
-def write_result(name: str, rows: Sequence[dict[str, Any]], **about: Any) -> None:
-    """Write ``docs/accuracy/<name>.json``: when, with which versions, and the rows."""
-    import torch
+class NotMeasuredError(Exception):
+    """A file that does not hold what was measured; in one line."""
 
-    device = torch.cuda.get_device_name() if name.endswith("cuda") else "virtual"
+
+def write_result(
+    name: str, rows: Sequence[Row], *, into: Path | None = None, instead_of: Match | None = None, **about: Any
+) -> Path:
+    """Write ``<name>.json``: when, with which versions, and the rows.
+
+    Args:
+        name: A key of ``tables.TABLES``.
+        rows: Plain values.
+        into: Directory; docs/accuracy where none is given.
+        instead_of: With it, rows of the file that is there stay but for those of which it gives what it gives of one
+            of ``rows``; they must be of the same torch and GPU. Without it all are replaced.
+        about: More of the head; ``gpu``, ``torch`` and ``python`` where they are not this process's.
+    """
     head = {
         "date": datetime.now(UTC).date().isoformat(),
-        "torch": str(torch.__version__),
+        "torch": torch_build()[0],
         "python": platform.python_version(),
-        "gpu": device,
+        "gpu": "virtual",
         **about,
     }
-    DATA.mkdir(exist_ok=True)
+    into = DATA if into is None else into
+    into.mkdir(parents=True, exist_ok=True)
+    path = into / f"{name}.json"
+    if instead_of is not None and path.exists():
+        rows = _merged(json.loads(path.read_text()), head, rows, instead_of)
     lines = ",\n".join(json.dumps(row) for row in rows)
-    (DATA / f"{name}.json").write_text(f'{{"head": {json.dumps(head)},\n"rows": [\n{lines}\n]}}\n')
+    path.write_text(f'{{"head": {json.dumps(head)},\n"rows": [\n{lines}\n]}}\n')
+    return path
+
+
+def same_job(keys: Sequence[str]) -> Match:
+    """Rows are of the same job where these columns are equal."""
+    return lambda row: tuple(row[key] for key in keys)
+
+
+def _merged(old: dict[str, Any], head: dict[str, Any], rows: Sequence[Row], match: Match) -> list[Row]:
+    for what in ("torch", "gpu"):
+        if old["head"][what] != head[what]:
+            raise NotMeasuredError(
+                f"the rows that are there are of {what} {old['head'][what]}, these of {head[what]}: measure all of them"
+            )
+    new = {match(row): [each for each in rows if match(each) == match(row)] for row in rows}
+    merged: list[Row] = []
+    for row in old["rows"]:
+        key = match(row)
+        merged += new.pop(key, []) if key in new else ([] if key in map(match, rows) else [row])
+    return merged + [row for group in new.values() for row in group]
+
+
+def keep(results: Path) -> list[Path]:
+    """Copy what ``make gpu`` measured to where it belongs; the files.
+
+    Raises:
+        NotMeasuredError: There is nothing, or a rehearsal.
+    """
+    if not (results / MEASURED).is_dir():
+        raise NotMeasuredError(f"{results} holds nothing that was measured on a GPU: run `make gpu` where one is")
+    kept = []
+    for path in sorted((results / MEASURED).glob("*.json")):
+        measured(path)
+        kept.append(Path(shutil.copy(path, DATA / path.name)))
+    for path in sorted((results / RECORDINGS).glob("*/*")):
+        directory = ROOT / "tests" / "data" / "gpu" / path.parent.name
+        directory.mkdir(parents=True, exist_ok=True)
+        kept.append(Path(shutil.copy(path, directory / path.name)))
+    return kept
+
+
+def measured(path: Path) -> dict[str, Any]:
+    """Read a file of results.
+
+    Raises:
+        NotMeasuredError: It is a rehearsal's, or of no table.
+    """
+    data: dict[str, Any] = json.loads(path.read_text())
+    if path.name.startswith(REHEARSED) or data["head"].get("rehearsal"):
+        raise NotMeasuredError(f"{path} is a rehearsal: the virtual GPU stood in for a real one")
+    if path.stem not in TABLES:
+        raise NotMeasuredError(f"{path} is of no table of {PAGE.name}")
+    return data
 
 
 def write_tables() -> None:
@@ -46,67 +128,24 @@ def with_tables(page: str) -> str:
     """The page with every table made again; one without data says that it is empty."""
     for name, table in TABLES.items():
         path = DATA / f"{name}.json"
-        text = table(json.loads(path.read_text())) if path.exists() else "*Empty: never measured.*"
+        text = table(measured(path)) if path.exists() else EMPTY
         pattern = rf"(<!-- {name} -->\n).*?(\n<!-- end -->)"
         page, found = re.subn(pattern, lambda match, text=text: match[1] + text + match[2], page, flags=re.DOTALL)
         assert found == 1, f"{PAGE} has no place for {name}"
     return page
 
 
-def many_processes(data: dict[str, Any]) -> str:
-    """A line for each job and number of ranks: the largest rank's peaks, and the largest difference of any."""
-    lines = [
-        _head(data),
-        "",
-        "| job | backend | ranks | allocated, bytes | reserved, bytes | difference | phases | events | cause |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for (job, backend, num_ranks), group in groupby(
-        data["rows"], key=lambda row: (row["job"], row["backend"], row["num_ranks"])
-    ):
-        rows = list(group)
-        largest = max(rows, key=lambda row: row["real_allocated_bytes"])
-        difference = max(
-            (row[key] for row in rows for key in ("allocated_difference_bytes", "reserved_difference_bytes")), key=abs
-        )
-        other = sum(row["first_other_event"] >= 0 for row in rows)
-        lines.append(
-            f"| {job} | {backend} | {num_ranks} | {largest['real_allocated_bytes']:,} | "
-            f"{largest['real_reserved_bytes']:,} | {difference:+,} | {sum(row['phases_differing'] for row in rows)} of "
-            f"{sum(row['num_phase_figures'] for row in rows)} | "
-            f"{'none of ' + format(sum(row['num_events'] for row in rows), ',') if not other else f'{other} ranks'} | "
-            f"{next((row['cause'] for row in rows if row['cause']), '')} |"
-        )
-    return "\n".join(lines)
+def main(arguments: Sequence[str]) -> int:
+    """Keep the results of the directories that are named, then make the tables."""
+    try:
+        for directory in arguments:
+            print(*keep(Path(directory)), sep="\n")
+    except NotMeasuredError as error:
+        print(error, file=sys.stderr)
+        return 1
+    write_tables()
+    return 0
 
-
-def published(data: dict[str, Any]) -> str:
-    """A line for each published figure."""
-    lines = [
-        _head(data),
-        "",
-        "| job | published | ours, peak reserved | difference | why |",
-        "|---|---|---|---|---|",
-    ]
-    for row in data["rows"]:
-        ours = row["reserved_bytes"] / GIB
-        difference = f"{100 * (ours / row['published_gib'] - 1):+.1f}%" if ours else "-"
-        size = f"{ours:.2f} GiB" if ours else "none"
-        lines.append(f"| {row['job']} | {row['published_gib']:.1f} GiB | {size} | {difference} | {row['why']} |")
-    return "\n".join(lines)
-
-
-def _head(data: dict[str, Any]) -> str:
-    head = data["head"]
-    gpu = "virtual GPU" if head["gpu"] == "virtual" else head["gpu"]
-    return f"{head['date']}, {gpu}, torch {head['torch']}, Python {head['python']}:"
-
-
-TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
-    "many-processes-virtual": many_processes,
-    "many-processes-cuda": many_processes,
-    "published": published,
-}
 
 if __name__ == "__main__":
-    write_tables()
+    sys.exit(main(sys.argv[1:]))

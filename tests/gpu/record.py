@@ -25,6 +25,7 @@ from typing import Any
 
 from tests.gpu.jobs.catalogue import JOBS, GpuJob, find_jobs
 from tests.gpu.journal_events import journal_events
+from tests.gpu.machine import driver_version
 from tests.gpu.recording import Head, JobRecord, Recording, job_from_json, load
 
 ROOT = Path(__file__).parents[2]
@@ -168,18 +169,8 @@ def _how_it_ended(done: subprocess.CompletedProcess[str]) -> str:
     return f"its process ended with {how} and no result: {said[-1] if said else 'it said nothing'}"
 
 
-def driver_version() -> str:
-    """The NVIDIA driver's version, from the kernel module; empty where it cannot be read."""
-    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip().splitlines()[0] if done.returncode == 0 and done.stdout.strip() else ""
-
-
-def like(head: Head) -> tuple[str, int]:
-    """Model and memory of the virtual GPU that stands in for a recording's GPU.
+def like(product: str, capacity_bytes: int) -> tuple[str, int]:
+    """Model and memory of the virtual GPU that stands in for a GPU of this name and memory.
 
     Raises:
         LookupError: fakedist knows no such GPU.
@@ -187,9 +178,9 @@ def like(head: Head) -> tuple[str, int]:
     from fakedist.gpu.spec import GPUS
 
     for spec in GPUS.values():
-        if spec.product == head.gpu:
-            return spec.name, head.capacity_bytes
-    raise LookupError(f"fakedist knows no GPU that calls itself {head.gpu!r}")
+        if spec.product == product:
+            return spec.name, capacity_bytes
+    raise LookupError(f"fakedist knows no GPU that calls itself {product!r}")
 
 
 def file_name(device: str, way: str) -> str:
@@ -210,7 +201,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--at-once", type=int, default=max(1, (os.cpu_count() or 1) // 2))
     parser.add_argument("--timeout", type=float, default=240.0, metavar="SECONDS", help="of one job")
     args = parser.parse_args(arguments)
-    gpu, memory_bytes = (args.gpu, None) if args.like is None else like(load(args.like).head)
+    gpu, memory_bytes = args.gpu, None
+    if args.like is not None:
+        head = load(args.like).head
+        gpu, memory_bytes = like(head.gpu, head.capacity_bytes)
     way = Way(args.device, args.way == "profiled", gpu, memory_bytes, args.at_once, args.timeout)
     try:
         recording = record(find_jobs(args.job), way, " ".join(["python -m tests.gpu.record", *arguments]), print)

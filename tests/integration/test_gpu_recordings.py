@@ -65,6 +65,6 @@ def test_the_virtual_gpu_does_what_the_real_one_did(job: str, path: Path) -> Non
             "no recording of a real GPU with the installed torch is kept in tests/data/gpu; `make gpu` makes one"
         )
     real: Recording = load(path)
-    gpu, memory_bytes = like(real.head)
+    gpu, memory_bytes = like(real.head.gpu, real.head.capacity_bytes)
     found = compare_job(job, real.jobs[job], recorded(job, gpu=gpu, memory_bytes=memory_bytes))
     assert found.is_same, "\n".join([found.reason, *found.lines])

@@ -1,22 +1,34 @@
-"""docs/accuracy.md shows the data in docs/accuracy, and says where there is none."""
+"""docs/accuracy.md shows the data in docs/accuracy, says where there is none, and takes no rehearsal for a figure."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.accuracy import results
+from tests.accuracy import results, tables
+
+HEAD = {"date": "2026-01-01", "gpu": "virtual", "torch": "2.15.0", "python": "3.11"}
 
 
 def _row(rank: int, **differing: Any) -> dict[str, Any]:
     row = {
-        "job": "fsdp2", "backend": "nccl", "num_ranks": 2, "rank": rank, "real_allocated_bytes": 1000 + rank,
-        "real_reserved_bytes": 2048, "allocated_difference_bytes": 0, "reserved_difference_bytes": 0,
-        "phases_differing": 0, "num_phase_figures": 30, "num_events": 500, "first_other_event": -1, "cause": "",
+        "job": "fsdp2", "backend": "nccl", "num_ranks": 2, "rank": rank, "faked_on": "virtual",
+        "real_allocated_bytes": 1000 + rank, "real_reserved_bytes": 2048, "allocated_difference_bytes": 0,
+        "reserved_difference_bytes": 0, "phases_differing": 0, "num_phase_figures": 30, "num_events": 500,
+        "first_other_event": -1, "cause": "",
     }  # fmt: skip
     return row | differing
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(results, "DATA", tmp_path / "docs")
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    (tmp_path / "docs").mkdir()
+    return tmp_path / "docs"
 
 
 def test_the_page_is_made_of_the_data_that_is_there() -> None:
@@ -25,14 +37,100 @@ def test_the_page_is_made_of_the_data_that_is_there() -> None:
 
 
 def test_ranks_of_a_job_are_one_line_with_the_largest_difference() -> None:
-    head = {"date": "2026-01-01", "gpu": "virtual", "torch": "2.15.0", "python": "3.11"}
     rows = [_row(0), _row(1, reserved_difference_bytes=-4096, phases_differing=2, first_other_event=7, cause="why")]
-    line = results.many_processes({"head": head, "rows": rows}).splitlines()[-1]
-    assert line == "| fsdp2 | nccl | 2 | 1,001 | 2,048 | -4,096 | 2 of 60 | 1 ranks | why |"
-    assert "none of 1,000" in results.many_processes({"head": head, "rows": [_row(0), _row(1)]})
+    line = tables.many_processes({"head": HEAD, "rows": rows}).splitlines()[-1]
+    assert line == "| fsdp2 | nccl | 2 | virtual | 1,001 | 2,048 | -4,096 | 2 of 60 | 1 ranks | why |"
+    assert "none of 1,000" in tables.many_processes({"head": HEAD, "rows": [_row(0), _row(1)]})
 
 
-def test_what_was_never_measured_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "DATA", tmp_path)
-    page = "".join(f"<!-- {name} -->\nold\n<!-- end -->\n" for name in results.TABLES)
-    assert results.with_tables(page).count("*Empty: never measured.*") == len(results.TABLES)
+def test_a_rank_faked_on_two_devices_has_a_line_for_each() -> None:
+    rows = [_row(0, faked_on="cuda"), _row(0, faked_on="virtual", allocated_difference_bytes=512)]
+    cells = [line.split(" | ") for line in tables.many_processes({"head": HEAD, "rows": rows}).splitlines()[-2:]]
+    assert [(line[3], line[6]) for line in cells] == [("cuda", "+0"), ("virtual", "+512")]
+
+
+def test_what_was_never_measured_says_so(data: Path) -> None:
+    page = "".join(f"<!-- {name} -->\nold\n<!-- end -->\n" for name in tables.TABLES)
+    assert results.with_tables(page).count(results.EMPTY) == len(tables.TABLES)
+
+
+def test_rows_of_a_job_that_was_measured_again_take_the_place_of_the_old_ones(data: Path) -> None:
+    match = results.same_job(("job", "num_ranks"))
+    first = [_row(0), _row(1), _row(0, num_ranks=4), _row(0, job="ddp")]
+    results.write_result("many-processes-virtual", first, instead_of=match)
+    again = [_row(0, num_ranks=8), _row(0, num_ranks=2, num_events=7)]
+    path = results.write_result("many-processes-virtual", again, instead_of=match)
+    rows = json.loads(path.read_text())["rows"]
+    found = [(row["job"], row["num_ranks"], row["num_events"]) for row in rows]
+    assert found == [("fsdp2", 2, 7), ("fsdp2", 4, 500), ("ddp", 2, 500), ("fsdp2", 8, 500)]
+
+
+def test_rows_of_two_versions_of_torch_are_not_mixed(data: Path) -> None:
+    match = results.same_job(("job",))
+    results.write_result("many-processes-virtual", [_row(0)], instead_of=match, torch="2.11.0")
+    with pytest.raises(results.NotMeasuredError, match=r"of torch 2\.11\.0"):
+        results.write_result("many-processes-virtual", [_row(0)], instead_of=match, torch="2.15.0")
+
+
+def test_what_a_gpu_measured_is_kept(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    results.write_result("gpu-outside", [], into=out / results.MEASURED, gpu="NVIDIA H200")
+    (out / results.RECORDINGS / "h200").mkdir(parents=True)
+    (out / results.RECORDINGS / "h200" / "real-bare.jsonl.gz").write_bytes(b"events")
+    results.keep(out)
+    assert (data / "gpu-outside.json").exists()
+    assert (tmp_path / "tests" / "data" / "gpu" / "h200" / "real-bare.jsonl.gz").read_bytes() == b"events"
+
+
+def test_a_directory_of_a_rehearsal_has_nothing_to_keep(data: Path, tmp_path: Path) -> None:
+    results.write_result("rehearsal-gpu-outside", [], into=tmp_path / "out" / "rehearsal", rehearsal=True)
+    with pytest.raises(results.NotMeasuredError, match="holds nothing that was measured"):
+        results.keep(tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["rehearsal-gpu-outside", "gpu-outside"])
+def test_a_rehearsal_is_refused_by_its_name_and_by_its_head(name: str, data: Path, tmp_path: Path) -> None:
+    results.write_result(name, [], into=tmp_path / results.MEASURED, rehearsal=True)
+    with pytest.raises(results.NotMeasuredError, match="is a rehearsal"):
+        results.keep(tmp_path)
+    results.write_result("gpu-outside", [], rehearsal=True)
+    with pytest.raises(results.NotMeasuredError, match="is a rehearsal"):
+        results.with_tables("".join(f"<!-- {table} -->\n\n<!-- end -->\n" for table in tables.TABLES))
+
+
+def test_no_rehearsal_lies_in_docs() -> None:
+    found = [path for path in results.DATA.glob("*.json") if path.stem in tables.TABLES]
+    assert found
+    assert not [path for path in found if results.measured(path)["head"].get("rehearsal")]
+    assert not list(results.DATA.glob(f"{results.REHEARSED}*"))
+
+
+def test_where_a_job_fails_is_told_once_where_both_fail_alike() -> None:
+    failed = {"step": 2, "phase": "backward", "num_allocations": 1200, "requested_bytes": 512, "peak_reserved_bytes": 1}
+    fits = failed | {"phase": "", "requested_bytes": 0}
+    rows = [
+        {"limit": "device", "gib": 3, "real": failed, "virtual": failed},
+        {"limit": "device", "gib": 2, "real": failed, "virtual": fits},
+    ]
+    lines = tables.out_of_memory({"head": HEAD, "rows": rows}).splitlines()[-2:]
+    assert lines[0] == "| device | 3 GiB | step 2, backward, allocation 1,200: 512 bytes | the same |"
+    assert lines[1].endswith("| fits, 1,200 allocations |")
+
+
+def test_a_job_that_differs_says_how_and_one_that_does_not_says_so() -> None:
+    row = {
+        "job": "lstm", "num_events": 5, "allocated_bytes": 100, "reserved_bytes": 300, "virtual_verdict": "events",
+        "virtual_reason": "event 4: real alloc 8 | more", "virtual_allocated_difference_bytes": 0,
+        "virtual_reserved_difference_bytes": 0, "recorded_verdict": "same",
+    }  # fmt: skip
+    line = tables.recordings({"head": HEAD, "rows": [row]}).splitlines()[-1]
+    assert line == "| lstm | 5 | 100 | 300 | 200 | equal peaks; event 4: real alloc 8 / more | same |"
+
+
+def test_memory_beside_the_allocator_is_told_with_what_each_thing_adds() -> None:
+    rows = [
+        {"after": "context", "used_bytes": 500 << 20, "reserved_bytes": 0},
+        {"after": "cuBLAS", "used_bytes": 540 << 20, "reserved_bytes": 20 << 20},
+    ]
+    text = tables.outside({"head": HEAD | {"failed": ["NCCL: no"]}, "rows": rows})
+    assert text.splitlines()[-3:] == ["| cuBLAS | 520 MiB | +20 MiB |", "", "Not in the table: NCCL: no."]

@@ -1,0 +1,166 @@
+"""The tables of docs/accuracy.md: each function makes one of the data of a file in docs/accuracy."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+GIB, MIB = 1 << 30, 1 << 20
+Data = dict[str, Any]
+
+
+def many_processes(data: Data) -> str:
+    """A line for each job, number of ranks and device: the largest rank's peaks, the largest difference of any."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    for row in data["rows"]:
+        groups[row["job"], row["backend"], row["num_ranks"], row["faked_on"]].append(row)
+    lines = []
+    for (job, backend, num_ranks, faked_on), group in groups.items():
+        largest = max(group, key=lambda row: row["real_allocated_bytes"])
+        differences = (row[key] for row in group for key in ("allocated_difference_bytes", "reserved_difference_bytes"))
+        other = sum(row["first_other_event"] >= 0 for row in group)
+        events = f"{other} ranks" if other else f"none of {sum(row['num_events'] for row in group):,}"
+        phases = f"{sum(row['phases_differing'] for row in group)} of {sum(row['num_phase_figures'] for row in group)}"
+        cause = next((row["cause"] for row in group if row["cause"]), "")
+        lines.append(
+            (job, backend, num_ranks, faked_on, f"{largest['real_allocated_bytes']:,}",
+             f"{largest['real_reserved_bytes']:,}", f"{max(differences, key=abs):+,}", phases, events, cause)
+        )  # fmt: skip
+    columns = ("job", "backend", "ranks", "faked on", "allocated, bytes", "reserved, bytes", "difference", "phases",
+               "events", "cause")  # fmt: skip
+    return _table(data, columns, lines)
+
+
+def published(data: Data) -> str:
+    """A line for each published figure."""
+    lines = []
+    for row in data["rows"]:
+        ours = row["reserved_bytes"] / GIB
+        difference = f"{100 * (ours / row['published_gib'] - 1):+.1f}%" if ours else "-"
+        size = f"{ours:.2f} GiB" if ours else "none"
+        lines.append((row["job"], f"{row['published_gib']:.1f} GiB", size, difference, row["why"]))
+    return _table(data, ("job", "published", "ours, peak reserved", "difference", "why"), lines)
+
+
+def recordings(data: Data) -> str:
+    """A line for each job on the real GPU: its peaks, and what differs on the virtual GPU and under the recording."""
+    lines = [
+        (row["job"], f"{row['num_events']:,}", f"{row['allocated_bytes']:,}", f"{row['reserved_bytes']:,}",
+         f"{row['reserved_bytes'] - row['allocated_bytes']:,}", _difference(row, "virtual"),
+         _difference(row, "recorded"))
+        for row in data["rows"]
+    ]  # fmt: skip
+    columns = ("job", "events", "allocated, bytes", "reserved, bytes", "fragmentation, bytes", "virtual GPU",
+               "recorded")  # fmt: skip
+    return _table(data, columns, lines)
+
+
+def examples(data: Data) -> str:
+    """A line for each example under ``fakedist profile``: on the real GPU, and what differs on the virtual one."""
+    lines = [
+        (f"`{row['command']}`", f"{row['num_events']:,}", f"{row['allocated_bytes']:,}", f"{row['reserved_bytes']:,}",
+         f"{row['reserved_bytes'] - row['allocated_bytes']:,}", _difference(row, "virtual"))
+        if not row["error"] else (f"`{row['command']}`", "", "", "", "", row["error"])
+        for row in data["rows"]
+    ]  # fmt: skip
+    columns = ("example", "events", "allocated, bytes", "reserved, bytes", "fragmentation, bytes", "virtual GPU")
+    return _table(data, columns, lines)
+
+
+def _difference(row: dict[str, Any], side: str) -> str:
+    """What differs on the other side, in a cell."""
+    verdict = row[f"{side}_verdict"]
+    if verdict in ("same", "order"):
+        return "same" if verdict == "same" else "same, frees in another order"
+    if verdict not in ("events", "statistics"):
+        return str(verdict)
+    allocated, reserved = row[f"{side}_allocated_difference_bytes"], row[f"{side}_reserved_difference_bytes"]
+    peaks = "equal peaks" if not allocated and not reserved else f"{allocated:+,}, reserved {reserved:+,}"
+    return f"{peaks}; {row[f'{side}_reason']}".replace("|", "/")
+
+
+def out_of_memory(data: Data) -> str:
+    """A line for each limit: where the job failed on the real GPU, where on the virtual one."""
+    lines = []
+    for row in data["rows"]:
+        same = "the same" if row["real"] == row["virtual"] else _failure(row["virtual"])
+        lines.append((row["limit"], f"{row['gib']} GiB", _failure(row["real"]), same))
+    return _table(data, ("limited by", "to", "real GPU", "virtual GPU"), lines)
+
+
+def _failure(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "not run"
+    if not found["requested_bytes"]:
+        return f"fits, {found['num_allocations']:,} allocations"
+    return (
+        f"step {found['step']}, {found['phase']}, allocation {found['num_allocations']:,}: "
+        f"{found['requested_bytes']:,} bytes"
+    )
+
+
+def outside(data: Data) -> str:
+    """A line for each thing that was used: how much more the device held beside the allocator."""
+    lines = []
+    before = 0
+    for row in data["rows"]:
+        held = row["used_bytes"] - row["reserved_bytes"]
+        lines.append((row["after"], f"{held / MIB:,.0f} MiB", f"{(held - before) / MIB:+,.0f} MiB"))
+        before = held
+    return _table(data, ("after", "device used less reserved", "more than before"), lines)
+
+
+def recording_cost(data: Data) -> str:
+    """A line for each job: the kernels of one step without fakedist and under it."""
+    lines = [
+        (row["job"], _ms(row["bare_us"]), _ms(row["recorded_us"]), _share(row["recorded_us"], row["bare_us"]))
+        for row in data["rows"]
+    ]
+    return _table(data, ("job", "kernels, bare", "kernels, recorded", "difference"), lines)
+
+
+def estimates(data: Data) -> str:
+    """A line for each job, its families, its worst layer: measured and estimated kernel times."""
+    lines = [
+        (row["job"], row["what"], _ms(row["measured_us"]), _ms(row["estimated_us"]),
+         _share(row["estimated_us"], row["measured_us"]))
+        for row in data["rows"]
+    ]  # fmt: skip
+    return _table(data, ("job", "what", "measured", "estimated", "off by"), lines)
+
+
+def _ms(us: float) -> str:
+    return f"{us / 1e3:.3f} ms"
+
+
+def _share(us: float, of: float) -> str:
+    return f"{us / of - 1:+.1%}" if of else "-"
+
+
+def _table(data: Data, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    head = data["head"]
+    gpu = "virtual GPU" if head["gpu"] == "virtual" else head["gpu"]
+    driver = f", driver {head['driver']}" if head.get("driver") else ""
+    lines = [
+        f"{head['date']}, {gpu}{driver}, torch {head['torch']}, Python {head['python']}:",
+        "",
+        f"| {' | '.join(columns)} |",
+        f"|{'---|' * len(columns)}",
+        *(f"| {' | '.join(map(str, row))} |" for row in rows),
+    ]
+    failed = data["head"].get("failed", [])
+    return "\n".join([*lines, *([""] if failed else []), *(f"Not in the table: {text}." for text in failed)])
+
+
+TABLES: dict[str, Callable[[Data], str]] = {
+    "many-processes-virtual": many_processes,
+    "many-processes-cuda": many_processes,
+    "published": published,
+    "gpu-recordings": recordings,
+    "gpu-examples": examples,
+    "gpu-out-of-memory": out_of_memory,
+    "gpu-outside": outside,
+    "gpu-recording-cost": recording_cost,
+    "gpu-estimates": estimates,
+}

@@ -1,0 +1,44 @@
+"""Too little memory, and memory that PyTorch does not see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.gpu.pieces.single import ScriptFailedError, run_script
+from tests.gpu.session import Session
+
+
+def run_out_of_memory(session: Session) -> bool:
+    """Shrink the memory by GiB on both sides; whether both ran."""
+    sides: dict[str, dict[tuple[str, int], Any]] = {}
+    failed = []
+    for side, way in (("real", session.real), ("virtual", session.virtual)):
+        try:
+            found = run_script(session, way, "growing")
+        except ScriptFailedError as error:
+            failed.append(f"the {side} GPU: {error}")
+            found = []
+        sides[side] = {(row["limit"], row["gib"]): row["found"] for row in found}
+    trials = list(dict.fromkeys([*sides["real"], *sides["virtual"]]))
+    rows = [
+        {"limit": limit, "gib": gib, **{side: found.get((limit, gib)) for side, found in sides.items()}}
+        for limit, gib in trials
+    ]
+    same = sum(row["real"] == row["virtual"] for row in rows)
+    session.say(f"out of memory: {same} of {len(rows)} trials end at the same allocation")
+    session.write("gpu-out-of-memory", rows, failed)
+    return not failed
+
+
+def run_outside(session: Session) -> bool:
+    """What the device holds beside the allocator; whether every library could be used."""
+    try:
+        rows = run_script(session, session.real, "beside")
+    except ScriptFailedError as error:
+        session.write("gpu-outside", [], [str(error)])
+        return False
+    for row in rows:
+        session.say(f"{row['after']:<48} {row['used_bytes'] - row['reserved_bytes']:>14,} bytes  {row['error']}")
+    failed = [f"{row['after']}: {row['error']}" for row in rows if row["error"]]
+    session.write("gpu-outside", [row for row in rows if not row["error"]], failed)
+    return not failed

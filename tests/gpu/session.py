@@ -1,0 +1,102 @@
+"""One call of ``make gpu``: where its results go, how long it has, and whether a real GPU is there.
+
+What is measured goes to ``<out>/accuracy/<name>.json`` and ``<out>/recordings/<gpu>-torch<version>``, from where
+``python -m tests.accuracy.results <out>`` keeps it. A rehearsal's files lie in ``<out>/rehearsal`` alone, are called
+``rehearsal-<name>.json`` and say so in their heads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.accuracy.results import MEASURED, RECORDINGS, REHEARSED, Row, write_result
+from tests.gpu.jobs.catalogue import GpuJob
+from tests.gpu.record import Way, like
+
+REHEARSAL = """\
+*****************************************************************************************
+*  NO GPU HERE: THIS IS A REHEARSAL. The virtual GPU stands in the real one's place, so  *
+*  that nothing below says anything about a real GPU. Do not keep these recordings.      *
+*****************************************************************************************"""
+#: Seconds that a piece keeps for writing its results.
+_RESERVE_S = 15.0
+
+
+@dataclass
+class Session:
+    """One call.
+
+    Attributes:
+        out: Directory of the results.
+        machine: ``gpu``, ``capacity_bytes``, ``driver``, ``torch``, ``python``.
+        jobs: Jobs of the accuracy set.
+        at_once: Processes at the same time.
+        rehearsal: Whether the virtual GPU stands in for a real one.
+        command: What was typed.
+        ends_at: ``time.monotonic()`` by which the piece that runs is over.
+        lines: The summary, as it grows.
+    """
+
+    out: Path
+    machine: dict[str, Any]
+    jobs: Sequence[GpuJob]
+    at_once: int
+    rehearsal: bool
+    command: str
+    ends_at: float = float("inf")
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def real(self) -> Way:
+        """How a job runs on the real GPU, or on what stands in its place."""
+        return self.virtual if self.rehearsal else self._way("real")
+
+    @property
+    def virtual(self) -> Way:
+        """How a job runs on the virtual GPU: of the real one's model and memory."""
+        return self._way("virtual")
+
+    def _way(self, device: str) -> Way:
+        gpu, memory_bytes = like(self.machine["gpu"], self.machine["capacity_bytes"])
+        return Way(device, False, gpu, memory_bytes, self.at_once, self.timeout_s(150.0), self.ends_at - _RESERVE_S)
+
+    def timeout_s(self, most: float = 600.0) -> float:
+        """Seconds that a process that begins now may take."""
+        return min(most, max(1.0, self.ends_at - _RESERVE_S - time.monotonic()))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no further process should begin."""
+        return time.monotonic() > self.ends_at - _RESERVE_S
+
+    @property
+    def recordings(self) -> Path:
+        """Where recordings of the real GPU go, or those of its stand-in."""
+        name = f"{self.machine['gpu'].lower().replace(' ', '-')}-torch{self.machine['torch'].partition('+')[0]}"
+        return self.out / "rehearsal" / name if self.rehearsal else self.out / RECORDINGS / name
+
+    @property
+    def others(self) -> Path:
+        """Where goes what nobody keeps."""
+        directory = self.out / ("rehearsal" if self.rehearsal else "beside")
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory
+
+    def say(self, *lines: str) -> None:
+        """Print, and keep for summary.txt."""
+        print(*lines, sep="\n", flush=True)
+        self.lines += lines
+
+    def write(self, name: str, rows: Sequence[Row], failed: Sequence[str] = ()) -> None:
+        """Write the data of a table of docs/accuracy.md, and why rows are missing."""
+        about = {key: self.machine[key] for key in ("gpu", "driver", "torch", "python")}
+        about |= {"command": self.command} | ({"failed": list(failed)} if failed else {})
+        if self.rehearsal:
+            path = write_result(f"{REHEARSED}{name}", rows, into=self.out / "rehearsal", **about, rehearsal=True)
+        else:
+            path = write_result(name, rows, into=self.out / MEASURED, **about)
+        self.say(f"{path}: {len(rows)} rows", *(f"  missing: {text}" for text in failed))

@@ -1,0 +1,104 @@
+"""One job of the accuracy set without fakedist: how long the kernels of its third step take, by torch.profiler.
+
+    python tests/gpu/steps.py JOB RESULT.json [--device virtual --gpu h200 --gpu-memory BYTES]
+
+What ``fakedist profile`` says of the same step stands beside it in docs/accuracy.md. On the virtual GPU no kernel runs,
+so that there is nothing to add up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.gpu.jobs.catalogue import JOBS  # noqa: E402
+
+#: The step that is looked at: the first warms up, the second too.
+STEP = 3
+
+
+class ThirdStep:
+    """Sees optimizers step; has torch.profiler watch from the end of the second step to that of the third.
+
+    Args:
+        profiler: torch.profiler's, not begun.
+
+    Attributes:
+        is_over: Whether the step was there.
+    """
+
+    def __init__(self, profiler: Any) -> None:
+        self.is_over = False
+        self._profiler = profiler
+        self._optimizer: Any = None
+        self._ended = 0
+
+    def __call__(self, optimizer: Any, args: object, kwargs: object) -> None:
+        """An optimizer has stepped."""
+        import torch
+
+        self._optimizer = self._optimizer or optimizer
+        if optimizer is not self._optimizer:
+            return
+        self._ended += 1
+        if self._ended == STEP - 1:
+            torch.cuda.synchronize()
+            self._profiler.start()
+        elif self._ended == STEP:
+            torch.cuda.synchronize()
+            self._profiler.stop()
+            self.is_over = True
+
+
+def kernels_us(profiler: Any) -> float:
+    """Durations of everything that ran on the device, added up."""
+    from torch.autograd import DeviceType
+
+    return sum(
+        event.duration_ns() / 1e3
+        for event in profiler.profiler.kineto_results.events()
+        if event.device_type() == DeviceType.CUDA
+    )
+
+
+def main() -> None:
+    """Run the job; the result is written if it had three steps."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("job", choices=JOBS)
+    parser.add_argument("result", type=Path)
+    parser.add_argument("--device", choices=("present", "virtual"), default="present")
+    parser.add_argument("--gpu", default="h200")
+    parser.add_argument("--gpu-memory", type=int)
+    args = parser.parse_args()
+    job = JOBS[args.job]
+    with ExitStack() as stack:
+        if args.device == "virtual":
+            from fakedist.gpu.spec import find_gpu
+            from fakedist.gpu.virtual import virtual_gpu
+
+            stack.enter_context(virtual_gpu(find_gpu(args.gpu), 1, args.gpu_memory))
+        import torch
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+        third = ThirdStep(profiler)
+        register_optimizer_step_post_hook(third)
+        function = getattr(importlib.import_module(job.module), job.function)
+        function() if job.argument is None else function(job.argument)
+        if not third.is_over:
+            raise SystemExit(f"{job.name} has no step {STEP}")
+        args.result.write_text(json.dumps({"kernels_us": kernels_us(profiler)}))
+        time.sleep(0.3)  # an autograd thread that starts while the interpreter ends aborts the process
+
+
+if __name__ == "__main__":
+    main()
