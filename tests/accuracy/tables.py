@@ -16,7 +16,10 @@ def many_processes(data: Data) -> str:
     for row in data["rows"]:
         groups[row["job"], row["backend"], row["num_ranks"], row["faked_on"]].append(row)
     lines = []
-    for (job, backend, num_ranks, faked_on), group in groups.items():
+    jobs = list(dict.fromkeys(row["job"] for row in data["rows"]))
+    order = sorted(groups, key=lambda key: (key[1] != "nccl", jobs.index(key[0]), *key[2:]))
+    for job, backend, num_ranks, faked_on in order:
+        group = groups[job, backend, num_ranks, faked_on]
         largest = max(group, key=lambda row: row["real_allocated_bytes"])
         differences = (row[key] for row in group for key in ("allocated_difference_bytes", "reserved_difference_bytes"))
         other = sum(row["first_other_event"] >= 0 for row in group)

@@ -41,14 +41,14 @@ class Piece:
 
 #: In this order; what is read first when time is short comes first.
 PIECES = {
-    "recordings": Piece("the accuracy set, event by event", 400.0, recordings.run),
+    "recordings": Piece("the accuracy set, event by event", 360.0, recordings.run),
     "tests": Piece("the tests marked gpu", 90.0, marked.run),
     "outside": Piece("what the device holds beside the allocator", 45.0, memory.run_outside),
     "out-of-memory": Piece("where a job fails with less and less memory", 75.0, memory.run_out_of_memory),
     "examples": Piece("the examples", 200.0, examples.run),
-    "processes": Piece("real processes against faked ranks", 330.0, processes.run),
-    "times": Piece("kernel times: bare, recorded, estimated", 240.0, times.run),
-    "calibrate": Piece("what kernels achieve", 100.0, calibrate.run),
+    "processes": Piece("real processes against faked ranks", 300.0, processes.run),
+    "times": Piece("kernel times: bare, recorded, estimated", 330.0, times.run),
+    "calibrate": Piece("what kernels achieve", 90.0, calibrate.run),
 }
 
 

@@ -14,6 +14,9 @@ API void fakedist_configure(const struct gpu_model *wanted) { model = *wanted; }
 
 API void fakedist_counters(struct gpu_counters *out) { *out = counters; }
 
+/* One more weak reference to a storage, whose count torch's threads change meanwhile (gpu/values/storage.py). */
+API void fakedist_add(uint64_t *count, uint64_t more) { __atomic_fetch_add(count, more, __ATOMIC_RELAXED); }
+
 int current_device(void) { return thread_device; }
 
 int set_current_device(int device) {

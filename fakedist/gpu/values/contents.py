@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import empty, full, ones, zeros
 
-from fakedist.gpu.values.storage import storage_address, storage_of
+from fakedist.gpu.values.storage import hold_weakly, storage_address, storage_of
 
 #: Floats in larger storages are not computed: a router's logits of 4,096 tokens and 16 experts fit, and a product of
 #: matrices of this size takes the host a millisecond.
@@ -60,7 +60,7 @@ class Storages(Generic[Fact]):
         """Know something of a tensor's storage."""
         key = storage_of(tensor)[0]
         if key not in self._facts:
-            tensor.untyped_storage()._weak_ref()
+            hold_weakly(tensor)
             if len(self._facts) >= self._sweep_at:
                 self._sweep()
         self._facts[key] = (storage_address(tensor), fact)

@@ -3,13 +3,15 @@
 ``tensor.untyped_storage()`` makes a Python object that stays for as long as the storage, and counts as a user of it.
 Autograd adds gradients in place only where a storage has one user (``can_accumulate_inplace`` in
 torch/csrc/autograd/input_buffer.cpp), so looking would cost the job a tensor. The two numbers are read from
-``c10::TensorImpl`` and ``c10::StorageImpl`` instead, at places found with tensors whose storage is known.
+``c10::TensorImpl`` and ``c10::StorageImpl`` instead, and a weak reference is added to the latter's count, at places
+found with tensors whose storage is known.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+from typing import Any
 
 import torch
 from torch import empty
@@ -19,7 +21,10 @@ from fakedist.errors import RecordingError
 _PROBES = (123_457, 7_654_321)
 _WORD = 8
 _MAX_WORDS = 24
+#: ``c10::intrusive_ptr_target`` counts its owners in the lower half of a word, and weak references in the upper half.
+_ONE_WEAK = 1 << 32
 _read = ctypes.c_uint64.from_address
+_free_weak_ref: Any = torch.UntypedStorage._free_weak_ref
 
 
 @functools.cache
@@ -48,6 +53,43 @@ def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
     in_tensor, in_storage = _places()
     storage = _read(tensor._cdata + in_tensor).value
     return (storage, _read(storage + in_storage).value) if storage else (0, 0)
+
+
+@functools.cache
+def _weak_count() -> int:
+    """Where a StorageImpl counts its weak references: an offset in bytes."""
+    storage = torch.empty(_PROBES[0], dtype=torch.uint8).untyped_storage()
+    offsets = range(_WORD, _WORD * _MAX_WORDS, _WORD)
+    before = [_read(storage._cdata + offset).value for offset in offsets]
+    storage._weak_ref()
+    counted = [
+        offset
+        for offset, value in zip(offsets, before, strict=True)
+        if _read(storage._cdata + offset).value - value == _ONE_WEAK
+    ]
+    _free_weak_ref(storage._cdata)
+    if len(counted) != 1:
+        raise RecordingError(f"torch {torch.__version__} counts references otherwise", "pip install torch==2.15.0")
+    return counted[0]
+
+
+@functools.cache
+def _add() -> Any:
+    """The virtual GPU's driver adds atomically; None where it is not loaded."""
+    return getattr(ctypes.CDLL(None), "fakedist_add", None)
+
+
+def hold_weakly(tensor: torch.Tensor) -> None:
+    """Keep the record of a tensor's storage, not its memory, until ``UntypedStorage._free_weak_ref``.
+
+    Raises:
+        RecordingError: This torch counts references in a way that was not foreseen.
+    """
+    add = _add()
+    if add is None:
+        tensor.untyped_storage()._weak_ref()
+    else:
+        add(ctypes.c_void_p(storage_of(tensor)[0] + _weak_count()), ctypes.c_uint64(_ONE_WEAK))
 
 
 def storage_address(tensor: torch.Tensor) -> int:

@@ -53,14 +53,14 @@ def run(session: Session) -> bool:
     with tempfile.TemporaryDirectory(prefix="gpu-examples-") as text:
         directory = Path(text)
 
-        def both(numbered: tuple[int, Example]) -> tuple[Example, JobRecord, JobRecord]:
-            number, example = numbered
-            sides = (("real", session.real), ("virtual", session.virtual))
-            real, virtual = (_run(example, way, directory / f"{side}-{number}", session) for side, way in sides)
-            return example, real, virtual
+        def on_virtual(example: Example) -> JobRecord:
+            return _run(example, session.virtual, directory / f"virtual-{EXAMPLES.index(example)}", session)
 
-        with ThreadPoolExecutor(max(1, session.at_once // 4)) as pool:
-            for example, real, virtual in pool.map(both, enumerate(_present(session))):
+        with ThreadPoolExecutor(max(1, session.at_once // 2)) as pool:
+            futures = [(example, pool.submit(on_virtual, example)) for example in _present(session)]
+            for example, future in futures:  # two at a time might not fit into one GPU
+                real = _run(example, session.real, directory / f"real-{EXAMPLES.index(example)}", session)
+                virtual = future.result()
                 difference = compare_job(example.command, real, virtual)
                 session.say(_line(example, real, difference))
                 rows.append(_row(example, real, difference))
