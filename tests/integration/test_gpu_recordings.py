@@ -17,8 +17,8 @@ from tests.gpu.record import DEFAULT_GPU, Way, like, record
 from tests.gpu.recording import JobRecord, Recording, load
 
 DATA = Path(__file__).parents[1] / "data" / "gpu"
-#: The allocator alone, autocast and attention, a world, values that are read back.
-QUICK = ("allocations", "transformer_default", "fsdp2_8", "moe_dropless")
+#: The allocator alone, autocast and attention, a world, values that are read back, gradients that meet.
+QUICK = ("allocations", "transformer_default", "fsdp2_8", "moe_dropless", "moe_capacity")
 
 
 def recorded(job: str, *, profiled: bool = False, gpu: str = DEFAULT_GPU, memory_bytes: int | None = None) -> JobRecord:

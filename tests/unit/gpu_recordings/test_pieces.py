@@ -1,0 +1,121 @@
+"""What the pieces of ``make gpu`` make of what they found: rows of data, and whether it went well."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu.jobs.catalogue import JOBS
+from tests.gpu.pieces import examples, memory, processes, times
+from tests.gpu.pieces.single import ScriptFailedError
+from tests.gpu.record import Way
+from tests.gpu.recording import JobRecord
+from tests.gpu.session import Session
+from tests.gpu.times import JobTimes
+
+MACHINE = {"gpu": "NVIDIA H200", "capacity_bytes": 150 << 30, "driver": "580.1", "torch": "2.11.0+cu130", "python": "3"}
+FAILED = {"step": 2, "phase": "forward", "num_allocations": 9, "requested_bytes": 512, "peak_reserved_bytes": 1}
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    return Session(tmp_path, MACHINE, [JOBS["lstm"], JOBS["ddp_8"]], 4, False, "make gpu")
+
+
+def written(session: Session, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((session.out / "accuracy" / f"{name}.json").read_text())
+    return found
+
+
+def test_trials_of_both_sides_stand_in_one_row(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_script(made: Session, way: Way, name: str) -> list[dict[str, Any]]:
+        later = {"limit": "device", "gib": 1, "found": FAILED | {"step": 3 if way.device == "virtual" else 1}}
+        return [{"limit": "allocator", "gib": 2, "found": FAILED}, later]
+
+    monkeypatch.setattr(memory, "run_script", run_script)
+    assert memory.run_out_of_memory(session)
+    first, second = written(session, "gpu-out-of-memory")["rows"]
+    assert first["real"] == first["virtual"] == FAILED
+    assert (second["gib"], second["real"]["step"], second["virtual"]["step"]) == (1, 1, 3)
+
+
+def test_a_side_that_fails_leaves_the_other_ones_rows(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_script(made: Session, way: Way, name: str) -> list[dict[str, Any]]:
+        if way.device == "virtual":
+            raise ScriptFailedError("exit code 1: no compiler")
+        return [{"limit": "allocator", "gib": 2, "found": FAILED}]
+
+    monkeypatch.setattr(memory, "run_script", run_script)
+    assert not memory.run_out_of_memory(session)
+    data = written(session, "gpu-out-of-memory")
+    assert (data["rows"][0]["real"], data["rows"][0]["virtual"]) == (FAILED, None)
+    assert data["head"]["failed"] == ["the virtual GPU: exit code 1: no compiler"]
+
+
+def test_a_library_that_could_not_be_used_is_no_row(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = [
+        {"after": "context", "used_bytes": 5, "reserved_bytes": 0, "error": ""},
+        {"after": "NCCL", "used_bytes": 5, "reserved_bytes": 0, "error": "RuntimeError: no"},
+    ]
+    monkeypatch.setattr(memory, "run_script", lambda made, way, name: stages)
+    assert not memory.run_outside(session)
+    data = written(session, "gpu-outside")
+    assert [row["after"] for row in data["rows"]] == ["context"]
+    assert data["head"]["failed"] == ["NCCL: RuntimeError: no"]
+
+
+def test_kernels_are_told_bare_recorded_and_estimated(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_times(jobs: Any, way: Way) -> dict[str, JobTimes]:
+        us = 100.0 if way.device == "real" else 150.0
+        return {job.name: JobTimes({"gemm": us, "communication": 7.0}, {"a": us}, 3) for job in jobs}
+
+    monkeypatch.setattr(times, "run_times", run_times)
+    monkeypatch.setattr(times, "run_script", lambda made, way, name, *arguments, job: {"kernels_us": 104.0})
+    assert times.run(session)
+    totals = [row for row in written(session, "gpu-estimates")["rows"] if row["what"] == "total"]
+    assert [(row["job"], row["measured_us"], row["estimated_us"]) for row in totals] == [
+        ("lstm", 100.0, 150.0),
+        ("ddp_8", 100.0, 150.0),
+    ]
+    # Only a job of no world runs without fakedist: the others' ranks are not there.
+    cost = written(session, "gpu-recording-cost")["rows"]
+    assert cost == [{"job": "lstm", "bare_us": 104.0, "recorded_us": 107.0}]
+
+
+def test_an_example_that_differs_is_told_with_its_peaks(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(example: examples.Example, way: Way, directory: Path, made: Session) -> JobRecord:
+        peak = 300 if way.device == "virtual" else 100
+        statistics = {"allocated_bytes.all.peak": peak, "reserved_bytes.all.peak": 400}
+        return JobRecord(example.command, statistics=statistics)
+
+    monkeypatch.setattr(examples, "EXAMPLES", examples.EXAMPLES[:1])
+    monkeypatch.setattr(examples, "_run", run)
+    assert examples.run(session)
+    (row,) = written(session, "gpu-examples")["rows"]
+    assert row["command"].startswith("fakedist profile --world-size 8 --rank 3 examples/ddp_gpt.py")
+    assert (row["virtual_verdict"], row["allocated_bytes"], row["virtual_allocated_difference_bytes"]) == (
+        "statistics", 100, 200,
+    )  # fmt: skip
+
+
+def test_real_processes_run_on_the_gpu_and_a_rehearsals_on_virtual_ones(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def compare_all(ways: Any, *rest: Any) -> tuple[list[Any], list[str]]:
+        seen.extend(f"{way.device} {way.job} {way.num_ranks}" for way in ways)
+        return [], ["ddp: no"]
+
+    monkeypatch.setattr(processes, "compare_all", compare_all)
+    assert not processes.run(session)
+    assert "cuda fsdp2 8" in seen
+    assert "cuda pipeline_1f1b 8" not in seen
+    assert len(seen) == 20
+    seen.clear()
+    session.rehearsal = True
+    processes.run(session)
+    assert {text.split()[0] for text in seen} == {"virtual"}
