@@ -214,7 +214,7 @@ def compare_all(
             told(line_of(row))
         return rows, []
 
-    with ThreadPoolExecutor(max(1, at_once // 2)) as pool:
+    with ThreadPoolExecutor(max(1, at_once // 4)) as pool:
         found = list(pool.map(run, ways))
     return [row for rows, _ in found for row in rows], [text for _, failed in found for text in failed]
 
@@ -289,7 +289,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", default="2,4", help="numbers of ranks, with commas between")
     parser.add_argument("--job", action="append", choices=JOBS)
     parser.add_argument("--write", action="store_true", help="into docs/accuracy and docs/accuracy.md")
-    parser.add_argument("--at-once", type=int, default=1, help="faked ranks at a time, and half as many jobs")
+    parser.add_argument("--at-once", type=int, default=1, help="faked ranks at a time, and a job for every four")
     chosen = parser.parse_args(arguments)
     ways = [
         Way(job, int(num_ranks), chosen.device, backend)

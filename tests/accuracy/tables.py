@@ -46,6 +46,19 @@ def published(data: Data) -> str:
     return _table(data, ("job", "published", "ours, peak reserved", "difference", "why"), lines)
 
 
+def golden(data: Data) -> str:
+    """A line for each case of Megatron-LM's functional tests: peak, and what is left after an iteration."""
+    lines = []
+    for row in data["rows"]:
+        figures = []
+        for what in ("peak", "end"):
+            theirs, ours = row[f"golden_{what}_bytes"], row[f"{what}_bytes"]
+            figures += [f"{theirs:,}", f"{ours - theirs:+,} ({ours / theirs - 1:+.2%})"]
+        lines.append((f"`{row['case']}`", row["commit"][:8], *figures, row["why"]))
+    columns = ("case", "commit", "peak, golden", "ours", "after a step, golden", "ours", "why")
+    return _table(data, columns, lines)
+
+
 def recordings(data: Data) -> str:
     """A line for each job on the real GPU: its peaks, and what differs on the virtual GPU and under the recording."""
     lines = [
@@ -160,6 +173,7 @@ TABLES: dict[str, Callable[[Data], str]] = {
     "many-processes-virtual": many_processes,
     "many-processes-cuda": many_processes,
     "published": published,
+    "golden": golden,
     "gpu-recordings": recordings,
     "gpu-examples": examples,
     "gpu-out-of-memory": out_of_memory,

@@ -9,7 +9,6 @@ context, loaded kernels, the handles of libraries and NCCL's buffers. Nobody els
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -20,6 +19,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
+
+from tests.gpu.recording import replace_with  # noqa: E402
 
 
 def main() -> None:
@@ -39,7 +40,7 @@ def main() -> None:
         rows: list[dict[str, Any]] = []
         for name, use in (*LIBRARIES, *(COMMUNICATORS if args.device == "present" else ())):
             rows.append(_after(name, use))
-            args.result.write_text(json.dumps(rows))
+            replace_with(args.result, rows)
         time.sleep(0.3)  # an autograd thread that starts while the interpreter ends aborts the process
 
 

@@ -45,7 +45,7 @@ PIECES = {
     "recordings": Piece("the accuracy set, event by event", 360.0, recordings.run),
     "tests": Piece("the tests marked gpu", 90.0, marked.run),
     "outside": Piece("what the device holds beside the allocator", 45.0, memory.run_outside),
-    "out-of-memory": Piece("where a job fails with less and less memory", 75.0, memory.run_out_of_memory),
+    "out-of-memory": Piece("where a job fails with less and less memory", 85.0, memory.run_out_of_memory),
     "examples": Piece("the examples", 200.0, examples.run),
     "processes": Piece("real processes against faked ranks", 300.0, processes.run),
     "times": Piece("kernel times: bare, recorded, estimated", 330.0, times.run),

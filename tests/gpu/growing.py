@@ -13,16 +13,18 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
-import json
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
+
+from tests.gpu.recording import replace_with  # noqa: E402
 
 GIB = 1 << 30
 _LENGTHS = (256, 1024, 4096)
@@ -62,12 +64,12 @@ def main() -> None:
             from fakedist.gpu.virtual import virtual_gpu
 
             stack.enter_context(virtual_gpu(find_gpu(args.gpu), 1, args.gpu_memory))
-        rows = [{"limit": "nothing", "gib": 0, "found": asdict(trial())}]
+        rows: list[dict[str, Any]] = [{"limit": "nothing", "gib": 0, "found": asdict(trial())}]
         for limit, limited in (("allocator", by_allocator), ("device", by_device)):
             for gib in range(args.most, 0, -1):
                 with limited(gib * GIB):
                     rows.append({"limit": limit, "gib": gib, "found": asdict(trial())})
-        args.result.write_text(json.dumps(rows))
+                replace_with(args.result, rows)
         time.sleep(0.3)  # an autograd thread that starts while the interpreter ends aborts the process
 
 

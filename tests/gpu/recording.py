@@ -187,6 +187,13 @@ class Recording:
         path.write_bytes(packed.getvalue())
 
 
+def replace_with(path: Path, value: object) -> None:
+    """Write JSON in place of what is there, as a whole: a process that is killed leaves the last one."""
+    scratch = path.with_suffix(".new")
+    scratch.write_text(json.dumps(value))
+    scratch.replace(path)
+
+
 def load(path: Path) -> Recording:
     """Read a recording.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tests.gpu.pieces.single import ScriptFailedError, run_script
@@ -10,15 +11,18 @@ from tests.gpu.session import Session
 
 def run_out_of_memory(session: Session) -> bool:
     """Shrink the memory by GiB on both sides; whether both ran."""
-    sides: dict[str, dict[tuple[str, int], Any]] = {}
-    failed = []
-    for side, way in (("real", session.real), ("virtual", session.virtual)):
+    failed: list[str] = []
+
+    def trials_of(side: str) -> dict[tuple[str, int], Any]:
         try:
-            found = run_script(session, way, "growing")
+            found = run_script(session, session.real if side == "real" else session.virtual, "growing")
         except ScriptFailedError as error:
             failed.append(f"the {side} GPU: {error}")
             found = []
-        sides[side] = {(row["limit"], row["gib"]): row["found"] for row in found}
+        return {(row["limit"], row["gib"]): row["found"] for row in found}
+
+    with ThreadPoolExecutor(2) as pool:  # one of them needs no GPU
+        sides = dict(zip(("real", "virtual"), pool.map(trials_of, ("real", "virtual")), strict=True))
     trials = list(dict.fromkeys([*sides["real"], *sides["virtual"]]))
     rows = [
         {"limit": limit, "gib": gib, **{side: found.get((limit, gib)) for side, found in sides.items()}}

@@ -40,8 +40,12 @@ def run_script(session: Session, way: Way, name: str, *arguments: str, job: GpuJ
         except subprocess.TimeoutExpired:
             said = "it did not end in time"
         else:
+            said = ""
             lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-            said = f"exit code {done.returncode}: {lines[-1] if lines else 'it said nothing'}"
+            if done.returncode:
+                said = f"exit code {done.returncode}: {lines[-1] if lines else 'it said nothing'}"
         if not result.exists():
-            raise ScriptFailedError(said)
+            raise ScriptFailedError(said or "it left no result")
+        if said:
+            session.say(f"{name}.py did not come to its end: {said}")
         return json.loads(result.read_text())

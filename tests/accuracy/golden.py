@@ -1,0 +1,150 @@
+"""Megatron-LM's golden memory, to the byte, and what fakedist says of the same jobs.
+
+    python -m tests.accuracy.golden [--job NAME ...] [--write]
+
+Megatron-LM's functional tests run on real GPUs and keep what they saw: ``mem-max-allocated-bytes`` and
+``mem-allocated-bytes`` of the allocator after each iteration, on the last rank, which writes the log
+(tests/functional_tests/test_cases/<case>/golden_values_dev_dgx_h100.json in NVIDIA/Megatron-LM). Here the last rank of
+the same job runs with examples/megatron_gpt.py, which takes Megatron-LM's own flags: those of the case's
+model_config.yaml but for its files and its logging. Needs megatron-core 0.16.1 and Transformer Engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fakedist.run.manifest import load_manifest
+from tests.accuracy.results import write_result, write_tables
+
+ROOT = Path(__file__).parents[2]
+WORLD_SIZE, GPU = 8, "h100-80g"
+#: The second iteration has the optimizer's state and is like all that follow; its end is where the log is written.
+STEPS = 3
+TIMEOUT_S = 600
+_GPT = """
+--num-layers 12 --hidden-size 512 --num-attention-heads 8 --micro-batch-size 4 --global-batch-size 32
+--seq-length 1024 --max-position-embeddings 1024 --lr 0.00015 --min-lr 1.0e-5 --weight-decay 1e-2 --clip-grad 1.0
+--transformer-impl transformer_engine --deterministic-mode --no-gradient-accumulation-fusion
+--attention-softmax-in-fp32 --bf16 --attention-backend unfused --log-num-zeros-in-grad
+--vocab-size 50257 --make-vocab-size-divisible-by 128
+"""
+_OVERLAP = "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
+_ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
+_DETERMINISTIC = _ENVIRONMENT | {"NCCL_ALGO": "Ring", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+_EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A case of Megatron-LM's functional tests.
+
+    Attributes:
+        name: For ``--job``.
+        case: Its directory in test_cases.
+        commit: Of Megatron-LM, where the golden values were read.
+        peak_bytes: mem-max-allocated-bytes, of all iterations from the second on.
+        end_bytes: mem-allocated-bytes, after each of them.
+        flags: Megatron-LM's, as the case has them.
+        environment: As the case has it.
+        why: What else differs.
+    """
+
+    name: str
+    case: str
+    commit: str
+    peak_bytes: int
+    end_bytes: int
+    flags: str
+    environment: dict[str, str]
+    why: str
+
+
+_CASES = "gpt/gpt3_mcore_te"
+GOLDEN = (
+    Golden(
+        "tp1-pp4-vp3", f"{_CASES}_tp1_pp4_vp1", "08165aba2f247b3e01b2e10f7d8f63c3b20f71a7", 4_148_526_592, 759_682_560,
+        f"{_GPT} --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1",
+        _DETERMINISTIC | _EXPANDABLE, "",
+    ),
+    Golden(
+        "tp1-pp1", f"{_CASES}_tp1_pp1_dist_optimizer_no_mmap_bin_files", "073db75900a4256ce331fb81393cb5b8468840ba",
+        4_702_430_208, 581_489_152, f"{_GPT} --use-distributed-optimizer", _DETERMINISTIC, "",
+    ),
+    Golden(
+        "tp4-pp1", f"{_CASES}_tp4_pp1_dist_optimizer_overlap_grad_reduce_param_gather",
+        "08165aba2f247b3e01b2e10f7d8f63c3b20f71a7", 1_543_416_320, 299_728_384,
+        f"{_GPT} --tensor-model-parallel-size 4 {_OVERLAP}", _DETERMINISTIC, "",
+    ),
+)  # fmt: skip
+
+
+def run_golden(golden: Golden) -> dict[str, Any]:
+    """Run a case's last rank; a row for docs/accuracy/golden.json.
+
+    Raises:
+        subprocess.CalledProcessError: It failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="golden-") as text:
+        run = Path(text) / "run"
+        profile = ["profile", "--world-size", str(WORLD_SIZE), "--rank", str(WORLD_SIZE - 1), "--device", "virtual"]
+        profile += ["--gpu", GPU, "--steps", str(STEPS), "--no-kernels", "-o", str(run)]
+        script = [str(ROOT / "examples" / "megatron_gpt.py"), *golden.flags.split()]
+        environment = {**os.environ, **golden.environment, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            [sys.executable, "-m", "fakedist", *profile, *script],
+            cwd=text, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S,
+        )  # fmt: skip
+        if done.returncode:
+            print(done.stderr[-3000:], file=sys.stderr)
+            done.check_returncode()
+        summary = load_manifest(run)["summary"]
+    return row(golden, summary)
+
+
+def row(golden: Golden, summary: dict[str, Any]) -> dict[str, Any]:
+    """What was found, given the run's summary."""
+    after = [phase["end_allocated_bytes"] for phase in summary["by_phase"] if phase["step"] == STEPS - 1]
+    return {
+        "name": golden.name,
+        "case": golden.case,
+        "commit": golden.commit,
+        "golden_peak_bytes": golden.peak_bytes,
+        "golden_end_bytes": golden.end_bytes,
+        "peak_bytes": summary["peak_allocated_bytes"],
+        "end_bytes": after[-1],
+        "why": golden.why,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what was asked for, print a line for each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--job", action="append", choices=[golden.name for golden in GOLDEN])
+    parser.add_argument("--write", action="store_true", help="into docs/accuracy and docs/accuracy.md")
+    chosen = parser.parse_args(arguments)
+    rows = []
+    for golden in GOLDEN:
+        if not chosen.job or golden.name in chosen.job:
+            rows.append(run_golden(golden))
+            peak, end = (rows[-1][f"{what}_bytes"] - rows[-1][f"golden_{what}_bytes"] for what in ("peak", "end"))
+            print(
+                f"{golden.name:<12} peak {golden.peak_bytes:,} {peak:+,}; end {golden.end_bytes:,} {end:+,}", flush=True
+            )
+    if chosen.write:
+        packages = {name: version(name) for name in ("megatron-core", "transformer-engine")}
+        write_result("golden", rows, instead_of=lambda each: (each["name"],), **packages)
+        write_tables()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
