@@ -177,6 +177,7 @@ def get_batch(job: Job, data: Iterator[Batch] | None, vp_stage: int | None) -> B
     last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage)
     names = {"tokens", "position_ids"} if first else set()
     names |= {"labels", "loss_mask"} if last else set()
+    names |= {"tokens", "position_ids"} if last and job.model.mtp_num_layers else set()  # it embeds the next tokens
     names |= {"attention_mask"} if names else set()
     batch: Batch = dict.fromkeys(("tokens", "labels", "loss_mask", "position_ids", "attention_mask"))
     if not names:

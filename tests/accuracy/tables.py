@@ -47,15 +47,16 @@ def published(data: Data) -> str:
 
 
 def golden(data: Data) -> str:
-    """A line for each case of Megatron-LM's functional tests: peak, and what is left after an iteration."""
+    """Two lines for each case of Megatron-LM's functional tests: the first iteration, and those after it."""
     lines = []
     for row in data["rows"]:
-        figures = []
-        for what in ("peak", "end"):
-            theirs, ours = row[f"golden_{what}_bytes"], row[f"{what}_bytes"]
-            figures += [f"{theirs:,}", f"{ours - theirs:+,} ({ours / theirs - 1:+.2%})"]
-        lines.append((f"`{row['case']}`", row["commit"][:8], *figures, row["why"]))
-    columns = ("case", "commit", "peak, golden", "ours", "after a step, golden", "ours", "why")
+        theirs, ours, workspaces = row["golden_bytes"], row["bytes"], row["workspaces_bytes"]
+        left = ours + workspaces - theirs
+        lines.append(
+            (f"`{row['case']}`, {row['commit'][:8]}", row["iteration"], f"{theirs:,}", f"{ours:,}",
+             f"{ours - theirs:+,} ({ours / theirs - 1:+.2%})", f"{-workspaces:+,}", f"{left:+,} ({left / theirs:+.4%})")
+        )  # fmt: skip
+    columns = ("case, commit", "iteration", "golden, bytes", "ours, bytes", "difference", "workspaces", "left")
     return _table(data, columns, lines)
 
 

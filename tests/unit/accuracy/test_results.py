@@ -107,11 +107,11 @@ def test_no_rehearsal_lies_in_docs() -> None:
 
 def test_golden_values_stand_beside_what_differs_from_them() -> None:
     row = {
-        "name": "a", "case": "gpt/a", "commit": "0123456789", "golden_peak_bytes": 1000, "golden_end_bytes": 500,
-        "peak_bytes": 990, "end_bytes": 500, "why": "workspaces",
+        "name": "a", "case": "gpt/a", "commit": "0123456789", "iteration": "1", "golden_bytes": 1000, "bytes": 900,
+        "workspaces_bytes": 90,
     }  # fmt: skip
     line = tables.golden({"head": HEAD, "rows": [row]}).splitlines()[-1]
-    assert line == "| `gpt/a` | 01234567 | 1,000 | -10 (-1.00%) | 500 | +0 (+0.00%) | workspaces |"
+    assert line == "| `gpt/a`, 01234567 | 1 | 1,000 | 900 | -100 (-10.00%) | -90 | -10 (-1.0000%) |"
 
 
 def test_where_a_job_fails_is_told_once_where_both_fail_alike() -> None:
