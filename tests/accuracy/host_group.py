@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -73,6 +74,7 @@ class HostGroup(RankGroup):
     def __init__(self, place_and_backend: tuple[tuple[int, int], str], transport: Any, ledger: LedgerLike) -> None:
         super().__init__(*place_and_backend, None, ledger, None)  # type: ignore[arg-type]
         self._transport = transport
+        self._carrier = ThreadPoolExecutor(1)
         self._sent: list[Any] = []
         self._open: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
 
@@ -145,7 +147,8 @@ class HostGroup(RankGroup):
         with self._call("all_to_all_single", [given], [output], opts) as call:
             arrived = torch.empty(output.shape, dtype=output.dtype)
             sizes = list(map(int, output_sizes)), list(map(int, input_sizes))
-            self._transport.alltoall_base(arrived, given.cpu(), *sizes, c10d.AllToAllOptions()).wait()
+            host = given.cpu()
+            self._carry(lambda: self._transport.alltoall_base(arrived, host, *sizes, c10d.AllToAllOptions()))
             output.copy_(arrived)
         return call.done([output])
 
@@ -206,8 +209,16 @@ class HostGroup(RankGroup):
         """Everybody's, on the host."""
         host = mine.cpu()
         parts = [torch.empty_like(host) for _ in range(self._num_ranks)]
-        self._transport.allgather([parts], [host], c10d.AllgatherOptions()).wait()
+        self._carry(lambda: self._transport.allgather([parts], [host], c10d.AllgatherOptions()))
         return parts
+
+    def _carry(self, begin: Callable[[], Any]) -> None:
+        """Begin something and wait for it, in a thread of its own.
+
+        Gloo's threads take over what the one that begins has switched on; in torch 2.11 they cannot run an operation
+        where that is the recorder's dispatch key.
+        """
+        self._carrier.submit(lambda: begin().wait()).result()
 
     def _reduced(self, tensor: torch.Tensor, op: Any) -> torch.Tensor:
         """The reduction of everybody's, on the host, in the order of the ranks."""

@@ -1,6 +1,6 @@
 """A job that grows until it does not fit, with less and less memory: where it fails each time.
 
-    python tests/gpu/growing.py RESULT.json [--device virtual --gpu h200 --gpu-memory BYTES] [--most 12]
+    python tests/gpu/growing.py RESULT.json [--device virtual --gpu h200 --gpu-memory BYTES]
 
 The memory is shrunk in steps of 1 GiB in two ways. "allocator": torch.cuda.set_per_process_memory_fraction, a limit of
 the caching allocator's own. "device": cudaMalloc, past the allocator, takes all but so much of the device; then it is
@@ -27,6 +27,9 @@ sys.path.insert(0, str(ROOT))
 from tests.gpu.recording import replace_with  # noqa: E402
 
 GIB = 1 << 30
+#: Of the first trial with a limit; without one the job takes 16.
+MOST_GIB = 12
+NUM_TRIALS = 1 + 2 * MOST_GIB
 _LENGTHS = (256, 1024, 4096)
 
 
@@ -56,7 +59,6 @@ def main() -> None:
     parser.add_argument("--device", choices=("present", "virtual"), default="present")
     parser.add_argument("--gpu", default="h200")
     parser.add_argument("--gpu-memory", type=int)
-    parser.add_argument("--most", type=int, default=12, help="GiB of the first trial with a limit")
     args = parser.parse_args()
     with ExitStack() as stack:
         if args.device == "virtual":
@@ -66,7 +68,7 @@ def main() -> None:
             stack.enter_context(virtual_gpu(find_gpu(args.gpu), 1, args.gpu_memory))
         rows: list[dict[str, Any]] = [{"limit": "nothing", "gib": 0, "found": asdict(trial())}]
         for limit, limited in (("allocator", by_allocator), ("device", by_device)):
-            for gib in range(args.most, 0, -1):
+            for gib in range(MOST_GIB, 0, -1):
                 with limited(gib * GIB):
                     rows.append({"limit": limit, "gib": gib, "found": asdict(trial())})
                 replace_with(args.result, rows)

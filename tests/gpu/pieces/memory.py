@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from tests.gpu.growing import NUM_TRIALS
 from tests.gpu.pieces.single import ScriptFailedError, run_script
 from tests.gpu.session import Session
 
@@ -18,7 +19,9 @@ def run_out_of_memory(session: Session) -> bool:
             found = run_script(session, session.real if side == "real" else session.virtual, "growing")
         except ScriptFailedError as error:
             failed.append(f"the {side} GPU: {error}")
-            found = []
+            return {}
+        if len(found) < NUM_TRIALS:
+            failed.append(f"the {side} GPU: the time was over after {len(found)} of {NUM_TRIALS} trials")
         return {(row["limit"], row["gib"]): row["found"] for row in found}
 
     with ThreadPoolExecutor(2) as pool:  # one of them needs no GPU
