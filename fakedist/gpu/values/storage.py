@@ -58,7 +58,7 @@ def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
 @functools.cache
 def _weak_count() -> int:
     """Where a StorageImpl counts its weak references: an offset in bytes."""
-    storage = torch.empty(_PROBES[0], dtype=torch.uint8).untyped_storage()
+    storage = empty(_PROBES[0], dtype=torch.uint8).untyped_storage()
     offsets = range(_WORD, _WORD * _MAX_WORDS, _WORD)
     before = [_read(storage._cdata + offset).value for offset in offsets]
     storage._weak_ref()
