@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Literal
 from fakedist.errors import SetupError
 from fakedist.gpu.driver.build import driver_path, ensure_driver, find_compiler, torch_build
 from fakedist.machine import count_real_gpus, host_memory_bytes
+from fakedist.nsight import find_nsys
 from fakedist.units import format_bytes
 
 State = Literal["ok", "missing", "optional"]
@@ -114,11 +114,11 @@ def check_driver() -> Finding:
 
 
 def check_nsys() -> Finding:
-    """Nsight Systems, which only kernel timelines of a real GPU would use."""
-    path = shutil.which("nsys")
-    if path is None:
-        return Finding("nsys", "optional", "not found; nothing needs it yet", "")
-    return Finding("nsys", "ok", path)
+    """Nsight Systems, for ``--nsys`` and for reports that others made."""
+    try:
+        return Finding("nsys", "ok", f"{find_nsys()}: --nsys, fakedist nsys REPORT")
+    except SetupError as error:
+        return Finding("nsys", "optional", "not found: --nsys needs it, and --kernels does without", error.hint)
 
 
 def check_memory() -> Finding:

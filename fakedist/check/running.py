@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -72,14 +73,11 @@ class Runner:
         start = time.monotonic()
         boot = [sys.executable, "-c", _BOOT, str(Path(__file__).parent.parent.parent), "profile"]
         options = ["--force", "--json", f"--output={task.run_directory}"]
-        log = task.run_directory.with_name(task.run_directory.name + ".log")
-        log.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with log.open("w") as writer, self._process([*boot, *options, *profile_arguments(task.job)], writer) as one:
+        # Not beside the run directory: where the disk is full, this is what says so.
+        with tempfile.NamedTemporaryFile("w", prefix="fakedist-", suffix=".log") as log:
+            with self._process([*boot, *options, *profile_arguments(task.job)], log) as one:
                 code = one.wait()
-            _see_that_it_ran(task, code, log)
-        finally:
-            log.unlink(missing_ok=True)
+            _see_that_it_ran(task, code, Path(log.name))
         self._finished(task, time.monotonic() - start)
 
     def run_all(self, tasks: Sequence[Task], at_once: int | None) -> list[ScriptError]:

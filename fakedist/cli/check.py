@@ -55,7 +55,7 @@ def check(names: tuple[str, ...], update: bool, as_json: bool, **options: Any) -
         if options[name] is not None:
             see_that_it_can_be_written(options[name])
     if options["runs"] is not None:
-        see_that_it_can_be_written(options["runs"] / "run")
+        see_that_it_can_be_written(options["runs"], is_directory=True)
     with tempfile.TemporaryDirectory(prefix="fakedist-check-") as scratch:
         running = Running(options["runs"] or Path(scratch), options["at_once"], _say_finished)
         try:
@@ -63,13 +63,13 @@ def check(names: tuple[str, ...], update: bool, as_json: bool, **options: Any) -
         except ScriptError as error:
             click.echo(error.output, err=True)
             return last_line(1, error.message)
-    _write_files(checked, options)
     if as_json:
         from fakedist.check.findings import checked_object
 
         click.echo(json.dumps(checked_object(checked), indent=2))
     else:
         _print(checked, options["annotations"])
+    _write_files(checked, options)
     return _say_outcome(checked, update)
 
 

@@ -20,6 +20,7 @@ from fakedist.cli.say import last_line, print_error
 from fakedist.cli.topology import topology
 from fakedist.cli.view import view
 from fakedist.errors import FakedistError
+from fakedist.script import ScriptSyntaxError
 
 INTERRUPTED_CODE = 130
 BROKEN_PIPE_CODE = 141
@@ -46,6 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return USAGE_CODE
         context = error.ctx if isinstance(error, click.UsageError) else None
         return print_error(error.format_message(), f"{context.command_path} --help" if context else "", USAGE_CODE)
+    except ScriptSyntaxError as error:
+        click.echo(str(error), err=True)
+        return last_line(1, "the script does not compile; nothing was run")
     except FakedistError as error:
         return print_error(error.message, error.hint, error.exit_code)
     except (click.Abort, KeyboardInterrupt):

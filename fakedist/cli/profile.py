@@ -114,14 +114,9 @@ def profile(
     SCRIPT and all that follows it are what you would have given to torchrun.
     """
     from fakedist import launch
-    from fakedist.script import ScriptSyntaxError
 
     job, ranks = job_of(arguments, **options)
-    try:
-        launch.check(job)
-    except ScriptSyntaxError as error:
-        click.echo(str(error), err=True)
-        return last_line(1, "the script does not compile; nothing was run")
+    launch.check(job)
     streams = launch.Streams(
         child_stdout=STDERR if as_json else None,
         progress=sys.stderr if sys.stderr.isatty() else None,

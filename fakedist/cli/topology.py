@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from fakedist.cli.profile import STDERR, ScriptCommand, job_of, profile, say_ending
-from fakedist.cli.say import console, last_line
+from fakedist.cli.say import console
 from fakedist.errors import JobError
 
 _NOT_ITS_OWN = ("all_layers",)
@@ -56,15 +56,10 @@ def _profiled(arguments: tuple[str, ...], as_json: bool, options: dict[str, Any]
     """Profile the job's ranks and show their groups; the first exit code that is not 0."""
     from fakedist import launch
     from fakedist.ranks import profile_ranks
-    from fakedist.script import ScriptSyntaxError
 
     output, force = options.pop("output"), options.pop("force")
     job, ranks = job_of(arguments, **options)
-    try:
-        launch.check(job)
-    except ScriptSyntaxError as error:
-        click.echo(str(error), err=True)
-        return last_line(1, "the script does not compile; nothing was run")
+    launch.check(job)
     streams = launch.Streams(child_stdout=STDERR)
     if len(ranks) == 1:
         ended = [launch.profile(job, output, force, streams)]

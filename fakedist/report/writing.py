@@ -12,16 +12,23 @@ from fakedist.errors import JobError
 _ELSEWHERE = "choose another place"
 
 
-def see_that_it_can_be_written(path: Path) -> None:
+def see_that_it_can_be_written(path: Path, *, is_directory: bool = False) -> None:
     """Look before the work: the place is a directory that exists, or can be made, and may be written to.
 
+    Args:
+        path: The file, which is replaced where it is there.
+        is_directory: Whether it is a directory instead, for files in it.
+
     Raises:
-        JobError: It is not.
+        JobError: It cannot be written.
     """
-    folder = next(each for each in path.absolute().parents if each.exists())
-    if path.is_dir() or not folder.is_dir():
-        raise JobError(f"{path} cannot be written: {path if path.is_dir() else folder} is no file's place", _ELSEWHERE)
-    if not os.access(path if path.exists() else folder, os.W_OK):
+    folder = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+    there = folder == path.absolute()
+    if folder.is_dir() is not (is_directory or not there):
+        raise JobError(
+            f"{path} cannot be written: {folder} is {'a' if folder.is_dir() else 'no'} directory", _ELSEWHERE
+        )
+    if not os.access(folder, os.W_OK):
         raise JobError(f"{path} cannot be written: {os.strerror(errno.EACCES)}", _ELSEWHERE)
 
 

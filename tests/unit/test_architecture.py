@@ -54,7 +54,7 @@ MAY_IMPORT = {
     "nsight": ("run",),
     "under_nsys": ("nsight", "run", "analysis"),
     "cli": ("", *("launch", "ranks", "doctor", "machine", "nsight", "script"), "run", "analysis", "report", "check"),
-    "doctor": ("machine", "gpu"),
+    "doctor": ("machine", "nsight", "gpu"),
     "launch": (*("machine", "nsight", "under_nsys", "progress"), "script", "run", "gpu", "world", "analysis", "report"),
     "ranks": ("", "launch", "run"),
     "ending": ("record",),

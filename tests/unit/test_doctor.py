@@ -73,3 +73,12 @@ def test_every_thing_missing_says_what_to_type(machine: pytest.MonkeyPatch) -> N
         machine.setattr(doctor, name, _missing)
     machine.setattr(doctor, "torch_build", lambda: ("2.13.0", ""))
     assert all(finding.hint for finding in doctor.diagnose().findings if finding.state == "missing")
+
+
+def test_nsys_is_looked_for_where_a_run_looks_for_it(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine.setattr(doctor, "find_nsys", _missing)
+    missing = doctor.check_nsys()
+    assert (missing.state, missing.hint) == ("optional", "install it")
+    assert "--nsys needs it" in missing.text
+    machine.setattr(doctor, "find_nsys", lambda: tmp_path / "nsys")
+    assert doctor.check_nsys().text.startswith(f"{tmp_path / 'nsys'}: ")

@@ -50,7 +50,11 @@ def test_places_that_are_fine_are_not_complained_about(tmp_path: Path) -> None:
     (tmp_path / "there").write_text("old")
     for place in ("new", "deep/er/new", "there"):
         see_that_it_can_be_written(tmp_path / place)
+    for place in ("new", "deep/er/new", "."):
+        see_that_it_can_be_written(tmp_path / place, is_directory=True)
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
+    with pytest.raises(JobError, match="is no directory"):
+        see_that_it_can_be_written(tmp_path / "there", is_directory=True)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
