@@ -253,7 +253,8 @@ class _Reader:
 
     def notes(self) -> Iterable[str]:
         whose = f"the tape of rank {self.tape.rank} ({self.tape.run_directory})"
-        yield f"{self.num_answers:,} calls were answered from {whose}"
+        if self.num_answers:  # a rank may need nothing of those before it
+            yield f"{self.num_answers:,} calls were answered from {whose}"
         if self.num_unknown:
             yield f"{self.num_unknown:,} calls were answered without values: {whose} has only their sizes"
         if self.num_over:

@@ -257,6 +257,13 @@ def test_large_tensors_are_known_by_size_alone(tmp_path: Path) -> None:
         assert any("1 calls were answered without values" in note for note in tapes.notes())
 
 
+def test_a_tape_that_nothing_was_asked_of_is_not_spoken_of(tmp_path: Path) -> None:
+    with rank(0, tmp_path):
+        broadcast(torch.ones(2))
+    with rank(1, tmp_path, 0) as tapes:
+        assert tapes.notes() == []
+
+
 def test_after_the_end_of_a_tape_values_are_made_up_and_counted(tmp_path: Path) -> None:
     with rank(0, tmp_path):
         broadcast(torch.ones(2))
