@@ -65,6 +65,7 @@ class Marks:
         self._gathers: dict[int, tuple[int, int, int]] = {}
         self._handles: list[Any] = []
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
+        self._watched: dict[int, weakref.ref[torch.Tensor]] = {}
         self._columns = {"op": array("q"), "address": array("Q"), "category": array("B"), "layer": array("i")}
         self._columns |= {"start": array("q"), "bytes": array("q")}
 
@@ -138,9 +139,22 @@ class Marks:
             if parameter.requires_grad and parameter.is_leaf:
                 hook = partial(self._gradient_ready, layer)
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+        elif known[1] == OUTSIDE != layer:  # a module has it after all
+            self._owners[id(parameter)] = (known[0], layer)
         else:
             layer = known[1]
         self._where_it_is(parameter, layer)
+
+    def _watch(self, parameter: torch.Tensor) -> None:
+        """What no module has, and a backward adds a gradient to, is a parameter and no copy of one."""
+        known = self._watched.get(id(parameter))
+        if (known is None or known() is not parameter) and parameter.requires_grad and parameter.is_leaf:
+            self._watched[id(parameter)] = weakref.ref(parameter)
+            self._handles.append(parameter.register_post_accumulate_grad_hook(self._is_parameter))
+
+    def _is_parameter(self, parameter: torch.Tensor) -> None:
+        if self.owner(parameter) == KEEP_LAYER:
+            self.parameter(parameter, OUTSIDE)
 
     def owner(self, parameter: torch.Tensor | None) -> int:
         """Layer that owns a parameter; ``KEEP_LAYER`` where none is known to."""
@@ -175,6 +189,7 @@ class Marks:
                 layer = self.owner(parameter)
                 if layer == KEEP_LAYER:
                     self._state(parameter, known.parts(parameter))
+                    self._watch(parameter)
                 for name in _GRADIENTS:
                     self.mark_tensor(getattr(parameter, name, None), "gradient", layer)
         for parameter, state in optimizer.state.items():

@@ -126,3 +126,21 @@ def test_a_reader_without_torch_shows_the_same_figures(
     (tmp_path / "torch.py").write_text("raise ImportError('the reading half must not need torch')")
     again = run_fakedist("report", run["path"], "--json", env={"PYTHONPATH": f"{tmp_path}:{ROOT}"}).json()
     assert again == run["summary"]
+
+
+def test_a_parameter_that_no_module_has_is_one_and_a_copy_for_the_optimizer_is_its_state(
+    tmp_path: Path, run_fakedist: Callable[..., Any]
+) -> None:
+    options = ("--world-size", "8", "--rank", "0", "--device", "virtual", "--json", "-o", tmp_path / "run")
+    found = run_fakedist("profile", *options, JOB.with_name("bare_parameters.py")).json()
+    blocks = pd.read_parquet(tmp_path / "run/tables/blocks.parquet")
+    layers = pd.read_parquet(tmp_path / "run/tables/layers.parquet")["name"].to_numpy()
+    made = blocks[(blocks["phase"] == "init") & (blocks["bytes"] >= 2 * MIB)]
+    told = list(zip(made["category"].astype(str), layers[made["layer"]], made["bytes"] // MIB, strict=True))
+    assert told == [
+        ("parameter", "(Linear)", 4),
+        ("parameter", "", 8),
+        ("parameter", "", 2),
+        ("optimizer_state", "", 4),
+    ]
+    assert sum(found["by_category"].values()) == found["peak_allocated_bytes"]
