@@ -193,6 +193,7 @@ class Rank:
 
             self._values = ValueEngine(job.seed, strict=job.values == "strict")
             self._surroundings.enter_context(printed_values(self._values))
+            self._surroundings.enter_context(self._values.replays())
 
     def _enter_tapes(self) -> Tapes:
         """This rank's tape, and those that it is answered from."""

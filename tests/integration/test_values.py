@@ -204,3 +204,30 @@ def test_a_tensor_of_scalars_of_the_device_has_their_values(engine: ValueEngine)
     assert torch.tensor([[norm]], device="cuda").item() == norm.item() > 0
     assert torch.tensor([norm.int()]).tolist() == [int(norm)]
     assert invented_values(engine) == 1
+
+
+@on_virtual_gpu
+def test_a_replay_writes_what_its_capture_computed(engine: ValueEngine) -> None:
+    """Graphs of one pool share memory: a copy is replayed, of a mask over which another graph has written."""
+    import torch
+
+    logits, pool = torch.rand(256, 8, device="cuda"), torch.cuda.graph_pool_handle()
+    masks, graphs = [], []
+    with engine.replays():
+        for _ in range(2):
+            graphs.append(torch.cuda.CUDAGraph())
+            with torch.cuda.graph(graphs[-1], pool=pool):
+                indices = torch.topk(logits, 2, dim=1).indices
+                masks.append(torch.zeros(256, 8, device="cuda").scatter(1, indices, 1.0).bool().clone())
+                for size in (2048, 8192, 16384):
+                    torch.full((size,), 255, dtype=torch.uint8, device="cuda")
+        expected = masks[0].cpu()
+        assert int(expected.sum()) == 512
+        for graph, mask in zip(graphs, masks, strict=True):
+            graph.replay()
+            assert torch.equal(mask.cpu(), expected)
+            # As Transformer Engine sees a graph's results: a tensor made from their address.
+            where = {"shape": (256, 8), "typestr": "|b1", "data": (mask.data_ptr(), False), "version": 3}
+            seen = torch.as_tensor(type("Seen", (), {"__cuda_array_interface__": where})(), device="cuda")
+            assert seen.sum(dim=0).tolist() == expected.sum(dim=0).tolist()
+    assert invented_values(engine) == 0

@@ -32,9 +32,18 @@ def host_view(tensor: torch.Tensor) -> torch.Tensor:
     num_bytes = storage_of(tensor)[1]
     if not num_bytes or not tensor.numel():
         return empty(tensor.shape, dtype=tensor.dtype)
-    host: Any = torch._C._construct_storage_from_data_pointer(storage_address(tensor), torch.device("cpu"), num_bytes)
+    storage = _host_storage(storage_address(tensor), num_bytes)
     view = empty(0, dtype=tensor.dtype)
-    return view.set_(host, tensor.storage_offset(), tensor.size(), tensor.stride())
+    return view.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def host_bytes(address: int, num_bytes: int) -> torch.Tensor:
+    """A CPU tensor of bytes over device memory."""
+    return empty(0, dtype=torch.uint8).set_(_host_storage(address, num_bytes))
+
+
+def _host_storage(address: int, num_bytes: int) -> Any:
+    return torch._C._construct_storage_from_data_pointer(address, torch.device("cpu"), num_bytes)
 
 
 class Storages(Generic[Fact]):
@@ -79,9 +88,17 @@ class Storages(Generic[Fact]):
 
 
 class Defined:
-    """Which small storages hold values: wholly, or with one flag a byte."""
+    """Which small storages hold values: wholly, or with one flag a byte.
+
+    Attributes:
+        written: While a CUDA graph is captured, where values were written: bytes by address of the storage.
+        replayed: The same of all graphs that were replayed. Their results are often seen through storages of which
+            nothing is known: Transformer Engine makes tensors from their addresses, so that the pool can reuse them.
+    """
 
     def __init__(self) -> None:
+        self.written: dict[int, int] | None = None
+        self.replayed: dict[int, int] = {}
         self._flags: Storages[torch.Tensor] = Storages()
         self._whole: Storages[bool] = Storages()
 
@@ -90,11 +107,15 @@ class Defined:
         if self._whole.get(tensor) or not tensor.numel():
             return True
         flags = self._flags.get(tensor)
+        if flags is None and self.replayed:
+            return 0 < storage_of(tensor)[1] <= self.replayed.get(storage_address(tensor), 0)
         return flags is not None and bool(_elements(flags, tensor).all())
 
     def define(self, tensor: torch.Tensor) -> None:
         """Every element holds a value now."""
         num_bytes = storage_of(tensor)[1]
+        if num_bytes and self.written is not None:
+            self.written[storage_address(tensor)] = num_bytes
         if not num_bytes or self._whole.get(tensor):
             return
         if _covers(tensor, num_bytes):
@@ -110,6 +131,8 @@ class Defined:
     def spoil(self, tensor: torch.Tensor) -> None:
         """No element holds a value any more; what is read from it later must be made up."""
         num_bytes = storage_of(tensor)[1]
+        if self.replayed:
+            self.replayed.pop(storage_address(tensor), None)
         if _covers(tensor, num_bytes):
             self._whole.drop(tensor)
             self._flags.drop(tensor)

@@ -8,7 +8,7 @@ script will read it. What the script reads and nobody computed is made up (:mod:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import tensor as new_tensor
 from fakedist.gpu.values.choices import CHOOSING, choose
 from fakedist.gpu.values.contents import LIMIT_BYTES, MASK_LIMIT_BYTES, host_view, is_small
 from fakedist.gpu.values.foreach import Foreach
+from fakedist.gpu.values.graphs import replays
 from fakedist.gpu.values.hollow import Hollow, is_hollow
 from fakedist.gpu.values.host import Host, device_tensors, plain_tensors
 from fakedist.gpu.values.inside import Inside
@@ -59,6 +60,10 @@ class ValueEngine:
         if route is None:
             route = self._routes[func] = self._route(func)
         return route(func, args, kwargs)
+
+    def replays(self) -> AbstractContextManager[None]:
+        """Let CUDA graphs write their values again when they are replayed."""
+        return replays(self._host.defined)
 
     def is_undefined(self, tensor: torch.Tensor) -> bool:
         """Whether a device tensor holds nothing: it is large, or nobody computed it."""
