@@ -135,8 +135,9 @@ class OwnRanks:
             target(*arguments, **process._kwargs)
         except AnotherRank:
             return
-        except SystemExit as error:
-            if error.code:
+        except BaseException as error:  # it was stopped after its steps, or failed
+            self._has_run = True
+            if not isinstance(error, SystemExit) or error.code:
                 raise
         finally:
             self._running_candidate = False

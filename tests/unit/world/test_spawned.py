@@ -134,8 +134,10 @@ def test_a_rank_that_leaves_lets_the_script_go_on() -> None:
 
 
 def test_an_error_of_the_rank_is_the_scripts() -> None:
-    with chosen(1), pytest.raises(ValueError, match="rank 1 fails"):
-        mp.spawn(fail, nprocs=4)  # type: ignore[no-untyped-call]
+    with chosen(1) as notes:
+        with pytest.raises(ValueError, match="rank 1 fails"):
+            mp.spawn(fail, nprocs=4)  # type: ignore[no-untyped-call]
+        assert notes() == []  # it was run, as one that is stopped after its steps
 
 
 def test_where_the_chosen_rank_is_not_started_a_note_says_so() -> None:
