@@ -188,7 +188,7 @@ class Recorder:
         position.module_begins(layer)
         if self._timed.is_on:
             self._timed.layer_begins(layer)
-        self._timing.module_moved()
+        self._timing.moved()
 
     def _module_ended(self, module: nn.Module) -> None:
         position = self._position
@@ -198,7 +198,7 @@ class Recorder:
         elif self._records and module._parameters:
             self._marks.module(module, layer)
         position.module_ended(layer)
-        self._timing.module_moved()
+        self._timing.moved()
 
     def _scan_once(self, module: nn.Module) -> None:
         """Parameters are marked before the model first runs; FSDP's are then still sharded."""
@@ -305,6 +305,7 @@ class Recorder:
     def _phase_changed(self, phase: str) -> None:
         if self._timed.is_on:
             self._timed.phase(phase)
+        self._timing.moved()  # what an extension launches now belongs here, without any operation of torch
         self._tick()
 
     def _tick(self) -> None:

@@ -59,7 +59,7 @@ class Timing:
         self._tell_operations()
         return self._timer.end(self._step)
 
-    def module_moved(self) -> None:
+    def moved(self) -> None:
         """A module begins or ended in this thread."""
         timer = self._operations.timer
         if timer is not None:

@@ -66,6 +66,17 @@ def test_every_kernel_is_where_the_estimate_has_it(
     assert measured.places() == estimated.places()
 
 
+def test_what_no_operation_launches_is_in_the_phase_that_it_is_launched_in(
+    graphed: Run, tmp_path_factory: pytest.TempPathFactory, run_fakedist: RunFakedist
+) -> None:
+    directory = tmp_path_factory.mktemp("estimated") / "run"
+    estimated = run_job(directory, run_fakedist, "graphed.py", measured=False)
+    for run in (graphed, estimated):
+        own = run.kernels[run.kernels["name"] == "decay"]
+        assert own["phase"].tolist() == ["optimizer"] * 6  # three blocks, a weight and a bias each
+        assert set(own["layer_name"]) == {""}
+
+
 def test_its_times_are_never_called_measured(measured: Run) -> None:
     source = measured.summary["kernels"]
     assert (source["source"], source["tool"], source["step"]) == ("simulated", "cupti", 4)

@@ -1,6 +1,8 @@
-"""Training whose second block is compiled and whose third is a CUDA graph."""
+"""Training whose second block is compiled, whose third is a CUDA graph, and whose optimizer has a kernel of its own."""
 
 import torch
+import triton
+import triton.language as tl
 from torch import nn
 
 WIDTH, TOKENS = 1024, 512
@@ -28,13 +30,30 @@ class Model(nn.Module):
         return self.captured(self.compiled(self.eager(x)))
 
 
+@triton.jit
+def decay(weight: tl.tensor, size: tl.constexpr) -> None:
+    """Make the first numbers of a weight smaller."""
+    place = weight + tl.arange(0, size)
+    tl.store(place, tl.load(place) * 0.99)
+
+
+class DecayingSGD(torch.optim.SGD):
+    """What it launches first is no operation of torch."""
+
+    def step(self) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                decay[(1,)](parameter, 64)
+        super().step()
+
+
 def main() -> None:
     """Five steps."""
     model = Model().cuda()
     model.compiled.compile()
     sample = torch.randn(TOKENS, WIDTH, device="cuda", requires_grad=True)
     torch.cuda.make_graphed_callables(model.captured, (sample,))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = DecayingSGD(model.parameters(), lr=0.1)
     for _ in range(5):
         x = torch.randn(TOKENS, WIDTH, device="cuda")
         model(x).mean().backward()
