@@ -10,7 +10,7 @@ from fakedist.report.run import Run
 from fakedist.report.sheets import Sheet, run_sheets
 from fakedist.report.time_sheets import time_sheets
 from fakedist.report.time_text import source_word, time_figures
-from fakedist.report.wording import advice_text, ending, job_command, verdict
+from fakedist.report.wording import advice_text, ending, job_command, note_texts, verdict
 from fakedist.units import format_bytes
 
 #: GitHub refuses comments of more than 65,536 characters; a bot may want to say more beside the report.
@@ -42,8 +42,8 @@ def run_markdown(run: Run, *, all_layers: bool = False) -> str:
         pieces.append(
             "\n".join(["**What would help**, estimated: each by itself", "", *map(_advice, summary["advice"])])
         )
-    if summary["notes"]:
-        pieces.append("\n".join(["**Notes**", "", *(f"- {escaped(note)}" for note in summary["notes"])]))
+    if notes := note_texts(summary, run.manifest["cwd"]):
+        pieces.append("\n".join(["**Notes**", "", *(f"- {escaped(note)}" for note in notes)]))
     text = ""
     for number, piece in enumerate(pieces):
         if len(text) + len(piece) > MAX_CHARACTERS:

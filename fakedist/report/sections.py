@@ -20,9 +20,10 @@ from fakedist.report.wording import (
     ending,
     job_command,
     layer_label,
+    note_texts,
     or_dash,
     peak_place,
-    short_line,
+    short_frame,
     verdict,
 )
 from fakedist.units import format_bytes, format_us
@@ -257,10 +258,10 @@ def advice_section(summary: dict[str, Any]) -> list[dict[str, Any]]:
 def reading_section(run: Run, summary: dict[str, Any]) -> dict[str, Any]:
     """What a reader must know: notes, what is missing, what was made up."""
     return {
-        "notes": summary["notes"],
+        "notes": note_texts(summary, run.manifest["cwd"]),
         "provenance": list(run.manifest["provenance"].items()),
         "invented": [
-            {**row, "line": short_line(str(row["line"]), run.manifest["cwd"])}
+            {**row, "line": short_frame(str(row["line"]), run.manifest["cwd"])}
             for row in run.table("invented").to_dict("records")
         ],
         "unanswered": run.table("unanswered").to_dict("records"),

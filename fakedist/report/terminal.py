@@ -16,7 +16,7 @@ from fakedist.report.sheet import print_heading, print_lines, print_remark, prin
 from fakedist.report.sheets import Sheet, run_sheets
 from fakedist.report.time_sheets import time_sheets
 from fakedist.report.time_text import source_word, time_figures
-from fakedist.report.wording import advice_text, peak_place, verdict
+from fakedist.report.wording import advice_text, note_texts, peak_place, verdict
 from fakedist.units import format_bytes
 
 
@@ -44,7 +44,7 @@ def render(run_directory: Path, *, all_layers: bool, console: Console) -> None:
         _sheets(console, time_sheets(run, all_layers=all_layers))
     if summary["advice"]:
         _advice(console, summary["advice"])
-    _notes(console, summary)
+    _notes(console, note_texts(summary, run.manifest["cwd"]))
 
 
 def _sheets(console: Console, sheets: Sequence[Sheet]) -> None:
@@ -113,11 +113,11 @@ def _advice(console: Console, pieces: list[dict[str, Any]]) -> None:
     print_lines(console, told)
 
 
-def _notes(console: Console, summary: dict[str, Any]) -> None:
-    if not summary["notes"]:
+def _notes(console: Console, texts: list[str]) -> None:
+    if not texts:
         return
     print_heading(console, "Notes")
     notes = Table.grid(padding=(0, 1))
-    for note in summary["notes"]:
+    for note in texts:
         notes.add_row("  -", Text(note))
     print_lines(console, notes)

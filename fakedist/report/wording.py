@@ -21,6 +21,7 @@ LAYER_COLUMNS = {
 }
 _SECRET = re.compile(r"^(\w*(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|_KEY)\w*)=.+", re.IGNORECASE | re.DOTALL)
 _PACKAGES = re.compile(r"^/.*/(?:site|dist)-packages/|^/.*/lib/(?=python3\.\d+/)")
+_PACKAGES_WITHIN = re.compile(r"(?<=\s)/\S*/(?:site|dist)-packages/")
 MIN_SHARE = 0.001  # layers below a thousandth of the peak are left out of the folded table, and counted
 
 
@@ -142,6 +143,12 @@ def short_frame(filename: str, cwd: str) -> str:
 def short_line(line: str, cwd: str) -> str:
     """A line of the job, from where the command was given."""
     return line.removeprefix(cwd.rstrip("/") + "/") if cwd else line
+
+
+def note_texts(summary: dict[str, Any], cwd: str) -> list[str]:
+    """The notes with their files from where the command was given, or from where packages are."""
+    notes = [_PACKAGES_WITHIN.sub("", note) for note in summary["notes"]]
+    return [note.replace(f" {cwd.rstrip('/')}/", " ") for note in notes] if cwd else notes
 
 
 def layer_label(name: str, num_repeats: int = 1) -> str:

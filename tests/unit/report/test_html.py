@@ -82,6 +82,20 @@ def test_a_run_that_broke_off_fits_so_far(tmp_path: Path) -> None:
     assert "left" not in whole.figures
 
 
+def test_notes_name_files_as_everything_else_does(tmp_path: Path) -> None:
+    made = HandMade()
+    rows = [("aten.item", "/env/lib/python3.11/site-packages/lib/a.py", 3, 1, 5)]
+    made.record("invented", rows=rows)
+    made.record("note", text="seen at /job/train.py:7: once")
+    run = made.write(new_run(tmp_path / "run"))
+    build_tables(run)
+    words = " ".join(read(run).words)
+    assert "first at lib/a.py:3, because" in words
+    assert "seen at train.py:7: once" in words
+    assert "/env/" not in words
+    assert "first at lib/a.py:3, because" in " ".join(cell for row in terminal_rows(run) for cell in row)
+
+
 def test_a_page_needs_nothing_but_itself(tmp_path: Path) -> None:
     found = read(handmade.ended_well(tmp_path / "run"))
     assert [each for each in found.fetched if not each.startswith("#")] == ["data:,"]
