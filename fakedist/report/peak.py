@@ -8,7 +8,7 @@ import pandas as pd
 
 from fakedist.analysis.layers import owner_names
 from fakedist.report.run import Run
-from fakedist.report.wording import short_frame, short_line, short_operation
+from fakedist.report.wording import short_line, short_operation
 
 NUM_BLOCKS = 50
 NUM_LINES = 40
@@ -61,7 +61,7 @@ def _stacks(run: Run, wanted: list[int], cwd: str) -> dict[int, list[str]]:
     texts: dict[int, str] = {}
     for number in {frame for row in rows for frame in frames[row]}:
         frame = told.iloc[int(number)]
-        texts[number] = f"{short_frame(str(frame['filename']), cwd)}:{frame['line']} ({frame['function']})"
+        texts[number] = f"{short_line(str(frame['filename']), cwd)}:{frame['line']} ({frame['function']})"
     return {row: [texts[number] for number in frames[row]] for row in rows}
 
 

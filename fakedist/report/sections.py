@@ -23,7 +23,7 @@ from fakedist.report.wording import (
     note_texts,
     or_dash,
     peak_place,
-    short_frame,
+    short_line,
     verdict,
 )
 from fakedist.units import format_bytes, format_us
@@ -261,7 +261,7 @@ def reading_section(run: Run, summary: dict[str, Any]) -> dict[str, Any]:
         "notes": note_texts(summary, run.manifest["cwd"]),
         "provenance": list(run.manifest["provenance"].items()),
         "invented": [
-            {**row, "line": short_frame(str(row["line"]), run.manifest["cwd"])}
+            {**row, "line": short_line(str(row["line"]), run.manifest["cwd"])}
             for row in run.table("invented").to_dict("records")
         ],
         "unanswered": run.table("unanswered").to_dict("records"),

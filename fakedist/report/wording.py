@@ -135,14 +135,9 @@ def short_operation(operation: str) -> str:
     return operation.removeprefix("aten.")
 
 
-def short_frame(filename: str, cwd: str) -> str:
-    """A source file from where the command was given, or from where packages are."""
-    return _PACKAGES.sub("", short_line(filename, cwd))
-
-
 def short_line(line: str, cwd: str) -> str:
-    """A line of the job, from where the command was given."""
-    return line.removeprefix(cwd.rstrip("/") + "/") if cwd else line
+    """A source file or a line of it, from where the command was given, or from where packages are."""
+    return _PACKAGES.sub("", line.removeprefix(cwd.rstrip("/") + "/") if cwd else line)
 
 
 def note_texts(summary: dict[str, Any], cwd: str) -> list[str]:

@@ -36,6 +36,7 @@ def summary(reserved: int, low: float, high: float, fits: bool = True, **outside
         "peak_reserved_bytes": reserved * GIB,
         "capacity_bytes": 80 * GIB,
         "out_of_memory": None,
+        "exit": {"outcome": "stopped", "code": 0, "message": ""},
         "fits": fits,
         "estimated_outside": found,
     }
