@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from fakedist.job import Job
 from fakedist.world.reroute import fake_world
 from fakedist.world.tape import Tapes
+from tests.unit.world.test_tape import rank
 
 
 @pytest.fixture
@@ -41,3 +43,13 @@ def test_tensors_that_nobody_sent_are_counted(tapes: Tapes) -> None:
     dist.broadcast(torch.ones(2), 0)  # what is in the buffer stays
     (note,) = tapes.notes()
     assert note.startswith("3 tensors from other ranks were made up, 2 of them, integers or flags, zeros, first in ")
+
+
+def test_what_a_tape_answers_is_not_counted_as_made_up(tmp_path: Path) -> None:
+    with rank(0, tmp_path):
+        dist.send(torch.ones(2), 1)
+        dist.broadcast_object_list(["theirs"], 0)
+    with rank(1, tmp_path, 0) as tapes:
+        dist.recv(torch.zeros(2), 0)
+        dist.broadcast_object_list(["mine"], 0)
+        assert not any("made up" in note or "passed itself" in note for note in tapes.notes())
