@@ -171,3 +171,12 @@ def test_allgather_dispatcher_context_of_virtual_stages_and_full_recompute(profi
     assert "all_to_all_single" not in names
     blocks = pd.read_parquet(run / "tables/blocks.parquet")
     assert blocks["recompute"].any()
+
+
+def test_the_last_stage_predicts_further_tokens(profiles: Profiles) -> None:
+    """It embeds the tokens that come next, so it gets tokens beside labels."""
+    flags = [flag for flag in SMALL if flag != "--sequence-parallel"]  # which local layers have not got there
+    run = profiles(
+        15, *flags, *shlex.split("--tensor-model-parallel-size 1 --transformer-impl local --mtp-num-layers 1")
+    )
+    assert layers(run).index.str.contains("mtp").any()
