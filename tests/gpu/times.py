@@ -65,8 +65,14 @@ class Compared:
         return self.estimated_us / self.measured_us - 1 if self.measured_us else float("inf")
 
 
-def run_times(jobs: Sequence[GpuJob], way: Way) -> dict[str, JobTimes]:
-    """Time a step of each job that trains, one after the other: they would slow each other down."""
+def run_times(jobs: Sequence[GpuJob], way: Way, *, measured: bool) -> dict[str, JobTimes]:
+    """Time a step of each job that trains, one after the other: they would slow each other down.
+
+    Args:
+        jobs: The jobs.
+        way: Where they run.
+        measured: With CUPTI, in a rehearsal the virtual GPU's; else estimated.
+    """
     found = {}
     for job in jobs:
         if not job.name.startswith(_TRAIN):
@@ -75,14 +81,16 @@ def run_times(jobs: Sequence[GpuJob], way: Way) -> dict[str, JobTimes]:
             found[job.name] = JobTimes(error="not run: the time was over")
             continue
         with tempfile.TemporaryDirectory(prefix="gpu-times-") as directory:
-            found[job.name] = _run(job, way, Path(directory))
+            found[job.name] = _run(job, way, Path(directory), measured)
     return found
 
 
-def _run(job: GpuJob, way: Way, directory: Path) -> JobTimes:
-    steps = 1 if way.device == "real" else 3
+def _run(job: GpuJob, way: Way, directory: Path, measured: bool) -> JobTimes:
+    steps = 1 if measured else 3
     command = profile_command(job, way, directory, directory / "result.json", steps)
     environment = job_environment(job, profiled=True)
+    if measured and way.device == "virtual":
+        environment["FAKEDIST_REHEARSE"] = "cupti"
     try:
         subprocess.run(command, cwd=directory, env=environment, capture_output=True, timeout=way.timeout_s)
     except subprocess.TimeoutExpired:

@@ -13,9 +13,10 @@ from tests.gpu.times import JobTimes, compare_times, run_times, save
 
 def run(session: Session) -> bool:
     """Time them all; whether each has times on every side."""
-    measured = run_times(session.jobs, session.real)  # one after the other: they would slow each other down
+    # One after the other: they would slow each other down.
+    measured = run_times(session.jobs, session.real, measured=True)
     with ThreadPoolExecutor(session.at_once) as pool:
-        each = pool.map(lambda job: run_times([job], session.virtual), session.jobs)
+        each = pool.map(lambda job: run_times([job], session.virtual, measured=False), session.jobs)
         estimated = {name: times for found in each for name, times in found.items()}
     save(measured, session.others / "times-measured.json")
     save(estimated, session.others / "times-estimated.json")

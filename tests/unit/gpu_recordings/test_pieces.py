@@ -70,8 +70,8 @@ def test_a_library_that_could_not_be_used_is_no_row(session: Session, monkeypatc
 
 
 def test_kernels_are_told_bare_recorded_and_estimated(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_times(jobs: Any, way: Way) -> dict[str, JobTimes]:
-        us = 100.0 if way.device == "real" else 150.0
+    def run_times(jobs: Any, way: Way, *, measured: bool) -> dict[str, JobTimes]:
+        us = 100.0 if measured else 150.0
         return {job.name: JobTimes({"gemm": us, "communication": 7.0}, {"a": us}, 3) for job in jobs}
 
     monkeypatch.setattr(times, "run_times", run_times)

@@ -48,5 +48,5 @@ def test_times_are_kept_as_they_are(tmp_path: Path) -> None:
 
 def test_jobs_that_do_not_train_are_not_timed_and_what_time_is_over_for_says_so() -> None:
     over = Way("virtual", ends_at=0.0)
-    found = run_times([JOBS["allocations"], JOBS["ddp_1"]], over)
+    found = run_times([JOBS["allocations"], JOBS["ddp_1"]], over, measured=True)
     assert found == {"ddp_1": JobTimes(error="not run: the time was over")}
