@@ -100,11 +100,12 @@ def _finished(entry: Entry, directory: Path, options: Sequence[str]) -> subproce
         entry.prepare(directory)
     where = ["--device", "virtual", "--world-size", str(entry.world_size), "--steps", str(entry.steps), "--force"]
     command = [sys.executable, "-m", "fakedist", "profile", *where, *entry.options, *options, *_target(entry)]
+    own = {name: value.format(directory=directory) for name, value in entry.environment.items()}
     try:
         return subprocess.run(
             command,
             cwd=directory,
-            env=clean_environment() | OFFLINE | {"HF_HOME": str(directory / "hf")} | entry.environment,
+            env=clean_environment() | OFFLINE | {"HF_HOME": str(directory / "hf")} | own,
             capture_output=True,
             text=True,
             errors="replace",

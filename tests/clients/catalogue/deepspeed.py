@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
+from pathlib import Path
 
 from tests.clients.catalogue.entry import TRAINING, Entry
 
 _JOB = "tests/clients/jobs/deepspeed_zero.py"
 _ON_HOST = ("parameter", "gradient", "activation")
 _RANKS = (0, 31, 63)
+
+
+def _cuda_of_torch() -> Path:
+    """Where PyPI's packages of the CUDA that torch is linked with have their headers and libraries."""
+    spec = importlib.util.find_spec("nvidia")
+    places = list(spec.submodule_search_locations or []) if spec is not None else []
+    return next((Path(place, "cu13") for place in places if Path(place, "cu13").is_dir()), Path("/usr/local/cuda"))
+
+
+def _cudart(directory: Path) -> None:
+    """The CUDA runtime under the name that a linker looks for: PyPI's package has the numbered one alone."""
+    link = directory / "libcudart.so"
+    link.unlink(missing_ok=True)
+    link.symlink_to(_cuda_of_torch() / "lib/libcudart.so.13")
 
 
 def _entry(feature: str, *arguments: str, fast: tuple[int, ...] = (), tools: tuple[str, ...] = ()) -> Entry:
@@ -39,6 +55,14 @@ ENTRIES = (
     _entry("ZeRO-3, parameters made in parts (zero.Init)", "--stage", "3", "--zero-init", fast=(31,)),
     _entry("ZeRO-2, optimizer offloaded to the host", "--stage", "2", "--offload", tools=("g++", "ninja")),
     _entry("ZeRO-3, parameters and optimizer offloaded to the host", "--stage", "3", "--offload", tools=("g++",)),
+    replace(
+        _entry(
+            "ZeRO-2, FusedAdam of DeepSpeed", "--stage", "2", "--optimizer", "fused", tools=("nvcc", "g++", "ninja")
+        ),
+        prepare=_cudart,
+        environment={"CPATH": str(_cuda_of_torch() / "include"), "LIBRARY_PATH": "{directory}"},
+        minutes=15,  # the first time it is compiled
+    ),
     replace(
         _entry("ZeRO-3, as deepspeed starts it", "--stage", "3"),
         options=("--launcher", "deepspeed"),

@@ -51,6 +51,7 @@ class Entry:
         taped: Whether each rank is answered from the tapes of those before it.
         together: Whether one command runs all ranks, those again that wait for what a later one sends.
         minutes: Timeout of one rank.
+        environment: Further variables; ``{directory}`` in a value is the directory that it runs in.
     """
 
     framework: str
