@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +16,44 @@ from tests.unit.report.reading import read_page
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted((ROOT / "reports").glob("*.html"))
 README = (ROOT / "reports" / "README.md").read_text()
+IMAGES = ROOT / "docs" / "images"
 MAX_BYTES = 1_000_000  # they are in the repository, once for every schema
+
+
+@pytest.fixture(scope="module")
+def make() -> Any:
+    """reports/make.py, which is no module of a package."""
+    spec = importlib.util.spec_from_file_location("make_gallery", ROOT / "reports" / "make.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look it up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_job_has_its_page_and_every_page_its_job(make: Any) -> None:
+    names = {job.name for job in make.JOBS} | {f"{make.COMPARED[0]}-compared"}
+    assert names == {path.stem for path in PAGES}
+    assert make.readme() == README
+
+
+def test_a_job_whose_packages_are_missing_keeps_its_page_and_is_named(
+    make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make.Job("a", "A", 8, "examples/ddp_gpt.py", "-", needs=("no-such-package",))
+    assert make.lacking(job) == ["no-such-package"]
+    for name, value in (("JOBS", (job,)), ("HERE", tmp_path), ("readme", lambda: "list")):
+        monkeypatch.setattr(make, name, value)
+    monkeypatch.setattr(make.tempfile, "gettempdir", lambda: str(tmp_path))
+    (tmp_path / "a.html").write_text("old")
+    monkeypatch.setattr(sys, "argv", ["make.py"])
+    make.main()
+    assert "a: kept as it is, no-such-package not installed" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["make.py", "a"])
+    with pytest.raises(SystemExit):  # it was asked for by name
+        make.main()
+    assert (tmp_path / "a.html").read_text() == "old"
 
 
 def test_there_is_a_gallery() -> None:
@@ -34,6 +74,16 @@ def test_the_list_says_what_the_page_says(path: Path) -> None:
     assert f"| {page.figures['peak_allocated']} |" in row
     command = next(line for line in README.splitlines() if line.endswith(f" {page.title}"))
     assert f"--world-size {row.split('|')[2].strip().replace(',', '')} " in command
+
+
+def test_the_front_page_shows_a_picture_of_every_job(make: Any) -> None:
+    front = (ROOT / "README.md").read_text()
+    for job in make.JOBS:
+        if job.name.endswith("-loss-parallel"):  # beside the one without, on a page of its own
+            continue
+        assert f"](reports/{job.name}.html)" in front
+        assert (IMAGES / f"{job.name}.png").exists()
+        assert f"docs/images/{job.name}.png" in front
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
