@@ -86,7 +86,7 @@ static void append(int kind, const struct activity *from) {
         written_bytes += size;
         num_records++;
     } else if (wants(kind)) {
-        dropped++;
+        __atomic_fetch_add(&dropped, 1, __ATOMIC_RELAXED);
     }
     pthread_mutex_unlock(&lock);
 }
@@ -301,11 +301,7 @@ API int cuptiActivityGetNextRecord(uint8_t *records, size_t valid, uint8_t **rec
 }
 API int cuptiActivityGetNumDroppedRecords(void *context, uint32_t stream, size_t *count) {
     (void)context, (void)stream;
-    pthread_mutex_lock(&lock);
-    *count = dropped;
-    dropped = 0;
-    pthread_mutex_unlock(&lock);
-    return OK;
+    return *count = __atomic_exchange_n(&dropped, 0, __ATOMIC_RELAXED), OK; /* also asked while a buffer is given back */
 }
 API int cuptiFinalize(void) {
     cuptiActivityFlushAll(0);
