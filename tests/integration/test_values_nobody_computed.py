@@ -116,6 +116,21 @@ def test_a_large_tensor_on_the_host_is_finite(engine: ValueEngine) -> None:
 
 
 @on_virtual_gpu
+def test_a_copy_that_the_host_can_hold_has_made_up_values_and_not_zeros(engine: ValueEngine) -> None:
+    import torch
+
+    large = torch.empty(512, 512, device="cuda") @ torch.empty(512, 512, device="cuda")
+    host = large.cpu()
+    assert math.isclose(host.norm().item(), 512, rel_tol=0.05)  # of 512 * 512 normal values
+    assert invented_values(engine) == 512 * 512
+    target = torch.empty(512, 512, pin_memory=True)
+    assert torch.equal(target.copy_(large, non_blocking=True), host)
+    assert (large.square().cpu() >= 0).all()
+    assert torch.zeros(512, 512, device="cuda").cpu().count_nonzero() == 0
+    assert torch.ones(2048, 1024, dtype=torch.bool, device="cuda").cpu().all()
+
+
+@on_virtual_gpu
 def test_offloaded_training_costs_the_host_nothing(engine: ValueEngine) -> None:
     import resource
 

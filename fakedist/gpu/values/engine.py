@@ -279,13 +279,17 @@ class ValueEngine:
                 self._host.write(tensor, choose(kind, args, kwargs, tensor))
 
     def _dropped(self, kind: Kind, source: torch.Tensor, result: torch.Tensor, *, fresh: bool) -> None:
-        """A large tensor came to the host: zeros, or what is known of it; the host's memory may be fresh zeros."""
+        """A large tensor came to the host: what is known of it, else floats are made up, and integers are zero."""
         if is_hollow(result):
             self._hollow.count()
             return
         share = self._host.shares.of(source)
         if share == 1.0:
             result.fill_(1)
+        elif share != 0.0 and (result.is_floating_point() or result.is_complex()):
+            non_negative = self._host.shares.is_non_negative(source)
+            self._host.inventions.draw(result, source, kind.full_name, non_negative=non_negative)
+            return
         elif storage_of(result)[1] <= _FRESH_BYTES:
             result.zero_()
         if share not in (0.0, 1.0):

@@ -32,8 +32,15 @@ class Inventions:
     def element(self, tensor: torch.Tensor, operation: str, *, non_negative: bool = False) -> torch.Tensor:
         """One element of a large tensor, on the host: no memory keeps it, so its address decides, each time alike."""
         self.count(operation, 1)
-        generator = torch.Generator().manual_seed(self._seed ^ tensor.data_ptr())
-        return _drawn(tensor.dtype, 1, generator, non_negative=non_negative).view(tensor.shape)
+        return _drawn(tensor.dtype, 1, self._of(tensor), non_negative=non_negative).view(tensor.shape)
+
+    def draw(self, host: torch.Tensor, source: torch.Tensor, operation: str, *, non_negative: bool = False) -> None:
+        """Make up all of a host tensor that is a copy of a large one; as with an element, each time alike."""
+        self.count(operation, host.numel())
+        host.copy_(_drawn(host.dtype, host.numel(), self._of(source), non_negative=non_negative).view(host.shape))
+
+    def _of(self, tensor: torch.Tensor) -> torch.Generator:
+        return torch.Generator().manual_seed(self._seed ^ tensor.data_ptr())
 
     def count(self, operation: str, num_values: int) -> None:
         """Write down that values were made up for the script's current line.
