@@ -129,7 +129,7 @@ def write_baselines(texts: Mapping[Path, str]) -> None:
         for path in texts:
             os.replace(scratch[path], path)
     except OSError as error:
-        raise CheckError(f"baselines cannot be written: {error}", "make room there, or see who may write there") from error
+        raise CheckError(f"baselines cannot be written: {error}", "make room, or see who may write there") from error
     finally:
         for each in scratch.values():
             each.unlink(missing_ok=True)
