@@ -189,6 +189,8 @@ def _precision_and_activation(args: argparse.Namespace) -> None:
         args.num_query_groups = None
     if args.recompute_activations:
         args.recompute_granularity = "selective"
+    if getattr(args, "cpu_offloading_num_layers", 0):
+        args.cpu_offloading = True
     if not getattr(args, "num_moe_experts", None):
         args.moe_ffn_hidden_size = None
 

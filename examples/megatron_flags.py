@@ -50,7 +50,7 @@ DEFAULTS = {
     "gradient_accumulation_fusion": True, "masked_softmax_fusion": True, "bias_dropout_fusion": True,
     "apply_rope_fusion": True, "persist_layer_norm": True, "attention_softmax_in_fp32": False,
     "overlap_p2p_comm": True, "align_param_gather": True, "check_for_nan_in_grad": True, "normalization": "LayerNorm",
-    "min_lr": 0.0,
+    "min_lr": 0.0, "optimizer_offload_fraction": 1.0,
 }  # fmt: skip
 #: Flags of Megatron-LM that change nothing of what a training step computes and holds.
 _WITHOUT_EFFECT = """

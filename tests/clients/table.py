@@ -90,7 +90,7 @@ def _table(results: dict[str, Any], entries: Iterable[Entry]) -> Iterable[str]:
 
 def _cells(entry: Entry, result: dict[str, Any] | None) -> list[str]:
     ranks = ", ".join(map(str, entry.ranks))
-    job = f"`{' '.join((*entry.options, entry.script, *entry.arguments))}`"
+    job = f"`{' '.join((*entry.options, entry.script, *entry.arguments))}`".replace("|", "\\|")  # of a table's cell
     in_ci = "CI" if entry.fast else ""
     if result is None:
         return [entry.feature, "", job, f"{ranks} of {entry.world_size:,}", "not run yet", "", "", in_ci]
