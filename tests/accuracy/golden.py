@@ -36,6 +36,26 @@ _GPT = """
 --attention-softmax-in-fp32 --bf16 --attention-backend unfused --log-num-zeros-in-grad
 --vocab-size 50257 --make-vocab-size-divisible-by 128
 """
+_EXPERTS = """
+--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 4
+--expert-model-parallel-size 4 --context-parallel-size 1 --expert-tensor-parallel-size 1 --use-distributed-optimizer
+--overlap-grad-reduce --overlap-param-gather --attention-backend unfused --sequence-parallel --disable-bias-linear
+--micro-batch-size 4 --global-batch-size 32 --no-check-for-nan-in-loss-and-grad --no-rope-fusion
+--cross-entropy-loss-fusion --cross-entropy-fusion-impl native --transformer-impl transformer_engine --seq-length
+4096 --num-layers 16 --hidden-size 1024 --ffn-hidden-size 4096 --num-attention-heads 32 --kv-channels 128
+--max-position-embeddings 4096 --position-embedding-type rope --rotary-base 10000 --vocab-size 50257
+--make-vocab-size-divisible-by 3232 --normalization RMSNorm --norm-epsilon 1e-6 --swiglu
+--untie-embeddings-and-output-weights --multi-latent-attention --mtp-num-layers 1 --mtp-loss-scaling-factor 0.1
+--attention-dropout 0.0 --hidden-dropout 0.0 --clip-grad 1.0 --weight-decay 0.1 --qk-layernorm --lr 0.00015 --min-lr
+1.0e-5 --adam-beta1 0.9 --adam-beta2 0.95 --num-experts 32 --moe-layer-freq ([0]*1+[1]*15) --moe-ffn-hidden-size
+1024 --moe-shared-expert-intermediate-size 1024 --moe-router-load-balancing-type seq_aux_loss --moe-router-topk 4
+--moe-token-dispatcher-type alltoall --moe-router-pre-softmax --moe-grouped-gemm --moe-aux-loss-coeff 1e-4
+--moe-router-group-topk 2 --moe-router-num-groups 4 --moe-router-topk-scaling-factor 2.0 --moe-router-score-function
+sigmoid --moe-router-enable-expert-bias --moe-router-bias-update-rate 1e-3 --moe-router-dtype fp32
+--moe-permute-fusion --q-lora-rank 1536 --kv-lora-rank 512 --qk-head-dim 128 --qk-pos-emb-head-dim 64 --v-head-dim
+128 --rotary-scaling-factor 40 --mscale 1.0 --mscale-all-dim 1.0 --init-method-std 0.02 --log-num-zeros-in-grad
+--bf16
+"""
 _OVERLAP = "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
 _ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
 _DETERMINISTIC = _ENVIRONMENT | {"NCCL_ALGO": "Ring", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -87,6 +107,11 @@ GOLDEN = (
         "tp4-pp1", f"{_CASES}_tp4_pp1_dist_optimizer_overlap_grad_reduce_param_gather",
         "08165aba2f247b3e01b2e10f7d8f63c3b20f71a7", (1_478_339_584, 1_543_416_320), (2, 2),
         f"{_GPT} --tensor-model-parallel-size 4 {_OVERLAP}", _DETERMINISTIC,
+    ),
+    Golden(
+        "moe-tp2-pp2-ep4", "moe/gpt3_mcore_te_tp2_pp2_ep4_etp1_memory_speed",
+        "fb946948f37a43e4ef2da43760e40f892fa3a91e", (54_204_293_120, 57_317_089_280), (2, 2), _EXPERTS,
+        _ENVIRONMENT | _EXPANDABLE,
     ),
 )  # fmt: skip
 
