@@ -100,7 +100,7 @@ class RunTopology:
 
     def _name(self, number: int) -> str:
         group = self.found.groups.iloc[number]
-        return str(group["description"] if group["description"] not in ("", "undefined") else group["name"])
+        return str(group["description"] or group["name"])
 
     def _num_nodes(self, group: dict[Any, Any]) -> int:
         per_node = self.run.manifest["job"]["gpus_per_node"]

@@ -24,9 +24,9 @@ def test_a_kernels_family_follows_from_its_name_and_its_operation(
     assert kernel_family(name, operation, phase) == family
 
 
-#: Names of kernels as profilers of real GPUs print them: of torch 2.15's, NCCL's and Transformer Engine 2.20's own
-#: binaries, of profiles that were published with issues of torch, flash-attention, sglang and nanochat, of Inductor.
-#: Some are cut. The name is all that a report of Nsight Systems without ranges of operations tells.
+#: Names of kernels in the form that profilers print: many from the binaries of torch 2.15, NCCL and Transformer Engine
+#: 2.20 and from profiles published with issues of torch, flash-attention, sglang and nanochat, the others written after
+#: them. Some are cut. The name is all that a report of Nsight Systems without ranges of operations tells.
 REAL = {
     "communication": """
         ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)
