@@ -128,7 +128,7 @@ class Arrivals:
         arrived = self.tapes.receive(where, tensors, slot)
         if arrived is None or (tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()):
             if otherwise == self.invent:
-                self.tapes.made_up.tensors(where.operation, len(tensors), _is_float(tensors[0].dtype))
+                self._count(where, tensors)
             for tensor in tensors:
                 otherwise(tensor)
         else:
@@ -137,6 +137,11 @@ class Arrivals:
     def _put(self, tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
         for tensor, value in zip(tensors, values, strict=True):
             tensor.copy_(value.view(tensor.shape), non_blocking=True)
+
+    def _count(self, where: Where, tensors: Sequence[torch.Tensor]) -> None:
+        """Tensors of another rank are about to be made up."""
+        called = "recv" if where.operation == "send" else where.operation
+        self.tapes.made_up.tensors(called, len(tensors), _is_float(tensors[0].dtype))
 
     def invent(self, tensor: torch.Tensor) -> None:
         """Fill with floats drawn from a normal distribution, or zeros for every other type."""
@@ -186,6 +191,9 @@ class Nothing(Arrivals):
 
     def _put(self, tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
         """Left as they are."""
+
+    def _count(self, where: Where, tensors: Sequence[torch.Tensor]) -> None:
+        """None is made up."""
 
     def invent(self, tensor: torch.Tensor) -> None:
         """Left as it is."""

@@ -42,7 +42,18 @@ def test_tensors_that_nobody_sent_are_counted(tapes: Tapes) -> None:
     dist.scatter(torch.zeros(2, dtype=torch.bool), None, src=0)
     dist.broadcast(torch.ones(2), 0)  # what is in the buffer stays
     (note,) = tapes.notes()
-    assert note.startswith("3 tensors from other ranks were made up, 2 of them, integers or flags, zeros, first in ")
+    assert note.startswith("3 tensors from other ranks were made up, 2 of them, integers or flags, zeros, ")
+    assert f"first in recv at {__file__}:" in note
+
+
+def test_what_stays_as_it_was_is_not_made_up() -> None:
+    tapes = Tapes(rank=1)
+    with fake_world(Job(world_size=4, rank=1, target="x", collectives="noop"), tapes=tapes):
+        dist.init_process_group("gloo")
+        dist.recv(received := torch.full((2,), 7.0), 0)
+        dist.scatter(received, None, src=0)
+    assert received.tolist() == [7.0, 7.0]
+    assert tapes.notes() == []
 
 
 def test_what_a_tape_answers_is_not_counted_as_made_up(tmp_path: Path) -> None:
