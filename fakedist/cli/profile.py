@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fakedist.cli.say import console, last_line, print_report
+from fakedist.cli.say import console, last_line, print_report, remark
 from fakedist.errors import JobError
 from fakedist.job import Job, place_from_environment
 from fakedist.units import parse_bytes
 
 if TYPE_CHECKING:
     from fakedist.launch import Ending, Streams
+    from fakedist.ranks import RankRun
 
 STDERR = 2  # the descriptor
 
@@ -120,7 +121,7 @@ def profile(
     streams = launch.Streams(
         child_stdout=STDERR if as_json else None,
         progress=sys.stderr if sys.stderr.isatty() else None,
-        say=lambda text: click.echo(f"fakedist: {text}", err=True),
+        say=remark,
     )
     if len(ranks) > 1:
         return _several(job, ranks, (output, force, as_json), streams)
@@ -135,16 +136,14 @@ def _several(job: Job, ranks: Sequence[int], how: tuple[Path | None, bool, bool]
     from fakedist.report.ranks import RankRow, ranks_object, render_ranks
 
     output, force, as_json = how
-    found = {run.rank: run for run in profile_ranks(job, ranks, output, force, streams)}
-    runs = [found[rank] for rank in ranks if rank in found]
+    runs = sorted(profile_ranks(job, ranks, output, force, streams), key=lambda run: ranks.index(run.rank))
     rows = [RankRow(run.rank, run.run_directory, vars(run.ending), run.wall_s) for run in runs]
     code = exit_code(runs)
     if as_json:
         click.echo(json.dumps(ranks_object(rows, job.world_size, code), indent=2))
     else:
         render_ranks(rows, job.world_size, console())
-    first = next((run for run in runs if run.ending.code), None)
-    return 0 if first is None else last_line(code, f"rank {first.rank} ended as {first.ending.outcome}")
+    return say_first_failure(runs)
 
 
 def job_of(arguments: tuple[str, ...], module: str | None, **options: Any) -> tuple[Job, tuple[int, ...]]:
@@ -217,6 +216,14 @@ def _nccl_variable(text: str) -> tuple[str, str]:
     name, value = _variable(text, "--nccl-env")
     check_variable(name, value)
     return name, value
+
+
+def say_first_failure(runs: Sequence[RankRun]) -> int:
+    """The last line on stderr names the first of several ranks that did not end well, and how."""
+    failed = next((run for run in runs if run.ending.code), None)
+    if failed is None:
+        return 0
+    return last_line(failed.ending.code, f"rank {failed.rank} ended as {failed.ending.outcome}")
 
 
 def say_ending(ending: Ending) -> int:

@@ -35,6 +35,11 @@ def console() -> Console:
     return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH)
 
 
+def remark(text: str) -> None:
+    """Say on stderr what goes on meanwhile."""
+    click.echo(f"fakedist: {text}", err=True)
+
+
 def last_line(code: int, meaning: str) -> int:
     """Say on stderr what the exit code means, and give it back."""
     click.echo(f"fakedist: exit {code}: {meaning}", err=True)

@@ -9,8 +9,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from fakedist.cli.profile import STDERR, ScriptCommand, job_of, profile, say_ending
-from fakedist.cli.say import console
+from fakedist.cli.profile import STDERR, ScriptCommand, job_of, profile, say_ending, say_first_failure
+from fakedist.cli.say import console, remark
 from fakedist.errors import JobError
 
 _NOT_ITS_OWN = ("all_layers",)
@@ -60,14 +60,17 @@ def _profiled(arguments: tuple[str, ...], as_json: bool, options: dict[str, Any]
     output, force = options.pop("output"), options.pop("force")
     job, ranks = job_of(arguments, **options)
     launch.check(job)
-    streams = launch.Streams(child_stdout=STDERR)
+    streams = launch.Streams(child_stdout=STDERR, say=remark)
     if len(ranks) == 1:
-        ended = [launch.profile(job, output, force, streams)]
-    else:
-        runs = profile_ranks(job, ranks, output, force, streams)
-        ended = [(run.run_directory, run.ending) for run in runs if run.run_directory is not None]
-    _print([run_directory for run_directory, _ in ended], as_json)
-    return next((say_ending(ending) for _, ending in ended if ending.code), 0)
+        run_directory, ending = launch.profile(job, output, force, streams)
+        _print([run_directory], as_json)
+        return say_ending(ending)
+    runs = sorted(profile_ranks(job, ranks, output, force, streams), key=lambda run: ranks.index(run.rank))
+    _print([run.run_directory for run in runs if run.run_directory is not None], as_json)
+    for run in runs:
+        if run.run_directory is None:
+            remark(f"rank {run.rank}: {run.ending.message}")
+    return say_first_failure(runs)
 
 
 def _print(runs: list[Path], as_json: bool) -> None:

@@ -223,3 +223,22 @@ def test_doctor_says_whether_a_device_works(
     assert "apt-get install gcc" in out
     assert cli.main(["doctor", "--json"]) == code
     assert json.loads(capsys.readouterr().out)["devices"] == list(devices)
+
+
+def test_topology_shows_ranks_in_the_order_asked_for_and_says_which_could_not_begin(
+    tmp_path: Path, launched: Launched, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launch_rank(job: Job, output: Path, force: bool, streams: launch.Streams) -> tuple[Path, Ending]:
+        if job.rank == 1:
+            raise SetupError("no room for it", "make some")
+        return output, Ending("finished", 0)
+
+    shown: list[Path] = []
+    monkeypatch.setattr(launch, "profile", launch_rank)
+    monkeypatch.setattr("fakedist.cli.topology._print", lambda runs, as_json: shown.extend(runs))
+    (tmp_path / "train.py").touch()
+    arguments = ["--world-size", "8", "--rank", "5,1,0", "-o", str(tmp_path / "runs"), str(tmp_path / "train.py")]
+    assert cli.main(["topology", *arguments]) == 1
+    assert [path.name for path in shown] == ["rank5", "rank0"]
+    *_, told, last = capsys.readouterr().err.splitlines()
+    assert (told, last) == ("fakedist: rank 1: no room for it", "fakedist: exit 1: rank 1 ended as error")
