@@ -111,13 +111,13 @@ def read_config(path: Path) -> CheckConfig:
     if not entries or not all(isinstance(entry, dict) for entry in entries):
         raise CheckError(f"{section.where}: there are no jobs", f"add {example}")
     jobs: list[CheckJob] = []
+    taken: set[str] = set()  # in small letters: not every file system tells their baselines apart
     for number, entry in enumerate(entries, start=1):
         job = _job(Section(f"{path.name} job {entry.get('name', number)!r}", entry), (tolerances, section))
-        if job.name.lower() in {
-            other.name.lower() for other in jobs
-        }:  # not every file system tells their baselines apart
+        if job.name.lower() in taken:
             raise CheckError(f"{path.name}: two jobs are called {job.name!r}", "give each a name of its own")
         jobs.append(job)
+        taken.add(job.name.lower())
     return CheckConfig(path.resolve(), path.resolve().parent / baselines, tuple(jobs))
 
 

@@ -60,7 +60,7 @@ class Timing:
         return self._timer.end(self._step)
 
     def moved(self) -> None:
-        """A module begins or ended in this thread."""
+        """Where the rank is has changed: a module or a phase began or ended in this thread."""
         timer = self._operations.timer
         if timer is not None:
             timer.moved(self._place())

@@ -28,7 +28,8 @@ def see_that_it_can_be_written(path: Path, *, is_directory: bool = False) -> Non
         raise JobError(
             f"{path} cannot be written: {folder} is {'a' if folder.is_dir() else 'no'} directory", _ELSEWHERE
         )
-    if not os.access(folder, os.W_OK):
+    # A file is replaced, so that its directory must let that be; a pipe or a terminal is written to.
+    if not os.access(folder.resolve().parent if folder.is_file() else folder, os.W_OK):
         raise JobError(f"{path} cannot be written: {os.strerror(errno.EACCES)}", _ELSEWHERE)
 
 
