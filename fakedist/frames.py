@@ -1,4 +1,7 @@
-"""Which line of the script is running: the innermost frame of this thread outside of torch and this package."""
+"""Which line of the script is running: the innermost frame of this thread outside of torch and this package.
+
+What Inductor wrote for a compiled graph is torch's too.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from collections.abc import Container
 from types import FrameType
 
 import torch
+
+from fakedist.run.sources import INDUCTORS
 
 OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -21,10 +26,14 @@ def script_frame(passed_over: Container[str] = ()) -> FrameType | None:
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if not frame.f_code.co_filename.startswith((OURS, TORCH, "<")) and frame.f_code.co_name not in passed_over:
+        if _is_the_scripts(frame.f_code.co_filename) and frame.f_code.co_name not in passed_over:
             return frame
         frame = frame.f_back
     return None
+
+
+def _is_the_scripts(filename: str) -> bool:
+    return not filename.startswith((OURS, TORCH, "<")) and not INDUCTORS.search(filename)
 
 
 def script_line() -> str:

@@ -12,6 +12,7 @@ from fakedist.analysis.blocks import Blocks
 from fakedist.analysis.layers import owner_names
 from fakedist.analysis.recording import Recording
 from fakedist.run.schema import CATEGORIES
+from fakedist.run.sources import INDUCTORS
 
 LARGEST = 20
 
@@ -107,8 +108,8 @@ def largest_blocks(recording: Recording, blocks: Blocks, lines: list[str]) -> pd
     return table[order].reset_index(drop=True)
 
 
-#: torch's own files, code without a file, and Inductor's: "c" and 51 digits of a SHA-256 in base 32.
-_NOT_THE_SCRIPTS = re.compile(r"/torch/|^<|/c[a-z2-7]{51}\.py$")
+#: torch's own files, code without a file, and Inductor's.
+_NOT_THE_SCRIPTS = re.compile(rf"/torch/|^<|{INDUCTORS.pattern}")
 
 
 def layer_names(recording: Recording) -> list[str]:

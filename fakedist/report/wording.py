@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fakedist.run.sources import INDUCTORS
 from fakedist.units import format_bytes
 
 #: Columns of the layer table: their categories, and which goes first where there is no room.
@@ -20,7 +21,7 @@ LAYER_COLUMNS = {
     "other": (("workspace", "communication", "other"), 4),
 }
 _SECRET = re.compile(r"^(\w*(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|_KEY)\w*)=.+", re.IGNORECASE | re.DOTALL)
-_PACKAGES = re.compile(r"^/.*/(?:site|dist)-packages/|^/.*/lib/(?=python3\.\d+/)")
+_PACKAGES = re.compile(rf"^/.*/(?:site|dist)-packages/|^/.*/lib/(?=python3\.\d+/)|^/.*/(?={INDUCTORS.pattern})")
 _PACKAGES_WITHIN = re.compile(r"(?<=\s)/\S*/(?:site|dist)-packages/")
 MIN_SHARE = 0.001  # layers below a thousandth of the peak are left out of the folded table, and counted
 

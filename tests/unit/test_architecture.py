@@ -61,7 +61,7 @@ MAY_IMPORT = {
     "harness": ("ending", "progress", "script", "run", "gpu", "world", "record"),
     "run": (),
     "patch": (),
-    "frames": (),
+    "frames": ("run",),
     "world": ("run", "patch", "frames"),
     "gpu": ("run", "patch", "frames"),
     "record": ("run", "patch", "frames"),

@@ -64,3 +64,9 @@ def test_the_script_line_is_outside_of_torch() -> None:
             return script_line()
 
     assert Layer()()[0] == __file__
+
+
+def test_what_inductor_wrote_is_not_the_script() -> None:
+    names = {"script_line": script_line}
+    exec(compile("def call():\n    return script_line()", f"/cache/inductor/3x/c{'a7' * 25}q.py", "exec"), names)
+    assert names["call"]()[0] == __file__
