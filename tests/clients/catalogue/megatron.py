@@ -46,9 +46,7 @@ def _presets(framework: str, layers: str, requires: tuple[str, ...]) -> tuple[En
 
 def _feature(feature: str, flags: str, stages: int = 2, **more: Any) -> Entry:
     """Mixtral's sizes, of eight layers, on 64 ranks; the flags given override the preset's."""
-    layout = (
-        f"--preset mixtral-8x7b --num-layers 8 --tensor-model-parallel-size 2 --pipeline-model-parallel-size {stages}"
-    )
+    layout = f"--num-layers 8 --tensor-model-parallel-size 2 --pipeline-model-parallel-size {stages}"
     chunks = "" if "virtual" in flags or "layout" in flags else " --num-virtual-stages-per-pipeline-rank none"
     return Entry(
         _ENGINE,
@@ -56,7 +54,7 @@ def _feature(feature: str, flags: str, stages: int = 2, **more: Any) -> Entry:
         _SCRIPT,
         package="megatron-core",
         requires=("transformer-engine-torch",),
-        arguments=(*f"--preset mixtral-8x7b --exit-interval 2 {layout} {chunks} {flags}".split(),),
+        arguments=tuple(f"--preset mixtral-8x7b --exit-interval 2 {layout} {chunks} {flags}".split()),
         world_size=64,
         options=_ROOM,
         **{"ranks": (63,), "collectives": ("reduce_scatter", "all_gather"), "prints": ("grad norm",)} | more,
