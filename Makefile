@@ -34,8 +34,8 @@ demo: setup ## profile rank 0 of 1,024 of a 70B Llama, on the GPU of this machin
 	@echo
 	@echo "The run is in $(DEMO); the same tables again: $(BIN)/fakedist report $(DEMO)"
 
-test: setup ## all tests
-	$(BIN)/python -m pytest
+test: setup ## all tests; TESTS=what is given to pytest
+	$(BIN)/python -m pytest $(TESTS)
 
 lint: setup
 	$(BIN)/ruff check .
