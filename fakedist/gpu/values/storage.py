@@ -93,5 +93,7 @@ def hold_weakly(tensor: torch.Tensor) -> None:
 
 
 def storage_address(tensor: torch.Tensor) -> int:
-    """Where a tensor's storage begins; as ``untyped_storage().data_ptr()``."""
-    return tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size() if tensor.numel() else 0
+    """Where a tensor's storage begins; as ``untyped_storage().data_ptr()``, and faster."""
+    if not tensor.numel():
+        return tensor.untyped_storage().data_ptr()  # data_ptr() of a tensor without elements is 0
+    return tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size()

@@ -41,6 +41,18 @@ def test_a_part_is_defined_and_spoiled_by_itself() -> None:
     assert not defined.holds(tensor[:2])
 
 
+def test_a_part_without_elements_changes_nothing() -> None:
+    defined = Defined()
+    tensor = torch.empty(8)
+    defined.define(tensor[:4])
+    for change in (defined.define, defined.spoil):
+        change(tensor[6:6])
+        assert defined.missing(tensor).tolist() == [False] * 4 + [True] * 4
+    defined.define(tensor)
+    defined.spoil(tensor[6:6])
+    assert defined.holds(tensor)
+
+
 def test_parts_add_up_to_the_whole() -> None:
     defined = Defined()
     tensor = torch.empty(4)
