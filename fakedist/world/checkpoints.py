@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from fakedist.world.objects import standing_in
 
 Replacements = dict[str, Callable[..., Any]]
@@ -28,9 +30,14 @@ def plans_of_one(module: ModuleType) -> Replacements:
             if not self.use_dist:
                 return original(self, step, map_fun, reduce_fun)
             mine: list[Any] = []
+            failed: dict[int, Any] = {}
 
             def remembered() -> Any:
-                mine.append(map_fun())
+                try:
+                    mine.append(map_fun())
+                except BaseException as error:
+                    failed[self.rank] = module._wrap_exception(error)
+                    raise
                 return mine[0]
 
             def reduced(all_data: Sequence[Any]) -> Any:
@@ -38,7 +45,7 @@ def plans_of_one(module: ModuleType) -> Replacements:
 
             def answer() -> Any:
                 if not mine:
-                    raise module.CheckpointException(step, {})
+                    raise module.CheckpointException(step, failed)  # as the coordinator would answer
                 found = reduced(mine * self.get_world_size())
                 return found[self.rank] if is_scattered else found
 
@@ -65,10 +72,29 @@ def plans_of_one(module: ModuleType) -> Replacements:
 def parts_of_one(module: ModuleType) -> Replacements:
     """For ``torch.distributed.checkpoint.default_planner``: one rank's parts need not make up the whole.
 
-    Torch itself asks that of more than one plan alone; its other checks stay.
+    Torch itself asks that of more than one plan alone; its other checks stay. A tensor of which this rank has no part
+    is in the checkpoint all the same, because other ranks save it: it is named there with its size.
     """
-    validate = module._validate_global_plan
-    return {"_validate_global_plan": lambda global_plan, metadata: validate(global_plan[:1], metadata)}
+    validate, create = module._validate_global_plan, module.DefaultSavePlanner.create_global_plan
+
+    def create_global_plan(self: Any, all_plans: list[Any]) -> tuple[list[Any], Any]:
+        plans, metadata = create(self, all_plans)
+        for name, value in self.state_dict.items():
+            if isinstance(value, torch.Tensor) and name not in metadata.state_dict_metadata:
+                metadata.state_dict_metadata[name] = _without_parts(value)
+        return plans, metadata
+
+    return {
+        "_validate_global_plan": lambda global_plan, metadata: validate(global_plan[:1], metadata),
+        "DefaultSavePlanner.create_global_plan": create_global_plan,
+    }
+
+
+def _without_parts(tensor: torch.Tensor) -> Any:
+    from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorageMetadata
+
+    properties = TensorProperties(dtype=tensor.dtype, layout=tensor.layout, requires_grad=tensor.requires_grad)
+    return TensorStorageMetadata(properties, tensor.size(), [])
 
 
 def _without_others_parts(all_data: Sequence[Any], rank: int) -> list[Any]:

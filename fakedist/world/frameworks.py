@@ -108,6 +108,8 @@ def _uneven_parts(module: ModuleType) -> dict[str, Callable[..., Any]]:
         @functools.wraps(gather)
         def within_the_whole(dtensor: Any) -> Any:
             part = gather(dtensor)
+            if 0 in part.sizes:
+                return part  # of an optimizer's state that is not there it has one dimension, whatever the parameter's
             ends = (whole - size for whole, size in zip(dtensor.shape, part.sizes, strict=True))
             offsets = tuple(max(0, min(place)) for place in zip(part.offsets, ends, strict=True))
             return type(part)(offsets=offsets, sizes=part.sizes)

@@ -56,6 +56,7 @@ def test_a_module_imported_while_adapted_asks_but_does_not_stop(package: str) ->
         module.validate_uneven_dtensor(shard)
         assert module.asked == [shard]
         assert module.gather_and_compute_chunk_metadata(shard) == ((5,), (3,))
+        assert module.gather_and_compute_chunk_metadata(Shard(rows=0, shape=(8, 4))) == ((0,), (0,))
     with pytest.raises(AssertionError, match="nobody has the rest"):
         module.validate_uneven_dtensor(shard)
 
