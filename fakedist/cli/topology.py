@@ -74,9 +74,10 @@ def _profiled(arguments: tuple[str, ...], as_json: bool, options: dict[str, Any]
 
 
 def _print(runs: list[Path], as_json: bool) -> None:
+    from fakedist.report.run import Run
     from fakedist.report.topology import RunTopology, render_topology
 
-    topologies = [RunTopology(run) for run in runs]
+    topologies = [RunTopology(Run(run)) for run in runs]
     if as_json:
         objects = [each.as_object() for each in topologies]
         click.echo(json.dumps(objects[0] if len(objects) == 1 else objects, indent=2))

@@ -13,7 +13,7 @@ from fakedist.report.comparison import Comparison, format_change, format_relativ
 from fakedist.report.markdown import markdown_table
 from fakedist.report.sheet import Column, print_remark, print_table
 from fakedist.report.sheets import Columns, Sheet, changed_sheet
-from fakedist.report.topology import AT_ONCE
+from fakedist.report.topology import AT_ONCE, stream_columns
 from fakedist.units import format_bytes
 
 
@@ -89,12 +89,7 @@ def _renamed(comparison: Comparison) -> Sheet | None:
 def _streams(comparison: Comparison) -> Sheet | None:
     if not (rows := comparison.streams):
         return None
-    columns = [_text("", [row["side"] for row in rows]), _text("group", [row["group"] for row in rows])]
-    columns.append(_text("operation", [row["operation"] for row in rows]))
-    columns.append(Column("calls", [f"{row['num_calls']:,}" for row in rows], rank=1))
-    columns.append(Column("bytes", [format_bytes(row["bytes"]) for row in rows], rank=2))
-    columns.append(_text("runs on", [row["runs_on"] for row in rows]))
-    columns.append(_text("at once with", [row["beside"] for row in rows]))
+    columns = [_text("", [row["side"] for row in rows]), *stream_columns(rows)]
     return Sheet("What can run at once in a step, simulated", columns, [AT_ONCE])
 
 

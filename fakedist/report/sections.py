@@ -11,6 +11,7 @@ from fakedist.analysis.collectives import ranks_of
 from fakedist.report.charts import Colouring
 from fakedist.report.run import Run
 from fakedist.report.time_section import step_figure
+from fakedist.report.topology import AT_ONCE, RunTopology
 from fakedist.report.wording import (
     LAYER_COLUMNS,
     MIN_SHARE,
@@ -226,18 +227,22 @@ def communication_section(run: Run, summary: dict[str, Any]) -> dict[str, Any] |
     if not len(groups):
         return None
     job = run.manifest["job"]
-    calls = [
-        row | {f"{key}_text": format_bytes(row[key]) for key in ("bytes_in", "bytes_out")}
-        for row in summary["collectives"][:_MOST_ROWS]
-    ]
+    topology = RunTopology(run) if run.has("spans") else None  # an older fakedist wrote none
     return {
         "groups": [_group(row, job["gpus_per_node"]) for row in groups.to_dict("records")],
-        "calls": calls,
+        "calls": _with_texts(summary["collectives"][:_MOST_ROWS]),
+        "streams": _with_texts(topology.told()[:_MOST_ROWS]) if topology else [],
+        "when": topology.when if topology else "",
+        "at_once": AT_ONCE,
         "num_more": max(len(summary["collectives"]) - _MOST_ROWS, 0),
         "world": f"{job['world_size']:,}",
         "num_nodes": -(-job["world_size"] // job["gpus_per_node"]),
         "per_node": job["gpus_per_node"],
     }
+
+
+def _with_texts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row | {f"{key}_text": format_bytes(row[key]) for key in ("bytes_in", "bytes_out")} for row in rows]
 
 
 def _group(row: Mapping[Any, Any], per_node: int) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -28,14 +27,14 @@ class RunTopology:
     """The groups of a run.
 
     Args:
-        path: Its directory.
+        run: The run.
 
     Raises:
-        RunDirectoryError: It is no run directory, or a damaged one.
+        RunDirectoryError: A table is missing or damaged.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.run = Run(path)
+    def __init__(self, run: Run) -> None:
+        self.run = run
         self.found: Topology = find_topology(self.run.table)
         self.rows: list[dict[str, Any]] = [
             {**{str(key): value for key, value in row.items()}, "name": self._name(row["group"])}
@@ -69,14 +68,18 @@ class RunTopology:
         return found
 
     def told(self) -> list[dict[str, Any]]:
-        """A row for each group, operation and place where it runs, as text: group, operation, runs_on, beside."""
+        """A row for each group, operation and place where it runs.
+
+        Its group, operation, num_calls, bytes (in and out), bytes_in, bytes_out; as text stream and beside.
+        """
         return [
             {
                 "group": row["name"],
                 "operation": short(row["operation"]),
                 "num_calls": row["num_calls"],
                 "bytes": row["bytes_in"] + row["bytes_out"],
-                "runs_on": _stream(row),
+                **{key: row[key] for key in ("bytes_in", "bytes_out")},
+                "stream": _stream(row),
                 "beside": ", ".join(map(self._spoken, row["beside"])) or "-",
             }
             for row in self.rows
@@ -152,10 +155,21 @@ class RunTopology:
         return Sheet(f"Calls of this rank in {self.when}, simulated", columns)
 
     def _streams_sheet(self) -> Sheet:
-        names = {"group": "group", "operation": "operation", "runs_on": "runs on", "beside": "at once with"}
-        told = self.told()
-        columns = [Column(name, [row[key] for row in told], is_text=True) for key, name in names.items()]
+        counted = ("calls", "bytes")  # the table above has them
+        columns = [column for column in stream_columns(self.told()) if column.name not in counted]
         return Sheet("What can run at once, simulated", columns, [AT_ONCE])
+
+
+def stream_columns(told: list[dict[str, Any]]) -> list[Column]:
+    """Calls, where they run and beside what, of rows as :meth:`RunTopology.told` gives them; bytes are in and out."""
+    return [
+        Column("group", [row["group"] for row in told], is_text=True),
+        Column("operation", [row["operation"] for row in told], is_text=True),
+        Column("calls", [f"{row['num_calls']:,}" for row in told]),
+        Column("bytes", [format_bytes(row["bytes"]) for row in told]),
+        Column("stream", [row["stream"] for row in told], is_text=True),
+        Column("at once with", [row["beside"] for row in told], is_text=True),
+    ]
 
 
 def render_topology(topology: RunTopology, console: Console) -> None:
@@ -204,7 +218,7 @@ def _when(row: dict[str, Any]) -> str:
 
 
 def _stream(row: dict[str, Any]) -> str:
-    words = {OWN: "its group's stream", COMPUTE: "the compute stream", HOST: "the host"}
+    words = {OWN: "its group's", COMPUTE: "compute", HOST: "none: the host"}
     if row["peers"]:
-        return "a stream for each peer"
-    return words.get(row["stream"], f"side stream {row['stream']}")
+        return "one for each peer"
+    return words.get(row["stream"], f"side {row['stream']}")

@@ -62,7 +62,7 @@ def test_two_groups_of_the_same_ranks_overlap_where_one_does_not(sides: dict[str
         ("B", "all_gather"): "compute, default_pg reduce_scatter",
         ("B", "reduce_scatter"): "compute, gather all_gather",
     }
-    for column in ("num_calls", "bytes", "runs_on"):
+    for column in ("num_calls", "bytes", "stream"):
         assert streams.loc["A"][column].to_dict() == streams.loc["B"][column].to_dict()
     # Units: embedding, the blocks, and the rest. All but the last are gathered again in backward.
     assert streams.loc["A"]["num_calls"].to_dict() == {"all_gather": 2 * (LAYERS + 2) - 1, "reduce_scatter": LAYERS + 2}
