@@ -103,14 +103,16 @@ def profile_ranks(
 
 def _again(runner: _Runner, waiting: dict[int, tuple[RankRun, Awaited]], streams: launch.Streams) -> Iterator[RankRun]:
     """Run ranks again while a tape has what one of them waited for; those that then wait no more leave ``waiting``."""
+    asked = {(rank, awaited) for rank, (_, awaited) in waiting.items()}
     while ready := [rank for rank, (_, awaited) in waiting.items() if runner.has(awaited, rank)]:
         rank = ready[0]
         before = waiting.pop(rank)[1]
         streams.say(f"rank {rank} again: the tape of {_whom(before)} has what it waited for")
         run = runner.run(rank)
         awaited = runner.awaited(run)
-        # Asking for the same again, it would for ever.
-        if awaited is not None and awaited != before:
+        # Who asks again for what was answered would do so for ever.
+        if awaited is not None and (rank, awaited) not in asked:
+            asked.add((rank, awaited))
             waiting[rank] = (run, awaited)
             continue
         yield run

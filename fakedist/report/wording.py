@@ -144,7 +144,8 @@ def short_line(line: str, cwd: str) -> str:
 def note_texts(summary: dict[str, Any], cwd: str) -> list[str]:
     """The notes with their files from where the command was given, or from where packages are."""
     notes = [_PACKAGES_WITHIN.sub("", note) for note in summary["notes"]]
-    return [note.replace(f" {cwd.rstrip('/')}/", " ") for note in notes] if cwd else notes
+    root = cwd.rstrip("/")
+    return [note.replace(f" {root}/", " ") for note in notes] if root else notes
 
 
 def layer_label(name: str, num_repeats: int = 1) -> str:

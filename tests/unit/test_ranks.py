@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from fakedist.launch import Ending, Streams
 from fakedist.ranks import exit_code, parse_ranks, profile_ranks
 from fakedist.run.directory import TAPE_NAME
 from fakedist.run.journal import JournalWriter
-from fakedist.run.tape import Tape
+from fakedist.run.tape import Awaited, Tape
 
 JOB = Job(world_size=16, rank=0, target="train.py")
 
@@ -153,3 +154,14 @@ def test_a_rank_that_waits_for_the_same_again_is_not_run_for_ever(
     outcomes, _ = run_stages(stages, monkeypatch, tmp_path)
     assert outcomes == {0: "exception", 1: "exception"}
     assert stages.order == [0, 1, 0, 1]
+
+
+def test_a_rank_that_waits_for_two_things_by_turns_is_not_run_for_ever(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stages = Stages(num_stages=4, first=0)
+    by_turns = (Awaited("send_object_list", 1, ((0, 1), 0), 0, None, nth) for nth in itertools.cycle((1, 2)))
+    monkeypatch.setattr(Tape, "has", lambda tape, awaited, rank: len(stages.order) < 50)
+    monkeypatch.setattr(Tape, "awaited", lambda tape: next(by_turns) if tape.rank == 0 else None)
+    run_stages(stages, monkeypatch, tmp_path)
+    assert stages.order == [0, 1, 0, 0]

@@ -164,8 +164,10 @@ void trace_launch(const struct launch *made, void *stream, uint64_t node) {
 
 void trace_record(uint64_t event, void *stream, uint64_t *reached) {
     if (!traces_launches()) return;
+    pthread_mutex_lock(&lock);
     uint64_t time = now(), busy = *stream_reaches(stream);
     *reached = busy > time ? busy : time;
+    pthread_mutex_unlock(&lock);
     append(kind_of_event(), &(struct activity){.end = *reached,
                                                .correlation = thread.correlation,
                                                .external = event,
@@ -175,10 +177,12 @@ void trace_record(uint64_t event, void *stream, uint64_t *reached) {
 
 void trace_wait(int kind, uint64_t event, void *stream, uint64_t until) {
     if (!traces_launches()) return;
+    pthread_mutex_lock(&lock);
     uint64_t start = now(), *reaches = stream_reaches(stream);
     if (kind == HOST_WAITS_FOR_DEVICE) until = device_reaches[current_device()];
+    if (kind == STREAM_WAITS && *reaches < until) *reaches = until;
+    pthread_mutex_unlock(&lock);
     if (kind != STREAM_WAITS) wait_until(until);
-    else if (*reaches < until) *reaches = until;
     append(kind_of_wait(), &(struct activity){.start = start,
                                               .end = now(),
                                               .launch_kind = kind,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fakedist.report.wording import short_line
+from fakedist.report.wording import note_texts, short_line
 
 
 @pytest.mark.parametrize(
@@ -17,3 +17,10 @@ from fakedist.report.wording import short_line
 )
 def test_files_are_named_from_where_the_command_was_given_or_where_packages_are(line: str, short: str) -> None:
     assert short_line(line, "/job") == short
+
+
+@pytest.mark.parametrize(
+    ("cwd", "text"), [("/home/me", "at train.py:3"), ("/", "at /home/me/train.py:3"), ("", "at /home/me/train.py:3")]
+)
+def test_notes_name_files_from_where_the_command_was_given(cwd: str, text: str) -> None:
+    assert note_texts({"notes": ["at /home/me/train.py:3"]}, cwd) == [text]
