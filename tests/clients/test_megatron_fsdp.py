@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from tests.clients.conftest import RunEntry
+from tests.clients.running import Ran
 from tests.conftest import RunFakedist
 
 NAMES = (
@@ -66,3 +67,32 @@ def test_two_groups_of_the_same_ranks_overlap_where_one_does_not(sides: dict[str
         assert streams.loc["A"][column].to_dict() == streams.loc["B"][column].to_dict()
     # Units: embedding, the blocks, and the rest. All but the last are gathered again in backward.
     assert streams.loc["A"]["num_calls"].to_dict() == {"all_gather": 2 * (LAYERS + 2) - 1, "reduce_scatter": LAYERS + 2}
+
+
+def calls_of_a_step(run: Ran) -> pd.DataFrame:
+    """Number of calls and bytes of the second step, by group and operation."""
+    calls = run.table("calls")
+    calls["group"] = calls["group"].map(run.table("groups")["description"]).astype(str)
+    calls["operation"] = calls["operation"].astype(str).str.extract("^(all_gather|all_reduce|reduce_scatter)")[0]
+    columns = {"number": ("op", "size"), "bytes_in": ("bytes_in", "sum"), "bytes_out": ("bytes_out", "sum")}
+    return calls[calls["step"] == 2].groupby(["group", "operation"]).agg(**columns)
+
+
+def test_replicas_add_up_their_shards_of_the_gradients_once_a_step(ran: RunEntry) -> None:
+    calls = calls_of_a_step(ran("Megatron-FSDP: hybrid sharding, 3 micro-batches", 31))
+    units, micro_batches = 5, 3
+    scattered, summed = calls.loc["mesh_dp", "reduce_scatter"], calls.loc["mesh_outer", "all_reduce"]
+    assert (scattered["number"], summed["number"]) == (micro_batches * units, units)
+    assert scattered["bytes_out"] == micro_batches * summed["bytes_in"]
+    assert scattered["bytes_in"] == 16 * scattered["bytes_out"]
+
+
+def test_weights_in_fp8_are_gathered_as_such_and_their_gradients_are_not(ran: RunEntry) -> None:
+    names = ("layers in bf16", "weights in fp8, delayed scaling")
+    wide, narrow = (calls_of_a_step(ran(f"Megatron-FSDP: Transformer Engine: {name}", 31)) for name in names)
+    elements = 49 * 2_048**2  # of the matrices: four layers of 12, and one
+    gathered = [calls.loc["default_pg", "all_gather"]["bytes_out"] for calls in (wide, narrow)]
+    # Before forward and again before backward, and what fills up the buffers.
+    assert gathered == pytest.approx([2 * 2 * elements, 2 * elements], rel=0.05)
+    scattered = [calls.loc["default_pg", "reduce_scatter"]["bytes_in"] for calls in (wide, narrow)]
+    assert scattered == pytest.approx([2 * elements] * 2, rel=0.05)
