@@ -74,7 +74,7 @@ def _surroundings(job: GpuJob, virtual: bool) -> Iterator[None]:
         yield
         return
     with ExitStack() as stack:
-        is_undefined = _compute_what_is_read() if virtual else None
+        is_undefined = compute_what_is_read() if virtual else None
         if job.world_size and (virtual or job.world_size > 1):
             from fakedist.job import Job
             from fakedist.world.environ import rank_environment
@@ -89,7 +89,7 @@ def _surroundings(job: GpuJob, virtual: bool) -> Iterator[None]:
         yield
 
 
-def _compute_what_is_read() -> Callable[[Any], bool]:
+def compute_what_is_read() -> Callable[[Any], bool]:
     """Let the value engine run where a job reads values, and nowhere else; says what it left without a value."""
     from fakedist.gpu.values import ValueEngine
     from fakedist.record.operations import Operations

@@ -87,8 +87,9 @@ def record(
         if time.monotonic() > way.ends_at:
             return _Ran(JobRecord(job.name, error="not run: the time was over"))
         started = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="gpu-job-") as directory:
-            ran = _run(job, way, Path(directory))
+        for _ in range(job.num_runs):
+            with tempfile.TemporaryDirectory(prefix="gpu-job-") as directory:
+                ran = _run(job, way, Path(directory))
         ran.record.seconds = round(time.monotonic() - started, 1)
         events = f"{len(ran.record.events):7d} events"
         told(f"{way.device} {job.name:<24} {ran.record.seconds:6.1f} s {ran.record.error or events}")

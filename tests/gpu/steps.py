@@ -2,8 +2,8 @@
 
     python tests/gpu/steps.py JOB RESULT.json [--device virtual --gpu h200 --gpu-memory BYTES]
 
-What ``fakedist profile`` says of the same step stands beside it in docs/accuracy.md. On the virtual GPU no kernel runs,
-so that there is nothing to add up.
+What ``fakedist profile`` says of the same step stands beside it in docs/accuracy.md. On the virtual GPU, which stands
+in while ``make gpu`` is rehearsed, kernels take the simulated time that its CUPTI tells.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.gpu.jobs.catalogue import JOBS  # noqa: E402
+from tests.gpu.one_job import compute_what_is_read  # noqa: E402
 
 #: The step that is looked at: the first warms up, the second too.
 STEP = 3
@@ -93,6 +94,7 @@ def main() -> None:
             from fakedist.gpu.virtual import virtual_gpu
 
             stack.enter_context(virtual_gpu(find_gpu(args.gpu), 1, args.gpu_memory))
+            compute_what_is_read()
         import torch
         from torch.optim.optimizer import register_optimizer_step_post_hook
 

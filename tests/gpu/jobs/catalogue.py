@@ -21,6 +21,8 @@ class GpuJob:
         world_size: Ranks of its world; 0 where it uses no process group. One rank runs with torch's own NCCL on a real
             GPU; the other ranks of a larger world are faked on every device.
         environment: Variables that must be set before torch is imported.
+        num_runs: How often it is run for a recording, which is of the last: a first compilation tunes kernels, which
+            allocates.
     """
 
     name: str
@@ -29,6 +31,7 @@ class GpuJob:
     argument: str | None = None
     world_size: int = 0
     environment: tuple[tuple[str, str], ...] = ()
+    num_runs: int = 1
 
 
 def _alloc_conf(text: str) -> tuple[tuple[str, str], ...]:
@@ -61,7 +64,7 @@ JOBS: dict[str, GpuJob] = {
         GpuJob("generation", _DENSE, "generation"),
         GpuJob("amp_fp16", _DENSE, "amp_fp16"),
         GpuJob("fp8", _DENSE, "fp8"),
-        GpuJob("compiled", _DENSE, "compiled", environment=_COMPILE),
+        GpuJob("compiled", _DENSE, "compiled", environment=_COMPILE, num_runs=2),
         GpuJob("convnet", _KERNELS, "convnet", "contiguous"),
         GpuJob("convnet_channels_last", _KERNELS, "convnet", "channels_last"),
         GpuJob("lstm", _KERNELS, "lstm"),
