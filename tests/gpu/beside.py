@@ -8,35 +8,24 @@ context, loaded kernels, the handles of libraries and NCCL's buffers. Nobody els
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from tests.gpu.device import device, parse  # noqa: E402
 from tests.gpu.recording import replace_with  # noqa: E402
 
 
 def main() -> None:
     """Every stage, into the file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("result", type=Path)
-    parser.add_argument("--device", choices=("present", "virtual"), default="present")
-    parser.add_argument("--gpu", default="h200")
-    parser.add_argument("--gpu-memory", type=int)
-    args = parser.parse_args()
-    with ExitStack() as stack:
-        if args.device == "virtual":
-            from fakedist.gpu.spec import find_gpu
-            from fakedist.gpu.virtual import virtual_gpu
-
-            stack.enter_context(virtual_gpu(find_gpu(args.gpu), 1, args.gpu_memory))
+    args = parse(__doc__, ("result", {"type": Path}))
+    with device(args):
         rows: list[dict[str, Any]] = []
         for name, use in (*LIBRARIES, *(COMMUNICATORS if args.device == "present" else ())):
             rows.append(_after(name, use))

@@ -10,13 +10,12 @@ last. One trial without a limit goes before them, so that what libraries take at
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import gc
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from tests.gpu.device import device, parse  # noqa: E402
 from tests.gpu.recording import replace_with  # noqa: E402
 
 GIB = 1 << 30
@@ -54,18 +54,8 @@ class Failure:
 
 def main() -> None:
     """Every trial, into the file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("result", type=Path)
-    parser.add_argument("--device", choices=("present", "virtual"), default="present")
-    parser.add_argument("--gpu", default="h200")
-    parser.add_argument("--gpu-memory", type=int)
-    args = parser.parse_args()
-    with ExitStack() as stack:
-        if args.device == "virtual":
-            from fakedist.gpu.spec import find_gpu
-            from fakedist.gpu.virtual import virtual_gpu
-
-            stack.enter_context(virtual_gpu(find_gpu(args.gpu), 1, args.gpu_memory))
+    args = parse(__doc__, ("result", {"type": Path}))
+    with device(args):
         rows: list[dict[str, Any]] = [{"limit": "nothing", "gib": 0, "found": asdict(trial())}]
         for limit, limited in (("allocator", by_allocator), ("device", by_device)):
             for gib in range(MOST_GIB, 0, -1):

@@ -9,7 +9,6 @@ virtual GPU and a faked world, which are fakedist's.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import importlib
 import json
@@ -25,6 +24,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from tests.gpu.device import device, parse  # noqa: E402
 from tests.gpu.jobs.catalogue import JOBS, GpuJob  # noqa: E402
 from tests.gpu.recording import Events, EventsBuilder, JobRecord  # noqa: E402
 
@@ -35,27 +35,15 @@ _TORCH, _JOBS = f"{os.sep}torch{os.sep}", os.path.join(os.path.dirname(os.path.a
 
 def main() -> None:
     """Run the job; its record is written whatever happens, short of a crash of the process."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("job", choices=JOBS)
-    parser.add_argument("result", type=Path)
-    parser.add_argument("--device", choices=("present", "virtual"), default="present")
-    parser.add_argument("--gpu", default="h200")
-    parser.add_argument("--gpu-memory", type=int)
-    args = parser.parse_args()
+    args = parse(__doc__, ("job", {"choices": JOBS}), ("result", {"type": Path}))
     job = JOBS[args.job]
-    with ExitStack() as stack:
-        gpu = None
-        if args.device == "virtual":
-            from fakedist.gpu.spec import find_gpu
-            from fakedist.gpu.virtual import virtual_gpu
-
-            gpu = stack.enter_context(virtual_gpu(find_gpu(args.gpu), max(1, job.world_size), args.gpu_memory))
-        else:
+    with device(args, max(1, job.world_size)) as gpu:
+        if gpu is None:
             os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # of a world of one rank: nothing to meet
         import torch
 
         record = JobRecord(job.name)
-        with _surroundings(job, args.device == "virtual"):
+        with _surroundings(job, gpu is not None):
             facts = _record(job, record)
         if gpu is not None:
             record.notes += [f"refused: {name}, {calls} calls" for name, calls in gpu.refused()]

@@ -8,19 +8,18 @@ in while ``make gpu`` is rehearsed, kernels take the simulated time that its CUP
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import sys
 import time
 from collections.abc import Iterable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from tests.gpu.device import device, parse  # noqa: E402
 from tests.gpu.jobs.catalogue import JOBS  # noqa: E402
 from tests.gpu.one_job import compute_what_is_read  # noqa: E402
 
@@ -80,20 +79,10 @@ def kernels_us(events: Iterable[Any]) -> float:
 
 def main() -> None:
     """Run the job; the result is written if it had three steps."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("job", choices=JOBS)
-    parser.add_argument("result", type=Path)
-    parser.add_argument("--device", choices=("present", "virtual"), default="present")
-    parser.add_argument("--gpu", default="h200")
-    parser.add_argument("--gpu-memory", type=int)
-    args = parser.parse_args()
+    args = parse(__doc__, ("job", {"choices": JOBS}), ("result", {"type": Path}))
     job = JOBS[args.job]
-    with ExitStack() as stack:
-        if args.device == "virtual":
-            from fakedist.gpu.spec import find_gpu
-            from fakedist.gpu.virtual import virtual_gpu
-
-            stack.enter_context(virtual_gpu(find_gpu(args.gpu), 1, args.gpu_memory))
+    with device(args) as gpu:
+        if gpu is not None:
             compute_what_is_read()
         import torch
         from torch.optim.optimizer import register_optimizer_step_post_hook
