@@ -57,7 +57,7 @@ def _feature(feature: str, flags: str, stages: int = 2, **more: Any) -> Entry:
         arguments=tuple(f"--preset mixtral-8x7b --exit-interval 2 {layout} {chunks} {flags}".split()),
         world_size=64,
         options=_ROOM,
-        **{"ranks": (63,), "collectives": ("reduce_scatter", "all_gather"), "prints": ("grad norm",)} | more,
+        **{"ranks": (0, 31, 63), "collectives": ("reduce_scatter", "all_gather"), "prints": ("grad norm",)} | more,
     )
 
 
