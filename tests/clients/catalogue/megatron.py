@@ -34,7 +34,7 @@ def _presets(framework: str, layers: str, requires: tuple[str, ...]) -> tuple[En
             requires=requires,
             arguments=("--preset", preset, "--transformer-impl", layers, "--exit-interval", "2"),
             world_size=world_size,
-            ranks=ranks if requires else ranks[::2],
+            ranks=ranks,
             options=_ROOM,
             collectives=("all_to_all", "reduce_scatter", "all_gather", "send", "recv"),
             prints=("grad norm",),
