@@ -13,6 +13,7 @@ from typing import Any
 CHROMIUM = os.environ.get("FAKEDIST_CHROMIUM") or next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
+_DESKTOP = {"width": 1280, "height": 900}
 
 
 class Reader:
@@ -33,6 +34,14 @@ class Reader:
         self.page.wait_for_selector("html[data-ready]", timeout=20_000)
         return self.page
 
+    def width_on(self, path: Path, screen: int) -> int:
+        """How wide a page is on a screen of this width, in pixels."""
+        page = self.open(path)
+        page.set_viewport_size({"width": screen, "height": 800})
+        width = int(page.evaluate("document.documentElement.scrollWidth"))
+        page.set_viewport_size(_DESKTOP)
+        return width
+
 
 def no_browser() -> str:
     """What to install for these tests; empty where they can run."""
@@ -52,7 +61,7 @@ def browser(profile: Path) -> Iterator[Reader]:
             executable_path=CHROMIUM,
             headless=True,
             args=["--no-sandbox", "--disable-gpu"],
-            viewport={"width": 1280, "height": 900},
+            viewport=_DESKTOP,
         )
         yield Reader(context)
         context.close()

@@ -64,29 +64,30 @@ int kind_of_wait(void) { return CUPTI_ACTIVITY_KIND_SYNCHRONIZATION; }
 
 static int at_least_one(uint32_t size) { return size ? (int)size : 1; }
 
+/* What all records of launches say of when and where. */
+#define WRITE_PLACE(out, from)                                                                                         \
+    ((out)->start = (from)->start, (out)->end = (from)->end, (out)->deviceId = (uint32_t)(from)->launch->device,       \
+     (out)->contextId = (from)->context, (out)->streamId = (from)->stream, (out)->correlationId = (from)->correlation, \
+     (out)->graphNodeId = (from)->node, (out)->graphId = (uint32_t)(from)->launch->graph)
+
 /* Where a library's function stands for its kernels, their grid is not known: it is one block of one thread. */
 static void write_kernel(kernel_record *out, const struct activity *from) {
     const struct launch *made = from->launch;
-    out->start = from->start;
-    out->end = out->completed = from->end;
-    out->deviceId = (uint32_t)made->device;
-    out->contextId = from->context;
-    out->streamId = from->stream;
+    WRITE_PLACE(out, from);
+    out->completed = from->end;
     out->gridX = at_least_one(made->grid[0]);
     out->gridY = at_least_one(made->grid[1]);
     out->gridZ = at_least_one(made->grid[2]);
     out->blockX = at_least_one(made->block[0]);
     out->blockY = at_least_one(made->block[1]);
     out->blockZ = at_least_one(made->block[2]);
-    out->correlationId = from->correlation;
     out->gridId = from->correlation;
     out->name = made->name ? made->name : "a kernel of unknown name";
-    out->graphNodeId = from->node;
-    out->graphId = (uint32_t)made->graph;
 }
 
 static void write_copy(copy_record *out, const struct activity *from) {
     const struct launch *made = from->launch;
+    WRITE_PLACE(out, from);
     const uint8_t host = made->pinned ? CUPTI_ACTIVITY_MEMORY_KIND_PINNED : CUPTI_ACTIVITY_MEMORY_KIND_PAGEABLE;
     out->copyKind = made->direction == TO_DEVICE ? CUPTI_ACTIVITY_MEMCPY_KIND_HTOD
                     : made->direction == TO_HOST ? CUPTI_ACTIVITY_MEMCPY_KIND_DTOH
@@ -94,28 +95,12 @@ static void write_copy(copy_record *out, const struct activity *from) {
     out->srcKind = made->direction == TO_DEVICE ? host : CUPTI_ACTIVITY_MEMORY_KIND_DEVICE;
     out->dstKind = made->direction == TO_HOST ? host : CUPTI_ACTIVITY_MEMORY_KIND_DEVICE;
     out->bytes = made->bytes;
-    out->start = from->start;
-    out->end = from->end;
-    out->deviceId = (uint32_t)made->device;
-    out->contextId = from->context;
-    out->streamId = from->stream;
-    out->correlationId = from->correlation;
-    out->graphNodeId = from->node;
-    out->graphId = (uint32_t)made->graph;
 }
 
 static void write_fill(CUpti_ActivityMemset4 *out, const struct activity *from) {
-    const struct launch *made = from->launch;
-    out->bytes = made->bytes;
-    out->start = from->start;
-    out->end = from->end;
-    out->deviceId = (uint32_t)made->device;
-    out->contextId = from->context;
-    out->streamId = from->stream;
-    out->correlationId = from->correlation;
+    WRITE_PLACE(out, from);
+    out->bytes = from->launch->bytes;
     out->memoryKind = CUPTI_ACTIVITY_MEMORY_KIND_DEVICE;
-    out->graphNodeId = from->node;
-    out->graphId = (uint32_t)made->graph;
 }
 
 static void write_wait_record(wait_record *out, const struct activity *from) {
