@@ -9,6 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -16,6 +17,7 @@ OUT_OF_MEMORY_CODE = 4
 INTERRUPTED_CODE = 128 + signal.SIGINT
 TERMINATED_CODE = 128 + signal.SIGTERM
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PF_EXITING = 4  # linux/sched.h
 
 
 class Terminated(SystemExit):
@@ -30,6 +32,8 @@ def how_it_ended(error: BaseException) -> tuple[str, int, str]:
 
     chain = list(_chain(error))
     text = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
+    if isinstance(error, Terminated) and parent_is_gone():
+        return "killed", TERMINATED_CODE, "with fakedist profile, which was killed"
     if isinstance(error, Terminated):
         return "interrupted", TERMINATED_CODE, "SIGTERM"
     if any(isinstance(link, StopRun) for link in chain):
@@ -82,6 +86,7 @@ def terminate(number: int, frame: FrameType | None) -> None:
 
 
 _main_pid = os.getpid()
+_parent_pid = os.getppid()
 
 
 def end_with_parent() -> None:
@@ -89,6 +94,22 @@ def end_with_parent() -> None:
     import ctypes
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if parent_is_gone():  # before it was asked for
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def parent_is_gone() -> bool:
+    """Whether the process that started this one has ended, or is ending.
+
+    Its main thread dies first, and takes this process with it; until the last one has, it stays the parent.
+    """
+    if os.getppid() != _parent_pid:
+        return True
+    try:
+        stat = Path(f"/proc/{_parent_pid}/stat").read_text()
+    except OSError:
+        return True
+    return bool(int(stat.rpartition(") ")[2].split()[6]) & _PF_EXITING)  # proc(5): flags are the ninth field
 
 
 @contextmanager

@@ -23,18 +23,24 @@ from fakedist.analysis.summary import summarize
 from fakedist.analysis.times.summary import find_times
 from fakedist.analysis.times.trace import write_trace
 from fakedist.run.manifest import load_manifest, update_manifest
-from fakedist.run.tables import write_table
+from fakedist.run.tables import check_tables, new_tables, write_table
 from fakedist.units import format_bytes
 
 
-def build_tables(run_directory: Path) -> None:
+def build_tables(run_directory: Path, *, may_be_empty: bool = True) -> None:
     """Make the tables, the snapshot and the manifest's summary of a run that has ended, however it did.
 
+    Args:
+        run_directory: The run directory.
+        may_be_empty: Whether a rank that was killed before its first record has tables, all empty; else that is damage.
+
     Raises:
-        RunDirectoryError: The directory is not a run's, or its journal is not fakedist's.
+        RunDirectoryError: The directory is not a run's, its journal is missing, damaged or not fakedist's, or its
+            tables are a symbolic link. Nothing was written then.
     """
     manifest = load_manifest(run_directory)
-    recording = read_recording(run_directory)
+    check_tables(run_directory)
+    recording = read_recording(run_directory, may_be_empty=may_be_empty)
     blocks = build_blocks(recording)
     places = event_places(recording)
     tables = make_tables(recording, blocks, places)
@@ -42,8 +48,9 @@ def build_tables(run_directory: Path) -> None:
     peaks = None if simulated else recording.gpu.get("peaks")
     times = find_times(tables["kernels"], tables["layers"], recording.kernel_source, peaks)
     tables |= {"layer_times": times.layers, "kernel_names": times.names}
-    for name, table in tables.items():
-        write_table(run_directory, name, {column: table[column] for column in table.columns})
+    with new_tables(run_directory) as directory:
+        for name, table in tables.items():
+            write_table(directory, name, {column: table[column] for column in table.columns})
     with no_collector():
         build_snapshot(run_directory, recording, blocks)
         cut = write_trace(run_directory, tables, manifest["job"], recording.kernel_source)

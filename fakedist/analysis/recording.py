@@ -14,7 +14,7 @@ from fakedist.analysis.timed.kernels import kernel_record
 from fakedist.analysis.timed.paths import LayerNumbers
 from fakedist.analysis.timed.profiler import profiler_trace
 from fakedist.run.directory import JOURNAL_NAME, KERNELS_NAME
-from fakedist.run.journal import read_journal
+from fakedist.run.journal import damaged, read_journal
 from fakedist.run.kernels import KERNEL_TYPES
 
 Array = npt.NDArray[Any]
@@ -95,20 +95,20 @@ class Recording:
         return self.events.get(self.device) or {name: np.zeros(0, kind) for name, kind in _EVENT_TYPES.items()}
 
 
-def read_recording(run_directory: Path) -> Recording:
+def read_recording(run_directory: Path, *, may_be_empty: bool = True) -> Recording:
     """Read the journal of a run directory; one that was cut off gives what it has.
 
+    Args:
+        run_directory: The run directory.
+        may_be_empty: Whether a rank that was killed before its first record gives an empty recording.
+
     Raises:
-        RunDirectoryError: The journal is not fakedist's.
+        RunDirectoryError: The journal is missing, damaged, or not fakedist's.
     """
     recording = Recording()
     pieces: dict[Any, list[bytes]] = defaultdict(list)
-    for path in (run_directory / JOURNAL_NAME, run_directory / KERNELS_NAME):
-        if path.exists():
-            reader = read_journal(path)
-            for record in reader:
-                _take(recording, record, pieces)
-            recording.truncated |= reader.truncated
+    for name in (JOURNAL_NAME, KERNELS_NAME):
+        _read(recording, run_directory / name, pieces, may_be_empty=may_be_empty)
     if recording.profiled and not recording.profiled["device"]["start"]:
         recording.notes.append(
             "no kernels were timed: torch.profiler saw none in the timed step; where CUPTI is refused (another "
@@ -120,6 +120,15 @@ def read_recording(run_directory: Path) -> Recording:
         if source["source"] == "simulated":
             trace.notes.append(_SIMULATED)
         _take(recording, kernel_record(trace, layers, source), pieces)
+    try:
+        _join(recording, pieces)
+    except (TypeError, ValueError) as error:
+        raise damaged(run_directory / JOURNAL_NAME, f"has a column that is not fakedist's: {error}") from error
+    return recording
+
+
+def _join(recording: Recording, pieces: dict[Any, list[bytes]]) -> None:
+    """Make the columns of all records' pieces."""
     recording.op_operation = np.frombuffer(b"".join(pieces["operation"]), "<u4")
     recording.op_scope = np.frombuffer(b"".join(pieces["scope"]), "<u4")
     recording.marks = {name: np.frombuffer(b"".join(pieces["marks", name]), kind) for name, kind in _MARK_TYPES.items()}
@@ -128,7 +137,24 @@ def read_recording(run_directory: Path) -> Recording:
         recording.events[device] = {
             name: np.frombuffer(b"".join(pieces["events", device, name]), kind) for name, kind in _EVENT_TYPES.items()
         }
-    return recording
+
+
+def _read(recording: Recording, path: Path, pieces: dict[Any, list[bytes]], *, may_be_empty: bool) -> None:
+    is_empty = True
+    if path.exists():
+        reader = read_journal(path)
+        for record in reader:
+            is_empty = False
+            try:
+                _take(recording, record, pieces)
+            except (KeyError, TypeError, ValueError) as error:
+                kind = str(record["kind"])[:40]
+                raise damaged(path, f"has a record {kind!r} that is not fakedist's: {error}") from error
+        recording.truncated |= reader.truncated
+    elif path.name == JOURNAL_NAME:
+        raise damaged(path, "is missing")
+    if is_empty and path.name == JOURNAL_NAME and not may_be_empty:
+        raise damaged(path, "holds no record")
 
 
 def _kernel_columns(pieces: dict[Any, list[bytes]]) -> dict[str, Array]:

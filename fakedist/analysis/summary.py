@@ -87,6 +87,8 @@ def _ending(recording: Recording, manifest: dict[str, Any]) -> dict[str, Any]:
     """What the parent saw, unless the rank itself knows better."""
     seen = dict(manifest["exit"])
     told = recording.outcome
+    if not told and seen["outcome"] == "running":  # neither the rank nor its parent lived to say more
+        return {**seen, "outcome": "killed", "message": "with fakedist profile, which was killed"}
     if told and seen["outcome"] in ("running", "exit", told["outcome"]):
         code = seen["code"] if seen["code"] is not None else told["code"]
         return {"outcome": told["outcome"], "code": code, "message": told.get("message", "")}

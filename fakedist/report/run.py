@@ -41,7 +41,7 @@ class Run:
                 raise RunDirectoryError(f"{path} is still being written", "wait for the run to end")
             from fakedist.analysis.build import build_tables
 
-            build_tables(path)  # the parent was killed before it could
+            build_tables(path, may_be_empty=False)  # the parent was killed before it could
             self.manifest = load_manifest(path)
 
     @property

@@ -24,6 +24,8 @@ TAPE_NAME = "tape.bin"
 KERNELS_NAME = "kernels.bin"
 #: nsys's report, without its suffix.
 NSYS_NAME = "nsight"
+#: Tables that are being made, or replaced, stand beside the others under a name that begins so.
+SCRATCH_PREFIX = ".tables-"
 _OURS = (
     *(MANIFEST_NAME, JOURNAL_NAME, LOCK_NAME, TABLES_NAME, SNAPSHOT_NAME, PAGE_NAME, TRACE_NAME, TAPE_NAME),
     *(KERNELS_NAME, f"{NSYS_NAME}.nsys-rep", f"{NSYS_NAME}.qdstrm"),
@@ -74,6 +76,8 @@ def create_run_directory(path: Path, force: bool) -> Iterator[Path]:
     try:
         for name in set(_OURS) - {LOCK_NAME}:
             _remove(path / name)
+        for left in path.glob(f"{SCRATCH_PREFIX}*"):
+            _remove(left)
         yield path.resolve()
     finally:
         (path / LOCK_NAME).unlink(missing_ok=True)  # before the lock goes, so that nobody loses a lock of his own
@@ -83,7 +87,7 @@ def create_run_directory(path: Path, force: bool) -> Iterator[Path]:
 def _check_replaceable(path: Path, force: bool) -> None:
     if not path.is_dir():
         raise RunDirectoryError(f"{path} is a file", "choose another place with -o")
-    names = {entry.name for entry in path.iterdir()}
+    names = {entry.name for entry in path.iterdir() if not entry.name.startswith(SCRATCH_PREFIX)}
     if not names:
         return
     if MANIFEST_NAME not in names:

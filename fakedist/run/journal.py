@@ -19,6 +19,7 @@ from fakedist.errors import RunDirectoryError
 
 MAGIC = b"FDJ1"
 _HEAD = struct.Struct("<II")
+_PICKLE = b"\x80\x04"  # how a pickle of protocol 4 begins
 
 
 class JournalWriter:
@@ -60,8 +61,16 @@ class _BuiltinsOnly(pickle.Unpickler):
         )
 
 
+def damaged(path: Path, cause: str) -> RunDirectoryError:
+    """The error that a file of the recording is not what was written."""
+    return RunDirectoryError(f"the recording is damaged: {path} {cause}", "nothing was written; profile the job again")
+
+
 class JournalReader:
     """Iterates over a journal's records.
+
+    A rank that is killed while it writes leaves a record without its end, and nothing after it. A record that is broken
+    while whole ones follow was written well once.
 
     Attributes:
         truncated: Whether the file ended in the middle of a record; known after iterating.
@@ -78,11 +87,16 @@ class JournalReader:
                 if MAGIC.startswith(magic):
                     self.truncated = True
                     return
-                raise RunDirectoryError(f"{self._path} is not a journal of fakedist")
+                raise damaged(self._path, "is not a journal of fakedist")
+            size = os.fstat(file.fileno()).st_size
             while head := file.read(_HEAD.size):
+                start = file.tell()
                 length, crc = _HEAD.unpack(head) if len(head) == _HEAD.size else (-1, 0)
-                body = file.read(length) if length >= 0 else b""
-                if length < 0 or len(body) < length or zlib.crc32(body) != crc:
+                body = file.read(length) if 0 < length <= size - start else b""
+                if not body or zlib.crc32(body) != crc:
+                    file.seek(start)
+                    if _has_record(file.read()):
+                        raise damaged(self._path, f"is broken at byte {start - len(head):,}, and whole records follow")
                     self.truncated = True
                     return
                 yield self._record(body)
@@ -93,16 +107,28 @@ class JournalReader:
         except RunDirectoryError:
             raise
         except Exception as error:  # whole by its checksum, so nothing that a cut-off run leaves
-            raise RunDirectoryError(f"{self._path} is not a journal of fakedist: {error}") from error
+            raise damaged(self._path, f"is not a journal of fakedist: {error}") from error
         if not isinstance(record, dict) or "kind" not in record:
-            raise RunDirectoryError(f"{self._path} is not a journal of fakedist")
+            raise damaged(self._path, "is not a journal of fakedist")
         return record
+
+
+def _has_record(data: bytes) -> bool:
+    """Whether a whole record begins anywhere in what follows a broken one."""
+    view, at = memoryview(data), data.find(_PICKLE)
+    while at >= 0:
+        if at >= _HEAD.size:
+            length, crc = _HEAD.unpack_from(data, at - _HEAD.size)
+            if len(_PICKLE) < length <= len(data) - at and zlib.crc32(view[at : at + length]) == crc:
+                return True
+        at = data.find(_PICKLE, at + 1)
+    return False
 
 
 def read_journal(path: Path) -> JournalReader:
     """The records of a journal; a cut-off tail is left out and told by ``truncated``.
 
     Raises:
-        RunDirectoryError: While iterating, if the file is no journal or holds anything but builtins.
+        RunDirectoryError: While iterating, if the file is no journal, is damaged, or holds anything but builtins.
     """
     return JournalReader(path)

@@ -22,7 +22,8 @@ reads it, what reads it never needs torch. `python -m fakedist.run.schema` print
 | `memory_snapshot.pickle` | torch's own snapshot format, for pytorch.org/memory_viz |
 
 Bytes and microseconds everywhere. A directory of a newer schema version is refused. A directory is never overwritten
-without `--force`, and `--force` replaces nothing but run directories.
+without `--force`, and `--force` replaces nothing but run directories. Tables are made beside the old ones and moved
+into place together; nothing is written through a symbolic link.
 """
 
 

@@ -3,20 +3,60 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from fakedist.errors import RunDirectoryError
-from fakedist.run.directory import TABLES_NAME
+from fakedist.run.directory import SCRATCH_PREFIX, TABLES_NAME
 from fakedist.run.schema import TABLES, Column, Table
+
+
+@contextmanager
+def new_tables(run_directory: Path) -> Iterator[Path]:
+    """A directory to write all tables into with :func:`write_table`; on leaving, its tables are the run's.
+
+    Those that were there are replaced together, or stay where making the new ones fails.
+
+    Raises:
+        RunDirectoryError: The run's tables are a symbolic link: what it points to is not ours to replace.
+    """
+    tables = run_directory / TABLES_NAME
+    check_tables(run_directory)
+    scratch, old = (run_directory / f"{SCRATCH_PREFIX}{which}-{os.getpid()}" for which in ("new", "old"))
+    try:
+        scratch.mkdir()
+        yield scratch
+        if tables.exists():
+            tables.rename(old)
+        (scratch / TABLES_NAME).rename(tables)
+    finally:
+        for path in (scratch, old):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def check_tables(run_directory: Path) -> None:
+    """See that the run's tables can be written.
+
+    Raises:
+        RunDirectoryError: They are a symbolic link, or no directory.
+    """
+    tables = run_directory / TABLES_NAME
+    if tables.is_symlink():
+        raise RunDirectoryError(
+            f"{tables} is a symbolic link: nothing is written through it", "remove the link, then report again"
+        )
+    if tables.exists() and not tables.is_dir():
+        raise RunDirectoryError(f"{tables} is no directory", "remove it, then report again")
 
 
 def write_table(run_directory: Path, name: str, columns: Mapping[str, Any]) -> None:
     """Write one table.
 
     Args:
-        run_directory: The run directory.
+        run_directory: The run directory, or one of :func:`new_tables`.
         name: A key of ``schema.TABLES``.
         columns: Column name -> values (arrays or lists); exactly the schema's columns.
     """

@@ -12,7 +12,7 @@ from fakedist.report.html import write_page
 from fakedist.report.run import Run
 from fakedist.units import format_bytes, format_us
 from tests.clients.browser import Reader, serious_faults
-from tests.unit.analysis.recorded import MIB, HandMade, new_run
+from tests.unit.analysis.recorded import MIB, HandMade, new_run, wrote_nothing
 from tests.unit.analysis.times_by_hand import kernel, record
 from tests.unit.report import handmade
 
@@ -274,9 +274,7 @@ def test_a_small_run_makes_a_page(reader: Reader, tmp_path: Path, what: str) -> 
     if what == "only init":
         made.alloc(4 * MIB, MIB)
         made.free(4 * MIB, MIB)
-    run = new_run(tmp_path / "run", outcome="killed")
-    if what != "nothing":
-        made.write(run)
+    run = wrote_nothing(tmp_path / "run") if what == "nothing" else made.write(new_run(tmp_path / "run", "killed"))
     build_tables(run)
     write_page(Run(run), run / "report.html")
     page = reader.open(run / "report.html")

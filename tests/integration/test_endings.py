@@ -140,6 +140,17 @@ def test_a_signal_ends_the_script_and_not_the_report(
     assert (run.err.count("Traceback"), run.err.count("KeyboardInterrupt")) == ((1, 1) if code == 130 else (0, 0))
 
 
+def test_a_run_that_is_killed_itself_is_told_as_killed(tmp_path: Path) -> None:
+    process = start(tmp_path, "terminate")
+    until(process, "sleeping")
+    process.kill()
+    process.communicate(timeout=60)  # the rank has the same pipes: both have ended
+    assert json.loads((tmp_path / "run/run.json").read_text())["exit"]["outcome"] == "running"
+    again = [sys.executable, "-m", "fakedist", "report", "run"]
+    report = subprocess.run(again, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120)
+    assert "killed (with fakedist profile, which was killed) after 1 step" in report.stdout, report.stderr
+
+
 def test_the_time_of_a_run_can_be_limited(tmp_path: Path) -> None:
     run = finish(start(tmp_path, "timeout", "--timeout", "8"), tmp_path)
     assert (run.code, run.outcome) == (124, "timeout"), run.err

@@ -40,6 +40,12 @@ def test_what_the_script_raised_says_how_it_ended(error: BaseException, outcome:
     assert ending.how_it_ended(error)[:2] == (outcome, code)
 
 
+def test_sigterm_because_the_parent_was_killed_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    outcome, code, message = ending.how_it_ended(Terminated(143))
+    assert (outcome, code, message) == ("killed", 143, "with fakedist profile, which was killed")
+
+
 def test_a_message_is_one_line() -> None:
     assert ending.how_it_ended(ValueError("first\nsecond"))[2] == "ValueError: first"
     assert ending.how_it_ended(ValueError())[2] == "ValueError"

@@ -131,6 +131,12 @@ def new_run(directory: Path, outcome: str = "stopped", **job: Any) -> Path:
     return directory
 
 
+def wrote_nothing(directory: Path) -> Path:
+    """A run directory whose rank was killed before its first record."""
+    JournalWriter(new_run(directory, "killed") / JOURNAL_NAME).close()
+    return directory
+
+
 def _columns(types: dict[str, str], rows: list[tuple[int, ...]]) -> dict[str, bytes]:
     return {
         name: array(kind, (row[index] for row in rows)).tobytes() for index, (name, kind) in enumerate(types.items())

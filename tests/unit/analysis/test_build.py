@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
+from fakedist.analysis import build
 from fakedist.analysis.build import build_tables
 from fakedist.errors import RunDirectoryError
+from fakedist.report.run import Run
 from fakedist.run.directory import JOURNAL_NAME, SNAPSHOT_NAME
-from fakedist.run.journal import MAGIC
+from fakedist.run.journal import MAGIC, JournalWriter
 from fakedist.run.schema import SUMMARY, TABLES
+from fakedist.run.tables import write_table
 from fakedist.units import UNLIMITED_BYTES
 from tests.unit.analysis.recorded import GIB, KIB, MIB, HandMade, new_run
 
@@ -60,10 +64,6 @@ def test_figures_add_up(tmp_path: Path) -> None:
     assert summary["exit"] == {"outcome": "stopped", "code": 0, "message": ""}
 
 
-def no_journal(directory: Path) -> None:
-    pass
-
-
 def empty_file(directory: Path) -> None:
     (directory / JOURNAL_NAME).touch()
 
@@ -76,7 +76,7 @@ def killed_in_the_first_word(directory: Path) -> None:
     (directory / JOURNAL_NAME).write_bytes(MAGIC[:2])
 
 
-@pytest.mark.parametrize("left", [no_journal, empty_file, killed_before_the_first_record, killed_in_the_first_word])
+@pytest.mark.parametrize("left", [empty_file, killed_before_the_first_record, killed_in_the_first_word])
 def test_a_rank_that_wrote_nothing_still_has_its_tables(tmp_path: Path, left: Callable[[Path], None]) -> None:
     left(new_run(tmp_path, "killed"))
     manifest = built(tmp_path)
@@ -101,10 +101,101 @@ def test_a_journal_cut_off_anywhere_gives_what_it_has(tmp_path: Path) -> None:
     assert manifest["dropped"][-1] == cut
 
 
-def test_a_journal_of_something_else_is_refused(tmp_path: Path) -> None:
-    (new_run(tmp_path) / JOURNAL_NAME).write_bytes(b"PK\x03\x04 and more")
-    with pytest.raises(RunDirectoryError, match="not a journal"):
-        build_tables(tmp_path)
+def gone(directory: Path) -> None:
+    (directory / JOURNAL_NAME).unlink()
+
+
+def of_something_else(directory: Path) -> None:
+    (directory / JOURNAL_NAME).write_bytes(b"PK\x03\x04 and more")
+
+
+def without_records(directory: Path) -> None:
+    (directory / JOURNAL_NAME).write_bytes(MAGIC)
+
+
+def with_foreign_records(directory: Path) -> None:
+    (directory / JOURNAL_NAME).unlink()
+    journal = JournalWriter(directory / JOURNAL_NAME)
+    journal.append({"kind": "events"})
+
+
+def with_columns_cut_short(directory: Path) -> None:
+    (directory / JOURNAL_NAME).unlink()
+    journal = JournalWriter(directory / JOURNAL_NAME)
+    journal.append({"kind": "ops", "operation": b"123", "scope": b"1234"})
+
+
+@pytest.mark.parametrize(
+    ("damage", "cause"),
+    [
+        (gone, "is missing"),
+        (of_something_else, "is not a journal of fakedist"),
+        (without_records, "holds no record"),
+        (empty_file, "holds no record"),
+        (with_foreign_records, "has a record 'events' that is not fakedist's: 'frames'"),
+        (with_columns_cut_short, "has a column that is not fakedist's"),
+    ],
+)
+def test_a_damaged_recording_is_refused_and_nothing_is_written(
+    tmp_path: Path, damage: Callable[[Path], None], cause: str
+) -> None:
+    built(one_step().write(new_run(tmp_path)))
+    manifest = json.loads((tmp_path / "run.json").read_text())
+    del manifest["summary"]
+    (tmp_path / "run.json").write_text(json.dumps(manifest))
+    if damage is empty_file:
+        gone(tmp_path)
+    damage(tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(RunDirectoryError, match=rf"^the recording is damaged: \S+journal\.bin {cause}"):
+        Run(tmp_path)
+    assert contents(tmp_path) == before
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_tables_are_never_written_through_a_link(tmp_path: Path) -> None:
+    run = one_step().write(new_run(tmp_path / "run"))
+    target = tmp_path / "target"
+    target.mkdir()
+    (run / "tables").symlink_to(target)
+    before = contents(run)
+    with pytest.raises(RunDirectoryError, match="tables is a symbolic link"):
+        build_tables(run)
+    assert list(target.iterdir()) == []
+    assert contents(run) == before
+
+
+def test_tables_that_fail_to_be_made_leave_those_that_were_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built(one_step().write(new_run(tmp_path)))
+    (tmp_path / "tables" / "layers.parquet").write_bytes(b"as it was")
+    before = contents(tmp_path)
+
+    def disk_full(directory: Path, name: str, columns: dict[str, Any]) -> None:
+        if name == "events":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_table(directory, name, columns)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "write_table", disk_full)
+        with pytest.raises(OSError, match="No space"):
+            build_tables(tmp_path)
+    assert contents(tmp_path) == before
+    build_tables(tmp_path)
+    assert contents(tmp_path)[str(tmp_path / "tables" / "layers.parquet")] != b"as it was"
+    assert not list(tmp_path.glob(".tables-*"))
+
+
+def test_a_run_whose_parent_was_killed_is_told_as_killed(tmp_path: Path) -> None:
+    made = one_step()
+    made.others = [record for record in made.others if record["kind"] != "outcome"]
+    run = Run(made.write(new_run(tmp_path, "running")))
+    assert run.summary["exit"]["outcome"] == "killed"
+    assert dict(run.facts)["ended"] == "killed (with fakedist profile, which was killed) after 1 step"
 
 
 def test_a_rank_that_ran_out_of_memory_does_not_fit_and_says_who_asked(tmp_path: Path) -> None:

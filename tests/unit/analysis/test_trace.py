@@ -18,7 +18,7 @@ from fakedist.analysis.times.kinds import timed
 from fakedist.analysis.times.merging import bars, kind_runs, layer_runs
 from fakedist.run.manifest import load_manifest
 from fakedist.run.schema import KINDS
-from tests.unit.analysis.recorded import GIB, MIB, HandMade, new_run
+from tests.unit.analysis.recorded import GIB, MIB, HandMade, new_run, wrote_nothing
 from tests.unit.analysis.times_by_hand import NAN, kernel, model, record, table
 
 Event = dict[str, Any]
@@ -143,7 +143,7 @@ def test_a_run_without_kernels_has_its_steps_and_memory(tmp_path: Path) -> None:
 
 
 def test_a_run_that_did_nothing_has_a_trace(tmp_path: Path) -> None:
-    run = new_run(tmp_path / "run", "killed")
+    run = wrote_nothing(tmp_path / "run")
     build_tables(run)
     assert trace_of(run)["traceEvents"] == []
 

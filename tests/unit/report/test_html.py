@@ -11,7 +11,7 @@ from fakedist.report.html import page, write_page
 from fakedist.report.run import Run
 from fakedist.report.terminal import render
 from fakedist.run.manifest import update_manifest
-from tests.unit.analysis.recorded import MIB, HandMade, new_run
+from tests.unit.analysis.recorded import MIB, HandMade, new_run, wrote_nothing
 from tests.unit.report import handmade
 from tests.unit.report.reading import PageText, read_page
 
@@ -126,7 +126,7 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
 
 
 def test_a_run_that_never_reached_the_gpu_makes_a_page(tmp_path: Path) -> None:
-    run = new_run(tmp_path / "run", outcome="killed")
+    run = wrote_nothing(tmp_path / "run")
     build_tables(run)
     found = read(run)
     assert "nothing was allocated on the GPU" in " ".join(found.words)

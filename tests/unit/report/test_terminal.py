@@ -16,7 +16,7 @@ from rich.console import Console
 from fakedist.analysis.build import build_tables
 from fakedist.errors import RunDirectoryError
 from fakedist.report.terminal import render
-from tests.unit.analysis.recorded import GIB, HandMade, new_run
+from tests.unit.analysis.recorded import GIB, HandMade, new_run, wrote_nothing
 from tests.unit.report.handmade import ended_well, measured, out_of_memory, timed
 
 EXPECTED = Path(__file__).parent / "expected"
@@ -107,7 +107,7 @@ def test_a_run_that_only_just_does_not_fit_says_by_how_much(tmp_path: Path) -> N
 
 
 def test_a_rank_that_died_at_once_has_a_report_without_tables(tmp_path: Path) -> None:
-    run = new_run(tmp_path / "run", "killed")
+    run = wrote_nothing(tmp_path / "run")
     build_tables(run)
     shown = text(run)
     assert "device  virtual: never reached, torch unknown\nended   killed after 0 steps\n" in shown

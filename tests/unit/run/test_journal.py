@@ -52,6 +52,30 @@ def test_a_damaged_record_ends_the_reading(journal: Path) -> None:
     assert reader.truncated
 
 
+def test_a_broken_record_before_whole_ones_is_damage(journal: Path) -> None:
+    data = bytearray(journal.read_bytes())
+    for at in range(len(MAGIC), len(MAGIC) + 12):  # its length, its checksum, its first words
+        broken = data.copy()
+        broken[at] ^= 0x55
+        journal.write_bytes(broken)
+        with pytest.raises(RunDirectoryError, match=r"the recording is damaged: \S+journal\.bin is broken at byte 4"):
+            list(read_journal(journal))
+
+
+def test_zeros_that_a_crashed_machine_leaves_at_the_end_are_a_cut(journal: Path) -> None:
+    journal.write_bytes(journal.read_bytes() + bytes(300))
+    reader = read_journal(journal)
+    assert list(reader) == RECORDS
+    assert reader.truncated
+
+
+def test_a_length_beyond_the_file_reads_no_more_than_the_file(journal: Path) -> None:
+    journal.write_bytes(MAGIC + struct.pack("<II", 0xFFFFFFF0, 0) + b"x")
+    reader = read_journal(journal)
+    assert list(reader) == []
+    assert reader.truncated
+
+
 def test_a_pickle_that_wants_to_run_code_is_refused_by_name(tmp_path: Path) -> None:
     class Hostile:
         def __reduce__(self) -> tuple[object, tuple[str]]:
