@@ -158,12 +158,10 @@ def fold_layers(table: pd.DataFrame) -> list[Fold]:
     def visit(group: tuple[int, ...], name: str, depth: int) -> None:
         folds.append(Fold(name, classes[group[0]], group, depth))
         below = [children.get(layer, []) for layer in group]
-        prefix = (
-            ""
-            if name.startswith("(") and depth == 0 and not any(names[child].startswith("(") for child in below[0])
-            else f"{name}."
-        )
         for run in _runs(below[0], names, shape):
+            # Children of the first root are called without it; but not those that it only calls, "(GPT).(Softmax)".
+            is_first = name.startswith("(") and depth == 0 and not names[run[0]].startswith("(")
+            prefix = "" if is_first else f"{name}."
             places = [below[0].index(layer) for layer in run]
             members = tuple(siblings[place] for place in places for siblings in below)
             visit(tuple(sorted(members)), prefix + _numbered([_last(names[layer]) for layer in run]), depth + 1)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
+import torch
 from torch import nn
 from torch.nn.modules import module as nn_module
 
@@ -42,6 +43,8 @@ class LayerTable:
     Layer 0 is outside of any module. A root module is called ``(ClassName)``, its children by their names from there;
     those of a second root start with its name, so that no two layers share one.
     A module that stands in several places has several names; the one under the calling layer is taken.
+    A module that no other has, made inside another's forward or without parameters, is named under the one that calls
+    it, ``layers.0.(Softmax)``: all that are made there of one class, step after step, are one layer.
     """
 
     def __init__(self) -> None:
@@ -54,6 +57,8 @@ class LayerTable:
         self._roots: dict[int, weakref.ref[nn.Module]] = {}
         self._labels: dict[str, weakref.ref[nn.Module]] = {}
         self._first_label = ""
+        self._made: dict[int, weakref.ref[nn.Module]] = {}
+        self._called: set[int] = set()
 
     def new_rows(self) -> list[tuple[int, str, str, int]]:
         """Rows (layer_id, name, class_name, parent_id) added since the last call."""
@@ -72,7 +77,10 @@ class LayerTable:
         """Layer of a module, called from the layer ``calling``."""
         known = self._of_module.get(id(module))
         if known is None or known[0]() is not module:
-            self._name_everything_from(self._top_of(module))
+            top = self._top_of(module)
+            if calling != OUTSIDE and self._is_callers(top):
+                return self._layer_under(calling, module, top)
+            self._name_everything_from(top)
             known = self._of_module.get(id(module))
             if known is None or known[0]() is not module:  # the parent that registered it has let go of it
                 self._name_everything_from(module)
@@ -80,12 +88,45 @@ class LayerTable:
         layers = known[1]
         if len(layers) == 1:
             return layers[0]
+        if calling in layers:  # its end
+            return calling
         prefix = self._names[calling]
         return next((layer for layer in layers if prefix and self._names[layer].startswith(prefix + ".")), layers[0])
 
     def remember_parent(self, parent: nn.Module, child: nn.Module) -> None:
         """``parent`` has registered ``child``."""
         self._parents[id(child)] = (weakref.ref(child), weakref.ref(parent))
+
+    def remember_made(self, module: nn.Module) -> None:
+        """``module`` was made, or changed, inside another one's forward."""
+        self._made[id(module)] = weakref.ref(module)
+
+    def _is_callers(self, top: nn.Module) -> bool:
+        """Whether a module that no other has is the calling one's: made there, or without parameters."""
+        known, made = self._of_module.get(id(top)), self._made.get(id(top))
+        if known is not None and known[0]() is top:
+            return False
+        if made is not None and made() is top:
+            return True
+        return not any(module._parameters or module._buffers for module in top.modules())
+
+    def _layer_under(self, calling: int, module: nn.Module, top: nn.Module) -> int:
+        """Layer of a module in the tree of ``top``, which the layer ``calling`` runs, or is itself."""
+        row = calling
+        while row not in self._called and row != OUTSIDE:
+            row = self.rows[row][3]
+        of_class = class_name(_unwrapped(top))
+        if row == OUTSIDE or self.rows[row][2] != of_class:
+            name = f"{self._names[calling]}.({of_class})"
+            row = self._number(name, of_class, self._names[calling])
+            self._called.add(row)
+        found = row
+        for name, inner in _named(top):
+            if name:
+                full = f"{self._names[row]}.{name}"
+                layer = self._number(full, class_name(_unwrapped(inner)), full.rpartition(".")[0])
+                found = layer if inner is module else found
+        return found
 
     def _top_of(self, module: nn.Module) -> nn.Module:
         seen = {id(module)}
@@ -144,15 +185,25 @@ def _named(root: nn.Module, name: str = "", path: tuple[int, ...] = ()) -> Itera
 
 
 @contextmanager
-def remember_parents(table: LayerTable) -> Iterator[None]:
-    """Tell ``table`` of every module that a module registers, so that names are known before the model first runs."""
+def remember_parents(table: LayerTable, in_forward: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Tell ``table`` of every module that a module registers, so that names are known before the model first runs.
+
+    Args:
+        table: Told of them, and of modules that get their parts inside a forward.
+        in_forward: Whether a module's forward is running.
+    """
 
     def registered(parent: nn.Module, name: str, child: nn.Module | None) -> None:
         if child is not None:
             table.remember_parent(parent, child)
+            got_a_part(parent)
 
-    handle = nn_module.register_module_module_registration_hook(registered)
-    try:
+    def got_a_part(module: nn.Module, *_: object) -> None:
+        if not torch.compiler.is_compiling() and in_forward():
+            table.remember_made(module)
+
+    with ExitStack() as stack:
+        stack.callback(nn_module.register_module_module_registration_hook(registered).remove)
+        stack.callback(nn_module.register_module_parameter_registration_hook(got_a_part).remove)
+        stack.callback(nn_module.register_module_buffer_registration_hook(got_a_part).remove)
         yield
-    finally:
-        handle.remove()

@@ -24,7 +24,7 @@ from fakedist.record.hooks import (
     optimizer_hooks,
     out_of_memory_observer,
 )
-from fakedist.record.layers import LayerTable, remember_parents
+from fakedist.record.layers import OUTSIDE, LayerTable, remember_parents
 from fakedist.record.marks import KEEP_LAYER, Marks
 from fakedist.record.memory import History, allocator_history
 from fakedist.record.operations import Execute, Operations
@@ -115,7 +115,7 @@ class Recorder:
             memory.enter_context(allocator_history(self._history))
             memory.callback(self._marks.close)
             stack.enter_context(out_of_memory_observer(self._out_of_memory))
-            stack.enter_context(remember_parents(self._layers))
+            stack.enter_context(remember_parents(self._layers, lambda: self._position.layer != OUTSIDE))
             stack.enter_context(module_hooks(self._module_begins, self._module_ended))
             stack.enter_context(backward_hook(self._backward))
             stack.enter_context(optimizer_hooks(self._optimizer_begins, self._optimizer_ended))

@@ -67,6 +67,15 @@ def test_repeats_inside_of_repeats_are_folded_both_times() -> None:
     assert told(fold_layers(tree(*layers)))[2:] == [("stages", 1), ("stages.0-1", 2), ("stages.0-1.0-2", 6)]
 
 
+def test_what_a_root_only_calls_changes_no_other_name() -> None:
+    layers = [("", "", -1), ("(GPT)", "GPT", 0), ("layers", "ModuleList", 1)]
+    layers += [("layers.0", "Block", 2), ("layers.1", "Block", 2), ("(GPT).(Softmax)", "Softmax", 1)]
+    layers += [("layers.0.(Softmax)", "Softmax", 3), ("layers.1.(Softmax)", "Softmax", 4)]
+    folds = fold_layers(pd.DataFrame(layers, columns=["name", "class_name", "parent"]))
+    expected = [("", 1), ("(GPT)", 1), ("layers", 1), ("layers.0-1", 2), ("layers.0-1.(Softmax)", 2)]
+    assert told(folds) == [*expected, ("(GPT).(Softmax)", 1)]
+
+
 def test_names_that_are_no_numbers_are_never_folded() -> None:
     assert told(fold_layers(tree(("a", "Linear"), ("b", "Linear"))))[2:] == [("a", 1), ("b", 1)]
 

@@ -115,6 +115,65 @@ def test_a_module_in_two_places_takes_the_name_under_the_calling_layer() -> None
     assert table.name(table.layer(shared, calling=table.layer(model.layers[0]))) == "layers.0.mlp"
 
 
+def test_a_module_that_no_other_has_and_without_parameters_is_its_callers() -> None:
+    table, model = LayerTable(), Model()
+    table.layer(model)
+    first, second = (table.layer(block) for block in model.layers)
+    under = [table.layer(nn.Softmax(dim=-1), calling=block) for block in (first, second, first)]
+    assert [table.name(layer) for layer in under] == ["layers.0.(Softmax)", "layers.1.(Softmax)", "layers.0.(Softmax)"]
+    assert [row[3] for row in table.rows if row[2] == "Softmax"] == [first, second]
+    assert table.layer(nn.Softmax(dim=-1), calling=under[0]) == under[0]  # as at its own end
+    root = table.layer(model)
+    assert table.name(table.layer(nn.Softmax(dim=-1), calling=root)) == "(Model).(Softmax)"
+    assert len({table.layer(nn.Softmax(dim=-1), calling=root) for _ in range(5)}) == 1
+
+
+def test_a_shared_module_without_parameters_is_in_turn_that_of_each_caller() -> None:
+    table, model = LayerTable(), Model()
+    with remember_parents(table):
+        shared = nn.Sequential(nn.Softmax(dim=-1), nn.Dropout())
+    table.layer(model)
+    for number, block in enumerate(model.layers):
+        layer = table.layer(shared, calling=table.layer(block))
+        assert table.name(layer) == f"layers.{number}.(Sequential)"
+        assert table.name(table.layer(shared[1], calling=layer)) == f"layers.{number}.(Sequential).1"
+        assert table.layer(shared[1], calling=table.layer(shared[1], calling=layer)) == table.layer(shared[1], layer)
+
+
+def test_a_module_made_in_a_forward_is_its_callers_and_one_made_before_is_a_root() -> None:
+    table, before = LayerTable(), Block()
+    running = False
+    with remember_parents(table, lambda: running):
+        model = Model()
+        table.layer(model)
+        caller = table.layer(model.layers[0])
+        running = True
+        for _ in range(3):
+            inside = Block()
+            layer = table.layer(inside, calling=caller)
+            assert table.name(layer) == "layers.0.(Block)"
+            assert table.name(table.layer(inside.mlp[0], calling=layer)) == "layers.0.(Block).mlp.0"
+    assert table.name(table.layer(before, calling=caller)) == "(Block)"
+
+
+def test_a_module_that_makes_its_parts_in_its_own_forward_keeps_its_name() -> None:
+    table = LayerTable()
+    running = False
+    with remember_parents(table, lambda: running):
+        model = Model()
+        root = table.layer(model)
+        running = True
+        model.late = nn.Linear(2, 2)
+        assert table.name(table.layer(model.late, calling=root)) == "late"
+
+
+def test_a_shared_module_ends_where_it_began() -> None:
+    table, model = LayerTable(), Model()
+    shared = model.layers[1].mlp = model.layers[0].mlp
+    layer = table.layer(shared, calling=table.layer(model.layers[1]))
+    assert table.layer(shared, calling=layer) == layer
+
+
 def test_a_module_added_later_gets_its_name() -> None:
     table = LayerTable()
     with remember_parents(table):
