@@ -184,9 +184,12 @@ class _Shares:
         self._memory: dict[tuple[int, int], float] = defaultdict(float)
         self._moved: dict[tuple[int, int], float] = defaultdict(float)
         self._by_library: set[tuple[int, int]] = set()
+        self._by_product: set[tuple[int, int]] = set()
         for launch in launches:
             if launch.kind == LaunchKind.LIBRARY and launch.call < 0:
                 self._by_library.add((launch.graph, launch.tag))
+            if launch.kind == LaunchKind.PRODUCT and launch.k and launch.call < 0:
+                self._by_product.add((launch.graph, launch.tag))
         for number, launch in enumerate(launches):
             if launch.tag in tags and launch.call < 0 and launch.kind < LaunchKind.COLLECTIVE:
                 key = (launch.graph, launch.tag)
@@ -217,6 +220,8 @@ class _Shares:
         moved *= self._weight(number) / memory if memory else 1.0
         arithmetic = self._arithmetic[key]
         flops = work.flops
+        if key in self._by_product and flops == flops:
+            flops = 0.0  # the product has them; kernels beside it copy operands, or what is added, into place
         if arithmetic:
             flops *= self._weight(number) / arithmetic if self._computes(number) else 0.0
         elif memory:

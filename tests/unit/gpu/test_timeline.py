@@ -142,6 +142,13 @@ def test_a_product_is_timed_by_the_sizes_that_the_library_got() -> None:
     assert row["family"] == "gemm"
 
 
+def test_a_kernel_that_copies_operands_beside_a_product_has_none_of_its_flops() -> None:
+    product = launch(LaunchKind.PRODUCT, tag=0, m=8, n=8, k=8, batch=1, a_type=14, b_type=14, d_type=14)
+    (copy, multiply), _ = rows_of([kernel(0), product], {0: tagged(1e6, 1024.0, "aten.mm.default")})
+    assert (copy["flops"], multiply["flops"]) == (0.0, 1024.0)
+    assert copy["duration_us"] > 0
+
+
 def test_what_nobody_tagged_has_no_estimate_and_is_counted() -> None:
     (row,), timeline = rows_of([kernel(-1)], {})
     assert math.isnan(row["duration_us"])
