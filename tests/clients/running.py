@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from tests.clients.agreement import Phases, disagreement, found_by
 from tests.clients.catalogue import Entry
 from tests.conftest import ROOT, clean_environment
 
@@ -124,6 +125,11 @@ def _raise_if(wrong: str, entry: Entry, rank: int, finished: subprocess.Complete
 def _checked(entry: Entry, rank: int, finished: subprocess.CompletedProcess[str], ran: Ran) -> Ran:
     """A run whose records hold what they must."""
     _raise_if(_wrong_records(entry, ran.summary, ran.directory, ran.stdout), entry, rank, finished)
+    if entry.arithmetic is not None:
+        tables = {name: ran.table(name) for name in ("blocks", "spans")}
+        phases = Phases.of(tables["spans"], ran.summary)
+        wrong = disagreement(entry.arithmetic(rank), found_by(tables, ran.summary), phases)
+        _raise_if(wrong, entry, rank, finished)
     return ran
 
 

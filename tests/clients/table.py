@@ -19,7 +19,10 @@ HEAD = """# Frameworks
 
 Made by `make clients` from real runs: each job below was run by `fakedist profile` on the virtual GPU, unmodified, once
 for each rank named, and its records were looked at: steps counted right, parameters, gradients, optimizer state and
-activations found, the collectives of the job called. The jobs are in `tests/clients/catalogue`; the frameworks come
+activations found, the collectives of the job called. Where a row says *by arithmetic*, its entry writes down what the
+job's sizes make of these figures, and every rank's records agree with it: bytes of parameters, gradients and optimizer
+state in the last step and the peak, FLOPs of its matrix products and attention (6 for a parameter and token), and the
+phases of every step. The jobs are in `tests/clients/catalogue`; the frameworks come
 from PyPI (`constraints-clients.txt`). Those marked *CI* run with every change (`make clients-fast`).
 
 Wall time is that of the whole command, process start and report included; peak is what the allocator had allocated
@@ -68,6 +71,7 @@ def result_of(entry: Entry, runs: Sequence[Ran], failed: str = "") -> dict[str, 
             for rank, run in zip(entry.ranks, runs, strict=False)
         ],
         "failed": failed,
+        "arithmetic": list(entry.arithmetic(entry.ranks[0]).named) if entry.arithmetic is not None else [],
     }
 
 
@@ -101,6 +105,9 @@ def _cells(entry: Entry, result: dict[str, Any] | None) -> list[str]:
         said = f"fails: {result['failed']}"
     elif entry.refused:
         said = f"cannot run: {entry.refused.reason}"
+    elif result.get("arithmetic"):
+        figures = ", ".join(result["arithmetic"]).replace("_", " ").replace("flops", "FLOPs")
+        said = f"works; by arithmetic: {figures}"
     walls = " / ".join(f"{rank['wall_s']:.0f}{'*' * rank['disturbed']}" for rank in result["ranks"])
     peaks = [format_bytes(rank["peak_allocated_bytes"] or 0) for rank in result["ranks"]]
     peak = f"{peaks[0]} each" if len(peaks) > 1 and len(set(peaks)) == 1 else " / ".join(peaks)

@@ -11,14 +11,17 @@ from tests.clients.catalogue import (
     pytorch_features,
     torchtitan,
     transformers,
+    tutorials,
 )
+from tests.clients.catalogue.arithmetic import Arithmetic
 from tests.clients.catalogue.entry import TRAINING, Entry, Refusal, version
 
-__all__ = ["ENTRIES", "TRAINING", "Entry", "Refusal", "version"]
+__all__ = ["ENTRIES", "TRAINING", "Arithmetic", "Entry", "Refusal", "version"]
 
 ENTRIES: tuple[Entry, ...] = (
     *pytorch.ENTRIES,
     *pytorch_features.ENTRIES,
+    *tutorials.ENTRIES,
     *megatron.ENTRIES,
     *megatron_fsdp.ENTRIES,
     *deepspeed.ENTRIES,

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.clients.catalogue.arithmetic import Arithmetic
+
 #: What a training step holds at some time, whatever the framework.
 TRAINING = ("parameter", "gradient", "optimizer_state", "activation")
 
@@ -51,6 +53,7 @@ class Entry:
         taped: Whether each rank is answered from the tapes of those before it.
         together: Whether one command runs all ranks, those again that wait for what a later one sends.
         minutes: Timeout of one rank.
+        arithmetic: What the job's sizes say that a rank holds and computes.
         environment: Further variables; ``{directory}`` in a value is the directory that it runs in.
     """
 
@@ -75,6 +78,7 @@ class Entry:
     taped: bool = False
     together: bool = False
     minutes: float = 5
+    arithmetic: Callable[[int], Arithmetic] | None = None
     environment: dict[str, str] = field(default_factory=dict)
 
     @property

@@ -1,0 +1,110 @@
+"""What PyTorch's tutorials on distributed training and its example minGPT-ddp do, each on three of its ranks."""
+
+from __future__ import annotations
+
+from tests.clients.catalogue.arithmetic import CUBLAS, FP32, Arithmetic, Transformer
+from tests.clients.catalogue.entry import Entry
+
+_FRAMEWORK = "PyTorch's tutorials"
+_JOBS = "tests/clients/jobs/tutorial_"
+_RANKS = (0, 3, 7)
+
+
+def _linear(rank: int) -> Arithmetic:
+    """A Linear(20, 1) and batches of 32; no gradient of the input, no state."""
+    return Arithmetic(21 * FP32, 21 * FP32, 0, flops=4 * 20 * 32, peak=CUBLAS)
+
+
+def _digits(rank: int) -> Arithmetic:
+    """Two convolutions and two linear layers, 128 / 8 pictures; the first convolution's input has no gradient."""
+    parameters = (25 * 10 + 10) + (250 * 20 + 20) + (320 * 50 + 50) + (50 * 10 + 10)
+    convolutions = 4 * 24 * 24 * 250 + 6 * 8 * 8 * 5000
+    flops = 16 * (convolutions + 6 * (320 * 50 + 50 * 10))
+    return Arithmetic(parameters * FP32, parameters * FP32, parameters * FP32, flops=flops)
+
+
+def _mingpt(rank: int) -> Arithmetic:
+    """8 layers of 512, one more projection behind torch's attention, which keeps its scores: 2 products, then 4."""
+    model = Transformer(8, 512, 2048, 100, gated=False, positions=128, biases=True)
+    projections = 8 * 512 * 512
+    held = FP32 * (model.parameters + projections + 8 * 512)
+    masks = FP32 * 8 * 128 * 128  # buffers count with parameters
+    matrices = 6 * (model.matrices + projections) * 128
+    return Arithmetic(held + masks, held, 2 * held, flops=216 * (matrices + 12 * 128 * 128 * 512 * 8))
+
+
+def _stage(rank: int) -> Arithmetic:
+    """A decoder layer a stage: two attentions, two matrices of 2048, three norms; the ends have more."""
+    layer = 2 * 4 * 512 * 512 + 2 * 512 * 2048
+    held = layer + 2 * 4 * 512 + 2048 + 512 + 3 * 2 * 512
+    output = 10_000 * 512 if rank == 7 else 0
+    held += output + 10_000 + 2 * 512 if rank == 7 else 10_000 * 512 if rank == 0 else 0
+    held *= FP32
+    return Arithmetic(held, held, 2 * held, flops=6 * (layer + output) * 32 * 500, phases=("forward", "backward"))
+
+
+def _toy(rank: int) -> Arithmetic:
+    """Two matrices of 1024 x 4096 over 8 ranks, gathered at once; the first one's input has no gradient."""
+    matrix = 1024 * 4096
+    whole = FP32 * (2 * matrix + 4096 + 1024)
+    peak = CUBLAS + (1 + 1 / 8 + 1 + 2 / 8) * whole
+    return Arithmetic(whole + whole / 8, whole, 2 * whole / 8, flops=8 * (4 + 6) * matrix, peak=peak)
+
+
+ENTRIES = (
+    Entry(
+        _FRAMEWORK,
+        "DDP series, fault-tolerant training with torchrun: an epoch and its snapshot",
+        f"{_JOBS}multigpu_torchrun.py",
+        arguments=("50", "1"),
+        ranks=_RANKS,
+        steps=12,  # an epoch has 8
+        categories=("parameter", "gradient"),
+        collectives=("all_reduce", "broadcast"),
+        arithmetic=_linear,
+    ),
+    Entry(
+        _FRAMEWORK,
+        "minGPT-ddp: mixed precision, GradScaler",
+        f"{_JOBS}mingpt_ddp.py",
+        world_size=64,
+        ranks=(0, 31, 63),
+        fast=(31,),
+        collectives=("all_reduce", "broadcast"),
+        arithmetic=_mingpt,
+    ),
+    Entry(
+        _FRAMEWORK,
+        "writing distributed applications: gradients averaged by hand",
+        f"{_JOBS}all_reduce.py",
+        ranks=_RANKS,
+        collectives=("all_reduce",),
+        arithmetic=_digits,
+    ),
+    Entry(
+        _FRAMEWORK,
+        "pipeline parallelism: a transformer split by hand, GPipe",
+        f"{_JOBS}pipelining.py",
+        ranks=(0, 1, 4, 7),
+        collectives=("send", "recv"),
+        arithmetic=_stage,
+    ),
+    *(
+        Entry(
+            _FRAMEWORK,
+            feature,
+            f"{_JOBS}checkpoint.py",
+            arguments=(mode,),
+            ranks=_RANKS,
+            steps=3,
+            collectives=("all_gather", "reduce_scatter"),
+            arithmetic=_toy,
+            prints=("checkpoint 1 begun",),
+        )
+        for feature, mode in (
+            ("distributed checkpoint", "save"),
+            ("asynchronous checkpoint", "async"),
+            ("asynchronous checkpoint, staged in pinned memory", "pinned"),
+        )
+    ),
+)
