@@ -26,13 +26,14 @@ def script_frame(passed_over: Container[str] = ()) -> FrameType | None:
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if _is_the_scripts(frame.f_code.co_filename) and frame.f_code.co_name not in passed_over:
+        if is_the_scripts(frame.f_code.co_filename) and frame.f_code.co_name not in passed_over:
             return frame
         frame = frame.f_back
     return None
 
 
-def _is_the_scripts(filename: str) -> bool:
+def is_the_scripts(filename: str) -> bool:
+    """Whether code of a file is neither torch's nor this package's."""
     return not filename.startswith((OURS, TORCH, "<")) and not INDUCTORS.search(filename)
 
 

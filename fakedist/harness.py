@@ -8,9 +8,9 @@ live, because they hold the tensors that were alive.
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import os
 import platform
-import shlex
 import signal
 import sys
 import time
@@ -31,7 +31,7 @@ from fakedist.ending import (
     watched_exit,
 )
 from fakedist.errors import FakedistError
-from fakedist.job import Job, profile_arguments
+from fakedist.job import Job, profile_command
 from fakedist.progress import Teller
 from fakedist.run.directory import TAPE_NAME
 from fakedist.run.journal import JournalWriter
@@ -149,7 +149,7 @@ class Rank:
             except JournalFailed as error:
                 self.give_up(error)
             else:
-                self._teller.tell(how)
+                self._teller.tell({**how, "line": line})
 
     def give_up(self, error: JournalFailed) -> None:
         """The records cannot be written any more: the parent says so."""
@@ -207,13 +207,15 @@ class Rank:
         self._tape_file.append({"kind": "tape", **script_identity(job, os.getcwd())})
 
         def command(ranks: Sequence[int]) -> str:
-            return shlex.join(["fakedist", "profile", *profile_arguments(job, ",".join(map(str, ranks)))])
+            if len(ranks) > 1:
+                return profile_command(dataclasses.replace(job, with_peers=False), ranks)
+            return "" if job.with_peers else profile_command(dataclasses.replace(job, with_peers=True))
 
         return Tapes(self._tape_file.append, known, find_tapes(job), job.rank, command)
 
     def _write_about_the_world(self) -> None:
         if self._tapes is not None:
-            self._tapes.close()
+            self._tapes.close(sys.exc_info()[1])
         for text in self._world_notes():
             self._journal.append({"kind": "note", "text": text})
 

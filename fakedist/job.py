@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -49,6 +50,7 @@ class Job:
         seed: Seed of every value that is made up.
         tapes: Run directories of other ranks, or directories of such, whose tapes answer what those ranks send.
         nsys: Further arguments of ``nsys profile``, which then runs the rank and measures that step; None without it.
+        with_peers: Also run the ranks whose objects this one waits for, and be answered from their tapes.
 
     Raises:
         JobError: A value that makes no sense.
@@ -74,6 +76,7 @@ class Job:
     seed: int = 0
     tapes: tuple[str, ...] = ()
     nsys: tuple[str, ...] | None = None
+    with_peers: bool = False
 
     def __post_init__(self) -> None:
         for name, option in (
@@ -158,7 +161,10 @@ class Job:
 
 
 def profile_arguments(job: Job, ranks: str = "") -> list[str]:
-    """What to type after ``fakedist profile`` to run the job, or other ranks of it ("0,4")."""
+    """What to type after ``fakedist profile`` to run the job, or other ranks of it ("0,4").
+
+    Every option of the job is in it; where the run goes and how it is printed is not the job's.
+    """
     found = [f"--world-size={job.world_size}", f"--rank={ranks or job.rank}"]
     found += [f"--device={job.device}", f"--steps={job.steps}"]
     plain = Job(world_size=job.world_size, rank=job.rank, target=job.target)
@@ -174,7 +180,17 @@ def profile_arguments(job: Job, ranks: str = "") -> list[str]:
     found += [f"--env={name}={value}" for name, value in job.environment]
     found += [f"--nccl-env={name}={value}" for name, value in job.nccl_environment]
     found += [f"--tape={tape}" for tape in job.tapes]
+    found += [] if job.kernels else ["--no-kernels"]
+    if job.nsys is not None:
+        found += ["--nsys", *([f"--nsys-args={shlex.join(job.nsys)}"] if job.nsys else [])]
+    if job.with_peers:
+        found.append("--with-peers")
     return [*found, *(["-m"] if job.is_module else []), job.target, *job.arguments]
+
+
+def profile_command(job: Job, ranks: Sequence[int] = ()) -> str:
+    """The whole command line that runs the job, or other ranks of it, as a shell takes it."""
+    return shlex.join(["fakedist", "profile", *profile_arguments(job, ",".join(map(str, ranks)))])
 
 
 def place_from_environment(environ: Mapping[str, str]) -> tuple[int | None, int | None]:

@@ -67,6 +67,11 @@ class Ending:
     code: int
     message: str = ""
 
+    @property
+    def failed(self) -> bool:
+        """Whether the script failed by itself: neither the GPU's size nor a Ctrl-C was the reason."""
+        return self.code != 0 and self.outcome in ("exception", "exit", "timeout", "killed")
+
 
 def _say_nothing(text: str) -> None:
     pass
@@ -281,7 +286,8 @@ class _Watch:
 
 def _ending(returncode: int, watch: _Watch, told: dict[str, object]) -> Ending:
     if watch.timed_out:
-        return Ending("timeout", TIMEOUT_CODE, "the time given with --timeout was over")
+        at = f", at {told['line']}" if told.get("line") else ""
+        return Ending("timeout", TIMEOUT_CODE, f"the time given with --timeout was over{at}")
     if watch.interrupts > 1:
         return Ending("interrupted", INTERRUPTED_CODE, "Ctrl-C, twice")
     if returncode < 0:

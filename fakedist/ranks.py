@@ -15,6 +15,8 @@ from fakedist.run.directory import MANIFEST_NAME, default_name, is_in_use
 from fakedist.run.tape import ANY_RANK, Awaited, Tape, find_tapes
 
 INTERRUPTED = "interrupted"
+#: Other ranks that run for one rank: a pipeline's stages, and as many again.
+MAX_PEERS = 32
 
 
 @dataclass(frozen=True)
@@ -84,44 +86,133 @@ def profile_ranks(
     """
     directory = output or default_name(job, ranks)
     _check_directory(directory, ranks, force)
-    runner = _Runner(job, directory, force, streams)
-    waiting: dict[int, tuple[RankRun, Awaited]] = {}
+    waiting = _Waiting(_Runner(job, directory, force, streams))
     for count, rank in enumerate(ranks, 1):
         streams.say(f"rank {rank} ({count} of {len(ranks)})")
-        run = runner.run(rank)
-        if (awaited := runner.awaited(run)) is not None and awaited.source in (ANY_RANK, *ranks):
-            waiting[rank] = (run, awaited)
+        run, awaited = waiting.run(rank)
+        if any(each.source in (ANY_RANK, *ranks) for each in awaited):
             streams.say(f"rank {rank} waits for {_whom(awaited)}; when that one's tape has it, it runs again")
             continue
+        waiting.over(rank)
         yield run
         if run.ending.outcome == INTERRUPTED:
             break
     else:
-        yield from _again(runner, waiting, streams)
-    yield from (run for run, _ in waiting.values())
+        while (again := waiting.ready()) is not None:
+            run, awaited = waiting.run(again)
+            if awaited:
+                continue
+            yield run
+            if run.ending.outcome == INTERRUPTED:
+                break
+    yield from waiting.runs()
 
 
-def _again(runner: _Runner, waiting: dict[int, tuple[RankRun, Awaited]], streams: launch.Streams) -> Iterator[RankRun]:
-    """Run ranks again while a tape has what one of them waited for; those that then wait no more leave ``waiting``."""
-    asked = {(rank, awaited) for rank, (_, awaited) in waiting.items()}
-    while ready := [rank for rank, (_, awaited) in waiting.items() if runner.has(awaited, rank)]:
-        rank = ready[0]
-        before = waiting.pop(rank)[1]
-        streams.say(f"rank {rank} again: the tape of {_whom(before)} has what it waited for")
-        run = runner.run(rank)
-        awaited = runner.awaited(run)
-        # Who asks again for what was answered would do so for ever.
-        if awaited is not None and (rank, awaited) not in asked:
-            asked.add((rank, awaited))
-            waiting[rank] = (run, awaited)
-            continue
-        yield run
+def profile_with_peers(
+    job: Job, output: Path | None, force: bool, streams: launch.Streams
+) -> tuple[Path, launch.Ending]:
+    """Run a rank, and where it ends for what only another one's tape could answer that one, too; then it again.
+
+    Peers that wait for others themselves have those run, and so on. A rank that failed after a guess runs again in the
+    same way. What is said names each rank before it runs.
+
+    Args:
+        job: What to run. :func:`fakedist.launch.check` has been called.
+        output: A directory for the run directories ``rank31``, ``rank0``, ...; None names one after script and rank.
+        force: Whether runs of these ranks in it may be overwritten.
+        streams: Where things go meanwhile.
+
+    Returns:
+        The rank's run, and how it ended; "interrupted" where a peer was interrupted.
+
+    Raises:
+        FakedistError: The directory cannot be written, or the rank could not be set up.
+    """
+    directory = output or default_name(job)
+    _check_directory(directory, [job.rank], force)
+    runner = _Runner(job, directory, force, streams)
+    waiting = _Waiting(runner, after_guesses=True)
+    rank = job.rank
+    first, awaited = waiting.run(rank, raises=True)
+    run_directory, ending = first.run_directory or directory, first.ending
+    peers: set[int] = set()
+    while awaited or rank != job.rank:
+        wanted = (_peer_of(each, rank) for each in awaited)
+        new = next((peer for peer in wanted if peer not in peers and not runner.has_tape(peer)), None)
+        if new is not None and len(peers) < MAX_PEERS:
+            streams.say(f"rank {rank} waits for rank {new}, which runs now, into {directory / f'rank{new}'}")
+            peers.add(new)
+            rank = new
+        elif (again := waiting.ready()) is not None:
+            rank = again
+        else:
+            if new is not None:
+                streams.say(f"rank {rank} waits for rank {new}; {MAX_PEERS} peers have run, and no more will")
+            break
+        run, awaited = waiting.run(rank)
+        if rank == job.rank or run.ending.outcome == INTERRUPTED:
+            ending = run.ending
         if run.ending.outcome == INTERRUPTED:
-            return
+            break
+        if run.ending.code and not awaited and rank != job.rank:
+            streams.say(f"rank {rank} ended as {run.ending.outcome}: its tape goes as far as it came")
+    return run_directory, ending
 
 
-def _whom(awaited: Awaited) -> str:
-    return "any rank" if awaited.source == ANY_RANK else f"rank {awaited.source}"
+def _peer_of(awaited: Awaited, rank: int) -> int:
+    """Which rank is to run; where any could have sent it, the one that most scripts let speak for all."""
+    if awaited.source != ANY_RANK:
+        return awaited.source
+    return 0 if rank else 1
+
+
+def _whom(awaited: Sequence[Awaited]) -> str:
+    return "any rank" if awaited[0].source == ANY_RANK else f"rank {awaited[0].source}"
+
+
+class _Waiting:
+    """Ranks that ended for what another one's tape may have later.
+
+    Args:
+        runner: Runs them.
+        after_guesses: Whether a rank that failed after a guess waits for what it guessed.
+    """
+
+    def __init__(self, runner: _Runner, after_guesses: bool = False) -> None:
+        self._runner = runner
+        self._after_guesses = after_guesses
+        self._waiting: dict[int, tuple[RankRun, list[Awaited]]] = {}
+        self._answered: set[tuple[int, Awaited]] = set()
+
+    def run(self, rank: int, raises: bool = False) -> tuple[RankRun, list[Awaited]]:
+        """Run a rank; gives what it waits for.
+
+        Who asks again for what was answered would do so for ever.
+        """
+        run = self._runner.run(rank, raises)
+        asked = self._runner.awaited(run, self._after_guesses)
+        awaited = [each for each in asked if (rank, each) not in self._answered]
+        if awaited:
+            self._waiting[rank] = (run, awaited)
+        return run, awaited
+
+    def ready(self) -> int | None:
+        """A rank for which a tape has what it waited for; it waits no more. None where there is none."""
+        for rank, (_, awaited) in self._waiting.items():
+            if answered := [each for each in awaited if self._runner.has(each, rank)]:
+                self._answered.update((rank, each) for each in answered)
+                self._runner.say(f"rank {rank} again: the tape of {_whom(answered)} has what it waited for")
+                self.over(rank)
+                return rank
+        return None
+
+    def over(self, rank: int) -> None:
+        """A rank waits no more."""
+        self._waiting.pop(rank, None)
+
+    def runs(self) -> Iterator[RankRun]:
+        """The last runs of those that wait."""
+        return (run for run, _ in self._waiting.values())
 
 
 class _Runner:
@@ -135,8 +226,8 @@ class _Runner:
         self._tapes = {tape.rank: tape for tape in find_tapes(job)}
         self._wall_s: dict[int, float] = {}
 
-    def run(self, rank: int) -> RankRun:
-        """Run a rank; one that has run is replaced."""
+    def run(self, rank: int, raises: bool = False) -> RankRun:
+        """Run a rank; one that has run is replaced. Where it cannot begin, that is its ending, or is raised."""
         start, run_directory = time.monotonic(), None
         tapes = tuple(str(tape.run_directory) for tape in self._tapes.values())
         force = self._force or rank in self._wall_s
@@ -148,16 +239,30 @@ class _Runner:
                 self._streams,
             )
         except FakedistError as error:
+            if raises:
+                raise
             ending = launch.Ending("error", error.exit_code, error.message)
         if run_directory is not None:
             self._tapes[rank] = Tape(run_directory, rank)  # in the place of one that was given
         self._wall_s[rank] = self._wall_s.get(rank, 0.0) + time.monotonic() - start
         return RankRun(rank, run_directory, ending, self._wall_s[rank])
 
-    def awaited(self, run: RankRun) -> Awaited | None:
-        """What a run ended for: what only another rank's tape could have answered."""
-        failed = run.run_directory is not None and run.ending.code and run.ending.outcome != INTERRUPTED
-        return self._tapes[run.rank].awaited() if failed else None
+    def awaited(self, run: RankRun, after_guesses: bool) -> list[Awaited]:
+        """What a run ended for: what only another rank's tape could have answered; or the guesses before its end."""
+        if run.run_directory is None or not run.ending.failed:
+            return []
+        tape = self._tapes[run.rank]
+        if (awaited := tape.awaited()) is not None:
+            return [awaited]
+        return [guess.awaited for guess in tape.guesses()] if after_guesses else []
+
+    def say(self, text: str) -> None:
+        """Say what runs next."""
+        self._streams.say(text)
+
+    def has_tape(self, rank: int) -> bool:
+        """Whether a rank has run, or its tape was given."""
+        return rank in self._tapes
 
     def has(self, awaited: Awaited, rank: int) -> bool:
         """Whether a tape has what a rank waited for."""

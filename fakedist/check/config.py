@@ -182,6 +182,8 @@ def _settings(section: Section) -> dict[str, Any]:
     for key in ("gpu", "launcher", "collectives", "values"):
         if (text := section.take(key, str)) is not None:
             values[key] = text
+    if (with_peers := section.take("with_peers", bool)) is not None:
+        values["with_peers"] = with_peers
     if world_size is None:
         # A misspelt key is the likeliest reason.
         for key in ("name", "ranks", "budgets", "max_increase"):

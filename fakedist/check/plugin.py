@@ -134,8 +134,9 @@ def _run_marked(item: pytest.Function, options: Mapping[str, Any], run_directory
     env = {**options.get("env", {}), INSIDE_VARIABLE: item.nodeid}
     chosen = {"rank": 0, **options, "env": env, "module": True}
     job = make_job("fakedist.check.marked_test", tuple(_inner_arguments(item)), chosen)
-    Runner(item.config.invocation_params.dir).run(Task(item.name, job, run_directory))
-    return Run(run_directory)
+    task = Task(item.name, job, run_directory)
+    Runner(item.config.invocation_params.dir).run(task)
+    return Run(task.run_directory)
 
 
 def _inner_arguments(item: pytest.Function) -> list[str]:

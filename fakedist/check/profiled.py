@@ -32,6 +32,7 @@ class JobOptions(TypedDict, total=False):
     timeout: float
     seed: int
     tapes: Sequence[str]
+    with_peers: bool
 
 
 def profile(
@@ -49,7 +50,8 @@ def profile(
         arguments: Its own arguments.
         world_size: Ranks in the whole job.
         rank: The one that runs.
-        output: The run directory, which is replaced; None makes one in the directory for temporary files.
+        output: The run directory, which is replaced; with ``with_peers=True`` a directory for those of all ranks that
+            run. None makes one in the directory for temporary files.
         options: See :class:`JobOptions`; the default device is the virtual GPU, wherever this runs.
 
     Returns:
@@ -61,8 +63,9 @@ def profile(
     """
     job = make_job(target, arguments, {**options, "world_size": world_size, "rank": rank})
     directory = Path(output) if output is not None else Path(tempfile.mkdtemp(prefix="fakedist-")) / "run"
-    Runner(Path.cwd()).run(Task(f"{Path(job.target).name} rank {rank}", job, directory.resolve()))
-    return Run(directory)
+    task = Task(f"{Path(job.target).name} rank {rank}", job, directory.resolve())
+    Runner(Path.cwd()).run(task)
+    return Run(task.run_directory)
 
 
 def make_job(target: str | os.PathLike[str], arguments: tuple[str, ...], options: Mapping[str, object]) -> Job:

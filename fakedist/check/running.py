@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fakedist.errors import RunDirectoryError, ScriptError
-from fakedist.job import Job, profile_arguments
+from fakedist.job import Job, profile_arguments, profile_command
 from fakedist.launch import OUT_OF_MEMORY_CODE
 from fakedist.machine import free_memory_bytes, num_cores
 from fakedist.run.manifest import load_manifest
@@ -39,14 +39,19 @@ class Task:
     Attributes:
         name: What messages call it: "llama-70b rank 0".
         job: What to run.
-        run_directory: Where its records go.
+        directory: Where its records go; with peers a directory for the run directories of all of them.
         may_leave: Whether it may leave the job during init and take nothing, as a spare rank does.
     """
 
     name: str
     job: Job
-    run_directory: Path
+    directory: Path
     may_leave: bool = False
+
+    @property
+    def run_directory(self) -> Path:
+        """The rank's run directory."""
+        return self.directory / f"rank{self.job.rank}" if self.job.with_peers else self.directory
 
 
 class Runner:
@@ -72,7 +77,7 @@ class Runner:
         """
         start = time.monotonic()
         boot = [sys.executable, "-c", _BOOT, str(Path(__file__).parent.parent.parent), "profile"]
-        options = ["--force", "--json", f"--output={task.run_directory}"]
+        options = ["--force", "--json", f"--output={task.directory}"]
         # Not beside the run directory: where the disk is full, this is what says so.
         with tempfile.NamedTemporaryFile("w", prefix="fakedist-", suffix=".log") as log:
             with self._process([*boot, *options, *profile_arguments(task.job)], log) as one:
@@ -153,7 +158,7 @@ def _ended_like_interrupted() -> Iterator[None]:
 def _see_that_it_ran(task: Task, code: int, log: Path) -> None:
     """Raise what is to be said of a run that came to nothing."""
     output = log.read_text(errors="replace")[-_OUTPUT_CHARACTERS:].rstrip()
-    again = f"fakedist profile {' '.join(profile_arguments(task.job))}"
+    again = profile_command(task.job)
     try:
         manifest = load_manifest(task.run_directory)
     except RunDirectoryError:

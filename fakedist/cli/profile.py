@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fakedist.cli.say import console, last_line, print_report, remark
+from fakedist.cli.failure import say_ending, say_first_failure
+from fakedist.cli.say import console, print_report, remark
 from fakedist.errors import JobError
 from fakedist.job import Job, place_from_environment
 from fakedist.units import parse_bytes
 
 if TYPE_CHECKING:
     from fakedist.launch import Ending, Streams
-    from fakedist.ranks import RankRun
 
 STDERR = 2  # the descriptor
 
@@ -50,7 +50,10 @@ class ScriptCommand(click.Command):
 
 @click.command(cls=ScriptCommand, context_settings={"allow_interspersed_args": False}, no_args_is_help=True)
 @click.option("--world-size", type=int, metavar="N", help="Ranks in the whole job.  [default: $WORLD_SIZE]")
-@click.option("--rank", metavar="N", help="The rank to run, or several: 0,4,8 or 0-1023:64.  [default: $RANK]")
+@click.option(
+    "--rank", multiple=True, metavar="N", help="The rank to run, or several: 0,4,8 or 0-1023:64.  [default: $RANK]"
+)
+@click.option("--with-peers", is_flag=True, help="Run the ranks whose objects this one waits for, too.")
 @click.option("--tape", "tapes", multiple=True, metavar="RUN[,RUN]", help="Receive what these runs sent; repeatable.")
 @click.option("--gpus-per-node", type=int, default=8, show_default=True, metavar="N", help="GPUs on each machine.")
 @click.option("--device", type=click.Choice(["cuda", "virtual"]), help="Where it runs.  [default: cuda where a GPU is]")
@@ -125,9 +128,19 @@ def profile(
     )
     if len(ranks) > 1:
         return _several(job, ranks, (output, force, as_json), streams)
-    run_directory, ending = launch.profile(job, output, force, streams)
+    run_directory, ending = run_one(job, output, force, streams)
     print_report(run_directory, as_json, all_layers)
-    return say_ending(ending)
+    return say_ending(ending, job, run_directory)
+
+
+def run_one(job: Job, output: Path | None, force: bool, streams: Streams) -> tuple[Path, Ending]:
+    """Run one rank, with the peers that it waits for where that is asked for; its run and how it ended."""
+    from fakedist import launch
+    from fakedist.ranks import profile_with_peers
+
+    if not job.with_peers:
+        return launch.profile(job, output, force, streams)
+    return profile_with_peers(job, output, force, streams)
 
 
 def _several(job: Job, ranks: Sequence[int], how: tuple[Path | None, bool, bool], streams: Streams) -> int:
@@ -143,7 +156,7 @@ def _several(job: Job, ranks: Sequence[int], how: tuple[Path | None, bool, bool]
         click.echo(json.dumps(ranks_object(rows, job.world_size, code), indent=2))
     else:
         render_ranks(rows, job.world_size, console())
-    return say_first_failure(runs)
+    return say_first_failure(runs, job)
 
 
 def job_of(arguments: tuple[str, ...], module: str | None, **options: Any) -> tuple[Job, tuple[int, ...]]:
@@ -152,7 +165,7 @@ def job_of(arguments: tuple[str, ...], module: str | None, **options: Any) -> tu
 
     world_size, rank = place_from_environment(os.environ)
     world_size = options["world_size"] if options["world_size"] is not None else world_size
-    chosen = options["rank"] if options["rank"] is not None else rank
+    chosen = ",".join(options["rank"]) if options["rank"] else rank
     if world_size is None:
         raise JobError("how many ranks has the job?", "--world-size 1024 (or WORLD_SIZE in the environment)")
     if chosen is None:
@@ -161,6 +174,10 @@ def job_of(arguments: tuple[str, ...], module: str | None, **options: Any) -> tu
         raise JobError("no script was given", "fakedist profile [options] SCRIPT [ARGS]...")
     memory = options["gpu_memory"]
     ranks = parse_ranks(str(chosen), world_size) if world_size > 0 else (0,)
+    if options["with_peers"] and len(ranks) > 1:
+        raise JobError(
+            "--with-peers is for one rank: it finds the others by itself", f"--rank {ranks[-1]} --with-peers"
+        )
     job = Job(
         world_size=world_size,
         rank=ranks[0],
@@ -182,6 +199,7 @@ def job_of(arguments: tuple[str, ...], module: str | None, **options: Any) -> tu
         seed=options["seed"],
         tapes=tuple(os.path.abspath(path) for text in options["tapes"] for path in text.split(",") if path),
         nsys=_nsys_arguments(options["nsys"], options["nsys_args"]),
+        with_peers=options["with_peers"],
     )
     return job, ranks
 
@@ -216,25 +234,3 @@ def _nccl_variable(text: str) -> tuple[str, str]:
     name, value = _variable(text, "--nccl-env")
     check_variable(name, value)
     return name, value
-
-
-def say_first_failure(runs: Sequence[RankRun]) -> int:
-    """The last line on stderr names the first of several ranks that did not end well, and how."""
-    failed = next((run for run in runs if run.ending.code), None)
-    if failed is None:
-        return 0
-    return last_line(failed.ending.code, f"rank {failed.rank} ended as {failed.ending.outcome}")
-
-
-def say_ending(ending: Ending) -> int:
-    """The last line on stderr says whose exit code it is; nothing is said of a run that simply ended."""
-    if ending.code == 0:
-        return 0
-    meanings = {
-        "out_of_memory": "the rank does not fit the GPU",
-        "timeout": "the time given with --timeout was over",
-        "killed": f"the script was killed {ending.message}",
-        "interrupted": f"the script was interrupted ({ending.message})",
-        "exception": f"the script's own: {ending.message}",
-    }
-    return last_line(ending.code, meanings.get(ending.outcome, "the script's own exit code"))

@@ -9,7 +9,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from fakedist.cli.profile import STDERR, ScriptCommand, job_of, profile, say_ending, say_first_failure
+from fakedist.cli.failure import say_ending, say_first_failure
+from fakedist.cli.profile import STDERR, ScriptCommand, job_of, profile, run_one
 from fakedist.cli.say import console, remark
 from fakedist.errors import JobError
 
@@ -62,15 +63,15 @@ def _profiled(arguments: tuple[str, ...], as_json: bool, options: dict[str, Any]
     launch.check(job)
     streams = launch.Streams(child_stdout=STDERR, say=remark)
     if len(ranks) == 1:
-        run_directory, ending = launch.profile(job, output, force, streams)
+        run_directory, ending = run_one(job, output, force, streams)
         _print([run_directory], as_json)
-        return say_ending(ending)
+        return say_ending(ending, job, run_directory)
     runs = sorted(profile_ranks(job, ranks, output, force, streams), key=lambda run: ranks.index(run.rank))
     _print([run.run_directory for run in runs if run.run_directory is not None], as_json)
     for run in runs:
         if run.run_directory is None:
             remark(f"rank {run.rank}: {run.ending.message}")
-    return say_first_failure(runs)
+    return say_first_failure(runs, job)
 
 
 def _print(runs: list[Path], as_json: bool) -> None:

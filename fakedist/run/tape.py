@@ -30,6 +30,8 @@ TensorSent = tuple[str, tuple[int, ...], bytes | None]
 
 #: Where any rank may be the source.
 ANY_RANK = -1
+#: The operation of a key that another rank would have set in a store.
+STORE = "store"
 #: Larger tensors are written down without their values.
 MAX_TENSOR_BYTES = 1 << 20
 #: When the values of a run take more, the rest is written down without.
@@ -70,6 +72,7 @@ class Awaited:
         to: This rank; -1 for all of the group.
         tag: Of a send; None where tags do not count.
         nth: Which of the source's calls of this kind it is, from 1.
+        key: Of a store, where the operation is "store": what another rank would have set.
     """
 
     operation: str
@@ -78,6 +81,54 @@ class Awaited:
     to: int
     tag: int | None
     nth: int
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A call in which something of this rank's own stood in for what another rank would have sent.
+
+    Attributes:
+        awaited: The call; a tape that has it answers it.
+        called: Its name on this side.
+        line: Where the script made it first, as ``file:line (function)``.
+        held: What stayed in the place of the other rank's, in words.
+        is_object: Whether it was a Python object; else whole numbers or flags of a tensor.
+    """
+
+    awaited: Awaited
+    called: str
+    line: str
+    held: str
+    is_object: bool
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A file or directory that a run renamed or removed.
+
+    Attributes:
+        path: Where it was.
+        to: Where it went; empty where it was removed.
+        line: Where the script did it, as ``file:line (function)``.
+    """
+
+    path: str
+    to: str
+    line: str
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A file or directory that a script looked for when it failed, and that is not there.
+
+    Attributes:
+        text: Which, and why it is not there, in a sentence.
+        may_be_written: Whether a rank that has not run may write it.
+    """
+
+    text: str
+    may_be_written: bool
 
 
 @dataclass(frozen=True)
@@ -91,6 +142,11 @@ class Tape:
 
     run_directory: Path
     rank: int
+
+    @property
+    def directory(self) -> str:
+        """Where the run was started."""
+        return str(load_manifest(self.run_directory)["cwd"])
 
     def sent_to(self, rank: int) -> Iterator[Sent]:
         """What the run sent to a rank, or to a group with it, in order; a cut-off tail is left out.
@@ -119,8 +175,37 @@ class Tape:
                 last = record["call"]
         return None if last is None else Awaited(*last)
 
+    def guesses(self) -> list[Guess]:
+        """Where the run went on with something of its own, each line of the script once; objects first."""
+        found = [
+            Guess(Awaited(*record["call"]), *record["told"])
+            for record in read_journal(self.run_directory / TAPE_NAME)
+            if record["kind"] == "guessed"
+        ]
+        return sorted(found, key=lambda guess: not guess.is_object)
+
+    def stored(self) -> dict[str, list[bytes]]:
+        """What the run set in stores, by key, in order."""
+        found: dict[str, list[bytes]] = {}
+        for record in read_journal(self.run_directory / TAPE_NAME):
+            if record["kind"] == "stored":
+                found.setdefault(record["key"], []).append(record["value"])
+        return found
+
+    def moved(self) -> list[Moved]:
+        """The files and directories that the run renamed or removed, in order."""
+        journal = read_journal(self.run_directory / TAPE_NAME)
+        return [Moved(*record["told"]) for record in journal if record["kind"] == "moved"]
+
+    def lost(self) -> Lost | None:
+        """What the run looked for in the end and did not find."""
+        journal = read_journal(self.run_directory / TAPE_NAME)
+        return next((Lost(*record["told"]) for record in journal if record["kind"] == "lost"), None)
+
     def has(self, awaited: Awaited, rank: int) -> bool:
         """Whether the run sent what ``rank`` waited for."""
+        if awaited.operation == STORE:
+            return len(self.stored().get(awaited.key, ())) >= awaited.nth
         sent = (
             sent
             for sent in self.sent_to(rank)

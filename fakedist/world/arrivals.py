@@ -127,8 +127,8 @@ class Arrivals:
         """
         arrived = self.tapes.receive(where, tensors, slot)
         if arrived is None or (tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()):
-            if otherwise == self.invent:
-                self._count(where, tensors)
+            if arrived is None:
+                self._count(where, tensors, is_invented=otherwise == self.invent)
             for tensor in tensors:
                 otherwise(tensor)
         else:
@@ -138,10 +138,16 @@ class Arrivals:
         for tensor, value in zip(tensors, values, strict=True):
             tensor.copy_(value.view(tensor.shape), non_blocking=True)
 
-    def _count(self, where: Where, tensors: Sequence[torch.Tensor]) -> None:
-        """Tensors of another rank are about to be made up."""
+    def _count(self, where: Where, tensors: Sequence[torch.Tensor], is_invented: bool) -> None:
+        """Tensors of another rank are about to be made up, or to stay as they are."""
         called = "recv" if where.operation == "send" else where.operation
-        self.tapes.made_up.tensors(called, len(tensors), _is_float(tensors[0].dtype))
+        first = tensors[0]
+        if is_invented:
+            self.tapes.made_up.tensors(called, len(tensors), _is_float(first.dtype))
+        if not _is_float(first.dtype) and first.numel():  # sizes, flags, pickled bytes: what a script decides by
+            held = "zeros" if is_invented else "this rank's own values"
+            name = f"{str(first.dtype).removeprefix('torch.')} {list(first.shape)}"
+            self.tapes.guessed(where, called, f"{held} in a tensor {name}", is_object=False)
 
     def invent(self, tensor: torch.Tensor) -> None:
         """Fill with floats drawn from a normal distribution, or zeros for every other type."""
@@ -192,7 +198,7 @@ class Nothing(Arrivals):
     def _put(self, tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
         """Left as they are."""
 
-    def _count(self, where: Where, tensors: Sequence[torch.Tensor]) -> None:
+    def _count(self, where: Where, tensors: Sequence[torch.Tensor], is_invented: bool) -> None:
         """None is made up."""
 
     def invent(self, tensor: torch.Tensor) -> None:

@@ -12,6 +12,7 @@ torch/distributed/distributed_c10d.py do it: what a tape's objects may contain i
 from __future__ import annotations
 
 import io
+import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -35,6 +36,8 @@ _NUM_CALLS = {
     "send_object_list": 0,
 }
 
+#: Python's, and NumPy's under both of its names.
+_BOOLS = ("bool", "bool_")
 #: Told (operation, group, bytes given, bytes got) of each call.
 Write = Callable[[str, Any, int, int], None]
 _distributed: Any = c10d  # what is used of it is not in its types
@@ -171,13 +174,10 @@ class _Answers:
                 output[0] = _load(found[pg.rank()], how)
             elif stand_in is not None:
                 output[0] = stand_in[0]()
-            elif given:
-                self._tapes.made_up.object(where.operation)
-                output[0] = given[pg.rank()]
-            elif output[0] is None:
-                raise self._tapes.missing(where, where.operation)
             else:
-                self._tapes.made_up.object(where.operation)
+                mine = given[pg.rank()] if given else None
+                output[0] = output[0] if mine is None else mine
+                self._keep(where, where.operation, output[:1])
 
     def send_object_list(
         self,
@@ -248,16 +248,36 @@ class _Answers:
             objects[:] = [_load(one, how) for one in found]
         elif stand_in is not None:
             objects[:] = [stand_in[0]()]
-        elif all(item is None for item in objects):
-            raise self._tapes.missing(where, name)
         else:
-            self._tapes.made_up.object(name)
+            self._keep(where, name, objects)
+
+    def _keep(self, where: Where, name: str, objects: Sequence[Any]) -> None:
+        """Let this rank's own objects stand in for another's, unless there is none, or one of them decides.
+
+        What a flag stands for is what both ranks do next: there "like mine" is a coin that is tossed.
+
+        Raises:
+            WorldError: They cannot.
+        """
+        if any(type(item).__name__ in _BOOLS for item in objects):
+            raise self._tapes.missing(where, name, "a bool")
+        if all(item is None for item in objects):
+            raise self._tapes.missing(where, name)
+        self._tapes.guessed(where, name, f"this rank's own {', '.join(map(_in_words, objects[:3]))}")
 
     def _received(self, where: Where, num_objects: int) -> list[bytes] | None:
         """The tape's objects, unless another one stands in for them."""
         found = self._tapes.receive_objects(where, num_objects)
         stand_in = _stand_in.get()
         return found if stand_in is None or stand_in[1] else None
+
+
+def _in_words(obj: Any) -> str:
+    """An object so that a reader knows it again: never its own words for itself, which may read what it holds."""
+    if isinstance(obj, (str, bytes, int, float, type(None))):
+        return reprlib.repr(obj)
+    size = len(obj) if isinstance(obj, (list, tuple, dict, set)) else 1
+    return f"{'' if size else 'empty '}{type(obj).__name__}"
 
 
 def _dump(obj: Any, how: dict[str, Any]) -> bytes:

@@ -20,6 +20,7 @@ from fakedist.frames import script_frame
 from fakedist.job import Job
 from fakedist.patch import patched, present
 from fakedist.world.arrivals import Arrivals, Nothing
+from fakedist.world.files import watched_files
 from fakedist.world.frameworks import adapted_frameworks
 from fakedist.world.ledger import LedgerLike, NullLedger
 from fakedist.world.objects import faked_objects
@@ -67,8 +68,9 @@ def fake_world(
             for owner in (c10d, dist):
                 stack.enter_context(patched(owner, name, lambda: True))
         stack.enter_context(patched(c10d, "_store_based_barrier", lambda *args, **kwargs: None))
-        stack.enter_context(faked_stores(job.world_size))
+        stack.enter_context(faked_stores(job.world_size, arrivals.tapes))
         world.own_ranks = stack.enter_context(own_ranks(job))
+        stack.enter_context(watched_files(arrivals.tapes))
         stack.enter_context(faked_objects(world.write_object_call, arrivals.tapes))
         stack.enter_context(adapted_frameworks())
         try:
@@ -86,7 +88,7 @@ class _World:
         self._job = job
         self._ledger = ledger
         self._arrivals = arrivals
-        self._store = RankStore(job.world_size)
+        self._store = RankStore(job.world_size, arrivals.tapes)
         self._helper = inspect.signature(present(c10d, "_new_process_group_helper"))
         self._new_group_with_tag: Callable[..., Any] = present(c10d, "_new_group_with_tag")
         self._rank, self._num_ranks = job.rank, job.world_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -10,8 +11,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from fakedist.errors import WorldError
 from fakedist.patch import patched
+from fakedist.world.tape import Tapes
 
 #: Not in torch's stubs.
 _Store: Any = dist.distributed_c10d.Store
@@ -20,35 +21,43 @@ _Store: Any = dist.distributed_c10d.Store
 class RankStore(_Store):  # type: ignore[misc]
     """A key-value store with one rank in it.
 
-    What this rank sets it can read. A key that only another rank would set can never come: asking for it is an error
-    at once, where a real store would wait. Counters count for everybody, so that "wait until all have come" ends.
+    What this rank sets it can read. A key that only another rank would set comes from that one's tape, or never: asking
+    for it is then an error at once, where a real store would wait. Counters count for everybody, so that "wait until
+    all have come" ends.
 
     Args:
         num_ranks: Ranks in the job.
+        tapes: What this rank sets, and what others have set; None for neither.
+        name: Tells this store's keys from those of other stores.
     """
 
-    def __init__(self, num_ranks: int) -> None:
+    def __init__(self, num_ranks: int, tapes: Tapes | None = None, name: str = "") -> None:
         super().__init__()
         self._num_ranks = num_ranks
+        self._tapes = tapes or Tapes()
+        self._name = name
+        self._asked: Counter[str] = Counter()
         self._values: dict[str, bytes] = {}
         self._wait_s = timedelta(seconds=1800)
 
     def set(self, key: str, value: str | bytes) -> None:
         """Set a value."""
         self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
+        self._tapes.stores(self._name + key, self._values[key])
 
     def get(self, key: str) -> bytes:
-        """A value that this rank has set.
+        """A value that this rank has set, or another one's tape has.
 
         Raises:
-            WorldError: It has not.
+            WorldError: There is none.
         """
-        if key not in self._values:
-            raise WorldError(
-                f"the script waits for the store's key {key!r}, which another rank would have set",
-                "other ranks do not run: set it on every rank, or run the rank that sets it",
-            )
-        return self._values[key]
+        if key in self._values:
+            return self._values[key]
+        self._asked[key] += 1
+        found = self._tapes.stored(self._name + key, self._asked[key])
+        if found is None:
+            raise self._tapes.missing_key(self._name + key)
+        return found
 
     def add(self, key: str, amount: int) -> int:
         """Add for every rank; the new value."""
@@ -83,11 +92,12 @@ class RankStore(_Store):  # type: ignore[misc]
             WorldError: One is not there.
         """
         for key in keys:
-            self.get(key)
+            if not self.check([key]):
+                raise self._tapes.missing_key(self._name + key)
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys are there."""
-        return all(key in self._values for key in keys)
+        return all(key in self._values or self._tapes.stored(self._name + key, 1) is not None for key in keys)
 
     def delete_key(self, key: str) -> bool:
         """Delete a key; whether it was there."""
@@ -121,7 +131,7 @@ class RankStore(_Store):  # type: ignore[misc]
 
 
 @contextmanager
-def faked_stores(num_ranks: int) -> Iterator[None]:
+def faked_stores(num_ranks: int, tapes: Tapes | None = None) -> Iterator[None]:
     """Let stores that the script makes itself meet nobody; those at one address are one store.
 
     A real TCPStore would wait for its server or its workers, a FileStore for files that nobody writes.
@@ -135,7 +145,7 @@ def faked_stores(num_ranks: int) -> Iterator[None]:
         """Stands for torch.distributed.TCPStore."""
 
         def __init__(self, host_name: str, port: int, *args: Any, **kwargs: Any) -> None:
-            super().__init__(num_ranks)
+            super().__init__(num_ranks, tapes, f"{host_name}:{port}/")
             self.host, self.port = host_name, port
             self._values = values.setdefault((host_name, port), {})
 
@@ -143,7 +153,7 @@ def faked_stores(num_ranks: int) -> Iterator[None]:
         """Stands for torch.distributed.FileStore."""
 
         def __init__(self, file_name: str, *args: Any, **kwargs: Any) -> None:
-            super().__init__(num_ranks)
+            super().__init__(num_ranks, tapes, f"{file_name}/")
             self.path = file_name
             self._values = values.setdefault(file_name, {})
 

@@ -9,35 +9,31 @@ group, counted from its beginning, on both sides.
 
 from __future__ import annotations
 
-import ctypes
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import empty
 
 from fakedist.errors import WorldError
+from fakedist.frames import script_line
 from fakedist.run.tape import (
     ANY_RANK,
     MAX_TAPE_BYTES,
-    MAX_TENSOR_BYTES,
+    STORE,
+    Awaited,
     Channel,
+    Guess,
+    Moved,
     Sent,
     Tape,
     TensorSent,
     describe_ranks,
     ranks_key,
 )
+from fakedist.world.files import what_is_lost
 from fakedist.world.made_up import MadeUp
-
-#: Writes a record to the tape's file.
-Append = Callable[[dict[str, Any]], None]
-#: A CPU tensor with the values of a tensor, in the same memory where it can be; None where nobody knows them.
-Known = Callable[[torch.Tensor], torch.Tensor | None]
-_PLAIN = torch.Tensor.__torch_dispatch__
+from fakedist.world.tape_file import Append, Known, Reader, Writer, dtype_name, num_elements, tensor_of
 
 
 class Where(NamedTuple):
@@ -68,7 +64,8 @@ class Tapes:
         known: Gives the values of a tensor; None copies them from where they are.
         others: Tapes of other ranks.
         rank: This rank.
-        command: What to type to run the ranks that it is given, this one last.
+        command: What to type to run the ranks that it is given, this one last; for this one alone, to run all that it
+            waits for, too, or nothing where that is what runs.
 
     Attributes:
         made_up: Counts what no tape answered.
@@ -82,11 +79,11 @@ class Tapes:
         rank: int = 0,
         command: Callable[[Sequence[int]], str] = lambda ranks: f"--rank {','.join(map(str, ranks))}",
     ) -> None:
-        self._writer = _Writer(append, known) if append is not None else None
+        self._writer = Writer(append, known) if append is not None else None
         self._made: Counter[Any] = Counter()
         self._command = command
         self._rank = rank
-        self._readers = {tape.rank: _Reader(tape, rank) for tape in others}
+        self._readers = {tape.rank: Reader(tape, rank) for tape in others}
         self._asked: Counter[Any] = Counter()
         self.made_up = MadeUp()
 
@@ -138,7 +135,7 @@ class Tapes:
             reader.num_unknown += 1
             return None
         reader.num_answers += 1
-        return [_tensor(*one) for one in sent]
+        return [tensor_of(*one) for one in sent]
 
     def receive_objects(self, where: Where, num_objects: int) -> list[bytes] | None:
         """The pickled objects that a rank sent in this call; None where they are not known.
@@ -158,24 +155,72 @@ class Tapes:
         self._readers[where.source].num_answers += 1
         return objects
 
-    def missing(self, where: Where, called: str) -> WorldError:
+    def missing(self, where: Where, called: str, what: str = "an object") -> WorldError:
         """The error of a call that only a tape could answer; this rank's tape says what it was.
 
         Args:
             where: The call that was asked for with :meth:`receive_objects`.
             called: Its name on this side.
+            what: What it waits for.
         """
         if self._writer is not None:
-            self._writer.awaited(where, self._asked[where._replace(sequence=0)])
-        if where.source == ANY_RANK:
-            ranks, whom = [0, self._rank], "any rank"
-        else:
-            ranks, whom = [where.source, self._rank], f"rank {where.source}"
+            self._writer.awaited(self._awaited(where))
+        whom = "any rank" if where.source == ANY_RANK else f"rank {where.source}"
+        ranks = [0 if where.source == ANY_RANK else where.source, self._rank]
         if reader := self._readers.get(where.source):
-            told = f"{called} waits for an object from {whom}, whose tape {reader.tape.run_directory} has no more"
+            told = f"{called} waits for {what} from {whom}, whose tape {reader.tape.run_directory} has no more"
             return WorldError(told, f"record more of it (--steps), with the same script: {self._command(ranks)}")
-        told = f"{called} waits for an object from {whom}, which does not run"
-        return WorldError(told, f"run it first and be answered from its tape: {self._command(ranks)}")
+        return WorldError(f"{called} waits for {what} from {whom}, which does not run", self._run_first(ranks))
+
+    def guessed(self, where: Where, called: str, held: str, is_object: bool = True) -> None:
+        """Something of this rank's own stayed in the place of another rank's; this rank's tape says what and where.
+
+        Args:
+            where: The call that was asked for.
+            called: Its name on this side.
+            held: What stayed, in words.
+            is_object: Whether it is a Python object.
+        """
+        if is_object:
+            self.made_up.object(called)
+        if self._writer is not None:
+            self._writer.guessed(Guess(self._awaited(where), called, script_line(), held, is_object))
+
+    def moved(self, moved: Moved) -> None:
+        """Write down that the script renamed or removed a file or directory."""
+        if self._writer is not None:
+            self._writer.moved(moved)
+
+    def stores(self, key: str, value: bytes) -> None:
+        """Write down what this rank sets in a store."""
+        if self._writer is not None:
+            self._writer.stored(key, value)
+
+    def stored(self, key: str, nth: int) -> bytes | None:
+        """What another rank set in a store the n-th time, from 1, or set last; None where no tape has the key."""
+        for reader in self._readers.values():
+            if values := reader.stored.get(key):
+                reader.num_answers += 1
+                return values[min(nth, len(values)) - 1]
+        return None
+
+    def missing_key(self, key: str) -> WorldError:
+        """The error of a key that only another rank would have set; this rank's tape says which."""
+        if self._writer is not None:
+            self._writer.awaited(Awaited(STORE, ANY_RANK, ((), 0), ANY_RANK, None, 1, key))
+        told = f"the script waits for the store's key {key!r}, which another rank would have set"
+        if self._rank == 0:
+            return WorldError(told, "run the rank that sets it first, and be answered from its tape: --rank R,0")
+        return WorldError(told, self._run_first([0, self._rank]))
+
+    def _run_first(self, ranks: Sequence[int]) -> str:
+        told = f"run it first and be answered from its tape: {self._command(ranks)}"
+        peers = self._command([self._rank])
+        return f"{told}\nor run it and all others that this rank waits for: {peers}" if peers else told
+
+    def _awaited(self, where: Where) -> Awaited:
+        nth = self._asked[where._replace(sequence=0)]
+        return Awaited(where.operation, where.source, where.channel, where.to, where.tag, nth)
 
     def notes(self) -> list[str]:
         """What a reader of the report must know."""
@@ -187,10 +232,16 @@ class Tapes:
             )
         return notes
 
-    def close(self) -> None:
-        """Write down what is still on its way from the device."""
-        if self._writer is not None:
-            self._writer.flush(wait=True)
+    def close(self, error: BaseException | None = None) -> None:
+        """Write down what is still on its way from the device, and what the script missed that ends by an error."""
+        if self._writer is None:
+            return
+        self._writer.flush(wait=True)
+        if isinstance(error, (Exception, SystemExit)) and (self._rank or self._readers):
+            tapes = [reader.tape for reader in self._readers.values()]
+            moved = [(tape.rank, each) for tape in tapes for each in tape.moved()]
+            if lost := what_is_lost(error, moved, {tape.rank: tape.directory for tape in tapes}):
+                self._writer.lost(lost)
 
     def _next(self, where: Where) -> Sent | None:
         self._asked[where._replace(sequence=0)] += 1
@@ -208,10 +259,10 @@ class Tapes:
 
     def _check_tensors(self, where: Where, sent: Sequence[TensorSent], tensors: Sequence[torch.Tensor]) -> None:
         """Refuse other types and sizes; shapes may differ, as they may on a wire."""
-        given = [(dtype, _numel(shape)) for dtype, shape, _ in sent]
-        wanted = [(_name(tensor.dtype), tensor.numel()) for tensor in tensors]
+        given = [(dtype, num_elements(shape)) for dtype, shape, _ in sent]
+        wanted = [(dtype_name(tensor.dtype), tensor.numel()) for tensor in tensors]
         if given != wanted:
-            expected = ", ".join(f"{_name(tensor.dtype)} {list(tensor.shape)}" for tensor in tensors)
+            expected = ", ".join(f"{dtype_name(tensor.dtype)} {list(tensor.shape)}" for tensor in tensors)
             raise self._mismatch(
                 where, expected, ", ".join(f"{name} {list(shape)}" for name, shape, _ in sent) or "nothing"
             )
@@ -223,155 +274,3 @@ class Tapes:
             f"this rank expects {expected}, the tape {tape.run_directory} has {found}",
             f"record both with the same script and arguments: {self._command([where.source, self._rank])}",
         )
-
-
-class _Reader:
-    """One tape of another rank: a queue for each kind of call."""
-
-    def __init__(self, tape: Tape, rank: int) -> None:
-        self.tape = tape
-        self.num_answers = self.num_unknown = self.num_over = 0
-        self._queues: dict[tuple[str, Channel, int], deque[Sent]] = {}
-        for sent in tape.sent_to(rank):
-            self._queues.setdefault((sent.operation, sent.channel, sent.to), deque()).append(sent)
-
-    def has(self, where: Where) -> bool:
-        queue = self._queue(where)
-        return any(where.tag is None or sent.tag == where.tag for sent in queue)
-
-    def take(self, where: Where) -> Sent | None:
-        queue = self._queue(where)
-        for sent in queue:
-            if where.tag is None or sent.tag == where.tag:
-                queue.remove(sent)
-                return sent
-        self.num_over += 1
-        return None
-
-    def _queue(self, where: Where) -> deque[Sent]:
-        return self._queues.get((where.operation, where.channel, where.to), deque())
-
-    def notes(self) -> Iterable[str]:
-        whose = f"the tape of rank {self.tape.rank} ({self.tape.run_directory})"
-        if self.num_answers:  # a rank may need nothing of those before it
-            yield f"{self.num_answers:,} calls were answered from {whose}"
-        if self.num_unknown:
-            yield f"{self.num_unknown:,} calls were answered without values: {whose} has only their sizes"
-        if self.num_over:
-            yield f"{self.num_over:,} calls came after the end of {whose}, or are not on it: their values are made up"
-
-
-@dataclass
-class _Later:
-    """Values on their way from a real device: complete when the event is."""
-
-    values: torch.Tensor
-    event: torch.cuda.Event
-
-    def bytes(self, wait: bool) -> bytes | None:
-        if wait:
-            self.event.synchronize()
-        return _bytes(self.values) if self.event.query() else None
-
-
-class _Writer:
-    """Writes this rank's tape, in the order of the calls."""
-
-    def __init__(self, append: Append, known: Known | None) -> None:
-        self._append = append
-        self._known = known
-        self._numbers: dict[Channel, int] = {}
-        self._waiting: deque[tuple[dict[str, Any], list[Any]]] = deque()
-        self._num_bytes = 0
-        self.num_cut = 0
-
-    def tensors(self, where: Where, tensors: Sequence[torch.Tensor]) -> None:
-        # A tensor of one float is the common case of a script that scatters: all of them together have the limit.
-        is_small = sum(tensor.nbytes for tensor in tensors) <= MAX_TENSOR_BYTES and self._has_room()
-        listed = [
-            (_name(tensor.dtype), tuple(tensor.shape), self._values(tensor) if is_small else None) for tensor in tensors
-        ]
-        self._write(where, listed, [])
-
-    def objects(self, where: Where, objects: Sequence[bytes]) -> None:
-        has_room = self._has_room()
-        if has_room:
-            self._num_bytes += sum(len(pickled) for pickled in objects)
-        self._write(where, [], [pickled if has_room else None for pickled in objects])
-
-    def awaited(self, where: Where, nth: int) -> None:
-        call = (where.operation, where.source, where.channel, where.to, where.tag, nth)
-        self._waiting.append(({"kind": "awaited", "call": call}, []))
-        self.flush(wait=True)
-
-    def flush(self, wait: bool = False) -> None:
-        """Write what has arrived from the device, in order; or wait until all has."""
-        while self._waiting:
-            record, listed = self._waiting[0]
-            for place, (dtype, shape, values) in enumerate(listed):
-                if isinstance(values, _Later):
-                    found = None
-                    with suppress(RuntimeError):  # a device that failed has nothing to say any more
-                        found = values.bytes(wait)
-                    if found is None and not wait:
-                        return
-                    listed[place] = (dtype, shape, found)
-            self._append(record)
-            self._waiting.popleft()
-
-    def _has_room(self) -> bool:
-        if self._num_bytes <= MAX_TAPE_BYTES:
-            return True
-        self.num_cut += 1
-        return False
-
-    def _write(self, where: Where, tensors: list[Any], objects: list[bytes | None]) -> None:
-        number = self._numbers.get(where.channel)
-        if number is None:
-            number = self._numbers[where.channel] = len(self._numbers)
-            ranks, nth = where.channel
-            self._waiting.append(({"kind": "group", "number": number, "ranks": ranks, "nth": nth}, []))
-        call = (where.operation, where.sequence, where.tag or 0, tensors, objects)
-        self._waiting.append(({"kind": "sent", "group": number, "to": where.to, "call": call}, tensors))
-        self.flush()
-
-    def _values(self, tensor: torch.Tensor) -> bytes | _Later | None:
-        """A tensor's values, a promise of them, or None where there are none."""
-        if type(tensor).__torch_dispatch__ is not _PLAIN or tensor.layout is not torch.strided:
-            return None
-        if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
-            return None  # a graph runs later, and more than once
-        self._num_bytes += tensor.nbytes
-        if self._known is not None:
-            known = self._known(tensor)
-            return None if known is None else _bytes(known)
-        if not tensor.is_cuda:
-            return _bytes(tensor)
-        if not tensor.is_contiguous():
-            return None  # putting it in order would take memory that the job does not take
-        values = empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        values.copy_(tensor.detach(), non_blocking=True)
-        return _Later(values, torch.cuda.current_stream(tensor.device).record_event())
-
-
-def _bytes(tensor: torch.Tensor) -> bytes:
-    tensor = tensor.detach().contiguous()
-    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes) if tensor.numel() else b""
-
-
-def _tensor(dtype: str, shape: Sequence[int], values: bytes | None) -> torch.Tensor:
-    kind: torch.dtype = getattr(torch, dtype)
-    if not values:
-        return empty(tuple(shape), dtype=kind)
-    return torch.frombuffer(bytearray(values), dtype=torch.uint8).view(kind).view(tuple(shape))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _numel(shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

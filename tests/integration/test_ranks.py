@@ -100,3 +100,73 @@ def test_stages_that_wait_for_each_other_run_again_until_all_are_answered(
         (0, "stopped", 2),
         (1, "stopped", 2),
     ]
+
+
+CHECKPOINT = """
+import os, sys, time
+from pathlib import Path
+import torch, torch.distributed as dist
+
+dist.init_process_group("nccl")
+rank, device = dist.get_rank(), torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+torch.cuda.set_device(device)
+model = torch.nn.Linear(64, 64, device=device)
+final = Path("checkpoints/step10")
+temporary = final.with_name("step10-tmp")
+if rank == 0:
+    temporary.mkdir(parents=True)
+if "everybody-waits" in sys.argv:
+    until = time.monotonic() + 0.5
+    while not temporary.exists():
+        if time.monotonic() > until:
+            raise TimeoutError("waiting for the checkpoint's directory timed out")
+dist.barrier()
+if rank == 0:
+    torch.save(model.state_dict(), temporary / "model.pt")
+    temporary.replace(final)
+dist.barrier()
+path = [str(final.resolve())] if rank == 0 else [""]
+dist.broadcast_object_list(path, src=0)
+model.load_state_dict(torch.load(Path(path[0]) / "model.pt", map_location=device))
+model(torch.ones(8, 64, device=device)).sum().backward()
+print("LOADED")
+"""
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """Where a job lies of which rank 0 writes a checkpoint, renames it, and tells all ranks where it is."""
+    (tmp_path / "checkpoint.py").write_text(CHECKPOINT)
+    return tmp_path
+
+
+def test_a_guess_before_a_failure_is_named_and_its_rank_runs_with_peers(
+    run_fakedist: RunFakedist, checkpoint: Path
+) -> None:
+    alone = run_fakedist("profile", "--world-size=64", "--rank=31", "checkpoint.py", cwd=checkpoint)
+    assert alone.code == 1
+    lines = alone.stderr.splitlines()
+    place = next(place for place, line in enumerate(lines) if "rank 31 had gone on with a guess" in line)
+    assert f"broadcast_object_list from rank 0 at {checkpoint}/checkpoint.py:25 (<module>)" in lines[place + 1]
+    assert "this rank's own ''" in lines[place + 1]
+    (told,) = [line.partition(": fakedist ")[2] for line in lines if "--with-peers" in line]
+    together = run_fakedist(*shlex.split(told), cwd=checkpoint)
+    assert together.code == 0, together.stderr
+    assert together.stdout.count("LOADED") == 2
+    assert "fakedist: rank 31 waits for rank 0, which runs now, into " in together.stderr
+    assert "rank    31 of 64" in together.stdout
+
+
+def test_a_directory_that_an_earlier_rank_renamed_is_named_with_what_became_of_it(
+    run_fakedist: RunFakedist, checkpoint: Path
+) -> None:
+    finished = run_fakedist(
+        "profile", "--world-size=64", "--rank=0,31", "checkpoint.py", "everybody-waits", cwd=checkpoint
+    )
+    assert finished.code == 1
+    (told,) = [line for line in finished.stderr.splitlines() if "which this rank looked for" in line]
+    where = checkpoint / "checkpoints"
+    assert told.startswith(
+        f"fakedist: {where}/step10-tmp, which this rank looked for, is not there: rank 0, which had run"
+    )
+    assert f"renamed it to {where}/step10 at {checkpoint}/checkpoint.py:22 (<module>)" in told

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from fakedist import cli, doctor, launch
+from fakedist.cli.profile import job_of
+from fakedist.cli.profile import profile as profile_command_line
 from fakedist.errors import SetupError
-from fakedist.job import Job
+from fakedist.job import Job, profile_arguments
 from fakedist.launch import Ending
 
 
@@ -100,6 +102,57 @@ def test_every_option_reaches_the_job(launched: Launched) -> None:
         values="off",
         seed=7,
     )
+
+
+#: Options of where the run goes and how it is printed: not the job's, so what is typed again does without them.
+NOT_THE_JOBS = {"output", "force", "as_json", "all_layers"}
+#: For every other option what it may be given; where it needs another one beside it, both.
+GIVEN = {
+    "world_size": ["--world-size=16"],
+    "rank": ["--rank=3"],
+    "with_peers": ["--with-peers"],
+    "tapes": ["--tape=/tmp/a b,/tmp/c"],
+    "gpus_per_node": ["--gpus-per-node=4"],
+    "device": ["--device=cuda"],
+    "gpu": ["--gpu=h200"],
+    "gpu_memory": ["--gpu-memory=unlimited"],
+    "steps": ["--steps=3"],
+    "module": ["-m", "package.train"],
+    "env": ["--env=A=b c"],
+    "nccl_env": ["--nccl-env=NCCL_ALGO=Ring"],
+    "timeout": ["--timeout=1.5"],
+    "launcher": ["--launcher=slurm"],
+    "collectives": ["--collectives=noop"],
+    "values": ["--values=strict"],
+    "kernels": ["--no-kernels"],
+    "seed": ["--seed=7"],
+    "nsys": ["--nsys"],
+    "nsys_args": ["--nsys", "--nsys-args=--trace=cuda,nvtx '--stats=a b'"],
+    "arguments": ["train.py", "--seed=9", "a b"],
+}
+
+
+@pytest.mark.parametrize("name", sorted({str(each.name) for each in profile_command_line.params} - NOT_THE_JOBS))
+def test_what_is_to_be_typed_again_has_every_option_of_the_job(name: str) -> None:
+    def typed(arguments: list[str]) -> Job:
+        with profile_command_line.make_context("profile", arguments) as context:
+            given = {key: value for key, value in context.params.items() if key not in NOT_THE_JOBS}
+            return job_of(**given)[0]
+
+    plain = ["--world-size=8", "--rank=1", "--device=virtual"]
+    script = [] if name in ("module", "arguments") else ["train.py"]
+    replaced = {"world_size": 0, "rank": 1, "device": 2}
+    options = [each for place, each in enumerate(plain) if replaced.get(name) != place]
+    job = typed([*options, *GIVEN[name], *script])
+    assert job != typed([*plain, "train.py"]), "the example does not change the job"
+    assert typed(profile_arguments(job)) == job
+
+
+def test_ranks_given_one_by_one_are_as_good_as_a_list(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[Any] = []
+    monkeypatch.setattr("fakedist.cli.profile._several", lambda job, ranks, *others: chosen.append(ranks) or 0)
+    assert cli.main(["profile", "--world-size=8", "--rank=0", "--rank=4-5", "train.py"]) == 0
+    assert chosen == [(0, 4, 5)]
 
 
 def test_world_size_and_rank_come_from_the_environment(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:

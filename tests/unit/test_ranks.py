@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +12,7 @@ from fakedist import launch, ranks
 from fakedist.errors import JobError, RecordingError, RunDirectoryError
 from fakedist.job import Job
 from fakedist.launch import Ending, Streams
-from fakedist.ranks import exit_code, parse_ranks, profile_ranks
+from fakedist.ranks import exit_code, parse_ranks, profile_ranks, profile_with_peers
 from fakedist.run.directory import TAPE_NAME
 from fakedist.run.journal import JournalWriter
 from fakedist.run.tape import Awaited, Tape
@@ -165,3 +167,94 @@ def test_a_rank_that_waits_for_two_things_by_turns_is_not_run_for_ever(
     monkeypatch.setattr(Tape, "awaited", lambda tape: next(by_turns) if tape.rank == 0 else None)
     run_stages(stages, monkeypatch, tmp_path)
     assert stages.order == [0, 1, 0, 0]
+
+
+class Pipeline:
+    """Stages in a row, each of which waits for the one before: ``launch.profile`` of such a job.
+
+    Args:
+        guesses: Whether a stage without what it waits for fails after a guess, not for want of it.
+        never: A rank that never sends anything.
+    """
+
+    def __init__(self, guesses: bool = False, never: int = -1) -> None:
+        self.order: list[int] = []
+        self._kind = "guessed" if guesses else "awaited"
+        self._never = never
+
+    def profile(self, job: Job, output: Path, force: bool, streams: Streams) -> tuple[Path, Ending]:
+        assert force == (job.rank in self.order)
+        self.order.append(job.rank)
+        have = {int(Path(path).name.removeprefix("rank")): Path(path) for path in job.tapes}
+        shutil.rmtree(output, ignore_errors=True)
+        output.mkdir(parents=True)
+        tape = JournalWriter(output / TAPE_NAME)
+        before = job.rank - 1
+        if before >= 0 and not (before in have and list(Tape(have[before], before).sent_to(job.rank))):
+            call = ("send_object_list", before, ((before, job.rank), 0), job.rank, None, 1)
+            tape.append({"kind": self._kind, "call": call, "told": ("recv_object_list", "train.py:1", "''", True)})
+            return output, Ending("exception", 1, "it waits")
+        if job.rank != self._never:
+            tape.append({"kind": "group", "number": 0, "ranks": (job.rank, job.rank + 1), "nth": 0})
+            call = ("send_object_list", 0, 0, [], [b"shapes"])
+            tape.append({"kind": "sent", "group": 0, "to": job.rank + 1, "call": call})
+        return output, Ending("finished", 0)
+
+
+def run_peers(
+    pipeline: Pipeline, rank: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> tuple[Ending, list[str]]:
+    """How a rank ended that runs with its peers, and what was said meanwhile."""
+    monkeypatch.setattr(launch, "profile", pipeline.profile)
+    monkeypatch.setattr(ranks, "find_tapes", lambda job: [])
+    said: list[str] = []
+    job = dataclasses.replace(JOB, rank=rank, with_peers=True)
+    found, ending = profile_with_peers(job, tmp_path / "runs", False, Streams(say=said.append))
+    assert found == tmp_path / f"runs/rank{rank}"
+    return ending, said
+
+
+@pytest.mark.parametrize("guesses", [False, True])
+def test_a_rank_with_peers_runs_those_that_it_waits_for_and_they_theirs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, guesses: bool
+) -> None:
+    pipeline = Pipeline(guesses)
+    ending, said = run_peers(pipeline, 3, monkeypatch, tmp_path)
+    assert ending.code == 0
+    assert pipeline.order == [3, 2, 1, 0, 1, 2, 3]
+    assert said[0] == f"rank 3 waits for rank 2, which runs now, into {tmp_path}/runs/rank2"
+    assert said[-1] == "rank 3 again: the tape of rank 2 has what it waited for"
+
+
+def test_a_rank_that_waits_for_no_other_runs_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pipeline = Pipeline()
+    assert run_peers(pipeline, 0, monkeypatch, tmp_path)[1] == []
+    assert pipeline.order == [0]
+
+
+def test_a_peer_that_never_sends_leaves_the_rank_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pipeline = Pipeline(never=1)
+    ending, _ = run_peers(pipeline, 2, monkeypatch, tmp_path)
+    assert ending.code == 1
+    assert pipeline.order == [2, 1, 0, 1]
+
+
+def test_peers_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(ranks, "MAX_PEERS", 3)
+    pipeline = Pipeline()
+    ending, said = run_peers(pipeline, 15, monkeypatch, tmp_path)
+    assert ending.code == 1
+    assert pipeline.order == [15, 14, 13, 12]
+    assert said[-1] == "rank 12 waits for rank 11; 3 peers have run, and no more will"
+
+
+def test_a_rank_that_failed_for_itself_has_no_peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pipeline = Pipeline(guesses=True)
+    profile = pipeline.profile
+
+    def does_not_fit(*how: Any) -> tuple[Path, Ending]:
+        return profile(*how)[0], Ending("out_of_memory", 4)
+
+    monkeypatch.setattr(pipeline, "profile", does_not_fit)
+    assert run_peers(pipeline, 5, monkeypatch, tmp_path)[0].code == 4
+    assert pipeline.order == [5]

@@ -38,6 +38,7 @@ launcher = "slurm"
 collectives = "noop"
 values = "off"
 seed = 7
+with_peers = true
 timeout = 600
 env = { B = "2", A = 1 }
 max_increase = { peak_allocated = "256 MiB", layers = { "layers.*.mlp" = "2%" } }
@@ -73,6 +74,7 @@ def test_every_key_reaches_the_job(tmp_path: Path) -> None:
     assert (job.gpus_per_node, job.gpu, job.gpu_memory_bytes, job.steps) == (4, "h200", 100 * GIB, 3)
     assert (job.launcher, job.collectives, job.values, job.seed) == ("slurm", "noop", "off", 7)
     assert (job.timeout_s, job.environment, job.device) == (600, (("A", "1"), ("B", "2")), "virtual")
+    assert job.with_peers
     assert {limit.figure: (limit.amount, limit.is_share) for limit in first.budgets} == {
         Figure("peak_allocated"): (72 * GIB, False),
         Figure("peak_reserved"): (76e9, False),
@@ -87,6 +89,7 @@ def test_every_key_reaches_the_job(tmp_path: Path) -> None:
     }
     assert second.jobs[0].arguments == ("--model", "g p t")
     assert [job.rank for job in second.jobs] == [0]
+    assert not second.jobs[0].with_peers
     assert [limit.figure.kind for limit in second.tolerances] == ["peak_allocated", "peak_reserved"]
 
 

@@ -1,0 +1,82 @@
+"""The last lines on stderr of a run that failed: what the script had guessed or missed, and whose exit code it is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fakedist.cli.say import last_line, remark
+from fakedist.job import Job, profile_command
+
+if TYPE_CHECKING:
+    from fakedist.launch import Ending
+    from fakedist.ranks import RankRun
+    from fakedist.run.tape import Guess
+
+_MAX_GUESSES = 3
+
+
+def say_ending(ending: Ending, job: Job, run_directory: Path) -> int:
+    """The last line on stderr says whose exit code it is; nothing is said of a run that simply ended."""
+    if ending.code == 0:
+        return 0
+    _say_what_may_have_failed_it(ending, job, run_directory)
+    meanings = {
+        "out_of_memory": "the rank does not fit the GPU",
+        "timeout": ending.message or "the time given with --timeout was over",
+        "killed": f"the script was killed {ending.message}",
+        "interrupted": f"the script was interrupted ({ending.message})",
+        "exception": f"the script's own: {ending.message}",
+    }
+    return last_line(ending.code, meanings.get(ending.outcome, "the script's own exit code"))
+
+
+def say_first_failure(runs: Sequence[RankRun], job: Job) -> int:
+    """The last line on stderr names the first of several ranks that did not end well, and how."""
+    failed = next((run for run in runs if run.ending.code), None)
+    if failed is None:
+        return 0
+    if failed.run_directory is not None:
+        one = dataclasses.replace(job, rank=failed.rank)
+        _say_what_may_have_failed_it(failed.ending, one, failed.run_directory)
+    return last_line(failed.ending.code, f"rank {failed.rank} ended as {failed.ending.outcome}")
+
+
+def _say_what_may_have_failed_it(ending: Ending, job: Job, run_directory: Path) -> None:
+    """Name the guesses that a failed script had gone on with, what it did not find, and what to type."""
+    from fakedist.run.directory import TAPE_NAME
+    from fakedist.run.tape import Tape
+
+    if not ending.failed or not (run_directory / TAPE_NAME).exists():
+        return
+    tape = Tape(run_directory, job.rank)
+    guesses, lost = tape.guesses(), tape.lost()
+    for line in _guess_lines(guesses, job.rank):
+        click.echo(line, err=True)
+    if lost:
+        remark(lost.text)
+    if tape.awaited() is not None:
+        return  # its error has said what to type
+    source = max(0, guesses[0].awaited.source) if guesses else 0
+    if source != job.rank and (guesses or (lost and lost.may_be_written)):
+        alone = dataclasses.replace(job, with_peers=False)
+        click.echo(f"  run rank {source} first: {profile_command(alone, (source, job.rank))}", err=True)
+    if guesses and not job.with_peers:
+        peers = profile_command(dataclasses.replace(job, with_peers=True))
+        click.echo(f"  or this rank with all that it waits for: {peers}", err=True)
+
+
+def _guess_lines(guesses: Sequence[Guess], rank: int) -> Iterator[str]:
+    if guesses:
+        calls = "a call" if len(guesses) == 1 else f"{len(guesses):,} calls"
+        yield f"fakedist: rank {rank} had gone on with a guess in {calls}, and may have failed for it:"
+    for guess in guesses[:_MAX_GUESSES]:
+        whom = "any rank" if guess.awaited.source < 0 else f"rank {guess.awaited.source}"
+        at = f" at {guess.line}" if guess.line else ""
+        yield f"  {guess.called} from {whom}{at}: {guess.held} stayed where that rank's would have arrived"
+    if len(guesses) > _MAX_GUESSES:
+        yield f"  ... and {len(guesses) - _MAX_GUESSES:,} more"

@@ -1,0 +1,161 @@
+"""Files that ranks share: what a rank renames or removes is on its tape, so that a later rank can say what it misses.
+
+Ranks run one after the other. A directory that rank 0 makes, all ranks write into, and rank 0 then renames is there for
+all of them in the real job; here it is gone before the next rank begins. Such a rank waits, or fails far away. Its end
+then names what it looked for, found in the error and in the variables of the frames that it left.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from fakedist.frames import is_the_scripts
+from fakedist.patch import patched
+from fakedist.run.tape import Lost, Moved
+
+if TYPE_CHECKING:
+    from fakedist.world.tape import Tapes
+
+_RENAMES, _REMOVALS = ("rename", "replace"), ("remove", "unlink", "rmdir")
+#: Caches of Python's and of compilers, which come and go.
+_CACHES = ("__pycache__", "torchinductor", ".triton")
+_MAX_VALUES = 200
+_LIBRARY = tuple(f"{sysconfig.get_path('stdlib')}/{name}" for name in ("pathlib", "shutil", "os.py", "tempfile"))
+
+
+@contextmanager
+def watched_files(tapes: Tapes) -> Iterator[None]:
+    """Write down on this rank's tape what the script renames and removes."""
+
+    def watch(name: str) -> Callable[..., Any]:
+        original = getattr(os, name)
+        words = ("src", "dst") if name in _RENAMES else ("path",)
+
+        @functools.wraps(original)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            path, target = [*args, *(kwargs.get(word) for word in words[len(args) :]), None][:2]
+            before = _absolute(path, kwargs)
+            found = original(*args, **kwargs)
+            if before:
+                tapes.moved(Moved(before, _absolute(target, kwargs), _line()))
+            return found
+
+        return watched
+
+    with ExitStack() as stack:
+        for name in (*_RENAMES, *_REMOVALS):
+            original, watched = getattr(os, name), watch(name)
+            for known in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
+                if original in known:
+                    known.add(watched)
+                    stack.callback(known.discard, watched)
+            stack.enter_context(patched(os, name, watched))
+        yield
+
+
+def _line() -> str:
+    """The line of the script, above those of ``pathlib`` and ``shutil``."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and (
+        frame.f_code.co_filename.startswith(_LIBRARY) or not is_the_scripts(frame.f_code.co_filename)
+    ):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
+
+
+def _absolute(path: Any, how: dict[str, Any]) -> str:
+    """The whole path; nothing of what is no path, lies below an open directory, or is a cache."""
+    is_below = any(how.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd"))
+    if is_below or not isinstance(path, (str, bytes, os.PathLike)):
+        return ""
+    whole = os.path.abspath(os.fsdecode(path))
+    return "" if any(cache in whole for cache in _CACHES) else whole
+
+
+def what_is_lost(
+    error: BaseException, moved: Sequence[tuple[int, Moved]], directories: Mapping[int, str]
+) -> Lost | None:
+    """What a script that ended by an error had looked for and did not find because ranks run one after the other.
+
+    Args:
+        error: How it ended.
+        moved: What ranks that had run before renamed or removed, each with its rank.
+        directories: Where each of these ranks ran.
+    """
+    named = [path for path in _named(error) if not os.path.exists(path)]
+    seen = [*named, *(path for path in _in_frames(error) if not os.path.exists(path))]
+    gone = {each.path: (rank, each) for rank, each in moved}
+    for path in seen:
+        for place in (path, *map(str, Path(path).parents)):
+            if place in gone:
+                return _taken_away(*gone[place])
+    for path in seen:
+        for rank, directory in directories.items():
+            there = os.path.join(directory, os.path.relpath(path))
+            if directory != os.getcwd() and os.path.exists(there):
+                told = f"is not there: rank {rank} ran in {directory} and has {there}"
+                return Lost(f"{path}, which this rank looked for, {told}", False)
+    may_be_written = 0 not in directories
+    told = "is not there; in the real job another rank may write it"
+    if named:
+        return Lost(f"{named[0]}, which this rank looked for, {told}", may_be_written)
+    waited = [path for path in seen if os.path.isdir(os.path.dirname(path))]
+    if waited and any(isinstance(link, TimeoutError) or type(link).__name__ == "Terminated" for link in _chain(error)):
+        return Lost(f"{waited[0]}, for which this rank seems to wait, {told}", may_be_written)
+    return None
+
+
+def _taken_away(rank: int, moved: Moved) -> Lost:
+    how = f"renamed it to {moved.to}" if moved.to else "removed it"
+    at = f" at {moved.line}" if moved.line else ""
+    return Lost(
+        f"{moved.path}, which this rank looked for, is not there: rank {rank}, which had run before, {how}{at}. "
+        "Ranks run one after the other: this one can wait for what is there in the end, and for nothing else",
+        False,
+    )
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    link: BaseException | None = error
+    for _ in range(100):
+        if link is None:
+            return
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def _named(error: BaseException) -> Iterator[str]:
+    """Files that errors of the system name."""
+    for link in _chain(error):
+        if isinstance(link, FileNotFoundError) and isinstance(link.filename, (str, bytes)):
+            yield os.path.abspath(os.fsdecode(link.filename))
+
+
+def _in_frames(error: BaseException) -> Iterator[str]:
+    """Paths in the variables of the frames that the error went through, the innermost first."""
+    for link in _chain(error):
+        for frame, _ in reversed(list(traceback.walk_tb(link.__traceback__))):
+            if is_the_scripts(frame.f_code.co_filename):
+                yield from _in_frame(frame)
+
+
+def _in_frame(frame: FrameType) -> Iterator[str]:
+    values = list(frame.f_locals.values())[:_MAX_VALUES]
+    if frame.f_code.co_name != "<module>":
+        values += list(getattr(frame.f_locals.get("self"), "__dict__", {}).values())[:_MAX_VALUES]
+    for value in values:
+        if isinstance(value, Path) or (type(value) is str and _may_be_path(value)):
+            yield os.path.abspath(value)
+
+
+def _may_be_path(text: str) -> bool:
+    return os.sep in text and "://" not in text and len(text) < 1000 and text.isprintable()

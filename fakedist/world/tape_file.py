@@ -1,0 +1,218 @@
+"""Both ends of a tape: a queue for each kind of call that another rank made, and what writes this rank's own."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import empty
+
+from fakedist.run.tape import MAX_TAPE_BYTES, MAX_TENSOR_BYTES, Awaited, Channel, Guess, Lost, Moved, Sent, Tape
+
+if TYPE_CHECKING:
+    from fakedist.world.tape import Where
+
+#: Writes a record to the tape's file.
+Append = Callable[[dict[str, Any]], None]
+#: A CPU tensor with the values of a tensor, in the same memory where it can be; None where nobody knows them.
+Known = Callable[[torch.Tensor], torch.Tensor | None]
+#: Lines of the script that are written down as guesses, and files as renamed or removed.
+_MAX_SITES, _MAX_MOVED = 100, 2000
+_PLAIN = torch.Tensor.__torch_dispatch__
+
+
+class Reader:
+    """One tape of another rank: a queue for each kind of call."""
+
+    def __init__(self, tape: Tape, rank: int) -> None:
+        self.tape = tape
+        self.num_answers = self.num_unknown = self.num_over = 0
+        self.stored = tape.stored()
+        self._queues: dict[tuple[str, Channel, int], deque[Sent]] = {}
+        for sent in tape.sent_to(rank):
+            self._queues.setdefault((sent.operation, sent.channel, sent.to), deque()).append(sent)
+
+    def has(self, where: Where) -> bool:
+        """Whether a call is on the tape that has not been taken."""
+        queue = self._queue(where)
+        return any(where.tag is None or sent.tag == where.tag for sent in queue)
+
+    def take(self, where: Where) -> Sent | None:
+        """The next call of this kind, which then is taken; None where there is none."""
+        queue = self._queue(where)
+        for sent in queue:
+            if where.tag is None or sent.tag == where.tag:
+                queue.remove(sent)
+                return sent
+        self.num_over += 1
+        return None
+
+    def _queue(self, where: Where) -> deque[Sent]:
+        return self._queues.get((where.operation, where.channel, where.to), deque())
+
+    def notes(self) -> Iterable[str]:
+        """What a reader of the report must know."""
+        whose = f"the tape of rank {self.tape.rank} ({self.tape.run_directory})"
+        if self.num_answers:  # a rank may need nothing of those before it
+            yield f"{self.num_answers:,} calls were answered from {whose}"
+        if self.num_unknown:
+            yield f"{self.num_unknown:,} calls were answered without values: {whose} has only their sizes"
+        if self.num_over:
+            yield f"{self.num_over:,} calls came after the end of {whose}, or are not on it: their values are made up"
+
+
+@dataclass
+class _Later:
+    """Values on their way from a real device: complete when the event is."""
+
+    values: torch.Tensor
+    event: torch.cuda.Event
+
+    def bytes(self, wait: bool) -> bytes | None:
+        if wait:
+            self.event.synchronize()
+        return _bytes(self.values) if self.event.query() else None
+
+
+class Writer:
+    """Writes this rank's tape, in the order of the calls."""
+
+    def __init__(self, append: Append, known: Known | None) -> None:
+        self._append = append
+        self._known = known
+        self._numbers: dict[Channel, int] = {}
+        self._waiting: deque[tuple[dict[str, Any], list[Any]]] = deque()
+        self._num_bytes = self._num_moved = 0
+        self._sites: set[tuple[str, int, str]] = set()
+        self.num_cut = 0
+
+    def tensors(self, where: Where, tensors: Sequence[torch.Tensor]) -> None:
+        """Write tensors that this rank sends."""
+        # A tensor of one float is the common case of a script that scatters: all of them together have the limit.
+        is_small = sum(tensor.nbytes for tensor in tensors) <= MAX_TENSOR_BYTES and self._has_room()
+        listed = [
+            (dtype_name(tensor.dtype), tuple(tensor.shape), self._values(tensor) if is_small else None)
+            for tensor in tensors
+        ]
+        self._write(where, listed, [])
+
+    def objects(self, where: Where, objects: Sequence[bytes]) -> None:
+        """Write pickled objects that this rank sends."""
+        has_room = self._has_room()
+        if has_room:
+            self._num_bytes += sum(len(pickled) for pickled in objects)
+        self._write(where, [], [pickled if has_room else None for pickled in objects])
+
+    def awaited(self, awaited: Awaited) -> None:
+        """Write what only another rank could have answered."""
+        self._waiting.append(({"kind": "awaited", "call": astuple(awaited)}, []))
+        self.flush(wait=True)
+
+    def guessed(self, guess: Guess) -> None:
+        """Write what stood in for another rank's; each line of the script once."""
+        site = (guess.called, guess.awaited.source, guess.line)
+        if site in self._sites or len(self._sites) >= _MAX_SITES:
+            return
+        self._sites.add(site)
+        told = (guess.called, guess.line, guess.held, guess.is_object)
+        self._waiting.append(({"kind": "guessed", "call": astuple(guess.awaited), "told": told}, []))
+        self.flush()
+
+    def stored(self, key: str, value: bytes) -> None:
+        """Write what this rank sets in a store."""
+        if len(value) <= MAX_TENSOR_BYTES and self._has_room():
+            self._num_bytes += len(value)
+            self._waiting.append(({"kind": "stored", "key": key, "value": value}, []))
+            self.flush()
+
+    def moved(self, moved: Moved) -> None:
+        """Write what the script renamed or removed."""
+        self._num_moved += 1
+        if self._num_moved <= _MAX_MOVED:
+            self._waiting.append(({"kind": "moved", "told": astuple(moved)}, []))
+            self.flush()
+
+    def lost(self, lost: Lost) -> None:
+        """Write what the script looked for in the end and did not find."""
+        self._waiting.append(({"kind": "lost", "told": astuple(lost)}, []))
+        self.flush(wait=True)
+
+    def flush(self, wait: bool = False) -> None:
+        """Write what has arrived from the device, in order; or wait until all has."""
+        while self._waiting:
+            record, listed = self._waiting[0]
+            for place, (dtype, shape, values) in enumerate(listed):
+                if isinstance(values, _Later):
+                    found = None
+                    with suppress(RuntimeError):  # a device that failed has nothing to say any more
+                        found = values.bytes(wait)
+                    if found is None and not wait:
+                        return
+                    listed[place] = (dtype, shape, found)
+            self._append(record)
+            self._waiting.popleft()
+
+    def _has_room(self) -> bool:
+        if self._num_bytes <= MAX_TAPE_BYTES:
+            return True
+        self.num_cut += 1
+        return False
+
+    def _write(self, where: Where, tensors: list[Any], objects: list[bytes | None]) -> None:
+        number = self._numbers.get(where.channel)
+        if number is None:
+            number = self._numbers[where.channel] = len(self._numbers)
+            ranks, nth = where.channel
+            self._waiting.append(({"kind": "group", "number": number, "ranks": ranks, "nth": nth}, []))
+        call = (where.operation, where.sequence, where.tag or 0, tensors, objects)
+        self._waiting.append(({"kind": "sent", "group": number, "to": where.to, "call": call}, tensors))
+        self.flush()
+
+    def _values(self, tensor: torch.Tensor) -> bytes | _Later | None:
+        """A tensor's values, a promise of them, or None where there are none."""
+        if type(tensor).__torch_dispatch__ is not _PLAIN or tensor.layout is not torch.strided:
+            return None
+        if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+            return None  # a graph runs later, and more than once
+        self._num_bytes += tensor.nbytes
+        if self._known is not None:
+            known = self._known(tensor)
+            return None if known is None else _bytes(known)
+        if not tensor.is_cuda:
+            return _bytes(tensor)
+        if not tensor.is_contiguous():
+            return None  # putting it in order would take memory that the job does not take
+        values = empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        values.copy_(tensor.detach(), non_blocking=True)
+        return _Later(values, torch.cuda.current_stream(tensor.device).record_event())
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    tensor = tensor.detach().contiguous()
+    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes) if tensor.numel() else b""
+
+
+def tensor_of(dtype: str, shape: Sequence[int], values: bytes | None) -> torch.Tensor:
+    """A tensor as it was written."""
+    kind: torch.dtype = getattr(torch, dtype)
+    if not values:
+        return empty(tuple(shape), dtype=kind)
+    return torch.frombuffer(bytearray(values), dtype=torch.uint8).view(kind).view(tuple(shape))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """A type as it is written: "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def num_elements(shape: Sequence[int]) -> int:
+    """Elements of a tensor."""
+    count = 1
+    for size in shape:
+        count *= size
+    return count

@@ -1,0 +1,118 @@
+"""What stands on stderr before the exit code of a run that failed."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakedist.cli.failure import say_ending, say_first_failure
+from fakedist.job import Job
+from fakedist.launch import Ending
+from fakedist.ranks import RankRun
+from fakedist.run.directory import TAPE_NAME
+from fakedist.run.journal import JournalWriter
+
+JOB = Job(world_size=64, rank=31, target="train.py", arguments=("--name", "a b"), seed=7)
+FAILED = Ending("exception", 1, "FileNotFoundError: model.pt")
+LAST = "fakedist: exit 1: the script's own: FileNotFoundError: model.pt"
+CALL = ("broadcast_object_list", 4, (("range", 0, 64, 1), 0), -1, None, 1)
+
+
+def guessed(called: str = "broadcast_object_list", line: int = 12, is_object: bool = True) -> dict[str, Any]:
+    told = (called, f"train.py:{line} (main)", "this rank's own ''", is_object)
+    return {"kind": "guessed", "call": CALL, "told": told}
+
+
+def said(directory: Path, capsys: pytest.CaptureFixture[str], *records: dict[str, Any], **how: Any) -> list[str]:
+    """The lines on stderr of a run with this tape."""
+    (directory / TAPE_NAME).unlink(missing_ok=True)
+    writer = JournalWriter(directory / TAPE_NAME)
+    for record in records:
+        writer.append(record)
+    ending, job = how.get("ending", FAILED), how.get("job", JOB)
+    assert say_ending(ending, job, directory) == ending.code
+    return capsys.readouterr().err.splitlines()
+
+
+def commands(lines: list[str]) -> list[list[str]]:
+    return [shlex.split(line.partition(": fakedist ")[2]) for line in lines if ": fakedist profile" in line]
+
+
+def test_the_guess_and_the_commands_stand_before_the_last_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = said(tmp_path, capsys, guessed())
+    assert lines[0] == "fakedist: rank 31 had gone on with a guess in a call, and may have failed for it:"
+    assert lines[1].startswith("  broadcast_object_list from rank 4 at train.py:12 (main): this rank's own '' stayed")
+    assert lines[-1] == LAST
+    script = ["train.py", "--name", "a b"]
+    assert commands(lines) == [
+        ["profile", "--world-size=64", "--rank=4,31", "--device=virtual", "--steps=2", "--seed=7", *script],
+        [
+            "profile",
+            "--world-size=64",
+            "--rank=31",
+            "--device=virtual",
+            "--steps=2",
+            "--seed=7",
+            "--with-peers",
+            *script,
+        ],
+    ]
+
+
+def test_objects_are_named_before_numbers_and_no_more_than_three(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    numbers = [guessed("broadcast", line, is_object=False) for line in range(8)]
+    lines = said(tmp_path, capsys, *numbers, guessed())
+    assert lines[0].endswith("a guess in 9 calls, and may have failed for it:")
+    assert [line.split()[0] for line in lines[1:5]] == ["broadcast_object_list", "broadcast", "broadcast", "..."]
+
+
+def test_what_the_rank_did_not_find_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lost = {"kind": "lost", "told": ("/ckpt, which this rank looked for, is not there", True)}
+    lines = said(tmp_path, capsys, lost)
+    assert lines[0] == "fakedist: /ckpt, which this rank looked for, is not there"
+    assert [command[2] for command in commands(lines)] == ["--rank=0,31"]
+    lost = {"kind": "lost", "told": ("/ckpt, which this rank looked for, is not there: rank 0 renamed it", False)}
+    assert commands(said(tmp_path, capsys, lost)) == []
+
+
+def test_with_peers_nobody_is_told_to_run_with_peers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = said(tmp_path, capsys, guessed(), job=replace(JOB, with_peers=True))
+    assert [command[2] for command in commands(lines)] == ["--rank=4,31"]
+    assert "--with-peers" not in " ".join(lines)
+
+
+def test_an_error_that_has_said_what_to_type_is_not_followed_by_it_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = said(tmp_path, capsys, guessed(), {"kind": "awaited", "call": CALL})
+    assert lines[0].startswith("fakedist: rank 31 had gone on with a guess")
+    assert commands(lines) == []
+
+
+@pytest.mark.parametrize(
+    "ending", [Ending("stopped", 0), Ending("out_of_memory", 4), Ending("interrupted", 130, "Ctrl-C")]
+)
+def test_a_run_that_did_not_fail_for_itself_names_no_guess(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ending: Ending
+) -> None:
+    assert "guess" not in " ".join(said(tmp_path, capsys, guessed(), ending=ending))
+
+
+def test_the_first_of_several_ranks_that_failed_names_its_guess(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    JournalWriter(tmp_path / TAPE_NAME).append(guessed())
+    runs = [RankRun(0, None, Ending("finished", 0), 1.0), RankRun(5, tmp_path, FAILED, 1.0)]
+    assert say_first_failure(runs, JOB) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("fakedist: rank 5 had gone on with a guess")
+    assert commands(lines)[0][2] == "--rank=4,5"
+    assert lines[-1] == "fakedist: exit 1: rank 5 ended as exception"

@@ -1,0 +1,151 @@
+"""What stood in for another rank's object or numbers is on the tape, so that a failure can name it."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+import torch.distributed as dist
+
+from fakedist.errors import WorldError
+from fakedist.run.tape import Guess, Tape
+from tests.unit.world.test_tape import rank
+
+
+def guesses(directory: Path, script: Callable[[], object]) -> list[Guess]:
+    """What rank 3 of four guesses when it runs a script without tapes."""
+    with rank(3, directory):
+        script()
+    return Tape(directory / "3", 3).guesses()
+
+
+@pytest.mark.parametrize(
+    ("placeholder", "held"),
+    [
+        ("", "this rank's own ''"),
+        ("/ckpt/step10", "this rank's own '/ckpt/step10'"),
+        (0, "this rank's own 0"),
+        ({}, "this rank's own empty dict"),
+        ([], "this rank's own empty list"),
+        ({"step": 1}, "this rank's own dict"),
+        (object, "this rank's own type"),
+    ],
+)
+def test_a_placeholder_stays_and_is_a_guess_with_its_line(tmp_path: Path, placeholder: Any, held: str) -> None:
+    objects = [placeholder]
+    (guess,) = guesses(tmp_path, lambda: dist.broadcast_object_list(objects, src=1))
+    assert objects == [placeholder]
+    assert (guess.called, guess.held, guess.is_object, guess.awaited.source) == ("broadcast_object_list", held, True, 1)
+    assert guess.line.startswith(f"{__file__}:")
+
+
+def test_a_line_is_one_guess_however_often_it_runs(tmp_path: Path) -> None:
+    def script() -> None:
+        for _ in range(5):
+            dist.broadcast_object_list([""], src=0)
+        dist.recv_object_list([""], src=0)
+
+    assert [guess.called for guess in guesses(tmp_path, script)] == ["broadcast_object_list", "recv_object_list"]
+
+
+@pytest.mark.parametrize("flag", [True, False, numpy.bool_(True)])
+def test_a_flag_decides_and_is_refused(tmp_path: Path, flag: Any) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: dist.broadcast_object_list([flag], src=0),
+        lambda: dist.broadcast_object_list(["config", flag], src=0),
+        lambda: dist.scatter_object_list([flag], None, src=0),
+        lambda: dist.recv_object_list([flag], src=0),
+    ]
+    for call in calls:
+        with rank(3, tmp_path), pytest.raises(WorldError, match=r"waits for a bool from rank 0, which") as caught:
+            call()
+        assert "--rank 0,3" in caught.value.hint
+        tape = Tape(tmp_path / "3", 3)
+        assert tape.guesses() == []
+        assert tape.awaited() is not None
+
+
+def test_a_flag_on_the_tape_arrives(tmp_path: Path) -> None:
+    with rank(0, tmp_path):
+        dist.scatter_object_list([None], [False] * 4, src=0)
+    got = [True]
+    with rank(3, tmp_path, 0):
+        dist.scatter_object_list(got, None, src=0)
+    assert got == [False]
+
+
+def test_the_placeholders_of_torchs_own_example_are_refused(tmp_path: Path) -> None:
+    with rank(3, tmp_path), pytest.raises(WorldError, match="scatter_object_list waits for an object from rank 0"):
+        dist.scatter_object_list([None], [None] * 4, src=0)
+
+
+def test_sizes_and_pickled_bytes_that_nobody_sent_are_guesses_after_objects(tmp_path: Path) -> None:
+    def script() -> None:
+        size = torch.zeros(1, dtype=torch.int64)
+        dist.broadcast(size, 0)
+        dist.broadcast(torch.ones(3), 0)  # floats decide nothing
+        pickled = torch.zeros(8, dtype=torch.uint8)
+        dist.recv(pickled, 0)
+        dist.broadcast_object_list([""], src=0)
+
+    found = guesses(tmp_path, script)
+    assert [(guess.called, guess.is_object) for guess in found] == [
+        ("broadcast_object_list", True),
+        ("broadcast", False),
+        ("recv", False),
+    ]
+    assert found[1].held == "this rank's own values in a tensor int64 [1]"
+    assert found[2].held == "zeros in a tensor uint8 [8]"
+
+
+def test_a_tape_has_what_was_guessed_and_then_nothing_is(tmp_path: Path) -> None:
+    def send() -> None:
+        pickled = pickle.dumps({"vocabulary": 50_257})
+        dist.broadcast(torch.tensor([len(pickled)]), 0)
+        dist.broadcast(torch.frombuffer(bytearray(pickled), dtype=torch.uint8), 0)
+        dist.broadcast_object_list(["theirs"], src=0)
+
+    def receive() -> list[Any]:
+        size, objects = torch.zeros(1, dtype=torch.int64), [""]
+        dist.broadcast(size, 0)
+        pickled = torch.zeros(int(size), dtype=torch.uint8)
+        dist.broadcast(pickled, 0)
+        dist.broadcast_object_list(objects, src=0)
+        return [pickle.loads(bytes(pickled.tolist())) if len(pickled) else None, *objects]
+
+    asked = guesses(tmp_path, receive)
+    with rank(0, tmp_path):
+        send()
+    tape = Tape(tmp_path / "0", 0)
+    assert [tape.has(guess.awaited, 3) for guess in asked] == [True, True]
+    with rank(3, tmp_path, 0):
+        assert receive() == [{"vocabulary": 50_257}, "theirs"]
+    assert Tape(tmp_path / "3", 3).guesses() == []
+
+
+def test_a_key_of_a_store_that_another_rank_sets_comes_from_its_tape(tmp_path: Path) -> None:
+    def store() -> Any:
+        return dist.TCPStore("localhost", 29_500, 4, dist.get_rank() == 0)
+
+    with rank(3, tmp_path), pytest.raises(WorldError, match="the store's key 'localhost:29500/address'") as caught:
+        store().get("address")
+    assert "--rank 0,3" in caught.value.hint
+    awaited = Tape(tmp_path / "3", 3).awaited()
+    with rank(0, tmp_path):
+        one, other = store(), dist.TCPStore("localhost", 1, 4, True)
+        for value in ("first", "second"):
+            one.set("address", value)
+        other.set("other", "x")
+    assert awaited is not None
+    assert Tape(tmp_path / "0", 0).has(awaited, 3)
+    with rank(3, tmp_path, 0):
+        one = store()
+        one.wait(["address"])
+        assert one.check(["address"])
+        assert not one.check(["other"])
+        assert [one.get("address") for _ in range(3)] == [b"first", b"second", b"second"]
