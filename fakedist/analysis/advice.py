@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from fakedist.analysis.layers import Fold, fold_layers
 from fakedist.analysis.recording import Array
+from fakedist.run.summary import Advice
 from fakedist.units import format_bytes
 
 MIN_SHARE = 0.01  # of the peak; less is not worth a change
@@ -22,25 +21,6 @@ MIN_BYTES = 1 << 20
 _LOSS_PIECES = 8
 _LOSS = r"log_softmax|nll_loss|cross_entropy"
 _NUM_CHECKPOINTS = 2  # stacks of layers to speak of
-
-
-@dataclass(frozen=True)
-class Advice:
-    """One change to the job.
-
-    Attributes:
-        rule: The rule that found it.
-        title: What to change.
-        text: Why, and how.
-        gives_bytes: How much lower the peak would be.
-        of: Which peak: peak_allocated_bytes or peak_reserved_bytes.
-    """
-
-    rule: str
-    title: str
-    text: str
-    gives_bytes: int
-    of: str = "peak_allocated_bytes"
 
 
 class History:
@@ -94,7 +74,7 @@ def _is(values: pd.Series, test: Callable[[str], bool]) -> Array:
     return np.array([*map(test, categories.categories.astype(str)), False], bool)[categories.codes.to_numpy()]
 
 
-def find_advice(tables: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
+def find_advice(tables: dict[str, pd.DataFrame]) -> list[Advice]:
     """Advice for a run, what gives most first.
 
     Args:
@@ -105,8 +85,7 @@ def find_advice(tables: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
     history = History(tables)
     found = [advice for rule in RULES for advice in rule(history)]
     worth = max(MIN_BYTES, MIN_SHARE * history.peak)
-    found = sorted((each for each in found if each.gives_bytes >= worth), key=lambda each: -each.gives_bytes)
-    return [asdict(each) for each in found]
+    return sorted((each for each in found if each.gives_bytes >= worth), key=lambda each: -each.gives_bytes)
 
 
 def _checkpoint(history: History) -> Iterator[Advice]:

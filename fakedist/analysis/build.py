@@ -6,6 +6,7 @@ import gc
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ from fakedist.analysis.summary import summarize
 from fakedist.analysis.times.summary import find_times
 from fakedist.analysis.times.trace import write_trace
 from fakedist.run.manifest import load_manifest, update_manifest
+from fakedist.run.plain import from_plain, to_plain
+from fakedist.run.step_time import KernelSource, Peaks
+from fakedist.run.summary import LeftDuringInit
 from fakedist.run.tables import check_tables, new_tables, write_table
 from fakedist.units import format_bytes
 
@@ -44,9 +48,8 @@ def build_tables(run_directory: Path, *, may_be_empty: bool = True) -> None:
     blocks = build_blocks(recording)
     places = event_places(recording)
     tables = make_tables(recording, blocks, places)
-    simulated = recording.kernel_source.get("source") == "simulated"  # what is nobody's time is no share of a peak
-    peaks = None if simulated else recording.gpu.get("peaks")
-    times = find_times(tables["kernels"], tables["layers"], recording.kernel_source, peaks)
+    source = recording.kernel_source
+    times = find_times(tables["kernels"], tables["layers"], source.step_us if source else 0.0, _peaks(recording))
     tables |= {"layer_times": times.layers, "kernel_names": times.names}
     with new_tables(run_directory) as directory:
         for name, table in tables.items():
@@ -55,17 +58,17 @@ def build_tables(run_directory: Path, *, may_be_empty: bool = True) -> None:
         build_snapshot(run_directory, recording, blocks)
         cut = write_trace(run_directory, tables, manifest["job"], recording.kernel_source)
     dropped = _dropped(recording)
-    summary = summarize(recording, manifest, tables, memory.peak_summary(recording, blocks, places))
-    notes = [*_notes(recording, blocks, manifest, summary["left_during_init"]), *dropped, *cut]
-    timed = {"time": _time_source(recording)} if times.summary else {}
+    summary = summarize(recording, manifest, tables, memory.find_peak(recording, blocks, places))
+    notes = [*_notes(recording, blocks, manifest, summary.left_during_init), *dropped, *cut]
+    timed = {"time": _time_source(source)} if source and times.summary else {}
     update_manifest(
         run_directory,
         provenance={**manifest["provenance"], **timed},
-        exit=summary["exit"],
+        exit=to_plain(summary.exit),
         versions={name: str(recording.gpu.get(name, "")) for name in ("python", "torch", "cuda")},
         dropped=dropped,
         notes=notes,
-        summary={**summary, "time": times.summary, "notes": notes},
+        summary=to_plain(replace(summary, time=times.summary, notes=notes)),
     )
 
 
@@ -101,14 +104,19 @@ def make_tables(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> d
     return tables
 
 
-def _time_source(recording: Recording) -> str:
+def _peaks(recording: Recording) -> Peaks | None:
+    """What the GPU does at most; simulated times are no share of it."""
+    told, source = recording.gpu.get("peaks"), recording.kernel_source
+    return None if told is None or (source and source.source == "simulated") else from_plain(Peaks, told, "peaks")
+
+
+def _time_source(source: KernelSource) -> str:
     """Where the times of the timed step are from."""
-    source = recording.kernel_source
-    if source["source"] == "estimated":
+    if source.source == "estimated":
         return "estimated: a model of the GPU; collectives, whose duration it does not know, are not in it"
-    if source["source"] == "simulated":
+    if source.source == "simulated":
         return "simulated: the virtual GPU as CUPTI saw it, where each kernel takes 1 us; copies stand for collectives"
-    tool = {"cupti": "CUPTI", "nsys": "Nsight Systems"}.get(str(source.get("tool")), source.get("tool"))
+    tool = {"cupti": "CUPTI", "nsys": "Nsight Systems"}.get(source.tool, source.tool)
     return f"measured: {tool} on this GPU; copies stand for collectives"
 
 
@@ -228,7 +236,7 @@ def _first_place(rows: list[Any]) -> str:
     return next((f"{filename}:{line}" for _, filename, line, *_ in rows if filename), "a backward")
 
 
-def _notes(recording: Recording, blocks: Blocks, manifest: dict[str, Any], left: dict[str, str] | None) -> list[str]:
+def _notes(recording: Recording, blocks: Blocks, manifest: dict[str, Any], left: LeftDuringInit | None) -> list[str]:
     notes = [*recording.notes, *memory.differences(recording, blocks)]
     if left is not None:
         notes.append(_left_note(recording, manifest["job"]))

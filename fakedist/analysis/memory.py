@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -58,17 +59,36 @@ def by_category(blocks: Blocks) -> dict[str, int]:
     return {name: int(sums.get(name, 0)) for name in CATEGORIES}
 
 
-def peak_summary(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> dict[str, Any]:
-    """Peaks of the run, where the allocated one was, and by category."""
+@dataclass(frozen=True)
+class Peak:
+    """The peaks of a run.
+
+    Attributes:
+        allocated_bytes: Most that tensors held at once.
+        reserved_bytes: Most that the caching allocator held at once.
+        step: Step of the allocated peak.
+        phase: Phase of the allocated peak.
+        by_category: Bytes at the allocated peak by category; they add up to it.
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int
+    step: int
+    phase: str
+    by_category: dict[str, int]
+
+
+def find_peak(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> Peak:
+    """The peaks of the run, where the allocated one was, and by category."""
     allocated, reserved = blocks.replay.allocated_bytes, blocks.replay.reserved_bytes
     at: Any = places.iloc[blocks.peak_event] if blocks.peak_event >= 0 else {"step": 0, "phase": "init"}
-    return {
-        "peak_allocated_bytes": int(allocated.max(initial=0)),
-        "peak_reserved_bytes": int(reserved.max(initial=0)),
-        "peak_step": int(at["step"]),
-        "peak_phase": str(at["phase"]),
-        "by_category": by_category(blocks),
-    }
+    return Peak(
+        int(allocated.max(initial=0)),
+        int(reserved.max(initial=0)),
+        step=int(at["step"]),
+        phase=str(at["phase"]),
+        by_category=by_category(blocks),
+    )
 
 
 def differences(recording: Recording, blocks: Blocks) -> list[str]:

@@ -16,6 +16,8 @@ from fakedist.analysis.timed.profiler import profiler_trace
 from fakedist.run.directory import JOURNAL_NAME, KERNELS_NAME
 from fakedist.run.journal import damaged, read_journal
 from fakedist.run.kernels import KERNEL_TYPES
+from fakedist.run.plain import from_plain
+from fakedist.run.step_time import KernelSource
 
 Array = npt.NDArray[Any]
 
@@ -44,7 +46,7 @@ class Recording:
         kernels: Columns of the timed step's kernels, ``run.kernels.KERNEL_TYPES``; texts are rows of ``kernel_texts``.
         profiled: What torch.profiler saw of the timed step; empty without it.
         timed_step: The step that was timed after the recorded ones, apart from them; -1 without one.
-        kernel_source: Where they are from, as in the summary; empty without any.
+        kernel_source: Where they are from; None without any.
         steps: Records of the steps that ended.
         stats: The allocator's statistics at the end, by device.
         out_of_memory: The last request that failed, if any did.
@@ -69,7 +71,7 @@ class Recording:
     kernel_texts: list[str] = field(default_factory=list)
     profiled: dict[str, Any] = field(default_factory=dict)
     timed_step: int = -1
-    kernel_source: dict[str, Any] = field(default_factory=dict)
+    kernel_source: KernelSource | None = None
     steps: list[dict[str, Any]] = field(default_factory=list)
     stats: dict[int, dict[str, Any]] = field(default_factory=dict)
     out_of_memory: dict[str, Any] | None = None
@@ -184,7 +186,10 @@ def _take(recording: Recording, record: dict[str, Any], pieces: dict[Any, list[b
         recording.timed_step = record["step"]
     elif kind == "kernels":
         # One source is all: what was measured stands in place of an estimate that the rank wrote.
-        recording.kernel_texts, recording.kernel_source = list(record["texts"]), dict(record["source"])
+        recording.kernel_texts, recording.kernel_source = (
+            list(record["texts"]),
+            from_plain(KernelSource, record["source"]),
+        )
         for name in KERNEL_TYPES:
             pieces["kernels", name] = [record[name]]
     elif kind == "gpu":

@@ -12,6 +12,7 @@ from typing import Any
 from fakedist.check.config import CheckConfig, CheckJob
 from fakedist.check.measured import Rank
 from fakedist.errors import CheckError
+from fakedist.run.summary import Summary
 
 SCHEMA_VERSION = 1
 _MAKES_ONE = "fakedist check --update {}"
@@ -86,12 +87,13 @@ def read_baseline(config: CheckConfig, job: CheckJob) -> Baseline | None:
     return found
 
 
-def settings_of(job: CheckJob, summary: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of(job: CheckJob, summary: Summary) -> dict[str, Any]:
     """What the figures of a job hang on."""
     values = job.jobs[0].to_dict()
     return {
         **json.loads(json.dumps({key: values[key] for key in _SETTINGS})),
-        **{k: summary[k] for k in ("torch", "gpu")},
+        "torch": summary.torch,
+        "gpu": summary.gpu,
     }
 
 

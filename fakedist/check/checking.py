@@ -135,7 +135,7 @@ def _wrongly_empty(job: CheckJob, runs: dict[int, Run], baseline: Baseline | Non
 
 
 def _takes_nothing(run: Run) -> bool:
-    return not run.summary["peak_allocated_bytes"] and run.summary["exit"]["outcome"] != "out_of_memory"
+    return not run.summary.peak_allocated_bytes and run.summary.exit.outcome != "out_of_memory"
 
 
 def _see_that_it_can_run(job: CheckJob) -> None:
@@ -168,8 +168,8 @@ def judge_job(checked: Checked, job: CheckJob, runs: dict[int, Run], baseline: B
     if baseline is not None and (stale := stale_settings(baseline, settings_of(job, first.summary))):
         checked.warnings.append(f"the baseline of {job.name} is of something else: {', '.join(stale)}")
     for rank, run in runs.items():
-        if run.summary["exit"]["outcome"] == "out_of_memory":
-            checked.misfits.append(f"{job.name} rank {rank} does not fit the GPU: {run.summary['exit']['message']}")
+        if run.summary.exit.outcome == "out_of_memory":
+            checked.misfits.append(f"{job.name} rank {rank} does not fit the GPU: {run.summary.exit.message}")
         before = baseline.ranks.get(rank) if baseline is not None else None
         if before is not None and (told := _unlike_times(ranks[rank], before)):
             checked.warnings.append(f"the baseline of {job.name} rank {rank}: {told}")

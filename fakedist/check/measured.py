@@ -18,6 +18,7 @@ from fakedist.errors import CheckError
 from fakedist.report.comparison import BLOCK_COLUMNS
 from fakedist.report.run import Run
 from fakedist.run.schema import CATEGORIES
+from fakedist.run.summary import CollectiveTotal, Summary
 from fakedist.run.tables import read_table
 
 _NO_TIMES = pd.DataFrame({"path": [], "category": [], "us": []})
@@ -86,7 +87,7 @@ def measure(run: Run, figures: set[Figure], where: str) -> Rank:
     """
     summary, layers = run.summary, run.table("layers")
     parts = pattern_parts(layers)
-    groups = _groups(summary["collectives"])
+    groups = _groups(summary.collectives)
     limits: dict[str, int] = {}
     for figure in sorted(figures, key=lambda each: (each.kind, each.part)):
         if figure.kind == "groups" and figure.part not in groups:
@@ -99,18 +100,21 @@ def measure(run: Run, figures: set[Figure], where: str) -> Rank:
     held: dict[str, dict[str, int]] = defaultdict(dict)
     for path, category, bytes_ in parts.itertuples(index=False):
         held[str(path)][str(category)] = int(bytes_)
-    keys = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_step", "peak_phase", "capacity_bytes")
     record = {
-        **{key: summary[key] for key in keys},
-        "by_category": {name: summary["by_category"][name] for name in CATEGORIES if summary["by_category"][name]},
-        "by_phase": {f"{row['step']} {row['phase']}": row["peak_allocated_bytes"] for row in summary["by_phase"]},
+        "peak_allocated_bytes": summary.peak_allocated_bytes,
+        "peak_reserved_bytes": summary.peak_reserved_bytes,
+        "peak_step": summary.peak_step,
+        "peak_phase": summary.peak_phase,
+        "capacity_bytes": summary.capacity_bytes,
+        "by_category": {name: summary.by_category[name] for name in CATEGORIES if summary.by_category[name]},
+        "by_phase": {f"{row.step} {row.phase}": row.peak_allocated_bytes for row in summary.by_phase},
         "layers": dict(held),
         "layer_limits": limits,
         "groups": groups,
     }
     if not (asked := sorted(figure.kind for figure in figures if figure.is_time)):
         return Rank(record, parts, _NO_TIMES)
-    times = pattern_times(layers, run.table("layer_times")) if summary["time"] else _NO_TIMES
+    times = pattern_times(layers, run.table("layer_times")) if summary.time else _NO_TIMES
     found = Rank(record | _time_record(summary, times), parts, times)
     if any(figure.is_time and found.value(figure) is None for figure in figures):
         told = f"{where}: no step of it was timed, so there is no {asked[-1]}"
@@ -118,21 +122,19 @@ def measure(run: Run, figures: set[Figure], where: str) -> Rank:
     return found
 
 
-def _time_record(summary: dict[str, Any], times: pd.DataFrame) -> dict[str, Any]:
+def _time_record(summary: Summary, times: pd.DataFrame) -> dict[str, Any]:
     """The timed step; on a GPU without one the wall time of the last, which has no kernels."""
-    if summary["time"] is None:
-        if summary["device"] != "cuda" or not summary["steps"]:
+    if summary.timed is None:
+        if summary.device != "cuda" or not summary.steps:
             return {}
-        return {"time": {"source": "measured", "step_us": summary["steps"][-1]["wall_us"]}}
-    time = summary["time"]
+        return {"time": {"source": "measured", "step_us": summary.steps[-1].wall_us}}
+    time, source = summary.timed
     layers: dict[str, dict[str, float]] = defaultdict(dict)
     for path, family, us in times.itertuples(index=False):
         layers[str(path)][str(family)] = round(us, 1)
-    families = {
-        row["family"]: round(row["time_us"], 1) for row in time["by_family"] if row["family"] != "communication"
-    }
-    told = {"source": summary["kernels"]["source"], "step_us": round(time["step_us"], 1)}
-    told |= {"num_unknown_calls": time["num_unknown_calls"]}
+    families = {row.family: round(row.time_us, 1) for row in time.by_family if row.family != "communication"}
+    told = {"source": source.source, "step_us": round(time.step_us, 1)}
+    told |= {"num_unknown_calls": time.num_unknown_calls}
     return {"time": {**told, "families": families, "layers": dict(layers)}}
 
 
@@ -146,10 +148,10 @@ def peak_places(run: Run) -> pd.DataFrame:
     return block_changes(found.iloc[:0], found)
 
 
-def _groups(rows: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, int]]]:
+def _groups(rows: list[CollectiveTotal]) -> dict[str, dict[str, dict[str, int]]]:
     found: dict[str, dict[str, dict[str, int]]] = defaultdict(dict)
     for row in rows:
-        calls = found[row["group"]].setdefault(row["operation"], {"bytes_in": 0, "bytes_out": 0, "num_calls": 0})
+        calls = found[row.group].setdefault(row.operation, {"bytes_in": 0, "bytes_out": 0, "num_calls": 0})
         for key in calls:
-            calls[key] += int(row[key])
+            calls[key] += getattr(row, key)
     return dict(found)

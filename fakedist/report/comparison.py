@@ -49,8 +49,7 @@ class Comparison:
     @cached_property
     def differences(self) -> list[dict[str, str]]:
         """Settings that are not the same: ``name``, ``a``, ``b``."""
-        sides = [{**run.manifest, "summary": run.summary} for run in (self.a, self.b)]  # an older fakedist's has less
-        return settings.different_settings(*sides)
+        return settings.different_settings(self.a.manifest, self.b.manifest, self.summaries)
 
     @cached_property
     def warnings(self) -> list[str]:
@@ -67,7 +66,7 @@ class Comparison:
     @cached_property
     def categories(self) -> pd.DataFrame:
         """Bytes at the peak by category."""
-        return memory.category_changes(*(each["by_category"] for each in self.summaries))
+        return memory.category_changes(*(each.by_category for each in self.summaries))
 
     @cached_property
     def phases(self) -> pd.DataFrame:
@@ -115,7 +114,7 @@ class Comparison:
     @cached_property
     def collectives(self) -> pd.DataFrame:
         """Changes of the collectives."""
-        return collectives.collective_changes(*(each["collectives"] for each in self.summaries))
+        return collectives.collective_changes(*(each.collectives for each in self.summaries))
 
     @cached_property
     def streams(self) -> list[dict[str, Any]]:
@@ -131,7 +130,7 @@ class Comparison:
     @cached_property
     def time(self) -> TimeComparison | None:
         """Changes of the timed step; None where one of the runs has none."""
-        if any(each["time"] is None for each in self.summaries):
+        if any(each.timed is None for each in self.summaries):
             return None
         paths = memory.layer_paths(*self._tables("layers"), self.matches)
         return TimeComparison((self.a, self.b), paths)
@@ -145,7 +144,7 @@ class Comparison:
     def why(self) -> str:
         """The one line: "+2.91 GiB at the peak: activations of layers.*.mlp, +2.88 GiB, first seen at model.py:212"."""
         if self.cause is None:
-            peak = self.summaries[1]["peak_allocated_bytes"]
+            peak = self.summaries[1].peak_allocated_bytes
             moved = "" if self.layers.empty else "; what it is made of is not the same"
             return f"the peak is the same, {format_bytes(peak)}{moved}"
         return say_cause(self.cause, why.place_of(self.cause, self.blocks))

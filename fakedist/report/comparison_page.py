@@ -33,7 +33,7 @@ def write_comparison_page(comparison: Comparison, path: Path) -> None:
 
 def comparison_page(comparison: Comparison) -> str:
     """The page as text."""
-    peaks = [summary["peak_allocated_bytes"] for summary in comparison.summaries]
+    peaks = [summary.peak_allocated_bytes for summary in comparison.summaries]
     sheets = comparison_sheets(comparison, all_rows=True)
     context: dict[str, Any] = {
         "why": comparison.why,
@@ -55,10 +55,10 @@ def _side(name: str, run: Run, peak: int) -> dict[str, Any]:
         "name": name,
         "path": str(run.path),
         "job": " ".join([("-m " if job["is_module"] else "") + job["target"], *job["arguments"]]),
-        "rank": f"{summary['rank']:,} of {summary['world_size']:,}",
-        "device": f"{summary['device']}: {summary['gpu']}, torch {summary['torch']}",
+        "rank": f"{summary.rank:,} of {summary.world_size:,}",
+        "device": f"{summary.device}: {summary.gpu}, torch {summary.torch}",
         "peak": format_bytes(peak),
-        "when": f"step {summary['peak_step']}, {summary['peak_phase']}",
+        "when": f"step {summary.peak_step}, {summary.peak_phase}",
     }
 
 

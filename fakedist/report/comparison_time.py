@@ -24,23 +24,26 @@ class TimeComparison:
 
     def __init__(self, runs: tuple[Run, Run], paths: tuple[dict[int, str], dict[int, str]]) -> None:
         self.runs, self._paths = runs, paths
-        self._times = runs[0].summary["time"], runs[1].summary["time"]
-        self.words = tuple(str(run.summary["kernels"]["source"]) for run in runs)
+        timed = [run.summary.timed for run in runs]
+        assert timed[0] is not None
+        assert timed[1] is not None
+        self.times = timed[0][0], timed[1][0]
+        self.words = timed[0][1].source, timed[1][1].source
 
     @cached_property
     def parts(self) -> pd.DataFrame:
         """The step, and what it is spent for."""
-        return times.part_changes(*self._times)
+        return times.part_changes(*self.times)
 
     @cached_property
     def phases(self) -> pd.DataFrame:
         """Forward, recompute, backward and so on: the changes add up to that of all kernels."""
-        return times.phase_changes(*self._times)
+        return times.phase_changes(*self.times)
 
     @cached_property
     def families(self) -> pd.DataFrame:
         """Families of kernels."""
-        return times.family_changes(*self._times)
+        return times.family_changes(*self.times)
 
     @cached_property
     def layers(self) -> pd.DataFrame:
@@ -67,7 +70,7 @@ class TimeComparison:
         """The one line: "+12.3 ms in the kernels of the step, estimated: gemm of layers.*.mlp, +11.9 ms"."""
         cause = why.find_cause(self.layers, "change_us")
         if cause is None:
-            return f"the kernels of the step take as long, {format_us(self._times[1]['kernel_us'])}, {self.of}"
+            return f"the kernels of the step take as long, {format_us(self.times[1].kernel_us)}, {self.of}"
         return f"{format_us_change(cause.change)} in the kernels of the step, {self.of}: {say_time_part(cause)}"
 
 

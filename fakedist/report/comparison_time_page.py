@@ -14,6 +14,7 @@ from fakedist.report.run import Run
 from fakedist.report.time_charts import add_kernels, read_kernels
 from fakedist.report.time_text import us_or_dash, without_communication
 from fakedist.run.schema import FAMILIES, KINDS
+from fakedist.run.step_time import StepTime
 from fakedist.units import format_us
 
 _MOST_LAYERS = 14
@@ -38,7 +39,9 @@ def time_context(time: TimeComparison) -> dict[str, Any]:
         "of": time.of,
         "why": time.why,
         "steps": [_step(name, run) for name, run in zip("AB", time.runs, strict=True)],
-        "numbers": [_numbers(run, each) for run, each in zip(time.runs, kernels, strict=True)],
+        "numbers": [
+            _numbers(run, each, times) for run, each, times in zip(time.runs, kernels, time.times, strict=True)
+        ],
         "charts": [
             {
                 "title": "Kernels by phase",
@@ -51,19 +54,20 @@ def time_context(time: TimeComparison) -> dict[str, Any]:
 
 
 def _step(name: str, run: Run) -> dict[str, str]:
-    time = run.summary["time"]
+    assert run.summary.timed is not None
+    time, source = run.summary.timed
     return {
         "name": name,
-        "text": format_us(time["step_us"]),
-        "word": run.summary["kernels"]["source"],
-        "number": str(run.summary["kernels"]["step"]),
+        "text": format_us(time.step_us),
+        "word": source.source,
+        "number": str(source.step),
         "more": without_communication(time) or "",
     }
 
 
-def _numbers(run: Run, kernels: pd.DataFrame) -> str:
+def _numbers(run: Run, kernels: pd.DataFrame, time: StepTime) -> str:
     pack = Pack()
-    add_kernels(pack, run, kernels, run.table("layers"))
+    add_kernels(pack, run, kernels, run.table("layers"), time)
     return pack.text()
 
 

@@ -19,6 +19,7 @@ from fakedist.report.run import Run
 from fakedist.report.time_section import layer_columns, time_section
 from fakedist.report.writing import replace_text
 from fakedist.run.schema import SCHEMA_VERSION
+from fakedist.run.step_time import StepTime
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _SCRIPTS = (
@@ -105,7 +106,7 @@ def _context(run: Run) -> dict[str, Any]:
         "advice": sections.advice_section(summary),
         "reading": sections.reading_section(run, summary),
     }
-    if summary["peak_allocated_bytes"]:
+    if summary.peak_allocated_bytes:
         blocks = run.table("blocks", _BLOCK_COLUMNS)
         lines = peak.job_lines(run, cwd)
         colouring = charts.by_largest_lines(blocks, lines) if run.is_snapshot else charts.by_category(blocks)
@@ -119,25 +120,26 @@ def _context(run: Run) -> dict[str, Any]:
         context["peak"] = sections.peak_section(
             summary, peak.largest_blocks(run, blocks, lines, cwd), peak.by_line(blocks, lines)
         )
-    if summary["time"]:
-        context |= _time(pack, run)
+    if summary.timed:
+        time, source = summary.timed
+        context |= _time(pack, run, time)
         if context["layers"]:
-            context["layers"]["times"] = layer_columns(run, folds)
-    pack.meta |= {"capacity": summary["capacity_bytes"], "num_moves": pack.meta.get("num_moves", 0)}
+            context["layers"]["times"] = layer_columns(run, folds, source)
+    pack.meta |= {"capacity": summary.capacity_bytes, "num_moves": pack.meta.get("num_moves", 0)}
     job = run.manifest["job"]
     pack.meta["world"] = {"worldSize": job["world_size"], "perNode": job["gpus_per_node"], "rank": job["rank"]}
     pack.meta["groups"] = charts.group_objects(run.table("groups"))
     return context | {"numbers": pack.text()}
 
 
-def _time(pack: Pack, run: Run) -> dict[str, Any]:
+def _time(pack: Pack, run: Run, time: StepTime) -> dict[str, Any]:
     """The section of times, and what its drawings need."""
     kernels, layers = time_charts.read_kernels(run), run.table("layers")
     folds = fold_layers(layers)
-    time_charts.add_kernels(pack, run, kernels, layers)
+    time_charts.add_kernels(pack, run, kernels, layers, time)
     time_charts.add_layer_times(pack, run.table("layer_times"), layers)
     charts.add_folds(pack, folds)
-    pack.meta["roofline"] = time_charts.roofline(run)
+    pack.meta["roofline"] = time_charts.roofline(run, time.peaks)
     return {"time": time_section(run, kernels, layers, folds)}
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fakedist.analysis.summary import layer_objects
+from fakedist.analysis.summary import layer_memory
 from fakedist.report.run import open_run
+from fakedist.run.plain import to_plain
 
 
 def summary_object(run_directory: Path, *, all_layers: bool = False) -> dict[str, Any]:
-    """One object with the run's figures; keys in ``run.schema.SUMMARY``.
+    """One object with the run's figures; keys as in :class:`fakedist.run.summary.Summary`, and ``run_directory``.
 
     Args:
         run_directory: The run directory.
@@ -22,5 +24,5 @@ def summary_object(run_directory: Path, *, all_layers: bool = False) -> dict[str
     run = open_run(run_directory)
     summary = run.summary
     if all_layers:
-        summary["layers"] = layer_objects(run.table("layers"), fold=False)
-    return summary
+        summary = replace(summary, layers=layer_memory(run.table("layers"), fold=False))
+    return {**to_plain(summary), "run_directory": str(run.path)}

@@ -41,8 +41,8 @@ class RunMemory:
     def by_category(self) -> pd.DataFrame:
         """Bytes at the peak by category, and their share; columns bytes, share."""
         summary = self._run.summary
-        found = pd.Series(summary["by_category"], dtype="int64").rename("bytes").to_frame()
-        return found.assign(share=found["bytes"] / max(summary["peak_allocated_bytes"], 1))
+        found = pd.Series(summary.by_category, dtype="int64").rename("bytes").to_frame()
+        return found.assign(share=found["bytes"] / max(summary.peak_allocated_bytes, 1))
 
     def by_phase(self) -> pd.DataFrame:
         """The table ``phases``."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -14,9 +14,11 @@ from fakedist.analysis.layers import fold_layers, fold_table, unfolded
 from fakedist.errors import RunDirectoryError
 from fakedist.report.memory import RunMemory
 from fakedist.report.time import RunTime
-from fakedist.report.wording import ending, job_command, peak_place, verdict
-from fakedist.run.directory import PAGE_NAME, is_in_use
+from fakedist.report.wording import ending, job_command, peak_place, peaks_text, verdict
+from fakedist.run.directory import MANIFEST_NAME, PAGE_NAME, is_in_use
 from fakedist.run.manifest import load_manifest
+from fakedist.run.plain import PlainValueError, from_plain, to_plain
+from fakedist.run.summary import Summary
 from fakedist.run.tables import count_rows, has_table, read_table
 from fakedist.units import format_bytes
 
@@ -44,13 +46,20 @@ class Run:
             build_tables(path, may_be_empty=False)  # the parent was killed before it could
             self.manifest = load_manifest(path)
 
-    @property
-    def summary(self) -> dict[str, Any]:
-        """The object that ``--json`` prints."""
-        found: dict[str, Any] = {**self.manifest["summary"], "run_directory": str(self.path)}
-        for name, nothing in (("advice", []), ("kernels", None), ("time", None), ("estimated_outside", None)):
-            found.setdefault(name, nothing)  # an older fakedist gave none
-        return found
+    @cached_property
+    def summary(self) -> Summary:
+        """The run's figures.
+
+        Raises:
+            RunDirectoryError: run.json holds something else.
+        """
+        try:
+            return from_plain(Summary, self.manifest["summary"], "summary")
+        except PlainValueError as error:
+            path = self.path / MANIFEST_NAME
+            raise RunDirectoryError(
+                f"{path} cannot be read: {error}", "the run directory is damaged; run again"
+            ) from error
 
     @property
     def is_imported(self) -> bool:
@@ -62,8 +71,8 @@ class Run:
         """What ran, as names and texts."""
         summary, job = self.summary, self.manifest["job"]
         gpu, torch = (
-            summary["gpu"] or ("unknown" if self.is_imported else "never reached"),
-            summary["torch"] or "unknown",
+            summary.gpu or ("unknown" if self.is_imported else "never reached"),
+            summary.torch or "unknown",
         )
         page = self.path / PAGE_NAME
         if self.is_imported:
@@ -75,8 +84,8 @@ class Run:
             ]
         return [
             ("job", job_command(job)),
-            ("rank", f"{summary['rank']:,} of {summary['world_size']:,} ({job['gpus_per_node']} GPUs a node)"),
-            ("device", f"{summary['device']}: {gpu}, torch {torch}"),
+            ("rank", f"{summary.rank:,} of {summary.world_size:,} ({job['gpus_per_node']} GPUs a node)"),
+            ("device", f"{summary.device}: {gpu}, torch {torch}"),
             ("ended", ending(summary, self.manifest["cwd"])),
             ("run", str(self.path)),
             *([("page", str(page))] if page.exists() else []),
@@ -85,17 +94,17 @@ class Run:
     @property
     def peak_allocated_bytes(self) -> int:
         """Most that tensors held at once."""
-        return int(self.summary["peak_allocated_bytes"])
+        return self.summary.peak_allocated_bytes
 
     @property
     def peak_reserved_bytes(self) -> int:
         """Most that the caching allocator held at once."""
-        return int(self.summary["peak_reserved_bytes"])
+        return self.summary.peak_reserved_bytes
 
     @property
     def capacity_bytes(self) -> int:
         """The GPU's memory."""
-        return int(self.summary["capacity_bytes"])
+        return self.summary.capacity_bytes
 
     @property
     def headroom_bytes(self) -> int:
@@ -105,12 +114,12 @@ class Run:
     @property
     def by_category(self) -> dict[str, int]:
         """Bytes at the peak by category; they add up to it."""
-        return dict(self.summary["by_category"])
+        return dict(self.summary.by_category)
 
     @property
     def fits(self) -> bool:
         """Whether the rank fits its GPU."""
-        return bool(self.summary["fits"])
+        return self.summary.fits
 
     @property
     def memory(self) -> RunMemory:
@@ -136,7 +145,7 @@ class Run:
 
     def collectives(self) -> pd.DataFrame:
         """This rank's collective calls: group, group_size, operation, num_calls, bytes_in, bytes_out."""
-        return pd.DataFrame(self.summary["collectives"])
+        return pd.DataFrame(to_plain(self.summary.collectives))
 
     def __repr__(self) -> str:
         rows = "".join(f"\n  {name}: {text}" for name, text in self._told())
@@ -151,11 +160,11 @@ class Run:
         """The run in a few lines."""
         summary = self.summary
         found = verdict(summary, self.manifest["cwd"])
-        peaks = [f"{format_bytes(summary[f'peak_{name}_bytes'])} {name}" for name in ("allocated", "reserved")]
-        rows = [("peak", f"{', '.join(peaks)} {f'({place})' if (place := peak_place(summary)) else ''}".rstrip())]
+        place = f" ({where})" if (where := peak_place(summary)) else ""
+        rows = [("peak", peaks_text(summary) + place)]
         if found:
             rows.append(("verdict", found.word + found.more))
-        held = sorted(((bytes_, name) for name, bytes_ in summary["by_category"].items() if bytes_), reverse=True)
+        held = sorted(((bytes_, name) for name, bytes_ in summary.by_category.items() if bytes_), reverse=True)
         if not self.is_snapshot:
             rows.append(
                 ("held", ", ".join(f"{name.replace('_', ' ')} {format_bytes(bytes_)}" for bytes_, name in held))

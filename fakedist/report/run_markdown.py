@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fakedist.report.markdown import escaped, markdown_table
 from fakedist.report.outside import OUTSIDE_TITLE, communicator_sheet, outside_figures
 from fakedist.report.run import Run
 from fakedist.report.sheets import Sheet, run_sheets
 from fakedist.report.time_sheets import time_sheets
 from fakedist.report.time_text import source_word, time_figures
-from fakedist.report.wording import advice_text, ending, job_command, note_texts, verdict
+from fakedist.report.wording import advice_text, ending, job_command, note_texts, peaks_text, verdict
+from fakedist.run.step_time import KernelSource, StepTime
+from fakedist.run.summary import Advice, Outside, Summary
 from fakedist.units import format_bytes
 
 #: GitHub refuses comments of more than 65,536 characters; a bot may want to say more beside the report.
@@ -33,16 +33,14 @@ def run_markdown(run: Run, *, all_layers: bool = False) -> str:
     lines = _verdict(run, summary)
     pieces = ["\n".join(lines)]
     pieces += ["\n".join(_sheet(sheet)) for sheet in run_sheets(run, all_layers=all_layers)]
-    if summary["estimated_outside"]:
-        pieces.append("\n".join(_outside(summary)))
-    if summary["time"]:
-        pieces.append("\n".join(_time(summary)))
+    if summary.estimated_outside:
+        pieces.append("\n".join(_outside(summary, summary.estimated_outside)))
+    if summary.timed:
+        pieces.append("\n".join(_time(*summary.timed)))
         pieces += ["\n".join(_sheet(sheet)) for sheet in time_sheets(run, all_layers=all_layers)]
-    if summary["advice"]:
-        pieces.append(
-            "\n".join(["**What would help**, estimated: each by itself", "", *map(_advice, summary["advice"])])
-        )
-    if notes := note_texts(summary, run.manifest["cwd"]):
+    if summary.advice:
+        pieces.append("\n".join(["**What would help**, estimated: each by itself", "", *map(_advice, summary.advice)]))
+    if notes := note_texts(summary.notes, run.manifest["cwd"]):
         pieces.append("\n".join(["**Notes**", "", *(f"- {escaped(note)}" for note in notes)]))
     text = ""
     for number, piece in enumerate(pieces):
@@ -52,41 +50,39 @@ def run_markdown(run: Run, *, all_layers: bool = False) -> str:
     return text.rstrip() + "\n"
 
 
-def _verdict(run: Run, summary: dict[str, Any]) -> list[str]:
+def _verdict(run: Run, summary: Summary) -> list[str]:
     job = run.manifest["job"]
     found = verdict(summary, run.manifest["cwd"])
     says = f"**{found.word}**{escaped(found.more)}" if found else "allocated nothing on the GPU"
     if run.is_imported:
         return [f"### fakedist: {escaped(job_command(job)[:300])}", ""]
     if run.is_snapshot:
-        peaks = [f"{format_bytes(summary[f'peak_{name}_bytes'])} {name}" for name in ("allocated", "reserved")]
-        return [f"### fakedist: {escaped(job_command(job)[:300])}", "", f"Peak, measured: {', '.join(peaks)}."]
-    rank = f"rank {summary['rank']:,} of {summary['world_size']:,}"
-    allocated, reserved = (format_bytes(summary[f"peak_{name}_bytes"]) for name in ("allocated", "reserved"))
+        return [f"### fakedist: {escaped(job_command(job)[:300])}", "", f"Peak, measured: {peaks_text(summary)}."]
+    rank = f"rank {summary.rank:,} of {summary.world_size:,}"
     lines = [f"### fakedist: {escaped(job_command(job)[:300])}", ""]
-    lines.append(f"{rank} {says}. Peak, measured: {allocated} allocated, {reserved} reserved")
-    if summary["capacity_bytes"]:
-        lines[-1] += f" of {format_bytes(summary['capacity_bytes'])}"
+    lines.append(f"{rank} {says}. Peak, measured: {peaks_text(summary)}")
+    if summary.capacity_bytes:
+        lines[-1] += f" of {format_bytes(summary.capacity_bytes)}"
     ended = escaped(ending(summary, run.manifest["cwd"])[:300])
-    lines[-1] += f" ({summary['peak_phase']} of step {summary['peak_step']}; {ended})."
+    lines[-1] += f" ({summary.peak_phase} of step {summary.peak_step}; {ended})."
     return lines
 
 
-def _time(summary: dict[str, Any]) -> list[str]:
-    lines = [f"**Time of step {summary['kernels']['step']}**, {source_word(summary)}", ""]
+def _time(time: StepTime, source: KernelSource) -> list[str]:
+    lines = [f"**Time of step {source.step}**, {source_word(source)}", ""]
     lines += [
-        f"- {name}: **{figure}**{', ' if more else ''}{escaped(more)}" for name, figure, more in time_figures(summary)
+        f"- {name}: **{figure}**{', ' if more else ''}{escaped(more)}" for name, figure, more in time_figures(time)
     ]
-    return [*lines, *(f"- {escaped(note)}" for note in summary["kernels"].get("notes", ()))]
+    return [*lines, *(f"- {escaped(note)}" for note in source.notes)]
 
 
-def _outside(summary: dict[str, Any]) -> list[str]:
+def _outside(summary: Summary, outside: Outside) -> list[str]:
     """What lies beside the caching allocator, and folded away the communicators."""
     rows = [
         f"- {name}: **{escaped(figure)}**" + (f" ({escaped(more)})" if more else "")
-        for name, figure, more in outside_figures(summary)
+        for name, figure, more in outside_figures(summary, outside)
     ]
-    sheet = communicator_sheet(summary)
+    sheet = communicator_sheet(outside)
     return [f"**{OUTSIDE_TITLE}**", "", *rows, *(["", *_sheet(sheet)] if sheet else [])]
 
 
@@ -102,6 +98,6 @@ def _sheet(sheet: Sheet) -> list[str]:
     return ["<details>", f"<summary>{sheet.title}</summary>", "", *table, *below, "", "</details>"]
 
 
-def _advice(piece: dict[str, Any]) -> str:
+def _advice(piece: Advice) -> str:
     told = advice_text(piece)
     return f"- **{told['gives']}** {told['of']}: {escaped(told['title'])} ({told['rule']}). {escaped(told['text'])}"

@@ -27,18 +27,20 @@ from fakedist.report.wording import (
     short_line,
     verdict,
 )
+from fakedist.run.plain import to_plain
+from fakedist.run.summary import PhasePeak, Summary
 from fakedist.units import format_bytes, format_us
 
 _STEPS_SHOWN = 8
 _MOST_ROWS = 1_000  # of a table
 
 
-def verdict_section(run: Run, summary: dict[str, Any]) -> dict[str, Any]:
+def verdict_section(run: Run, summary: Summary) -> dict[str, Any]:
     """The answer: peak, share of the GPU, fits or not, headroom, wall time."""
-    allocated, reserved = summary["peak_allocated_bytes"], summary["peak_reserved_bytes"]
-    capacity = summary["capacity_bytes"]
+    allocated, reserved = summary.peak_allocated_bytes, summary.peak_reserved_bytes
+    capacity = summary.capacity_bytes
     whole = max(capacity, reserved) or 1
-    parts = [(name, bytes_) for name, bytes_ in summary["by_category"].items() if bytes_]
+    parts = [(name, bytes_) for name, bytes_ in summary.by_category.items() if bytes_]
     return {
         "fits": verdict(summary, run.manifest["cwd"]),
         "left": _ended_early(run, summary),
@@ -47,13 +49,13 @@ def verdict_section(run: Run, summary: dict[str, Any]) -> dict[str, Any]:
         "reserved": format_bytes(reserved),
         "capacity": format_bytes(capacity) if capacity else "",
         "share": f"{reserved / capacity:.1%}" if capacity else "",
-        "headroom": format_bytes(capacity - reserved) if summary["fits"] and capacity >= reserved else "",
+        "headroom": format_bytes(capacity - reserved) if summary.fits and capacity >= reserved else "",
         "limit": _percent(capacity, whole) if 0 < capacity < whole else "",
         "parts": [_part(name, bytes_, whole) for name, bytes_ in parts],
         "reserved_rest": {"text": format_bytes(reserved - allocated), "width": _percent(reserved - allocated, whole)},
         "time": step_figure(summary),
-        "steps": [(row["step"], format_us(row["wall_us"])) for row in summary["steps"][-_STEPS_SHOWN:]],
-        "num_notes": len(summary["notes"]),
+        "steps": [(each.step, format_us(each.wall_us)) for each in summary.steps[-_STEPS_SHOWN:]],
+        "num_notes": len(summary.notes),
         "provenance": [
             (
                 name.replace("wall_us", "wall time").replace("_", " "),
@@ -65,9 +67,9 @@ def verdict_section(run: Run, summary: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _ended_early(run: Run, summary: dict[str, Any]) -> str:
+def _ended_early(run: Run, summary: Summary) -> str:
     """How the rank ended, where that was not where its figures should end."""
-    if summary.get("left_during_init") is not None:
+    if summary.left_during_init is not None:
         return f"This rank {ending(summary, run.manifest['cwd'])}."
     if run.is_snapshot or run.is_imported or not broke_off(summary):
         return ""
@@ -83,7 +85,7 @@ def _percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.3f}%"
 
 
-def facts_section(run: Run, summary: dict[str, Any]) -> dict[str, Any]:
+def facts_section(run: Run, summary: Summary) -> dict[str, Any]:
     """What ran: command, world, rank and its place in each group, versions, GPU."""
     manifest, job = run.manifest, run.manifest["job"]
     if run.is_snapshot or run.is_imported:
@@ -94,8 +96,8 @@ def facts_section(run: Run, summary: dict[str, Any]) -> dict[str, Any]:
         ("in", manifest["cwd"]),
         ("job", job_command(job)),
         ("ended", ending(summary, manifest["cwd"])),
-        ("rank", f"{summary['rank']:,} of {summary['world_size']:,} ({job['gpus_per_node']} GPUs a node)"),
-        ("device", f"{summary['device']}: {summary['gpu'] or 'never reached'}"),
+        ("rank", f"{summary.rank:,} of {summary.world_size:,} ({job['gpus_per_node']} GPUs a node)"),
+        ("device", f"{summary.device}: {summary.gpu or 'never reached'}"),
         ("versions", _versions(summary, versions, manifest["fakedist"])),
         ("git commit", manifest["git_commit"]),
         ("when", manifest["created"]),
@@ -113,34 +115,33 @@ def facts_section(run: Run, summary: dict[str, Any]) -> dict[str, Any]:
     return {"title": job_command(job), "rows": [row for row in rows if row[1]], "places": places}
 
 
-def _versions(summary: dict[str, Any], versions: dict[str, str], own: str) -> str:
-    named = [("torch", summary["torch"]), ("CUDA", versions.get("cuda")), ("Python", versions.get("python"))]
+def _versions(summary: Summary, versions: dict[str, str], own: str) -> str:
+    named = [("torch", summary.torch), ("CUDA", versions.get("cuda")), ("Python", versions.get("python"))]
     return ", ".join([*(f"{name} {version}" for name, version in named if version), f"fakedist {own}"])
 
 
-def memory_section(summary: dict[str, Any], colouring: Colouring) -> dict[str, Any]:
+def memory_section(summary: Summary, colouring: Colouring) -> dict[str, Any]:
     """Memory over the step: the table of phases beside the drawing.
 
     Args:
-        summary: The object of ``--json``.
+        summary: The run's figures.
         colouring: What the colours of the drawing stand for.
     """
-    peak = (summary["peak_step"], summary["peak_phase"])
-    found = [row for row in summary["by_phase"] if row["peak_reserved_bytes"]]
+    peak = (summary.peak_step, summary.peak_phase)
+    found = [row for row in summary.by_phase if row.peak_reserved_bytes]
     half = _MOST_ROWS // 2
-    is_shown = [at < half or at >= len(found) - half or row["step"] == peak[0] for at, row in enumerate(found)]
+    is_shown = [at < half or at >= len(found) - half or row.step == peak[0] for at, row in enumerate(found)]
     rows = [row for row, shown in zip(found, is_shown, strict=True) if shown]
-    keys = ("peak_allocated_bytes", "peak_reserved_bytes", "end_allocated_bytes")
-    steps = sorted({row["step"] for row in rows if row["step"] > 0})
+    steps = sorted({row.step for row in rows if row.step > 0})
     return {
         "steps": steps if len(steps) <= _STEPS_SHOWN else [*steps[:3], *steps[-3:]],
         "num_more": len(found) - len(rows),
         "phases": [
             {
-                "step": row["step"],
-                "phase": row["phase"],
-                "is_peak": (row["step"], row["phase"]) == peak,
-                "figures": [(row[key], format_bytes(row[key])) for key in keys],
+                "step": row.step,
+                "phase": row.phase,
+                "is_peak": (row.step, row.phase) == peak,
+                "figures": [(bytes_, format_bytes(bytes_)) for bytes_ in _phase_bytes(row)],
             }
             for row in rows
         ],
@@ -152,19 +153,23 @@ def memory_section(summary: dict[str, Any], colouring: Colouring) -> dict[str, A
     }
 
 
+def _phase_bytes(row: PhasePeak) -> tuple[int, int, int]:
+    return row.peak_allocated_bytes, row.peak_reserved_bytes, row.end_allocated_bytes
+
+
 def peak_section(
-    summary: dict[str, Any], largest: list[dict[str, Any]], lines: tuple[list[dict[str, Any]], int]
+    summary: Summary, largest: list[dict[str, Any]], lines: tuple[list[dict[str, Any]], int]
 ) -> dict[str, Any]:
     """The peak by category, by line and block by block.
 
     Args:
-        summary: The object of ``--json``.
+        summary: The run's figures.
         largest: What :func:`fakedist.report.peak.largest_blocks` gave.
         lines: What :func:`fakedist.report.peak.by_line` gave.
     """
-    peak = summary["peak_allocated_bytes"]
+    peak = summary.peak_allocated_bytes
     categories = sorted(
-        ((name, bytes_) for name, bytes_ in summary["by_category"].items() if bytes_), key=lambda row: -row[1]
+        ((name, bytes_) for name, bytes_ in summary.by_category.items() if bytes_), key=lambda row: -row[1]
     )
     return {
         "total": format_bytes(peak),
@@ -179,9 +184,9 @@ def peak_section(
     }
 
 
-def layers_section(summary: dict[str, Any], folded: pd.DataFrame) -> dict[str, Any]:
+def layers_section(summary: Summary, folded: pd.DataFrame) -> dict[str, Any]:
     """Every layer with what it holds, repeated ones in one row that opens."""
-    peak = summary["peak_allocated_bytes"]
+    peak = summary.peak_allocated_bytes
     rows: list[dict[str, Any]] = []
     for number, fold in enumerate(folded.to_dict("records")):
         figures = [sum(fold[f"peak_{name}_bytes"] for name in categories) for categories, _ in LAYER_COLUMNS.values()]
@@ -206,7 +211,7 @@ def layers_section(summary: dict[str, Any], folded: pd.DataFrame) -> dict[str, A
         "times": None,
         "num_small": sum(row["is_small"] for row in rows),
         "num_more": num_more,
-        "when": f"in step {summary['steps'][-1]['step']}" if summary["steps"] else "in the run",
+        "when": f"in step {summary.steps[-1].step}" if summary.steps else "in the run",
         "min_share": f"{MIN_SHARE:.1%}",
     }
 
@@ -221,7 +226,7 @@ def _largest_rows(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int
     return kept, len(rows) - len(kept)
 
 
-def communication_section(run: Run, summary: dict[str, Any]) -> dict[str, Any] | None:
+def communication_section(run: Run, summary: Summary) -> dict[str, Any] | None:
     """Groups and calls; None without either."""
     groups = run.table("groups")
     if not len(groups):
@@ -230,11 +235,11 @@ def communication_section(run: Run, summary: dict[str, Any]) -> dict[str, Any] |
     topology = RunTopology(run) if run.has("spans") else None  # an older fakedist wrote none
     return {
         "groups": [_group(row, job["gpus_per_node"]) for row in groups.to_dict("records")],
-        "calls": _with_texts(summary["collectives"][:_MOST_ROWS]),
+        "calls": _with_texts(to_plain(summary.collectives[:_MOST_ROWS])),
         "streams": _with_texts(topology.told()[:_MOST_ROWS]) if topology else [],
         "when": topology.when if topology else "",
         "at_once": AT_ONCE,
-        "num_more": max(len(summary["collectives"]) - _MOST_ROWS, 0),
+        "num_more": max(len(summary.collectives) - _MOST_ROWS, 0),
         "world": f"{job['world_size']:,}",
         "num_nodes": -(-job["world_size"] // job["gpus_per_node"]),
         "per_node": job["gpus_per_node"],
@@ -255,15 +260,15 @@ def _group(row: Mapping[Any, Any], per_node: int) -> dict[str, Any]:
     }
 
 
-def advice_section(summary: dict[str, Any]) -> list[dict[str, Any]]:
+def advice_section(summary: Summary) -> list[dict[str, Any]]:
     """What would help, as text."""
-    return [advice_text(each) for each in summary["advice"]]
+    return [advice_text(each) for each in summary.advice]
 
 
-def reading_section(run: Run, summary: dict[str, Any]) -> dict[str, Any]:
+def reading_section(run: Run, summary: Summary) -> dict[str, Any]:
     """What a reader must know: notes, what is missing, what was made up."""
     return {
-        "notes": note_texts(summary, run.manifest["cwd"]),
+        "notes": note_texts(summary.notes, run.manifest["cwd"]),
         "provenance": list(run.manifest["provenance"].items()),
         "invented": [
             {**row, "line": short_line(str(row["line"]), run.manifest["cwd"])}

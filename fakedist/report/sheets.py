@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pandas as pd
 
@@ -13,6 +12,7 @@ from fakedist.report.run import Run
 from fakedist.report.sheet import Column
 from fakedist.report.wording import LAYER_COLUMNS, MIN_SHARE, layer_label, or_dash, short_line, short_operation
 from fakedist.run.schema import CATEGORIES
+from fakedist.run.summary import CollectiveTotal, LargeBlock, Summary
 from fakedist.units import format_bytes, format_us
 
 _EMPTY_RANK = 9  # columns with nothing in them go before all others
@@ -74,52 +74,50 @@ def run_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
     """
     summary, cwd = run.summary, run.manifest["cwd"]
     found = []
-    if summary["peak_reserved_bytes"] and not run.is_snapshot:
+    if summary.peak_reserved_bytes and not run.is_snapshot:
         found.append(phase_sheet(summary))
-    if summary["peak_allocated_bytes"]:
+    if summary.peak_allocated_bytes:
         if not run.is_snapshot:
             found.append(category_sheet(summary))
             found.append(layer_sheet(run.table("layers"), summary, all_layers))
-        sheet = largest_sheet(summary["largest_blocks"], cwd)
+        sheet = largest_sheet(summary.largest_blocks, cwd)
         known = [column for column in sheet.columns if not run.is_snapshot or column.name in ("bytes", "line")]
         found.append(replace(sheet, columns=known))
-    if summary["collectives"]:
-        found.append(collective_sheet(summary["collectives"]))
+    if summary.collectives:
+        found.append(collective_sheet(summary.collectives))
     return found
 
 
-def phase_sheet(summary: dict[str, Any]) -> Sheet:
+def phase_sheet(summary: Summary) -> Sheet:
     """The phases of the first steps, of the step with the peak and of the last."""
-    rows = [row for row in summary["by_phase"] if row["peak_reserved_bytes"]]
-    steps = sorted({row["step"] for row in rows})
-    shown = steps if len(steps) <= _NUM_STEPS else [*steps[:2], summary["peak_step"], steps[-1]]
-    rows = [row for row in rows if row["step"] in shown]
-    peak = (summary["peak_step"], summary["peak_phase"])
-    phases = [row["phase"] + (" <- peak" if (row["step"], row["phase"]) == peak else "") for row in rows]
+    rows = [row for row in summary.by_phase if row.peak_reserved_bytes]
+    steps = sorted({row.step for row in rows})
+    shown = steps if len(steps) <= _NUM_STEPS else [*steps[:2], summary.peak_step, steps[-1]]
+    rows = [row for row in rows if row.step in shown]
+    peak = (summary.peak_step, summary.peak_phase)
+    phases = [row.phase + (" <- peak" if (row.step, row.phase) == peak else "") for row in rows]
     figures = [
-        Column(name, [format_bytes(row[key]) for row in rows], rank=rank)
+        Column(name, [format_bytes(getattr(row, key)) for row in rows], rank=rank)
         for name, key, rank in (
             ("peak allocated", "peak_allocated_bytes", 0),
             ("peak reserved", "peak_reserved_bytes", 2),
             ("allocated at end", "end_allocated_bytes", 1),
         )
     ]
-    step = Column("step", [str(row["step"]) for row in rows])
+    step = Column("step", [str(row.step) for row in rows])
     remarks = []
     if left_out := [number for number in steps if number not in shown]:
         several = f"{len(left_out)} of the steps {left_out[0]} to {left_out[-1]} are"
         remarks.append(f"{f'step {left_out[0]} is' if len(left_out) == 1 else several} in --json only")
-    if times := [f"{row['step']}: {format_us(row['wall_us'])}" for row in summary["steps"] if row["step"] in shown]:
+    if times := [f"{row.step}: {format_us(row.wall_us)}" for row in summary.steps if row.step in shown]:
         remarks.append(f"wall time of steps here, recording included: {', '.join(times)}")
     return Sheet("By phase", [step, Column("phase", phases, is_text=True), *figures], remarks)
 
 
-def category_sheet(summary: dict[str, Any]) -> Sheet:
+def category_sheet(summary: Summary) -> Sheet:
     """Bytes at the peak by category, most first."""
-    peak = summary["peak_allocated_bytes"]
-    rows = sorted(
-        ((name, bytes_) for name, bytes_ in summary["by_category"].items() if bytes_), key=lambda row: -row[1]
-    )
+    peak = summary.peak_allocated_bytes
+    rows = sorted(((name, bytes_) for name, bytes_ in summary.by_category.items() if bytes_), key=lambda row: -row[1])
     columns = [
         Column("category", [name.replace("_", " ") for name, _ in rows], is_text=True),
         Column("bytes", [format_bytes(bytes_) for _, bytes_ in rows]),
@@ -128,9 +126,9 @@ def category_sheet(summary: dict[str, Any]) -> Sheet:
     return Sheet("By category at the peak", columns)
 
 
-def layer_sheet(layers: pd.DataFrame, summary: dict[str, Any], all_layers: bool) -> Sheet:
+def layer_sheet(layers: pd.DataFrame, summary: Summary, all_layers: bool) -> Sheet:
     """Bytes at the peak by layer; see ``render`` in ``terminal`` for ``all_layers``."""
-    peak = summary["peak_allocated_bytes"]
+    peak = summary.peak_allocated_bytes
     found = fold_table(layers, unfolded(layers) if all_layers else fold_layers(layers))
     kept = found[["peak_total_bytes", "most_total_bytes"]].max(axis=1) > (0 if all_layers else peak * MIN_SHARE)
     rows = found[kept].to_dict("records")
@@ -145,7 +143,7 @@ def layer_sheet(layers: pd.DataFrame, summary: dict[str, Any], all_layers: bool)
         ("most", "most_total_bytes", 0),
     ):
         columns.append(Column(name, [or_dash(row[key]) for row in rows], rank=rank))
-    when = f"in step {summary['steps'][-1]['step']}" if summary["steps"] else "in the run"
+    when = f"in step {summary.steps[-1].step}" if summary.steps else "in the run"
     remarks = [f"most: what one such layer, with children, held at most {when}"]
     if left_out := len(found) - len(rows):
         what = "with nothing in them" if all_layers else f"of less than {MIN_SHARE:.1%} of the peak"
@@ -153,29 +151,29 @@ def layer_sheet(layers: pd.DataFrame, summary: dict[str, Any], all_layers: bool)
     return Sheet("By layer at the peak, with children", columns, remarks)
 
 
-def largest_sheet(blocks: list[dict[str, Any]], cwd: str) -> Sheet:
+def largest_sheet(blocks: list[LargeBlock], cwd: str) -> Sheet:
     """The largest blocks at the peak."""
     blocks = blocks[:_NUM_LARGEST]
     columns = [
-        Column("bytes", [format_bytes(row["bytes"]) for row in blocks]),
-        Column("category", [row["category"].replace("_", " ") for row in blocks], is_text=True),
-        Column("layer", [row["layer"] for row in blocks], is_text=True),
-        Column("made in", [f"{row['step']} {row['phase']}" for row in blocks], is_text=True, rank=1),
-        Column("operation", [short_operation(row["operation"]) for row in blocks], is_text=True, rank=2),
-        Column("line", [short_line(row["line"], cwd) for row in blocks], is_text=True),
+        Column("bytes", [format_bytes(row.bytes) for row in blocks]),
+        Column("category", [row.category.replace("_", " ") for row in blocks], is_text=True),
+        Column("layer", [row.layer for row in blocks], is_text=True),
+        Column("made in", [f"{row.step} {row.phase}" for row in blocks], is_text=True, rank=1),
+        Column("operation", [short_operation(row.operation) for row in blocks], is_text=True, rank=2),
+        Column("line", [short_line(row.line, cwd) for row in blocks], is_text=True),
     ]
     return Sheet("Largest blocks at the peak", columns)
 
 
-def collective_sheet(rows: list[dict[str, Any]]) -> Sheet:
+def collective_sheet(rows: list[CollectiveTotal]) -> Sheet:
     """This rank's collective calls."""
     columns = [
-        Column("group", [row["group"] for row in rows], is_text=True),
-        Column("operation", [row["operation"] for row in rows], is_text=True),
-        Column("ranks", [f"{row['group_size']:,}" for row in rows], rank=1),
-        Column("calls", [f"{row['num_calls']:,}" for row in rows]),
-        Column("bytes in", [format_bytes(row["bytes_in"]) for row in rows]),
-        Column("bytes out", [format_bytes(row["bytes_out"]) for row in rows]),
+        Column("group", [row.group for row in rows], is_text=True),
+        Column("operation", [row.operation for row in rows], is_text=True),
+        Column("ranks", [f"{row.group_size:,}" for row in rows], rank=1),
+        Column("calls", [f"{row.num_calls:,}" for row in rows]),
+        Column("bytes in", [format_bytes(row.bytes_in) for row in rows]),
+        Column("bytes out", [format_bytes(row.bytes_out) for row in rows]),
     ]
     return Sheet("Collectives, simulated: this rank's calls", columns)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,12 @@ class SnapshotRun(Run):
         blocks, places = build_blocks(found.recording), event_places(found.recording)
         self._tables = make_tables(found.recording, blocks, places)
         self.manifest = _manifest(self.path)
-        peak = memory.peak_summary(found.recording, blocks, places)
+        peak = memory.find_peak(found.recording, blocks, places)
         summary = summarize(found.recording, self.manifest, self._tables, peak)
         self.manifest["notes"] = found.notes
-        unknown: dict[str, Any] = {"peak_phase": "", "by_phase": [], "layers": [], "estimated_outside": None}
-        self.manifest["summary"] = {**summary, **unknown, "notes": found.notes}
+        self.summary = replace(
+            summary, peak_phase="", by_phase=[], layers=[], estimated_outside=None, notes=found.notes
+        )
 
     def has(self, name: str) -> bool:
         """Whether a snapshot says anything of a table's subject."""

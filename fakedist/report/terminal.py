@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -17,6 +16,8 @@ from fakedist.report.sheets import Sheet, run_sheets
 from fakedist.report.time_sheets import time_sheets
 from fakedist.report.time_text import source_word, time_figures
 from fakedist.report.wording import advice_text, note_texts, peak_place, verdict
+from fakedist.run.step_time import KernelSource, StepTime
+from fakedist.run.summary import Advice, Outside, Summary
 from fakedist.units import format_bytes
 
 
@@ -37,14 +38,14 @@ def render(run_directory: Path, *, all_layers: bool, console: Console) -> None:
     if not run.is_imported:
         _peak(console, summary, run.manifest["cwd"])
     _sheets(console, run_sheets(run, all_layers=all_layers))
-    if summary["estimated_outside"]:
-        _outside(console, summary)
-    if summary["time"]:
-        _time(console, summary)
+    if summary.estimated_outside:
+        _outside(console, summary, summary.estimated_outside)
+    if summary.timed:
+        _time(console, *summary.timed)
         _sheets(console, time_sheets(run, all_layers=all_layers))
-    if summary["advice"]:
-        _advice(console, summary["advice"])
-    _notes(console, note_texts(summary, run.manifest["cwd"]))
+    if summary.advice:
+        _advice(console, summary.advice)
+    _notes(console, note_texts(summary.notes, run.manifest["cwd"]))
 
 
 def _sheets(console: Console, sheets: Sequence[Sheet]) -> None:
@@ -62,9 +63,9 @@ def _facts(console: Console, run: Run) -> None:
         )
 
 
-def _peak(console: Console, summary: dict[str, Any], cwd: str) -> None:
-    allocated, reserved = summary["peak_allocated_bytes"], summary["peak_reserved_bytes"]
-    capacity = summary["capacity_bytes"]
+def _peak(console: Console, summary: Summary, cwd: str) -> None:
+    allocated, reserved = summary.peak_allocated_bytes, summary.peak_reserved_bytes
+    capacity = summary.capacity_bytes
     print_heading(console, "Peak memory, measured")
     rows = [
         ("allocated", format_bytes(allocated), peak_place(summary)),
@@ -82,29 +83,29 @@ def _peak(console: Console, summary: dict[str, Any], cwd: str) -> None:
             console.print(Text(f"  {found.word}{found.more}", "bold red"), soft_wrap=True)
 
 
-def _outside(console: Console, summary: dict[str, Any]) -> None:
+def _outside(console: Console, summary: Summary, outside: Outside) -> None:
     """What lies beside the caching allocator; its table by communicator."""
     print_heading(console, OUTSIDE_TITLE)
     told = Table.grid(padding=(0, 2))
-    for name, figure, more in outside_figures(summary):
+    for name, figure, more in outside_figures(summary, outside):
         told.add_row(f"  {name}", Text(figure), Text(more, style="dim"))
     print_lines(console, told)
-    if sheet := communicator_sheet(summary):
+    if sheet := communicator_sheet(outside):
         _sheets(console, [sheet])
 
 
-def _time(console: Console, summary: dict[str, Any]) -> None:
+def _time(console: Console, time: StepTime, source: KernelSource) -> None:
     """The step's time and what it is spent for."""
-    print_heading(console, f"Time of step {summary['kernels']['step']}, {source_word(summary)}")
+    print_heading(console, f"Time of step {source.step}, {source_word(source)}")
     told = Table.grid(padding=(0, 2))
-    for name, figure, more in time_figures(summary):
+    for name, figure, more in time_figures(time):
         told.add_row(f"  {name}", Text(figure, justify="right"), Text(more))
     print_lines(console, told)
-    for note in summary["kernels"].get("notes", ()):
+    for note in source.notes:
         print_remark(console, note)
 
 
-def _advice(console: Console, pieces: list[dict[str, Any]]) -> None:
+def _advice(console: Console, pieces: list[Advice]) -> None:
     print_heading(console, "What would help, estimated: each by itself")
     told = Table.grid(padding=(0, 2))
     for piece in map(advice_text, pieces):

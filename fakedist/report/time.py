@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from fakedist.analysis.layers import fold_layers, unfolded
 from fakedist.analysis.times.layers import fold_times
 from fakedist.errors import RunDirectoryError
+from fakedist.run.plain import to_plain
+from fakedist.run.step_time import StepTime
 
 if TYPE_CHECKING:
     from fakedist.report.run import Run
@@ -27,20 +29,20 @@ class RunTime:
     @property
     def source(self) -> str:
         """Whether these times are measured or estimated; empty where no step was timed."""
-        return str((self._run.summary["kernels"] or {}).get("source", ""))
+        return self._run.summary.kernels.source if self._run.summary.kernels else ""
 
-    def summary(self) -> dict[str, Any]:
-        """The step's time and what it is spent for: ``time`` of the ``--json`` object.
+    def summary(self) -> StepTime:
+        """The step's time and what it is spent for.
 
         Raises:
             RunDirectoryError: No step of this run was timed.
         """
-        found = self._run.summary["time"]
+        found = self._run.summary.time
         if found is None:
             raise RunDirectoryError(
-                f"no step of {self._run.path} was timed", "fakedist profile again, with a newer version"
+                f"no step of {self._run.path} was timed", "fakedist profile again, without --no-kernels"
             )
-        return dict(found)
+        return found
 
     def layers(self, *, fold: bool = True) -> pd.DataFrame:
         """Time by layer, with children; columns as of ``analysis.times.layers.fold_times``.
@@ -57,7 +59,7 @@ class RunTime:
 
     def families(self) -> pd.DataFrame:
         """Time by family of kernels, most first; communication is no part of ``share``."""
-        return pd.DataFrame(self.summary()["by_family"])
+        return pd.DataFrame(to_plain(self.summary().by_family))
 
     def names(self) -> pd.DataFrame:
         """The table ``kernel_names``: time by name of kernel, most first."""

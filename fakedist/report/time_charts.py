@@ -17,6 +17,7 @@ from fakedist.report.pack import Pack
 from fakedist.report.run import Run
 from fakedist.report.time_text import short_kernel
 from fakedist.run.schema import FAMILIES, KINDS
+from fakedist.run.step_time import Peaks, StepTime
 
 #: Bars of the timeline, all streams together, and stretches of its layers: some 10 bytes each in the page.
 MOST_BARS = 60_000
@@ -40,7 +41,7 @@ def read_kernels(run: Run) -> pd.DataFrame:
     return timed(run.table("kernels", _COLUMNS))
 
 
-def add_kernels(pack: Pack, run: Run, kernels: pd.DataFrame, layers: pd.DataFrame) -> None:
+def add_kernels(pack: Pack, run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, time: StepTime) -> None:
     """The timeline: bars by stream, the layers and phases above them.
 
     Args:
@@ -48,8 +49,9 @@ def add_kernels(pack: Pack, run: Run, kernels: pd.DataFrame, layers: pd.DataFram
         run: The run.
         kernels: What :func:`read_kernels` gave.
         layers: The table ``layers``.
+        time: Where the time goes.
     """
-    step_us = float(run.summary["time"]["step_us"]) or 1.0
+    step_us = time.step_us or 1.0
     tick = max(step_us / _TICKS, 1e-3)
     found = bars(kernels, MOST_BARS)
     rows = kernels.iloc[found["first"].to_numpy("i8")]
@@ -108,9 +110,8 @@ def add_layer_times(pack: Pack, times: pd.DataFrame, layers: pd.DataFrame) -> No
     pack.add("time_own_us", np.round(times["own_us"].to_numpy() * 1e3).astype("i8"))
 
 
-def roofline(run: Run) -> dict[str, Any] | None:
+def roofline(run: Run, peaks: Peaks | None) -> dict[str, Any] | None:
     """Points and roofs of the roofline: kernels by name, whose operations and bytes are known; None without any."""
-    peaks = run.summary["time"]["peaks"]
     names = run.table("kernel_names")
     known = names[(names["flops"] > 0) & (names["moved_bytes"] > 0) & (names["flops_us"] > 0)]
     if not len(known) or not peaks:
@@ -129,7 +130,7 @@ def roofline(run: Run) -> dict[str, Any] | None:
     ]
     return {
         "points": points,
-        "flops": peaks["flops"],
-        "bytes_per_s": peaks["bytes_per_s"],
+        "flops": peaks.flops,
+        "bytes_per_s": peaks.bytes_per_s,
         "left_out": len(known) - len(rows),
     }

@@ -11,10 +11,9 @@ from fakedist.analysis.times.kinds import kind_family_us
 from fakedist.analysis.times.layers import fold_times
 from fakedist.report.run import Run
 from fakedist.report.time_charts import LAYER_FIGURES
-from fakedist.report.time_sheets import family_columns
+from fakedist.report.time_sheets import bound_of, family_columns
 from fakedist.report.time_text import (
     flops_rate,
-    main_bound,
     short_kernel,
     source_word,
     time_figures,
@@ -24,6 +23,8 @@ from fakedist.report.time_text import (
 )
 from fakedist.report.wording import MIN_SHARE, layer_label
 from fakedist.run.schema import FAMILIES, KINDS
+from fakedist.run.step_time import KernelSource, KernelTime, StepTime
+from fakedist.run.summary import Summary
 from fakedist.units import format_us
 
 _MOST_ROWS = 1_000  # of a table
@@ -39,62 +40,69 @@ def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: l
         layers: The table ``layers``.
         folds: Its layers, folded.
     """
-    summary = run.summary
-    time = summary["time"]
-    source = source_word(summary)
+    assert run.summary.timed is not None
+    time, source = run.summary.timed
+    told = source_word(source)
     return {
-        "word": summary["kernels"]["source"],
-        "source": source[:1].upper() + source[1:],
-        "step": summary["kernels"]["step"],
-        "notes": list(summary["kernels"].get("notes", ())),
-        "figures": time_figures(summary),
+        "word": source.source,
+        "source": told[:1].upper() + told[1:],
+        "step": source.step,
+        "notes": source.notes,
+        "figures": time_figures(time),
         "shares": _shares(time),
         "kinds": _kinds(kernels),
         "families": _families(time),
-        "layers": _layers(run, layers, folds),
-        "top": [_top(row, time) for row in time["top_kernels"]],
+        "layers": _layers(run.table("layer_times"), layers, folds, time.kernel_us or 1.0),
+        "top": [_top(row, time) for row in time.top_kernels],
         "min_share": f"{MIN_SHARE:.1%}",
     }
 
 
-def layer_columns(run: Run, folds: list[Fold]) -> dict[str, Any]:
+def layer_columns(run: Run, folds: list[Fold], source: KernelSource) -> dict[str, Any]:
     """What the table of layers at the peak says of time: columns, and by number of the fold their cells.
 
     Args:
         run: The run.
         folds: Its layers, folded.
+        source: Where the kernels are from.
     """
     table = fold_times(run.table("layer_times"), run.table("layers"), folds)
     used = [name for name in ("forward_us", "recompute_us", "backward_us") if table[name].any()]
     columns = [table[name].tolist() for name in used]
     return {
-        "word": run.summary["kernels"]["source"],
+        "word": source.source,
         "columns": [(name, name.removesuffix("_us")) for name in used],
         "cells": [[(us, us_or_dash(us)) for us in row] for row in zip(*columns, strict=True)] or [[]] * len(table),
     }
 
 
-def step_figure(summary: dict[str, Any]) -> dict[str, str] | None:
+def step_figure(summary: Summary) -> dict[str, str] | None:
     """The step's time for the verdict; None where no step was timed."""
-    if summary["time"] is None:
+    if summary.timed is None:
         return None
-    more = without_communication(summary["time"])
+    time, source = summary.timed
+    more = without_communication(time)
     return {
-        "text": format_us(summary["time"]["step_us"]),
-        "word": summary["kernels"]["source"],
-        "step": str(summary["kernels"]["step"]),
+        "text": format_us(time.step_us),
+        "word": source.source,
+        "step": str(source.step),
         "more": more or "communication simulated",
     }
 
 
-def _shares(time: dict[str, Any]) -> list[dict[str, str]]:
+def _shares(time: StepTime) -> list[dict[str, str]]:
     """The parts of the step, as a bar."""
-    step_us = time["step_us"] or 1.0
-    names = {"busy": "computes", "communication": "only communicates", "launch_gap": "host late", "wait": "waits"}
+    step_us = time.step_us or 1.0
+    parts = {
+        "busy": ("computes", time.busy_us),
+        "communication": ("only communicates", time.communication_us),
+        "launch_gap": ("host late", time.launch_gap_us),
+        "wait": ("waits", time.wait_us),
+    }
     return [
-        {"key": key, "name": name, "text": format_us(time[f"{key}_us"]), "width": _percent(time[f"{key}_us"], step_us)}
-        for key, name in names.items()
-        if time[f"{key}_us"]
+        {"key": key, "name": name, "text": format_us(us), "width": _percent(us, step_us)}
+        for key, (name, us) in parts.items()
+        if us
     ]
 
 
@@ -118,13 +126,13 @@ def _kinds(kernels: pd.DataFrame) -> list[dict[str, Any]]:
     ]
 
 
-def _families(time: dict[str, Any]) -> dict[str, Any]:
+def _families(time: StepTime) -> dict[str, Any]:
     """The terminal's table, with what each cell is sorted by."""
     columns = [column for column in family_columns(time) if set(column.cells) != {"-"}]
     rows = []
-    for row, cells in zip(time["by_family"], zip(*(column.cells for column in columns), strict=True), strict=True):
+    for row, cells in zip(time.by_family, zip(*(column.cells for column in columns), strict=True), strict=True):
         figures = [(_number(cell), cell) for cell in cells[1:]]
-        figures[1] = (row["time_us"], cells[2])
+        figures[1] = (row.time_us, cells[2])
         rows.append({"family": cells[0], "cells": figures})
     return {"columns": [column.name for column in columns], "rows": rows}
 
@@ -138,9 +146,8 @@ def _number(text: str) -> float:
         return 0.0
 
 
-def _layers(run: Run, layers: pd.DataFrame, folds: list[Fold]) -> dict[str, Any]:
-    table = fold_times(run.table("layer_times"), layers, folds)
-    whole = run.summary["time"]["kernel_us"] or 1.0
+def _layers(times: pd.DataFrame, layers: pd.DataFrame, folds: list[Fold], whole: float) -> dict[str, Any]:
+    table = fold_times(times, layers, folds)
     table["fold"] = range(len(table))
     found = table[(table["total_us"] > 0) | (table["num_calls"] > 0)]
     shown = found.loc[found["total_us"].nlargest(_MOST_ROWS).index.sort_values()]
@@ -158,7 +165,7 @@ def _layers(run: Run, layers: pd.DataFrame, folds: list[Fold]) -> dict[str, Any]
             "own": (row["own_us"], us_or_dash(row["own_us"])),
             "each": _each(row),
             "rate": (row["flops"] / (row["total_us"] or 1.0), flops_rate(row["flops"], row["total_us"])),
-            "bound": main_bound(row),
+            "bound": bound_of(row),
             "calls": (row["num_calls"], _calls(row)),
         }
         for row in records
@@ -187,17 +194,17 @@ def _calls(row: dict[str, Any]) -> str:
     return f"{row['num_calls']:,}: {unknown_time(row['communication_us'], row['num_unknown_calls'])}"
 
 
-def _top(row: dict[str, Any], time: dict[str, Any]) -> dict[str, Any]:
+def _top(row: KernelTime, time: StepTime) -> dict[str, Any]:
     return {
-        "name": short_kernel(row["name"], 200),
-        "family": row["family"],
-        "num": row["num_kernels"],
-        "time": (row["time_us"], unknown_time(row["time_us"], row["num_unknown"])),
-        "share": f"{row['time_us'] / (time['kernel_us'] or 1.0):.1%}",
-        "median": (row["median_us"] or 0.0, "-" if row["median_us"] is None else format_us(row["median_us"])),
-        "layers": row["num_layers"],
-        "rate": (row["flops"] / (row["flops_us"] or 1.0), flops_rate(row["flops"], row["flops_us"])),
-        "bound": row["bound"],
+        "name": short_kernel(row.name, 200),
+        "family": row.family,
+        "num": row.num_kernels,
+        "time": (row.time_us, unknown_time(row.time_us, row.num_unknown)),
+        "share": f"{row.time_us / (time.kernel_us or 1.0):.1%}",
+        "median": (row.median_us or 0.0, "-" if row.median_us is None else format_us(row.median_us)),
+        "layers": row.num_layers,
+        "rate": (row.flops / (row.flops_us or 1.0), flops_rate(row.flops, row.flops_us)),
+        "bound": row.bound,
     }
 
 

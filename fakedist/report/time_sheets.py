@@ -22,6 +22,7 @@ from fakedist.report.time_text import (
     us_or_dash,
 )
 from fakedist.report.wording import MIN_SHARE, layer_label
+from fakedist.run.step_time import StepTime
 from fakedist.units import format_us
 
 _EMPTY_RANK = 9  # columns with nothing in them go before all others
@@ -39,32 +40,30 @@ def time_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
     Raises:
         RunDirectoryError: A table is missing or damaged.
     """
-    summary = run.summary
-    if summary["time"] is None:
+    if run.summary.timed is None:
         return []
+    time, source = run.summary.timed
     tables = run.table("layer_times"), run.table("layers", ["name", "class_name", "parent"])
-    word = summary["kernels"]["source"]
+    word = source.source
     return [
-        layer_time_sheet(tables, summary["time"], word, all_layers),
-        family_sheet(summary["time"], word),
-        top_sheet(summary["time"], word),
+        layer_time_sheet(tables, time, word, all_layers),
+        family_sheet(time, word),
+        top_sheet(time, word),
     ]
 
 
-def layer_time_sheet(
-    tables: tuple[pd.DataFrame, pd.DataFrame], time: dict[str, Any], word: str, all_layers: bool
-) -> Sheet:
+def layer_time_sheet(tables: tuple[pd.DataFrame, pd.DataFrame], time: StepTime, word: str, all_layers: bool) -> Sheet:
     """Time by layer, with children.
 
     Args:
         tables: The tables ``layer_times`` and ``layers``.
-        time: ``time`` of the summary.
+        time: Where the time goes.
         word: Measured or estimated.
         all_layers: Whether repeated layers stay apart and small ones are shown.
     """
     times, layers = tables
     found = fold_times(times, layers, unfolded(layers) if all_layers else fold_layers(layers))
-    least = 0.0 if all_layers else time["kernel_us"] * MIN_SHARE
+    least = 0.0 if all_layers else time.kernel_us * MIN_SHARE
     rows: Rows = found[found["total_us"] > least].to_dict("records")  # type: ignore[assignment]
     columns = [Column("layer", [layer_label(row["name"], row["num_repeats"]) for row in rows], is_text=True)]
     for name, key, rank in (
@@ -76,13 +75,13 @@ def layer_time_sheet(
         ("total", "total_us", 0),
     ):
         columns.append(_times(name, rows, key, rank))
-    whole = time["kernel_us"] or 1.0
+    whole = time.kernel_us or 1.0
     columns.append(Column("share", [f"{row['total_us'] / whole:.1%}" for row in rows], rank=4))
     columns.append(_times("own", rows, "own_us", 5))
     columns += [_times(name, rows, f"{name}_us", 6, several=True) for name in ("least", "median", "largest")]
     rates = [flops_rate(row["flops"], row["total_us"]) for row in rows]
     columns.append(Column("TFLOP/s", rates, rank=2 if set(rates) != {"-"} else _EMPTY_RANK))
-    bounds = [main_bound(row) for row in rows]
+    bounds = [bound_of(row) for row in rows]
     columns.append(Column("bound", bounds, is_text=True, rank=1 if any(bounds) else _EMPTY_RANK))
     columns.append(_times("host late", rows, "launch_gap_us", 3))
     columns.append(Column("kernels", [f"{row['num_kernels']:,}" for row in rows], rank=8))
@@ -94,44 +93,48 @@ def layer_time_sheet(
     return Sheet(f"Time by layer, {word}, with children", columns, remarks)
 
 
+def bound_of(row: dict[str, Any]) -> str:
+    """What limits most of a folded layer's time; a row of ``analysis.times.layers.fold_times``."""
+    return main_bound(row["bound_compute_us"], row["bound_memory_us"], row["bound_launch_us"])
+
+
 def _times(name: str, rows: Rows, key: str, rank: int, several: bool = False) -> Column:
     """Times of rows; of those alone that stand for several layers, where that is asked for."""
     values = [row[key] if not several or row["num_repeats"] > 1 else 0.0 for row in rows]
     return Column(name, [us_or_dash(value) for value in values], rank=rank if any(values) else _EMPTY_RANK)
 
 
-def family_sheet(time: dict[str, Any], word: str) -> Sheet:
+def family_sheet(time: StepTime, word: str) -> Sheet:
     """Time by family of kernels, and how close to the GPU's peaks it is.
 
     Args:
-        time: ``time`` of the summary.
+        time: Where the time goes.
         word: Measured or estimated.
     """
-    rows: Rows = time["by_family"]
+    rows = time.by_family
     remarks = ["share: of all kernels but communication, which is counted apart"]
-    if time["peaks"]:
+    if time.peaks:
         remarks.append(f"of peak: of dense {PEAK_DTYPE}, whatever the kernels compute in; rates: where they are known")
-    if any(row["family"] == "communication" and row["time_us"] for row in rows):
+    if any(row.family == "communication" and row.time_us for row in rows):
         remarks.append("communication: copies that stand for it here, simulated; no time of the real job")
     return Sheet(f"Time by family of kernels, {word}", family_columns(time), remarks)
 
 
-def family_columns(time: dict[str, Any]) -> list[Column]:
+def family_columns(time: StepTime) -> list[Column]:
     """The columns of that table; the first one is the family."""
-    rows: Rows = time["by_family"]
-    peaks = time["peaks"] or {}
-    flops_peak, bytes_peak = peaks.get("flops", {}).get(PEAK_DTYPE), peaks.get("bytes_per_s")
+    rows, peaks = time.by_family, time.peaks
+    flops_peak, bytes_peak = (peaks.flops.get(PEAK_DTYPE), peaks.bytes_per_s) if peaks else (None, None)
     columns = [
-        Column("family", [row["family"] for row in rows], is_text=True),
-        Column("kernels", [f"{row['num_kernels']:,}" for row in rows]),
-        Column("time", [unknown_time(row["time_us"], row["num_unknown"]) for row in rows]),
-        Column("share", ["-" if row["share"] is None else f"{row['share']:.1%}" for row in rows]),
-        _rate("TFLOP/s", [flops_rate(row["flops"], row["flops_us"]) for row in rows], 1),
-        _rate("of peak", [share_of_peak(row["flops"], row["flops_us"], flops_peak) for row in rows], 2),
-        _rate("TB/s", [bytes_rate(row["moved_bytes"], row["moved_us"]) for row in rows], 1),
-        _rate("of bandwidth", [share_of_peak(row["moved_bytes"], row["moved_us"], bytes_peak) for row in rows], 2),
+        Column("family", [row.family for row in rows], is_text=True),
+        Column("kernels", [f"{row.num_kernels:,}" for row in rows]),
+        Column("time", [unknown_time(row.time_us, row.num_unknown) for row in rows]),
+        Column("share", ["-" if row.share is None else f"{row.share:.1%}" for row in rows]),
+        _rate("TFLOP/s", [flops_rate(row.flops, row.flops_us) for row in rows], 1),
+        _rate("of peak", [share_of_peak(row.flops, row.flops_us, flops_peak) for row in rows], 2),
+        _rate("TB/s", [bytes_rate(row.moved_bytes, row.moved_us) for row in rows], 1),
+        _rate("of bandwidth", [share_of_peak(row.moved_bytes, row.moved_us, bytes_peak) for row in rows], 2),
     ]
-    bounds = [main_bound(row, "") for row in rows]
+    bounds = [main_bound(row.compute_us, row.memory_us, row.launch_us) for row in rows]
     return [*columns, Column("bound", bounds, is_text=True, rank=1)] if any(bounds) else columns
 
 
@@ -139,25 +142,25 @@ def _rate(name: str, cells: list[str], rank: int) -> Column:
     return Column(name, cells, rank=rank if set(cells) != {"-"} else _EMPTY_RANK)
 
 
-def top_sheet(time: dict[str, Any], word: str) -> Sheet:
+def top_sheet(time: StepTime, word: str) -> Sheet:
     """The kernels that take most time, by name.
 
     Args:
-        time: ``time`` of the summary.
+        time: Where the time goes.
         word: Measured or estimated.
     """
-    rows: Rows = time["top_kernels"][:_NUM_TOP]
-    whole = time["kernel_us"] or 1.0
-    bounds = [row["bound"] for row in rows]
+    rows = time.top_kernels[:_NUM_TOP]
+    whole = time.kernel_us or 1.0
+    bounds = [row.bound for row in rows]
     columns = [
-        Column("kernel", [short_kernel(row["name"]) for row in rows], is_text=True),
-        Column("family", [row["family"] for row in rows], is_text=True, rank=2),
-        Column("times", [f"{row['num_kernels']:,}" for row in rows]),
-        Column("total", [unknown_time(row["time_us"], row["num_unknown"]) for row in rows]),
-        Column("share", [f"{row['time_us'] / whole:.1%}" for row in rows], rank=1),
-        Column("median", ["-" if row["median_us"] is None else format_us(row["median_us"]) for row in rows], rank=2),
-        _rate("TFLOP/s", [flops_rate(row["flops"], row["flops_us"]) for row in rows], 3),
-        _rate("TB/s", [bytes_rate(row["moved_bytes"], row["moved_us"]) for row in rows], 4),
+        Column("kernel", [short_kernel(row.name) for row in rows], is_text=True),
+        Column("family", [row.family for row in rows], is_text=True, rank=2),
+        Column("times", [f"{row.num_kernels:,}" for row in rows]),
+        Column("total", [unknown_time(row.time_us, row.num_unknown) for row in rows]),
+        Column("share", [f"{row.time_us / whole:.1%}" for row in rows], rank=1),
+        Column("median", ["-" if row.median_us is None else format_us(row.median_us) for row in rows], rank=2),
+        _rate("TFLOP/s", [flops_rate(row.flops, row.flops_us) for row in rows], 3),
+        _rate("TB/s", [bytes_rate(row.moved_bytes, row.moved_us) for row in rows], 4),
     ]
     if any(bounds):
         columns.append(Column("bound", bounds, is_text=True, rank=1))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fakedist.analysis.times.summary import PEAK_DTYPE
+from fakedist.run.step_time import KernelSource, StepTime
 from fakedist.units import format_flops, format_us
 
 _MOST_NAME = 44
@@ -12,11 +11,10 @@ _NOISE = ("void ", "at::native::", "at::cuda::", "(anonymous namespace)::")
 NOT_KNOWN = "not known"
 
 
-def source_word(summary: dict[str, Any]) -> str:
+def source_word(source: KernelSource) -> str:
     """Measured or estimated; and by what."""
-    source = summary["kernels"] or {}
     tools = {"cupti": "CUPTI", "nsys": "Nsight Systems", "model": "a model of the GPU"}
-    return f"{source.get('source', '')} by {tools.get(str(source.get('tool')), source.get('tool', ''))}"
+    return f"{source.source} by {tools.get(source.tool, source.tool)}"
 
 
 def short_kernel(name: str, most: int = _MOST_NAME) -> str:
@@ -50,9 +48,9 @@ def us_or_dash(duration_us: float) -> str:
     return format_us(duration_us) if duration_us else "-"
 
 
-def main_bound(row: dict[str, Any], prefix: str = "bound_") -> str:
+def main_bound(compute_us: float, memory_us: float, launch_us: float) -> str:
     """What limits most of a row's time, and how much of it: "memory 62%"; empty where it is not known."""
-    bounds = {name: row[f"{prefix}{name}_us"] for name in ("compute", "memory", "launch")}
+    bounds = {"compute": compute_us, "memory": memory_us, "launch": launch_us}
     name = max(bounds, key=lambda each: bounds[each])
     return f"{name} {bounds[name] / sum(bounds.values()):.0%}" if bounds[name] else ""
 
@@ -64,41 +62,38 @@ def unknown_time(time_us: float, num_unknown: int) -> str:
     return f"{format_us(time_us)} + {num_unknown:,} {NOT_KNOWN}" if time_us else NOT_KNOWN
 
 
-def time_figures(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
+def time_figures(time: StepTime) -> list[tuple[str, str, str]]:
     """The step's time and its parts: name, figure, more."""
-    time = summary["time"]
-    step_us = time["step_us"] or 1.0
-    rows = [("step", format_us(time["step_us"]), without_communication(time))]
-    for name, key, more in (
-        ("computes", "busy_us", "at least one stream"),
-        ("communicates", "communication_us", "and computes nothing meanwhile; simulated"),
-        ("host late", "launch_gap_us", "the GPU waits for a launch"),
-        ("waits", "wait_us", "for anything else, or it is not known for what"),
+    step_us = time.step_us or 1.0
+    rows = [("step", format_us(time.step_us), without_communication(time))]
+    for name, us, more in (
+        ("computes", time.busy_us, "at least one stream"),
+        ("communicates", time.communication_us, "and computes nothing meanwhile; simulated"),
+        ("host late", time.launch_gap_us, "the GPU waits for a launch"),
+        ("waits", time.wait_us, "for anything else, or it is not known for what"),
     ):
-        if time[key] or name == "computes":
-            rows.append((name, format_us(time[key]), f"{time[key] / step_us:.1%}, {more}"))
-    rows.append(("kernels", f"{time['num_kernels']:,}", f"{format_us(time['kernel_us'])} in all; communication apart"))
+        if us or name == "computes":
+            rows.append((name, format_us(us), f"{us / step_us:.1%}, {more}"))
+    rows.append(("kernels", f"{time.num_kernels:,}", f"{format_us(time.kernel_us)} in all; communication apart"))
     if text := utilisation(time):
         rows.append(("utilisation", *text))
     return rows
 
 
-def utilisation(time: dict[str, Any]) -> tuple[str, str] | None:
+def utilisation(time: StepTime) -> tuple[str, str] | None:
     """Model FLOPs utilisation of compute, and what it is of; None where a part of it is not known."""
-    share = time["model_flops_utilisation"]
-    if share is None or not time["flops"]:
+    share = time.model_flops_utilisation
+    if share is None or time.peaks is None or not time.flops:
         return None
-    peak = format_flops(time["peaks"]["flops"][PEAK_DTYPE])
-    lacking = time["num_lacking_flops"]
+    peak = format_flops(time.peaks.flops[PEAK_DTYPE])
+    lacking = time.num_lacking_flops
     least = f"; at least: the operations of {lacking:,} kernels are not known" if lacking else ""
-    what = (
-        f"{format_flops(time['model_flops'])} of the model in the time it computes, of {peak}/s ({PEAK_DTYPE}, dense)"
-    )
+    what = f"{format_flops(time.model_flops)} of the model in the time it computes, of {peak}/s ({PEAK_DTYPE}, dense)"
     return f"{share:.1%}", what + least
 
 
-def without_communication(time: dict[str, Any]) -> str:
+def without_communication(time: StepTime) -> str:
     """What of the communication a step's time does not have in it; empty where that is nothing."""
-    if not (unknown := time["num_unknown_calls"]):
+    if not (unknown := time.num_unknown_calls):
         return ""
-    return f"without {unknown:,} of {time['num_calls']:,} collectives, whose duration is {NOT_KNOWN}"
+    return f"without {unknown:,} of {time.num_calls:,} collectives, whose duration is {NOT_KNOWN}"

@@ -13,6 +13,7 @@ from fakedist.analysis.topology import COMPUTE, HOST, OWN, Topology, find_topolo
 from fakedist.report.run import Run
 from fakedist.report.sheet import Column, print_remark, print_table
 from fakedist.report.sheets import Sheet
+from fakedist.run.plain import to_plain
 from fakedist.units import format_bytes
 
 _SHORT = ("_into_tensor", "_tensor", "_coalesced", "_single")
@@ -90,8 +91,9 @@ class RunTopology:
         summary = self.run.summary
         return {
             "run_directory": str(self.run.path),
-            **{key: summary[key] for key in ("world_size", "rank")},
-            "left_during_init": summary.get("left_during_init"),
+            "world_size": summary.world_size,
+            "rank": summary.rank,
+            "left_during_init": to_plain(summary.left_during_init),
             "step": self.found.step,
             "line": self.line,
             "groups": [self._group_object(number, group) for number, group in enumerate(self._groups)],

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fakedist.run.sources import INDUCTORS
+from fakedist.run.summary import Advice, Outside, Summary
 from fakedist.units import format_bytes
 
 #: Columns of the layer table: their categories, and which goes first where there is no room.
@@ -46,53 +47,51 @@ class Verdict:
         return self.word not in ("may not fit", "fits so far")
 
 
-def verdict(summary: dict[str, Any], cwd: str) -> Verdict | None:
+def verdict(summary: Summary, cwd: str) -> Verdict | None:
     """Whether the rank fits the GPU; None if it never used one."""
-    reserved, capacity = summary["peak_reserved_bytes"], summary["capacity_bytes"]
-    if failed := summary["out_of_memory"]:
-        who = short_operation(failed["operation"]) or "an allocation"
-        of = f" of {failed['layer']}" if failed["layer"] else ""
-        at = f" at {short_line(failed['line'], cwd)}" if failed["line"] else ""
-        asked = (
-            f"asked for {format_bytes(failed['requested_bytes'])}{at}, with {format_bytes(failed['allocated_bytes'])}"
-        )
+    reserved, capacity = summary.peak_reserved_bytes, summary.capacity_bytes
+    if failed := summary.out_of_memory:
+        who = short_operation(failed.operation) or "an allocation"
+        of = f" of {failed.layer}" if failed.layer else ""
+        at = f" at {short_line(failed.line, cwd)}" if failed.line else ""
+        asked = f"asked for {format_bytes(failed.requested_bytes)}{at}, with {format_bytes(failed.allocated_bytes)}"
         return Verdict(False, "does not fit", f": {who}{of} {asked} allocated")
     if capacity and reserved > capacity:
         takes = f": it takes {format_bytes(reserved)}, {format_bytes(reserved - capacity)} more than the GPU has"
         return Verdict(False, "does not fit", takes)
-    if not summary["fits"] and not (capacity and reserved):
+    if not summary.fits and not (capacity and reserved):
         return Verdict(False, "does not fit", "")
     return _beside_outside(summary) if capacity and reserved else None
 
 
-def _beside_outside(summary: dict[str, Any]) -> Verdict:
+def _beside_outside(summary: Summary) -> Verdict:
     """Whether what is reserved fits beside what PyTorch does not see; both headrooms."""
-    left, outside = summary["capacity_bytes"] - summary["peak_reserved_bytes"], summary["estimated_outside"]
-    low, high = (outside["low_bytes"], outside["high_bytes"]) if outside else (0, 0)
-    if not summary["fits"] or high > left:
-        word = "may not fit" if summary["fits"] else "does not fit"
-        takes = f"{_outside_name(outside)} takes {span_text(low, high)}, estimated"
-        return Verdict(summary["fits"], word, f": {format_bytes(left)} are not reserved, and {takes}")
-    more = f"; {span_text(left - high, left - low)} beside {_outside_name(outside)}, estimated" if high else ""
+    left, outside = summary.capacity_bytes - summary.peak_reserved_bytes, summary.estimated_outside
+    low, high, name = (outside.low_bytes, outside.high_bytes, _outside_name(outside)) if outside else (0, 0, "")
+    if not summary.fits or high > left:
+        word = "may not fit" if summary.fits else "does not fit"
+        takes = f"{name} takes {span_text(low, high)}, estimated"
+        return Verdict(summary.fits, word, f": {format_bytes(left)} are not reserved, and {takes}")
+    more = f"; {span_text(left - high, left - low)} beside {name}, estimated" if high else ""
     word = "fits so far" if broke_off(summary) else "fits"
     return Verdict(True, word, f", headroom {format_bytes(left)}{more}")
 
 
-def broke_off(summary: dict[str, Any]) -> bool:
+def broke_off(summary: Summary) -> bool:
     """Whether the rank ended where its figures should not end."""
-    is_early = summary["exit"]["outcome"] not in ("finished", "stopped", "running", "out_of_memory")
+    is_early = summary.exit.outcome not in ("finished", "stopped", "running", "out_of_memory")
     return (
         is_early
-        and summary.get("left_during_init") is None
-        and not (summary["exit"]["outcome"] == "exit" and summary["exit"]["code"] == 0)
+        and summary.left_during_init is None
+        and not (summary.exit.outcome == "exit" and summary.exit.code == 0)
     )
 
 
-def _outside_name(outside: dict[str, Any]) -> str:
+def _outside_name(outside: Outside) -> str:
     """What of the memory outside of the caching allocator is in the estimate."""
-    if not outside["communicators"]:
+    if not outside.communicators:
         return "the CUDA context"
-    return "NCCL and the CUDA context" if outside["context_bytes"] else "NCCL"
+    return "NCCL and the CUDA context" if outside.context_bytes else "NCCL"
 
 
 def span_text(low: int, high: int) -> str:
@@ -108,9 +107,15 @@ def job_command(job: dict[str, Any]) -> str:
     return " ".join([("-m " if job["is_module"] else "") + job["target"], *job["arguments"]])
 
 
-def peak_place(summary: dict[str, Any]) -> str:
+def peak_place(summary: Summary) -> str:
     """Step and phase of the peak; nothing where they are not known."""
-    return f"step {summary['peak_step']}, {summary['peak_phase']}" if summary["peak_phase"] else ""
+    return f"step {summary.peak_step}, {summary.peak_phase}" if summary.peak_phase else ""
+
+
+def peaks_text(summary: Summary) -> str:
+    """Both peaks: "14.15 GiB allocated, 20.05 GiB reserved"."""
+    allocated, reserved = summary.peak_allocated_bytes, summary.peak_reserved_bytes
+    return f"{format_bytes(allocated)} allocated, {format_bytes(reserved)} reserved"
 
 
 def command_line(command: list[str]) -> str:
@@ -120,14 +125,14 @@ def command_line(command: list[str]) -> str:
     return " ".join([names.get(program, program), *(shlex.quote(_SECRET.sub(r"\1=...", each)) for each in command[1:])])
 
 
-def ending(summary: dict[str, Any], cwd: str) -> str:
+def ending(summary: Summary, cwd: str) -> str:
     """How the run ended, and after how many steps."""
-    found, num_steps = summary["exit"], len(summary["steps"])
-    if (left := summary.get("left_during_init")) is not None:  # an older fakedist does not say
-        at = f" at {short_line(left['line'], cwd)}" if left["line"] else ""
-        return f"left the job during init, before a first step: exit {found['code']}{at}"
-    message = found["message"].split(". ")[0]
-    how = found["outcome"].replace("_", " ") + (f" ({message})" if message else "")
+    found, num_steps = summary.exit, len(summary.steps)
+    if (left := summary.left_during_init) is not None:
+        at = f" at {short_line(left.line, cwd)}" if left.line else ""
+        return f"left the job during init, before a first step: exit {found.code}{at}"
+    message = found.message.split(". ")[0]
+    how = found.outcome.replace("_", " ") + (f" ({message})" if message else "")
     return f"{how} after {num_steps} step{'' if num_steps == 1 else 's'}"
 
 
@@ -141,9 +146,9 @@ def short_line(line: str, cwd: str) -> str:
     return _PACKAGES.sub("", line.removeprefix(cwd.rstrip("/") + "/") if cwd else line)
 
 
-def note_texts(summary: dict[str, Any], cwd: str) -> list[str]:
+def note_texts(notes: list[str], cwd: str) -> list[str]:
     """The notes with their files from where the command was given, or from where packages are."""
-    notes = [_PACKAGES_WITHIN.sub("", note) for note in summary["notes"]]
+    notes = [_PACKAGES_WITHIN.sub("", note) for note in notes]
     root = cwd.rstrip("/")
     return [note.replace(f" {root}/", " ") for note in notes] if root else notes
 
@@ -153,11 +158,12 @@ def layer_label(name: str, num_repeats: int = 1) -> str:
     return (name or "(outside of modules)") + (f" x{num_repeats}" if num_repeats > 1 else "")
 
 
-def advice_text(advice: dict[str, Any]) -> dict[str, str]:
+def advice_text(advice: Advice) -> dict[str, str]:
     """A piece of advice in words: rule, title, text, gives, of."""
-    of = "reserved" if advice["of"] == "peak_reserved_bytes" else "allocated"
-    gives = format_bytes(advice["gives_bytes"])
-    return {**{key: advice[key] for key in ("rule", "title", "text")}, "gives": gives, "of": f"less {of} at the peak"}
+    of = "reserved" if advice.of == "peak_reserved_bytes" else "allocated"
+    gives = format_bytes(advice.gives_bytes)
+    of_peak = f"less {of} at the peak"
+    return {"rule": advice.rule, "title": advice.title, "text": advice.text, "gives": gives, "of": of_peak}
 
 
 def or_dash(bytes_: int) -> str:

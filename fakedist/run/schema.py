@@ -336,61 +336,6 @@ MANIFEST = {
     "notes": "What a reader must know about these figures, one sentence each.",
 }
 
-#: Keys of the object that ``--json`` prints and what they say.
-SUMMARY = {
-    "schema_version": "Version of this layout.",
-    "world_size": "Ranks in the job.",
-    "rank": "The one that ran.",
-    "device": "cuda or virtual.",
-    "gpu": "The GPU's name.",
-    "torch": "Version of torch.",
-    "exit": "`outcome` (running, finished, stopped, exit, exception, out_of_memory, interrupted, timeout, killed), "
-    "`code`, `message`.",
-    "left_during_init": "Null, or for a rank whose script ended by itself before a first step (a spare rank, say) an "
-    "object with `line`: where it did, `file:line (function)`, empty at the script's end.",
-    "fits": "Whether the peak fits the GPU beside the least of `estimated_outside`; false if the rank ran out of "
-    "memory.",
-    "capacity_bytes": "The GPU's memory.",
-    "peak_allocated_bytes": "Most that tensors held at once.",
-    "peak_reserved_bytes": "Most that the caching allocator held at once.",
-    "peak_step": "Step of the allocated peak; 0 is before the first forward.",
-    "peak_phase": "Phase of the allocated peak.",
-    "estimated_outside": "Device memory outside of the caching allocator, estimated, in no other figure; null in runs "
-    "of an older fakedist. `low_bytes`, `high_bytes`; of them `context_bytes` (the CUDA context, null where it is not "
-    "known) from `context_source`, and `communicators`: objects with `group`, `group_size`, `local_size` (ranks in "
-    "this node), `num_nodes`, `channels` and `parts` (pairs of least and most), `low_bytes`, `high_bytes`. "
-    "`num_unused_groups` (without any call, and so without memory); `nccl_version`, `nccl_environment`; `left_out` "
-    "(what is not known, one sentence each); `measured_bytes`: on a real GPU what it held at the end less reserved, "
-    "other processes included, else null; `beside_reserved`: fits, may not fit or does not fit, reserved and this.",
-    "by_phase": "Objects with `step`, `phase`, `peak_allocated_bytes`, `peak_reserved_bytes`, `end_allocated_bytes`.",
-    "by_category": "Bytes at the allocated peak by category; they add up to `peak_allocated_bytes`.",
-    "layers": "Objects with `name`, `class_name`, `num_repeats`; bytes at the peak: `peak_bytes` (by category, with "
-    "children), `peak_own_bytes`, `peak_total_bytes`, each the sum of the repeats of a folded layer; of one repeat at "
-    "the peak, with children, `least_peak_bytes`, `median_peak_bytes`, `largest_peak_bytes`; most bytes at once in the "
-    "last step, with children, of the repeat that held most: `most_bytes` (by category), `most_total_bytes`.",
-    "largest_blocks": "Objects as in the table `largest`.",
-    "collectives": "Objects with `group`, `group_size`, `operation`, `num_calls`, `bytes_in`, `bytes_out`.",
-    "steps": "Objects with `step`, `wall_us`, `peak_allocated_bytes`, `peak_reserved_bytes`.",
-    "kernels": "Null, or where the table `kernels` is from: `source` (measured, estimated; simulated: docs/nsys.md), "
-    "`tool` (cupti, nsys or model), `step`, `gpu`, `step_us` (from the beginning of the step to the end of all that it "
-    "launched), `notes` (what a reader must know about these times), and further keys of that source.",
-    "time": "Null, or where the time of that step goes: `step_us`, which is the sum of `busy_us` (a stream computes), "
-    "`communication_us` (only a collective of known duration runs), `launch_gap_us` (the GPU waits for the host) and "
-    "`wait_us`; `kernel_us`, the sum of all `num_kernels` kernels but communication, and `by_kind` of it; `by_family` "
-    "(objects as in `kernel_names`, and `share` of it); `by_bound` (estimated only); `top_kernels`; `layers` (objects "
-    "as of `layer_times`, with children, repeats folded: `least_us`, `median_us`, `largest_us` are of one repeat); "
-    "`num_calls`, `num_unknown_calls` of collectives; `flops`, `model_flops` (what is computed again left out), "
-    "`num_lacking_flops`, `moved_bytes`; `peaks` of the GPU (`flops` by dtype, `bytes_per_s`) or null; "
-    "`model_flops_utilisation` of the bf16 peak while busy, or null.",
-    "out_of_memory": "Null, or `requested_bytes`, `layer`, `operation`, `line` of the request that failed, and "
-    "`allocated_bytes`, `reserved_bytes` then.",
-    "advice": "What would lower the peak, each estimated by itself from this run: objects with `rule`, `title`, "
-    "`text`, `gives_bytes` and `of`, the peak that would be lower by so much.",
-    "invented_values": "Values that the virtual GPU made up.",
-    "notes": "What a reader must know about these figures.",
-    "run_directory": "Absolute path of the run directory.",
-}
-
 if __name__ == "__main__":
     from fakedist.run.schema_page import markdown
 

@@ -1,8 +1,16 @@
-"""docs/run-directory.md, made from the schema."""
+"""docs/run-directory.md, made from the schema of the tables and from the docstrings of the summary's records."""
 
 from __future__ import annotations
 
-from fakedist.run.schema import MANIFEST, SCHEMA_VERSION, SUMMARY, TABLES
+import dataclasses
+import inspect
+import re
+import types
+import typing
+from collections.abc import Iterator
+
+from fakedist.run.schema import MANIFEST, SCHEMA_VERSION, TABLES
+from fakedist.run.summary import Summary
 
 _INTRODUCTION = """# The run directory
 
@@ -29,12 +37,81 @@ into place together; nothing is written through a symbolic link.
 
 def markdown() -> str:
     """docs/run-directory.md."""
-    lines = [_INTRODUCTION, f"Schema version {SCHEMA_VERSION}.\n"]
-    for title, keys in (("run.json", MANIFEST), ("The object of `--json`", SUMMARY)):
-        lines += [f"## {title}\n", "| key | meaning |", "|---|---|"]
-        lines += [*(f"| `{key}` | {meaning} |" for key, meaning in keys.items()), ""]
+    lines = [_INTRODUCTION, f"Schema version {SCHEMA_VERSION}.\n", "## run.json\n", "| key | meaning |", "|---|---|"]
+    lines += [*(f"| `{key}` | {meaning} |" for key, meaning in MANIFEST.items()), ""]
+    lines += [
+        "## The object of `--json`\n",
+        "The summary, with `run_directory`: the absolute path of the run directory.\n",
+    ]
+    for kind in records(Summary):
+        lines += [] if kind is Summary else [f"### {kind.__name__}\n", f"{_sentence(kind)}\n"]
+        lines += ["| key | type | meaning |", "|---|---|---|", *_rows(kind), ""]
     lines.append("## Tables\n")
     for name, table in TABLES.items():
         lines += [f"### {name}\n", f"{table.row}\n", "| column | type | meaning |", "|---|---|---|"]
         lines += [*(f"| `{c.name}` | {c.type} | {c.meaning} |" for c in table.columns), ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def records(kind: type) -> list[type]:
+    """A record and all those in its fields, in the order in which they are first met."""
+    found = [kind]
+    for each in found:
+        for hint in typing.get_type_hints(each).values():
+            found += [inner for inner in _dataclasses_in(hint) if inner not in found]
+    return found
+
+
+def _dataclasses_in(hint: object) -> Iterator[type]:
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        yield hint
+    for inner in typing.get_args(hint):
+        yield from _dataclasses_in(inner)
+
+
+def _rows(kind: type) -> Iterator[str]:
+    meanings, hints = attributes(kind), typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        yield f"| `{field.name}` | {_type_text(hints[field.name])} | {_as_json(meanings[field.name])} |"
+
+
+def _type_text(hint: object) -> str:
+    """A type as JSON has it: "integer or null", "list of LayerMemory"."""
+    arguments = typing.get_args(hint)
+    match typing.get_origin(hint):
+        case typing.Literal:
+            return ", ".join(map(str, arguments))
+        case origin if origin in (types.UnionType, typing.Union):
+            return " or ".join(_type_text(each) for each in arguments)
+        case origin if origin is list:
+            return f"list of {_type_text(arguments[0])}"
+        case origin if origin is tuple:
+            return f"pair of {_type_text(arguments[0])}s"
+        case origin if origin is dict:
+            return f"{_type_text(arguments[1])} by name"
+    names = {int: "integer", float: "number", str: "text", bool: "boolean", type(None): "null"}
+    return names.get(hint, getattr(hint, "__name__", str(hint)))  # type: ignore[call-overload, no-any-return]
+
+
+def _as_json(text: str) -> str:
+    """A docstring's words for a reader of JSON."""
+    for word, in_json in (("``", "`"), ("None", "null"), ("False", "false"), ("True", "true")):
+        text = text.replace(word, in_json)
+    return text
+
+
+def _sentence(kind: type) -> str:
+    return " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split())
+
+
+def attributes(kind: type) -> dict[str, str]:
+    """What a record's docstring says of each of its attributes, on one line."""
+    text = (inspect.getdoc(kind) or "").partition("Attributes:\n")[2]
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        if start := re.match(r"    (\w+): (.*)", line):
+            last, meaning = start[1], start[2]
+            found[last] = meaning
+        elif found and line.strip():
+            found[last] += " " + line.strip()
+    return found

@@ -146,6 +146,6 @@ def test_a_rank_that_is_killed_under_nsys_keeps_its_records(run_fakedist: RunFak
     finished = run_fakedist("profile", *OPTIONS, "--nsys", "--json", "-o", tmp_path / "run", JOB, "killed")
     assert finished.code == 137
     summary = Run(tmp_path / "run").summary
-    assert summary["exit"]["outcome"] == "killed"
-    assert [row["step"] for row in summary["steps"]] == [1, 2]
-    assert [note for note in summary["notes"] if note.startswith("no kernels of nsys's: nsys wrote no report")]
+    assert summary.exit.outcome == "killed"
+    assert [row.step for row in summary.steps] == [1, 2]
+    assert [note for note in summary.notes if note.startswith("no kernels of nsys's: nsys wrote no report")]

@@ -81,7 +81,7 @@ def test_a_block_leads_to_its_line_and_to_the_timeline(reader: Reader, written: 
 def test_the_peak_of_the_drawing_is_the_peak(reader: Reader, written: Path) -> None:
     page = reader.open(written)
     page.get_by_role("button", name="the peak").click()
-    peak = Run(written.parent).summary["peak_allocated_bytes"]
+    peak = Run(written.parent).summary.peak_allocated_bytes
     assert page.locator(".pinned").inner_text().startswith(format_bytes(peak))
     assert page.evaluate("fakedist.plot.timeline.peak.bytes") == peak
 

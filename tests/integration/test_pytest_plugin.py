@@ -73,7 +73,7 @@ class TestOld(unittest.TestCase):
 
 def test_fixture(fakedist):
     run = fakedist.profile("train.py", world_size=16, rank=15)
-    assert run.summary["rank"] == 15
+    assert run.summary.rank == 15
     assert run.fits and run.headroom_bytes == run.capacity_bytes - run.peak_reserved_bytes
     assert sum(run.by_category.values()) == run.peak_allocated_bytes
     assert run.peak_allocated_bytes < 1 << 20

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pandas as pd
 
+from fakedist.run.plain import to_plain
+from fakedist.run.summary import CollectiveTotal
+
 _FIGURES = ("num_calls", "bytes_in", "bytes_out")
 _NUMBERS = ("group_size", *_FIGURES)
 
 
-def collective_changes(a: list[dict[str, object]], b: list[dict[str, object]]) -> pd.DataFrame:
+def collective_changes(a: list[CollectiveTotal], b: list[CollectiveTotal]) -> pd.DataFrame:
     """Calls and bytes by group and operation.
 
     Args:
@@ -22,7 +25,7 @@ def collective_changes(a: list[dict[str, object]], b: list[dict[str, object]]) -
     keys = ["group", "operation"]
     sides = []
     for side, rows in (("a", a), ("b", b)):
-        table = pd.DataFrame(rows, columns=[*keys, *_NUMBERS]).astype(dict.fromkeys(_NUMBERS, "int64"))
+        table = pd.DataFrame(to_plain(rows), columns=[*keys, *_NUMBERS]).astype(dict.fromkeys(_NUMBERS, "int64"))
         sums = table.groupby(keys, sort=False).agg(
             group_size=("group_size", "max"), **{n: (n, "sum") for n in _FIGURES}
         )

@@ -9,17 +9,18 @@ import pandas as pd
 
 from fakedist.analysis.compare.matching import layer_patterns
 from fakedist.run.schema import CATEGORIES
+from fakedist.run.summary import Summary
 
 OUTSIDE = "(outside of modules)"
 
 
-def figure_changes(a: dict[str, Any], b: dict[str, Any]) -> pd.DataFrame:
+def figure_changes(a: Summary, b: Summary) -> pd.DataFrame:
     """The figures of two summaries: columns name, a_bytes, b_bytes, change_bytes."""
     rows = [
-        ("peak allocated", a["peak_allocated_bytes"], b["peak_allocated_bytes"]),
-        ("peak reserved", a["peak_reserved_bytes"], b["peak_reserved_bytes"]),
-        ("capacity", a["capacity_bytes"], b["capacity_bytes"]),
-        ("headroom", *(each["capacity_bytes"] - each["peak_reserved_bytes"] for each in (a, b))),
+        ("peak allocated", a.peak_allocated_bytes, b.peak_allocated_bytes),
+        ("peak reserved", a.peak_reserved_bytes, b.peak_reserved_bytes),
+        ("capacity", a.capacity_bytes, b.capacity_bytes),
+        ("headroom", *(each.capacity_bytes - each.peak_reserved_bytes for each in (a, b))),
     ]
     return _with_change(pd.DataFrame(rows, columns=["name", "a_bytes", "b_bytes"]))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from fakedist.run.summary import Exit, Summary
+
 #: Settings of a job: their key and what they are called.
 _JOB = {
     "world_size": "world size",
@@ -22,23 +24,28 @@ _JOB = {
 }
 
 
-def different_settings(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, str]]:
+def different_settings(
+    a: dict[str, Any], b: dict[str, Any], summaries: tuple[Summary, Summary]
+) -> list[dict[str, str]]:
     """Every setting that two manifests disagree about: objects with ``name``, ``a``, ``b``.
 
     Args:
-        a: A manifest with its summary.
+        a: A manifest.
         b: That of the other run.
+        summaries: The figures of both.
     """
     pairs: list[tuple[str, Any, Any]] = [(name, a["job"].get(key), b["job"].get(key)) for key, name in _JOB.items()]
     pairs += [("NCCL's variables", *_nccl(a["job"], b["job"]))]
-    pairs += [(name, a["summary"].get(name), b["summary"].get(name)) for name in ("torch", "gpu")]
+    one, other = summaries
     pairs += [
-        ("steps that ended", len(a["summary"]["steps"]), len(b["summary"]["steps"])),
-        ("how it ended", _ending(a["summary"]["exit"]), _ending(b["summary"]["exit"])),
-        ("times", _times(a["summary"]), _times(b["summary"])),
+        ("torch", one.torch, other.torch),
+        ("gpu", one.gpu, other.gpu),
+        ("steps that ended", len(one.steps), len(other.steps)),
+        ("how it ended", _ending(one.exit), _ending(other.exit)),
+        ("times", _times(one), _times(other)),
         ("fakedist", a.get("fakedist"), b.get("fakedist")),
     ]
-    return [{"name": name, "a": _text(one), "b": _text(other)} for name, one, other in pairs if one != other]
+    return [{"name": name, "a": _text(mine), "b": _text(theirs)} for name, mine, theirs in pairs if mine != theirs]
 
 
 def _nccl(a: dict[str, Any], b: dict[str, Any]) -> tuple[Any, Any]:
@@ -46,41 +53,39 @@ def _nccl(a: dict[str, Any], b: dict[str, Any]) -> tuple[Any, Any]:
     return a.get("nccl_environment") or [], b.get("nccl_environment") or []
 
 
-def unlike_times(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
+def unlike_times(a: Summary, b: Summary) -> list[str]:
     """Why the times of two summaries cannot be held against each other as they are, a sentence each."""
-    sources = [each["kernels"] for each in (a, b)]
-    if any(each["time"] is None for each in (a, b)):
+    if a.timed is None or b.timed is None:
         return []
-    words = [source["source"] for source in sources]
+    timed = (a.timed, b.timed)
+    words = [source.source for _, source in timed]
     if words[0] != words[1]:
         told = f"the times of A are {words[0]}, those of B {words[1]}"
         return [f"{told}: what differs may be the model's error and no change of the job"]
-    unknown = [each["time"]["num_unknown_calls"] for each in (a, b)]
+    unknown = [time.num_unknown_calls for time, _ in timed]
     if bool(unknown[0]) != bool(unknown[1]):
         return ["the duration of collectives is known of one of the runs only: their steps are not alike"]
     return []
 
 
-def _times(summary: dict[str, Any]) -> str:
-    if summary["time"] is None:
-        return "none"
-    return f"{summary['kernels']['source']} ({summary['kernels'].get('tool', '')})"
+def _times(summary: Summary) -> str:
+    return "none" if summary.timed is None else f"{summary.timed[1].source} ({summary.timed[1].tool})"
 
 
-def incomplete(summary: dict[str, Any]) -> str:
+def incomplete(summary: Summary) -> str:
     """How a run fell short of its end, one phrase; empty where it did not."""
-    ending = summary["exit"]
-    if ending["outcome"] in ("finished", "stopped"):
+    ending = summary.exit
+    if ending.outcome in ("finished", "stopped"):
         return ""
-    steps = len(summary["steps"])
+    steps = len(summary.steps)
     return f"{_ending(ending)} after {steps} step{'' if steps == 1 else 's'}: its figures are those until then"
 
 
-def _ending(ending: dict[str, Any]) -> str:
-    outcome = str(ending["outcome"]).replace("_", " ")
-    if ending["outcome"] == "stopped":
+def _ending(ending: Exit) -> str:
+    outcome = ending.outcome.replace("_", " ")
+    if ending.outcome == "stopped":
         outcome = "finished"  # stopped after --steps
-    message = str(ending.get("message", "")).split(". ")[0]
+    message = ending.message.split(". ")[0]
     return outcome + (f" ({message})" if message and outcome != "finished" else "")
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 
 from fakedist.analysis.compare.memory import OUTSIDE
 from fakedist.analysis.times.kinds import COMPUTE_FAMILIES
+from fakedist.run.plain import to_plain
 from fakedist.run.schema import KINDS
+from fakedist.run.step_time import StepTime
 
 #: Parts of a step and what they are called.
 _PARTS = {
@@ -24,27 +24,28 @@ _PARTS = {
 _NOTHING_US = 0.01
 
 
-def part_changes(a: dict[str, Any], b: dict[str, Any]) -> pd.DataFrame:
-    """The parts of the step of two ``time`` objects: name, a_us, b_us, change_us, what; in this order."""
-    rows = [(name, a[key], b[key]) for key, name in _PARTS.items() if a[key] or b[key]]
-    return with_change(pd.DataFrame(rows, columns=["name", "a_us", "b_us"]))
+def part_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
+    """The parts of the step of two steps: name, a_us, b_us, change_us, what; in this order."""
+    pairs = [(name, getattr(a, key), getattr(b, key)) for key, name in _PARTS.items()]
+    return with_change(pd.DataFrame([row for row in pairs if row[1] or row[2]], columns=["name", "a_us", "b_us"]))
 
 
-def phase_changes(a: dict[str, Any], b: dict[str, Any]) -> pd.DataFrame:
-    """Time of kernels by phase of two ``time`` objects: name, a_us, b_us, change_us, what; in the order of a step."""
-    kinds = [(name, a["by_kind"].get(name, 0.0), b["by_kind"].get(name, 0.0)) for name in KINDS]
+def phase_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
+    """Time of kernels by phase of two steps: name, a_us, b_us, change_us, what; in the order of a step."""
+    kinds = [(name, a.by_kind.get(name, 0.0), b.by_kind.get(name, 0.0)) for name in KINDS]
     return with_change(pd.DataFrame([row for row in kinds if row[1] or row[2]], columns=["name", "a_us", "b_us"]))
 
 
-def family_changes(a: dict[str, Any], b: dict[str, Any]) -> pd.DataFrame:
-    """Families of two ``time`` objects, greatest change first.
+def family_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
+    """Families of two steps, greatest change first.
 
     Returns:
         Columns family, num_a, num_b, unknown_a, unknown_b (kernels of unknown duration), a_us, b_us, change_us, what;
         no change is told where one run knows what the other does not.
     """
     sides = [
-        pd.DataFrame(each["by_family"], columns=["family", "num_kernels", "num_unknown", "time_us"]) for each in (a, b)
+        pd.DataFrame(to_plain(each.by_family), columns=["family", "num_kernels", "num_unknown", "time_us"])
+        for each in (a, b)
     ]
     return _joined(sides, ["family"])
 

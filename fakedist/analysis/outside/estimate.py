@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -13,6 +14,8 @@ from fakedist.analysis.outside.connections import Shape
 from fakedist.analysis.outside.fabric import Fabric, find_fabric
 from fakedist.analysis.outside.settings import MIB, read_settings
 from fakedist.analysis.outside.span import Span, exactly, total
+from fakedist.run import summary
+from fakedist.run.summary import Outside
 
 #: A process's CUDA context with PyTorch, measured and published; of no other GPU was a figure found.
 CONTEXT_BYTES = {
@@ -22,10 +25,8 @@ CONTEXT_BYTES = {
 _LIBRARIES = "libraries: handles of cuBLAS and cuDNN, and kernels as they are loaded, are not known"
 
 
-def estimate_outside(
-    tables: Mapping[str, pd.DataFrame], place: Mapping[str, Any], seen: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What the rank takes of the GPU beside the caching allocator; keys as in ``run.schema.SUMMARY``.
+def estimate_outside(tables: Mapping[str, pd.DataFrame], place: Mapping[str, Any], seen: Mapping[str, Any]) -> Outside:
+    """What the rank takes of the GPU outside of the caching allocator.
 
     Args:
         tables: ``groups`` and ``calls`` of the run.
@@ -44,26 +45,26 @@ def estimate_outside(
     elif fabric is not None:
         found = _communicators(tables, groups, place, (fabric, environment, frozenset(seen.get("bound", ()))))
     everything = total([exactly(context), *(each.bytes for _, each in found)])
-    return {
-        "low_bytes": everything.low,
-        "high_bytes": everything.high,
-        "context_bytes": context or None,
-        "context_source": source,
-        "nccl_version": str(seen.get("version", "")),
-        "nccl_environment": environment,
-        "communicators": [_as_object(group, each) for group, each in found],
-        "num_unused_groups": len(groups) - len(found) if fabric is not None else 0,
-        "left_out": [*left_out, _LIBRARIES],
-        "measured_bytes": seen.get("measured_bytes"),
-    }
+    return Outside(
+        low_bytes=everything.low,
+        high_bytes=everything.high,
+        context_bytes=context or None,
+        context_source=source,
+        nccl_version=str(seen.get("version", "")),
+        nccl_environment=environment,
+        communicators=[_summarized(group, each) for group, each in found],
+        num_unused_groups=len(groups) - len(found) if fabric is not None else 0,
+        left_out=[*left_out, _LIBRARIES],
+        measured_bytes=seen.get("measured_bytes"),
+    )
 
 
-def room(reserved: int, outside: Mapping[str, Any] | None, capacity: int) -> str:
-    """Whether reserved memory and what is estimated beside it are in the capacity: fits, may not fit, does not fit."""
-    low, high = (0, 0) if outside is None else (outside["low_bytes"], outside["high_bytes"])
-    if not capacity or reserved + high <= capacity:
-        return "fits"
-    return "may not fit" if reserved + low <= capacity else "does not fit"
+def beside_reserved(reserved: int, outside: Outside, capacity: int) -> Outside:
+    """The estimate, with whether it fits the capacity in addition to reserved memory."""
+    if not capacity or reserved + outside.high_bytes <= capacity:
+        return replace(outside, beside_reserved="fits")
+    fits_least = reserved + outside.low_bytes <= capacity
+    return replace(outside, beside_reserved="may not fit" if fits_least else "does not fit")
 
 
 def nccl_groups(groups: pd.DataFrame) -> pd.DataFrame:
@@ -117,22 +118,22 @@ def _usage(calls: pd.DataFrame | None, is_local: list[bool], is_bound: bool) -> 
     return Usage(operations, **counts, is_bound=is_bound)
 
 
-def _as_object(group: Mapping[str, Any], each: Communicator) -> dict[str, Any]:
+def _summarized(group: Mapping[str, Any], each: Communicator) -> summary.Communicator:
     shape: Shape = group["shape"]
-    return {
-        "group": str(group["description"] or group["name"]),
-        "group_size": shape.size,
-        "local_size": shape.local,
-        "num_nodes": shape.num_nodes,
-        "channels": _pair(each.channels),
-        "parts": {name: _pair(part) for name, part in each.parts.items()},
-        "low_bytes": each.bytes.low,
-        "high_bytes": each.bytes.high,
-    }
+    return summary.Communicator(
+        group=str(group["description"] or group["name"]),
+        group_size=shape.size,
+        local_size=shape.local,
+        num_nodes=shape.num_nodes,
+        channels=_pair(each.channels),
+        parts={name: _pair(part) for name, part in each.parts.items()},
+        low_bytes=each.bytes.low,
+        high_bytes=each.bytes.high,
+    )
 
 
-def _pair(span: Span) -> list[int]:
-    return [span.low, span.high]
+def _pair(span: Span) -> tuple[int, int]:
+    return span.low, span.high
 
 
 def parse_ranks(text: str) -> list[int]:

@@ -20,7 +20,9 @@ from fakedist.analysis.recording import Array
 from fakedist.analysis.times.kinds import timed
 from fakedist.analysis.times.merging import bars, kind_runs, layer_runs, longest_runs
 from fakedist.run.directory import TRACE_NAME
+from fakedist.run.plain import to_plain
 from fakedist.run.schema import FAMILIES, KINDS
+from fakedist.run.step_time import KernelSource
 
 #: Bars of all streams together, and slices of the layers; a browser opens as many in seconds.
 MOST_BARS = 300_000
@@ -31,7 +33,7 @@ _PHASES, _LAYERS, _FIRST_STREAM = 1, 2, 10
 
 
 def write_trace(
-    run_directory: Path, tables: dict[str, pd.DataFrame], job: dict[str, Any], source: dict[str, Any]
+    run_directory: Path, tables: dict[str, pd.DataFrame], job: dict[str, Any], source: KernelSource | None
 ) -> list[str]:
     """Write the trace of a run.
 
@@ -42,7 +44,7 @@ def write_trace(
         run_directory: The run directory.
         tables: The run's tables by name.
         job: ``job`` of the manifest.
-        source: ``kernels`` of the summary; empty without any.
+        source: Where the kernels are from; None without any.
     """
     path = run_directory / TRACE_NAME
     left_out: list[str] = []
@@ -60,24 +62,24 @@ def write_trace(
     return left_out
 
 
-def _about(job: dict[str, Any], source: dict[str, Any], left_out: list[str]) -> dict[str, str]:
+def _about(job: dict[str, Any], source: KernelSource | None, left_out: list[str]) -> dict[str, str]:
     told = {"made by": "fakedist", "rank": f"rank {job['rank']} of {job['world_size']}"}
-    told |= {key: str(value) for key, value in source.items()}
+    told |= {key: str(value) for key, value in to_plain(source).items()} if source else {}
     return told | ({"left out": "; ".join(left_out)} if left_out else {})
 
 
-def trace_events(tables: dict[str, pd.DataFrame], source: dict[str, Any], left_out: list[str]) -> Iterator[str]:
+def trace_events(tables: dict[str, pd.DataFrame], source: KernelSource | None, left_out: list[str]) -> Iterator[str]:
     """Every event as JSON.
 
     Args:
         tables: Tables by name: kernels, layers, calls, groups, events, spans.
-        source: ``kernels`` of the summary.
+        source: Where the kernels are from; None without any.
         left_out: Gets a sentence for everything that is not among them.
     """
     kernels = tables["kernels"]
     if len(kernels):
         ready = timed(kernels)
-        told = f"GPU, {source.get('source', '')} by {source.get('tool', '')}: step {source.get('step', '')}"
+        told = f"GPU, {source.source} by {source.tool}: step {source.step}" if source else "GPU"
         yield _name("process_name", _GPU, 0, told)
         yield from _slices(_GPU, _PHASES, "phases", kind_runs(ready), [*KINDS])
         names = [str(name) for name in tables["layers"]["name"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 from collections.abc import Callable
@@ -17,7 +18,8 @@ from fakedist.errors import RunDirectoryError
 from fakedist.report.run import Run
 from fakedist.run.directory import JOURNAL_NAME, SNAPSHOT_NAME
 from fakedist.run.journal import MAGIC, JournalWriter
-from fakedist.run.schema import SUMMARY, TABLES
+from fakedist.run.schema import TABLES
+from fakedist.run.summary import Summary
 from fakedist.run.tables import write_table
 from fakedist.units import UNLIMITED_BYTES
 from tests.unit.analysis.recorded import GIB, KIB, MIB, HandMade, new_run
@@ -48,7 +50,7 @@ def test_every_table_and_key_of_the_schema_is_there(tmp_path: Path) -> None:
         assert [(column.name, column.type) for column in table.columns] == [
             (field.name, str(field.type).replace("element", "item").replace("<item: ", "<")) for field in schema
         ]
-    assert [*manifest["summary"], "run_directory"] == list(SUMMARY)
+    assert list(manifest["summary"]) == [field.name for field in dataclasses.fields(Summary)]
     assert (tmp_path / SNAPSHOT_NAME).exists()
     assert manifest["versions"] == {"python": "3.11.0", "torch": "2.15.0", "cuda": "13.2"}
     assert manifest["dropped"] == []
@@ -194,7 +196,7 @@ def test_a_run_whose_parent_was_killed_is_told_as_killed(tmp_path: Path) -> None
     made = one_step()
     made.others = [record for record in made.others if record["kind"] != "outcome"]
     run = Run(made.write(new_run(tmp_path, "running")))
-    assert run.summary["exit"]["outcome"] == "killed"
+    assert run.summary.exit.outcome == "killed"
     assert dict(run.facts)["ended"] == "killed (with fakedist profile, which was killed) after 1 step"
 
 

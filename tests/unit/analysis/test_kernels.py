@@ -4,7 +4,9 @@ import pytest
 
 from fakedist.analysis.kernels import kernel_table
 from fakedist.run.kernels import KERNEL_CODES, KernelRows
+from fakedist.run.plain import to_plain
 from fakedist.run.schema import TABLES
+from fakedist.run.step_time import KernelSource
 from tests.unit.analysis.recorded import HandMade
 
 GEMM = {"name": "sm90_gemm", "family": "gemm", "stream": 7, "start_us": 20.5, "duration_us": 100.0} | {
@@ -13,13 +15,15 @@ GEMM = {"name": "sm90_gemm", "family": "gemm", "stream": 7, "start_us": 20.5, "d
     "bound": "compute",
 }  # fmt: skip
 
+SOURCE = KernelSource("estimated", "model", 2, "NVIDIA H100", 10.0)
+
 
 def test_the_journals_columns_are_the_tables() -> None:
     assert list(KERNEL_CODES) == [column.name for column in TABLES["kernels"].columns]
 
 
 def test_rows_come_back_as_they_were_given_in_the_order_of_their_start(tmp_path: Path) -> None:
-    rows = KernelRows({"source": "estimated", "tool": "model", "step": 2, "gpu": "NVIDIA H100"})
+    rows = KernelRows(to_plain(SOURCE))
     rows.add(GEMM)
     rows.add(
         {"name": "Memcpy", "family": "copy", "stream": 0, "start_us": 1.0, "duration_us": 2.0, "step": 2}
@@ -28,7 +32,7 @@ def test_rows_come_back_as_they_were_given_in_the_order_of_their_start(tmp_path:
     made = HandMade()
     made.others.append(rows.record())
     recording = made.read(tmp_path)
-    assert recording.kernel_source == {"source": "estimated", "tool": "model", "step": 2, "gpu": "NVIDIA H100"}
+    assert recording.kernel_source == SOURCE
     copy, gemm = kernel_table(recording).to_dict("records")
     assert gemm == GEMM
     assert (copy["name"], copy["operation"], copy["op"], copy["layer"], copy["call"]) == ("Memcpy", "", -1, 0, -1)

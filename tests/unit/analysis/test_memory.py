@@ -61,10 +61,10 @@ def test_a_step_without_any_event_used_nothing(tmp_path: Path) -> None:
 
 def test_the_peak_is_told_with_its_place_and_by_category(tmp_path: Path) -> None:
     recording = two_steps(tmp_path)
-    peak = memory.peak_summary(recording, build_blocks(recording), event_places(recording))
-    assert (peak["peak_allocated_bytes"], peak["peak_reserved_bytes"]) == (28 * MIB, GIB + 20 * MIB)
-    assert (peak["peak_step"], peak["peak_phase"]) == (1, "backward")
-    assert peak["by_category"] == {
+    peak = memory.find_peak(recording, build_blocks(recording), event_places(recording))
+    assert (peak.allocated_bytes, peak.reserved_bytes) == (28 * MIB, GIB + 20 * MIB)
+    assert (peak.step, peak.phase) == (1, "backward")
+    assert peak.by_category == {
         "parameter": 8 * MIB,
         "optimizer_state": 0,
         "gradient": 0,

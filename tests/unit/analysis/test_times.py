@@ -10,20 +10,23 @@ import pytest
 from fakedist.analysis.times.busy import find_busy, union_us
 from fakedist.analysis.times.kinds import timed
 from fakedist.analysis.times.summary import Times, find_times
+from fakedist.run.plain import to_plain
 from fakedist.run.schema import KINDS, TABLES
-from tests.unit.analysis.times_by_hand import H100, NAN, SOURCE, kernel, model, table
+from tests.unit.analysis.times_by_hand import H100, NAN, kernel, model, table
 
 UP, DOWN = 4, 5  # rows of model(): layers.0.up and layers.0.down; further blocks every three rows
 
 
 def times(*kernels: dict[str, Any], step_us: float = 0.0, **more: Any) -> Times:
-    return find_times(table(*kernels), model(), SOURCE | {"step_us": step_us}, more.get("peaks", H100))
+    return find_times(table(*kernels), model(), step_us, more.get("peaks", H100))
 
 
 def summary(*kernels: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Where the time goes, as ``--json`` prints it."""
     found = times(*kernels, **more).summary
     assert found is not None
-    return found
+    plain: dict[str, Any] = to_plain(found)
+    return plain
 
 
 def a_step() -> list[dict[str, Any]]:
@@ -46,18 +49,18 @@ def test_every_kernel_is_in_one_layer_and_one_kind_and_all_add_up() -> None:
     found = times(*a_step())
     assert found.summary is not None
     whole = sum(row["duration_us"] for row in a_step() if row["family"] != "communication")
-    assert found.summary["kernel_us"] == pytest.approx(whole) == found.layers["own_us"].sum()
-    assert sum(found.summary["by_kind"].values()) == pytest.approx(whole)
-    compute = [row for row in found.summary["by_family"] if row["family"] != "communication"]
-    assert sum(row["time_us"] for row in compute) == pytest.approx(whole)
-    assert sum(row["share"] for row in compute) == pytest.approx(1)
+    assert found.summary.kernel_us == pytest.approx(whole) == found.layers["own_us"].sum()
+    assert sum(found.summary.by_kind.values()) == pytest.approx(whole)
+    compute = [row for row in found.summary.by_family if row.family != "communication"]
+    assert sum(row.time_us for row in compute) == pytest.approx(whole)
+    assert sum(row.share or 0.0 for row in compute) == pytest.approx(1)
     families = [column for column in found.layers.columns if column.startswith("family_")]
     assert found.layers[families].to_numpy().sum() == pytest.approx(whole)
     kinds = found.layers[[f"{kind}_us" for kind in KINDS]].to_numpy().sum(axis=1)
     assert kinds.tolist() == pytest.approx(found.layers["own_us"].tolist())
-    roots = [row for row in found.summary["layers"] if row["name"] in ("", "(Net)")]
-    assert sum(row["total_us"] for row in roots) == pytest.approx(whole)
-    assert found.summary["num_kernels"] == 19 == sum(row["num_kernels"] for row in roots)
+    roots = [row for row in found.summary.layers if row.name in ("", "(Net)")]
+    assert sum(row.total_us for row in roots) == pytest.approx(whole)
+    assert found.summary.num_kernels == 19 == sum(row.num_kernels for row in roots)
     assert found.names[found.names["family"] != "communication"]["time_us"].sum() == pytest.approx(whole)
 
 

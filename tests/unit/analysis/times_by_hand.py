@@ -7,9 +7,10 @@ from typing import Any
 import pandas as pd
 
 from fakedist.run.kernels import KernelRows
+from fakedist.run.step_time import Peaks
 
 NAN = float("nan")
-H100 = {"flops": {"bf16": 989.4e12, "fp32": 66.9e12}, "bytes_per_s": 3.352e12}
+H100 = Peaks({"bf16": 989.4e12, "fp32": 66.9e12}, bytes_per_s=3.352e12)
 SOURCE = {
     "source": "estimated",
     "tool": "model",

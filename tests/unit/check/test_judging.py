@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +181,7 @@ def test_another_torch_or_gpu_is_said(tmp_path: Path) -> None:
     path.write_text(baseline_of(job, run))
     found = read_baseline(config, job)
     assert found is not None
-    now = settings_of(job, {**run.summary, "torch": "2.99", "gpu": "NVIDIA B200"})
+    now = settings_of(job, replace(run.summary, torch="2.99", gpu="NVIDIA B200"))
     assert stale_settings(found, now) == ["torch 2.15.0 -> 2.99", "GPU NVIDIA H100 80GB HBM3 -> NVIDIA B200"]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from fakedist.analysis.build import build_tables
+from fakedist.run.plain import to_plain
+from fakedist.run.summary import Exit, Summary
 from tests.unit.analysis.recorded import GIB, KIB, MIB, HandMade, new_run
 from tests.unit.analysis.times_by_hand import H100, NAN, kernel, record
 
@@ -84,7 +86,7 @@ def timed(directory: Path, source: str = "estimated") -> Path:
     """The run of :func:`recorded` with a timed step: three blocks forward, again and backward, two collectives."""
     made = talking(recorded())
     tool = "model" if source == "estimated" else "cupti"
-    made.gpu["peaks"] = H100
+    made.gpu["peaks"] = to_plain(H100)
     mlps = (7, 8, 9)
     rows = []
     for number, layer in enumerate(mlps):
@@ -111,3 +113,34 @@ def timed(directory: Path, source: str = "estimated") -> Path:
 def measured(directory: Path) -> Path:
     """The same run, timed on a GPU."""
     return timed(directory, "measured")
+
+
+def summary_of_nothing() -> Summary:
+    """The figures of a run in which nothing was allocated; ``dataclasses.replace`` fills in what a test is about."""
+    return Summary(
+        world_size=8,
+        rank=0,
+        device="virtual",
+        gpu="NVIDIA H100 80GB HBM3",
+        torch="2.15.0",
+        exit=Exit("finished", 0),
+        left_during_init=None,
+        fits=True,
+        capacity_bytes=80 << 30,
+        peak_allocated_bytes=0,
+        peak_reserved_bytes=0,
+        peak_step=0,
+        peak_phase="init",
+        estimated_outside=None,
+        by_phase=[],
+        by_category={},
+        layers=[],
+        largest_blocks=[],
+        collectives=[],
+        steps=[],
+        kernels=None,
+        time=None,
+        out_of_memory=None,
+        advice=[],
+        invented_values=0,
+    )

@@ -34,7 +34,7 @@ def compared(tmp_path: Path, a: dict[str, Any], b: dict[str, Any]) -> Comparison
 )
 def test_changes_add_up_to_that_of_the_peak_however_they_are_told(tmp_path: Path, b: dict[str, Any]) -> None:
     comparison = compared(tmp_path, {}, b)
-    peaks = [each["peak_allocated_bytes"] for each in comparison.summaries]
+    peaks = [each.peak_allocated_bytes for each in comparison.summaries]
     assert peaks[0] == 3 * 24 * MIB + MIB
     change = peaks[1] - peaks[0]
     for table in (comparison.categories, comparison.parts, comparison.layers, comparison.blocks):
@@ -160,16 +160,3 @@ def test_two_formats_at_once_are_refused(capsys: pytest.CaptureFixture[str]) -> 
 def test_what_is_no_run_directory_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", str(run_of(tmp_path / "a")), str(tmp_path / "b")]) == 1
     assert capsys.readouterr().err.splitlines()[0].endswith("b does not exist")
-
-
-def test_a_run_of_an_older_fakedist_that_told_less_is_compared(tmp_path: Path) -> None:
-    run_of(tmp_path / "a", gemm_us=100)
-    old = run_of(tmp_path / "b")
-    told = load_manifest(old)["summary"]
-    for name in ("time", "advice", "kernels", "estimated_outside", "left_during_init"):
-        told.pop(name, None)
-    update_manifest(old, summary=told)
-    for pair in ((tmp_path / "a", old), (old, tmp_path / "a")):
-        found = comparison_object(Comparison(*pair))
-        assert found["time"] is None
-        assert [row["name"] for row in found["differences"]] == ["times"]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,36 +12,38 @@ from fakedist.report.outside import outside_figures
 from fakedist.report.run import Run
 from fakedist.report.run_markdown import run_markdown
 from fakedist.report.wording import span_text, verdict
-from tests.unit.report.handmade import ended_well
+from fakedist.run.summary import Communicator, Exit, Outside, Summary
+from tests.unit.report.handmade import ended_well, summary_of_nothing
 
 GIB = 1 << 30
 
 
-def summary(reserved: int, low: float, high: float, fits: bool = True, **outside: Any) -> dict[str, Any]:
-    communicator = {"low_bytes": int(low * GIB), "high_bytes": int(high * GIB)}
-    found = {
-        "low_bytes": int(low * GIB),
-        "high_bytes": int(high * GIB),
-        "context_bytes": None,
-        "communicators": [communicator] if high else [],
-        "nccl_version": "2.30.7",
-        "nccl_environment": {},
-        "num_unused_groups": 2,
-        "left_out": ["CUDA context: not known for this GPU"],
-        "measured_bytes": None,
-        **outside,
-    }
-    return {
-        "peak_reserved_bytes": reserved * GIB,
-        "capacity_bytes": 80 * GIB,
-        "out_of_memory": None,
-        "exit": {"outcome": "stopped", "code": 0, "message": ""},
-        "fits": fits,
-        "estimated_outside": found,
-    }
+def summary(reserved: int, low: float, high: float, fits: bool = True, measured_bytes: int | None = None) -> Summary:
+    low_bytes, high_bytes = int(low * GIB), int(high * GIB)
+    one = Communicator("tp", 8, 8, 1, (1, 1), parts={}, low_bytes=low_bytes, high_bytes=high_bytes)
+    outside = Outside(
+        low_bytes,
+        high_bytes,
+        None,
+        "",
+        "2.30.7",
+        nccl_environment={},
+        communicators=[one] if high else [],
+        num_unused_groups=2,
+        left_out=["CUDA context: not known for this GPU"],
+        measured_bytes=measured_bytes,
+    )
+    return replace(
+        summary_of_nothing(),
+        exit=Exit("stopped", 0),
+        fits=fits,
+        capacity_bytes=80 * GIB,
+        peak_reserved_bytes=reserved * GIB,
+        estimated_outside=outside,
+    )
 
 
-def told(found: dict[str, Any]) -> str:
+def told(found: Summary) -> str:
     said = verdict(found, "")
     assert said is not None
     return said.word + said.more
@@ -67,8 +68,8 @@ def test_what_does_not_even_fit_the_least_estimate_does_not_fit() -> None:
     assert told(summary(81, 1.5, 2, fits=False)) == "does not fit: it takes 81.00 GiB, 1.00 GiB more than the GPU has"
 
 
-def test_a_run_of_an_older_fakedist_says_what_it_said() -> None:
-    assert told(summary(70, 0, 0) | {"estimated_outside": None}) == "fits, headroom 10.00 GiB"
+def test_without_an_estimate_there_is_one_headroom() -> None:
+    assert told(replace(summary(70, 0, 0), estimated_outside=None)) == "fits, headroom 10.00 GiB"
 
 
 def test_page_and_markdown_have_the_section_with_every_communicator(tmp_path: Path) -> None:
@@ -80,17 +81,10 @@ def test_page_and_markdown_have_the_section_with_every_communicator(tmp_path: Pa
     assert "- left out: **CUDA context** (not known for NVIDIA H100 80GB HBM3)" in run_markdown(run)
 
 
-def test_a_run_directory_of_an_older_fakedist_has_no_section(tmp_path: Path) -> None:
-    directory = ended_well(tmp_path / "run")
-    manifest = json.loads((directory / "run.json").read_text())
-    del manifest["summary"]["estimated_outside"]
-    (directory / "run.json").write_text(json.dumps(manifest))
-    assert 'id="outside"' not in page(Run(directory))
-    assert "Outside of" not in run_markdown(Run(directory))
-
-
 def test_measured_and_estimated_stand_apart() -> None:
-    rows = {name: figure for name, figure, _ in outside_figures(summary(70, 1, 2, measured_bytes=GIB))}
+    found = summary(70, 1, 2, measured_bytes=GIB)
+    assert found.estimated_outside is not None
+    rows = {name: figure for name, figure, _ in outside_figures(found, found.estimated_outside)}
     assert rows == {
         "NCCL": "1.00 to 2.00 GiB",
         "headroom": "8.00 to 9.00 GiB",

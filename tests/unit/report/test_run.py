@@ -32,8 +32,8 @@ def test_the_timeline_has_the_peak_where_the_summary_has_it(run: fakedist.Run) -
     timeline = run.memory.timeline()
     top = timeline.loc[timeline["allocated_bytes"].idxmax()]
     assert top["allocated_bytes"] == run.peak_allocated_bytes
-    assert (top["step"], top["phase"]) == (run.summary["peak_step"], run.summary["peak_phase"])
-    assert len(run.memory.by_phase()) == len(run.summary["by_phase"])
+    assert (top["step"], top["phase"]) == (run.summary.peak_step, run.summary.peak_phase)
+    assert len(run.memory.by_phase()) == len(run.summary.by_phase)
 
 
 def test_collectives_are_a_table(run: fakedist.Run) -> None:

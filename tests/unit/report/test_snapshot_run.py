@@ -17,8 +17,8 @@ def snapshot(tmp_path: Path) -> Path:
 
 def test_a_snapshot_has_the_peaks_of_its_run(snapshot: Path) -> None:
     found, run = open_run(snapshot), Run(snapshot.parent)
-    assert found.summary["peak_allocated_bytes"] == run.summary["peak_allocated_bytes"]
-    assert found.summary["peak_reserved_bytes"] == run.summary["peak_reserved_bytes"]
+    assert found.summary.peak_allocated_bytes == run.summary.peak_allocated_bytes
+    assert found.summary.peak_reserved_bytes == run.summary.peak_reserved_bytes
     columns = ["bytes", "alloc_event", "free_event", "at_peak"]
     assert found.table("blocks")[columns].equals(run.table("blocks")[columns])
 

@@ -15,7 +15,6 @@ from fakedist.report.json_object import summary_object
 from fakedist.report.run import Run
 from fakedist.report.run_markdown import run_markdown
 from fakedist.report.time_text import main_bound, short_kernel, unknown_time
-from fakedist.run.manifest import load_manifest, update_manifest
 from tests.unit.report.handmade import ended_well, measured, timed
 
 
@@ -26,7 +25,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_a_notebook_gets_tables_that_add_up(run: Run) -> None:
     time = run.time
-    whole = time.summary()["kernel_us"]
+    whole = time.summary().kernel_us
     assert (time.source, whole) == ("estimated", 605)
     layers = time.layers()
     assert layers[layers["name"].isin(["", "(Transformer)"])]["total_us"].sum() == whole
@@ -46,14 +45,7 @@ def test_what_was_not_timed_is_an_error_that_says_so(tmp_path: Path) -> None:
     for ask in (found.time.summary, found.time.layers, found.time.families, found.time.names, found.time.kernels):
         with pytest.raises(RunDirectoryError, match=r"no step of .* was timed"):
             ask()
-    assert found.summary["time"] is None
-
-
-def test_a_run_of_an_older_fakedist_has_no_times_and_every_report(tmp_path: Path) -> None:
-    path = ended_well(tmp_path / "run")
-    summary = load_manifest(path)["summary"]
-    update_manifest(path, summary={key: value for key, value in summary.items() if key not in ("time", "kernels")})
-    assert "Time" not in run_markdown(Run(path))
+    assert found.summary.time is None
 
 
 def test_the_json_object_says_all_of_it(run: Run) -> None:
@@ -89,8 +81,8 @@ def test_a_time_of_which_a_part_is_not_known_says_so() -> None:
 
 
 def test_the_bound_of_a_row_is_that_of_most_of_its_time() -> None:
-    assert main_bound({"bound_compute_us": 1, "bound_memory_us": 3, "bound_launch_us": 0}) == "memory 75%"
-    assert main_bound({"bound_compute_us": 0, "bound_memory_us": 0, "bound_launch_us": 0}) == ""
+    assert main_bound(1, 3, 0) == "memory 75%"
+    assert main_bound(0, 0, 0) == ""
 
 
 def test_names_of_kernels_lose_what_all_have() -> None:

@@ -12,6 +12,7 @@ from fakedist.report import time_charts
 from fakedist.report.html import page
 from fakedist.report.pack import Pack
 from fakedist.report.run import Run
+from fakedist.run.plain import to_plain
 from fakedist.run.schema import FAMILIES
 from fakedist.units import format_us
 from tests.unit.analysis.recorded import HandMade, new_run
@@ -44,17 +45,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_tables_are_the_runs(run: Path) -> None:
-    found, time = read(run), Run(run).summary["time"]
+    found, time = read(run), Run(run).summary.time
+    assert time is not None
     rows = {row[0].strip(): row for row in found.tables["time-table"][1:]}
-    for layer in time["layers"]:
-        if layer["total_us"]:
-            cells = rows[(layer["name"] or "(outside of modules)") + (" x3" if layer["num_repeats"] > 1 else "")]
-            assert format_us(layer["total_us"]) in cells
+    for layer in time.layers:
+        if layer.total_us:
+            cells = rows[(layer.name or "(outside of modules)") + (" x3" if layer.num_repeats > 1 else "")]
+            assert format_us(layer.total_us) in cells
     families = {row[0]: row for row in found.tables["families"][1:]}
-    for family in time["by_family"][:3]:
-        assert format_us(family["time_us"]) in families[family["family"]]
+    for family in time.by_family[:3]:
+        assert format_us(family.time_us) in families[family.family]
     assert families["communication"][2] == "not known"
-    assert found.tables["top-kernels"][1][3] == format_us(time["top_kernels"][0]["time_us"])
+    assert found.tables["top-kernels"][1][3] == format_us(time.top_kernels[0].time_us)
     assert found.figures["step_time"].startswith("1.0 ms")
     assert "without 2 of 2 collectives" in found.figures["step_time"]
 
@@ -87,7 +89,7 @@ def test_a_run_without_times_has_no_section(tmp_path: Path) -> None:
 def test_the_drawing_has_every_kernel_where_it_is(run: Path) -> None:
     pack, found = Kept(), Run(run)
     kernels = time_charts.read_kernels(found)
-    time_charts.add_kernels(pack, found, kernels, found.table("layers"))
+    time_charts.add_kernels(pack, found, kernels, found.table("layers"), found.time.summary())
     tick = pack.meta["tick_us"]
     ordered = kernels.sort_values(["stream", "start_us"])
     assert np.multiply(pack.arrays["bar_start"], tick) == pytest.approx(ordered["start_us"].to_numpy(), abs=1e-3)
@@ -111,7 +113,7 @@ def test_layers_that_are_opened_have_the_figures_of_their_row(run: Path) -> None
 
 def test_the_roofline_leaves_out_what_is_not_known(tmp_path: Path) -> None:
     made = HandMade()
-    made.gpu["peaks"] = H100
+    made.gpu["peaks"] = to_plain(H100)
     rows = [
         kernel(0, 10, name="both", flops=1e9, moved_bytes=1e7),
         kernel(10, 90, name="both", flops=9e9, moved_bytes=9e7),
@@ -122,7 +124,7 @@ def test_the_roofline_leaves_out_what_is_not_known(tmp_path: Path) -> None:
     made.ended()
     run = made.write(new_run(tmp_path / "run"))
     build_tables(run)
-    roofline = time_charts.roofline(Run(run))
+    roofline = time_charts.roofline(Run(run), Run(run).time.summary().peaks)
     assert roofline is not None
     (point,) = roofline["points"]
     assert (point["name"], point["intensity"], point["rate"]) == ("both", 100, pytest.approx(1e10 / 100e-6))
@@ -152,7 +154,7 @@ def test_a_page_of_many_kernels_says_that_neighbours_are_one_bar(
     run = made.write(new_run(tmp_path / "run"))
     build_tables(run)
     pack, found = Kept(), Run(run)
-    time_charts.add_kernels(pack, found, time_charts.read_kernels(found), found.table("layers"))
+    time_charts.add_kernels(pack, found, time_charts.read_kernels(found), found.table("layers"), found.time.summary())
     assert pack.meta["merged"]
     assert len(pack.arrays["bar_kind"]) <= 60
     assert sum(pack.arrays["bar_num"]) == 2_000 == pack.meta["num_kernels"]

@@ -23,4 +23,4 @@ def test_files_are_named_from_where_the_command_was_given_or_where_packages_are(
     ("cwd", "text"), [("/home/me", "at train.py:3"), ("/", "at /home/me/train.py:3"), ("", "at /home/me/train.py:3")]
 )
 def test_notes_name_files_from_where_the_command_was_given(cwd: str, text: str) -> None:
-    assert note_texts({"notes": ["at /home/me/train.py:3"]}, cwd) == [text]
+    assert note_texts(["at /home/me/train.py:3"], cwd) == [text]

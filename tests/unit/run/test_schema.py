@@ -1,9 +1,11 @@
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from fakedist.errors import RunDirectoryError
-from fakedist.run import schema, schema_page
+from fakedist.run import schema_page
+from fakedist.run.summary import Summary
 from fakedist.run.tables import read_table, write_table
 
 ROOT = Path(__file__).parents[3]
@@ -19,7 +21,12 @@ def test_the_keys_of_the_json_object_are_frozen() -> None:
     wanted = """schema_version world_size rank device gpu torch exit fits capacity_bytes peak_allocated_bytes
         peak_reserved_bytes peak_step peak_phase by_phase by_category layers largest_blocks collectives steps
         kernels time out_of_memory advice invented_values left_during_init estimated_outside notes run_directory"""
-    assert sorted(schema.SUMMARY) == sorted(wanted.split())
+    assert sorted([*schema_page.attributes(Summary), "run_directory"]) == sorted(wanted.split())
+
+
+def test_every_field_of_the_json_object_is_described() -> None:
+    for kind in schema_page.records(Summary):
+        assert set(schema_page.attributes(kind)) == {f.name for f in dataclasses.fields(kind)}
 
 
 def test_a_table_comes_back_with_the_schemas_columns_and_types(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from fakedist.analysis.nsys.importing import read_report, write_run
 from fakedist.analysis.nsys.tracing import Choice
 from fakedist.errors import ReportError
 from fakedist.report.run import Run
+from fakedist.run.plain import to_plain
 from tests.unit.analysis.nsys.made_up import DOMAIN, MAIN, PID, START_END, MadeUp, training
 
 STEP_3 = Choice(step=3)
@@ -21,7 +22,7 @@ def kernels(report: MadeUp, directory: Path, choice: Choice = STEP_3) -> pd.Data
     run = Run(run_directory)
     found = run.table("kernels")
     found["layer"] = run.table("layers")["name"].to_numpy()[found["layer"]]
-    found.attrs |= run.summary["kernels"]
+    found.attrs |= to_plain(run.summary.kernels)
     return found
 
 

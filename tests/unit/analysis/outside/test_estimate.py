@@ -7,7 +7,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fakedist.analysis.outside.estimate import estimate_outside, parse_ranks, room
+from fakedist.analysis.outside.estimate import beside_reserved, estimate_outside, parse_ranks
+from fakedist.run.plain import to_plain
+from fakedist.run.summary import Outside
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -27,7 +29,24 @@ def tables(*calls: tuple[int, str, int]) -> dict[str, pd.DataFrame]:
 
 
 def estimate(*calls: tuple[int, str, int], gpu: str = "NVIDIA H100 80GB HBM3", **seen: Any) -> dict[str, Any]:
-    return estimate_outside(tables(*calls), {"gpu_name": gpu, "gpus_per_node": 8}, seen)
+    """The estimate as ``--json`` prints it."""
+    found: dict[str, Any] = to_plain(estimate_outside(tables(*calls), {"gpu_name": gpu, "gpus_per_node": 8}, seen))
+    return found
+
+
+def outside(low_bytes: int, high_bytes: int) -> Outside:
+    return Outside(
+        low_bytes,
+        high_bytes,
+        None,
+        "",
+        "",
+        nccl_environment={},
+        communicators=[],
+        num_unused_groups=0,
+        left_out=[],
+        measured_bytes=None,
+    )
 
 
 def test_groups_that_were_called_through_nccl_count() -> None:
@@ -83,12 +102,11 @@ def test_what_was_measured_stands_beside_the_estimate_and_is_not_in_it() -> None
 
 @pytest.mark.parametrize(("reserved", "word"), [(77, "fits"), (78, "fits"), (79, "may not fit"), (80, "does not fit")])
 def test_reserved_and_the_estimate_share_the_gpu(reserved: int, word: str) -> None:
-    outside = {"low_bytes": GIB, "high_bytes": 2 * GIB}
-    assert room(reserved * GIB, outside, 80 * GIB) == word
+    assert beside_reserved(reserved * GIB, outside(GIB, 2 * GIB), 80 * GIB).beside_reserved == word
 
 
 def test_without_a_capacity_everything_fits() -> None:
-    assert room(GIB, {"low_bytes": GIB, "high_bytes": GIB}, 0) == "fits"
+    assert beside_reserved(GIB, outside(GIB, GIB), 0).beside_reserved == "fits"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,157 @@
+"""Typed records to plain values, as JSON has them, and back; every value is checked on the way in."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+import typing
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class PlainValueError(ValueError):
+    """A value that the record cannot hold; the text names its place: ``by_phase[3].step: 'x' is not an int``."""
+
+
+def to_plain(value: object) -> Any:
+    """Dataclasses as dictionaries in the order of their fields, tuples as lists; everything else as it is."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(key): to_plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(each) for each in value]
+    return value
+
+
+def from_plain(kind: type[T], value: object, where: str = "") -> T:
+    """The record of type ``kind`` that :func:`to_plain` made ``value`` of.
+
+    Keys that the record does not have are ignored; fields with a default may be missing.
+
+    Raises:
+        PlainValueError: A field is missing, or a value is of another type.
+    """
+    made: T = _reader(typing.cast(Hashable, kind))(value, where)
+    return made
+
+
+@functools.cache
+def _reader(kind: Any) -> Callable[[object, str], Any]:
+    """What reads a value of a type; made once for each type, since records come by the thousand."""
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return _dataclass_reader(kind)
+    if kind is Any or kind is object:
+        return lambda value, where: value
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        return _union_reader(arguments)
+    if origin is typing.Literal:
+        return lambda value, where: value if value in arguments else _refuse(value, where, f"one of {arguments}")
+    if origin is list:
+        return _list_reader(arguments[0])
+    if origin is tuple:
+        return _tuple_reader(arguments)
+    if origin is dict:
+        return _dict_reader(arguments[1])
+    return _scalar_reader(kind)
+
+
+def _dataclass_reader(kind: type) -> Callable[[object, str], Any]:
+    hints = typing.get_type_hints(kind)
+    fields = [
+        (
+            field.name,
+            _reader(hints[field.name]),
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
+        )
+        for field in dataclasses.fields(kind)
+    ]
+
+    def read(value: object, where: str) -> Any:
+        if not isinstance(value, dict):
+            _refuse(value, where, "an object")
+        known = {}
+        for name, reader, is_required in fields:
+            place = f"{where}.{name}" if where else name
+            if name in value:
+                known[name] = reader(value[name], place)
+            elif is_required:
+                raise PlainValueError(f"{place} is missing")
+        return kind(**known)
+
+    return read
+
+
+def _union_reader(kinds: tuple[Any, ...]) -> Callable[[object, str], Any]:
+    some = [kind for kind in kinds if kind is not type(None)]
+    readers = [_reader(kind) for kind in some]
+
+    def read(value: object, where: str) -> Any:
+        if value is None and len(some) < len(kinds):
+            return None
+        for reader in readers[:-1]:
+            try:
+                return reader(value, where)
+            except PlainValueError:
+                continue
+        return readers[-1](value, where)
+
+    return read
+
+
+def _list_reader(kind: Any) -> Callable[[object, str], Any]:
+    reader = _reader(kind)
+
+    def read(value: object, where: str) -> Any:
+        if not isinstance(value, list | tuple):
+            _refuse(value, where, "a list")
+        return [reader(each, f"{where}[{at}]") for at, each in enumerate(value)]
+
+    return read
+
+
+def _tuple_reader(kinds: tuple[Any, ...]) -> Callable[[object, str], Any]:
+    if len(kinds) == 2 and kinds[1] is Ellipsis:
+        of_list = _list_reader(kinds[0])
+        return lambda value, where: tuple(of_list(value, where))
+    readers = [_reader(kind) for kind in kinds]
+
+    def read(value: object, where: str) -> Any:
+        if not isinstance(value, list | tuple) or len(value) != len(readers):
+            _refuse(value, where, f"a list of {len(readers)}")
+        return tuple(
+            reader(each, f"{where}[{at}]") for at, (reader, each) in enumerate(zip(readers, value, strict=True))
+        )
+
+    return read
+
+
+def _dict_reader(kind: Any) -> Callable[[object, str], Any]:
+    reader = _reader(kind)
+
+    def read(value: object, where: str) -> Any:
+        if not isinstance(value, dict):
+            _refuse(value, where, "an object")
+        return {str(name): reader(each, f"{where}.{name}" if where else str(name)) for name, each in value.items()}
+
+    return read
+
+
+def _scalar_reader(kind: Any) -> Callable[[object, str], Any]:
+    names = {int: "an integer", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
+    accepted = (int, float) if kind is float else kind
+
+    def read(value: object, where: str) -> Any:
+        if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+            _refuse(value, where, names.get(kind, str(kind)))
+        return value
+
+    return read
+
+
+def _refuse(value: object, where: str, expected: str) -> typing.NoReturn:
+    raise PlainValueError(f"{where or 'the value'} is {str(value)[:40]!r}, not {expected}")

@@ -1,0 +1,245 @@
+"""Where the time of the timed step goes: the times of a run's summary. Microseconds throughout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """What a GPU does at most.
+
+    Attributes:
+        flops: FLOP/s by dtype, dense.
+        bytes_per_s: Memory bandwidth.
+    """
+
+    flops: dict[str, float]
+    bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The GPU that the model of kernel times was calibrated on.
+
+    Attributes:
+        gpu: Its name.
+        torch: Version of torch.
+        date: When.
+        driver: Version of the driver.
+    """
+
+    gpu: str
+    torch: str
+    date: str
+    driver: str = ""
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """Where the kernels of the timed step come from.
+
+    Attributes:
+        source: measured, simulated or estimated.
+        tool: cupti, nsys or model.
+        step: The timed step.
+        gpu: The GPU's name.
+        step_us: From the beginning of the step to the end of everything that it launched.
+        notes: What limits what these times mean, one sentence each.
+        calibrated_on: The GPU that the model was calibrated on; None without calibration.
+        tool_version: Version of the tool, where it tells it.
+        report: The tool's report.
+    """
+
+    source: Literal["measured", "simulated", "estimated"]
+    tool: str
+    step: int
+    gpu: str
+    step_us: float
+    notes: list[str] = field(default_factory=list)
+    calibrated_on: Calibration | None = None
+    tool_version: str = ""
+    report: str = ""
+
+
+@dataclass(frozen=True)
+class FamilyTime:
+    """Kernels of one family in the timed step.
+
+    Attributes:
+        family: One of ``run.schema.FAMILIES``.
+        num_kernels: How many.
+        num_unknown: How many of them are of unknown duration.
+        time_us: How long the others took.
+        flops: Floating-point operations of those where they are known.
+        flops_us: How long those took.
+        moved_bytes: Bytes moved by those where they are known.
+        moved_us: How long those took.
+        compute_us: The time that arithmetic limits.
+        memory_us: The time that memory limits.
+        launch_us: The time that launches limit.
+        share: Of the time of all kernels; None for communication.
+    """
+
+    family: str
+    num_kernels: int
+    num_unknown: int
+    time_us: float
+    flops: float
+    flops_us: float
+    moved_bytes: float
+    moved_us: float
+    compute_us: float
+    memory_us: float
+    launch_us: float
+    share: float | None
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """Kernels of one name and family in the timed step; a row of the table ``kernel_names``.
+
+    Attributes:
+        name: Name.
+        family: Family.
+        num_kernels: How many.
+        num_unknown: How many of them are of unknown duration.
+        time_us: How long the others took.
+        flops: Floating-point operations of those where they are known.
+        flops_us: How long those took.
+        moved_bytes: Bytes moved by those where they are known.
+        moved_us: How long those took.
+        least_us: The shortest; None where none is known.
+        median_us: The median.
+        largest_us: The longest.
+        num_layers: Layers that run it.
+        bound: What limits most of its time; empty where that is not known.
+    """
+
+    name: str
+    family: str
+    num_kernels: int
+    num_unknown: int
+    time_us: float
+    flops: float
+    flops_us: float
+    moved_bytes: float
+    moved_us: float
+    least_us: float | None
+    median_us: float | None
+    largest_us: float | None
+    num_layers: int
+    bound: str
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """The timed step of a layer, or of several alike that are folded into one row; children included.
+
+    Attributes:
+        name: Fully qualified name, with ``0-79`` for the numbers of folded layers.
+        class_name: Its class.
+        depth: Parents above it.
+        num_repeats: Layers in the row.
+        forward_us: Time of its kernels in forward; likewise in the other kinds.
+        recompute_us: In forwards that backward runs again.
+        backward_us: In backward.
+        optimizer_us: In the optimizer.
+        other_us: In anything else.
+        bound_compute_us: The time that arithmetic limits.
+        bound_memory_us: The time that memory limits.
+        bound_launch_us: The time that launches limit.
+        num_kernels: Kernels, communication left out.
+        flops: Floating-point operations, where they are known.
+        moved_bytes: Bytes moved, where they are known.
+        num_lacking_flops: Matrix products and attention whose operations are not known.
+        launch_gap_us: How long the GPU waited for the host to launch its kernels.
+        num_calls: Collective calls.
+        num_unknown_calls: Those whose duration is not known.
+        communication_us: Duration of the others.
+        total_us: Time of all of its kernels.
+        own_us: The same without children.
+        least_us: The repeat that took least.
+        median_us: The median repeat.
+        largest_us: The repeat that took most.
+    """
+
+    name: str
+    class_name: str
+    depth: int
+    num_repeats: int
+    forward_us: float
+    recompute_us: float
+    backward_us: float
+    optimizer_us: float
+    other_us: float
+    bound_compute_us: float
+    bound_memory_us: float
+    bound_launch_us: float
+    num_kernels: int
+    flops: float
+    moved_bytes: float
+    num_lacking_flops: int
+    launch_gap_us: float
+    num_calls: int
+    num_unknown_calls: int
+    communication_us: float
+    total_us: float
+    own_us: float
+    least_us: float
+    median_us: float
+    largest_us: float
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Where the time of the timed step goes.
+
+    ``step_us`` is the sum of ``busy_us``, ``communication_us``, ``launch_gap_us`` and ``wait_us``.
+
+    Attributes:
+        step_us: The step.
+        busy_us: A stream computes.
+        communication_us: Only a collective of known duration runs.
+        launch_gap_us: The GPU waits for the host.
+        wait_us: Everything else.
+        num_kernels: Kernels, communication left out.
+        num_unknown_kernels: Those of unknown duration.
+        kernel_us: The sum of their durations.
+        by_kind: Of it, by ``run.schema.KINDS``.
+        by_bound: Of it, by what limits it; estimated times only.
+        num_calls: Collective calls.
+        num_unknown_calls: Those whose duration is not known.
+        flops: Floating-point operations, where they are known.
+        model_flops: The same without what backward computes again.
+        num_lacking_flops: Matrix products and attention whose operations are not known.
+        moved_bytes: Bytes moved, where they are known.
+        peaks: What the GPU does at most; None where its model is not known.
+        model_flops_utilisation: Of the bf16 peak while busy; None without peaks.
+        by_family: Kernels by family, most time first.
+        top_kernels: Kernels by name, most time first.
+        layers: Layers that run anything.
+    """
+
+    step_us: float
+    busy_us: float
+    communication_us: float
+    launch_gap_us: float
+    wait_us: float
+    num_kernels: int
+    num_unknown_kernels: int
+    kernel_us: float
+    by_kind: dict[str, float]
+    by_bound: dict[str, float]
+    num_calls: int
+    num_unknown_calls: int
+    flops: float
+    model_flops: float
+    num_lacking_flops: int
+    moved_bytes: float
+    peaks: Peaks | None
+    model_flops_utilisation: float | None
+    by_family: list[FamilyTime] = field(default_factory=list)
+    top_kernels: list[KernelTime] = field(default_factory=list)
+    layers: list[LayerTime] = field(default_factory=list)
