@@ -11,10 +11,11 @@ import pandas as pd
 
 from fakedist.analysis.recording import Array, Recording
 from fakedist.analysis.replay import Replay, parse_settings, replay
-from fakedist.run.schema import ACTIONS, CATEGORIES, SHARD_CODE
+from fakedist.run.schema import ACTIONS, ALIKE_CODE, CATEGORIES, SHARD_CODE
 
 _CODE = {name: code for code, name in enumerate(CATEGORIES)}
 _UNMARKED = len(CATEGORIES)
+_FILLS = r"\.(?:new_)?(?:zeros|ones|full|rand|randn|normal)(?:_like)?\b"
 
 
 @dataclass
@@ -109,6 +110,7 @@ def _add_category(frame: pd.DataFrame, recording: Recording) -> pd.DataFrame:
     activation &= ~((marked == _CODE["communication"]) & _outlives_backward(frame, recording))
     working = frame["phase"].isin(("forward", "backward", "optimizer")).to_numpy()
     code = np.where(marked <= _CODE["workspace"], marked, _UNMARKED)
+    code = np.where((code == _UNMARKED) & (marked == _CODE["other"]), _CODE["other"], code)  # a copy that never ran
     code = np.where((code == _UNMARKED) & activation, _CODE["activation"], code)
     code = np.where((code == _UNMARKED) & (marked == _CODE["communication"]), _CODE["communication"], code)
     code = np.where((code == _UNMARKED) & working, _CODE["temporary"], code)
@@ -134,7 +136,7 @@ def _marked(frame: pd.DataFrame, marks: dict[str, Array]) -> tuple[Array, pd.Dat
         direction="backward",
     ).dropna(subset=["block"])
     found["block"] = found["block"].astype("int64")
-    found = _kept_shards(found, frame["phase"])
+    found = _kept_copies(_kept_shards(found, frame["phase"]), frame)
     first = found.groupby("block")["category"].min()
     best[first.index.to_numpy()] = first.to_numpy()
     deciding = found[(found["category"] == best[found["block"]]) & (found["layer"] >= 0)]
@@ -161,6 +163,18 @@ def _kept_shards(found: pd.DataFrame, phase: pd.Series[Any]) -> pd.DataFrame:
     is_made_for_it = phase.isin(("forward", "backward")).to_numpy()[found["block"]]
     found = found.assign(category=found["category"].where(~is_shard, _CODE["parameter"]))
     return found[~(is_shard & is_made_for_it)]
+
+
+def _kept_copies(found: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
+    """Marks of what has parameters' shapes become those of copies.
+
+    They go where it was made as zeros (a momentum), in a forward, or in a backward (gradients in a list).
+    """
+    is_alike = (found["category"] == ALIKE_CODE).to_numpy()
+    is_filled = frame["operation"].astype(str).str.contains(_FILLS)
+    is_none = (is_filled | frame["phase"].isin(("forward", "backward"))).to_numpy()[found["block"]]
+    found = found.assign(category=found["category"].where(~is_alike, _CODE["other"]))
+    return found[~(is_alike & is_none)]
 
 
 def _saved_for_backward(frame: pd.DataFrame, recording: Recording) -> Array:

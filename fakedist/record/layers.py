@@ -31,7 +31,8 @@ def _is_wrapper(module: nn.Module) -> bool:
     return len(names) == 1 and (names[0] in _WRAPPED or (names[0] == "module" and not module._parameters))
 
 
-def _unwrapped(module: nn.Module) -> nn.Module:
+def unwrapped(module: nn.Module) -> nn.Module:
+    """What wrappers wrap."""
     while _is_wrapper(module) and (inner := next(iter(module._modules.values()))) is not None:
         module = inner
     return module
@@ -97,6 +98,15 @@ class LayerTable:
         """``parent`` has registered ``child``."""
         self._parents[id(child)] = (weakref.ref(child), weakref.ref(parent))
 
+    def knows(self, module: nn.Module) -> bool:
+        """Whether a module ran, or is part of one that did."""
+        known = self._of_module.get(id(module))
+        return known is not None and known[0]() is module
+
+    def copy(self, name: str, of_class: str) -> int:
+        """Layer of a copy of a model that never ran, which has a name of its own."""
+        return self._number(name, of_class, "")
+
     def remember_made(self, module: nn.Module) -> None:
         """``module`` was made, or changed, inside another one's forward."""
         self._made[id(module)] = weakref.ref(module)
@@ -115,7 +125,7 @@ class LayerTable:
         row = calling
         while row not in self._called and row != OUTSIDE:
             row = self.rows[row][3]
-        of_class = class_name(_unwrapped(top))
+        of_class = class_name(unwrapped(top))
         if row == OUTSIDE or self.rows[row][2] != of_class:
             name = f"{self._names[calling]}.({of_class})"
             row = self._number(name, of_class, self._names[calling])
@@ -124,7 +134,7 @@ class LayerTable:
         for name, inner in _named(top):
             if name:
                 full = f"{self._names[row]}.{name}"
-                layer = self._number(full, class_name(_unwrapped(inner)), full.rpartition(".")[0])
+                layer = self._number(full, class_name(unwrapped(inner)), full.rpartition(".")[0])
                 found = layer if inner is module else found
         return found
 
@@ -139,13 +149,13 @@ class LayerTable:
         return module
 
     def _name_everything_from(self, root: nn.Module) -> None:
-        top = self._label_of(_unwrapped(root))
+        top = self._label_of(unwrapped(root))
         prefix = "" if top == self._first_label else top
         found: dict[int, tuple[nn.Module, list[int]]] = {}
         for name, module in _named(root):
             full = f"{prefix}.{name}" if prefix and name else name or top
             parent = "" if not name else full.rpartition(".")[0] or top
-            layer = self._number(full, class_name(_unwrapped(module)), parent)
+            layer = self._number(full, class_name(unwrapped(module)), parent)
             layers = found.setdefault(id(module), (module, []))[1]
             if layer not in layers:
                 layers.append(layer)

@@ -15,9 +15,9 @@ from torch import nn
 from fakedist.record import deepspeed
 from fakedist.record.layers import OUTSIDE, LayerTable
 from fakedist.record.position import Position
-from fakedist.run.schema import CATEGORIES, SHARD, SHARD_CODE
+from fakedist.run.schema import ALIKE, ALIKE_CODE, CATEGORIES, SHARD, SHARD_CODE
 
-_CODES = {name: code for code, name in enumerate(CATEGORIES)} | {SHARD: SHARD_CODE}
+_CODES = {name: code for code, name in enumerate(CATEGORIES)} | {SHARD: SHARD_CODE, ALIKE: ALIKE_CODE}
 KEEP_LAYER = -1
 #: Attributes of a parameter that frameworks keep a gradient in besides ``grad`` (Megatron: ``main_grad``).
 _GRADIENTS = ("grad", "main_grad")
@@ -204,6 +204,16 @@ class Marks:
         for reference in list(self._optimizers.values()):
             if (optimizer := reference()) is not None:
                 self.optimizer(optimizer)
+
+    def claimed(self) -> dict[tuple[int, int], int]:
+        """Bytes of what is known to be a parameter, a gradient or an optimizer's, by address of storage and start."""
+        known = [reference() for reference, _ in self._owners.values()]
+        tensors = [each for p in known for each in (p, *(getattr(p, name, None) for name in (*_GRADIENTS, *_COPIES)))]
+        for reference in self._optimizers.values():
+            if (optimizer := reference()) is not None:
+                tensors += [p for group in optimizer.param_groups for p in group["params"]]
+                tensors += [value for state in optimizer.state.values() for value in _tensors(state)]
+        return {(address, start): bytes_ for each in tensors for address, (start, bytes_) in device_storages(each)}
 
     def _memory_of_parameters(self) -> Iterator[tuple[int, int, int]]:
         """(first byte, byte after the last, layer) of every parameter and of its copies for the optimizer."""

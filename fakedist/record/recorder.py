@@ -16,6 +16,7 @@ from fakedist.errors import RecordingError
 from fakedist.frames import script_line
 from fakedist.record.collectives import Journal, Ledger
 from fakedist.record.compiled import compiled_graphs, is_tracing
+from fakedist.record.copies import Copies
 from fakedist.record.hooks import (
     backward_hook,
     fsdp_is_loaded,
@@ -87,6 +88,7 @@ class Recorder:
         self._layers = LayerTable()
         self._position = Position(self._phase_changed)
         self._marks = Marks(self._position, self._layers)
+        self._copies = Copies(self._layers, self._marks)
         self._position.owner_of_node = self._marks.owner_of_node
         self._operations = Operations(
             self._position, execute or _run_plainly, self._tick, torch._C._cuda_setMemoryMetadata
@@ -156,6 +158,7 @@ class Recorder:
             self._marks.optimizers()
             for root in self._layers.roots():
                 self._marks.scan(root)
+            self._copies.mark()
             self._position.close()
         self._steps.close()
         if self._records:
@@ -232,6 +235,7 @@ class Recorder:
         self._follow_step(lambda: self._steps.optimizer_begins(optimizer))
         if self._records:
             self._marks.optimizer(optimizer)
+            self._copies.mark_once(self._position.step)
         self._position.optimizer_begins()
 
     def _optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
@@ -253,6 +257,7 @@ class Recorder:
         if self._records:
             for root in self._layers.roots():
                 self._marks.scan(root)
+            self._copies.mark()
             self._marks.step_ended()
             self._drain()
             record = {"kind": "step", "step": step, "start_us": start_us, "end_us": end_us}

@@ -23,6 +23,8 @@ CATEGORIES = (
 )
 #: In the journal alone: this rank's part of parameters that were gathered; a parameter unless made for the gather.
 SHARD, SHARD_CODE = "shard", 255
+#: In the journal alone: what has the shapes of a model's parameters; a copy of them unless it was made as zeros.
+ALIKE, ALIKE_CODE = "alike", 254
 PHASES = ("init", "forward", "backward", "optimizer", "other")
 #: What a kernel does.
 FAMILIES = ("gemm", "attention", "norm", "elementwise", "copy", "optimizer", "communication", "other")

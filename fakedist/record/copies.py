@@ -1,0 +1,137 @@
+"""Copies of a model that never run: averages of its parameters (EMA), snapshots, a reference.
+
+No forward tells of them, so they are looked for among what is alive: modules that did not run and have the class and
+the shapes of one that did, and lists and dicts of tensors that have the shapes of a model's parameters.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from fakedist.record.layers import LayerTable, class_name, unwrapped
+from fakedist.record.marks import Marks, device_storages
+from fakedist.record.variables import variable_name
+from fakedist.run.schema import ALIKE
+
+_PLAIN = (torch.Tensor, nn.Parameter)
+_COPY = "copy of the parameters"
+_LEAST = 0.01  # of what is known: to look through all objects takes a tenth of a second
+Shapes = dict[str, tuple[int, ...]]
+
+
+class Copies:
+    """Finds copies of models and marks their memory; each has a layer of its own.
+
+    Args:
+        layers: Names of the modules that ran.
+        marks: Where they are marked.
+    """
+
+    def __init__(self, layers: LayerTable, marks: Marks) -> None:
+        self._layers = layers
+        self._marks = marks
+        self._looked = -1
+        self._names: dict[tuple[int, int, int], str] = {}
+
+    def mark_once(self, step: int) -> None:
+        """Mark every copy that is alive now, if that was not done in this step."""
+        if step != self._looked:
+            self._looked = step
+            self.mark()
+
+    def mark(self) -> None:
+        """Mark every copy that is alive now."""
+        trained = [root for root in self._layers.roots() if any(p.requires_grad for p in root.parameters())]
+        if not trained:
+            return
+        pieces = self._marks.claimed() | _pieces(buffer for root in trained for buffer in root.buffers())
+        known = sum(pieces.values())
+        if torch.cuda.memory_allocated() - known < known * _LEAST:
+            return
+        alive = gc.get_objects()
+        claimed = {address for address, _ in pieces}
+        for module in self._strangers(alive):
+            tensors = [t for t in _state(module).values() if not set(_addresses([t])) <= claimed]
+            if tensors and _is_like_one_of(module, trained):
+                self._mark(module, tensors, "other", class_name(module))
+                claimed |= set(_addresses(tensors))
+        wanted = [counts for root in trained for counts in _counts(root)]
+        for holder in alive:
+            tensors = _tensors_of(holder)
+            is_alike = bool(tensors) and Counter(tuple(t.shape) for t in tensors) in wanted
+            if is_alike and not claimed.intersection(_addresses(tensors)):
+                self._mark(holder, tensors, ALIKE, "")
+
+    def _mark(self, holder: object, tensors: Iterable[torch.Tensor], category: str, of_class: str) -> None:
+        """Mark tensors of a copy in the layer that is called after the variable that holds it, or after its class."""
+        pieces = _pieces(tensors)
+        key = (id(holder), *next(iter(pieces)))  # the variable may be gone when it is seen again
+        if key not in self._names:
+            self._names[key] = variable_name(holder) or (of_class if _is_a_copys(of_class) else "")
+        name = self._names[key]
+        layer = self._layers.copy(f"{_COPY} ({name})" if name else _COPY, of_class)
+        for (address, start), bytes_ in pieces.items():
+            self._marks.mark(address, category, layer, (start, bytes_))
+
+    def _strangers(self, alive: list[Any]) -> list[nn.Module]:
+        """Modules that never ran, nor are part of a module that did, nor of another stranger."""
+        modules = [each for each in alive if issubclass(type(each), nn.Module) and not self._layers.knows(each)]
+        inner = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}
+        return [module for module in modules if id(module) not in inner and "_parameters" in module.__dict__]
+
+
+def _is_a_copys(of_class: str) -> bool:
+    return any(word in of_class.lower() for word in ("ema", "average"))
+
+
+def _is_like_one_of(module: nn.Module, trained: list[nn.Module]) -> bool:
+    """Whether a module has the class and the shapes of a trained one, or of a part of one that has parts itself."""
+    inner = unwrapped(module)
+    shapes = _shapes(inner)
+    for root in trained:
+        top = unwrapped(root)
+        for part in top.modules():
+            if class_name(part) == class_name(inner) and (part is top or part._modules) and _shapes(part) == shapes:
+                return bool(shapes)
+    return False
+
+
+def _shapes(module: nn.Module) -> Shapes:
+    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+
+
+def _state(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _counts(root: nn.Module) -> Iterator[Counter[tuple[int, ...]]]:
+    """How many tensors of each shape a list of a model's parameters has: all, those that are trained, with buffers."""
+    parameters = list(root.parameters())
+    yield Counter(tuple(p.shape) for p in parameters)
+    yield Counter(tuple(p.shape) for p in parameters if p.requires_grad)
+    yield Counter(tuple(t.shape) for t in (*parameters, *root.buffers()))
+
+
+def _tensors_of(holder: object) -> list[torch.Tensor]:
+    """Tensors of a list or dict that begins with one; of an ordinary one, and all on the device."""
+    values: list[Any] = []
+    if type(holder) is list and holder and type(holder[0]) in _PLAIN:
+        values = list(holder)
+    elif isinstance(holder, dict) and holder and type(next(iter(dict.values(holder)), None)) in _PLAIN:
+        values = list(dict.values(holder))
+    return values if all(type(each) in _PLAIN and each.is_cuda for each in values) else []
+
+
+def _addresses(tensors: Iterable[torch.Tensor]) -> Iterator[int]:
+    return (address for tensor in tensors for address, _ in device_storages(tensor))
+
+
+def _pieces(tensors: Iterable[torch.Tensor]) -> dict[tuple[int, int], int]:
+    """Bytes by where they lie: address of the storage, start in it."""
+    return {(address, start): bytes_ for each in tensors for address, (start, bytes_) in device_storages(each)}
