@@ -15,11 +15,17 @@ from fakedist.patch import patched, present
 
 _OUTPUT_CODE = "torch._inductor.output_code"
 _get_mode, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
+_PROXY, _FUNCTIONAL = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FUNCTIONAL
 
 
 def is_tracing() -> bool:
     """Whether torch runs with shapes only in this thread: it compiles, and nothing that happens is the job's."""
     return _get_mode(_FAKE) is not None
+
+
+def is_followed() -> bool:
+    """Whether torch writes down or rewrites what runs in this thread, with real tensors: ``make_fx`` does."""
+    return _get_mode(_PROXY) is not None or _get_mode(_FUNCTIONAL) is not None
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fakedist.errors import RecordingError
 from fakedist.patch import patched, present
-from fakedist.record.compiled import is_tracing
+from fakedist.record.compiled import is_followed, is_tracing
 
 #: Runs one operation: ``run(func, args, kwargs) -> result``.
 Run = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -147,11 +147,25 @@ class _Beneath(TorchDispatchMode):
         if is_tracing():
             # DTensor asks a FakeTensorMode for shapes. That mode is below this one whenever it was entered: step aside.
             return func(*args, **(kwargs or {}))
+        if is_followed():
+            return self._below_torchs_own(func, args, kwargs or {})
         if isinstance(func, _ops.HigherOrderOperator):
             return self._run_higher_order(func, args, kwargs or {})
         if types and any(t.__torch_dispatch__ is not _PLAIN for t in types):
             return NotImplemented
         return self._run(func, args, kwargs or {})
+
+    def _below_torchs_own(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operation after torch's own modes, which are below this one: ``make_fx`` writes down what it sees.
+
+        What they leave of it comes to the function as if there were no mode.
+        """
+        key = _unused_key()
+        torch._C._dispatch_tls_set_dispatch_key_included(key, True)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            torch._C._dispatch_tls_set_dispatch_key_included(key, False)
 
     def _run_higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator that runs operators: it is none itself, those inside are.

@@ -11,6 +11,7 @@ module                              why
 ``torch.distributed.checkpoint``    :mod:`fakedist.world.checkpoints`
 ``torch.distributed.pipelining``    :mod:`fakedist.world.pipelines`
 ``..._symmetric_memory``            writes into other ranks' memory, which is not there: refused by name
+``torch._dynamo.trace_rules``       :mod:`fakedist.world.untraced`
 ``deepspeed.runtime.zero.utils``    ZeRO-3 compares its lists of modules and parameters with rank 0's; what is sent to
                                     the others arrives in a buffer of -1, and without a tape stays so (0.19.8)
 ==================================  ==================================================================================
@@ -31,8 +32,9 @@ from fakedist.errors import WorldError
 from fakedist.patch import patched
 from fakedist.world.checkpoints import parts_of_one, plans_of_one
 from fakedist.world.pipelines import gradients_like_outputs
+from fakedist.world.untraced import nothing_of_ours
 
-Adapter = Callable[[ModuleType], dict[str, Callable[..., Any]]]
+Adapter = Callable[[ModuleType], dict[str, Any]]
 
 
 @contextmanager
@@ -96,7 +98,7 @@ def _adapter_of(name: str) -> Adapter:
     return next((adapter for ending, adapter in _ADAPTERS.items() if f".{name}".endswith(f".{ending}")), _unchanged)
 
 
-def _unchanged(module: ModuleType) -> dict[str, Callable[..., Any]]:
+def _unchanged(module: ModuleType) -> dict[str, Any]:
     return {}
 
 
@@ -164,6 +166,7 @@ def _lists_of_rank_0(module: ModuleType) -> dict[str, Callable[..., Any]]:
 
 
 _ADAPTERS: dict[str, Adapter] = {
+    "torch._dynamo.trace_rules": nothing_of_ours,
     "megatron_fsdp.uneven_dtensor": _uneven_parts,
     "torch.distributed._symmetric_memory": _no_symmetric_memory,
     "torch.distributed.checkpoint.utils": plans_of_one,

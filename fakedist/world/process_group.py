@@ -23,6 +23,7 @@ from fakedist.world import checks
 from fakedist.world.arrivals import Arrivals
 from fakedist.world.group import Group
 from fakedist.world.ledger import LedgerLike, Tensors
+from fakedist.world.options import reduce_op, root
 from fakedist.world.tape import Where
 from fakedist.world.work import Call, Coalesced, Done, Given, Plain, done, profiler_enabled
 
@@ -66,8 +67,8 @@ class RankGroup(Group):
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None) -> Done:
         """Reduce: the root gets the sum, the others keep theirs."""
         tensors = _listed(tensors)
-        checks.check_root(self._kind(tensors[0]), "reduce", _root(opts))
-        mine, op = _root(opts) == self._place, self._op(opts, tensors, op)
+        checks.check_root(self._kind(tensors[0]), "reduce", root(opts))
+        mine, op = root(opts) == self._place, self._op(opts, tensors, op)
         with self._call("reduce", tensors, tensors if mine else [], opts) as call:
             if mine:
                 for tensor in tensors:
@@ -77,10 +78,10 @@ class RankGroup(Group):
     def broadcast(self, tensors: Any, opts: Any = None) -> Done:
         """Broadcast."""
         tensors = _listed(tensors)
-        checks.check_root(self._kind(tensors[0]), "broadcast", _root(opts))
-        mine = _root(opts) == self._place
+        checks.check_root(self._kind(tensors[0]), "broadcast", root(opts))
+        mine = root(opts) == self._place
         with self._call("broadcast", tensors if mine else [], [] if mine else tensors, opts) as call:
-            where = self._where("broadcast", _root(opts))
+            where = self._where("broadcast", root(opts))
             if mine:
                 self._arrivals.tapes.send(where, tensors)
             else:
@@ -126,8 +127,8 @@ class RankGroup(Group):
         """gather: the root gets everybody's."""
         inputs = _listed(inputs)
         slots = list(outputs[0] if outputs and not isinstance(outputs[0], torch.Tensor) else outputs)
-        checks.check_root(self._kind(inputs[0]), "gather", _root(opts))
-        mine = _root(opts) == self._place
+        checks.check_root(self._kind(inputs[0]), "gather", root(opts))
+        mine = root(opts) == self._place
         if mine:
             checks.check_one_each(self._kind(inputs[0]), "gather", slots, inputs[0])
         with self._call("gather", inputs, slots if mine else [], opts) as call:
@@ -137,7 +138,7 @@ class RankGroup(Group):
 
     def gather_single(self, output: torch.Tensor, mine: torch.Tensor, opts: Any = None) -> Done:
         """Gather into one tensor."""
-        if _root(opts) == self._place:
+        if root(opts) == self._place:
             return self._gather_evenly("gather_into_tensor", [output], [mine], opts)
         with self._call("gather_into_tensor", [mine], [], opts) as call:
             pass
@@ -149,12 +150,12 @@ class RankGroup(Group):
         """scatter: my chunk of what the root has."""
         outputs = _listed(outputs)
         chunks = inputs[0] if inputs and not isinstance(inputs[0], torch.Tensor) else inputs
-        checks.check_root(self._kind(outputs[0]), "scatter", _root(opts))
-        mine = _root(opts) == self._place
+        checks.check_root(self._kind(outputs[0]), "scatter", root(opts))
+        mine = root(opts) == self._place
         if mine:
             checks.check_one_each(self._kind(outputs[0]), "scatter", chunks, outputs[0])
         with self._call("scatter", chunks if mine else [], outputs, opts) as call:
-            where = self._where("scatter", _root(opts))
+            where = self._where("scatter", root(opts))
             if mine:
                 self._arrivals.tapes.send(where, chunks)
                 self._arrivals.spread(outputs, chunks[self._place])
@@ -285,7 +286,7 @@ class RankGroup(Group):
 
     def _op(self, opts: Any, tensors: Tensors, op: Any = None) -> Any:
         """The reduction that a call asks for, if the backend has it."""
-        op = _reduce_op(opts, op)
+        op = reduce_op(opts, op)
         if hash(op) in checks.ODD_OPS:
             checks.check_op(self._kind(tensors[0]), op, tensors[0].dtype)
         return op
@@ -375,18 +376,6 @@ class RankGroup(Group):
 
 def _listed(tensors: Any) -> list[torch.Tensor]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-
-
-def _root(opts: Any) -> int:
-    return int(getattr(opts, "rootRank", opts or 0))
-
-
-def _reduce_op(opts: Any, op: Any = None) -> Any:
-    try:
-        return opts.reduceOp
-    except AttributeError:  # no options, or a bare root or reduction
-        pass
-    return op if op is not None else opts if opts is not None and not isinstance(opts, int) else dist.ReduceOp.SUM
 
 
 def _is_even(tensors: Tensors) -> bool:

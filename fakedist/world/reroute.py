@@ -20,6 +20,7 @@ from fakedist.frames import script_frame
 from fakedist.job import Job
 from fakedist.patch import patched, present
 from fakedist.world.arrivals import Arrivals, Nothing
+from fakedist.world.dispatched import DispatchedGroup, operations_of_groups
 from fakedist.world.files import watched_files
 from fakedist.world.frameworks import adapted_frameworks
 from fakedist.world.ledger import LedgerLike, NullLedger
@@ -68,6 +69,7 @@ def fake_world(
             for owner in (c10d, dist):
                 stack.enter_context(patched(owner, name, lambda: True))
         stack.enter_context(patched(c10d, "_store_based_barrier", lambda *args, **kwargs: None))
+        stack.enter_context(operations_of_groups())
         stack.enter_context(faked_stores(job.world_size, arrivals.tapes))
         world.own_ranks = stack.enter_context(own_ranks(job))
         stack.enter_context(watched_files(arrivals.tapes))
@@ -162,7 +164,7 @@ class _World:
         backend = str(given["backend"])
         if not any(mark in backend for mark in ",:") and backend not in c10d.Backend.backend_type_map:
             raise AssertionError(f"Unknown backend type {backend}")
-        group = RankGroup((rank or 0, size), backend, self._arrivals, self._ledger, given.get("backend_options"))
+        group = DispatchedGroup((rank or 0, size), backend, self._arrivals, self._ledger, given.get("backend_options"))
         if given["device_id"]:
             group.bound_device_id = given["device_id"]
         description = given["group_desc"] or "undefined"

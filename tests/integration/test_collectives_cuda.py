@@ -190,6 +190,9 @@ def test_collectives_take_the_memory_that_nccls_take() -> None:
 
 
 STREAMS = """
+from fakedist.patch import patched
+from fakedist.world.arrivals import Arrivals
+
 class Notes:
     def __init__(self):
         self.groups = []
@@ -202,13 +205,15 @@ class Notes:
         pass
 
 def streams(call):
-    "Streams that kernels ran on, as the dispatcher saw them."
+    "Streams that what arrives is written on."
     seen = []
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def watched(original):
+        def watch(self, *args):
             seen.append(torch.cuda.current_stream().cuda_stream)
-            return func(*args, **(kwargs or {}))
-    with Watch():
+            return original(self, *args)
+        return watch
+    reduced, receive = watched(Arrivals.reduced), watched(Arrivals.receive)
+    with patched(Arrivals, "reduced", reduced), patched(Arrivals, "receive", receive):
         work = call()
     return sorted(set(seen)), work
 

@@ -1,0 +1,218 @@
+"""Calls that someone else follows go through c10d's operations, as all calls of a real job do.
+
+``dist.*`` calls the methods of a Python group directly, which no dispatch mode and no tensor subclass sees. In a real
+job each call is an operation (``c10d::allreduce_``; torch/csrc/distributed/c10d/Ops.cpp): ``make_fx`` traces it, fake
+tensors run it with shapes alone, ``CommDebugMode`` counts it. So while a mode that is not ours or a functorch transform
+is on, or where a tensor is of a subclass, the call takes torch's own way. At its end wait kernels of ours, which give
+it back to the group, with everyone who followed it out of the way. Calls with shapes alone never get there: they move
+nothing and are not written down.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import empty
+
+from fakedist.world.options import reduce_op, root
+from fakedist.world.process_group import RankGroup
+from fakedist.world.work import Done, done
+
+#: torch's own stubs of them change with every release.
+_ProcessGroup: Any = dist.ProcessGroup
+_ReduceOp: Any = dist.ReduceOp
+_FakeWork: Any = torch._C._distributed_c10d.FakeWork  # type: ignore[attr-defined, unused-ignore]
+
+_num_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_mode_at: Callable[[int], Any] = torch._C._get_dispatch_stack_at
+_transforms: Callable[[], bool] = torch._C._are_functorch_transforms_active  # type: ignore[attr-defined, unused-ignore]
+_PLAIN = torch.Tensor.__torch_dispatch__
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+#: The group's methods behind each of c10d's operations; releases of torch call them by different names.
+_METHODS = {
+    "allreduce_": ("allreduce",),
+    "allreduce_coalesced_": ("allreduce_coalesced",),
+    "broadcast_": ("broadcast",),
+    "reduce_": ("reduce",),
+    "allgather_": ("allgather",),
+    "allgather_coalesced_": ("allgather_coalesced",),
+    "_allgather_base_": ("_allgather_base", "all_gather_single"),
+    "allgather_into_tensor_coalesced_": ("allgather_into_tensor_coalesced", "all_gather_single_coalesced"),
+    "gather_": ("gather",),
+    "gather_into_tensor_": ("gather_single", "gather_into_tensor"),
+    "scatter_": ("scatter",),
+    "reduce_scatter_": ("reduce_scatter",),
+    "_reduce_scatter_base_": ("_reduce_scatter_base", "reduce_scatter_single"),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"),
+    "alltoall_": ("alltoall",),
+    "alltoall_base_": ("alltoall_base", "all_to_all_single"),
+    "send": ("send",),
+    "recv_": ("recv",),
+    "recv_any_source_": ("recv_anysource",),
+}
+#: What options hold beside the reduction, by the name of the operation's argument.
+_OPTIONS = {"root_rank": "rootRank", "async_op": "asyncOp"}
+_ALWAYS = {"root_tensor": 0, "timeout": -1, "sparse_indices": None}
+
+
+class DispatchedGroup(RankGroup):
+    """A process group whose calls are operations for those who follow operations."""
+
+    #: The work of the call that a kernel of ours has just run.
+    made: Done | None = None
+
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Done:
+        """barrier: nobody is late."""
+        if not _is_followed(()):
+            return super().barrier(opts, timeout)
+        self.made = None
+        device = self._barrier_device(opts) or torch.device("cpu")
+        ids = list(getattr(opts, "device_ids", None) or [])
+        torch.ops.c10d.barrier(empty(0, device=device), self.boxed(), ids, getattr(opts, "asyncOp", True), -1)
+        made, self.made = self.made, None
+        return made if made is not None else done([])
+
+
+@contextmanager
+def operations_of_groups() -> Iterator[None]:
+    """Let c10d's operations end in our groups.
+
+    Raises:
+        RuntimeError: This torch's operations have other arguments.
+    """
+    library = torch.library.Library("c10d", "IMPL")
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*[Oo]verriding a previously registered kernel")
+            for operation, methods in _METHODS.items():
+                if (schema := _schema(operation)) is not None:
+                    for key in ("CPU", "CUDA"):
+                        library.impl(operation, _kernel(schema, methods[0]), key, allow_override=True)
+            for key in ("CPU", "CUDA"):
+                library.impl("barrier", _barrier, key, allow_override=True)
+        yield
+    finally:
+        library._destroy()
+
+
+def _schema(operation: str) -> Any:
+    """An operation's arguments; None where torch does not have it (2.11 cannot gather into one tensor)."""
+    packet = getattr(torch.ops.c10d, operation, None)
+    return None if packet is None else packet.default._schema
+
+
+def _kernel(schema: Any, method: str) -> Callable[..., Any]:
+    """What an operation does at its end: the group's own call."""
+    names = [argument.name for argument in schema.arguments]
+    call = getattr(RankGroup, method)
+    gives_tensors = len(schema.returns) > 1
+    has_options = "async_op" in names
+
+    def kernel(*args: Any) -> Any:
+        given = dict(zip(names, args, strict=False))
+        group = _ProcessGroup.unbox(given.pop("process_group"))
+        options = SimpleNamespace(asyncOp=given.get("async_op", True))
+        if "root_rank" in given:
+            options.rootRank = given["root_rank"]
+        if "reduce_op" in given:
+            options.reduceOp = _ReduceOp.unbox(given.pop("reduce_op"))
+        plain = [value for name, value in given.items() if name not in _OPTIONS and name not in _ALWAYS]
+        group.made = call(group, *plain, *([options] if has_options else []))
+        work = _FakeWork().boxed()  # one of ours would not outlive its Python half
+        return (args[0], work) if gives_tensors else work
+
+    return kernel
+
+
+def _barrier(tensor: torch.Tensor, group: Any, device_ids: list[int], is_async: bool = True, timeout: int = -1) -> Any:
+    """What ``c10d::barrier`` does at its end."""
+    group = _ProcessGroup.unbox(group)
+    options = SimpleNamespace(device=tensor.device, device_ids=device_ids, asyncOp=is_async)
+    group.made = RankGroup.barrier(group, options)
+    return _FakeWork().boxed()
+
+
+def _arguments(schema: Any, group: Any, given: Sequence[Any]) -> Iterator[Any]:
+    """An operation's arguments from those of the group's method: its own, and perhaps options."""
+    special = {"process_group", "reduce_op", *_OPTIONS, *_ALWAYS}
+    own = [argument for argument in schema.arguments if argument.name not in special]
+    values = {argument.name: _nested(value, str(argument.type)) for argument, value in zip(own, given, strict=False)}
+    options = given[len(own)] if len(given) > len(own) else None
+    values |= {**_ALWAYS, "process_group": group.boxed()}
+    values["async_op"] = getattr(options, "asyncOp", True)
+    for argument in schema.arguments:
+        if argument.name == "reduce_op":
+            op = reduce_op(options)
+            yield (op if isinstance(op, _ReduceOp) else _ReduceOp(op)).boxed()
+        else:
+            yield root(options) if argument.name == "root_rank" else values[argument.name]
+
+
+def _nested(value: Any, kind: str) -> Any:
+    """A method's argument as the operation takes it: tensors in as many lists."""
+    if kind == "List[int]":
+        return [int(one) for one in value]
+    if "Tensor" not in kind:
+        return value
+    depth, found = 0, value
+    while not isinstance(found, torch.Tensor):
+        if not found:
+            return value
+        depth, found = depth + 1, found[0]
+    for _ in range(kind.count("List") - depth):
+        value = [value]
+    return value
+
+
+def _is_followed(tensors: Any) -> bool:
+    """Whether anyone but us sees the operations on these tensors."""
+    for place in range(_num_modes()):
+        if not type(_mode_at(place)).__module__.startswith("fakedist."):
+            return True
+    if _transforms():
+        return True
+    while type(tensors) not in _PLAIN_TYPES:
+        if isinstance(tensors, torch.Tensor):
+            return type(tensors).__torch_dispatch__ is not _PLAIN
+        if not isinstance(tensors, Sequence) or not tensors:
+            return False
+        tensors = tensors[0]
+    return False
+
+
+def _outputs(tensors: Any) -> list[torch.Tensor]:
+    if isinstance(tensors, torch.Tensor):
+        return [tensors]
+    return [one for listed in tensors for one in _outputs(listed)]
+
+
+def _dispatched(operation: str, schema: Any, name: str) -> Callable[..., Done]:
+    """A method that is an operation where someone follows it."""
+    plain = getattr(RankGroup, name)
+
+    @functools.wraps(plain)
+    def method(self: DispatchedGroup, tensors: Any, *args: Any) -> Done:
+        if not _is_followed(tensors):
+            called: Done = plain(self, tensors, *args)
+            return called
+        self.made = None
+        getattr(torch.ops.c10d, operation)(*_arguments(schema, self, (tensors, *args)))
+        made, self.made = self.made, None
+        return made if made is not None else done(_outputs(tensors))
+
+    return method
+
+
+for _operation, _names in _METHODS.items():
+    if (_found := _schema(_operation)) is not None:
+        for _name in _names:
+            setattr(DispatchedGroup, _name, _dispatched(_operation, _found, _name))

@@ -1,0 +1,70 @@
+"""Nothing of ours is ever compiled: to ``torch.compile`` our groups and works are what C++ ones are.
+
+A call of a C++ group breaks the graph and runs as it is. Dynamo would trace a group that is Python, with every tape and
+value behind it. Two things keep it out, and neither costs a call anything: Dynamo's list of files that it skips, and a
+mark on each function of ours. Without the mark Dynamo compiles a frame of ours that starts between two graphs of the
+script. Below a call of a group nothing at all is compiled.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+from fakedist.patch import present
+
+_PACKAGE = Path(__file__).parent.parent
+#: Rooms that a script calls. The recorder's is not among them: Dynamo looks into its module hooks to see that they do
+#: nothing in a graph, and would break the graph at each of them.
+_CALLED = ("world", "gpu")
+_WORLD = f"{_PACKAGE.name}.world."
+
+
+def nothing_of_ours(module: ModuleType) -> dict[str, Any]:
+    """For ``torch._dynamo.trace_rules``: our files are skipped."""
+    _mark_frames()
+    ours = {str(path) for room in _CALLED for path in (_PACKAGE / room).rglob("*.py")}
+    return {"FORCE_SKIP_FILES": {*present(module, "FORCE_SKIP_FILES"), *ours}}
+
+
+def _mark_frames() -> None:
+    """Frames of our functions run as they are; what the world's call does too."""
+    dynamo: Any = torch._C._dynamo.eval_frame
+    action = dynamo._FrameAction
+    for code, name in codes_of_ours():
+        below = action.SKIP if name.startswith(_WORLD) else action.DEFAULT  # the recorder runs custom operators
+        dynamo.set_code_exec_strategy(code, dynamo._FrameExecStrategy(action.SKIP, below))
+
+
+def codes_of_ours() -> Iterator[tuple[CodeType, str]]:
+    """The code of every function of ours that is imported, and its module's name."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(f"{_PACKAGE.name}."):
+            for value in list(vars(module).values()):
+                for code in _codes(value, name):
+                    yield code, name
+
+
+def _codes(value: Any, module: str) -> Iterator[CodeType]:
+    value = getattr(value, "__wrapped__", value)  # functools.cache
+    if isinstance(value, type) and value.__module__ == module:
+        for member in vars(value).values():
+            if isinstance(member, property):
+                yield from _codes(member.fget, module)
+                yield from _codes(member.fset, module)
+            else:
+                yield from _codes(getattr(member, "__func__", member), module)
+    elif isinstance(value, FunctionType) and value.__module__ == module:
+        yield from _nested(value.__code__)
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _nested(constant)

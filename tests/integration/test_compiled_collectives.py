@@ -1,0 +1,21 @@
+"""What training scripts compile around collectives runs as it does with NCCL, and none of it is ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.conftest import RunFakedist
+
+JOB = Path(__file__).parent / "jobs" / "compiled_collectives.py"
+PARTS = {
+    "asynchronous", "given_group", "optimizer_with_collectives", "whole_step", "compiled_optimizer", "sharded_model",
+    "tensor_parallel", "one_graph", "one_graph_of_calls", "traced", "inference", "exported",
+}  # fmt: skip
+
+
+def test_compiled_code_calls_collectives(tmp_path: Path, run_fakedist: RunFakedist) -> None:
+    options = ("--world-size", "8", "--rank", "3", "--device", "virtual", "--steps", "50", "--no-kernels")
+    finished = run_fakedist("profile", *options, "-o", tmp_path / "run", JOB)
+    assert finished.code == 0, finished.stderr
+    said = dict(line.split()[:2] for line in finished.stdout.splitlines() if line.split()[:1] and len(line.split()) > 1)
+    assert {part: said.get(part) for part in PARTS} == dict.fromkeys(PARTS, "ok"), finished.stderr
