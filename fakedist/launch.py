@@ -203,6 +203,7 @@ class _Watch:
         self.pid = self.rank = pid
         self.timed_out = self.rank_ended = False
         self.interrupts = 0
+        self.terminated_by = ""
         self._timeout_at = None if timeout_s is None else time.monotonic() + timeout_s
         self._kill_at: float | None = None
 
@@ -257,6 +258,7 @@ class _Watch:
         self._signal_group(signal.SIGINT if self.interrupts == 1 else signal.SIGKILL)
 
     def _pass_on_termination(self, number: int, frame: FrameType | None) -> None:
+        self.terminated_by = signal.Signals(number).name
         self._terminate()
 
     def _pause(self, number: int, frame: FrameType | None) -> None:
@@ -290,6 +292,8 @@ def _ending(returncode: int, watch: _Watch, told: dict[str, object]) -> Ending:
         return Ending("timeout", TIMEOUT_CODE, f"the time given with --timeout was over{at}")
     if watch.interrupts > 1:
         return Ending("interrupted", INTERRUPTED_CODE, "Ctrl-C, twice")
+    if returncode < 0 and watch.terminated_by:  # the rank did not leave in time, and was killed for it
+        return Ending("interrupted", 128 + signal.SIGTERM, watch.terminated_by)
     if returncode < 0:
         name = signal.Signals(-returncode).name
         hint = "; the machine may have run out of memory" if name == "SIGKILL" else ""

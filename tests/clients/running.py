@@ -62,10 +62,11 @@ def run_rank(entry: Entry, rank: int, directory: Path, tapes: Sequence[Path] = (
     Raises:
         WrongRunError: It did not end, hold or call what the entry says.
     """
-    run = directory / "run"
+    output = directory / "run"
+    run = output / f"rank{rank}" if "--with-peers" in entry.options else output
     options = [f"--tape={tape}" for tape in tapes]
     disturbed, began = _is_disturbed(), time.monotonic()
-    finished = _finished(entry, directory, ["--rank", str(rank), "--output", str(run), *options])
+    finished = _finished(entry, directory, ["--rank", str(rank), "--output", str(output), *options])
     wall_s = time.monotonic() - began
     if entry.refused:
         _raise_if(_wrong_refusal(entry, finished), entry, rank, finished)

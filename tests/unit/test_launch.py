@@ -55,6 +55,26 @@ def test_a_killed_child_hints_at_the_machines_memory(monkeypatch: pytest.MonkeyP
     assert "may have run out of memory" in ending.message
 
 
+def test_a_rank_that_does_not_leave_when_asked_to_is_killed_and_was_interrupted(
+    monkeypatch: pytest.MonkeyPatch, run_directory: Path
+) -> None:
+    monkeypatch.setattr(launch, "GRACE_S", 0.2)
+    child(
+        monkeypatch,
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)",
+    )
+    assert launch.run_child(JOB, run_directory, Streams()) == Ending("interrupted", 143, "SIGTERM")
+
+
+def test_the_end_of_the_given_time_names_the_line_that_the_script_had_come_to(
+    monkeypatch: pytest.MonkeyPatch, run_directory: Path
+) -> None:
+    line = b'{"outcome": "interrupted", "code": 143, "message": "SIGTERM", "line": "train.py:3 (wait_for)"}'
+    child(monkeypatch, f"signal.signal(signal.SIGTERM, lambda *_: (tell({line!r}), sys.exit(143))); time.sleep(60)")
+    ending = launch.run_child(dataclasses.replace(JOB, timeout_s=1.0), run_directory, Streams())
+    assert ending == Ending("timeout", 124, "the time given with --timeout was over, at train.py:3 (wait_for)")
+
+
 def test_an_error_of_ours_before_the_script_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch, run_directory: Path
 ) -> None:
