@@ -12,6 +12,7 @@ module                              why
 ``torch.distributed.pipelining``    :mod:`fakedist.world.pipelines`
 ``..._symmetric_memory``            writes into other ranks' memory, which is not there: refused by name
 ``torch._dynamo.trace_rules``       :mod:`fakedist.world.untraced`
+``safetensors.torch``               :mod:`fakedist.world.sparse_files`
 ``deepspeed.runtime.zero.utils``    ZeRO-3 compares its lists of modules and parameters with rank 0's; what is sent to
                                     the others arrives in a buffer of -1, and without a tape stays so (0.19.8)
 ==================================  ==================================================================================
@@ -32,6 +33,7 @@ from fakedist.errors import WorldError
 from fakedist.patch import patched
 from fakedist.world.checkpoints import parts_of_one, plans_of_one
 from fakedist.world.pipelines import gradients_like_outputs
+from fakedist.world.sparse_files import sparse_safetensors
 from fakedist.world.untraced import nothing_of_ours
 
 Adapter = Callable[[ModuleType], dict[str, Any]]
@@ -173,4 +175,5 @@ _ADAPTERS: dict[str, Adapter] = {
     "torch.distributed.checkpoint.default_planner": parts_of_one,
     "torch.distributed.pipelining.stage": gradients_like_outputs,
     "deepspeed.runtime.zero.utils": _lists_of_rank_0,
+    "safetensors.torch": sparse_safetensors,
 }

@@ -26,6 +26,7 @@ from fakedist.world.frameworks import adapted_frameworks
 from fakedist.world.ledger import LedgerLike, NullLedger
 from fakedist.world.objects import faked_objects
 from fakedist.world.process_group import RankGroup
+from fakedist.world.sparse_files import saved, sparse_saving
 from fakedist.world.spawned import OwnRanks, own_ranks
 from fakedist.world.store import RankStore, faked_stores
 from fakedist.world.tape import Tapes
@@ -75,6 +76,8 @@ def fake_world(
         stack.enter_context(watched_files(arrivals.tapes))
         stack.enter_context(faked_objects(world.write_object_call, arrivals.tapes))
         stack.enter_context(adapted_frameworks())
+        if job.device == "virtual":
+            stack.enter_context(sparse_saving())
         try:
             yield world.notes
         finally:
@@ -101,7 +104,7 @@ class _World:
 
     def notes(self) -> list[str]:
         """What a reader of the report must know."""
-        notes = [*self._arrivals.tapes.notes(), *self.own_ranks.notes()]
+        notes = [*self._arrivals.tapes.notes(), *self.own_ranks.notes(), *saved.notes()]
         if (self._rank, self._num_ranks) != (self._job.rank, self._job.world_size):
             notes.append(
                 f"the script made itself rank {self._rank} of {self._num_ranks}, "

@@ -1,0 +1,194 @@
+"""Checkpoints of tensors without values: their zeros become holes in the file, which take no room on the disk.
+
+Large tensors on the virtual GPU hold no values and are read as zeros: the parameters of a 70B model would fill a disk
+with them. ``torch.save`` (and with it torch.distributed.checkpoint) and safetensors write through here; what is read
+back is the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import io
+import json
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
+from typing import IO, Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from fakedist.patch import patched, present
+from fakedist.units import format_bytes
+
+_PIECE = 1 << 20
+_ZEROS = bytes(_PIECE)
+#: Saving less is not worth a word, and safetensors writes it itself.
+LARGE_BYTES = 64 << 20
+#: Where file objects that change nothing keep the file: tempfile's, fsspec's, torch.distributed.checkpoint's.
+_WRAPPERS = {"_TemporaryFileWrapper": "file", "LocalFileOpener": "f", "NoCloseWriter": "raw"}
+_PLAIN_FILES = (io.BufferedWriter, io.BufferedRandom, io.FileIO)
+_DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32"} | {
+    "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"
+}  # fmt: skip
+
+
+class Saved:
+    """What was saved as holes.
+
+    Attributes:
+        is_on: Whether holes are wanted: on the virtual GPU.
+        holes_bytes: Zeros that were not written, so far.
+    """
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self.holes_bytes = 0
+        self._has_told = False
+
+    def tell(self, bytes_: int) -> None:
+        """Tell the size of the first large checkpoint before it is written."""
+        if self.is_on and bytes_ >= LARGE_BYTES and not self._has_told:
+            self._has_told = True
+            text = (
+                f"fakedist: the script saves {format_bytes(bytes_)} of tensors; those without values become holes: "
+                "ls shows the file's whole size, du what it takes of the disk"
+            )
+            sys.stderr.write(f"{text}\n")
+
+    def notes(self) -> list[str]:
+        """What a reader of the report must know."""
+        if not self.holes_bytes:
+            return []
+        return [f"{format_bytes(self.holes_bytes)} of zeros, of tensors without values, were saved as holes in files"]
+
+
+saved = Saved()
+
+
+class SparseFile:
+    """A file in which pieces of zeros beyond its end are skipped; all else is the file's own.
+
+    Args:
+        file: A regular file, open for writing.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def write(self, data: Any) -> int:
+        """Write bytes, or skip what they are zeros."""
+        view = memoryview(data).cast("B")
+        for at in range(0, len(view), _PIECE):
+            self._write(bytes(view[at : at + _PIECE]))
+        return len(view)
+
+    def write_from(self, address: int, length: int) -> None:
+        """Write what lies at an address of this process."""
+        for at in range(0, length, _PIECE):
+            self._write(ctypes.string_at(address + at, min(_PIECE, length - at)))
+
+    def end(self) -> None:
+        """Let the file be as long as what was written, where it ends in a hole."""
+        self._file.flush()
+        if os.fstat(self._file.fileno()).st_size < (end := self._file.tell()):
+            os.ftruncate(self._file.fileno(), end)
+
+    def _write(self, piece: bytes) -> None:
+        if piece != _ZEROS or self._file.tell() < os.fstat(self._file.fileno()).st_size:
+            self._file.write(piece)
+        else:
+            saved.holes_bytes += len(piece)
+            self._file.seek(len(piece), os.SEEK_CUR)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+@contextmanager
+def sparse_saving() -> Iterator[None]:
+    """Let ``torch.save`` write holes; safetensors too, see :func:`sparse_safetensors`."""
+    module = torch.serialization
+    to_file, to_buffer = (present(module, f"_open_zipfile_writer_{where}") for where in ("file", "buffer"))
+    save = present(module, "_save")
+
+    class ToFile(to_buffer):  # type: ignore[misc, valid-type]
+        """A zip file under a name, written through Python."""
+
+        def __init__(self, name: str) -> None:
+            self._opened = open(name, "wb")  # noqa: SIM115
+            super().__init__(SparseFile(self._opened))
+
+        def __exit__(self, *args: Any) -> None:
+            with self._opened:
+                super().__exit__(*args)
+
+    def open_file(name: str) -> Any:
+        is_plain = os.path.isfile(name) or (not os.path.exists(name) and os.path.isdir(os.path.dirname(name) or "."))
+        return ToFile(name) if is_plain else to_file(name)
+
+    def open_buffer(buffer: Any) -> Any:
+        return to_buffer(buffer if (file := _plain_file(buffer)) is None else SparseFile(file))
+
+    def save_all(obj: Any, *args: Any, **kwargs: Any) -> Any:
+        tensors = {id(leaf): leaf for leaf in tree_leaves(obj) if isinstance(leaf, torch.Tensor)}
+        saved.tell(sum(each.numel() * each.element_size() for each in tensors.values()))
+        return save(obj, *args, **kwargs)
+
+    with ExitStack() as stack:
+        stack.enter_context(patched(module, "_open_zipfile_writer_file", open_file))
+        stack.enter_context(patched(module, "_open_zipfile_writer_buffer", open_buffer))
+        stack.enter_context(patched(module, "_save", save_all))
+        stack.callback(setattr, saved, "is_on", False)
+        saved.is_on = True
+        yield
+
+
+def _plain_file(buffer: Any) -> IO[bytes] | None:
+    """The regular file that a file object writes to as it is; None for any other, and where it only appends."""
+    if name := _WRAPPERS.get(type(buffer).__name__):
+        buffer = getattr(buffer, name, None)
+    if not isinstance(buffer, _PLAIN_FILES) or not buffer.seekable():
+        return None
+    is_regular = stat.S_ISREG(os.fstat(buffer.fileno()).st_mode)
+    appends = fcntl.fcntl(buffer.fileno(), fcntl.F_GETFL) & os.O_APPEND
+    return buffer if is_regular and not appends else None
+
+
+def sparse_safetensors(module: ModuleType) -> dict[str, Callable[..., Any]]:
+    """For ``safetensors.torch``: large files are written here in its format; its own writer is not Python's."""
+    save_file, flatten = getattr(module, "save_file", None), getattr(module, "_flatten_as_ptr", None)
+    if save_file is None or flatten is None:
+        return {}
+
+    def save(tensors: dict[str, torch.Tensor], filename: Any, metadata: dict[str, str] | None = None) -> Any:
+        size = sum(each.numel() * each.element_size() for each in tensors.values())
+        names = {name: _DTYPES.get(str(each.dtype).removeprefix("torch.")) for name, each in tensors.items()}
+        if not saved.is_on or size < LARGE_BYTES or None in names.values():
+            return save_file(tensors, filename, metadata)
+        saved.tell(size)
+        kept: list[Any] = []
+        flatten(tensors, kept)  # refuses what it refuses
+        arrays = {name: array for name, (array, _) in zip(tensors, kept, strict=True)}
+        order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+        header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+        start = 0
+        for name in order:
+            end = start + arrays[name].nbytes
+            header[name] = {"dtype": names[name], "shape": list(tensors[name].shape), "data_offsets": [start, end]}
+            start = end
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        text += b" " * (-len(text) % 8)
+        with open(filename, "wb") as opened:
+            file = SparseFile(opened)
+            file.write(len(text).to_bytes(8, "little") + text)
+            for name in order:
+                file.write_from(arrays[name].ctypes.data, arrays[name].nbytes)
+            file.end()
+        return None
+
+    return {"save_file": save}
