@@ -123,7 +123,7 @@ def _tensors_of(holder: object) -> list[torch.Tensor]:
     values: list[Any] = []
     if type(holder) is list and holder and type(holder[0]) in _PLAIN:
         values = list(holder)
-    elif isinstance(holder, dict) and holder and type(next(iter(dict.values(holder)), None)) in _PLAIN:
+    elif issubclass(type(holder), dict) and holder and type(next(iter(dict.values(holder)), None)) in _PLAIN:
         values = list(dict.values(holder))
     return values if all(type(each) in _PLAIN and each.is_cuda for each in values) else []
 
