@@ -168,7 +168,8 @@ def _wrong_records(entry: Entry, summary: dict[str, Any], run: Path, stdout: str
         return f"{', '.join(missing)} not called, only {', '.join(sorted(called)) or 'nothing'}"
     if len(unanswered):
         return f"the virtual GPU did not answer {', '.join(unanswered.iloc[:, 0].astype(str))}"
-    silent = [text for text in entry.prints if text not in stdout]
+    prints = [text.format(local_rank=summary["rank"] % 8) for text in entry.prints]
+    silent = [text for text in prints if text not in stdout]
     return f"it did not print {', '.join(map(repr, silent))}" if silent else ""
 
 

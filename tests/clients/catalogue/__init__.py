@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.clients.catalogue import (
     deepspeed,
+    language,
     lightning,
     megatron,
     megatron_fsdp,
@@ -27,5 +28,6 @@ ENTRIES: tuple[Entry, ...] = (
     *deepspeed.ENTRIES,
     *transformers.ENTRIES,
     *torchtitan.ENTRIES,
+    *language.ENTRIES,
     *lightning.ENTRIES,
 )

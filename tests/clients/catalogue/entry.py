@@ -47,7 +47,7 @@ class Entry:
         steps: Steps to record, which the run must have seen.
         categories: Categories that must have held memory at some time.
         collectives: Operations that must have been called; ``all_gather`` is any that begins so.
-        prints: What the script must print.
+        prints: What the script must print; ``{local_rank}`` stands for the rank on its node of 8.
         prepare: Writes what the job reads into the directory that it runs in.
         refused: Set for a job that cannot run.
         taped: Whether each rank is answered from the tapes of those before it.
