@@ -13,7 +13,10 @@ import torch
 import torch.distributed as dist
 
 from fakedist.errors import WorldError
+from fakedist.job import Job
 from fakedist.run.tape import Guess, Tape
+from fakedist.world.reroute import fake_world
+from fakedist.world.tape import Tapes
 from tests.unit.world.test_tape import rank
 
 
@@ -77,6 +80,19 @@ def test_a_flag_on_the_tape_arrives(tmp_path: Path) -> None:
     with rank(3, tmp_path, 0):
         dist.scatter_object_list(got, None, src=0)
     assert got == [False]
+
+
+def test_what_runs_all_that_a_rank_waits_for_is_offered_unless_that_is_what_runs(tmp_path: Path) -> None:
+    for peers, told in (("--rank 3 --with-peers", True), ("", False)):
+        tapes = Tapes(rank=3, command=lambda ranks, peers=peers: "--rank 0,3" if len(ranks) > 1 else peers)
+        with fake_world(Job(world_size=4, rank=3, target="x"), tapes=tapes):
+            dist.init_process_group("gloo")
+            with pytest.raises(WorldError) as caught:
+                dist.broadcast_object_list([None], src=0)
+        lines = caught.value.hint.splitlines()
+        assert lines[0].endswith("--rank 0,3")
+        assert [line for line in lines if line.endswith(": --rank 3 --with-peers")] == lines[1:]
+        assert (len(lines) == 2) == told
 
 
 def test_the_placeholders_of_torchs_own_example_are_refused(tmp_path: Path) -> None:
