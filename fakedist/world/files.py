@@ -11,6 +11,7 @@ import functools
 import os
 import sys
 import sysconfig
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -108,10 +109,17 @@ def what_is_lost(
     told = "is not there; in the real job another rank may write it"
     if named:
         return Lost(f"{named[0]}, which this rank looked for, {told}", may_be_written)
-    waited = [path for path in seen if os.path.isdir(os.path.dirname(path))]
+    waited = [path for path in seen if os.path.isdir(os.path.dirname(path)) and not _is_own_temporary(path)]
     if waited and any(isinstance(link, TimeoutError) or type(link).__name__ == "Terminated" for link in _chain(error)):
         return Lost(f"{waited[0]}, for which this rank seems to wait, {told}", may_be_written)
     return None
+
+
+def _is_own_temporary(path: str) -> bool:
+    """Whether a file has a name that only this process could know (a compiler's, between its stages)."""
+    return os.path.dirname(path) == tempfile.gettempdir() and os.path.basename(path).startswith(
+        tempfile.gettempprefix()
+    )
 
 
 def _taken_away(rank: int, moved: Moved) -> Lost:

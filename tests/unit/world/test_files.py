@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -124,6 +125,17 @@ def test_a_file_that_lies_where_another_rank_ran_is_found_there(
     lost = what_is_lost(failed(lambda: Path("plan.json").read_text()), [], {0: str(tmp_path / "there")})
     assert lost is not None
     assert lost.text.endswith(f"is not there: rank 0 ran in {tmp_path}/there and has {tmp_path}/there/plan.json")
+
+
+def test_what_a_rank_seems_to_wait_for_is_no_temporary_file_of_its_own(tmp_path: Path) -> None:
+    def waits(marker: Path, temporary: str) -> None:
+        raise TimeoutError(f"waited too long, {marker}, {temporary}")
+
+    temporary = f"{tempfile.gettempdir()}/{tempfile.gettempprefix()}x1.ptx"
+    lost = what_is_lost(failed(lambda: waits(tmp_path / "rank0.done", temporary)), [], {})
+    assert lost is not None
+    assert lost.text.startswith(f"{tmp_path}/rank0.done, for which this rank seems to wait, is not there;")
+    assert what_is_lost(failed(lambda: waits(tmp_path, temporary)), [], {}) is None
 
 
 def test_nothing_is_missed_by_an_error_of_another_kind(tmp_path: Path) -> None:
