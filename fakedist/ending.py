@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import sysconfig
 import threading
 import traceback
@@ -26,8 +27,6 @@ class Terminated(SystemExit):
 
 def how_it_ended(error: BaseException) -> tuple[str, int, str]:
     """Outcome, exit code and message of what the script raised."""
-    import torch
-
     from fakedist.record.steps import StopRun
 
     chain = list(_chain(error))
@@ -46,7 +45,8 @@ def how_it_ended(error: BaseException) -> tuple[str, int, str]:
         return "exit", 1, str(code)
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", INTERRUPTED_CODE, "Ctrl-C"
-    if any(isinstance(link, torch.OutOfMemoryError) for link in chain):
+    out_of_memory = getattr(sys.modules.get("torch"), "OutOfMemoryError", ())
+    if any(isinstance(link, out_of_memory) for link in chain):
         return "out_of_memory", OUT_OF_MEMORY_CODE, text
     return "exception", 1, text
 
@@ -144,13 +144,18 @@ def watched_exit(exiting: Callable[[int], None]) -> Iterator[None]:
 
 
 @contextmanager
-def quiet_stop_in_threads(stopped: Callable[[], None]) -> Iterator[None]:
-    """A thread that ran the training and was stopped ends without a traceback."""
+def quiet_stop_in_threads(stopped: Callable[[], None], failed: type[BaseException]) -> Iterator[None]:
+    """A thread that ran the training and was stopped ends without a traceback, and so does one that ``failed`` ended.
+
+    What failed is told to the parent where it fails.
+    """
     original = threading.excepthook
 
     def hook(arguments: threading.ExceptHookArgs) -> None:
         if arguments.exc_type.__name__ == "StopRun":
             stopped()
+        elif issubclass(arguments.exc_type, failed):
+            pass
         else:
             original(arguments)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -25,6 +24,7 @@ from fakedist.job import Job
 from fakedist.machine import count_real_gpus, first_visible_gpu
 from fakedist.nsight import find_nsys
 from fakedist.progress import PIPE_VARIABLE, Listener, ProgressLine
+from fakedist.run.allocator import refusal
 from fakedist.run.tape import find_tapes
 from fakedist.script import check_script
 from fakedist.world.environ import rank_environment
@@ -103,7 +103,8 @@ def check(job: Job) -> None:
     find_tapes(job)
     if job.nsys is not None:
         find_nsys()
-    _check_allocator(child_environment(job))
+    if refused := refusal(child_environment(job)):
+        raise SetupError(*refused)  # what the script sets itself is seen in the rank
     if job.device == "virtual":
         find_gpu(job.gpu)
         ensure_driver()
@@ -115,16 +116,6 @@ def check(job: Job) -> None:
         )
     if count_real_gpus() == 0:
         raise SetupError("no NVIDIA GPU was found on this machine", "--device virtual needs none")
-
-
-def _check_allocator(environment: Mapping[str, str]) -> None:
-    """Refuse an allocator that keeps no history, before anything is written."""
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        if re.search(r"backend\s*:\s*cudaMallocAsync", environment.get(name, "")):
-            raise SetupError(
-                f"{name} asks for the backend cudaMallocAsync, which keeps no history of its allocations",
-                f"--env {name}=   (peaks are then those of PyTorch's native caching allocator)",
-            )
 
 
 def run_child(job: Job, run_directory: Path, streams: Streams) -> Ending:
@@ -208,7 +199,9 @@ class _Watch:
         self._kill_at: float | None = None
 
     def listen(self, latest: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take in what the rank said of itself."""
+        """Take in what the rank said of itself; one that could not set itself up has nothing left to do."""
+        if self._kill_at is None and latest.get("error", {}).get("before_start"):
+            self._kill_at = time.monotonic() + GRACE_S
         self.rank = latest.get("started", {}).get("pid", self.rank)
         if self.rank != self.pid and "outcome" in latest and not self.rank_ended:
             self.rank_ended, self._timeout_at = True, None

@@ -113,9 +113,9 @@ def _ending(recording: Recording, manifest: dict[str, Any]) -> Exit:
 
 
 def _left_during_init(recording: Recording, ending: Exit) -> LeftDuringInit | None:
-    """Where the script ended by itself before its first step; None if it did not."""
+    """Where the script ended by itself before its first step; None if it did not, or never imported torch."""
     told = recording.outcome
-    if ending.outcome not in ("exit", "finished") or not told or told["last_step"]:
+    if ending.outcome not in ("exit", "finished") or not told or told["last_step"] or not recording.gpu:
         return None
     return LeftDuringInit(told.get("line", ""))
 

@@ -45,13 +45,15 @@ class _GpuCounters(ctypes.Structure):
 class VirtualGpu:
     """The loaded driver.
 
-    Attributes:
-        notes: What a reader of this run's numbers must know about the virtual GPU, one sentence each.
+    Args:
+        library: It.
+        variables: What torch and Triton must find in the environment.
+        wishes: What they are to find there if nothing else is.
     """
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    def __init__(self, library: ctypes.CDLL, variables: Mapping[str, str], wishes: Mapping[str, str]) -> None:
         self._library = library
-        self.notes: list[str] = []
+        self._variables, self._wishes = variables, wishes
         library.fakedist_refused.restype = ctypes.c_char_p
         library.fakedist_traced.restype = ctypes.c_uint64
         library.fakedist_name_crashes()
@@ -69,6 +71,19 @@ class VirtualGpu:
             **spec.driver_fields(),
         )
         self._library.fakedist_configure(ctypes.byref(model))
+
+    def set_environment(self) -> None:
+        """Set what torch and Triton must find; for torch's import too, as the script may have cleared it since."""
+        os.environ.update(self._variables)
+        for name, value in self._wishes.items():
+            os.environ.setdefault(name, value)
+
+    def visible(self) -> list[int]:
+        """The machine's number of each device that the process sees; empty until it has asked CUDA for any."""
+        found: list[int] = []
+        while (number := self._library.fakedist_installed(len(found))) >= 0:
+            found.append(number)
+        return found
 
     def counters(self) -> dict[str, int]:
         """Kernel launches, copies, copies whose data was dropped (large tensors hold none), and mallocs, so far."""
@@ -112,13 +127,21 @@ def virtual_gpu(spec: GpuSpec, devices: int = 1, memory_bytes: int | None = None
     if not 1 <= devices <= MAX_DEVICES:
         raise RecordingError(f"the virtual GPU has 1 to {MAX_DEVICES} devices, not {devices}", "use --gpus-per-node")
     driver = ensure_driver()
-    gpu = VirtualGpu(ctypes.CDLL(os.fspath(driver), mode=os.RTLD_GLOBAL | os.RTLD_NOW))
+    library = ctypes.CDLL(os.fspath(driver), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
+    gpu = VirtualGpu(library, _variables(driver), _wishes(driver))
     for name in further_libraries(find_cuda()):
         ctypes.CDLL(os.fspath(driver.parent / name), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
     gpu.configure(spec, devices, memory_bytes or spec.memory_bytes)
-    with _environment(_variables(driver)):
+    before = {name: os.environ.get(name) for name in (*_variables(driver), *_wishes(driver))}
+    gpu.set_environment()
+    try:
         # The driver stays loaded and on: tensors that outlive this block are freed through it.
         yield gpu
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _runtime_version() -> int:
@@ -129,31 +152,20 @@ def _runtime_version() -> int:
 
 def _variables(driver: Path) -> dict[str, str]:
     """What torch and Triton must find in the environment."""
-    compiled = driver.parent.parent / "compiled"
-    wishes = {
-        "TORCHINDUCTOR_CACHE_DIR": os.fspath(compiled / "inductor"),
-        "TRITON_CACHE_DIR": os.fspath(compiled / "triton"),
-        # Inductor's compiling processes look for a GPU (torch 2.11) and would not find one.
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",
-    }
     return {
         "TRITON_LIBCUDA_PATH": os.fspath(driver.parent),  # launchers are linked with the driver that lies here
         # What NVRTC's stand-in gives, and what was tuned by times of kernels that did not run, must not be cached where
         # a process with a real GPU would find it.
         "USE_PYTORCH_KERNEL_CACHE": "0",
-        **{name: os.environ.get(name, wish) for name, wish in wishes.items()},
     }
 
 
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+def _wishes(driver: Path) -> dict[str, str]:
+    """What they are to find there unless the script or its environment says otherwise."""
+    compiled = driver.parent.parent / "compiled"
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": os.fspath(compiled / "inductor"),
+        "TRITON_CACHE_DIR": os.fspath(compiled / "triton"),
+        # Inductor's compiling processes look for a GPU (torch 2.11) and would not find one.
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    }

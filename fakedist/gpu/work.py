@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.flop_counter import flop_registry
 
 from fakedist.gpu.values.kinds import Kind
 from fakedist.gpu.values.reading import READS
@@ -70,6 +69,8 @@ class Operation:
         name = kind.name
         self._is_attention = "attention" in name and kind.is_kernel and not name.startswith("_fused")
         self._is_grouped = "grouped_mm" in name
+        from torch.utils.flop_counter import flop_registry  # it imports Triton, which torch itself does not
+
         self._formula = flop_registry.get(self._packet)
         self._picked_from = _PICKED_FROM.get(name, -1)
         self._not_read = _NOT_READ.get(name, 0 if kind.like else -1)

@@ -43,10 +43,11 @@ _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 
 
 @contextmanager
-def every_operation(run: Run) -> Iterator[None]:
+def every_operation(run: Run) -> Iterator[Callable[[], None]]:
     """Have ``run`` run every operation on plain tensors that this thread and autograd's for it reach a kernel with.
 
-    Inside of ``run`` operations are not seen. Not seen either are those that torch traces with shapes alone.
+    Inside of ``run`` operations are not seen. Not seen either are those that torch traces with shapes alone. Gives what
+    another thread calls to have its operations run so too.
 
     Raises:
         RecordingError: This torch has no such dispatch key.
@@ -72,19 +73,26 @@ def every_operation(run: Run) -> Iterator[None]:
                 args, kwargs = (), {}
                 raise error.with_traceback(None)  # noqa: B904
 
+    threads: set[threading.Thread] = set()
+
+    def this_thread() -> None:
+        threads.add(threading.current_thread())
+        torch._C._dispatch_tls_set_dispatch_key_included(key, True)
+
     libraries = _register(fallback)
-    torch._C._dispatch_tls_set_dispatch_key_included(key, True)
+    this_thread()
     try:
         with (
             _higher_order_operators_without(key),
             _beneath_others(beneath, key),
             _numbers_in_constructors(key, above, run),
         ):
-            yield
+            yield this_thread
     finally:
         torch._C._dispatch_tls_set_dispatch_key_included(key, False)
-        for library in libraries:
-            library._destroy()
+        if not any(thread.is_alive() for thread in threads - {threading.current_thread()}):
+            for library in libraries:  # a thread that still has the key on must find them
+                library._destroy()
 
 
 def _register(fallback: Callable[..., Any]) -> list[torch.library.Library]:

@@ -19,17 +19,20 @@ _ENGINE = "_execution_engine"
 
 
 @contextmanager
-def out_of_memory_observer(observe: Callable[[int, int, int, int], None]) -> Iterator[None]:
-    """Call ``observe(device, requested, total, free)`` when the allocator gives up. torch has no way to detach it."""
+def out_of_memory_observer(observe: Callable[[int, int, int, int], None]) -> Iterator[Callable[[], None]]:
+    """Call ``observe(device, requested, total, free)`` when the allocator gives up. torch has no way to detach it.
+
+    Gives what attaches it, to be called once CUDA is initialised: attaching it initialises CUDA.
+    """
     watching = True
+    attach = present(torch._C, "_cuda_attach_out_of_memory_observer")
 
     def observer(device: int, requested: int, total: int, free: int) -> None:
         if watching:
             observe(device, requested, total, free)
 
-    present(torch._C, "_cuda_attach_out_of_memory_observer")(observer)
     try:
-        yield
+        yield lambda: attach(observer)
     finally:
         watching = False
 

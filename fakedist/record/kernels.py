@@ -42,7 +42,8 @@ class CuptiTracer:
 
     def begin(self, text: str) -> None:
         """Start the profiler, then say which step it is."""
-        torch.cuda.synchronize()
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
         activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
         # Without it events have no metadata: no grid, no graph.
         config = present(torch._C._profiler, "_ExperimentalConfig")(expose_kineto_event_metadata=True)
@@ -62,7 +63,7 @@ class CuptiTracer:
         profile, self._profile = self._profile, None
         assert profile is not None
         profile.stop()
-        self._gpu = torch.cuda.get_device_name()
+        self._gpu = torch.cuda.get_device_name() if torch.cuda.is_initialized() else ""
         self._events = present(profile.profiler, "kineto_results").events()
 
     def records(self) -> list[dict[str, Any]]:

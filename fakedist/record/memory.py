@@ -13,6 +13,7 @@ import torch
 from fakedist.errors import RecordingError
 from fakedist.frames import OURS, TORCH
 from fakedist.patch import patched, present
+from fakedist.run.allocator import SETTINGS, refusal
 from fakedist.run.schema import ACTIONS
 
 _ACTION_CODES = {name: code for code, name in enumerate(ACTIONS)}
@@ -26,6 +27,7 @@ class History:
     """Reads the allocator's history into journal records.
 
     Attributes:
+        is_on: Whether allocations are recorded.
         peaks_were_reset: The script reset the allocator's peak statistics, so they do not tell the run's peak.
         requests_ignored: How often the script wanted to record the history itself.
         on_workspace: Called with (address, op, bytes) for a block that a GEMM allocated beside its output, or that a
@@ -33,6 +35,7 @@ class History:
     """
 
     def __init__(self, append: Callable[[dict[str, Any]], None], gemms: dict[int, tuple[int, ...]]) -> None:
+        self.is_on = False
         self.peaks_were_reset = False
         self.requests_ignored = 0
         self.on_workspace: Callable[[int, int, int], None] = lambda address, op, bytes_: None
@@ -44,15 +47,20 @@ class History:
         self._record: Callable[..., None] = present(torch.cuda.memory, _RECORD)
 
     def start(self) -> None:
-        """Start or restart the history, empty. Only allocations carry a Python stack."""
+        """Start or restart the history, empty. Only allocations carry a Python stack. CUDA must be initialised."""
+        self.is_on = True
         self._record(enabled="all", context="alloc", stacks="python", clear_history=True)
 
     def stop(self) -> None:
         """Stop recording."""
-        self._record(enabled=None)
+        if self.is_on:
+            self.is_on = False
+            self._record(enabled=None)
 
     def drain(self) -> None:
         """Move everything recorded since the last call to the journal."""
+        if not self.is_on:
+            return
         snapshot = torch._C._cuda_memorySnapshot(None)
         self.start()
         for device, trace in enumerate(snapshot["device_traces"]):
@@ -124,7 +132,7 @@ class History:
     def statistics(self) -> list[dict[str, Any]]:
         """The allocator's own statistics of every device in use: the check of what the journal is replayed to."""
         records = []
-        for device in range(torch.cuda.device_count()):
+        for device in range(torch.cuda.device_count() if self.is_on else 0):
             stats = torch.cuda.memory_stats(device)
             if not stats.get("reserved_bytes.all.peak"):
                 continue
@@ -141,20 +149,36 @@ class History:
         return records
 
 
-@contextmanager
-def allocator_history(history: History) -> Iterator[None]:
-    """Record the allocator's history, and keep the script from switching it off or clearing it.
+def check_allocator() -> None:
+    """See that the allocator keeps a history; CUDA may be initialised or not.
 
     Raises:
-        RecordingError: The allocator in use has no history, or this torch lacks a function that is patched.
+        RecordingError: It does not.
     """
-    torch.cuda.init()
     backend = torch.cuda.get_allocator_backend()
     if backend != "native":
         raise RecordingError(
             f"the allocator backend {backend} keeps no history; fakedist reads the native caching allocator's",
-            "take backend:cudaMallocAsync out of PYTORCH_CUDA_ALLOC_CONF",
+            "take backend:cudaMallocAsync out of PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF",
         )
+    if refused := refusal({name: text for name, text in os.environ.items() if name not in SETTINGS}):
+        raise RecordingError(*refused)
+
+
+def allocator_settings() -> str:
+    """What the allocator goes by, as in PYTORCH_ALLOC_CONF; CUDA must be initialised."""
+    found = torch._C._cuda_memorySnapshot(None).get("allocator_settings", {})
+    told = [found[name] for name in SETTINGS if name in found]
+    return next(map(str, filter(None, told or [os.environ.get(name) for name in SETTINGS])), "")
+
+
+@contextmanager
+def allocator_history(history: History) -> Iterator[None]:
+    """Keep the script from switching the history off or clearing it; leaving stops it.
+
+    Raises:
+        RecordingError: This torch lacks a function that is needed.
+    """
     reset_peaks = present(torch._C, _RESET_PEAK)
     for name in ("_cuda_memorySnapshot", "_cuda_setMemoryMetadata"):
         present(torch._C, name)
@@ -167,7 +191,6 @@ def allocator_history(history: History) -> Iterator[None]:
         reset_peaks(*args)
 
     process = os.getpid()
-    history.start()
     try:
         with patched(torch.cuda.memory, _RECORD, ignore_request), patched(torch._C, _RESET_PEAK, note_reset):
             yield

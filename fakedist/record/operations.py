@@ -52,6 +52,7 @@ class Operations:
         names: Operations (number, name) seen for the first time.
         records: Whether operations are numbered and written down, or only run.
         timer: Who is told of each operation; None while nobody is.
+        also_this_thread: Called by another thread than the one that began, to have its operations numbered too.
         gemms: For each GEMM, by its number: address of its output, then bytes of its operands.
     """
 
@@ -62,6 +63,7 @@ class Operations:
         self.records = True
         self.gemms: dict[int, tuple[int, ...]] = {}
         self.timer: Timer | None = None
+        self.also_this_thread: Callable[[], None] = lambda: None
         self._position = position
         self._execute = execute
         self._tick = tick
@@ -73,11 +75,15 @@ class Operations:
         self._exit = ExitStack()
 
     def __enter__(self) -> Operations:
-        self._exit.enter_context(every_operation(self.run))
+        self.also_this_thread = self._exit.enter_context(every_operation(self.run))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._exit.close()
+
+    def cuda_begins(self, execute: Execute, tell_allocator: Callable[[str], None]) -> None:
+        """Operations are run by ``execute`` from now on, and the allocator is told which one runs."""
+        self._execute, self._tell_allocator = execute, tell_allocator
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Number one operation and run it."""

@@ -14,6 +14,7 @@ from torch import nn
 
 from fakedist.errors import RecordingError
 from fakedist.frames import script_line
+from fakedist.record.beginning import Beginning
 from fakedist.record.collectives import Journal, Ledger
 from fakedist.record.compiled import compiled_graphs, is_tracing
 from fakedist.record.copies import Copies
@@ -72,6 +73,7 @@ class Recorder:
         timer: Times the last of the steps; None for nobody.
 
     Attributes:
+        cuda: Tells when CUDA is initialised; the allocator's history begins there.
         ledger: Where the process groups write their calls.
     """
 
@@ -90,9 +92,10 @@ class Recorder:
         self._marks = Marks(self._position, self._layers)
         self._copies = Copies(self._layers, self._marks)
         self._position.owner_of_node = self._marks.owner_of_node
-        self._operations = Operations(
-            self._position, execute or _run_plainly, self._tick, torch._C._cuda_setMemoryMetadata
-        )
+        self.cuda = Beginning()
+        self._execute = execute or _run_plainly
+        # Before CUDA begins the allocator cannot be told: it would ask CUDA for the device.
+        self._operations = Operations(self._position, self._execute_before_cuda, self._tick, lambda text: None)
         self._executes = execute is not None
         self._history = History(journal.append, self._operations.gemms)
         self._history.on_workspace = self._workspace
@@ -116,7 +119,7 @@ class Recorder:
             memory = stack.enter_context(ExitStack())
             memory.enter_context(allocator_history(self._history))
             memory.callback(self._marks.close)
-            stack.enter_context(out_of_memory_observer(self._out_of_memory))
+            self._observe_failures = stack.enter_context(out_of_memory_observer(self._out_of_memory))
             stack.enter_context(remember_parents(self._layers, lambda: self._position.layer != OUTSIDE))
             stack.enter_context(module_hooks(self._module_begins, self._module_ended))
             stack.enter_context(backward_hook(self._backward))
@@ -125,6 +128,8 @@ class Recorder:
             stack.enter_context(self._timing.watching())
             # Where operations are run by somebody else than torch, they are to the end.
             (stack if self._executes else memory).enter_context(self._operations)
+            stack.enter_context(self.cuda.watching())
+            self.cuda.then(self._cuda_begins)
             self._exit, self._memory = stack.pop_all(), memory
         _active = self
         return self
@@ -135,6 +140,22 @@ class Recorder:
         global _active
         _active = None
         self._exit.close()
+
+    def _cuda_begins(self) -> None:
+        if self._records:
+            self._history.start()
+        self._observe_failures()
+        tell = torch._C._cuda_setMemoryMetadata
+        tell(str(self._position.op - 1))  # the operation that runs, if any
+        self._operations.cuda_begins(self._execute, tell)
+
+    def _execute_before_cuda(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.cuda.before(kwargs)
+        return self._execute(func, args, kwargs)
+
+    def record_this_thread(self) -> None:
+        """Record this thread's operations too: recording was begun in another."""
+        self._operations.also_this_thread()
 
     def trace(self, tracer: Tracer) -> None:
         """Have one more step traced when the others are recorded; before this is entered."""
@@ -322,8 +343,10 @@ class Recorder:
             self._drain()
         if now - self._progress_at > PROGRESS_EVERY_S:
             self._progress_at = now
-            stats = torch._C._cuda_memoryStats(torch.cuda.current_device())
-            self._progress(self._position.phase, self._position.step, stats["allocated_bytes"]["all"]["peak"])
+            peak = 0
+            if self._history.is_on:
+                peak = torch._C._cuda_memoryStats(torch.cuda.current_device())["allocated_bytes"]["all"]["peak"]
+            self._progress(self._position.phase, self._position.step, peak)
 
     def _drain(self) -> None:
         self._drained_op, append, position = self._position.op, self._journal.append, self._position

@@ -21,15 +21,14 @@ module                              why
 from __future__ import annotations
 
 import functools
-import importlib.abc
-import importlib.machinery
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from types import ModuleType
 from typing import Any
 
 from fakedist.errors import WorldError
+from fakedist.importing import when_imported
 from fakedist.patch import patched
 from fakedist.world.checkpoints import parts_of_one, plans_of_one
 from fakedist.world.pipelines import gradients_like_outputs
@@ -49,55 +48,18 @@ def adapted_frameworks() -> Iterator[None]:
                 owner, _, attribute = name.rpartition(".")
                 stack.enter_context(patched(getattr(module, owner) if owner else module, attribute, replacement))
 
-        finder = _Finder(adapt)
-        for module in [found for name, found in sys.modules.items() if _adapter_of(name) is not _unchanged]:
+        for module in [found for name, found in sys.modules.items() if _is_adapted(name)]:
             adapt(module)
-        sys.meta_path.insert(0, finder)
-        stack.callback(sys.meta_path.remove, finder)
+        stack.enter_context(when_imported(_is_adapted, adapt))
         yield
-
-
-class _Finder:
-    """Finds what the other finders find, and adapts it once it is loaded."""
-
-    def __init__(self, adapt: Callable[[ModuleType], None]) -> None:
-        self._adapt = adapt
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """The spec of a module that has an adapter; of any other, what the next finder says."""
-        if _adapter_of(name) is _unchanged:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._adapt)
-        return spec
-
-
-class _Loader(importlib.abc.Loader):
-    """A loader that adapts what it has loaded."""
-
-    def __init__(self, loader: Any, adapt: Callable[[ModuleType], None]) -> None:
-        self._loader = loader
-        self._adapt = adapt
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """As the loader does."""
-        made: ModuleType | None = self._loader.create_module(spec)
-        return made
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Run the module, then adapt it."""
-        self._loader.exec_module(module)
-        self._adapt(module)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
 
 
 def _adapter_of(name: str) -> Adapter:
     return next((adapter for ending, adapter in _ADAPTERS.items() if f".{name}".endswith(f".{ending}")), _unchanged)
+
+
+def _is_adapted(name: str) -> bool:
+    return _adapter_of(name) is not _unchanged
 
 
 def _unchanged(module: ModuleType) -> dict[str, Any]:

@@ -42,6 +42,7 @@ def fake_world(
     ledger: LedgerLike | None = None,
     is_undefined: Callable[[torch.Tensor], bool] | None = None,
     tapes: Tapes | None = None,
+    own: OwnRanks | None = None,
 ) -> Iterator[Callable[[], list[str]]]:
     """Let this process be one rank of a job whose other ranks do not exist.
 
@@ -52,6 +53,7 @@ def fake_world(
         ledger: Where groups and calls are written down; None writes nothing.
         is_undefined: Says that a device tensor holds nothing.
         tapes: What this rank sends, and what others have sent; None for neither.
+        own: The ranks that the script starts by itself, where those are looked after already.
 
     Raises:
         RecordingError: This torch lacks something that must be replaced.
@@ -72,7 +74,7 @@ def fake_world(
         stack.enter_context(patched(c10d, "_store_based_barrier", lambda *args, **kwargs: None))
         stack.enter_context(operations_of_groups())
         stack.enter_context(faked_stores(job.world_size, arrivals.tapes))
-        world.own_ranks = stack.enter_context(own_ranks(job))
+        world.own_ranks = stack.enter_context(own_ranks(job)) if own is None else own
         stack.enter_context(watched_files(arrivals.tapes))
         stack.enter_context(faked_objects(world.write_object_call, arrivals.tapes))
         stack.enter_context(adapted_frameworks())

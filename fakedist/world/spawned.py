@@ -5,6 +5,8 @@
 chosen rank's target is called here instead, and the others are over at once, with exit code 0. Every other process
 (workers of a DataLoader, managers, queues) starts as it always does.
 
+Such a script may import torch in its ranks alone, so nothing here needs it.
+
 Which process is the chosen rank's is what its arguments say: a parameter called ``rank``, else the first whole number,
 else its place in the order of starting; in the whole job or on the rank's machine. Where ``init_process_group`` is then
 told another rank of this job, it was not the one after all.
@@ -12,7 +14,6 @@ told another rank of this job, it was not the one after all.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
 import sys
@@ -22,13 +23,9 @@ from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-import torch.distributed as dist
-
 from fakedist.job import Job
 from fakedist.patch import patched, present
 
-#: The module; torch.multiprocessing has a function of this name.
-_spawn = importlib.import_module("torch.multiprocessing.spawn")
 #: Who calls one of these becomes a rank.
 _JOINING = {"init_process_group", "init_device_mesh", "init_distributed", "PartialState"}
 _RANK_NAMES = ("rank", "global_rank", "world_rank")
@@ -113,7 +110,7 @@ class OwnRanks:
         return start
 
     def _is_rank(self, process: Any) -> bool:
-        if os.getpid() != self._pid or dist.is_initialized() or type(process).run is not BaseProcess.run:
+        if os.getpid() != self._pid or _has_joined() or type(process).run is not BaseProcess.run:
             return False
         target, _ = _called(process)
         return target is not None and _joins_a_group(target, set(), 0)
@@ -142,8 +139,8 @@ class OwnRanks:
         finally:
             self._running_candidate = False
         self._has_run = True
-        if dist.is_initialized():  # it would have ended with its process
-            dist.destroy_process_group()
+        if _has_joined():  # it would have ended with its process
+            sys.modules["torch.distributed"].destroy_process_group()
 
 
 @contextmanager
@@ -151,18 +148,25 @@ def own_ranks(job: Job) -> Iterator[OwnRanks]:
     """Let no process start that would be a rank; run the chosen one here.
 
     Raises:
-        RecordingError: This Python or torch starts processes otherwise.
+        RecordingError: This Python starts processes otherwise.
     """
     own = OwnRanks(job)
-    present(_spawn, "_wrap")
     with patched(BaseProcess, "start", own.start(BaseProcess.start)):
         yield own
+
+
+def _has_joined() -> bool:
+    """Whether this process is a rank already."""
+    is_initialized = getattr(sys.modules.get("torch.distributed"), "is_initialized", None)
+    return is_initialized is not None and bool(is_initialized())
 
 
 def _called(process: Any) -> tuple[Any, tuple[Any, ...]]:
     """What a process would call: of ``torch.multiprocessing.spawn``, the function that it was given."""
     target, arguments = process._target, tuple(process._args)
-    if target is _spawn._wrap:
+    # The module; torch.multiprocessing has a function of this name.
+    spawn = sys.modules.get("torch.multiprocessing.spawn")
+    if spawn is not None and target is present(spawn, "_wrap"):
         function, index, rest, _ = arguments
         return function, (index, *rest)
     return target, arguments

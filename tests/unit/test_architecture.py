@@ -30,7 +30,7 @@ MAX_POSITIONAL_PARAMETERS = 5
 
 #: Third-party library -> where it may be imported ("room/" or "module").
 LIBRARY_HOMES = {
-    "torch": ("harness", "ending", "frames", "world/", "gpu/", "record/"),
+    "torch": ("surroundings", "frames", "world/", "gpu/", "record/"),
     "pandas": ("analysis/", "report/", "check/"),
     "pyarrow": ("run/tables",),
     "plotly": ("report/",),
@@ -58,11 +58,13 @@ MAY_IMPORT = {
     "launch": (*("machine", "nsight", "under_nsys", "progress"), "script", "run", "gpu", "world", "analysis", "report"),
     "ranks": ("", "launch", "run"),
     "ending": ("record",),
-    "harness": ("ending", "progress", "script", "run", "gpu", "world", "record"),
+    "importing": (),
+    "surroundings": ("progress", "run", "gpu", "world", "record"),
+    "harness": ("surroundings", "importing", "ending", "progress", "script", "run", "gpu", "world"),
     "run": (),
     "patch": (),
     "frames": ("run",),
-    "world": ("run", "patch", "frames"),
+    "world": ("run", "patch", "frames", "importing"),
     "gpu": ("run", "patch", "frames"),
     "record": ("run", "patch", "frames"),
     "analysis": ("run",),

@@ -72,7 +72,7 @@ static int has_feature(int attribute) {
 }
 
 int device_attribute(int attribute, int *value) {
-    if (!model.devices) return fail(NO_DEVICE);
+    if (!num_devices()) return fail(NO_DEVICE);
     if (attribute < 1) return fail(INVALID_VALUE);
     if (!limit(attribute, value) && !of_model(attribute, value)) *value = has_feature(attribute);
     return OK;

@@ -16,11 +16,11 @@ static int make_current(void *context) {
     return c >= contexts && c < contexts + MAX_DEVICES ? set_current_device((int)(c - contexts)) : INVALID_CONTEXT;
 }
 
-API int cuInit(unsigned flags) { return (void)flags, model.devices ? OK : NO_DEVICE; }
+API int cuInit(unsigned flags) { return (void)flags, num_devices() ? OK : NO_DEVICE; }
 API int cuDriverGetVersion(int *version) { return *version = model.runtime_version, OK; }
-API int cuDeviceGetCount(int *count) { return *count = model.devices, OK; }
+API int cuDeviceGetCount(int *count) { return *count = num_devices(), OK; }
 API int cuDeviceGet(int *device, int ordinal) {
-    return *device = ordinal, ordinal >= 0 && ordinal < model.devices ? OK : INVALID_DEVICE;
+    return *device = ordinal, ordinal >= 0 && ordinal < num_devices() ? OK : INVALID_DEVICE;
 }
 API int cuDeviceGetName(char *name, int size, int device) {
     (void)device;
@@ -31,14 +31,14 @@ API int cuDeviceGetName(char *name, int size, int device) {
 }
 API int cuDeviceTotalMem_v2(size_t *bytes, int device) { return (void)device, *bytes = model.memory_bytes, OK; }
 API int cuDeviceGetAttribute(int *value, int attribute, int device) {
-    return device < 0 || device >= model.devices ? INVALID_DEVICE : device_attribute(attribute, value);
+    return device < 0 || device >= num_devices() ? INVALID_DEVICE : device_attribute(attribute, value);
 }
 API int cuDeviceComputeCapability(int *major, int *minor, int device) {
     return (void)device, *major = model.major, *minor = model.minor, OK;
 }
 
 API int cuDevicePrimaryCtxRetain(void **out, int device) {
-    return device < 0 || device >= model.devices ? INVALID_DEVICE : (*out = &contexts[device], OK);
+    return device < 0 || device >= num_devices() ? INVALID_DEVICE : (*out = &contexts[device], OK);
 }
 API int cuDevicePrimaryCtxRelease_v2(int device) { return (void)device, OK; }
 API int cuDevicePrimaryCtxSetFlags_v2(int device, unsigned flags) { return (void)device, (void)flags, OK; }

@@ -66,7 +66,7 @@ API int cuMemCreate(void **out, size_t size, const struct properties *properties
     if (!size || size % GRANULE) return INVALID_VALUE;
     if (properties->location_type != LOCATION_DEVICE)
         return unanswered("cuMemCreate of host memory", NOT_SUPPORTED);
-    if (properties->device < 0 || properties->device >= model.devices) return INVALID_DEVICE;
+    if (properties->device < 0 || properties->device >= num_devices()) return INVALID_DEVICE;
     if (!charge(properties->device, size)) return OUT_OF_MEMORY;
     struct physical *memory = new_handle(sizeof *memory);
     *memory = (struct physical){*properties, size, 1, 0};

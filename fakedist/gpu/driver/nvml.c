@@ -34,16 +34,9 @@ API int nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, void **out) {
     if (sscanf(bus_id, "%x:%x:", &domain, &bus) != 2) return NVML_INVALID_ARGUMENT;
     return give_handle((int)bus - 1, out); /* as cudaDeviceGetPCIBusId gives them */
 }
-/* As torch.cuda.get_device_properties() shows it: "fakedist virtua" and a digit, in hexadecimal. */
 API int nvmlDeviceGetUUID(void *handle, char *text, unsigned size) {
-    char uuid[64];
-    int at = snprintf(uuid, sizeof uuid, "GPU-");
-    for (int i = 0; i < 16; i++) {
-        const char *dash = i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "";
-        int byte = i == 15 ? '0' + device_of_handle(handle) : "fakedist virtual"[i];
-        at += snprintf(uuid + at, sizeof uuid - (size_t)at, "%s%02x", dash, byte);
-    }
-    return write_text(text, size, uuid);
+    char uuid[UUID_SIZE];
+    return device_uuid(device_of_handle(handle), uuid), write_text(text, size, uuid);
 }
 API int nvmlDeviceGetName(void *handle, char *text, unsigned size) {
     return (void)handle, write_text(text, size, model.name);
@@ -54,8 +47,9 @@ struct nvml_memory {
     unsigned long long total, free, used;
 };
 API int nvmlDeviceGetMemoryInfo(void *handle, struct nvml_memory *out) {
-    size_t free_bytes, total_bytes;
-    device_memory(device_of_handle(handle), &free_bytes, &total_bytes);
+    size_t free_bytes = model.memory_bytes, total_bytes = model.memory_bytes;
+    int device = visible_device(device_of_handle(handle)); /* of one that is not shown nothing is used */
+    if (device >= 0) device_memory(device, &free_bytes, &total_bytes);
     *out = (struct nvml_memory){total_bytes, free_bytes, total_bytes - free_bytes};
     return OK;
 }

@@ -7,26 +7,26 @@
 /* ---- devices ---- */
 
 API int cudaGetDeviceCount(int *count) {
-    *count = model.devices;
-    return model.devices ? OK : fail(NO_DEVICE);
+    *count = num_devices();
+    return *count ? OK : fail(NO_DEVICE);
 }
 
 API int cudaGetDevice(int *device) {
     *device = current_device();
-    return model.devices ? OK : fail(NO_DEVICE);
+    return num_devices() ? OK : fail(NO_DEVICE);
 }
 
 API int cudaSetDevice(int device) { return set_current_device(device); }
 API int cudaInitDevice(int device, unsigned device_flags, unsigned flags) {
     (void)device_flags, (void)flags;
-    return device < model.devices ? OK : fail(INVALID_DEVICE);
+    return device < num_devices() ? OK : fail(INVALID_DEVICE);
 }
 API int cudaSetDeviceFlags(unsigned flags) { return (void)flags, OK; }
 API int cudaGetDeviceFlags(unsigned *flags) { return *flags = 0, OK; }
 API int cudaDeviceReset(void) { return OK; }
 
 API int cudaDeviceGetAttribute(int *value, int attribute, int device) {
-    return device < 0 || device >= model.devices ? fail(INVALID_DEVICE) : device_attribute(attribute, value);
+    return device < 0 || device >= num_devices() ? fail(INVALID_DEVICE) : device_attribute(attribute, value);
 }
 
 API int cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
@@ -36,11 +36,12 @@ API int cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
 }
 
 API int cudaDeviceGetPCIBusId(char *text, int size, int device) {
-    if (device < 0 || device >= model.devices || size < 13) return fail(INVALID_VALUE);
+    if (device < 0 || device >= num_devices() || size < 13) return fail(INVALID_VALUE);
     static const char digits[] = "0123456789abcdef";
+    int bus = installed_device(device) + 1;
     memcpy(text, "0000:00:00.0", 13);
-    text[5] = digits[(device + 1) / 16];
-    text[6] = digits[(device + 1) % 16];
+    text[5] = digits[bus / 16];
+    text[6] = digits[bus % 16];
     return OK;
 }
 
@@ -51,17 +52,17 @@ API int cudaDeviceSetCacheConfig(int config) { return (void)config, OK; }
 static uint8_t peers[MAX_DEVICES][MAX_DEVICES]; /* [device][peer]: device may read and write peer's memory */
 
 API int cudaDeviceCanAccessPeer(int *can, int device, int peer) {
-    if (device < 0 || device >= model.devices || peer < 0 || peer >= model.devices) return fail(INVALID_DEVICE);
+    if (device < 0 || device >= num_devices() || peer < 0 || peer >= num_devices()) return fail(INVALID_DEVICE);
     return *can = device != peer, OK;
 }
 API int cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
     (void)flags;
-    if (peer < 0 || peer >= model.devices || peer == current_device()) return fail(INVALID_DEVICE);
+    if (peer < 0 || peer >= num_devices() || peer == current_device()) return fail(INVALID_DEVICE);
     uint8_t *enabled = &peers[current_device()][peer];
     return __atomic_exchange_n(enabled, 1, __ATOMIC_RELAXED) ? fail(PEER_ALREADY_ENABLED) : OK;
 }
 API int cudaDeviceDisablePeerAccess(int peer) {
-    if (peer < 0 || peer >= model.devices) return fail(INVALID_DEVICE);
+    if (peer < 0 || peer >= num_devices()) return fail(INVALID_DEVICE);
     uint8_t *enabled = &peers[current_device()][peer];
     return __atomic_exchange_n(enabled, 0, __ATOMIC_RELAXED) ? OK : fail(PEER_NOT_ENABLED);
 }
@@ -106,7 +107,7 @@ API const char *cudaGetErrorString(int error) { return error_text(error, 0); }
 
 API int cudaMalloc(void **out, size_t size) {
     TRACED;
-    if (!model.devices) return fail(NO_DEVICE);
+    if (!num_devices()) return fail(NO_DEVICE);
     int unsafe = may_be_unsafe();
     return unsafe ? unsafe : device_malloc(current_device(), size, out);
 }
@@ -119,7 +120,7 @@ API int cudaFree(void *address) {
 API int cudaMallocManaged(void **out, size_t size, unsigned flags) { return (void)flags, cudaMalloc(out, size); }
 
 API int cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
-    if (!model.devices) return fail(NO_DEVICE);
+    if (!num_devices()) return fail(NO_DEVICE);
     device_memory(current_device(), free_bytes, total_bytes);
     return OK;
 }

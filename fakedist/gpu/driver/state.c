@@ -10,8 +10,6 @@ struct gpu_counters counters;
 static __thread int thread_device;
 static __thread int thread_error;
 
-API void fakedist_configure(const struct gpu_model *wanted) { model = *wanted; }
-
 API void fakedist_counters(struct gpu_counters *out) { *out = counters; }
 
 /* One more weak reference to a storage, whose count torch's threads change meanwhile (gpu/values/storage.py). */
@@ -20,7 +18,7 @@ API void fakedist_add(uint64_t *count, uint64_t more) { __atomic_fetch_add(count
 int current_device(void) { return thread_device; }
 
 int set_current_device(int device) {
-    if (device < 0 || device >= model.devices) return fail(model.devices ? INVALID_DEVICE : NO_DEVICE);
+    if (device < 0 || device >= num_devices()) return fail(num_devices() ? INVALID_DEVICE : NO_DEVICE);
     thread_device = device;
     return OK;
 }

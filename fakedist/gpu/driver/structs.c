@@ -9,11 +9,11 @@
 #pragma GCC visibility push(default)
 
 cudaError_t CUDARTAPI cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device) {
-    if (device < 0 || device >= model.devices) return fail(model.devices ? INVALID_DEVICE : NO_DEVICE);
+    if (device < 0 || device >= num_devices()) return fail(num_devices() ? INVALID_DEVICE : NO_DEVICE);
     memset(prop, 0, sizeof *prop);
     snprintf(prop->name, sizeof prop->name, "%s", model.name);
     memcpy(prop->uuid.bytes, "fakedist virtual", 16);
-    prop->uuid.bytes[15] = (char)('0' + device);
+    prop->uuid.bytes[15] = (char)('0' + installed_device(device));
     prop->totalGlobalMem = model.memory_bytes;
     prop->sharedMemPerBlock = (size_t)model.shared_per_block;
     prop->sharedMemPerBlockOptin = (size_t)model.shared_per_block_optin;
@@ -44,7 +44,7 @@ cudaError_t CUDARTAPI cudaGetDeviceProperties(struct cudaDeviceProp *prop, int d
     prop->globalL1CacheSupported = prop->localL1CacheSupported = prop->hostRegisterSupported = 1;
     prop->clusterLaunch = model.major >= 9;
     prop->asyncEngineCount = 3;
-    prop->pciBusID = device + 1;
+    prop->pciBusID = installed_device(device) + 1;
     return cudaSuccess;
 }
 

@@ -66,6 +66,13 @@ extern LOCAL struct gpu_model model;
 extern LOCAL struct gpu_counters counters;
 #define COUNT(what, n) __atomic_fetch_add(&counters.what, (uint64_t)(n), __ATOMIC_RELAXED)
 
+/* visible.c: devices as this process counts them, and as the machine does (NVML, UUIDs, buses). */
+LOCAL int num_devices(void); /* that CUDA shows: the first call reads CUDA_VISIBLE_DEVICES */
+LOCAL int installed_device(int device);
+LOCAL int visible_device(int installed); /* -1: CUDA does not show it, or was not asked yet */
+LOCAL void device_uuid(int installed, char *text); /* as nvidia-smi writes it, UUID_SIZE bytes */
+#define UUID_SIZE 41
+
 /* state.c: current device of this thread, its last error. */
 LOCAL int current_device(void);
 LOCAL int set_current_device(int device);

@@ -32,7 +32,7 @@ class Randoms:
     def place(self, device: torch.device, generator: torch.Generator | None) -> _Place:
         """Seed and offset of the generator that an operation on ``device`` draws from."""
         if generator is None or generator.device.type != "cuda":
-            generator = torch.cuda.default_generators[device.index or 0]
+            generator = _default_generator(device)
         try:
             return generator.initial_seed(), generator.get_offset()
         except RuntimeError:  # a stream that captures a graph does not tell
@@ -60,8 +60,15 @@ class Randoms:
     def advance(self, device: torch.device, generator: torch.Generator | None) -> None:
         """An operation that ran on the host alone has drawn; four is the least that a kernel moves on."""
         if generator is None or generator.device.type != "cuda":
-            generator = torch.cuda.default_generators[device.index or 0]
+            generator = _default_generator(device)
         generator.set_offset(generator.get_offset() + 4)
+
+
+def _default_generator(device: torch.device) -> torch.Generator:
+    """The device's own; Python has it once ``torch.cuda`` is initialised, which C++ can do without."""
+    if not torch.cuda.default_generators:
+        torch.cuda.init()
+    return torch.cuda.default_generators[device.index or 0]
 
 
 def _mixed(place: _Place) -> int:

@@ -1,0 +1,101 @@
+/* Which of the machine's devices this process sees. CUDA reads CUDA_VISIBLE_DEVICES once, when it is first asked for a
+ * device, so a script may set it until then. NVML shows all devices of the machine, whatever the variable says.
+ *
+ * An entry is an index or the beginning of a UUID. The first one that fits no device ends the list; a device that stands
+ * there twice hides all (CUDA C++ Programming Guide, "CUDA Environment Variables"; torch/cuda/__init__.py reads it alike).
+ * All devices are of one model, so CUDA_DEVICE_ORDER changes nothing. */
+#include "virtual_gpu.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int visible[MAX_DEVICES], num_visible = -1; /* -1: nobody has asked yet */
+
+API void fakedist_configure(const struct gpu_model *wanted) {
+    model = *wanted;
+    num_visible = -1;
+}
+
+/* "GPU-66616b65-...": "fakedist virtua" and a digit, in hexadecimal, as cudaGetDeviceProperties gives the bytes. */
+void device_uuid(int installed, char *text) {
+    int at = snprintf(text, UUID_SIZE, "GPU-");
+    for (int i = 0; i < 16; i++) {
+        const char *dash = i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "";
+        int byte = i == 15 ? '0' + installed : "fakedist virtual"[i];
+        at += snprintf(text + at, (size_t)(UUID_SIZE - at), "%s%02x", dash, (unsigned)byte & 0xff);
+    }
+}
+
+/* The device that an entry names; -1 for none, also where a UUID's beginning is that of several. */
+static int named_by(const char *entry, size_t length) {
+    char uuid[UUID_SIZE];
+    int found = -1;
+    if (length < 4 || strncasecmp(entry, "GPU-", 4)) {
+        char *end;
+        long index = isdigit((unsigned char)*entry) ? strtol(entry, &end, 10) : -1; /* what follows a number is ignored */
+        return index >= 0 && index < model.devices ? (int)index : -1;
+    }
+    for (int device = 0; device < model.devices; device++) {
+        device_uuid(device, uuid);
+        if (length >= UUID_SIZE || strncasecmp(uuid, entry, length)) continue;
+        if (found >= 0) return -1;
+        found = device;
+    }
+    return found;
+}
+
+static int is_listed(int installed, int count) {
+    for (int i = 0; i < count; i++)
+        if (visible[i] == installed) return 1;
+    return 0;
+}
+
+static int read_list(const char *list) {
+    int count = 0;
+    for (;;) {
+        list += strspn(list, " \t");
+        size_t length = strcspn(list, ",");
+        size_t trimmed = length;
+        while (trimmed && isspace((unsigned char)list[trimmed - 1])) trimmed--;
+        int device = named_by(list, trimmed);
+        if (device < 0) return count;
+        if (is_listed(device, count)) return 0;
+        visible[count++] = device;
+        if (!list[length]) return count;
+        list += length + 1;
+    }
+}
+
+int num_devices(void) {
+    int count = __atomic_load_n(&num_visible, __ATOMIC_ACQUIRE);
+    if (count >= 0 || !model.devices) return count < 0 ? 0 : count;
+    pthread_mutex_lock(&lock);
+    if (num_visible < 0) {
+        const char *list = getenv("CUDA_VISIBLE_DEVICES");
+        count = list ? read_list(list) : model.devices;
+        for (int device = 0; !list && device < count; device++) visible[device] = device;
+        __atomic_store_n(&num_visible, count, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&lock);
+    return num_visible;
+}
+
+int installed_device(int device) { return device >= 0 && device < num_devices() ? visible[device] : device; }
+
+/* NVML asks: that is no first question to CUDA, and what CUDA was not asked for is not in use. */
+int visible_device(int installed) {
+    int count = __atomic_load_n(&num_visible, __ATOMIC_ACQUIRE);
+    for (int device = 0; device < count; device++)
+        if (visible[device] == installed) return device;
+    return -1;
+}
+
+/* For gpu/virtual.py: as installed_device(); -1: CUDA was not asked for a device yet, or shows fewer. */
+API int fakedist_installed(int device) {
+    int count = __atomic_load_n(&num_visible, __ATOMIC_ACQUIRE);
+    return device >= 0 && device < count ? visible[device] : -1;
+}

@@ -1,0 +1,91 @@
+"""Being told when the script has imported a module, wherever it does: at once after the module's own code has run.
+
+Python finds a module through ``sys.meta_path`` and runs it through its spec's loader. A finder at the head of that
+list hands on what the finders behind it say, with a loader that runs the module and then tells. The module looks as if
+it were not watched: its ``__loader__`` and its spec are the real ones. Other threads that import the module wait for
+what is done here, because the importing thread still has the module's lock.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+Told = Callable[[ModuleType], None]
+
+
+@contextmanager
+def when_imported(wanted: Callable[[str], bool], imported: Told) -> Iterator[None]:
+    """Call ``imported(module)`` after each module whose full name is ``wanted`` has been imported.
+
+    What ``imported`` raises, the import raises. Modules that are there already are not told of.
+    """
+    finder = _Finder(wanted, imported)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        finder.stop()
+        if finder in sys.meta_path:  # the script may have made a list of its own
+            sys.meta_path.remove(finder)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds what the finders behind it find, and watches that."""
+
+    def __init__(self, wanted: Callable[[str], bool], imported: Told) -> None:
+        self._wanted = wanted
+        self._imported = imported
+
+    def stop(self) -> None:
+        """Watch nothing any more."""
+        self._wanted = _nothing
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec of a watched module; of any other, nothing: the next finder says it."""
+        if not self._wanted(fullname):
+            return None
+        behind = sys.meta_path[sys.meta_path.index(self) + 1 :] if self in sys.meta_path else sys.meta_path[:]
+        for finder in behind:
+            find = getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = None if find is None else find(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None and hasattr(spec.loader, "exec_module"):
+                    spec.loader = _Loader(spec.loader, self._imported)
+                return spec
+        return None
+
+
+class _Loader(importlib.abc.Loader):
+    """A loader that tells of what it has loaded; for anything else it is the one that it stands for."""
+
+    def __init__(self, loader: Any, imported: Told) -> None:
+        self._loader = loader
+        self._imported = imported
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """As the loader does."""
+        made: ModuleType | None = self._loader.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module, then tell of it."""
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._imported(module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+def _nothing(name: str) -> bool:
+    return False

@@ -1,0 +1,292 @@
+"""What stands around the script's torch: the recorder, the other ranks, the values; put there when torch is imported.
+
+Nothing here imports more of torch than torch does itself, or initialises CUDA: what the script sets before it does so
+counts as if it were set outside.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from fakedist.gpu.spec import GPUS, find_gpu
+from fakedist.gpu.values import ValueEngine, printed_values
+from fakedist.gpu.virtual import VirtualGpu
+from fakedist.job import Job, profile_command
+from fakedist.progress import Teller
+from fakedist.record.kernels import CuptiTracer
+from fakedist.record.memory import allocator_settings, check_allocator
+from fakedist.record.outside import nccl_record, outside_record
+from fakedist.record.recorder import Recorder
+from fakedist.record.timed import NsysTracer, Tracer
+from fakedist.record.timer import Timer
+from fakedist.run.tape import find_tapes, script_identity
+from fakedist.world.reroute import fake_world
+from fakedist.world.spawned import OwnRanks
+from fakedist.world.tape import Tapes
+
+_FACTS_EVERY_S = 2.0
+
+
+class Appends(Protocol):
+    """A journal."""
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Write one record."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """What the rank's process has before torch.
+
+    Attributes:
+        job: What it runs.
+        journal: Where records go.
+        tape: Where what is sent to other ranks goes.
+        teller: The parent's ear.
+        gpu: The virtual GPU; None on a real one.
+        own_ranks: The ranks that the script starts by itself.
+    """
+
+    job: Job
+    journal: Appends
+    tape: Appends
+    teller: Teller
+    gpu: VirtualGpu | None
+    own_ranks: OwnRanks
+
+
+class Surroundings:
+    """The recorder and the faked world around the script's torch.
+
+    Args:
+        process: What there is without torch.
+        guarded: Runs what must not fail, and ends the run where it does.
+    """
+
+    def __init__(self, process: Process, guarded: Callable[[Callable[[], None]], None]) -> None:
+        self._process = process
+        self._job, self._journal, self._gpu = process.job, process.journal, process.gpu
+        self._guarded = guarded
+        self._world = self._recording = ExitStack()
+        self._values: ValueEngine | None = None
+        self._tapes: Tapes | None = None
+        self._world_notes: Callable[[], list[str]] = list
+        self._facts_at = time.monotonic()
+        self._refused = 0
+        self._settings = ""
+        self._recorder = self._make_recorder()
+
+    def enter(self) -> None:
+        """Set up all that the script will find in torch; nothing of it is left where that fails.
+
+        Raises:
+            FakedistError: This machine or this torch cannot do it.
+        """
+        self._write_gpu()
+        self._journal.append(nccl_record())
+        self._recorder.cuda.then(lambda: self._guarded(self._cuda_begins))
+        with ExitStack() as recording, ExitStack() as world:
+            if self._values is not None:
+                world.enter_context(printed_values(self._values))
+                world.enter_context(self._values.replays())
+            is_undefined = None if self._values is None else self._values.is_undefined
+            self._tapes = self._make_tapes()
+            faked = fake_world(self._job, self._recorder.ledger, is_undefined, self._tapes, self._process.own_ranks)
+            self._world_notes = world.enter_context(faked)
+            recording.enter_context(self._recorder)
+            self._world, self._recording = world.pop_all(), recording.pop_all()
+
+    def close(self, how: dict[str, object]) -> None:
+        """Write everything that is still in memory, and how the script ended."""
+        if self._gpu is None and self._recorder.cuda.is_past:
+            torch.cuda.init()  # C++ may have initialised CUDA without Python
+            self._write_gpu()
+        self._write_facts()
+        self._write_what_the_host_did_not_compute()
+        self._write_about_the_world()
+        self._write_what_may_have_failed_it(str(how["outcome"]))
+        self._write_what_torch_does_not_see()
+        self._write_what_was_traced()
+        self._recorder.close(how)
+
+    def stop_recording(self) -> None:
+        """Take the recorder's hooks off torch; the faked world stays for the script's exit handlers."""
+        self._recording.close()
+
+    def leave(self) -> None:
+        """Nothing of the script runs any more."""
+        self.stop_recording()
+        self._world.close()
+
+    def record_this_thread(self) -> None:
+        """This thread's operations are recorded too, where torch was imported in another one."""
+        self._recorder.record_this_thread()
+
+    def _make_recorder(self) -> Recorder:
+        job = self._job
+        if self._gpu is not None and job.values != "off":
+            self._values = ValueEngine(job.seed, strict=job.values == "strict")
+        execute = None if self._values is None else self._values.execute
+        recorder = Recorder(self._journal, job.steps, execute, self._progress, self._timer())
+        if tracer := _tracer(job):
+            recorder.trace(tracer)
+        return recorder
+
+    def _cuda_begins(self) -> None:
+        check_allocator()
+        self._settings = allocator_settings()
+        self._write_gpu()
+
+    def _make_tapes(self) -> Tapes:
+        """This rank's tape, and those that it is answered from."""
+        job, known = self._job, None
+        if self._values is not None:
+            known = self._values.known
+        elif job.device == "virtual":
+            known = _unless_on_device
+        self._process.tape.append({"kind": "tape", **script_identity(job, os.getcwd())})
+
+        def command(ranks: Sequence[int]) -> str:
+            if len(ranks) > 1:
+                return profile_command(dataclasses.replace(job, with_peers=False), ranks)
+            return "" if job.with_peers else profile_command(dataclasses.replace(job, with_peers=True))
+
+        return Tapes(self._process.tape.append, known, find_tapes(job), job.rank, command)
+
+    def _write_about_the_world(self) -> None:
+        if self._tapes is not None:
+            self._tapes.close(sys.exc_info()[1])
+        for text in self._world_notes():
+            self._journal.append({"kind": "note", "text": text})
+
+    def _timer(self) -> Timer | None:
+        """Who times a step, if that is wanted."""
+        if not self._job.kernels or self._gpu is None or _rehearses():
+            return None
+        from fakedist.gpu.estimate import Estimate
+
+        return Estimate(find_gpu(self._job.gpu))
+
+    def _write_gpu(self) -> None:
+        """The rank's GPU, as far as it is known: a real one is asked when CUDA is initialised."""
+        job = self._job
+        found: dict[str, Any] = {"gpu_name": "", "capacity_bytes": 0, "compute_capability": "", "spec_memory_bytes": 0}
+        if self._gpu is not None:
+            spec = find_gpu(job.gpu)
+            found["gpu_name"], found["spec_memory_bytes"] = spec.product, spec.memory_bytes
+            found["capacity_bytes"] = job.gpu_memory_bytes or spec.memory_bytes
+            found["compute_capability"] = ".".join(map(str, spec.compute_capability))
+        elif properties := getattr(torch.cuda, "_get_device_properties", None):  # there once torch.cuda is initialised
+            gpu = properties(self._device_index())
+            found["gpu_name"], found["capacity_bytes"] = gpu.name, gpu.total_memory
+            found["compute_capability"] = f"{gpu.major}.{gpu.minor}"
+        self._journal.append(
+            {
+                "kind": "gpu",
+                "torch": str(torch.__version__),
+                "cuda": torch.version.cuda or "",
+                "python": platform.python_version(),
+                **found,
+                "peaks": _peaks(found["gpu_name"]),
+                "device_index": self._device_index(),
+                "alloc_conf": self._settings,
+            }
+        )
+
+    def _device_index(self) -> int:
+        """Which of the devices that the process sees is the rank's: CUDA_VISIBLE_DEVICES may leave others out."""
+        wanted = self._job.device_index
+        visible = [] if self._gpu is None else self._gpu.visible()
+        if not visible or wanted < len(visible):
+            return wanted
+        return visible.index(wanted) if wanted in visible else 0
+
+    def _progress(self, phase: str, step: int, allocated_bytes: int) -> None:
+        message = {"phase": phase, "step": step, "steps": self._job.steps, "allocated_bytes": allocated_bytes}
+        self._process.teller.tell(message)
+        if time.monotonic() - self._facts_at > _FACTS_EVERY_S:
+            self._write_facts()
+
+    def _write_facts(self) -> None:
+        """What the virtual GPU made up or could not answer, since the last time."""
+        self._facts_at = time.monotonic()
+        if self._values is not None and (invented := self._values.invented()):
+            self._journal.append({"kind": "invented", "rows": invented})
+        if self._gpu is not None:
+            refused = self._gpu.refused()
+            if (calls := sum(count for _, count in refused)) != self._refused:
+                self._refused = calls
+                self._journal.append({"kind": "unanswered", "rows": refused})
+
+    def _write_what_the_host_did_not_compute(self) -> None:
+        operations, first = self._values.not_computed_on_host() if self._values is not None else (0, "")
+        if operations:
+            where = f"at {first}" if first else "in a backward"
+            text = (
+                f"{operations:,} operations on host tensors of more than 4 MiB were not computed, first {where}: "
+                "large floats hold no values, neither on the virtual GPU nor, with it, on the host"
+            )
+            self._journal.append({"kind": "note", "text": text})
+
+    def _write_what_was_traced(self) -> None:
+        launches = self._gpu.traced() if self._gpu is not None else 0
+        if launches and not _rehearses():
+            text = (
+                f"the script's profiler saw {launches:,} launches of the virtual GPU: their names, streams and order "
+                "are the job's, their times are not a GPU's (each takes 1 us); operations on small tensors, which the "
+                "host computes, launch none"
+            )
+            self._journal.append({"kind": "note", "text": text})
+
+    def _write_what_may_have_failed_it(self, outcome: str) -> None:
+        if outcome == "exception" and self._job.device == "virtual" and self._job.values == "off":
+            text = (
+                "with --values off nothing is computed, and what the script reads from the GPU is zeros: "
+                "its error may come of that; without --values off small tensors are computed"
+            )
+            self._journal.append({"kind": "note", "text": text})
+
+    def _write_what_torch_does_not_see(self) -> None:
+        """NCCL's environment as the script left it; on a real GPU what is held beside the caching allocator."""
+        self._journal.append(nccl_record())
+        if (
+            self._gpu is None
+            and self._recorder.cuda.is_past
+            and (found := outside_record(self._device_index())) is not None
+        ):
+            self._journal.append(found)
+
+
+def _unless_on_device(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A tensor whose values are known: with --values off, nothing on the virtual GPU is."""
+    return None if tensor.is_cuda else tensor
+
+
+def _peaks(product: str) -> dict[str, Any] | None:
+    """What a GPU does at most: ``flops`` by dtype, ``bytes_per_s``; None if the data of its model are not known."""
+    spec = next((spec for spec in GPUS.values() if spec.product == product), None)
+    return None if spec is None else {"flops": dict(spec.peak_flops), "bytes_per_s": spec.memory_bandwidth}
+
+
+def _tracer(job: Job) -> Tracer | None:
+    """What traces a step after the recorded ones."""
+    if job.nsys is not None:
+        return NsysTracer()
+    if not job.kernels or (job.device == "virtual" and not _rehearses()):
+        return None
+    return CuptiTracer("measured" if job.device == "cuda" else "simulated")
+
+
+def _rehearses() -> bool:
+    """Whether a step on the virtual GPU is timed as on a real one: everything but the times is then as there."""
+    return os.environ.get("FAKEDIST_REHEARSE") == "cupti"
