@@ -239,6 +239,8 @@ class Surroundings:
             self._journal.append({"kind": "note", "text": text})
 
     def _write_what_was_traced(self) -> None:
+        if self._gpu is not None and (note := self._gpu.constants_note()):
+            self._journal.append({"kind": "note", "text": note})
         launches = self._gpu.traced() if self._gpu is not None else 0
         if launches and not _rehearses():
             text = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,6 +55,7 @@ class VirtualGpu:
         self._library = library
         self._variables, self._wishes = variables, wishes
         library.fakedist_refused.restype = ctypes.c_char_p
+        library.fakedist_constant.restype = ctypes.c_char_p
         library.fakedist_traced.restype = ctypes.c_uint64
         library.fakedist_name_crashes()
 
@@ -97,9 +98,20 @@ class VirtualGpu:
 
     def refused(self) -> list[tuple[str, int]]:
         """CUDA functions that were called and not answered, with their number of calls."""
+        return self._counted(self._library.fakedist_refused)
+
+    def constants_note(self) -> str:
+        """What NVML was asked of sensors that are not there, for the report; empty where nothing was."""
+        readings = self._counted(self._library.fakedist_constant)
+        if not readings:
+            return ""
+        count, kinds = sum(calls for _, calls in readings), ", ".join(name for name, _ in readings)
+        return f"{count:,} NVML readings ({kinds}) are constants of an idle GPU: nothing was measured for them"
+
+    def _counted(self, function: Callable[..., bytes | None]) -> list[tuple[str, int]]:
         calls = ctypes.c_uint64()
         found: list[tuple[str, int]] = []
-        while (name := self._library.fakedist_refused(len(found), ctypes.byref(calls))) is not None:
+        while (name := function(len(found), ctypes.byref(calls))) is not None:
             found.append((name.decode(), calls.value))
         return found
 

@@ -165,3 +165,44 @@ def test_processes_that_build_the_driver_at_once_all_get_it(tmp_path: Path) -> N
     assert [process.returncode for process in running] == [0, 0, 0, 0]
     assert len(printed) == 1
     assert [str(path / "libcuda.so.1") for path in tmp_path.iterdir()] == list(printed)
+
+
+MONITOR = """
+import ctypes
+nvml, handle, value = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p(), ctypes.c_uint()
+both, most, same = (ctypes.c_uint * 2)(9, 9), ctypes.c_uint(), ctypes.c_void_p()
+assert nvml.nvmlInit_v2() == nvml.nvmlDeviceGetHandleByIndex_v2(2, ctypes.byref(handle)) == 0
+def read(name, *more):
+    assert getattr(nvml, name)(handle, *more, ctypes.byref(value)) == 0
+    return value.value
+found["read"] = [read("nvmlDeviceGetPowerUsage"), read("nvmlDeviceGetTemperature", 0)]
+found["read"].append(read("nvmlDeviceGetClockInfo", 1))
+found["most"] = read("nvmlDeviceGetMaxClockInfo", 1)
+assert nvml.nvmlDeviceGetUtilizationRates(handle, both) == 0
+found["utilization"] = list(both)
+name = ctypes.create_string_buffer(96)
+assert nvml.nvmlDeviceGetUUID(handle, name, 96) == nvml.nvmlDeviceGetHandleByUUID(name, ctypes.byref(same)) == 0
+found["same"] = same.value == handle.value
+held = torch.empty(1 << 28, device="cuda:2")
+memory = (ctypes.c_ulonglong * 5)()
+assert nvml.nvmlDeviceGetMemoryInfo_v2(handle, memory) == 0
+found["used"] = memory[4]
+processes, count = (ctypes.c_ulonglong * 3)(), ctypes.c_uint(1)
+assert nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), processes) == 0
+found["processes"] = [count.value, processes[0] == __import__("os").getpid(), processes[1]]
+nvml.fakedist_constant.restype, calls, counted = ctypes.c_char_p, ctypes.c_uint64(), {}
+while kind := nvml.fakedist_constant(len(counted), ctypes.byref(calls)):
+    counted[kind.decode()] = calls.value
+found["counted"] = counted
+"""
+
+
+def test_a_monitor_reads_an_idle_gpu_through_nvml_and_sensors_are_counted() -> None:
+    found = on_virtual_gpu(MONITOR, devices=4)
+    assert found["read"] == [70_000, 35, 345]
+    assert found["most"] == 1980
+    assert found["utilization"] == [0, 0]
+    assert found["same"]
+    assert found["used"] == GIB
+    assert found["processes"] == [1, True, GIB]
+    assert found["counted"] == {"power": 1, "temperature": 1, "clock": 1, "utilization": 1}

@@ -7,11 +7,12 @@
 #define MAX_NAMES 256
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct {
+struct counted {
     const char *name;
     uint64_t calls;
-} refused[MAX_NAMES];
-static int known;
+};
+static struct counted refused[MAX_NAMES], constants[MAX_NAMES];
+static int known, known_constants;
 
 int unanswered(const char *name, int status) {
     if (!model.devices) return status; /* not asked to be a GPU: be silent, as a machine without one */
@@ -27,6 +28,23 @@ int unanswered(const char *name, int status) {
     }
     pthread_mutex_unlock(&lock);
     return status;
+}
+
+/* A reading that nothing was measured for, such as a temperature: counted by what it is of. */
+void made_up(const char *what) {
+    pthread_mutex_lock(&lock);
+    int i = 0;
+    while (i < known_constants && strcmp(constants[i].name, what)) i++;
+    if (i == known_constants && i < MAX_NAMES) constants[known_constants++].name = what;
+    if (i < MAX_NAMES) constants[i].calls++;
+    pthread_mutex_unlock(&lock);
+}
+
+/* The i-th kind of made-up readings and how many there were; NULL past the end. */
+API const char *fakedist_constant(int i, uint64_t *calls) {
+    if (i < 0 || i >= known_constants) return NULL;
+    *calls = constants[i].calls;
+    return constants[i].name;
 }
 
 /* The i-th refused name and its number of calls; NULL past the end. */

@@ -244,4 +244,5 @@ LOCAL int cudnn_launch(void *handle, const char *name); /* always OK */
 
 /* refuse.c */
 LOCAL int unanswered(const char *name, int status);
+LOCAL void made_up(const char *what); /* a reading of a sensor that is not there */
 #endif
