@@ -118,7 +118,7 @@ def _counts(root: nn.Module) -> Iterator[Counter[tuple[int, ...]]]:
     yield Counter(tuple(t.shape) for t in (*parameters, *root.buffers()))
 
 
-def _tensors_of(holder: object) -> list[torch.Tensor]:
+def _tensors_of(holder: Any) -> list[torch.Tensor]:
     """Tensors of a list or dict that begins with one; of an ordinary one, and all on the device."""
     values: list[Any] = []
     if type(holder) is list and holder and type(holder[0]) in _PLAIN:
