@@ -13,6 +13,7 @@ import torch
 from fakedist.gpu.clock import Clock
 from fakedist.gpu.launches import LaunchLog
 from fakedist.gpu.spec import GpuSpec
+from fakedist.gpu.templates import Known, Template, template_of
 from fakedist.gpu.timeline import Place, Tagged, Timeline
 from fakedist.gpu.work import NAN, Operation, Work, tensor_bytes
 from fakedist.patch import patched, present
@@ -37,10 +38,18 @@ class Estimate:
 
     Args:
         spec: The GPU model.
+        known: Gives the values of a tensor; None where nobody computed them.
+
+    Attributes:
+        inside: Gives the place of what a compiled graph launches now in this thread; None outside of one.
     """
 
-    def __init__(self, spec: GpuSpec) -> None:
+    def __init__(self, spec: GpuSpec, known: Known = lambda tensor: None) -> None:
+        self.inside: Callable[[], _Where | None] = lambda: None
         self._clock = Clock(spec)
+        self._known = known
+        self._templates: dict[str, Template | None] = {}
+        self._dense = 0
         self._log = LaunchLog()
         self._tags: dict[int, Tagged] = {}
         self._captured: dict[int, Tagged] = {}
@@ -169,13 +178,25 @@ class Estimate:
             # Inductor's own names: what is read and written in place.
             again = [value for name, value in zip(names, args, strict=False) if name.startswith("in_out_ptr")]
             work = Work(NAN, tensor_bytes((*args, *kwargs.values())) + tensor_bytes(again))
-            self._log.tag(self._tag(Tagged(thread.op, thread.operation, thread.place, work, counts=False)))
+            if (template := self._template(getattr(launcher, "fn", None))) is not None:
+                work, is_dense = template.work(dict(zip(names, args, strict=False)), work.moved_bytes, self._known)
+                self._dense += is_dense
+            inside = self.inside()
+            place = thread.place if inside is None else Place(*inside)
+            self._log.tag(self._tag(Tagged(thread.op, thread.operation, place, work, counts=False)))
             try:
                 return original(launcher, *args, **kwargs)
             finally:
                 self._log.tag(self._outside())
 
         return run
+
+    def _template(self, function: Any) -> Template | None:
+        """The template of one of Inductor's kernels; None of other kernels."""
+        source = str(getattr(function, "src", ""))
+        if source not in self._templates:
+            self._templates[source] = template_of(str(getattr(function, "__name__", "")), source)
+        return self._templates[source]
 
     def _source(self, step: int, timeline: Timeline) -> dict[str, Any]:
         measured_on = self._clock.measured_on
@@ -200,6 +221,11 @@ class Estimate:
             on = self._clock.measured_on
             notes.append(f"durations are a model's, calibrated on {on['gpu']} with torch {on['torch']} on {on['date']}")
         notes.append("what collectives take is not estimated: streams that wait for one wait for nothing")
+        if self._dense:
+            notes.append(
+                f"{self._dense:,} launches of flex_attention are estimated as if every query met every key: the values"
+                " of their masks are not known"
+            )
         if unknown := timeline.unknown:
             named = sorted(unknown, key=lambda name: -unknown[name])
             more = f" and {len(named) - _MOST_NAMED} others" if len(named) > _MOST_NAMED else ""

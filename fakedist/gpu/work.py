@@ -88,7 +88,7 @@ class Operation:
             result: What it returned.
         """
         moved = float(self._moved_bytes(args, kwargs, result))
-        dtype = _dtype(args)
+        dtype = dtype_of(args)
         if self._is_attention:
             return self._attention(args, kwargs, moved, dtype)
         if self._is_grouped:
@@ -212,6 +212,7 @@ def _bytes(tensor: torch.Tensor) -> int:
     return min(tensor.nbytes, storage_of(tensor)[1])
 
 
-def _dtype(args: tuple[Any, ...]) -> str:
+def dtype_of(args: tuple[Any, ...]) -> str:
+    """What an operation on these computes in: a key of ``GpuSpec.peak_flops``."""
     found = next((tensor for tensor in _tensors(args) if tensor.dtype in _DTYPES), None)
     return _DTYPES[found.dtype] if found is not None else "fp32"

@@ -14,7 +14,13 @@ Place = tuple[int, str, int, bool]
 
 
 class Timer(Protocol):
-    """Who times a step's kernels."""
+    """Who times a step's kernels.
+
+    Attributes:
+        inside: Gives the place of what a compiled graph launches now in this thread; None outside of one.
+    """
+
+    inside: Callable[[], Place | None]
 
     def begin(self) -> None:
         """The step begins."""

@@ -9,7 +9,9 @@ import re
 _BY_NAME = tuple(
     (family, re.compile(words, re.IGNORECASE))
     for family, words in (
-        # Inductor's names list what was fused, of which a word says little.
+        # Inductor's names list what was fused, of which a word says little; its templates compute products.
+        ("attention", r"^triton_tem_\w*(flex_attention|flex_decoding|sdpa)"),
+        ("gemm", r"^triton_tem_"),
         ("copy", r"^triton_poi_fused_(_?(to_copy|clone|cat|copy|transpose|permute|view|t|slice|stack|expand))+_\d+$"),
         ("elementwise", r"^triton_poi_"),
         ("norm", r"^triton_(red|per|spl)_\w*(rsqrt|softmax|norm|nll_loss)"),

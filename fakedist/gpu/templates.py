@@ -1,0 +1,96 @@
+"""What Inductor's Triton templates have to do: products, convolutions and flex_attention.
+
+Their sizes stand in the kernel's source, as ``M = 4096`` or ``M = ks0``; which blocks of keys flex_attention meets
+stands in its arguments, where the mask's values are known.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from fakedist.gpu.work import NAN, Work, dtype_of
+
+_SIZE = re.compile(r"^\s*([A-Z][A-Z0-9_]*)\s*(?::\s*tl\.constexpr\s*)?=\s*(\w+)\s*$", re.MULTILINE)
+_SIDES = ("D", "H", "W")
+#: Gives a tensor's values, or None where nobody computed them.
+Known = Callable[[torch.Tensor], "torch.Tensor | None"]
+
+
+class Template(NamedTuple):
+    """The sizes in a kernel's source: numbers, or names of arguments."""
+
+    sizes: dict[str, str]
+
+    def work(self, arguments: Mapping[str, Any], moved_bytes: float, known: Known) -> tuple[Work, bool]:
+        """What one launch has to do, and whether a mask is taken for dense because its values are not known.
+
+        Args:
+            arguments: Of the kernel, by name.
+            moved_bytes: What it must read and write at least.
+            known: Gives the values of a mask.
+        """
+        sizes = {name: number for name, text in self.sizes.items() if (number := _number(text, arguments)) is not None}
+        dtype = dtype_of(tuple(arguments.values()))
+        if "QK_HEAD_DIM" in sizes and "KV_LEN" in sizes:
+            return _attention(sizes, arguments, Work(NAN, moved_bytes, dtype), known)
+        times = 2.0 if "arg_D" in arguments else 1.0  # A @ B + C @ D
+        return Work(times * _product(sizes), moved_bytes, dtype), False
+
+
+def template_of(name: str, source: str) -> Template | None:
+    """The template of a kernel; None of other kernels."""
+    return Template(dict(_SIZE.findall(source))) if name.startswith("triton_tem_") and source else None
+
+
+def _number(text: str, arguments: Mapping[str, Any]) -> float | None:
+    value = int(text) if text.isdecimal() else arguments.get(text)
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _product(sizes: Mapping[str, float]) -> float:
+    """FLOPs of a matrix product or a convolution; NaN where the sizes tell of neither."""
+    if "OUT_C" in sizes and "BATCH" in sizes:
+        inputs = sizes.get("GROUP_IN_C", sizes.get("IN_C", NAN) / sizes.get("GROUPS", 1.0))
+        kernel, out = (math.prod(sizes.get(f"{what}_{side}", 1.0) for side in _SIDES) for what in ("KERNEL", "OUT"))
+        return 2.0 * sizes["BATCH"] * sizes["OUT_C"] * inputs * kernel * out
+    if "G" in sizes:  # groups, whose sizes are on the device
+        return NAN
+    inner = sizes.get("K", sizes.get("K1", NAN))
+    return 2.0 * sizes.get("M", NAN) * sizes.get("N", NAN) * inner * sizes.get("BATCH", 1.0)
+
+
+def _attention(
+    sizes: Mapping[str, float], arguments: Mapping[str, Any], unknown: Work, known: Known
+) -> tuple[Work, bool]:
+    """Two products forward; five backward, of which one is the scores' once more (the kernel does that one twice)."""
+    try:
+        batch = sizes["ZQ"] if "ZQ" in sizes else sizes["Z"]
+        heads = sizes["HQ"] if "HQ" in sizes else sizes["HKV"] * sizes.get("GQA_SHARED_HEADS", 1.0)
+        queries, keys, width, value_width = (sizes[name] for name in ("Q_LEN", "KV_LEN", "QK_HEAD_DIM", "V_HEAD_DIM"))
+    except KeyError:
+        return unknown, False
+    met = _met_keys(arguments, sizes.get("SPARSE_KV_BLOCK_SIZE", NAN), keys, known)
+    backward = "arg_DO" in arguments
+    widths = 3 * width + 2 * value_width if backward else width + value_width
+    flops = 2.0 * batch * heads * queries * (keys if met is None else met) * widths
+    curve = "backward" if backward else "forward"
+    return unknown._replace(flops=flops, attention=curve, keys=keys), met is None
+
+
+def _met_keys(arguments: Mapping[str, Any], block: float, keys: float, known: Known) -> float | None:
+    """Keys that a query meets on average: in blocks of the mask that are not empty; None if they are not known."""
+    met = 0.0
+    for name in ("arg_KV_NUM_BLKS", "arg_FULL_KV_NUM_BLKS"):
+        counts = arguments.get(name)
+        if counts is None:
+            continue
+        values = known(counts) if isinstance(counts, torch.Tensor) else None
+        if values is None or not values.numel():
+            return None
+        met += float(values.double().mean()) * block
+    return min(met, keys) if met == met else None
