@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from fakedist.gpu.spec import GPUS, find_gpu
+from fakedist.gpu.tuning import FirstConfigurations
 from fakedist.gpu.values import ValueEngine, printed_values
 from fakedist.gpu.virtual import VirtualGpu
 from fakedist.job import Job, profile_command
@@ -81,6 +82,7 @@ class Surroundings:
         self._values: ValueEngine | None = None
         self._tapes: Tapes | None = None
         self._world_notes: Callable[[], list[str]] = list
+        self._tuning = FirstConfigurations()
         self._facts_at = time.monotonic()
         self._refused = 0
         self._settings = ""
@@ -96,6 +98,8 @@ class Surroundings:
         self._journal.append(nccl_record())
         self._recorder.cuda.then(lambda: self._guarded(self._cuda_begins))
         with ExitStack() as recording, ExitStack() as world:
+            if self._gpu is not None:
+                world.enter_context(self._tuning.taken())
             if self._values is not None:
                 world.enter_context(printed_values(self._values))
                 world.enter_context(self._values.replays())
@@ -166,7 +170,7 @@ class Surroundings:
     def _write_about_the_world(self) -> None:
         if self._tapes is not None:
             self._tapes.close(sys.exc_info()[1])
-        for text in self._world_notes():
+        for text in filter(None, (*self._world_notes(), self._tuning.note())):
             self._journal.append({"kind": "note", "text": text})
 
     def _timer(self) -> Timer | None:
@@ -175,7 +179,8 @@ class Surroundings:
             return None
         from fakedist.gpu.estimate import Estimate
 
-        return Estimate(find_gpu(self._job.gpu))
+        spec = find_gpu(self._job.gpu)
+        return Estimate(spec) if self._values is None else Estimate(spec, self._values.known)
 
     def _write_gpu(self) -> None:
         """The rank's GPU, as far as it is known: a real one is asked when CUDA is initialised."""

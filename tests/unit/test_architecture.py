@@ -65,7 +65,7 @@ MAY_IMPORT = {
     "patch": (),
     "frames": ("run",),
     "world": ("run", "patch", "frames", "importing"),
-    "gpu": ("run", "patch", "frames"),
+    "gpu": ("run", "patch", "frames", "importing"),
     "record": ("run", "patch", "frames"),
     "analysis": ("run",),
     "report": ("run", "analysis"),

@@ -1,0 +1,121 @@
+"""Tuning on the virtual GPU: kernels do not run, so their times say nothing, and the first configuration is taken.
+
+What would be tuned is Inductor's choice among templates (``max_autotune``), its kernels' blocks (with them
+``coordinate_descent_tuning``), and kernels under ``triton.autotune``. On a real GPU all of that is left alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from fakedist.importing import when_imported
+from fakedist.patch import patched, present
+
+_HEURISTICS = "torch._inductor.runtime.triton_heuristics"
+_SELECTION = "torch._inductor.select_algorithm"
+_TRITON = "triton.runtime.autotuner"
+
+
+class FirstConfigurations:
+    """Takes the first configuration wherever one would be tuned, and counts."""
+
+    def __init__(self) -> None:
+        self._exit = ExitStack()
+        self._chosen: dict[str, int] = {}
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Take them from now on, in what the script has imported of Inductor and Triton and in what it will.
+
+        Raises:
+            RecordingError: It tunes otherwise.
+        """
+        modules = {_HEURISTICS: self._inductor, _SELECTION: self._templates, _TRITON: self._triton}
+        with ExitStack() as self._exit:
+            for name in modules.keys() & sys.modules.keys():
+                modules[name](sys.modules[name])
+            self._exit.enter_context(
+                when_imported(modules.__contains__, lambda module: modules[module.__name__](module))
+            )
+            yield
+
+    def note(self) -> str:
+        """What is to be said of it; empty if nothing would have been tuned."""
+        if not self._chosen:
+            return ""
+        counted = ", ".join(f"{what}: {count:,}" for what, count in sorted(self._chosen.items()))
+        return (
+            f"nothing was tuned ({counted}): kernels do not run on the virtual GPU, and the first configuration was "
+            "taken; before its first step a real job also allocates and frees what tuning needs (copies of the "
+            "arguments that a kernel changes, a buffer as large as the L2 cache), and a template that wins against "
+            "cuBLAS may keep fewer buffers"
+        )
+
+    def _count(self, what: str) -> None:
+        self._chosen[what] = self._chosen.get(what, 0) + 1
+
+    def _patch(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        self._exit.enter_context(patched(owner, name, make(present(owner, name))))
+
+    def _inductor(self, module: Any) -> None:
+        tuner = present(module, "CachingAutotuner")
+
+        def worker(original: Callable[[Any], None]) -> Callable[[Any], None]:
+            def precompile_worker(self_: Any) -> None:
+                configs = self_.configs
+                if self_.compile_results or not configs or len(configs) == 1:
+                    original(self_)
+                    return
+                self._count("kernels of Inductor")
+                for last, config in enumerate(configs, start=1):
+                    self_.configs = [config]
+                    try:
+                        original(self_)
+                    except Exception:  # too large for this GPU: what tuning would leave out
+                        if last == len(configs):
+                            raise
+                    else:
+                        return
+
+            return precompile_worker
+
+        def coordinates(original: Callable[..., Any]) -> Callable[..., Any]:
+            def coordinate_descent_tuning(self_: Any, launcher: Any, *args: Any, **kwargs: Any) -> Any:
+                self._count("kernels by coordinate descent")
+                return launcher
+
+            return coordinate_descent_tuning
+
+        def times(original: Callable[..., Any]) -> Callable[..., Any]:
+            def benchmark_all_configs(self_: Any, *args: Any, **kwargs: Any) -> dict[Any, float]:
+                return {launcher: float(place) for place, launcher in enumerate(self_.launchers)}
+
+            return benchmark_all_configs
+
+        self._patch(tuner, "_precompile_worker", worker)
+        self._patch(tuner, "coordinate_descent_tuning", coordinates)
+        self._patch(tuner, "benchmark_all_configs", times)
+
+    def _templates(self, module: Any) -> None:
+        def select(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(self_: Any, name: str, choices: list[Any], *args: Any, **kwargs: Any) -> Any:
+                if len(choices) > 1:
+                    self._count("choices of templates")
+                return original(self_, name, choices[:1], *args, **kwargs)
+
+            return call
+
+        self._patch(present(module, "AlgorithmSelectorCache"), "__call__", select)
+
+    def _triton(self, module: Any) -> None:
+        def bench(original: Callable[..., Any]) -> Callable[..., Any]:
+            def _bench(self_: Any, *args: Any, config: Any, **meta: Any) -> list[float]:
+                self._count("configurations of triton.autotune")
+                return [float(self_.configs.index(config))] * 3
+
+            return _bench
+
+        self._patch(present(module, "Autotuner"), "_bench", bench)
