@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fakedist.analysis.held import Held, held_blocks
 from fakedist.analysis.recording import Array, Recording
 from fakedist.analysis.replay import Replay, parse_settings, replay
 from fakedist.run.schema import ACTIONS, ALIKE_CODE, CATEGORIES, SHARD_CODE
@@ -59,9 +60,11 @@ def build_blocks(recording: Recording) -> Blocks:
             "stack": events["stack"][made],
         }
     )
-    _add_place(frame, recording)
-    shares = _add_category(frame, recording)
-    return Blocks(frame, shares, played, int(allocated.argmax()) if len(allocated) else -1)
+    peak_event = int(allocated.argmax()) if len(allocated) else -1
+    held = held_blocks(frame, recording, peak_event)
+    _add_place(frame, recording, held)
+    shares = _add_category(frame, recording, held)
+    return Blocks(frame, shares, played, peak_event)
 
 
 def scope_columns(recording: Recording, op: Array) -> pd.DataFrame:
@@ -94,18 +97,25 @@ def operation_names(recording: Recording, op: Array) -> Any:
     return pd.Categorical.from_codes(code, categories=pd.Index(names))
 
 
-def _add_place(frame: pd.DataFrame, recording: Recording) -> None:
+def _add_place(frame: pd.DataFrame, recording: Recording, held: Held) -> None:
     op = frame["op"].to_numpy()
     place = scope_columns(recording, op)
     for name in ("step", "phase", "layer", "recompute"):
         frame[name] = place[name].to_numpy() if name != "phase" else place[name].array
+    frame["layer"] = np.where(held.layer >= 0, held.layer, frame["layer"]).astype("i4")
     frame["operation"] = operation_names(recording, op)
 
 
-def _add_category(frame: pd.DataFrame, recording: Recording) -> pd.DataFrame:
-    """Add ``category``, move marked blocks to the layers that own them, return the shares of shared ones."""
+def _add_category(frame: pd.DataFrame, recording: Recording, held: Held) -> pd.DataFrame:
+    """Add ``category``, move marked blocks to the layers that own them, return the shares of shared ones.
+
+    A block that changes hands inside of a compiled graph is marked for what it holds last, and saved for what it holds
+    when the graph ends.
+    """
     marked, owners = _marked(frame, recording.marks)
-    activation = _saved_for_backward(frame, recording)
+    marked = np.where(held.is_last, marked, _UNMARKED)
+    owners = owners[held.is_last[owners["block"].to_numpy()]] if len(owners) else owners
+    activation = _saved_for_backward(frame, recording) & held.is_saved
     # A buffer for communication that was made during a forward and stays (DDP's buckets) was not saved for a backward.
     activation &= ~((marked == _CODE["communication"]) & _outlives_backward(frame, recording))
     working = frame["phase"].isin(("forward", "backward", "optimizer")).to_numpy()
@@ -126,7 +136,9 @@ def _marked(frame: pd.DataFrame, marks: dict[str, Array]) -> tuple[Array, pd.Dat
     if not len(frame) or not len(marks["op"]):
         return best, nobody
     wanted = pd.DataFrame(marks).astype({"address": "uint64", "category": "int64"})
-    blocks = pd.DataFrame({"op": frame["op"], "address": frame["address"], "block": np.arange(len(frame))})
+    # What a compiled graph allocates after an operation that it called has the graph's number, which is smaller.
+    op = np.maximum.accumulate(frame["op"].to_numpy())
+    blocks = pd.DataFrame({"op": op, "address": frame["address"], "block": np.arange(len(frame))})
     # The block that was allocated last at the address, by an operation up to the mark's.
     found = pd.merge_asof(
         wanted.sort_values("op", kind="stable"),

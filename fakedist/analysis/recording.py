@@ -25,8 +25,12 @@ _EVENT_TYPES = {"action": "u1", "address": "<u8", "size": "<i8", "stream": "<u8"
     "stack": "<i4"
 }
 _MARK_TYPES = {"op": "<i8", "address": "<u8", "category": "u1", "layer": "<i4", "start": "<i8", "bytes": "<i8"}
+#: Of compiled graphs: their code (number, filename, [(line, module)], [(root, line, module)]), the layers of numbered
+#: modules (number, layers), their calls (op, code, placing), and what of their inputs they reuse (op, address, line,
+#: layer). See ``record/placing.py``.
+GRAPH_ROWS = ("generated", "placings", "graphs", "held")
 #: Tables that come in pieces of rows; each record carries only what is new.
-_ROWS = ("layers", "operations", "scopes", "regions", "collectives", "groups", "invented")
+_ROWS = ("layers", "operations", "scopes", "regions", "collectives", "groups", "invented", *GRAPH_ROWS)
 _SIMULATED = "each kernel takes 1 us on the virtual GPU: their order is the job's, their times nobody's"
 
 

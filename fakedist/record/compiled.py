@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fakedist.patch import patched, present
+from fakedist.record.inductor import Watched
 
 _OUTPUT_CODE = "torch._inductor.output_code"
 _get_mode, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
@@ -29,8 +30,8 @@ def is_followed() -> bool:
 
 
 @contextmanager
-def compiled_graphs(graph: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Run every graph that Inductor compiled inside of ``graph()``.
+def compiled_graphs(graph: Callable[[Any, Any], AbstractContextManager[None]], watched: Watched) -> Iterator[None]:
+    """Run every graph that Inductor compiled inside of ``graph(compiled, inputs)``, and follow its compilation.
 
     Inductor takes seconds to import, so it is patched when the script first asks for ``torch.compile``.
 
@@ -39,13 +40,14 @@ def compiled_graphs(graph: Callable[[], AbstractContextManager[None]]) -> Iterat
     """
     original = torch.compile
     with ExitStack() as undo:
-        watched = False
+        watching = False
 
         def watch() -> None:
-            nonlocal watched
-            if not watched:
-                watched = True
+            nonlocal watching
+            if not watching:
+                watching = True
                 undo.enter_context(_inductor_graphs(graph))
+                undo.enter_context(watched.compilations())
 
         @functools.wraps(original)
         def compile_(*args: Any, **kwargs: Any) -> Any:
@@ -60,13 +62,13 @@ def compiled_graphs(graph: Callable[[], AbstractContextManager[None]]) -> Iterat
 
 
 @contextmanager
-def _inductor_graphs(graph: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+def _inductor_graphs(graph: Callable[[Any, Any], AbstractContextManager[None]]) -> Iterator[None]:
     from torch._inductor import output_code
 
     original = present(present(output_code, "CompiledFxGraph"), "__call__")
 
     def call(self: Any, inputs: Any) -> Any:
-        with graph():
+        with graph(self, inputs):
             return original(self, inputs)
 
     with patched(output_code.CompiledFxGraph, "__call__", call):

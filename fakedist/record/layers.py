@@ -94,6 +94,25 @@ class LayerTable:
         prefix = self._names[calling]
         return next((layer for layer in layers if prefix and self._names[layer].startswith(prefix + ".")), layers[0])
 
+    def layer_by_id(self, key: int, calling: int = OUTSIDE) -> int | None:
+        """Layer of the module with this ``id()``; None if none that lives is known by it."""
+        for known in (self._of_module.get(key), self._parents.get(key)):
+            if known is not None and (module := known[0]()) is not None:
+                return self.layer(module, calling)
+        return None
+
+    def moved(self, layer: int, origin: int, target: int) -> int:
+        """The layer that is below ``target`` what ``layer`` is below ``origin``; itself if it is not below that."""
+        below: list[str] = []
+        at = layer
+        while at not in (origin, OUTSIDE):
+            below.insert(0, self._names[at].rpartition(".")[2])
+            at = self.rows[at][3]
+        if at != origin:
+            return layer
+        above = "" if below and self._names[target] == self._first_label else self._names[target]
+        return self._ids.get(".".join([above, *below] if above else below), target)
+
     def remember_parent(self, parent: nn.Module, child: nn.Module) -> None:
         """``parent`` has registered ``child``."""
         self._parents[id(child)] = (weakref.ref(child), weakref.ref(parent))

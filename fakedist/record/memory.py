@@ -44,6 +44,7 @@ class History:
         self._frames: dict[tuple[str, int, str], int] = {}
         self._stacks: dict[tuple[int, ...], int] = {}
         self._workspace_stacks: set[int] = set()
+        self._highest = -1
         self._record: Callable[..., None] = present(torch.cuda.memory, _RECORD)
 
     def start(self) -> None:
@@ -79,6 +80,7 @@ class History:
             at = entry["addr"] if "addr" in entry else entry.get("device_free", 0)
             metadata = entry.get("user_metadata")
             number = int(metadata) if metadata and metadata.isdecimal() else -1
+            self._highest = max(self._highest, number)
             action.append(_ACTION_CODES[name])
             address.append(at)
             size.append(entry["size"])
@@ -97,7 +99,7 @@ class History:
             # Of an operand's size it would be a contiguous copy of that.
             beside = gemm is not None and at != gemm[0] and entry["size"] not in gemm[1:]
             if name == "alloc" and (beside or stack[-1] in self._workspace_stacks):
-                self.on_workspace(at, number, entry["size"])
+                self.on_workspace(at, self._highest, entry["size"])
         return {
             "kind": "events",
             "device": device,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fakedist.record.dispatch import every_operation
+from fakedist.record.placing import Placed
 from fakedist.record.position import Position
 from fakedist.record.timer import Timer
 
@@ -72,6 +73,7 @@ class Operations:
         self._first = 0
         self._tell_allocator = tell_allocator
         self._graph: str | None = None
+        self._placed: Placed | None = None
         self._exit = ExitStack()
 
     def __enter__(self) -> Operations:
@@ -111,16 +113,25 @@ class Operations:
         return result
 
     @contextmanager
-    def graph(self) -> Iterator[None]:
-        """A compiled graph runs: what it allocates between the operations that it calls is its own."""
+    def graph(self, begins: Callable[[int], Placed | None]) -> Iterator[None]:
+        """A compiled graph runs: what it allocates between the operations that it calls is its own.
+
+        Args:
+            begins: Given the number of its call, says what is known of it.
+        """
         op = self._number_own(GRAPH)
         before, self._graph = self._graph, str(op)
+        placed_before, self._placed = self._placed, begins(op)
         self._tell_timer(op, GRAPH)
         try:
             yield
         finally:
-            self._graph = before
+            self._graph, self._placed = before, placed_before
             self._tell_timer(-1 if before is None else int(before), "" if before is None else GRAPH)
+
+    def place_in_graph(self) -> tuple[int, str, int, bool] | None:
+        """Step, phase, layer and recompute of what a compiled graph launches now in this thread; None outside."""
+        return None if self._placed is None else self._position.places[self._scope_now()]
 
     def take(self) -> tuple[int, bytes, bytes]:
         """First operation number, operation ids and scope ids (uint32) since the last call."""
@@ -137,12 +148,16 @@ class Operations:
         """Write down the next operation; its number."""
         position = self._position
         self._operation.append(kind.number)
-        self._scope.append(position.scope())
+        self._scope.append(self._scope_now())
         op = position.op
         position.op = op + 1
         if not kind.is_view:
             self._tell_allocator(str(op))
         return op
+
+    def _scope_now(self) -> int:
+        placed = self._placed
+        return self._position.scope(None if placed is None else placed.layer_here())
 
     def _number_own(self, name: str) -> int:
         return self._number(self._kinds.get(name) or self._new_kind(name))

@@ -73,17 +73,22 @@ class Position:
 
     # ---- asked by every operation
 
-    def scope(self) -> int:
-        """Number of (step, phase, layer, recompute) of the operation that runs now in this thread."""
+    def scope(self, inside: int | None = None) -> int:
+        """Number of (step, phase, layer, recompute) of the operation that runs now in this thread.
+
+        Args:
+            inside: The layer that a compiled graph works for, which its caller does not tell; None outside of one.
+        """
         if self._engines:
             recompute = torch.is_grad_enabled() and not self._engines[-1].creates_graph
-            layer = self._layer_in_backward()
+            layer = self._layer_in_backward() if inside is None else inside
             if recompute != (self._recompute_from >= 0):
                 self._recompute_switched(recompute, layer)
             key = (self.step, "backward", layer, recompute)
         else:
             thread = self._threads.get(threading.get_ident())
-            key = (self.step, self.phase, thread.stack[-1] if thread and thread.stack else OUTSIDE, False)
+            layer = thread.stack[-1] if thread and thread.stack else OUTSIDE
+            key = (self.step, self.phase, layer if inside is None else inside, False)
         scope = self._scopes.get(key)
         return self._new_scope(key) if scope is None else scope
 

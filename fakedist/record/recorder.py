@@ -26,10 +26,12 @@ from fakedist.record.hooks import (
     optimizer_hooks,
     out_of_memory_observer,
 )
+from fakedist.record.inductor import Modules, Watched
 from fakedist.record.layers import OUTSIDE, LayerTable, remember_parents
 from fakedist.record.marks import KEEP_LAYER, Marks
 from fakedist.record.memory import History, allocator_history
 from fakedist.record.operations import Execute, Operations
+from fakedist.record.placing import Placing, is_dynamos, layers_of
 from fakedist.record.position import Position
 from fakedist.record.steps import Steps
 from fakedist.record.timed import TimedStep, Tracer
@@ -97,6 +99,10 @@ class Recorder:
         # Before CUDA begins the allocator cannot be told: it would ask CUDA for the device.
         self._operations = Operations(self._position, self._execute_before_cuda, self._tick, lambda text: None)
         self._executes = execute is not None
+        self._watched = Watched(self._compiles, lambda: self._position.layer)
+        self._placing = Placing(self._layers, self._watched)
+        if timer is not None:
+            timer.inside = self._operations.place_in_graph
         self._history = History(journal.append, self._operations.gemms)
         self._history.on_workspace = self._workspace
         self._timed = TimedStep(self._layers.name, after=steps)
@@ -124,7 +130,7 @@ class Recorder:
             stack.enter_context(module_hooks(self._module_begins, self._module_ended))
             stack.enter_context(backward_hook(self._backward))
             stack.enter_context(optimizer_hooks(self._optimizer_begins, self._optimizer_ended))
-            stack.enter_context(compiled_graphs(self._graph))
+            stack.enter_context(compiled_graphs(self._graph, self._watched))
             stack.enter_context(self._timing.watching())
             # Where operations are run by somebody else than torch, they are to the end.
             (stack if self._executes else memory).enter_context(self._operations)
@@ -204,6 +210,8 @@ class Recorder:
 
     def _module_begins(self, module: nn.Module) -> None:
         position = self._position
+        if is_dynamos(module) and not position.is_root_call():
+            return
         if position.is_root_call():
             self._follow_step(self._steps.root_forward)
             self._scan_once(module)
@@ -216,6 +224,8 @@ class Recorder:
 
     def _module_ended(self, module: nn.Module) -> None:
         position = self._position
+        if is_dynamos(module) and not self._layers.knows(module):
+            return
         layer = self._layers.layer(module, position.layer)
         if self._timed.is_on:
             self._timed.layer_ended(layer)
@@ -301,8 +311,13 @@ class Recorder:
         for record in self._history.statistics():
             self._journal.append(record)
 
-    def _graph(self) -> AbstractContextManager[None]:
-        return self._operations.graph() if self._records else nullcontext()
+    def _compiles(self, modules: Modules) -> None:
+        modules.layers = layers_of(modules, self._layers)
+
+    def _graph(self, compiled: Any, inputs: Any) -> AbstractContextManager[None]:
+        if not self._records:
+            return nullcontext()
+        return self._operations.graph(lambda op: self._placing.begins(compiled, inputs, op, self._position.layer))
 
     def _out_of_memory(self, device: int, requested: int, device_total: int, device_free: int) -> None:
         layer = self._layers.name(self._position.layer)
@@ -364,6 +379,8 @@ class Recorder:
         regions, position.regions = position.regions, []
         if regions:
             append({"kind": "regions", "rows": regions})
+        for record in self._placing.take():
+            append(record)
         self.ledger.flush()
         self._drained_at = time.monotonic()
 

@@ -1,0 +1,147 @@
+"""Memory inside compiled graphs: the layer that each block was made for, and what held it at the peak.
+
+Inductor gives a buffer that is done with to the next one of its size. Such a block is one for the allocator, and was
+several layers' after each other. Generated code says at which of its lines it changes hands (``record/generated.py``);
+the line that ran at the peak is in the stack of the peak's allocation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from fakedist.analysis.recording import Array, Recording
+
+_NEVER = 1 << 40
+
+
+@dataclass
+class Held:
+    """Of each block, as compiled graphs tell it.
+
+    Attributes:
+        layer: The layer that it was for: at the peak, or when the graph that made it ended; -1 where no graph tells.
+        is_saved: Whether what it held then is what it held when the graph that made it ended.
+        is_last: Whether it is what it held last of all.
+    """
+
+    layer: Array
+    is_saved: Array
+    is_last: Array
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A moment: a call of a graph, by its row in ``graphs``, and the line of its code."""
+
+    graph: int
+    line: int
+
+
+def held_blocks(frame: pd.DataFrame, recording: Recording, peak_event: int) -> Held:
+    """Which layer each block was for.
+
+    Args:
+        frame: Columns op, stack, address, alloc_event, free_event of the blocks, in the order of their allocation.
+        recording: The recording.
+        peak_event: Event of the peak; -1 without any.
+    """
+    num = len(frame)
+    held = Held(np.full(num, -1, "i8"), np.ones(num, bool), np.ones(num, bool))
+    graphs = recording.rows["graphs"]
+    if not graphs or not num:
+        return held
+    code_of, line_of = _lines(recording)
+    op, stack = frame["op"].to_numpy(), frame["stack"].to_numpy()
+    of_op = np.array([row[0] for row in graphs])
+    graph = np.searchsorted(of_op, op, side="right") - 1
+    code = np.where(stack >= 0, code_of[stack], -1)
+    is_inside = (code >= 0) & (graph >= 0) & (code == np.array([row[1] for row in graphs])[graph])
+    peak = _peak(recording, peak_event, of_op, (code_of, line_of))
+    alive = ((frame["alloc_event"] <= peak_event) & (frame["free_event"] > peak_event)).to_numpy()
+    placings = dict(recording.rows["placings"])
+    lines = {number: dict(lines) for number, _, lines, _ in recording.rows["generated"]}
+    chains = _chains(recording)
+    for block in np.flatnonzero(is_inside):
+        number, of_graph = int(code[block]), int(graph[block])
+        line = int(line_of[stack[block]])
+        layers = placings[graphs[of_graph][2]]
+        held.layer[block] = _layer(layers, lines[number].get(line))
+        for at, module in chains.get((number, line), ()):
+            if not alive[block] or _is_before(of_graph, at, peak):
+                held.layer[block] = _layer(layers, module)
+            else:
+                held.is_saved[block] = held.is_last[block] = False
+    _inputs(frame, recording, (held, alive, peak, of_op))
+    return held
+
+
+def _layer(layers: tuple[int, ...], module: int | None) -> int:
+    return -1 if module is None else int(layers[module])
+
+
+def _is_before(graph: int, line: int, moment: _Point) -> bool:
+    return graph < moment.graph or (graph == moment.graph and line <= moment.line)
+
+
+def _lines(recording: Recording) -> tuple[Array, Array]:
+    """Of each stack, the generated code that it is in and the line; -1 where it is in none."""
+    codes = {filename: number for number, filename, *_ in recording.rows["generated"]}
+    of_frame = [codes.get(filename, -1) for filename, *_ in recording.frames]
+    code, line = np.full(len(recording.stacks) + 1, -1, "i8"), np.full(len(recording.stacks) + 1, -1, "i8")
+    for number, stack in enumerate(recording.stacks):
+        inside = next((frame for frame in stack if of_frame[frame] >= 0), None)
+        if inside is not None:
+            code[number], line[number] = of_frame[inside], recording.frames[inside][1]
+    return code, line
+
+
+def _chains(recording: Recording) -> dict[tuple[int, int], list[tuple[int, int]]]:
+    """(code, line that allocates) -> the lines from which on another buffer has the memory, and its module."""
+    found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for number, _, _, holders in recording.rows["generated"]:
+        for root, line, module in holders:
+            if root >= 0:
+                found.setdefault((number, root), []).append((line, module))
+    return {key: sorted(each) for key, each in found.items()}
+
+
+def _peak(recording: Recording, peak_event: int, of_op: Array, stacks: tuple[Array, Array]) -> _Point:
+    """The peak: inside of a graph if its allocation's stack is, else after the last one that began."""
+    events = recording.device_events
+    op = int(np.maximum.accumulate(events["op"][: peak_event + 1])[-1]) if peak_event >= 0 else -1
+    graph = int(np.searchsorted(of_op, op, side="right")) - 1
+    stack = int(events["stack"][peak_event]) if peak_event >= 0 else -1
+    code, line = (int(each[stack]) for each in stacks)
+    inside = graph >= 0 and code >= 0 and code == recording.rows["graphs"][graph][1]
+    return _Point(graph, line if inside else _NEVER)
+
+
+def _inputs(frame: pd.DataFrame, recording: Recording, found: tuple[Held, Array, _Point, Array]) -> None:
+    """Memory of a graph's inputs that it reuses: what a forward saved, mostly, and its backward is done with."""
+    held, alive, peak, of_op = found
+    rows = pd.DataFrame(recording.rows["held"], columns=["op", "address", "line", "layer"])
+    if not len(rows):
+        return
+    rows = rows.astype({"op": "int64", "address": "uint64", "line": "int64", "layer": "int64"})
+    made = np.maximum.accumulate(frame["op"].to_numpy())
+    blocks = pd.DataFrame({"op": made, "address": frame["address"], "block": np.arange(len(frame))})
+    blocks = blocks.astype({"op": "int64", "address": "uint64"})
+    matched = pd.merge_asof(
+        rows.sort_values(["op", "line"], kind="stable"),
+        blocks.sort_values(["op", "block"], kind="stable"),
+        on="op",
+        by="address",
+        direction="backward",
+    ).dropna(subset=["block"])
+    freed, event_op = frame["free_event"].to_numpy(), np.maximum.accumulate(recording.device_events["op"])
+    for op, line, layer, block in matched[["op", "line", "layer", "block"]].astype("int64").itertuples(index=False):
+        end = freed[block]
+        if not alive[block] or (end < len(event_op) and event_op[end] < op):
+            continue  # it was gone before: the input is memory of another kind
+        if _is_before(int(np.searchsorted(of_op, op, side="right")) - 1, line, peak):
+            held.layer[block], held.is_saved[block] = layer, False
+        else:
+            held.is_last[block] = False

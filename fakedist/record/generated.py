@@ -1,0 +1,135 @@
+"""The Python that Inductor writes for a graph: which line works for which module, and which buffer reuses which."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+#: The last line of generated code: by buffer, the number of the module that computes it.
+MARK = "# fakedist: modules of buffers "
+#: A buffer of no module that is known: it is of the module that was compiled.
+COMPILED = -1
+_FUNCTIONS = ("call", "partition_", "subgraph_")
+
+
+@dataclass
+class Generated:
+    """What is known of generated code.
+
+    Attributes:
+        lines: Line -> number of the module that it works for.
+        holders: (root, line, module): from this line on, memory is the module's. The root is the line of the statement
+            that allocated it; for an input of the graph it is ``-1 - place``.
+    """
+
+    lines: dict[int, int] = field(default_factory=dict)
+    holders: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+def with_modules(source: str, modules: dict[str, int]) -> str:
+    """Generated code with what :func:`parse_generated` needs behind it, as a comment that caches keep."""
+    return f"{source.rstrip()}\n{MARK}{json.dumps(modules, separators=(',', ':'))}\n"
+
+
+def parse_generated(source: str) -> Generated | None:
+    """Read generated code; None of code that was not written by :func:`with_modules`."""
+    marked = source.rstrip().rpartition("\n")[2]
+    if not marked.startswith(MARK):
+        return None
+    modules = json.loads(marked.removeprefix(MARK))
+    found = Generated()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef) and node.name.startswith(_FUNCTIONS):
+            _Function(modules, found, is_whole=node.name == "call").read(node)
+    return found
+
+
+class _Function:
+    """One generated function: a straight line of statements.
+
+    Args:
+        modules: Module of each buffer.
+        found: Where to write.
+        is_whole: Whether its inputs are the graph's.
+    """
+
+    def __init__(self, modules: dict[str, int], found: Generated, *, is_whole: bool) -> None:
+        self._modules, self._found, self._is_whole = modules, found, is_whole
+        self._roots: dict[str, int] = {}
+        self._unwritten: set[str] = set()
+
+    def read(self, function: ast.FunctionDef) -> None:
+        """Follow its statements."""
+        statements = list(_statements(function.body))
+        deleted = {(each.lineno, name) for each in statements if isinstance(each, ast.Delete) for name in _names(each)}
+        for each in statements:
+            if isinstance(each, ast.Assign):
+                self._assigned(each, deleted)
+            elif isinstance(each, ast.Expr):
+                self._called(each)
+
+    def _assigned(self, statement: ast.Assign, deleted: set[tuple[int, str]]) -> None:
+        target, value = statement.targets[0], statement.value
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Name) and value.id == "args" and self._is_whole:
+            for place, element in enumerate(target.elts):
+                if isinstance(element, ast.Name):
+                    self._roots[element.id] = -1 - place
+            return
+        if not isinstance(target, ast.Name):
+            return
+        name, source = target.id, _viewed(value)
+        module = self._modules.get(name, COMPILED)
+        if source is None:
+            self._roots[name] = statement.lineno
+            if isinstance(value, ast.Call) and (name in self._modules):
+                self._mark(statement, module)
+                if _is_allocation(value):
+                    self._unwritten.add(name)
+            return
+        root = self._roots.get(source)
+        if root is None:
+            return
+        self._roots[name] = root
+        if (statement.lineno, source) in deleted and name != source:
+            self._found.holders.append((root, statement.lineno, module))
+            self._unwritten.add(name)
+
+    def _called(self, statement: ast.Expr) -> None:
+        """A kernel: it works for the module of what it writes, which are the buffers that are new to it."""
+        named = [name for name in _names(statement) if name in self._modules]
+        new = [name for name in named if name in self._unwritten]
+        if named:
+            self._mark(statement, self._modules[(new or named)[-1]])
+            self._unwritten.difference_update(new)
+
+    def _mark(self, statement: ast.stmt, module: int) -> None:
+        for line in range(statement.lineno, (statement.end_lineno or statement.lineno) + 1):
+            self._found.lines[line] = module
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for statement in body:
+        yield statement
+        if not isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+            yield from _statements(getattr(statement, "body", []))
+
+
+def _names(node: ast.AST) -> list[str]:
+    return [each.id for each in ast.walk(node) if isinstance(each, ast.Name)]
+
+
+def _viewed(value: ast.expr) -> str | None:
+    """The buffer that an expression is a view, a part or another name of."""
+    if isinstance(value, ast.Name):
+        return value.id
+    if isinstance(value, ast.Subscript):
+        return _viewed(value.value)
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "reinterpret_tensor":
+        return _viewed(value.args[0])
+    return None
+
+
+def _is_allocation(value: ast.Call) -> bool:
+    return isinstance(value.func, ast.Name) and value.func.id.startswith("empty")

@@ -1,0 +1,184 @@
+"""Which module each piece of a graph is of, from Dynamo's graph to the code that Inductor writes and keeps.
+
+Dynamo gives the nodes of its graph the modules that they ran in (``nn_module_stack``); AOTAutograd and Inductor copy
+that, to the nodes of the backward as ``fwd_nn_module_stack``. Generated code names modules by number, in the order in
+which Dynamo's graph first mentions them. The code is kept in caches, where the same code serves alike graphs of other
+modules; Dynamo itself runs in every process, so that its graph says which modules the numbers mean. How a graph's nodes
+are divided into modules is a part of the caches' keys.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import fx
+
+from fakedist.patch import patched, present
+from fakedist.record.generated import COMPILED, with_modules
+
+_STACKS = ("nn_module_stack", "fwd_nn_module_stack")
+#: The modules of a node, outermost first: (id of the module or 0, its name as the compiled function has it).
+Stack = tuple[tuple[int, str], ...]
+
+
+class Modules:
+    """The modules that the nodes of a graph of Dynamo's are of, numbered.
+
+    Args:
+        graph: Dynamo's graph.
+        calling: Layer that calls it when it is compiled.
+
+    Attributes:
+        stacks: Of each number, the modules.
+        layers: Of each number, the layer; -1 where it is not known. Filled in by who knows layers.
+    """
+
+    def __init__(self, graph: fx.GraphModule, calling: int) -> None:
+        self.stacks: list[Stack] = []
+        self.layers: list[int] = []
+        self.calling = calling
+        self._numbers: dict[str, int] = {}
+        for node in _nodes(graph):
+            stack = _stack(node)
+            if stack and stack[-1][1] not in self._numbers:
+                self._numbers[stack[-1][1]] = len(self.stacks)
+                self.stacks.append(stack)
+
+    def number(self, node: fx.Node) -> int:
+        """The number of a node's module, also of a node that was made of one of Dynamo's."""
+        stack = _stack(node)
+        return self._numbers.get(stack[-1][1], COMPILED) if stack else COMPILED
+
+    def division(self, graph: fx.GraphModule) -> tuple[int, ...]:
+        """The number of each node's module: what generated code depends on, and a cache's key must have."""
+        return tuple(map(self.number, _nodes(graph)))
+
+    def of_buffers(self, lowering: Any) -> dict[str, int]:
+        """The number of each buffer's module, of a graph that Inductor has lowered."""
+        order = {node: place for place, node in enumerate(lowering.graph.nodes)}
+        found = {}
+        for name, buffer in lowering.name_to_buffer.items():
+            origins = [*(getattr(buffer, "origins", None) or ()), getattr(buffer, "origin_node", None)]
+            nodes = [node for node in origins if isinstance(node, fx.Node) and node.op == "call_function"]
+            # What is fused into a buffer ends with the node whose value it holds.
+            last = max(nodes, key=lambda node: order.get(node, -1), default=None)
+            found[str(name)] = COMPILED if last is None else self.number(last)
+        return found
+
+
+def _nodes(graph: fx.GraphModule) -> Iterator[fx.Node]:
+    """Nodes of a graph and of the graphs in it (checkpointed pieces)."""
+    for module in graph.modules():
+        if isinstance(module, fx.GraphModule):
+            yield from module.graph.nodes
+
+
+def _stack(node: fx.Node) -> Stack:
+    found = next((stack for name in _STACKS if (stack := node.meta.get(name))), None) or {}
+    keys = ((str(key).partition("@")[0], value[0]) for key, value in found.items())
+    return tuple((int(key) if key.isdecimal() else 0, str(path)) for key, path in keys)
+
+
+class Watched:
+    """Follows compilations, and knows of each compiled graph which modules its code's numbers mean.
+
+    Args:
+        begun: Called with the modules of a graph that is about to be compiled.
+        calling: Gives the layer that runs now.
+    """
+
+    def __init__(self, begun: Callable[[Modules], None], calling: Callable[[], int]) -> None:
+        self._begun, self._calling = begun, calling
+        self._now = threading.local()
+        self._of_graph: dict[int, tuple[weakref.ref[Any], Modules]] = {}
+
+    def modules(self, compiled: Any) -> Modules | None:
+        """Modules of a compiled graph (Inductor's ``CompiledFxGraph``); None if they are not known."""
+        known = self._of_graph.get(id(compiled))
+        return known[1] if known is not None and known[0]() is compiled else None
+
+    @contextmanager
+    def compilations(self) -> Iterator[None]:
+        """Follow what Inductor compiles.
+
+        Raises:
+            RecordingError: This torch's Inductor compiles otherwise.
+        """
+        from torch._inductor import codecache, compile_fx, graph, output_code
+
+        details = present(codecache, "FxGraphHashDetails")
+        with ExitStack() as stack:
+            enter = stack.enter_context
+            enter(patched(compile_fx, "compile_fx", self._compile_fx(present(compile_fx, "compile_fx"))))
+            enter(patched(details, "__init__", self._hash_details(present(details, "__init__"))))
+            lowering = present(graph, "GraphLowering")
+            enter(patched(lowering, "codegen", self._codegen(present(lowering, "codegen"))))
+            compiled = present(output_code, "CompiledFxGraph")
+            enter(patched(compiled, "post_compile", self._post_compile(present(compiled, "post_compile"))))
+            yield
+
+    @property
+    def _modules(self) -> Modules | None:
+        return getattr(self._now, "modules", None)
+
+    def _within(self, modules: Modules, call: Callable[..., Any]) -> Callable[..., Any]:
+        """A compiler as it is called for these modules, perhaps much later: for a backward that begins."""
+
+        @functools.wraps(call)
+        def within(*args: Any, **kwargs: Any) -> Any:
+            before, self._now.modules = self._modules, modules
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._now.modules = before
+
+        return within
+
+    def _compile_fx(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def compile_fx(*args: Any, **kwargs: Any) -> Any:
+            call = signature.bind(*args, **kwargs)
+            graph = next(iter(call.arguments.values()))
+            if self._modules is not None or not isinstance(graph, fx.GraphModule):  # it calls itself
+                return original(*args, **kwargs)
+            modules = Modules(graph, self._calling())
+            self._begun(modules)
+            call.apply_defaults()
+            call.arguments["inner_compile"] = self._within(modules, call.arguments["inner_compile"])
+            return self._within(modules, original)(*call.args, **call.kwargs)
+
+        return compile_fx
+
+    def _hash_details(self, original: Callable[..., None]) -> Callable[..., None]:
+        def hash_details(details: Any, graph: Any, *args: Any, **kwargs: Any) -> None:
+            original(details, graph, *args, **kwargs)
+            if self._modules is not None and isinstance(graph, fx.GraphModule):
+                details.fakedist_modules = self._modules.division(graph)
+
+        return hash_details
+
+    def _codegen(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def codegen(lowering: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(lowering, *args, **kwargs)
+            code = result[0]
+            if self._modules is not None and isinstance(getattr(code, "value", None), str):
+                code.value = with_modules(code.value, self._modules.of_buffers(lowering))
+            return result
+
+        return codegen
+
+    def _post_compile(self, original: Callable[..., None]) -> Callable[..., None]:
+        def post_compile(compiled: Any, *args: Any, **kwargs: Any) -> None:
+            if self._modules is not None:
+                self._of_graph[id(compiled)] = (weakref.ref(compiled), self._modules)
+            original(compiled, *args, **kwargs)
+
+        return post_compile

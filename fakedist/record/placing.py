@@ -1,0 +1,155 @@
+"""Where compiled graphs are when they run: which layer each line of generated code works for."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fakedist.patch import present
+from fakedist.record.generated import Generated, parse_generated
+from fakedist.record.inductor import Modules, Watched
+from fakedist.record.layers import OUTSIDE, LayerTable
+from fakedist.record.marks import device_storages
+
+#: Frames between an operation and the generated code that called it.
+_MOST_FRAMES = 16
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A compiled graph that a layer calls.
+
+    Attributes:
+        code: Number of its generated code.
+        placing: Number of its layers.
+        filename: Where its code lies.
+        generated: What is known of its code.
+        layers: Layer of each module that the code numbers; the last is the calling layer, which -1 stands for.
+        may_reuse_inputs: Whether its code runs whenever the graph does, so that it reuses memory of its inputs.
+    """
+
+    code: int
+    placing: int
+    filename: str
+    generated: Generated
+    layers: tuple[int, ...]
+    may_reuse_inputs: bool
+
+    def layer_here(self) -> int | None:
+        """The layer of the line of generated code that runs in this thread; None outside of it."""
+        frame: Any = sys._getframe(1)
+        for _ in range(_MOST_FRAMES):
+            if frame is None:
+                return None
+            if frame.f_code.co_filename == self.filename:
+                module = self.generated.lines.get(frame.f_lineno)
+                return None if module is None else self.layers[module]
+            frame = frame.f_back
+        return None
+
+
+class Placing:
+    """Places compiled graphs, and writes down how.
+
+    Args:
+        layers: Names of modules.
+        watched: Which modules graphs are of.
+
+    Attributes:
+        new: Rows for the journal, by kind, since last taken.
+    """
+
+    def __init__(self, layers: LayerTable, watched: Watched) -> None:
+        self._layers, self._watched = layers, watched
+        self._codes: dict[str, tuple[int, Generated | None]] = {}
+        self._placings: dict[tuple[int, ...], int] = {}
+        self._placed: dict[tuple[int, int], tuple[Modules, Placed]] = {}
+        self.new: dict[str, list[tuple[Any, ...]]] = {"generated": [], "placings": [], "graphs": [], "held": []}
+
+    def take(self) -> list[dict[str, Any]]:
+        """Records for the journal."""
+        taken, self.new = self.new, {kind: [] for kind in self.new}
+        return [{"kind": kind, "rows": rows} for kind, rows in taken.items() if rows]
+
+    def begins(self, compiled: Any, inputs: Any, op: int, calling: int) -> Placed | None:
+        """A compiled graph runs from here on: what is known of it.
+
+        Args:
+            compiled: Inductor's compiled graph.
+            inputs: What it is called with.
+            op: Number of its call.
+            calling: The layer that calls it.
+        """
+        placed = self._placed_of(compiled, calling)
+        if placed is None:
+            return None
+        self.new["graphs"].append((op, placed.code, placed.placing))
+        if placed.may_reuse_inputs:
+            for root, line, module in placed.generated.holders:
+                if root < 0 and -1 - root < len(inputs):
+                    for address, _ in device_storages(inputs[-1 - root]):
+                        self.new["held"].append((op, address, line, placed.layers[module]))
+        return placed
+
+    def _placed_of(self, compiled: Any, calling: int) -> Placed | None:
+        key = (id(compiled), calling)
+        modules = self._watched.modules(compiled)
+        if modules is None:
+            return None
+        known = self._placed.get(key)
+        if known is not None and known[0] is modules:
+            return known[1]
+        filename = _filename(compiled)
+        code, generated = self._code(filename, compiled)
+        if generated is None:
+            return None
+        layers = (*(self._moved(layer, modules.calling, calling) for layer in modules.layers), calling)
+        placing = self._placings.get(layers)
+        if placing is None:
+            placing = self._placings[layers] = len(self._placings)
+            self.new["placings"].append((placing, layers))
+        runs_always = getattr(compiled, "cudagraph_info", None) is None
+        placed = Placed(code, placing, filename, generated, layers, runs_always)
+        self._placed[key] = (modules, placed)
+        return placed
+
+    def _code(self, filename: str, compiled: Any) -> tuple[int, Generated | None]:
+        known = self._codes.get(filename)
+        if known is None:
+            generated = parse_generated(getattr(compiled, "source_code", ""))
+            known = self._codes[filename] = (len(self._codes), generated)
+            if generated is not None:
+                self.new["generated"].append((known[0], filename, list(generated.lines.items()), generated.holders))
+        return known
+
+    def _moved(self, layer: int, compiled_in: int, calling: int) -> int:
+        if layer < 0:
+            return calling
+        return layer if compiled_in in (calling, OUTSIDE) else self._layers.moved(layer, compiled_in, calling)
+
+
+def layers_of(modules: Modules, layers: LayerTable) -> list[int]:
+    """The layer of each module that a graph numbers: of the innermost in its stack that is known; -1 for none."""
+    found = []
+    for stack in modules.stacks:
+        known = (layers.layer_by_id(key, modules.calling) for key, _ in reversed(stack))
+        found.append(next((layer for layer in known if layer is not None), -1))
+    return found
+
+
+def _filename(compiled: Any) -> str:
+    codecache = sys.modules["torch._inductor.codecache"]
+    return str(present(codecache, "get_path")(compiled.cache_key, "py")[2])
+
+
+def is_dynamos(module: torch.nn.Module) -> bool:
+    """Whether Dynamo made a module: the pieces that it cuts a graph into (DDP's buckets) run as modules."""
+    name = type(module).__module__
+    if name.startswith("torch._dynamo.") and not name.endswith(".eval_frame"):
+        return True
+    if not isinstance(module, torch.fx.GraphModule):
+        return False
+    return hasattr(module, "compile_subgraph_reason") or any(map(is_dynamos, module.children()))
