@@ -129,6 +129,13 @@ class Rank:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
+        if (
+            self._surroundings is not None
+            and self._surroundings.stopped
+            and not code
+            and outcome in ("finished", "exit")
+        ):
+            outcome, line = "stopped", ""  # what runs the script (unittest, pytest) ended well all the same
         how = {"outcome": outcome, "code": code, "message": message}
         with uninterrupted():
             try:
@@ -214,7 +221,7 @@ class Rank:
         self.close("exit", code, "os._exit")
 
     def _stopped_in_thread(self) -> None:
-        self.close("stopped", 0, f"after {self._job.steps} steps, in a thread")
+        self.close("stopped", 0, "in a thread")
 
 
 def main(run_directory: str) -> int | str | None:

@@ -11,12 +11,13 @@ from typing import Any, Literal, get_args
 from fakedist.errors import JobError
 from fakedist.units import UNLIMITED_BYTES
 
-__all__ = ["UNLIMITED_BYTES", "Collectives", "Device", "Job", "Launcher", "Values"]
+__all__ = ["UNLIMITED_BYTES", "Collectives", "Device", "Job", "Launcher", "Until", "Values"]
 
 Device = Literal["cuda", "virtual"]
 Launcher = Literal["torchrun", "slurm", "mpi", "accelerate", "deepspeed"]
 Collectives = Literal["values", "noop"]
 Values = Literal["small", "strict", "off"]
+Until = Literal["validation", "save", "end"]
 
 #: The virtual GPU's driver has room for this many devices in one machine.
 MAX_GPUS_PER_NODE = 128
@@ -38,7 +39,10 @@ class Job:
         device: "cuda" for the real GPU, "virtual" for the virtual one.
         gpu: Model of the virtual GPU, a key of ``gpu.spec.GPUS``.
         gpu_memory_bytes: Memory of the virtual GPU; None for the model's own, UNLIMITED_BYTES for no limit.
-        steps: Training steps to run before the run is stopped.
+        steps: Training steps to run before the run is stopped; "auto" for as many as it takes until one ends with as
+            much live memory as the step before, at least 2 and at most 6.
+        until: What stops the run instead: a number of steps, the first "validation" or "save" after training began, or
+            the script's own "end"; None for the steps.
         launcher: Whose environment variables the script sees.
         collectives: "values" fills in what would have arrived; "noop" moves nothing.
         values: On the virtual GPU, "small" computes small tensors for real and makes up what nobody computed,
@@ -65,7 +69,8 @@ class Job:
     device: Device = "virtual"
     gpu: str = "h100-80g"
     gpu_memory_bytes: int | None = None
-    steps: int = 2
+    steps: int | Literal["auto"] = "auto"
+    until: int | Until | None = None
     launcher: Launcher = "torchrun"
     collectives: Collectives = "values"
     values: Values = "small"
@@ -79,15 +84,12 @@ class Job:
     with_peers: bool = False
 
     def __post_init__(self) -> None:
-        for name, option in (
-            ("world_size", "--world-size"),
-            ("gpus_per_node", "--gpus-per-node"),
-            ("steps", "--steps"),
-        ):
+        for name, option in (("world_size", "--world-size"), ("gpus_per_node", "--gpus-per-node")):
             if getattr(self, name) < 1:
                 raise JobError(
                     f"{option} must be 1 or more, not {getattr(self, name)}", f"give {option} a positive number"
                 )
+        self._check_length()
         if not 0 <= self.rank < self.world_size:
             raise JobError(
                 f"rank {self.rank} does not exist in a world of {self.world_size}",
@@ -111,6 +113,21 @@ class Job:
             )
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise JobError(f"--timeout must be more than 0 seconds, not {self.timeout_s}", "--timeout 600")
+
+    def _check_length(self) -> None:
+        """How long it runs makes sense."""
+        for option, value, words in (
+            ("--steps", self.steps, ("auto",)),
+            ("--until", 1 if self.until is None else self.until, get_args(Until)),
+        ):
+            is_number = isinstance(value, int) and not isinstance(value, bool)
+            if value not in words and not is_number:
+                known = ", ".join(words)
+                raise JobError(f"{option} is a number of steps or {known}, not {value!r}", f"{option} {words[0]}")
+            if isinstance(value, int) and value < 1:
+                raise JobError(f"{option} must be 1 or more, not {value}", f"give {option} a positive number")
+        if isinstance(self.steps, int) and isinstance(self.until, int) and self.steps != self.until:
+            raise JobError(f"--steps {self.steps} and --until {self.until} contradict each other", "give one of them")
 
     @property
     def node_rank(self) -> int:
@@ -167,6 +184,8 @@ def profile_arguments(job: Job, ranks: str = "") -> list[str]:
     """
     found = [f"--world-size={job.world_size}", f"--rank={ranks or job.rank}"]
     found += [f"--device={job.device}", f"--steps={job.steps}"]
+    if job.until is not None:
+        found.append(f"--until={job.until}")
     plain = Job(world_size=job.world_size, rank=job.rank, target=job.target)
     found += [
         f"--{name.replace('_', '-')}={getattr(job, name)}"
@@ -214,3 +233,8 @@ def _first_number(environ: Mapping[str, str], *names: str) -> int | None:
                     f"{name}={text} in the environment is not a number", "--world-size 1024 --rank 0"
                 ) from None
     return None
+
+
+def parse_length(text: str) -> int | str:
+    """A number of steps as a number; a word ("auto", "validation") as it is, for :class:`Job` to know it or not."""
+    return int(text) if text.removeprefix("-").isdecimal() else text

@@ -116,7 +116,8 @@ class ProgressLine:
 
     def show(self, message: dict[str, Any]) -> None:
         """Show a progress message of the child: phase, step, steps, allocated_bytes."""
-        step = "start" if not message["step"] else f"step {message['step']}/{message['steps']}"
+        of = f"/{message['steps']}" if isinstance(message["steps"], int) else ""
+        step = f"step {message['step']}{of}" if message["step"] else "start"
         text = f"[{step}, {message['phase']}, peak {format_bytes(message['allocated_bytes'])}]"
         if text == self._shown:
             return

@@ -136,12 +136,17 @@ class Surroundings:
         """This thread's operations are recorded too, where torch was imported in another one."""
         self._recorder.record_this_thread()
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the run was ended after its last step."""
+        return self._recorder.stopped
+
     def _make_recorder(self) -> Recorder:
         job = self._job
         if self._gpu is not None and job.values != "off":
             self._values = ValueEngine(job.seed, strict=job.values == "strict")
         execute = None if self._values is None else self._values.execute
-        recorder = Recorder(self._journal, job.steps, execute, self._progress, self._timer())
+        recorder = Recorder(self._journal, job.steps, execute, self._progress, self._timer(), until=job.until)
         if tracer := _tracer(job):
             recorder.trace(tracer)
         return recorder

@@ -85,7 +85,7 @@ def make_tables(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> d
     tables = {
         "phases": phases,
         "spans": memory.span_table(places),
-        "steps": memory.step_table(recording, phases),
+        "steps": memory.step_table(recording, blocks, places),
         "layers": layer_table(recording, blocks, steady_window(places, recording)),
         "largest": memory.largest_blocks(recording, blocks, lines),
         "groups": group_table(recording),

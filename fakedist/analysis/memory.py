@@ -42,14 +42,21 @@ def span_table(places: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def step_table(recording: Recording, phases: pd.DataFrame) -> pd.DataFrame:
-    """The table ``steps``: one row per step that ended, in order."""
+def step_table(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> pd.DataFrame:
+    """The table ``steps``: one row per step that ended, in order.
+
+    A step that allocated nothing (it only replayed CUDA graphs) held what was held when it began.
+    """
     table = pd.DataFrame(
         [(r["step"], r["start_us"], r["wall_us"]) for r in recording.steps], columns=["step", "start_us", "wall_us"]
     ).astype("int64")
-    peaks = phases.groupby("step")[["peak_allocated_bytes", "peak_reserved_bytes"]].max()
-    found = table.join(peaks, on="step").fillna(0).astype("int64")
-    return found[["step", "start_us", "wall_us", "peak_allocated_bytes", "peak_reserved_bytes"]]
+    step = places["step"].to_numpy()
+    for name, curve in (("allocated", blocks.replay.allocated_bytes), ("reserved", blocks.replay.reserved_bytes)):
+        before = [curve[step < number][-1:] for number in table["step"]]
+        peaks = [curve[step == number] for number in table["step"]]
+        held = [int((peak if len(peak) else last).max(initial=0)) for peak, last in zip(peaks, before, strict=True)]
+        table[f"peak_{name}_bytes"] = np.array(held, "int64")
+    return table
 
 
 def by_category(blocks: Blocks) -> dict[str, int]:

@@ -201,6 +201,8 @@ def _take(recording: Recording, record: dict[str, Any], pieces: dict[Any, list[b
         recording.notes += record.get("notes", [])
     elif kind == "step":
         recording.steps.append(record)
+    elif kind == "step_went_on":
+        _went_on(recording, record["step"], pieces)
     elif kind == "stats":
         recording.stats[int(record.get("device", 0))] = record
     elif kind == "oom":
@@ -213,3 +215,13 @@ def _take(recording: Recording, record: dict[str, Any], pieces: dict[Any, list[b
         recording.unanswered.update(dict(record["rows"]))
     elif kind == "note":
         recording.notes.append(record["text"])
+
+
+def _went_on(recording: Recording, step: int, pieces: dict[Any, list[bytes]]) -> None:
+    """A step had not ended after all: what is recorded of the next one is of this one, and its times are not whole."""
+    recording.steps = [record for record in recording.steps if record["step"] != step]
+    scopes = recording.rows["scopes"]
+    scopes[:] = [(scope, min(number, step), *rest) for scope, number, *rest in scopes]
+    if recording.kernel_source.get("step") == step:
+        recording.kernel_source, recording.kernel_texts = {}, []
+        pieces |= {("kernels", name): [] for name in KERNEL_TYPES}

@@ -176,9 +176,12 @@ def _settings(section: Section) -> dict[str, Any]:
         "gpu_memory_bytes": None if memory is None else _memory(section, memory),
         "timeout_s": section.take_either("timeout", int, float),
     }
-    for key in ("gpus_per_node", "steps", "seed"):
+    for key in ("gpus_per_node", "seed"):
         if (number := section.take(key, int)) is not None:
             values[key] = number
+    for key in ("steps", "until"):
+        if (length := section.take_either(key, int, str)) is not None:
+            values[key] = length
     for key in ("gpu", "launcher", "collectives", "values"):
         if (text := section.take(key, str)) is not None:
             values[key] = text

@@ -6,12 +6,12 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Literal, TypedDict, Unpack
 
 from fakedist.check.running import Runner, Task
 from fakedist.check.section import did_you_mean
 from fakedist.errors import JobError
-from fakedist.job import Collectives, Device, Job, Launcher, Values
+from fakedist.job import Collectives, Device, Job, Launcher, Until, Values
 from fakedist.report.run import Run
 from fakedist.units import parse_bytes
 
@@ -24,7 +24,8 @@ class JobOptions(TypedDict, total=False):
     device: Device
     gpu: str
     gpu_memory: str
-    steps: int
+    steps: int | Literal["auto"]
+    until: int | Until
     launcher: Launcher
     collectives: Collectives
     values: Values

@@ -15,7 +15,7 @@ import click
 from fakedist.cli.failure import say_ending, say_first_failure
 from fakedist.cli.say import console, print_report, remark
 from fakedist.errors import JobError
-from fakedist.job import Job, place_from_environment
+from fakedist.job import Job, parse_length, place_from_environment
 from fakedist.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -61,7 +61,18 @@ class ScriptCommand(click.Command):
 @click.option(
     "--gpu-memory", metavar="SIZE", help="Memory of the virtual GPU: 80GiB, unlimited.  [default: the model's]"
 )
-@click.option("--steps", type=int, default=2, show_default=True, metavar="N", help="Training steps to run.")
+@click.option(
+    "--steps",
+    default="auto",
+    show_default=True,
+    metavar="N|auto",
+    help="Training steps to run; auto: 2 to 6, until memory is the same at the end of two of them.",
+)
+@click.option(
+    "--until",
+    metavar="N|validation|save|end",
+    help="Run until this step, the first validation or checkpoint after training began, or the script's end.",
+)
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does; its arguments follow.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Run directory to write.")
 @click.option("--force", is_flag=True, help="Overwrite the run directory if there is one.")
@@ -188,7 +199,8 @@ def job_of(arguments: tuple[str, ...], module: str | None, **options: Any) -> tu
         device=_device(options["device"]),
         gpu=options["gpu"],
         gpu_memory_bytes=parse_bytes(memory) if memory is not None else None,
-        steps=options["steps"],
+        steps=parse_length(options["steps"]),  # type: ignore[arg-type]
+        until=None if options["until"] is None else parse_length(options["until"]),  # type: ignore[arg-type]
         launcher=options["launcher"],
         collectives=options["collectives"],
         values=options["values"],

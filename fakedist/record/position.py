@@ -64,6 +64,7 @@ class Position:
         self._scopes: dict[tuple[int, str, int, bool], int] = {}
         self._phase = "init"
         self._optimizer_depth = 0
+        self._steps_in_backward = False
         self._engines: list[_Engine] = []
         self._main = threading.get_ident()
         self._threads: dict[int, _Thread] = {self._main: _Thread()}
@@ -95,9 +96,9 @@ class Position:
     @property
     def phase(self) -> str:
         """``init``, ``forward``, ``backward``, ``optimizer`` or ``other``."""
-        if self._optimizer_depth:
-            return "optimizer"
-        return "backward" if self._engines else self._phase
+        if self._engines and not self._steps_in_backward:
+            return "backward"
+        return self._phase
 
     @property
     def layer(self) -> int:
@@ -127,7 +128,7 @@ class Position:
                 pass
         thread.entered(thread.stack[-1] if thread.stack else OUTSIDE)
         if not thread.stack and not self._engines and self._forward_from < 0:
-            self._set_phase("other")  # nothing was saved for a backward: an evaluation
+            self._set_phase(self._resting)  # nothing was saved for a backward: an evaluation
 
     def is_root_call(self) -> bool:
         """Whether a module that starts now was called by no other module, outside of any backward."""
@@ -165,15 +166,24 @@ class Position:
             self._rest()
 
     def optimizer_begins(self) -> None:
-        """``optimizer.step()`` starts."""
+        """``optimizer.step()`` starts; a closure that it calls runs forward and backward as any other code."""
         self._optimizer_depth += 1
+        self._steps_in_backward = bool(self._engines)
+        self._phase = "optimizer"
         self._phase_changed("optimizer")
 
     def optimizer_ended(self) -> None:
         """``optimizer.step()`` is over."""
         self._optimizer_depth = max(0, self._optimizer_depth - 1)
         if not self._optimizer_depth:
+            self._steps_in_backward = False
             self._rest()
+
+    def step_went_on(self, step: int) -> None:
+        """The step after this one, which had begun, was still this one; what happened in it is of this one."""
+        self.step = step
+        self.places = [(min(place[0], step), *place[1:]) for place in self.places]
+        self._scopes = {key: scope for key, scope in self._scopes.items() if key[0] <= step}
 
     def close(self) -> None:
         """End the open regions: what they allocated and is alive now would have been used by a backward."""
@@ -191,9 +201,14 @@ class Position:
             self._phase_changed(phase)
 
     def _rest(self) -> None:
-        """A backward or an optimizer's step is over; told also where it was ``other`` before that."""
-        self._phase = "other"
+        """A backward or an optimizer's step is over; told also where the phase was that before."""
+        self._phase = self._resting
         self._phase_changed(self.phase)
+
+    @property
+    def _resting(self) -> str:
+        """What the phase is while no module and no backward runs."""
+        return "optimizer" if self._optimizer_depth else "other"
 
     def _recompute_switched(self, on: bool, layer: int) -> None:
         if on:
@@ -218,7 +233,7 @@ class Position:
         return self.owner_of_node(node)
 
     def _new_scope(self, key: tuple[int, str, int, bool]) -> int:
-        scope = self._scopes[key] = len(self._scopes)
+        scope = self._scopes[key] = len(self.places)
         self.places.append(key)
         self.new_scopes.append((scope, *key))
         return scope

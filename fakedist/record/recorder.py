@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from fakedist.errors import RecordingError
 from fakedist.frames import script_line
+from fakedist.job import Until
 from fakedist.record.beginning import Beginning
 from fakedist.record.collectives import Journal, Ledger
 from fakedist.record.compiled import compiled_graphs, is_tracing
@@ -33,10 +34,10 @@ from fakedist.record.memory import History, allocator_history
 from fakedist.record.operations import Execute, Operations
 from fakedist.record.placing import Placing, is_dynamos, layers_of
 from fakedist.record.position import Position
-from fakedist.record.steps import Steps
 from fakedist.record.timed import TimedStep, Tracer
 from fakedist.record.timer import Timer
 from fakedist.record.timing import Timing
+from fakedist.record.training import Training
 
 DRAIN_EVERY_S = 2.0  # a rank that is killed loses what happened since the last drain
 DRAIN_LEAST_OPS = 4096
@@ -69,10 +70,11 @@ class Recorder:
 
     Args:
         journal: Where records go.
-        steps: Steps to record; then :class:`~fakedist.record.steps.StopRun` is raised inside the script.
+        steps: Steps to record, or "auto"; then :class:`~fakedist.record.steps.StopRun` is raised inside the script.
         execute: Runs an operation: ``execute(func, args, kwargs) -> result``; None for torch itself.
         progress: Told (phase, step, allocated peak in bytes), at most ten times a second.
         timer: Times the last of the steps; None for nobody.
+        until: What ends the recording instead: a step, "validation", "save" or "end" (the script's own).
 
     Attributes:
         cuda: Tells when CUDA is initialised; the allocator's history begins there.
@@ -82,10 +84,12 @@ class Recorder:
     def __init__(
         self,
         journal: Journal,
-        steps: int,
+        steps: int | Literal["auto"],
         execute: Execute | None,
         progress: Callable[[str, int, int], None] | None = None,
         timer: Timer | None = None,
+        *,
+        until: int | Until | None = None,
     ) -> None:
         self._journal = journal
         self._progress = progress or (lambda phase, step, allocated_bytes: None)
@@ -105,10 +109,13 @@ class Recorder:
             timer.inside = self._operations.place_in_graph
         self._history = History(journal.append, self._operations.gemms)
         self._history.on_workspace = self._workspace
-        self._timed = TimedStep(self._layers.name, after=steps)
-        self._steps = Steps(steps, self._step_ended)
+        self._timed = TimedStep(self._layers.name)
+        self._training = Training(self._position, steps, until)
+        self._training.ended, self._training.went_on = self._step_ended, self._step_went_on
+        self._steps = self._training.steps
         self.ledger = Ledger(journal, self._operation_and_scope, self._communication, self._gathered)
-        self._timing = Timing(timer, steps, self._position, self._operations, self.ledger)
+        self._timing = Timing(timer, self._training.goal.is_timed, self._position, self._operations, self.ledger)
+        self._training.moved = self._timing.follow
         self._exit, self._memory = ExitStack(), ExitStack()
         self._records = True
         self._drained_at = self._progress_at = time.monotonic()
@@ -132,6 +139,7 @@ class Recorder:
             stack.enter_context(optimizer_hooks(self._optimizer_begins, self._optimizer_ended))
             stack.enter_context(compiled_graphs(self._graph, self._watched))
             stack.enter_context(self._timing.watching())
+            stack.enter_context(self._training.watching())
             # Where operations are run by somebody else than torch, they are to the end.
             (stack if self._executes else memory).enter_context(self._operations)
             stack.enter_context(self.cuda.watching())
@@ -167,9 +175,14 @@ class Recorder:
         """Have one more step traced when the others are recorded; before this is entered."""
         self._steps.more = self._timed.trace(tracer)
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the run was ended by :class:`~fakedist.record.steps.StopRun`."""
+        return self._steps.stopped
+
     def step(self) -> None:
         """A training step ended here, says the script (``fakedist.step()``)."""
-        self._follow_step(self._steps.manual)
+        self._training.step()
 
     def close(self, outcome: dict[str, object]) -> None:
         """Write everything that is still in memory, and how the run ended. Further calls do nothing.
@@ -180,7 +193,7 @@ class Recorder:
         if self._closed:
             return
         self._closed = True
-        last = {"last_phase": self._position.phase, "last_step": self._steps.last}
+        last = {"last_phase": self._position.phase, **self._training.facts()}
         if self._records:
             self._marks.optimizers()
             for root in self._layers.roots():
@@ -191,6 +204,8 @@ class Recorder:
         if self._records:
             self._drain()
             self._write_statistics()
+        if self._steps.stopped and (unsteady := self._training.goal.note()):
+            self._journal.append({"kind": "note", "text": unsteady})
         if untimed := self._timing.close(self._steps.last):
             self._journal.append({"kind": "note", "text": untimed})
         for record in self._timed.close():
@@ -213,7 +228,7 @@ class Recorder:
         if is_dynamos(module) and not position.is_root_call():
             return
         if position.is_root_call():
-            self._follow_step(self._steps.root_forward)
+            self._training.root_forward(module)
             self._scan_once(module)
             position.root_forward()
         layer = self._layers.layer(module, position.layer)
@@ -255,7 +270,7 @@ class Recorder:
             yield
             return
         if not self._position.in_backward():
-            self._follow_step(self._steps.backward)
+            self._training.backward()
         self._position.backward_begins(creates_graph)
         try:
             yield
@@ -263,27 +278,20 @@ class Recorder:
             self._position.backward_ended()
 
     def _optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        self._follow_step(lambda: self._steps.optimizer_begins(optimizer))
+        self._training.optimizer_begins(optimizer)
         if self._records:
             self._marks.optimizer(optimizer)
             self._copies.mark_once(self._position.step)
         self._position.optimizer_begins()
 
     def _optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
-        self._steps.optimizer_ended(optimizer)
+        self._training.optimizer_ended(optimizer)
         if self._records:
             self._marks.optimizer(optimizer)
         self._position.optimizer_ended()
 
-    def _follow_step(self, tell: Callable[[], None]) -> None:
-        try:
-            tell()
-        finally:
-            self._position.step = self._steps.number
-            self._timing.follow()
-
     def _step_ended(self, step: int, start_us: int, end_us: int) -> None:
-        if kernels := self._timing.step_ended():
+        if kernels := self._timing.step_ended(step):
             self._journal.append(kernels)
         if self._records:
             for root in self._layers.roots():
@@ -293,11 +301,19 @@ class Recorder:
             self._drain()
             record = {"kind": "step", "step": step, "start_us": start_us, "end_us": end_us}
             self._journal.append({**record, "wall_us": end_us - start_us})
-            if self._timed.begins_after(step) and not self._closed:
+            if step == self._steps.done and self._timed.begins_after(step) and not self._closed:
                 self._stop_recording()
         if not self._records:
             self.ledger.is_on = self._timed.step_ended(step, self._position.phase)
             self.ledger.told = self._timed.call if self._timed.is_on else None
+
+    def _step_went_on(self, step: int) -> None:
+        """A step that had ended had not: another optimizer stepped in it."""
+        self._timing.step_went_on(step)
+        if self._records:
+            self._drain_names()
+            self._journal.append({"kind": "step_went_on", "step": step})
+        self._position.step_went_on(step)
 
     def _stop_recording(self) -> None:
         """What follows is timed: nothing of the recording may slow it down, nor is it in the memory's tables."""

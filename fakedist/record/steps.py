@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+import weakref
+from collections import Counter
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
+
+from fakedist.record.goal import Goal
+
+#: Stands for all optimizers that step inside of a backward, one for each parameter: they step in any order.
+_IN_BACKWARD = -1
+#: A step holds at most this many more steps of one optimizer than the step before: then that optimizer counts steps.
+_MOST_REPEATS = 16
 
 
 class StopRun(BaseException):
@@ -18,95 +28,211 @@ class StopRun(BaseException):
         return "the recorded steps are done: fakedist ends the run here"
 
 
+@dataclass
+class _Step:
+    """A step: when it began, which optimizers stepped in it how often, and the first of them."""
+
+    start_us: int = field(default_factory=lambda: time.time_ns() // 1000)
+    end_us: int = 0
+    stepped: Counter[int] = field(default_factory=Counter)
+    first: int = 0
+    told: bool = False
+
+
 class Steps:
     """Counts training steps.
 
-    Step 0 is everything before the first forward of a root module (``init``). A step ends where the next one is seen to
-    begin: at the first root forward after an ``optimizer.step()``. Gradient accumulation runs several forwards without
-    one, and does not count. Jobs without modules are told apart by the next backward, or by the same optimizer stepping
-    again; jobs without an optimizer call ``fakedist.step()``, which switches the search off. An optimizer that steps
-    before any forward or backward makes its state (torch's distributed checkpoints, Megatron-FSDP) and is ``init``.
+    Step 0 is everything before the first sign of work (``init``): a root module's forward, a backward or the replay of
+    a CUDA graph. A step ends at the first sign of work after an ``optimizer.step()``; gradient accumulation has none in
+    between, and does not count. Jobs without any sign of work are told apart by their first optimizer stepping again,
+    and so are closures, which work inside of ``optimizer.step()``. Jobs without an optimizer call ``fakedist.step()``,
+    which switches the search off. An optimizer that steps before any work makes its state (torch's distributed
+    checkpoints, Megatron-FSDP) and is ``init``.
+
+    Where several optimizers step in turn (a GAN's), a step ends where the work for the optimizer that stepped first in
+    it begins again: at the last sign of work before that. This is known only afterwards, so that each sign of work
+    after an optimizer's step begins a new step until the next optimizer steps; if that is not the first, ``merged`` is
+    told that the new step is still the old one. A step is over at once, as with one optimizer, when every optimizer has
+    stepped as often as in the step before; before there is one, when none waits that never stepped (``waits``). An
+    optimizer that steps only every k-th time (a generator after each fifth critic) is of the step in which it does.
 
     Args:
-        limit: Number of steps to run; :class:`StopRun` is raised where the next one would begin.
+        goal: Which step is the last; :class:`StopRun` is raised where the next one would begin.
         ended: Called with (step, start_us, end_us) when a step ends; Unix time in microseconds.
+        merged: Called with a step that went on, though ``ended`` may have been told of it.
+        waits: Whether an optimizer exists that has never stepped, given the ``id`` of those that have.
 
     Attributes:
         number: Of the current step.
-        more: Steps to run after those, of which ``ended`` is told too.
+        more: Steps to run after the last recorded one, of which ``ended`` is told too.
+        done: The last recorded step; None before it ended.
+        stopped: Whether :class:`StopRun` was raised.
+        optimizer_steps: How often an optimizer stepped.
     """
 
-    def __init__(self, limit: int, ended: Callable[[int, int, int], None]) -> None:
-        self.number = self.more = 0
-        self._recorded = limit
-        self._ended = ended
-        self._start_us = time.time_ns() // 1000
-        self._stepped: set[int] = set()
+    def __init__(
+        self,
+        goal: Goal,
+        ended: Callable[[int, int, int], None],
+        merged: Callable[[int], None] = lambda step: None,
+        waits: Callable[[Container[int]], bool] = lambda stepped: False,
+    ) -> None:
+        self.number = self.more = self.optimizer_steps = 0
+        self.done: int | None = None
+        self.stopped = False
+        self._goal, self._ended, self._merged, self._waits = goal, ended, merged, waits
+        self._step = _Step()
+        self._before: _Step | None = None  # a step that may have ended: the current one began after it
+        self._usual: Counter[int] | None = None  # which optimizers stepped in the step before, how often
+        self._references: dict[int, weakref.ref[object]] = {}
         self._inside_optimizer = 0
+        self._works = self._works_inside = False
         self._manual = False
 
     @property
     def last(self) -> int:
         """The last step that was begun and is recorded."""
-        return min(self.number, self._recorded)
+        return self.number if self.done is None else min(self.number, self.done)
 
     @property
-    def _limit(self) -> int:
-        return self._recorded + self.more
+    def is_manual(self) -> bool:
+        """Whether the script says where steps end."""
+        return self._manual
 
-    def root_forward(self) -> None:
-        """A module that no other module called is about to run forward."""
-        if not self._inside_optimizer:  # an optimizer that evaluates a closure runs forwards within its one step
-            self._sign_of_work()
+    def waits(self) -> bool:
+        """Whether an optimizer exists that has never stepped."""
+        return self._waits(self._references)
 
-    def backward(self) -> None:
-        """``backward()`` is about to run."""
-        if not self._inside_optimizer:
-            self._sign_of_work()
+    def work(self) -> None:
+        """A sign of work: a root module's forward, a ``backward()`` or a CUDA graph's replay is about to run."""
+        if self._inside_optimizer:  # a closure: its forwards and backwards are within the optimizer's one step
+            self._works_inside = True
+            if self.number == 0:
+                self._begin()
+            return
+        self._works = True
+        if self._before is None or self._before.told:
+            self._stop_if_done()  # again: a bare `except:` swallowed the first one
+        if self.number == 0:
+            self._begin()
+        elif self._step.stepped and not self._manual:
+            self._may_end()
 
-    def optimizer_begins(self, optimizer: object) -> None:
+    def optimizer_begins(self, optimizer: object, in_backward: bool = False) -> None:
         """``optimizer.step()`` was called."""
-        if id(optimizer) in self._stepped and not self._manual:
-            self._next()
+        if not self._inside_optimizer and not self._manual:
+            self._optimizer_again(_IN_BACKWARD if in_backward else id(optimizer))
+            self._works_inside = False
         self._inside_optimizer += 1
 
-    def optimizer_ended(self, optimizer: object) -> None:
+    def optimizer_ended(self, optimizer: object, in_backward: bool = False) -> None:
         """``optimizer.step()`` returned."""
         self._inside_optimizer = max(0, self._inside_optimizer - 1)
-        self._stepped.add(id(optimizer))
+        if not self._inside_optimizer:
+            self._refer_to(optimizer)
+            key, stepped = (_IN_BACKWARD if in_backward else id(optimizer)), self._step.stepped
+            self._step.first = self._step.first or key
+            stepped[key] = 1 if in_backward else stepped[key] + 1
+            self.optimizer_steps += 1
 
     def manual(self) -> None:
         """The script says that a step ended here (``fakedist.step()``).
 
         The first step then began with the first module's forward; where no module ran, with the recording.
         """
-        self._manual = True
+        self._manual, self._before = True, None
         if self.number == 0:
             self.number = 1
-        self._next()
+        self._stop_if_done()
+        self._goal.may_end()
+        self._end(self._step, self.number)
+        self._begin()
+        self._stop_if_done()
 
     def close(self) -> None:
-        """The run is over: the last step ended too if its optimizer stepped."""
-        if self._stepped and not self._manual and 0 < self.number <= self._limit:
-            self._end()
+        """The run is over: the last step ended too if its optimizer stepped, and where it may have ended it did."""
+        if self._manual:
+            return
+        if self._before is not None and not self._before.told:
+            self._end(self._before, self.number - 1)
+        if self._step.stepped and self.number > 0 and not self._is_over():
+            self._goal.may_end()
+            self._end(self._step, self.number)
 
-    def _sign_of_work(self) -> None:
-        if self.number > self._limit:
-            raise StopRun  # again: a bare `except:` swallowed the first one
-        if self.number == 0 or (self._stepped and not self._manual):
-            self._next()
+    def stop(self) -> None:
+        """End the run here, in the middle of a step."""
+        if self.done is None:
+            self.done = self.number
+        self.stopped = True
+        raise StopRun
 
-    def _end(self) -> None:
-        now = time.time_ns() // 1000
-        self._ended(self.number, self._start_us, now)
+    # ---- inside
 
-    def _next(self) -> None:
-        if self.number > self._limit:
-            raise StopRun
-        if self.number > 0:
-            self._end()
-        self._stepped.clear()
+    def _optimizer_again(self, key: int) -> None:
+        """Whether a step ended before this optimizer steps."""
+        before = self._before
+        if before is not None:
+            self._before = None
+            repeats = before.stepped[key] - (self._usual or Counter())[key]
+            if key == before.first or not self._is_alive(before.first) or repeats >= _MOST_REPEATS:
+                if not before.told:
+                    self._end(before, self.number - 1)
+                self._usual = before.stepped
+                self._stop_if_done()
+            elif self.done is None:
+                self.number -= 1
+                self._step = _Step(before.start_us, 0, before.stepped, before.first)
+                self._merged(self.number)
+        elif key == self._step.first and (self._works_inside or not self._works):
+            self._may_end()
+            self._before, before = None, self._before
+            if before is not None:
+                if not before.told and self.number > 1:
+                    self._end(before, self.number - 1)
+                self._usual = before.stepped
+            self._stop_if_done()
+
+    def _may_end(self) -> None:
+        """A step may have ended here; it did if that is sure."""
+        self._goal.may_end()
+        before, number = self._step, self.number
+        before.end_us = time.time_ns() // 1000
+        if number > 0 and self._is_whole(before):
+            self._end(before, number)
+        self._begin()
+        self._before = before
+        if before.told:
+            self._stop_if_done()
+
+    def _is_whole(self, step: _Step) -> bool:
+        """Whether all optimizers stepped that are to step in it, as far as is known."""
+        if self._usual is None:
+            return not self.waits()
+        return all(step.stepped[key] >= times for key, times in self._usual.items() if self._is_alive(key))
+
+    def _begin(self) -> None:
+        self._before = None
+        self._step = _Step()
         self.number += 1
-        self._start_us = time.time_ns() // 1000
-        if self.number > self._limit:
-            raise StopRun
+
+    def _end(self, step: _Step, number: int) -> None:
+        step.told = True
+        if self.done is None and self._goal.is_last(number):
+            self.done = number
+        self._ended(number, step.start_us, step.end_us or time.time_ns() // 1000)
+
+    def _is_over(self) -> bool:
+        return self.done is not None and self.number > self.done + self.more
+
+    def _stop_if_done(self) -> None:
+        if self._is_over():
+            self.stop()
+
+    def _refer_to(self, optimizer: object) -> None:
+        """Know when an optimizer is gone: another one may have its number then."""
+        key = id(optimizer)
+        if key not in self._references:
+            self._references[key] = weakref.ref(optimizer, lambda _: self._references.pop(key, None))
+
+    def _is_alive(self, key: int) -> bool:
+        return key == _IN_BACKWARD or key in self._references

@@ -50,19 +50,17 @@ class TimedStep:
 
     Args:
         name: Gives the name of a layer.
-        after: The last step that is recorded.
 
     Attributes:
         is_on: Whether the step runs.
     """
 
-    def __init__(self, name: Callable[[int], str], after: int) -> None:
+    def __init__(self, name: Callable[[int], str]) -> None:
         self.is_on = False
         self._tracer: Tracer | None = None
         self._name = name
-        self._after = after
-        self._step = after + _NUM_STEPS
-        self._why_not = f"the script ended before step {self._step}, which would have been timed"
+        self._step = 0
+        self._why_not = "two more steps than the recorded ones are needed, and the script ended, or --until ended it"
         self._was_timed = False
         self._event = present(torch._C._profiler, "_RecordFunctionFast")
         self._open = threading.local()
@@ -74,9 +72,11 @@ class TimedStep:
         return _NUM_STEPS
 
     def begins_after(self, step: int) -> bool:
-        """Whether this is the last recorded step, and the script may go on untold."""
-        if self._tracer is None or step != self._after:
+        """Whether the script may go on untold after this step, the last recorded one."""
+        if self._tracer is None:
             return False
+        self._step = step + _NUM_STEPS
+        self._why_not = f"the script ended before step {self._step}, which would have been timed"
         if _python_dispatch._get_current_dispatch_mode_stack():
             self._why_not = "the script was in a TorchDispatchMode when its recorded steps ended"
             return False

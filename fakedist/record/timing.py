@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -13,26 +13,33 @@ from fakedist.record.timer import Timer, captures
 
 
 class Timing:
-    """Has one step timed.
+    """Has steps timed; of several the last one counts.
 
     Args:
-        timer: Who times it; None for nobody.
-        step: Its number.
+        timer: Who times them; None for nobody.
+        wanted: Whether a step that begins is to be timed.
         position: Where the rank is.
         operations: What it runs.
         ledger: What it says to other ranks.
     """
 
     def __init__(
-        self, timer: Timer | None, step: int, position: Position, operations: Operations, ledger: Ledger
+        self,
+        timer: Timer | None,
+        wanted: Callable[[int], bool],
+        position: Position,
+        operations: Operations,
+        ledger: Ledger,
     ) -> None:
         self._timer = timer
-        self._step = step
+        self._wanted = wanted
         self._position = position
         self._operations = operations
         self._ledger = ledger
-        self._is_on = False
-        self._ended = False
+        self._step = 0  # that is timed now
+        self._at = 0
+        self._was_timed = False
+        self._why_not = ""
         self._num_captures = 0
 
     @contextmanager
@@ -46,18 +53,34 @@ class Timing:
 
     def follow(self) -> None:
         """The position's step is another now, or still the same."""
-        if self._timer is not None and self._position.step == self._step and not self._is_on and not self._ended:
-            self._is_on = True
+        step = self._position.step
+        if self._timer is None or step == self._at:
+            return
+        self._at = step
+        if not self._step and self._wanted(step):
+            self._step = step
             self._tell_operations()
             self._timer.begin()
 
-    def step_ended(self) -> dict[str, Any] | None:
-        """A step is over: the journal's record of its kernels if it was the timed one."""
-        if self._timer is None or not self._is_on:
+    def step_ended(self, step: int) -> dict[str, Any] | None:
+        """A step is over: the journal's record of its kernels if it was timed."""
+        if self._timer is None or step != self._step:
             return None
-        self._is_on, self._ended = False, True
-        self._tell_operations()
-        return self._timer.end(self._step)
+        found = self._end()
+        if self._at != step:  # it ended a while ago, as is known only now: the next step's work is in it too
+            self._why_not = f"it was not known at once that step {step}, which was timed, had ended"
+            return None
+        self._was_timed = True
+        return found
+
+    def step_went_on(self, step: int) -> None:
+        """This step had not ended: the next one, which had begun, has not, and the times of this one are not whole."""
+        self._at = step
+        if self._step == step + 1:
+            self._end()
+        elif self._step != step and self._was_timed:
+            self._was_timed = False
+            self._why_not = f"step {step}, which was timed, went on"
 
     def moved(self) -> None:
         """Where the rank is has changed: a module or a phase began or ended in this thread."""
@@ -67,20 +90,34 @@ class Timing:
 
     def close(self, last_step: int) -> str:
         """The run is over; what is to be said of it where no step was timed."""
-        if self._timer is None or self._ended:
+        if self._timer is None:
             return ""
-        if self._is_on:
-            self.step_ended()
-            return f"no kernel times: step {self._step}, which is timed, did not end"
-        wanted = f"--steps {last_step} times step {last_step}" if last_step else "there was no training step"
-        return f"no kernel times: step {self._step} is timed, and the run ended in step {last_step} ({wanted})"
+        unfinished = self._step
+        if unfinished:
+            self._end()
+        if self._was_timed:
+            return ""
+        if self._why_not:
+            return f"no kernel times: {self._why_not}"
+        if unfinished:
+            return f"no kernel times: step {unfinished}, which is timed, did not end"
+        if not last_step:
+            return "no kernel times: there was no training step"
+        wanted = f"--steps {last_step} times step {last_step}"
+        return f"no kernel times: the run ended in step {last_step}, before the one that is timed ({wanted})"
+
+    def _end(self) -> dict[str, Any]:
+        assert self._timer is not None
+        step, self._step = self._step, 0
+        self._tell_operations()
+        return self._timer.end(step)
 
     def _place(self) -> tuple[int, str, int, bool]:
         return self._position.places[self._position.scope()]
 
     def _tell_operations(self) -> None:
         """Operations are told while a step is timed or a graph captured, collectives too."""
-        timer = self._timer if self._is_on or self._num_captures else None
+        timer = self._timer if self._step or self._num_captures else None
         self._operations.timer = timer
         self._ledger.around = None if timer is None else self._around
 

@@ -46,7 +46,7 @@ def test_phases_come_in_the_order_in_which_they_began(tmp_path: Path) -> None:
 
 def test_a_step_has_the_most_of_its_phases(tmp_path: Path) -> None:
     recording = two_steps(tmp_path)
-    steps = memory.step_table(recording, memory.phase_table(build_blocks(recording), event_places(recording)))
+    steps = memory.step_table(recording, build_blocks(recording), event_places(recording))
     assert steps.to_numpy().tolist() == [[1, 1000, 900, 28 * MIB, GIB], [2, 2000, 900, 28 * MIB, GIB + 20 * MIB]]
 
 
@@ -54,9 +54,24 @@ def test_a_step_without_any_event_used_nothing(tmp_path: Path) -> None:
     made = HandMade()
     made.step(1)
     recording = made.read(tmp_path)
-    phases = memory.phase_table(build_blocks(recording), event_places(recording))
-    assert phases.empty
-    assert memory.step_table(recording, phases).to_numpy().tolist() == [[1, 1000, 900, 0, 0]]
+    blocks, places = build_blocks(recording), event_places(recording)
+    assert memory.phase_table(blocks, places).empty
+    assert memory.step_table(recording, blocks, places).to_numpy().tolist() == [[1, 1000, 900, 0, 0]]
+
+
+def test_a_step_that_only_replays_a_graph_held_what_was_held_before(tmp_path: Path) -> None:
+    made = HandMade()
+    made.op("init", 0)
+    made.alloc(0, 8 * MIB)
+    made.op("forward", 1)
+    made.alloc(8 * MIB, 4 * MIB)
+    made.free(8 * MIB, 4 * MIB)
+    made.step(1)
+    made.step(2)
+    recording = made.read(tmp_path)
+    steps = memory.step_table(recording, build_blocks(recording), event_places(recording))
+    assert steps["peak_allocated_bytes"].tolist() == [12 * MIB, 8 * MIB]
+    assert steps["peak_reserved_bytes"].tolist() == [GIB, GIB]
 
 
 def test_the_peak_is_told_with_its_place_and_by_category(tmp_path: Path) -> None:

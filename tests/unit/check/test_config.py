@@ -120,7 +120,7 @@ def test_every_key_reaches_the_job(tmp_path: Path) -> None:
         (JOB + 'ranks = ["0"]', "ranks is a list of numbers", ""),
         (JOB + "ranks = [1024]", "rank 1024 does not exist in a world of 1024", ""),
         (JOB + "ranks = [1, 1]", "names a rank twice", ""),
-        (JOB + 'steps = "2"', "steps is a whole number, not '2'", ""),
+        (JOB + 'steps = "2"', "--steps is a number of steps or auto, not '2'", ""),
         (JOB + "arguments = [8]", "arguments is a list of texts", '"8"'),
         (JOB + 'module = "pkg"', "a script or a module, and not both", ""),
         (JOB + 'gpu_memory = "80"', "gpu_memory: '80' is not a size", ""),

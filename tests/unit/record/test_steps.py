@@ -1,16 +1,23 @@
+from collections.abc import Container
+
 import pytest
 
+from fakedist.record.goal import After
 from fakedist.record.steps import Steps, StopRun
+
+
+class Optimizer:
+    pass
 
 
 class Log:
     def __init__(self, limit: int = 10) -> None:
         self.ended: list[int] = []
-        self.steps = Steps(limit, lambda step, start_us, end_us: self.ended.append(step))
+        self.steps = Steps(After(limit), lambda step, start_us, end_us: self.ended.append(step))
 
     def micro_batch(self) -> None:
-        self.steps.root_forward()
-        self.steps.backward()
+        self.steps.work()
+        self.steps.work()
 
     def optimizer_step(self, optimizer: object) -> None:
         self.steps.optimizer_begins(optimizer)
@@ -19,13 +26,13 @@ class Log:
 
 @pytest.fixture
 def adam() -> object:
-    return object()
+    return Optimizer()
 
 
 def test_everything_before_the_first_forward_is_step_0() -> None:
     log = Log()
     assert log.steps.number == 0
-    log.steps.root_forward()
+    log.steps.work()
     assert log.steps.number == 1
     assert log.ended == []
 
@@ -35,7 +42,7 @@ def test_a_step_ends_at_the_first_forward_after_the_optimizer(adam: object) -> N
     log.micro_batch()
     log.optimizer_step(adam)
     assert log.ended == []
-    log.steps.root_forward()
+    log.steps.work()
     assert log.ended == [1]
     assert log.steps.number == 2
 
@@ -52,7 +59,7 @@ def test_gradient_accumulation_does_not_count(adam: object) -> None:
 
 def test_two_optimizers_that_step_together_are_one_step(adam: object) -> None:
     log = Log()
-    sgd = object()
+    sgd = Optimizer()
     for _ in range(3):
         log.micro_batch()
         log.optimizer_step(adam)
@@ -64,7 +71,7 @@ def test_a_closure_evaluated_inside_the_optimizer_is_no_step(adam: object) -> No
     log = Log()
     log.micro_batch()
     log.optimizer_step(adam)
-    log.steps.root_forward()
+    log.steps.work()
     log.steps.optimizer_begins(adam)
     for _ in range(5):
         log.micro_batch()
@@ -75,7 +82,7 @@ def test_a_closure_evaluated_inside_the_optimizer_is_no_step(adam: object) -> No
 def test_without_modules_the_next_backward_tells_steps_apart(adam: object) -> None:
     log = Log()
     for _ in range(3):
-        log.steps.backward()
+        log.steps.work()
         log.optimizer_step(adam)
     assert log.ended == [1, 2]
 
@@ -108,7 +115,7 @@ def test_the_run_stops_where_the_step_after_the_last_would_begin(adam: object) -
         log.micro_batch()
         log.optimizer_step(adam)
     with pytest.raises(StopRun):
-        log.steps.root_forward()
+        log.steps.work()
     assert log.ended == [1, 2]
     assert log.steps.last == 2
 
@@ -119,7 +126,7 @@ def test_a_swallowed_stop_is_raised_again(adam: object) -> None:
     log.optimizer_step(adam)
     for _ in range(3):
         with pytest.raises(StopRun):
-            log.steps.root_forward()
+            log.steps.work()
     assert log.ended == [1]
 
 
@@ -160,3 +167,128 @@ def test_a_step_that_was_cut_short_is_not_counted_as_ended() -> None:
     log.micro_batch()
     log.steps.close()
     assert log.ended == []
+
+
+class Turns:
+    """Optimizers that step in turn, with work before each of their steps."""
+
+    def __init__(self, limit: int = 10, *names: str) -> None:
+        self.ended: list[int] = []
+        self.went_on: list[int] = []
+        self.optimizers = {name: Optimizer() for name in "abc"}
+        self.exist = [self.optimizers[name] for name in names]
+        self.steps = Steps(
+            After(limit), lambda step, start_us, end_us: self.ended.append(step), self.merged, self.waits
+        )
+        self.of: list[int] = []
+
+    def merged(self, step: int) -> None:
+        self.went_on.append(step)
+        self.ended = [number for number in self.ended if number != step]
+        self.of = [min(number, step) for number in self.of]
+
+    def waits(self, stepped: Container[int]) -> bool:
+        return any(id(each) not in stepped for each in self.exist)
+
+    def run(self, names: str) -> str:
+        """Work and a step of each optimizer by name; the step that each turned out to be of."""
+        for name in names:
+            self.steps.work()
+            self.steps.optimizer_begins(self.optimizers[name])
+            self.steps.optimizer_ended(self.optimizers[name])
+            self.of.append(self.steps.number)
+        return "".join(map(str, self.of))
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ("aaaa", "1234"),
+        ("abababab", "11223344"),
+        ("abbabbabb", "111222333"),
+        ("aaabaaab", "12334566"),  # a generator after every third critic: in the step of that critic
+        ("abaabaaab", "112334566"),
+        ("abcabcabc", "111222333"),
+        ("aaa" + "b" * 20, "123" + "3" * 16 + "4567"),  # another optimizer takes over for good
+    ],
+)
+@pytest.mark.parametrize("known", ["", "abc"])
+def test_a_step_lasts_until_the_optimizer_that_stepped_first_steps_again(names: str, expected: str, known: str) -> None:
+    turns = Turns(99, *known)
+    assert turns.run(names) == expected
+
+
+def test_two_steps_of_a_gan_are_two_iterations() -> None:
+    turns = Turns(2, "a", "b")
+    with pytest.raises(StopRun):
+        turns.run("abababab")
+    assert turns.of == [1, 1, 2, 2]
+    assert turns.ended == [1, 2]
+
+
+def test_one_step_of_a_gan_is_one_iteration_if_its_optimizers_exist() -> None:
+    turns = Turns(1, "a", "b")
+    with pytest.raises(StopRun):
+        turns.run("abab")
+    assert turns.of == [1, 1]
+
+
+def test_an_optimizer_that_never_steps_does_not_hold_up_the_second_step() -> None:
+    turns = Turns(2, "a", "b")
+    with pytest.raises(StopRun):
+        turns.run("aaaa")
+    assert turns.of == [1, 2]
+    assert turns.ended == [1, 2]
+
+
+def test_work_that_only_a_new_optimizer_ends_is_of_the_same_step() -> None:
+    turns = Turns()
+    assert turns.run("ab") == "11"
+    assert turns.went_on == [1]
+    assert turns.ended == []
+    assert turns.run("a") == "112"
+    assert turns.ended == [1]
+
+
+def test_optimizers_in_backward_step_in_any_order() -> None:
+    log = Log()
+    optimizers = [Optimizer() for _ in range(3)]
+    for turn in (optimizers, optimizers[::-1], optimizers[1:]):
+        log.steps.work()
+        for each in turn:
+            log.steps.optimizer_begins(each, in_backward=True)
+            log.steps.optimizer_ended(each, in_backward=True)
+    assert (log.ended, log.steps.number) == ([1, 2], 3)
+
+
+def test_an_optimizer_that_steps_once_for_each_part_of_its_parameters_is_in_one_step(adam: object) -> None:
+    log = Log()
+    for _ in range(2):
+        log.micro_batch()
+        for _ in range(3):
+            log.optimizer_step(adam)
+    assert (log.ended, log.steps.number) == ([1], 2)
+
+
+def test_a_new_optimizer_for_each_step_counts_steps() -> None:
+    log = Log()
+    for _ in range(3):
+        log.micro_batch()
+        log.optimizer_step(Optimizer())
+    assert log.steps.number == 3
+
+
+def test_closures_work_inside_of_the_optimizer_from_the_first_step_on(adam: object) -> None:
+    log = Log(limit=2)
+    numbers = []
+
+    def train() -> None:
+        for _ in range(3):
+            log.steps.optimizer_begins(adam)
+            log.micro_batch()
+            numbers.append(log.steps.number)
+            log.steps.optimizer_ended(adam)
+
+    with pytest.raises(StopRun):
+        train()
+    assert (numbers, log.ended) == ([1, 2], [1, 2])

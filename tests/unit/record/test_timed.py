@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fakedist.record.goal import After
 from fakedist.record.steps import Steps, StopRun
 from fakedist.record.timed import TimedStep
 
@@ -34,15 +36,15 @@ class Written:
 
 def timed(tracer: Written) -> TimedStep:
     """After two recorded steps."""
-    found = TimedStep(lambda layer: f"layer{layer}", after=2)
+    found = TimedStep(lambda layer: f"layer{layer}")
     assert found.trace(tracer) == 2
+    assert found.begins_after(2)
     return found
 
 
 def test_one_step_warms_up_and_the_next_is_traced() -> None:
     tracer = Written()
     step = timed(tracer)
-    assert [step.begins_after(number) for number in (1, 2)] == [False, True]
     assert [step.step_ended(2, "other"), step.is_on, tracer.told] == [False, False, []]
     assert step.step_ended(3, "other")
     step.phase("forward")
@@ -52,7 +54,7 @@ def test_one_step_warms_up_and_the_next_is_traced() -> None:
 
 
 def test_without_a_tracer_nothing_is_timed() -> None:
-    step = TimedStep(str, after=2)
+    step = TimedStep(str)
     assert not step.begins_after(2)
     assert step.close() == []
 
@@ -90,7 +92,8 @@ def test_a_script_with_a_profiler_of_its_own_keeps_it() -> None:
 
 
 def test_inside_of_a_dispatch_mode_the_recording_goes_on() -> None:
-    step = timed(Written())
+    step = TimedStep(str)
+    step.trace(Written())
     with TorchDispatchMode():
         assert not step.begins_after(2)
     assert "in a TorchDispatchMode" in note_of(step)
@@ -114,16 +117,16 @@ def test_layers_that_an_error_cut_short_are_closed_with_the_one_around_them() ->
 
 
 def train(steps: Steps) -> None:
-    optimizer = object()
+    optimizer = nn.Module()
     for _ in range(9):
-        steps.root_forward()
+        steps.work()
         steps.optimizer_begins(optimizer)
         steps.optimizer_ended(optimizer)
 
 
 def test_more_steps_run_and_are_not_counted_as_recorded() -> None:
     ended: list[int] = []
-    steps = Steps(2, lambda step, start_us, end_us: ended.append(step))
+    steps = Steps(After(2), lambda step, start_us, end_us: ended.append(step))
     steps.more = 2
     with pytest.raises(StopRun):
         train(steps)

@@ -1,0 +1,80 @@
+"""CUDA graphs: what ran while one was captured runs again when it is replayed."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fakedist.patch import patched
+
+
+@dataclass
+class Captured:
+    """What a graph runs.
+
+    Attributes:
+        works: Whether a forward or a backward is in it, or nothing that is known.
+        optimizers: Those whose ``step()`` is in it, in order.
+    """
+
+    works: bool = False
+    optimizers: list[weakref.ref[torch.optim.Optimizer]] = field(default_factory=list)
+
+    def replayed(self) -> list[torch.optim.Optimizer]:
+        """The optimizers that step in a replay."""
+        return [optimizer for each in self.optimizers if (optimizer := each()) is not None]
+
+
+class Graphs:
+    """Knows what each CUDA graph runs.
+
+    Args:
+        begins: Called before a graph is replayed.
+
+    Attributes:
+        capturing: What the graph that is captured now runs; None while none is.
+    """
+
+    def __init__(self, begins: Callable[[Captured], None]) -> None:
+        self.capturing: Captured | None = None
+        self._begins = begins
+        self._captured: weakref.WeakKeyDictionary[Any, Captured] = weakref.WeakKeyDictionary()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Follow captures and replays.
+
+        Raises:
+            RecordingError: This torch captures otherwise.
+        """
+
+        def begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original_begin(graph, *args, **kwargs)
+            self.capturing = Captured()
+            return result
+
+        def end(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            captured, self.capturing = self.capturing, None
+            result = original_end(graph, *args, **kwargs)
+            if captured is not None:
+                captured.works |= not captured.optimizers
+                self._captured[graph] = captured
+            return result
+
+        def replay(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            captured = self._captured.get(graph) or Captured(works=True)
+            self._begins(captured)
+            return original_replay(graph, *args, **kwargs)
+
+        graph = torch.cuda.CUDAGraph
+        with (
+            patched(graph, "capture_begin", begin) as original_begin,
+            patched(graph, "capture_end", end) as original_end,
+            patched(graph, "replay", replay) as original_replay,
+        ):
+            yield

@@ -1,0 +1,127 @@
+"""The training that the script does: what torch's hooks say of forwards, backwards and optimizers, as steps."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import nn
+
+from fakedist.job import Until
+from fakedist.record.evaluations import Evaluations
+from fakedist.record.goal import Live, make_goal
+from fakedist.record.graphs import Captured, Graphs
+from fakedist.record.position import Position
+from fakedist.record.saving import saves
+from fakedist.record.steps import Steps
+from fakedist.record.waiting import any_waits
+
+
+class Training:
+    """Follows the steps, keeps the position's step, and ends the run when enough is recorded.
+
+    Args:
+        position: Where the rank is.
+        steps: Steps to record, or "auto".
+        until: What ends the recording instead: a step, "validation", "save" or "end" (the script's own).
+
+    Attributes:
+        steps: The steps.
+        goal: Which of them is the last one.
+        ended: Called when a step ends, see :class:`~fakedist.record.steps.Steps`.
+        went_on: Called with a step that had not ended after all.
+        moved: Called when the step may be another.
+    """
+
+    def __init__(self, position: Position, steps: int | Literal["auto"], until: int | Until | None) -> None:
+        self.ended: Callable[[int, int, int], None] = lambda step, start_us, end_us: None
+        self.went_on: Callable[[int], None] = lambda step: None
+        self.moved: Callable[[], None] = lambda: None
+        self._position = position
+        self._until = until
+        self._evaluations = Evaluations()
+        self._graphs = Graphs(self._replay_begins)
+        self.goal = make_goal(steps, until, live_bytes, lambda: self.steps.waits())
+        self.steps = Steps(self.goal, lambda *step: self.ended(*step), lambda step: self.went_on(step), any_waits)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Follow CUDA graphs, and checkpoints if they end the run."""
+        with ExitStack() as stack:
+            stack.enter_context(self._graphs.watching())
+            if self._until == "save":
+                stack.enter_context(saves(self._saved))
+            yield
+
+    def root_forward(self, module: nn.Module) -> None:
+        """A module that no other module called is about to run forward."""
+        self._evaluations.root_forward(module, self.steps.optimizer_steps > 0)
+        self._work()
+
+    def backward(self) -> None:
+        """``backward()`` is about to run, inside of no other."""
+        self._evaluations.training()
+        self._work()
+
+    def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """``optimizer.step()`` was called; while a graph is captured it does not run yet."""
+        if self._graphs.capturing is None:
+            self._follow(partial(self.steps.optimizer_begins, optimizer, self._position.in_backward()))
+
+    def optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
+        """``optimizer.step()`` returned."""
+        if self._graphs.capturing is None:
+            self.steps.optimizer_ended(optimizer, self._position.in_backward())
+        else:
+            self._graphs.capturing.optimizers.append(weakref.ref(optimizer))
+
+    def step(self) -> None:
+        """The script says that a step ended here."""
+        self._follow(self.steps.manual)
+
+    def facts(self) -> dict[str, object]:
+        """What the outcome's record has of it."""
+        steps, evaluated = self.steps, self._evaluations.seen
+        found = {"last_step": steps.last, "evaluated": evaluated, "optimizer_steps": steps.optimizer_steps}
+        return {**found, "counts_itself": steps.is_manual}
+
+    def _work(self) -> None:
+        if self._graphs.capturing is not None:
+            self._graphs.capturing.works = True
+        if self._until == "validation" and self._evaluations.num_ended:
+            self.steps.stop()
+        self._follow(self.steps.work)
+
+    def _replay_begins(self, captured: Captured) -> None:
+        if captured.works and self._position.is_root_call():
+            self._work()
+        for optimizer in captured.replayed():
+            self._follow(partial(self.steps.optimizer_begins, optimizer))
+            self.steps.optimizer_ended(optimizer)
+
+    def _saved(self) -> None:
+        if self.steps.number > 0:
+            self.steps.stop()
+
+    def _follow(self, tell: Callable[[], None]) -> None:
+        try:
+            tell()
+        finally:
+            self._position.step = self.steps.number
+            self.moved()
+
+
+def live_bytes() -> Live:
+    """What the caching allocator has given out on each device that has any."""
+    if not torch.cuda.is_initialized():
+        return {}
+    found = {}
+    for device in range(torch.cuda.device_count()):
+        allocated = torch._C._cuda_memoryStats(device)["allocated_bytes"]
+        if allocated["all"]["current"]:
+            found[device] = (allocated["large_pool"]["current"], allocated["small_pool"]["current"])
+    return found
