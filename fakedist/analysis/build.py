@@ -16,6 +16,7 @@ import pandas as pd
 from fakedist.analysis import memory
 from fakedist.analysis.blocks import Blocks, action_names, build_blocks, event_places
 from fakedist.analysis.collectives import call_table, collective_table, group_table
+from fakedist.analysis.coverage import coverage_notes
 from fakedist.analysis.kernels import kernel_table
 from fakedist.analysis.layers import layer_table
 from fakedist.analysis.recording import Recording, read_recording
@@ -26,7 +27,7 @@ from fakedist.analysis.times.trace import write_trace
 from fakedist.run.manifest import load_manifest, update_manifest
 from fakedist.run.plain import from_plain, to_plain
 from fakedist.run.step_time import KernelSource, Peaks
-from fakedist.run.summary import LeftDuringInit
+from fakedist.run.summary import Summary
 from fakedist.run.tables import check_tables, new_tables, write_table
 from fakedist.units import format_bytes
 
@@ -59,7 +60,7 @@ def build_tables(run_directory: Path, *, may_be_empty: bool = True) -> None:
         cut = write_trace(run_directory, tables, manifest["job"], recording.kernel_source)
     dropped = _dropped(recording)
     summary = summarize(recording, manifest, tables, memory.find_peak(recording, blocks, places))
-    notes = [*_notes(recording, blocks, manifest, summary.left_during_init), *dropped, *cut]
+    notes = [*_notes(recording, blocks, manifest, summary), *dropped, *cut]
     timed = {"time": _time_source(source)} if source and times.summary else {}
     update_manifest(
         run_directory,
@@ -178,19 +179,21 @@ def _dropped(recording: Recording) -> list[str]:
 
 
 def _left_note(recording: Recording, job: dict[str, Any]) -> str:
-    """That a rank left during init, and what may have made it: a flag that only another rank knows.
+    """That a rank ended before any work, and what may have made it: a flag that only another rank knows.
 
     Megatron-LM's ranks without data learn by a broadcast whether there is any, and train where they are told so.
     """
-    note = "this rank left the job during init, before a first step: the figures are those of its init alone"
+    note = "no training step: no module ran and no optimizer stepped; the figures are of all that the script did"
+    if recording.outcome.get("line"):
+        note = "this rank left the job during init, before a first step: the figures are those of its init alone"
     calls = call_table(recording)
     received = int(((calls["operation"] == "broadcast") & (calls["bytes_in"] == 0)).sum())
     if not received or job.get("tapes"):
         return note
     broadcasts = "1 broadcast of another rank was" if received == 1 else f"{received:,} broadcasts of other ranks were"
     return (
-        f"{note}; {broadcasts} answered with what it held itself: if it left for that, let it be answered from the "
-        f"sender's tape, with --rank 0,{job['rank']} where rank 0 sends"
+        f"{note}; {broadcasts} answered with what this rank held itself: if it left the job for that, let it be "
+        f"answered from the sender's tape, with --rank 0,{job['rank']} where rank 0 sends"
     )
 
 
@@ -236,7 +239,8 @@ def _first_place(rows: list[Any]) -> str:
     return next((f"{filename}:{line}" for _, filename, line, *_ in rows if filename), "a backward")
 
 
-def _notes(recording: Recording, blocks: Blocks, manifest: dict[str, Any], left: LeftDuringInit | None) -> list[str]:
+def _notes(recording: Recording, blocks: Blocks, manifest: dict[str, Any], summary: Summary) -> list[str]:
+    left, outcome = summary.left_during_init, summary.exit.outcome
     notes = [*recording.notes, *memory.differences(recording, blocks)]
     if left is not None:
         notes.append(_left_note(recording, manifest["job"]))
@@ -261,4 +265,6 @@ def _notes(recording: Recording, blocks: Blocks, manifest: dict[str, Any], left:
     ]
     if manifest["job"].get("collectives") == "noop":
         notes.append("collectives moved nothing (--collectives noop): values are whatever memory held")
+    if left is None:
+        notes += coverage_notes(recording, outcome, manifest["job"])
     return notes

@@ -222,6 +222,6 @@ def _went_on(recording: Recording, step: int, pieces: dict[Any, list[bytes]]) ->
     recording.steps = [record for record in recording.steps if record["step"] != step]
     scopes = recording.rows["scopes"]
     scopes[:] = [(scope, min(number, step), *rest) for scope, number, *rest in scopes]
-    if recording.kernel_source.get("step") == step:
-        recording.kernel_source, recording.kernel_texts = {}, []
+    if recording.kernel_source is not None and recording.kernel_source.step == step:
+        recording.kernel_source, recording.kernel_texts = None, []
         pieces |= {("kernels", name): [] for name in KERNEL_TYPES}

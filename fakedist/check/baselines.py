@@ -91,7 +91,7 @@ def settings_of(job: CheckJob, summary: Summary) -> dict[str, Any]:
     """What the figures of a job hang on."""
     values = job.jobs[0].to_dict()
     if values["steps"] == "auto":
-        values["steps"] = len(summary["steps"])  # as many as were recorded
+        values["steps"] = len(summary.steps)  # as many as were recorded
     return {
         **json.loads(json.dumps({key: values[key] for key in _SETTINGS})),
         "torch": summary.torch,

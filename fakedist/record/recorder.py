@@ -206,7 +206,7 @@ class Recorder:
             self._write_statistics()
         if self._steps.stopped and (unsteady := self._training.goal.note()):
             self._journal.append({"kind": "note", "text": unsteady})
-        if untimed := self._timing.close(self._steps.last):
+        if untimed := self._timing.close(self._steps.last if self._training.is_counted else 0):
             self._journal.append({"kind": "note", "text": untimed})
         for record in self._timed.close():
             self._journal.append(record)

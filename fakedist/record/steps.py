@@ -61,6 +61,7 @@ class Steps:
         ended: Called with (step, start_us, end_us) when a step ends; Unix time in microseconds.
         merged: Called with a step that went on, though ``ended`` may have been told of it.
         waits: Whether an optimizer exists that has never stepped, given the ``id`` of those that have.
+        stop_error: Makes what is raised.
 
     Attributes:
         number: Of the current step.
@@ -76,11 +77,14 @@ class Steps:
         ended: Callable[[int, int, int], None],
         merged: Callable[[int], None] = lambda step: None,
         waits: Callable[[Container[int]], bool] = lambda stepped: False,
+        *,
+        stop_error: Callable[[], StopRun] = StopRun,
     ) -> None:
         self.number = self.more = self.optimizer_steps = 0
         self.done: int | None = None
         self.stopped = False
         self._goal, self._ended, self._merged, self._waits = goal, ended, merged, waits
+        self._stop_error = stop_error
         self._step = _Step()
         self._before: _Step | None = None  # a step that may have ended: the current one began after it
         self._usual: Counter[int] | None = None  # which optimizers stepped in the step before, how often
@@ -164,7 +168,7 @@ class Steps:
         if self.done is None:
             self.done = self.number
         self.stopped = True
-        raise StopRun
+        raise self._stop_error()
 
     # ---- inside
 

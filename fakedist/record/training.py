@@ -18,6 +18,7 @@ from fakedist.record.graphs import Captured, Graphs
 from fakedist.record.position import Position
 from fakedist.record.saving import saves
 from fakedist.record.steps import Steps
+from fakedist.record.stopping import Stopping
 from fakedist.record.waiting import any_waits
 
 
@@ -46,13 +47,21 @@ class Training:
         self._evaluations = Evaluations()
         self._graphs = Graphs(self._replay_begins)
         self.goal = make_goal(steps, until, live_bytes, lambda: self.steps.waits())
-        self.steps = Steps(self.goal, lambda *step: self.ended(*step), lambda step: self.went_on(step), any_waits)
+        self._stopping = Stopping()
+        self.steps = Steps(
+            self.goal,
+            lambda *step: self.ended(*step),
+            lambda step: self.went_on(step),
+            any_waits,
+            stop_error=self._stopping.error,
+        )
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Follow CUDA graphs, and checkpoints if they end the run."""
         with ExitStack() as stack:
             stack.enter_context(self._graphs.watching())
+            stack.enter_context(self._stopping)
             if self._until == "save":
                 stack.enter_context(saves(self._saved))
             yield
@@ -82,6 +91,11 @@ class Training:
     def step(self) -> None:
         """The script says that a step ended here."""
         self._follow(self.steps.manual)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether there is anything that ends steps."""
+        return self.steps.optimizer_steps > 0 or self.steps.is_manual
 
     def facts(self) -> dict[str, object]:
         """What the outcome's record has of it."""

@@ -33,18 +33,15 @@ class Verdict:
 
     Attributes:
         fits: Yes or no.
-        word: "fits", "fits so far" (the rank broke off), "may not fit" or "does not fit".
+        word: "fits", "fits so far" (the rank broke off, or was stopped), "may not fit" or "does not fit".
         more: What follows the word.
+        is_sure: Whether it does not hang on where in its span an estimate lies, nor on why the rank broke off.
     """
 
     fits: bool
     word: str
     more: str
-
-    @property
-    def is_sure(self) -> bool:
-        """Whether it does not hang on where in its span an estimate lies."""
-        return self.word not in ("may not fit", "fits so far")
+    is_sure: bool = True
 
 
 def verdict(summary: Summary, cwd: str) -> Verdict | None:
@@ -70,11 +67,12 @@ def _beside_outside(summary: Summary) -> Verdict:
     low, high, name = (outside.low_bytes, outside.high_bytes, _outside_name(outside)) if outside else (0, 0, "")
     if not summary.fits or high > left:
         word = "may not fit" if summary.fits else "does not fit"
-        takes = f"{name} takes {span_text(low, high)}, estimated"
-        return Verdict(summary.fits, word, f": {format_bytes(left)} are not reserved, and {takes}")
+        more = f": {format_bytes(left)} are not reserved, and {name} takes {span_text(low, high)}, estimated"
+        return Verdict(summary.fits, word, more, is_sure=not summary.fits)
     more = f"; {span_text(left - high, left - low)} beside {name}, estimated" if high else ""
-    word = "fits so far" if broke_off(summary) else "fits"
-    return Verdict(True, word, f", headroom {format_bytes(left)}{more}")
+    is_sure = not broke_off(summary)
+    is_all = is_sure and summary.exit.outcome != "stopped"
+    return Verdict(True, "fits" if is_all else "fits so far", f", headroom {format_bytes(left)}{more}", is_sure=is_sure)
 
 
 def broke_off(summary: Summary) -> bool:
@@ -128,9 +126,10 @@ def command_line(command: list[str]) -> str:
 def ending(summary: Summary, cwd: str) -> str:
     """How the run ended, and after how many steps."""
     found, num_steps = summary.exit, len(summary.steps)
-    if (left := summary.left_during_init) is not None:
-        at = f" at {short_line(left.line, cwd)}" if left.line else ""
-        return f"left the job during init, before a first step: exit {found.code}{at}"
+    if found.outcome in ("finished", "exit") and not num_steps:
+        if (left := summary.left_during_init) is not None and left.line:
+            return f"left the job during init, before a first step: exit {found.code} at {short_line(left.line, cwd)}"
+        return "finished without a training step" + (f": exit {found.code}" if found.code else "")
     message = found.message.split(". ")[0]
     how = found.outcome.replace("_", " ") + (f" ({message})" if message else "")
     return f"{how} after {num_steps} step{'' if num_steps == 1 else 's'}"

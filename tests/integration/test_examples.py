@@ -25,7 +25,7 @@ def profile(run_fakedist: RunFakedist, world_size: int, rank: int, *script: str)
     assert result["fits"] is True
     assert sum(result["by_category"].values()) == result["peak_allocated_bytes"]
     assert 0 < result["peak_allocated_bytes"] <= result["peak_reserved_bytes"] <= result["capacity_bytes"]
-    assert len(result["steps"]) == 2
+    assert len(result["steps"]) in (2, 3)  # DDP makes its buckets again in step 2, of other sizes
     assert Path(result["run_directory"]).is_dir()
     return result
 

@@ -42,6 +42,13 @@ def built(directory: Path) -> dict[str, Any]:
     return manifest
 
 
+#: What is said of a run that was stopped.
+NOT_REACHED = (
+    "the script was stopped after {}; not recorded: validation, saving and what else follows "
+    "(--until end records the whole script)"
+)
+
+
 def test_every_table_and_key_of_the_schema_is_there(tmp_path: Path) -> None:
     manifest = built(one_step().write(new_run(tmp_path)))
     assert sorted(path.stem for path in (tmp_path / "tables").iterdir()) == sorted(TABLES)
@@ -61,7 +68,7 @@ def test_figures_add_up(tmp_path: Path) -> None:
     assert summary["peak_allocated_bytes"] == 4 * MIB
     assert sum(summary["by_category"].values()) == 4 * MIB
     assert sum(layer["peak_own_bytes"] for layer in summary["layers"]) == 4 * MIB
-    assert summary["notes"] == []
+    assert summary["notes"] == [NOT_REACHED.format("1 step")]
     assert summary["fits"] is True
     assert summary["exit"] == {"outcome": "stopped", "code": 0, "message": ""}
 
@@ -268,7 +275,10 @@ def test_the_tables_are_about_the_ranks_own_device(tmp_path: Path) -> None:
     made.ended()
     manifest = built(made.write(new_run(tmp_path)))
     assert manifest["summary"]["peak_allocated_bytes"] == 4 * MIB
-    assert manifest["notes"] == ["the rank also used cuda:0; the tables are about cuda:1"]
+    assert manifest["notes"] == [
+        "the rank also used cuda:0; the tables are about cuda:1",
+        NOT_REACHED.format("0 steps"),
+    ]
 
 
 def test_a_rank_that_used_another_device_is_reported_there(tmp_path: Path) -> None:
@@ -279,7 +289,10 @@ def test_a_rank_that_used_another_device_is_reported_there(tmp_path: Path) -> No
     made.ended()
     manifest = built(made.write(new_run(tmp_path)))
     assert manifest["summary"]["peak_allocated_bytes"] == 16 * MIB
-    assert manifest["notes"] == ["the rank used cuda:0, not the device of its LOCAL_RANK"]
+    assert manifest["notes"] == [
+        "the rank used cuda:0, not the device of its LOCAL_RANK",
+        NOT_REACHED.format("0 steps"),
+    ]
 
 
 def test_a_run_without_a_forward_says_why_everything_is_other(tmp_path: Path) -> None:
@@ -308,6 +321,7 @@ def test_notes_say_what_a_reader_must_know(tmp_path: Path) -> None:
         "aten.topk.default,",
         "cudaGraphLaunch",
         "collectives",
+        "the",
     ]
     assert "first at /job/train.py:3," in notes[3]
     assert "first at /job/router.py:8," in notes[4]
@@ -339,5 +353,5 @@ def test_a_rank_that_left_after_a_broadcast_of_another_is_told_of_tapes(
     made.record("collectives", rows=[(1, "broadcast", 0, bytes_in, 24 - bytes_in, "int64", False, 0, 0, 0, -1)])
     made.record("outcome", outcome="finished", code=0, message="", last_phase="init", last_step=0)
     (note,) = built(made.write(new_run(tmp_path, "finished", tapes=tapes)))["notes"]
-    assert note.startswith("this rank left the job during init, before a first step")
+    assert note.startswith("no training step: no module ran and no optimizer stepped")
     assert ("with --rank 0,1 where rank 0 sends" in note) == (not tapes and not bytes_in)

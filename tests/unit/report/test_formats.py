@@ -21,7 +21,8 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
 def test_markdown_says_the_verdict_and_every_table(tmp_path: Path) -> None:
     text = run_markdown(Run(ended_well(tmp_path / "run")))
     assert (
-        "rank 1 of 8 **fits**, headroom 79.00 GiB; 77.47 to 78.04 GiB beside NCCL, estimated. Peak, measured:" in text
+        "rank 1 of 8 **fits so far**, headroom 79.00 GiB; 77.47 to 78.04 GiB beside NCCL, estimated. Peak, measured:"
+        in text
     )
     assert text.count("<details>") == text.count("</details>") == 5
     assert "| layers.0-2.mlp x3 |" in text

@@ -50,8 +50,8 @@ def told(found: Summary) -> str:
 
 
 def test_a_fit_has_both_headrooms() -> None:
-    assert told(summary(70, 1, 2)) == "fits, headroom 10.00 GiB; 8.00 to 9.00 GiB beside NCCL, estimated"
-    assert told(summary(70, 0, 0)) == "fits, headroom 10.00 GiB"
+    assert told(summary(70, 1, 2)) == "fits so far, headroom 10.00 GiB; 8.00 to 9.00 GiB beside NCCL, estimated"
+    assert told(summary(70, 0, 0)) == "fits so far, headroom 10.00 GiB"
 
 
 def test_a_fit_that_hangs_on_the_estimate_is_no_fit_for_sure() -> None:
@@ -69,7 +69,7 @@ def test_what_does_not_even_fit_the_least_estimate_does_not_fit() -> None:
 
 
 def test_without_an_estimate_there_is_one_headroom() -> None:
-    assert told(replace(summary(70, 0, 0), estimated_outside=None)) == "fits, headroom 10.00 GiB"
+    assert told(replace(summary(70, 0, 0), estimated_outside=None)) == "fits so far, headroom 10.00 GiB"
 
 
 def test_page_and_markdown_have_the_section_with_every_communicator(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_collectives_are_a_table(run: fakedist.Run) -> None:
 
 def test_a_run_says_what_it_is(run: fakedist.Run) -> None:
     assert "peak: 202.49 MiB allocated, 1.00 GiB reserved" in repr(run)
-    assert "fits, headroom 79.00 GiB" in repr(run)
+    assert "fits so far, headroom 79.00 GiB" in repr(run)
     run.manifest["job"]["target"] = "<script>"
     assert "&lt;script&gt;" in run._repr_html_()
     assert "<script>" not in run._repr_html_()

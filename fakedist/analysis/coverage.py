@@ -1,0 +1,38 @@
+"""What of a script is not in the recording, because it was stopped or because nothing told its steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fakedist.analysis.recording import Recording
+
+
+def coverage_notes(recording: Recording, outcome: str, job: dict[str, Any]) -> list[str]:
+    """What a reader must know of it, a sentence each.
+
+    Args:
+        recording: The recording.
+        outcome: How the run ended.
+        job: The job of run.json.
+    """
+    told, num_steps = recording.outcome, len(recording.steps)
+    if outcome == "stopped":
+        return [_not_reached(num_steps, bool(told.get("evaluated")), job.get("until"))]
+    is_known = "optimizer_steps" in told  # an older fakedist does not say
+    if outcome in ("finished", "exit") and is_known and not told["optimizer_steps"] and not told["counts_itself"]:
+        text = (
+            "no training step: no optimizer stepped; the figures are of all that the script did, and "
+            "fakedist.step() at the end of each iteration of its loop (inference, evaluation) counts them as steps"
+        )
+        return [text]
+    return []
+
+
+def _not_reached(num_steps: int, evaluated: bool, until: Any) -> str:
+    steps = "1 step" if num_steps == 1 else f"{num_steps} steps"
+    after = {"validation": "after its first validation", "save": "after its first checkpoint"}.get(str(until), "")
+    missing = [*([] if evaluated else ["validation"]), *([] if until == "save" else ["saving"])]
+    missing.append("what else follows" if missing else "what follows")
+    listed = " and ".join([", ".join(missing[:-1]), missing[-1]] if missing[1:] else missing)
+    where = f"{after}, in step {num_steps + 1}" if after else f"after {steps}"
+    return f"the script was stopped {where}; not recorded: {listed} (--until end records the whole script)"

@@ -1,0 +1,95 @@
+"""Stopping a script that another program runs: a test runner or a notebook must not take the stop for a failure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from types import FrameType
+from typing import Any
+
+from fakedist.patch import patched
+from fakedist.record.steps import StopRun
+
+#: Methods by which unittest reports what a test raised, and where the error is among their arguments.
+_REPORTS = {"addError": 2, "addFailure": 2, "addSubTest": 3}
+
+
+class Stopping:
+    """Makes what is raised inside the script to end the run.
+
+    - unittest catches whatever a test raises: its results are told to end there, with nothing failed.
+    - pytest does too, but for its own ``Exit``: the error is one as well, with exit code 0.
+    - IPython prints a traceback and goes on with the next cell: it prints none.
+
+    A context manager: leaving takes its patches off.
+    """
+
+    def __init__(self) -> None:
+        self._undo = ExitStack()
+        self._is_first = True
+
+    def __enter__(self) -> Stopping:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._undo.close()
+
+    def error(self) -> StopRun:
+        """What to raise now."""
+        if self._is_first:
+            self._is_first = False
+            for owner, name, replacement in _unittest_patches():
+                self._undo.enter_context(patched(owner, name, replacement))
+            shell = getattr(sys.modules.get("IPython.core.interactiveshell"), "InteractiveShell", None)
+            if shell is not None and shell.initialized():
+                shell.instance().set_custom_exc((StopRun,), lambda *error, **offset: None)
+        exit_error = getattr(sys.modules.get("_pytest.outcomes"), "Exit", None)
+        return _pytest_stop(exit_error) if exit_error is not None and _runs("/_pytest/runner.py") else StopRun()
+
+
+def _pytest_stop(exit_error: Any) -> StopRun:
+    """The stop as an ``Exit`` of pytest's."""
+    kind: Any = type("StopRun", (StopRun, exit_error), {"__module__": StopRun.__module__})
+    found: StopRun = kind(str(StopRun()), returncode=0)
+    return found
+
+
+def _runs(filename: str) -> bool:
+    """Whether code of such a file called us."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(filename):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _unittest_patches() -> Iterator[tuple[type, str, Callable[..., None]]]:
+    """Every method that reports an error, of all classes of results, and what to put in its place."""
+    result = getattr(sys.modules.get("unittest.result"), "TestResult", None)
+    classes: list[type] = [] if result is None else [result]
+    for each in classes:
+        found: list[type] = each.__subclasses__()
+        classes += [one for one in found if one not in classes]
+    of_pytest = getattr(sys.modules.get("_pytest.unittest"), "TestCaseFunction", None)
+    for each in [*classes, *([] if of_pytest is None else [of_pytest])]:
+        for name, place in _REPORTS.items():
+            if name in vars(each):
+                yield each, name, _quiet(vars(each)[name], place, raises=each is of_pytest)
+
+
+def _quiet(original: Callable[..., None], place: int, *, raises: bool) -> Callable[..., None]:
+    def report(*args: Any, **kwargs: Any) -> None:
+        error = args[place][1] if len(args) > place and args[place] else None
+        link: BaseException | None = error
+        while link is not None and not isinstance(link, StopRun):
+            link = link.__cause__ or link.__context__
+        if link is None:
+            original(*args, **kwargs)
+        elif raises:
+            raise link
+        else:
+            args[0].stop()
+
+    return report

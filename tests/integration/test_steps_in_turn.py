@@ -1,0 +1,66 @@
+"""Iterations of scripts whose steps are not one forward, one backward and one optimizer's step."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+
+from tests.conftest import RunFakedist
+
+pytestmark = pytest.mark.integration
+
+JOB = Path(__file__).parent / "jobs" / "in_turn.py"
+#: Of one model's forward, or of its backward to the weights alone.
+FORWARD_FLOPS = 2 * 2 * 4096 * 1024 * 1024
+
+
+def profile(run_fakedist: RunFakedist, *script: str | Path) -> tuple[dict[str, Any], str]:
+    finished = run_fakedist("profile", "--world-size", "8", "--rank", "0", "--device", "virtual", "--json", *script)
+    assert finished.code == 0, finished.stderr
+    result: dict[str, Any] = finished.json()
+    assert result["exit"]["outcome"] == "stopped"
+    assert len(result["steps"]) == 2
+    return result, finished.stderr
+
+
+def test_two_steps_of_a_gan_are_two_iterations(run_fakedist: RunFakedist) -> None:
+    result, output = profile(run_fakedist, JOB, "gan")
+    assert output.count("ITERATION") == 3  # the third one's first forward ends the run
+    phases = Counter((row["step"], row["phase"]) for row in result["by_phase"])
+    assert {step for step, _ in phases} == {0, 1, 2}
+    # Critic: both forward, critic backward but for its inputs. Generator: both forward, both backward but for inputs.
+    assert result["time"]["flops"] == (2 + 1.5) * FORWARD_FLOPS + (2 + 3.5) * FORWARD_FLOPS
+
+
+def test_forward_and_backward_of_a_closure_are_phases(run_fakedist: RunFakedist) -> None:
+    result, output = profile(run_fakedist, JOB, "closure")
+    assert output.count("ITERATION") == 3
+    phases = {(row["step"], row["phase"]) for row in result["by_phase"]}
+    assert {(step, phase) for step in (1, 2) for phase in ("forward", "backward", "optimizer")} <= phases
+    assert result["time"]["flops"] == 2.5 * FORWARD_FLOPS
+
+
+def test_a_step_holds_one_replay_of_a_graph(run_fakedist: RunFakedist) -> None:
+    finished = run_fakedist(
+        "profile", "--world-size", "8", "--rank", "0", "--device", "virtual", "--steps", "4", "--json", JOB, "graph"
+    )
+    result = finished.json()
+    assert len(result["steps"]) == 4
+    assert finished.stderr.count("ITERATION") == 4
+    assert result["time"]["step_us"] > 0
+    assert result["time"]["flops"] == 2.5 * FORWARD_FLOPS
+    kernels = pyarrow.parquet.read_table(Path(result["run_directory"]) / "tables" / "kernels.parquet").to_pylist()
+    assert {"forward", "backward", "optimizer"} <= {row["phase"] for row in kernels}
+
+
+@pytest.mark.parametrize("runner", ["unittest", "pytest"])
+def test_a_test_that_was_stopped_has_not_failed(run_fakedist: RunFakedist, tmp_path: Path, runner: str) -> None:
+    script = shutil.copy(JOB, tmp_path / "test_in_turn.py")
+    _, output = profile(run_fakedist, *((script, runner) if runner == "unittest" else ("-m", "pytest", "-s", script)))
+    assert "torn down" in output or runner == "pytest"  # which leaves at once
+    assert not [word for word in ("Traceback", "FAIL", "ERROR", "not reached") if word in output], output

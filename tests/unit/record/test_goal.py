@@ -1,0 +1,80 @@
+"""How long a run is recorded."""
+
+from __future__ import annotations
+
+import pytest
+
+from fakedist.record.goal import After, Live, Steady, make_goal
+
+MIB = 1 << 20
+
+
+class Ends:
+    """Steps that end with so much live memory: large and small blocks of device 0."""
+
+    def __init__(self, *live: tuple[int, int], waits: bool = False, stops: bool = True) -> None:
+        self.live = [{0: each} for each in live]
+        self.goal = Steady(self._now, lambda: waits, stops=stops)
+        self.number = 0
+
+    def _now(self) -> Live:
+        return self.live[self.number - 1]
+
+    def run(self) -> int:
+        """The last step, of those there are."""
+        for _ in self.live:
+            self.number += 1
+            self.goal.may_end()
+            if self.goal.is_last(self.number):
+                break
+        return self.number
+
+
+def test_two_steps_are_enough_if_they_end_alike() -> None:
+    ends = Ends((MIB, 5), (MIB, 5), (MIB, 5))
+    assert ends.run() == 2
+    assert ends.goal.note() == ""
+    assert not ends.goal.is_timed(3)
+
+
+def test_a_step_that_ends_with_more_is_followed_by_another() -> None:
+    ends = Ends((MIB, 5), (3 * MIB, 5), (3 * MIB, 5))
+    assert ends.goal.is_timed(2)
+    assert ends.run() == 3
+
+
+def test_losses_kept_for_a_log_are_steady_enough() -> None:
+    assert Ends((MIB, 512), (MIB, 1024), (MIB, 1536)).run() == 2
+    assert Ends((MIB, 512), (MIB, 512 + MIB), (MIB, 512 + MIB)).run() == 3
+
+
+def test_after_six_steps_it_says_that_it_was_not_steady() -> None:
+    ends = Ends(*((step * MIB, 0) for step in range(1, 9)))
+    assert ends.run() == 6
+    assert ends.goal.note() == (
+        "not steady: 5.00 MiB were live at the end of step 5, 6.00 MiB at the end of step 6 (+1,048,576 bytes): "
+        "--steps 10"
+    )
+
+
+def test_an_optimizer_that_waits_may_still_make_its_state() -> None:
+    ends = Ends(*[(MIB, 0)] * 8, waits=True)
+    assert ends.run() == 6
+    assert "an optimizer has not stepped" in ends.goal.note()
+
+
+def test_until_something_else_no_step_is_the_last() -> None:
+    ends = Ends(*[(MIB, 0)] * 4, stops=False)
+    assert ends.run() == 4
+    assert not ends.goal.is_timed(3)
+
+
+@pytest.mark.parametrize(
+    ("steps", "until", "last", "timed"),
+    [(3, None, 3, 3), ("auto", 4, 4, 4), (3, "end", None, 3), (3, "validation", None, 3)],
+)
+def test_until_wins_over_steps(steps: int, until: int, last: int | None, timed: int) -> None:
+    goal = make_goal(steps, until, dict, lambda: False)
+    assert isinstance(goal, After)
+    assert [step for step in range(1, 9) if goal.is_last(step)][:1] == ([] if last is None else [last])
+    assert [step for step in range(1, 9) if goal.is_timed(step)] == [timed]
