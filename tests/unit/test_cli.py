@@ -117,6 +117,7 @@ GIVEN = {
     "gpu": ["--gpu=h200"],
     "gpu_memory": ["--gpu-memory=unlimited"],
     "steps": ["--steps=3"],
+    "until": ["--until=end"],
     "module": ["-m", "package.train"],
     "env": ["--env=A=b c"],
     "nccl_env": ["--nccl-env=NCCL_ALGO=Ring"],
