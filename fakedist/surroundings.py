@@ -116,6 +116,7 @@ class Surroundings:
             torch.cuda.init()  # C++ may have initialised CUDA without Python
             self._write_gpu()
         self._write_facts()
+        self._write_what_made_up_values_decided()
         self._write_what_the_host_did_not_compute()
         self._write_about_the_world()
         self._write_what_may_have_failed_it(str(how["outcome"]))
@@ -237,6 +238,10 @@ class Surroundings:
             if (calls := sum(count for _, count in refused)) != self._refused:
                 self._refused = calls
                 self._journal.append({"kind": "unanswered", "rows": refused})
+
+    def _write_what_made_up_values_decided(self) -> None:
+        if self._values is not None and (text := self._values.branches()):
+            self._journal.append({"kind": "note", "text": text})
 
     def _write_what_the_host_did_not_compute(self) -> None:
         operations, first = self._values.not_computed_on_host() if self._values is not None else (0, "")

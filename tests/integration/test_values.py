@@ -85,9 +85,10 @@ def test_a_buffer_is_defined_where_it_was_written(engine: ValueEngine) -> None:
     assert engine.is_undefined(buffer)
     assert not engine.is_undefined(buffer[2:4])
     assert (buffer[2:4] + 1).tolist() == [6, 7]
-    assert engine.is_undefined(buffer + 1)
     assert buffer.tolist() == [0, 0, 5, 6, 0, 0, 0, 0]
     assert invented_values(engine) == 6
+    assert (buffer + 1).tolist() == [1, 1, 6, 7, 1, 1, 1, 1]
+    assert invented_values(engine) == 0
 
 
 @on_virtual_gpu

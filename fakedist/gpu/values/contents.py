@@ -109,7 +109,7 @@ class Defined:
         flags = self._flags.get(tensor)
         if flags is None and self.replayed:
             return 0 < storage_of(tensor)[1] <= self.replayed.get(storage_address(tensor), 0)
-        return flags is not None and bool(_elements(flags, tensor).all())
+        return flags is not None and bool(elements(flags, tensor).all())
 
     def define(self, tensor: torch.Tensor) -> None:
         """Every element holds a value now."""
@@ -118,7 +118,7 @@ class Defined:
             self.written[storage_address(tensor)] = num_bytes
         if not num_bytes or self._whole.get(tensor):
             return
-        if _covers(tensor, num_bytes):
+        if covers(tensor, num_bytes):
             self._whole.put(tensor, True)
             self._flags.drop(tensor)
             return
@@ -126,14 +126,14 @@ class Defined:
         if flags is None or flags.numel() != num_bytes:
             flags = zeros(num_bytes, dtype=torch.uint8)
             self._flags.put(tensor, flags)
-        _elements(flags, tensor).fill_(1)
+        elements(flags, tensor).fill_(1)
 
     def spoil(self, tensor: torch.Tensor) -> None:
         """No element holds a value any more; what is read from it later must be made up."""
         num_bytes = storage_of(tensor)[1]
         if self.replayed:
             self.replayed.pop(storage_address(tensor), None)
-        if _covers(tensor, num_bytes):
+        if covers(tensor, num_bytes):
             self._whole.drop(tensor)
             self._flags.drop(tensor)
             return
@@ -142,22 +142,22 @@ class Defined:
             self._flags.put(tensor, ones(num_bytes, dtype=torch.uint8))
         flags = self._flags.get(tensor)
         if flags is not None:
-            _elements(flags, tensor).fill_(0)
+            elements(flags, tensor).fill_(0)
 
     def missing(self, tensor: torch.Tensor) -> torch.Tensor:
         """Bool tensor of the same shape: elements that hold no value."""
         flags = self._flags.get(tensor)
         if flags is None:
             return full(tensor.shape, not self._whole.get(tensor), dtype=torch.bool)
-        return (_elements(flags, tensor) == 0).any(-1)
+        return (elements(flags, tensor) == 0).any(-1)
 
 
-def _covers(tensor: torch.Tensor, storage_bytes: int) -> bool:
+def covers(tensor: torch.Tensor, storage_bytes: int) -> bool:
     """Whether a tensor has every byte of its storage; expanded ones repeat elements."""
     return tensor.numel() * tensor.element_size() >= storage_bytes and 0 not in tensor.stride()
 
 
-def _elements(flags: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+def elements(flags: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """The flags of a tensor's elements: its shape, and one more axis for the bytes of an element."""
     size = tensor.element_size()
     strides = [stride * size for stride in tensor.stride()]

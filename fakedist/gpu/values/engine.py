@@ -17,7 +17,9 @@ from torch import empty
 from torch import tensor as new_tensor
 
 from fakedist.gpu.values.choices import CHOOSING, choose
+from fakedist.gpu.values.composites import Composites
 from fakedist.gpu.values.contents import LIMIT_BYTES, MASK_LIMIT_BYTES, host_view, is_small
+from fakedist.gpu.values.following import Following
 from fakedist.gpu.values.foreach import Foreach
 from fakedist.gpu.values.graphs import replays
 from fakedist.gpu.values.hollow import Hollow, is_hollow
@@ -51,8 +53,10 @@ class ValueEngine:
         self._randoms = Randoms(seed)
         self._reading = Reading(self._host)
         self._foreach = Foreach(self._host)
+        self._following = Following(self._host)
         self._hollow = Hollow(self._host)
         self._inside = Inside(self.execute)
+        self._composites = Composites(self._host, self._inside.run, self._kernel)
 
     def execute(self, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
         """Run one operation; what it returns is what the device operation returned."""
@@ -74,14 +78,23 @@ class ValueEngine:
         return self._host.settle(tensor.detach(), "print") if is_small(tensor) else None
 
     def known(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """A plain tensor's values, over the same memory; None where nobody computed all of them."""
+        """A plain tensor's values, over the same memory; None where a kernel did not compute all of them and the
+        script did not read them.
+        """
         if not tensor.is_cuda:
             return None if is_hollow(tensor) else tensor
-        return host_view(tensor.detach()) if self._host.holds(tensor) else None
+        if not self._host.holds(tensor):
+            return None
+        doubt = self._host.doubts.of(tensor)
+        return host_view(tensor.detach()) if doubt is None or doubt.teller else None
 
     def invented(self) -> list[tuple[str, str, int, int, int]]:
         """Values made up since the last call: (operation, filename, line, calls, values)."""
         return self._host.inventions.take()
+
+    def branches(self) -> str:
+        """A note of the script's decisions that follow from made-up values; empty where there are none."""
+        return self._host.inventions.branches()
 
     def not_computed_on_host(self) -> tuple[int, str]:
         """How many operations on large host floats were not computed, and ``file:line`` of the first,
@@ -95,6 +108,8 @@ class ValueEngine:
         kind = Kind(func)
         if kind.name == "empty":
             return self._empty
+        if (route := self._composites.route(kind)) is not None:
+            return route
         if kind.is_view or kind.empty:
             return _plainly
         if not kind.is_kernel:
@@ -125,16 +140,17 @@ class ValueEngine:
         if not kind.like:
             for value in args:
                 if isinstance(value, torch.Tensor):
-                    if value.layout is not torch.strided:
+                    if value.layout is not torch.strided or value.is_nested:
                         return func(*args, **kwargs)
                     if value.nbytes > LIMIT_BYTES and _is_large(value):
                         return self._not_computed(kind, func, args, kwargs)
                 elif isinstance(value, (list, tuple)) and _any_large(value):
                     return self._not_computed(kind, func, args, kwargs)
-        inputs = self._inputs(kind, args, kwargs)
-        if all(not tensor.is_cuda or self._host.holds(tensor) for tensor in inputs):
-            return self._computed(kind, func, args, kwargs)
-        return self._not_computed(kind, func, args, kwargs)
+        if not self._following.complete(kind, self._inputs(kind, args, kwargs)):
+            return self._not_computed(kind, func, args, kwargs)
+        if self._following.routes(kind, args):
+            return self._following.route(kind, func, args, kwargs)
+        return self._computed(kind, func, args, kwargs)
 
     def _computed(self, kind: Kind, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
         """On the device, and on the host over the same memory."""
@@ -142,6 +158,7 @@ class ValueEngine:
         if kind.random:
             device = _device(args, kwargs)
             place = self._randoms.place(device, generator) if device is not None else place
+        doubt = self._host.doubt(self._inputs(kind, args, kwargs))
         result = func(*args, **kwargs)
         outputs = list(device_tensors((result,)))
         written = self._written(kind, args, kwargs) if kind.written else []
@@ -150,6 +167,7 @@ class ValueEngine:
         if not all(is_small(tensor) for tensor in outputs):
             self._holds_nothing(kind, args, result, written)
             return result
+        given = args
         if kind.like:
             args = (empty((), dtype=args[0].dtype).expand(args[0].shape), *args[1:])
         values = self._on_host(kind, func, (args, kwargs), place if device is not None else None)
@@ -158,11 +176,15 @@ class ValueEngine:
         elif written:
             for tensor in written:
                 self._host.defined.define(tensor)
-                self._host.shares.forget(tensor)
+                if doubt is None:
+                    self._host.doubts.clear(tensor)
+                    self._host.shares.forget(tensor)
         else:
             for output, host in zip(outputs, values, strict=False):
-                if host.shape == output.shape:
+                if host.shape == output.shape and 0 not in output.stride():  # an expanded one is an argument's view
                     self._host.write(output, host)
+        if doubt is not None and values is not None:
+            self._following.mark(kind, given, written or outputs, doubt)
         return result
 
     def _not_computed(self, kind: Kind, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
@@ -173,6 +195,8 @@ class ValueEngine:
             if kind.name in CHOOSING and not written:
                 self._choose(kind, args, kwargs, result)
             self._holds_nothing(kind, args, result, written)
+        if isinstance(result, torch.Tensor) and result.numel() == 1 and _is_loss(result, args):
+            self._host.shares.know_non_negative(result)
         return result
 
     def _listed(self, kind: Kind, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
@@ -325,6 +349,13 @@ def _is_upload(kind: Kind, args: _Arguments, kwargs: _Keywords) -> bool:
 def _is_large(tensor: torch.Tensor) -> bool:
     """Whether a tensor of more than LIMIT_BYTES is on the device, and too large to be computed."""
     return tensor.is_cuda and (tensor.is_floating_point() or tensor.nbytes > MASK_LIMIT_BYTES)
+
+
+def _is_loss(result: torch.Tensor, args: _Arguments) -> bool:
+    """Whether a backward may begin at a single number, which is not asked for its gradient yet."""
+    if not result.is_floating_point() or not result.is_cuda or not torch.is_grad_enabled():
+        return False
+    return any(tensor.requires_grad for tensor in plain_tensors(args))
 
 
 def _any_large(values: Iterable[Any]) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from fakedist.gpu.values.contents import host_view, is_small
+from fakedist.gpu.values.doubts import Doubt
 from fakedist.gpu.values.host import Host, device_tensors
 from fakedist.gpu.values.kinds import Kind
 from fakedist.gpu.values.shares import NON_NEGATIVE
@@ -25,6 +26,7 @@ class Foreach:
     def run(self, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """On the device, and on the host for those positions that can be computed."""
         chosen = self._chosen(kind, args, kwargs)
+        doubts = self._doubts(args, kwargs, chosen)
         result = func(*args, **kwargs)
         computed = self._compute(func, args, kwargs, chosen) if chosen else None
         if chosen and computed is None:
@@ -34,9 +36,27 @@ class Foreach:
             written = args[position] if position < len(args) else ()
             if isinstance(written, (list, tuple)):
                 self._mark(written, done)
+                self._doubt(written, doubts, done)
         if isinstance(result, (list, tuple)):
             self._fill(kind, result, chosen, computed)
+            self._doubt(result, doubts, done)
         return result
+
+    def _doubts(self, args: tuple[Any, ...], kwargs: dict[str, Any], chosen: list[int]) -> dict[int, Doubt]:
+        """Positions that made-up values are read for."""
+        host = self._host
+        if not chosen or not host.doubts:
+            return {}
+        values = [*args, *kwargs.values()]
+        shared = [value for value in values if isinstance(value, torch.Tensor)]
+        lists = [v for v in values if isinstance(v, (list, tuple)) and v and isinstance(v[0], torch.Tensor)]
+        found = {i: host.doubt((*shared, *(listed[i] for listed in lists if i < len(listed)))) for i in chosen}
+        return {i: doubt for i, doubt in found.items() if doubt is not None}
+
+    def _doubt(self, results: Any, doubts: dict[int, Doubt], done: set[int]) -> None:
+        for i, doubt in doubts.items():
+            if i in done and is_small(results[i]):
+                self._host.doubts.mark(results[i], doubt)
 
     def _chosen(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
         """Positions of the lists whose tensors all hold what is read."""
@@ -75,6 +95,7 @@ class Foreach:
         for i, tensor in enumerate(written):
             if i in done:
                 self._host.defined.define(tensor)
+                self._host.doubts.clear(tensor)
                 self._host.shares.forget(tensor)
             elif tensor.is_cuda:
                 self._host.spoil(tensor)

@@ -9,6 +9,7 @@ import torch
 
 from fakedist.gpu.values.choices import spread
 from fakedist.gpu.values.contents import Defined, host_view, is_small
+from fakedist.gpu.values.doubts import Doubt, Doubts
 from fakedist.gpu.values.inventions import Inventions
 from fakedist.gpu.values.shares import Shares
 
@@ -26,12 +27,17 @@ class Host:
 
     def __init__(self, seed: int, *, strict: bool = False) -> None:
         self.defined = Defined()
+        self.doubts = Doubts()
         self.shares = Shares(self._seen)
         self.inventions = Inventions(seed, strict=strict)
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether a device tensor is small and has all its values."""
         return tensor.is_cuda and is_small(tensor) and self.defined.holds(tensor)
+
+    def is_seen(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor's values are on the host, or can be made up there."""
+        return not tensor.is_cuda or is_small(tensor)
 
     def _seen(self, tensor: torch.Tensor) -> torch.Tensor | None:
         return host_view(tensor) if self.holds(tensor) else None
@@ -40,27 +46,47 @@ class Host:
         """Give a small device tensor its values."""
         host_view(tensor).copy_(values)
         self.defined.define(tensor)
+        self.doubts.clear(tensor)
 
     def spoil(self, tensor: torch.Tensor) -> None:
         """A kernel that did not run should have written to a device tensor."""
         if is_small(tensor):
             self.defined.spoil(tensor)
+            self.doubts.clear(tensor)
         self.shares.forget(tensor)
 
     def settle(self, tensor: torch.Tensor, operation: str) -> torch.Tensor:
+        """Host view of a small device tensor that the script reads; what is made up of it is counted."""
+        host, distinct = self.complete(tensor), _distinct(tensor)
+        if made_up := self.doubts.read(distinct):
+            self.inventions.count(operation, made_up)
+        return host
+
+    def complete(self, tensor: torch.Tensor) -> torch.Tensor:
         """Host view of a small device tensor; what it does not hold is made up, and it holds that from now on."""
-        host = host_view(tensor)
+        whole = host_view(tensor)
         if self.defined.holds(tensor):
-            return host
+            return whole
+        tensor = _distinct(tensor)
+        host = host_view(tensor)
         missing, share = self.defined.missing(tensor), self.shares.of(tensor)
         # Sums of the mask have counted on its share; of one element a share says nothing.
         if host.dtype == torch.bool and share is not None and host.numel() > 1 and missing.all():
-            self.inventions.count(operation, host.numel())
             host.copy_(spread(host.shape, share))
         else:
-            self.inventions.fill(host, missing, operation, non_negative=self.shares.is_non_negative(tensor))
+            is_loss = tensor.numel() == 1 and tensor.requires_grad
+            non_negative = is_loss or self.shares.is_non_negative(tensor)
+            self.inventions.draw_missing(host, missing, non_negative=non_negative)
         self.defined.define(tensor)
-        return host
+        self.doubts.mark(tensor, Doubt(), missing)
+        return whole
+
+    def doubt(self, tensors: Iterable[torch.Tensor]) -> Doubt | None:
+        """What of device tensors is made up, or follows from such values; None where nothing is."""
+        if not self.doubts:
+            return None
+        found = {doubt for tensor in tensors if tensor.is_cuda and (doubt := self.doubts.of(tensor)) is not None}
+        return found.pop() if len(found) == 1 else Doubt(tuple(found)) if found else None
 
     def to_device(self, values: torch.Tensor, device: torch.device) -> torch.Tensor:
         """A device tensor with these values, as far as it is small."""
@@ -90,11 +116,19 @@ class Host:
         return found
 
 
+def _distinct(tensor: torch.Tensor) -> torch.Tensor:
+    """Each element of an expanded tensor once."""
+    if 0 not in tensor.stride():
+        return tensor
+    sizes = [min(size, 1) if not stride else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    return tensor.as_strided(sizes, tensor.stride(), tensor.storage_offset())
+
+
 def plain_tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
     """Tensors with memory of their own, not wrappers (AsyncCollectiveTensor), not made of others (sparse)."""
     for value in values:
         if isinstance(value, torch.Tensor):
-            if type(value).__torch_dispatch__ is _PLAIN and value.layout is torch.strided:
+            if type(value).__torch_dispatch__ is _PLAIN and value.layout is torch.strided and not value.is_nested:
                 yield value
         elif isinstance(value, (list, tuple)):
             yield from plain_tensors(value)

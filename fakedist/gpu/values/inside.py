@@ -18,6 +18,7 @@ from fakedist.gpu.values.host import device_tensors
 _PLAIN = torch.Tensor.__torch_dispatch__
 _get_mode, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
 _ON_DEVICE = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+_SPARSE = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCUDA)
 
 
 class Inside(TorchDispatchMode):
@@ -29,10 +30,11 @@ class Inside(TorchDispatchMode):
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation by its kernel for the device, with this mode on."""
-        if next(device_tensors((args, tuple(kwargs.values()))), None) is None:
+        sparse = any(isinstance(value, torch.Tensor) and value.is_cuda and value.is_sparse for value in args)
+        if not sparse and next(device_tensors((args, tuple(kwargs.values()))), None) is None:
             return func(*args, **kwargs)
         with self:
-            return func.redispatch(_ON_DEVICE, *args, **kwargs)
+            return func.redispatch(_SPARSE if sparse else _ON_DEVICE, *args, **kwargs)
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:

@@ -1,4 +1,4 @@
-"""Values that the script reads and no kernel computed: made up once, seeded, counted, told."""
+"""Values that no kernel computed: generated once, from the seed, and counted where the script reads them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from torch import randn, zeros
 
 from fakedist.errors import InventedValueError
 from fakedist.frames import script_frame
+
+#: So often a line gets made-up values, or one answer that follows from them, before it is taken for a loop that waits
+#: for another: floats are as good as zero from then on, and one answer is turned round.
+LOOP_LIMIT = 1_000
+#: Lines that the note names.
+_NAMED = 4
+
+_Place = tuple[str, int]
 
 
 class Inventions:
@@ -22,9 +30,57 @@ class Inventions:
         self._seed = seed
         self._generator = torch.Generator().manual_seed(seed)
         self._counts: dict[tuple[str, str, int], list[int]] = {}
+        self._draws: dict[_Place, int] = {}
+        self._branches: dict[_Place, list[int]] = {}
+        self._runs: dict[_Place, tuple[bool, int]] = {}
+        self._cut: set[_Place] = set()
+
+    def draw_missing(self, host: torch.Tensor, missing: torch.Tensor, *, non_negative: bool) -> None:
+        """Make up the missing elements of a host tensor; they are counted when they are read."""
+        vanishing = self._is_in_loop(script_line()) and host.is_floating_point()
+        count = int(missing.sum())
+        drawn = _drawn(host.dtype, count, self._generator, non_negative=non_negative)
+        host[missing] = drawn.fill_(torch.finfo(host.dtype).tiny) if vanishing else drawn
+
+    def _is_in_loop(self, place: _Place) -> bool:
+        draws = self._draws[place] = self._draws.get(place, 0) + 1
+        if draws <= LOOP_LIMIT or not place[0]:
+            return False
+        self._cut.add(place)
+        return True
+
+    def decide(self, answer: bool | int) -> bool | int:
+        """A truth value or a whole number that the script reads and that follows from made-up values; what it gets."""
+        place = script_line()
+        branch = self._branches.setdefault(place, [0, 0])
+        branch[0] += 1
+        branch[1] += bool(answer)
+        if answer is not True and answer is not False:
+            return answer
+        before, times = self._runs.get(place, (answer, 0))
+        times = times + 1 if before is answer else 1
+        if times > LOOP_LIMIT and place[0]:
+            self._cut.add(place)
+            answer, times = not answer, 1
+        self._runs[place] = (answer, times)
+        return answer
+
+    def branches(self) -> str:
+        """A note of what was decided by made-up values; empty where nothing was."""
+        if not self._branches:
+            return ""
+        lines = sorted(self._branches.items(), key=lambda entry: -entry[1][0])
+        named = ", ".join(f"{_named(place)} ({_times(reads, true)})" for place, (reads, true) in lines[:_NAMED])
+        more = f" and {len(lines) - _NAMED} more lines" if len(lines) > _NAMED else ""
+        cut = ", ".join(sorted(map(_named, self._cut)))
+        ended = f"; {cut}: a loop did not end after {LOOP_LIMIT:,} made-up values, so it was ended" if cut else ""
+        return (
+            f"the script read truth values or whole numbers that follow from made-up values at {named}{more}: "
+            f"a real GPU may take the other branch{ended}"
+        )
 
     def fill(self, host: torch.Tensor, missing: torch.Tensor, operation: str, *, non_negative: bool = False) -> None:
-        """Make up the missing elements of a host tensor: floats normal, integers 0, bools a coin."""
+        """Make up the missing elements of a host tensor and count them: floats normal, integers 0, bools a coin."""
         count = int(missing.sum())
         self.count(operation, count)
         host[missing] = _drawn(host.dtype, count, self._generator, non_negative=non_negative)
@@ -32,7 +88,9 @@ class Inventions:
     def element(self, tensor: torch.Tensor, operation: str, *, non_negative: bool = False) -> torch.Tensor:
         """One element of a large tensor, on the host: no memory keeps it, so its address decides, each time alike."""
         self.count(operation, 1)
-        return _drawn(tensor.dtype, 1, self._of(tensor), non_negative=non_negative).view(tensor.shape)
+        drawn = _drawn(tensor.dtype, 1, self._of(tensor), non_negative=non_negative).view(tensor.shape)
+        vanishing = self._is_in_loop(script_line()) and tensor.is_floating_point()
+        return drawn.fill_(torch.finfo(tensor.dtype).tiny) if vanishing else drawn
 
     def draw(self, host: torch.Tensor, source: torch.Tensor, operation: str, *, non_negative: bool = False) -> None:
         """Make up all of a host tensor that is a copy of a large one; as with an element, each time alike."""
@@ -72,10 +130,20 @@ def script_line() -> tuple[str, int]:
     return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
+def _named(place: _Place) -> str:
+    return f"{place[0]}:{place[1]}" if place[0] else "a backward"
+
+
+def _times(reads: int, true: int) -> str:
+    times = "once" if reads == 1 else f"{reads:,} times"
+    return f"{times}, {'true' if true else 'false'}" if true in (0, reads) else f"{times}, {true:,} of them true"
+
+
 def _drawn(dtype: torch.dtype, count: int, generator: torch.Generator, *, non_negative: bool) -> torch.Tensor:
     if dtype == torch.bool:
         return torch.randint(0, 2, (count,), generator=generator).bool()
     if dtype.is_floating_point or dtype.is_complex:
         real = randn(count, generator=generator)
+        # Not negative is positive: losses and norms are divided by.
         return (real.abs() if non_negative else real).to(dtype)
     return zeros(count, dtype=dtype)

@@ -26,6 +26,7 @@ class Kind:
     Attributes:
         name: Its name without namespace and overload, e.g. ``add_``.
         full_name: With both, e.g. ``aten.add_.Tensor``.
+        qualified_name: As the dispatcher calls it, e.g. ``aten::add_.Tensor``.
         is_view: Its result is a view: nothing is computed.
         is_kernel: It is one of PyTorch's own; what others do shows in the operations they are made of.
         empty: It gives memory that holds nothing.
@@ -50,6 +51,7 @@ class Kind:
         "like",
         "name",
         "overwrites",
+        "qualified_name",
         "random",
         "takes_generator",
         "written",
@@ -62,6 +64,8 @@ class Kind:
         arguments = list(schema.arguments) if schema is not None else []
         namespace, _, name = schema.name.rpartition("::") if schema is not None else ("", "", self.full_name)
         self.name = name
+        overload = schema.overload_name if schema is not None else ""
+        self.qualified_name = f"{namespace}::{name}.{overload}" if overload else f"{namespace}::{name}"
         tags = set(getattr(func, "tags", ()))
         written = [i for i, argument in enumerate(arguments) if argument.alias_info and argument.alias_info.is_write]
         if name == "record_stream":  # its schema says that it writes

@@ -35,8 +35,24 @@ class Reading:
     def answer(self, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation that reads device tensors; ``kwargs`` are the host's."""
         tensors = list(device_tensors((args, tuple(kwargs.values()))))
+        result = self._answer(kind, func, args, kwargs, tensors)
+        if isinstance(result, int) and not all(map(self._is_sure, tensors)):
+            return self._host.inventions.decide(result)
+        return result
+
+    def _is_sure(self, tensor: torch.Tensor) -> bool:
+        """Whether kernels computed a tensor that was read, or what is known of it decides."""
+        if is_small(tensor):
+            return self._host.doubts.of(tensor) is None
+        return self._host.shares.of(tensor) in (0.0, 1.0)
+
+    def _answer(
+        self, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
+    ) -> Any:
         if kind.name in ("_local_scalar_dense", "item"):
             return func(self._element(args[0], kind.full_name))
+        if kind.name == "multinomial" and not self._host.holds(args[0]):
+            self._host.shares.know_non_negative(args[0])  # probabilities
         if not all(is_small(tensor) for tensor in tensors):
             return self._estimate(kind, func, args, kwargs)
         for tensor in tensors:

@@ -17,6 +17,7 @@ import torch
 from fakedist.gpu.values.contents import Storages
 
 _ALWAYS = {"isfinite": 1.0, "isnan": 0.0, "isinf": 0.0, "isposinf": 0.0, "isneginf": 0.0}
+_ABOVE_ZERO = {"gt": 1.0, "ne": 1.0, "le": 0.0, "eq": 0.0}
 _SAME = {"eq": 1.0, "ne": 0.0, "le": 1.0, "ge": 1.0, "lt": 0.0, "gt": 0.0}
 _ZEROS = {"zeros", "zeros_like", "new_zeros", "zero_", "zero"}
 _ONES = {"ones", "ones_like", "new_ones"}
@@ -26,12 +27,27 @@ _AND, _OR = {"mul", "bitwise_and", "logical_and"}, {"bitwise_or", "logical_or"}
 _KEEP = {"clone", "_to_copy", "copy_", "cat", "stack", "mean"}
 _NOT = {"logical_not", "bitwise_not"}
 _COUNT = {"sum", "count_nonzero"}
-_LEAST, _MOST = {"all", "min", "amin"}, {"any", "max", "amax"}
+_LEAST, _MOST = {"all", "_is_all_true", "min", "amin"}, {"any", "_is_any_true", "max", "amax"}
 _SCATTER = {"scatter", "scatter_"}
 #: Results that are never negative, and operations that keep that.
 NON_NEGATIVE = {"norm", "linalg_vector_norm", "_foreach_norm", "abs", "nll_loss_forward", "mse_loss", "l1_loss", "exp"}
 NON_NEGATIVE |= {"nll_loss2d_forward", "binary_cross_entropy", "softplus", "sqrt", "square", "relu", "sigmoid"}
-NON_NEGATIVE |= {"_softmax", "huber_loss", "smooth_l1_loss", "var", "std", "logsumexp"}
+NON_NEGATIVE |= {
+    "_softmax",
+    "softmax",
+    "cross_entropy_loss",
+    "nll_loss",
+    "nll_loss_nd",
+    "_cdist_forward",
+    "cdist",
+    "huber_loss",
+    "smooth_l1_loss",
+    "var",
+    "std",
+    "logsumexp",
+}
+#: Those that are never zero either.
+_POSITIVE = {"exp", "softplus", "sigmoid", "_softmax", "softmax"}
 _KEEPS_SIGN = {"stack", "cat", "sum", "mean", "_to_copy", "clone", "max", "min", "amax", "amin", "div", "mul", "add"}
 
 #: Operations of whose results something may be known.
@@ -56,6 +72,7 @@ class Shares:
     def __init__(self, seen: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
         self._seen = seen
         self._shares: Storages[float] = Storages()
+        #: True where nothing is zero either.
         self._non_negative: Storages[bool] = Storages()
 
     def of(self, tensor: torch.Tensor) -> float | None:
@@ -64,7 +81,7 @@ class Shares:
 
     def is_non_negative(self, tensor: torch.Tensor) -> bool:
         """Whether values made up for the tensor must not be negative."""
-        return bool(self._non_negative.get(tensor))
+        return self._non_negative.get(tensor) is not None
 
     def _has_no_negative(self, value: Any) -> bool:
         """Whether a number, or all of a tensor's values, made up or seen, are not negative."""
@@ -94,8 +111,21 @@ class Shares:
         if share is not None:
             self._shares.put(result, share)
         if positive:
-            self._non_negative.put(result, True)
+            self._non_negative.put(result, _is_positive(name, args))
         return share
+
+    def is_certain(self, name: str, args: tuple[Any, ...], result: torch.Tensor) -> bool:
+        """Whether a computed result is the same whatever was made up for the arguments: ``isnan``, ``norm < 0``.
+
+        What is known of its sign is remembered.
+        """
+        name = followed_name(name)
+        share = self._share(name, args, result) if name in _ALWAYS or name in _SAME else None
+        positive = self._stays_non_negative(name, args)
+        self.forget(result)
+        if positive:
+            self._non_negative.put(result, _is_positive(name, args))
+        return share in (0.0, 1.0)
 
     def know(self, tensor: torch.Tensor, share: float) -> None:
         """The mean of all elements will be that."""
@@ -103,7 +133,7 @@ class Shares:
 
     def know_non_negative(self, tensor: torch.Tensor) -> None:
         """Nothing in the tensor is negative."""
-        self._non_negative.put(tensor, True)
+        self._non_negative.put(tensor, False)
 
     def _share(self, name: str, args: tuple[Any, ...], result: torch.Tensor) -> float | None:
         if name in _ALWAYS:
@@ -117,6 +147,8 @@ class Shares:
             return self._scattered(args)
         if name in _SAME and len(args) > 1:
             return self._compared(name, args[0], args[1])
+        if name in _COUNT and args[0].dtype == torch.bool and self.of(args[0]) is None:
+            self.know(args[0], 0.5)  # as where its size decides that of a selection
         known = [self.of(value) for value in _tensors(args)]
         if name == "copy_":
             known = known[1:]
@@ -141,6 +173,8 @@ class Shares:
             return {"eq": 0.0, "ne": 1.0}.get(name, 0.5)
         if second == 0 and name in ("lt", "ge") and self.is_non_negative(first):
             return _SAME[name]
+        if second == 0 and name in _ABOVE_ZERO and self._non_negative.get(first):
+            return _ABOVE_ZERO[name]
         share = self.of(first)
         if share is None or first.is_floating_point() or not 0 <= share <= 1:
             return 0.5
@@ -149,8 +183,10 @@ class Shares:
         return 1 - share if (name, second) in (("eq", 0), ("le", 0), ("ne", 1), ("lt", 1)) else 0.5
 
     def _stays_non_negative(self, name: str, args: tuple[Any, ...]) -> bool:
-        if name in NON_NEGATIVE:
+        if name in NON_NEGATIVE or name in _ZEROS or name in _ONES:
             return True
+        if name in _FULL:
+            return self._has_no_negative(args[_FULL[name]])
         if name == "pow":
             exponent = args[1]
             return isinstance(exponent, (int, float)) and (exponent % 2 == 0 or self._has_no_negative(args[0]))
@@ -168,6 +204,15 @@ class Shares:
         elif name not in _KEEPS_SIGN or any(isinstance(value, (int, float)) and value < 0 for value in args[1:2]):
             return False
         return all(map(self._has_no_negative, _tensors(args)))
+
+
+def _is_positive(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether a result that is not negative is never zero either."""
+    if name in _POSITIVE:
+        return True
+    if name not in ("add", "clamp") or len(args) < 2:
+        return False
+    return isinstance(args[1], (int, float)) and args[1] > 0
 
 
 def _combined(name: str, shares: list[float], args: tuple[Any, ...], result: torch.Tensor) -> float | None:

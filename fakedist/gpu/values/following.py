@@ -1,0 +1,133 @@
+"""Operations on small tensors that no kernel computed: what they read is made up first, and their result follows.
+
+A loss that a large product wrote holds nothing. Where the script divides it, compares it with a limit or adds it to a
+sum, the loss itself gets its value, so ``bool(loss > 0)`` and ``loss.item()`` agree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from fakedist.gpu.values.choices import choose
+from fakedist.gpu.values.contents import host_view, is_small
+from fakedist.gpu.values.doubts import Doubt
+from fakedist.gpu.values.host import Host, device_tensors
+from fakedist.gpu.values.kinds import Kind
+from fakedist.gpu.values.shares import FOLLOWED, followed_name
+
+#: Elements of an operand that any operation makes up: losses, rewards, statistics of a batch. Making one up and
+#: computing with it takes the host 50 us, which gradients of biases in a model of many layers must not pay.
+_FEW = 256
+#: Elements of an operand that comparisons and reductions make up: losses of each token.
+_MANY = 16_384
+#: More operands than this are not made up for one operation: norms of all gradients, stacked.
+_MAX_OPERANDS = 8
+_COMPARE = {"eq", "ne", "lt", "le", "gt", "ge", "isclose", "logical_not", "logical_and", "logical_or", "logical_xor"}
+_REDUCE = {
+    "sum",
+    "mean",
+    "max",
+    "min",
+    "amax",
+    "amin",
+    "prod",
+    "any",
+    "all",
+    "norm",
+    "linalg_vector_norm",
+    "var",
+    "std",
+}
+_REDUCE |= {"logsumexp", "count_nonzero", "argmax", "argmin", "nansum", "aminmax", "median", "dot"}
+_CONDENSING = {*_COMPARE, *_REDUCE}
+#: A router picks experts with these; of several rows each picks others (:mod:`fakedist.gpu.values.choices`).
+_ROUTING = {"topk", "argmax", "argmin"}
+
+
+class Following:
+    """Decides where operands are made up, and keeps what follows from them sound.
+
+    Args:
+        host: The device memory's values.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def complete(self, kind: Kind, inputs: Iterable[torch.Tensor]) -> bool:
+        """Whether all inputs hold values, after making up the missing ones if they are few."""
+        missing: list[torch.Tensor] = []
+        limit = _MANY if kind.name in _CONDENSING else _FEW
+        for tensor in inputs:
+            if tensor.is_cuda and not self._host.holds(tensor):
+                if len(missing) >= _MAX_OPERANDS or not self._can_be_made_up(tensor, limit):
+                    return False
+                missing.append(tensor)
+        if missing and kind.name in _ROUTING and _picks_for_rows(kind, missing[0]):
+            return False
+        for tensor in missing:
+            self._host.complete(tensor)
+        return True
+
+    def _can_be_made_up(self, tensor: torch.Tensor, limit: int) -> bool:
+        return tensor.numel() <= limit and is_small(tensor) and self._host.shares.of(tensor) is None
+
+    def mark(self, kind: Kind, args: tuple[Any, ...], results: list[torch.Tensor], doubt: Doubt) -> None:
+        """Results that were computed from made-up values are doubtful too, unless any values give the same."""
+        for index, result in enumerate(results):
+            if index or followed_name(kind.name) not in FOLLOWED:
+                self._host.shares.forget(result)
+            elif self._host.shares.is_certain(kind.name, args, result):
+                self._host.doubts.clear(result)
+                continue
+            self._stay_finite(args, result)
+            self._host.doubts.mark(result, doubt)
+
+    def _stay_finite(self, args: tuple[Any, ...], result: torch.Tensor) -> None:
+        """The root or logarithm of a made-up value, or a quotient, is as finite as a trained model's."""
+        if not result.is_floating_point() or result.dtype.itemsize == 1:
+            return
+        values = host_view(result)
+        missing = ~torch.isfinite(values)
+        if not missing.any() or not all(_is_finite(value) for value in args):
+            return
+        non_negative = self._host.shares.is_non_negative(result)
+        self._host.inventions.draw_missing(values, missing, non_negative=non_negative)
+
+    def routes(self, kind: Kind, args: tuple[Any, ...]) -> bool:
+        """Whether an operation picks indices for several rows by values that are made up."""
+        if kind.name not in _ROUTING or not _picks_for_rows(kind, args[0]):
+            return False
+        return args[0].is_cuda and self._host.doubt(args[:1]) is not None
+
+    def route(self, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Pick each index equally often, and the values that stand there."""
+        result = func(*args, **kwargs)
+        tensors = list(device_tensors((result,)))
+        indices = tensors[-1]
+        chosen = choose(kind, args, kwargs, indices)
+        self._host.inventions.count(kind.full_name, indices.numel())
+        self._host.write(indices, chosen)
+        if len(tensors) == 2:
+            self._host.write(tensors[0], host_view(args[0]).gather(kind.argument("dim", args, kwargs), chosen))
+            self._host.doubts.mark(tensors[0], self._host.doubt(args[:1]) or Doubt())
+        return result
+
+
+def _picks_for_rows(kind: Kind, source: torch.Tensor) -> bool:
+    return source.dim() > 1 and (kind.name == "topk" or source.numel() > 1)
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_finite, value))
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return True
+    values = host_view(value) if value.is_cuda and is_small(value) else value
+    return values.is_cuda or bool(torch.isfinite(values).all())
