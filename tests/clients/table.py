@@ -27,6 +27,8 @@ from PyPI (`constraints-clients.txt`). Those marked *CI* run with every change (
 
 Wall time is that of the whole command, process start and report included; peak is what the allocator had allocated
 (measured). Both are given in the order of the ranks.
+
+What PyTorch's own distributed tests assert is looked at in [pytorch-tests.md](pytorch-tests.md).
 """
 
 
