@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import zeros
 
 from fakedist.run.tape import ANY_RANK
 from fakedist.world import checks
@@ -255,7 +254,8 @@ class RankGroup(Group):
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Done:
         """barrier: nobody is late. On NCCL it is an all_reduce of one float."""
         device = self._barrier_device(opts)
-        tensors = [] if device is None else [zeros(1, device=device)]
+        # Below Python, as in NCCL: `torch.cuda.is_initialized()` stays what it was.
+        tensors = [] if device is None else [torch.ops.aten.zeros.default([1], device=device)]
         with self._call("barrier", tensors, tensors, opts) as call:
             pass
         return call.done([])
@@ -317,7 +317,10 @@ class RankGroup(Group):
         self._ledger.write(operation, self.number, inputs, outputs, (is_async, -1))
         stream = timed = None
         if some and some[0].is_cuda:
-            stream, timed = self._stream(some[0].device, -1), self._ledger.timed(operation)
+            timed = self._ledger.timed(operation)
+            # NCCL takes its stream below Python; torch.cuda.Stream would initialise torch.cuda for a mere barrier.
+            if is_async or torch.cuda.is_initialized():
+                stream = self._stream(some[0].device, -1)
         if not is_async and self._coalesced is None and timed is None and not profiler_enabled():
             return Plain()
         given = Given(operation, [inputs, outputs], is_async, self._coalesced, timed)

@@ -233,3 +233,21 @@ def test_the_driver_reads_the_visible_devices_as_cuda_does_at_the_first_call() -
     )
     assert asked.returncode == 0, asked.stderr
     assert json.loads(asked.stdout) == {str(text): devices for text, devices in expected.items()}
+
+
+_BARRIER = """
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+dist.init_process_group("nccl")
+dist.barrier()
+print("FOUND", torch.cuda.is_initialized())
+init_device_mesh("cuda", (8,))
+print("FOUND", torch.cuda.current_device())
+"""
+
+
+def test_a_barrier_leaves_torch_cuda_to_the_script(tmp_path: Path, run_fakedist: RunFakedist) -> None:
+    (tmp_path / "barrier.py").write_text(_BARRIER)
+    finished = run_fakedist("profile", "--world-size", "8", "--rank", "4", "barrier.py", cwd=tmp_path)
+    assert finished.code == 0, finished.stderr
+    assert [line for line in finished.stdout.splitlines() if line.startswith("FOUND")] == ["FOUND False", "FOUND 4"]
