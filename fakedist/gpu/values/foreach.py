@@ -55,7 +55,7 @@ class Foreach:
 
     def _doubt(self, results: Any, doubts: dict[int, Doubt], done: set[int]) -> None:
         for i, doubt in doubts.items():
-            if i in done and is_small(results[i]):
+            if i in done and i < len(results) and is_small(results[i]):  # an optimizer may have no such states
                 self._host.doubts.mark(results[i], doubt)
 
     def _chosen(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
