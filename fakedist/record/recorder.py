@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import TracebackType
@@ -19,6 +18,7 @@ from fakedist.record.beginning import Beginning
 from fakedist.record.collectives import Journal, Ledger
 from fakedist.record.compiled import compiled_graphs, is_tracing
 from fakedist.record.copies import Copies
+from fakedist.record.draining import Drain, Sources
 from fakedist.record.hooks import (
     backward_hook,
     fsdp_is_loaded,
@@ -38,11 +38,6 @@ from fakedist.record.timed import TimedStep, Tracer
 from fakedist.record.timer import Timer
 from fakedist.record.timing import Timing
 from fakedist.record.training import Training
-
-DRAIN_EVERY_S = 2.0  # a rank that is killed loses what happened since the last drain
-DRAIN_LEAST_OPS = 4096
-DRAIN_EVERY_OPS = 50_000  # about 150 MB of history as Python objects
-PROGRESS_EVERY_S = 0.1
 
 _active: Recorder | None = None
 
@@ -92,7 +87,6 @@ class Recorder:
         until: int | Until | None = None,
     ) -> None:
         self._journal = journal
-        self._progress = progress or (lambda phase, step, allocated_bytes: None)
         self._layers = LayerTable()
         self._position = Position(self._phase_changed)
         self._marks = Marks(self._position, self._layers)
@@ -118,8 +112,8 @@ class Recorder:
         self._training.moved = self._timing.follow
         self._exit, self._memory = ExitStack(), ExitStack()
         self._records = True
-        self._drained_at = self._progress_at = time.monotonic()
-        self._drained_op = 0
+        sources = Sources(self._layers, self._operations, self._history, self._marks, self._placing, ledger=self.ledger)
+        self._drain = Drain(journal, self._position, sources, progress or (lambda phase, step, allocated_bytes: None))
         self._closed = False
         self._scanned: set[int] = set()
         self._watches_fsdp = False
@@ -202,7 +196,7 @@ class Recorder:
             self._position.close()
         self._steps.close()
         if self._records:
-            self._drain()
+            self._drain.all()
             self._write_statistics()
         if self._steps.stopped and (unsteady := self._training.goal.note()):
             self._journal.append({"kind": "note", "text": unsteady})
@@ -210,7 +204,7 @@ class Recorder:
             self._journal.append({"kind": "note", "text": untimed})
         for record in self._timed.close():
             self._journal.append(record)
-        self._drain_names()
+        self._drain.names()
         if self._history.requests_ignored:
             text = "the script's own calls of _record_memory_history were ignored: fakedist records the history itself"
             self._journal.append({"kind": "note", "text": text})
@@ -298,7 +292,7 @@ class Recorder:
                 self._marks.scan(root)
             self._copies.mark()
             self._marks.step_ended()
-            self._drain()
+            self._drain.all()
             record = {"kind": "step", "step": step, "start_us": start_us, "end_us": end_us}
             self._journal.append({**record, "wall_us": end_us - start_us})
             if step == self._steps.done and self._timed.begins_after(step) and not self._closed:
@@ -311,16 +305,17 @@ class Recorder:
         """A step that had ended had not: another optimizer stepped in it."""
         self._timing.step_went_on(step)
         if self._records:
-            self._drain_names()
+            self._drain.names()
             self._journal.append({"kind": "step_went_on", "step": step})
         self._position.step_went_on(step)
 
     def _stop_recording(self) -> None:
         """What follows is timed: nothing of the recording may slow it down, nor is it in the memory's tables."""
         self._position.close()
-        self._drain()
+        self._drain.all()
         self._write_statistics()
         self._records = self._operations.records = False
+        self._drain.is_recording = False
         self._memory.close()
 
     def _write_statistics(self) -> None:
@@ -366,49 +361,8 @@ class Recorder:
         self._tick()
 
     def _tick(self) -> None:
-        if not self._records:
-            return
-        now = time.monotonic()
-        ops = self._position.op - self._drained_op
-        if ops >= DRAIN_EVERY_OPS or (now - self._drained_at > DRAIN_EVERY_S and ops >= DRAIN_LEAST_OPS):
-            self._drain()
-        if now - self._progress_at > PROGRESS_EVERY_S:
-            self._progress_at = now
-            peak = 0
-            if self._history.is_on:
-                peak = torch._C._cuda_memoryStats(torch.cuda.current_device())["allocated_bytes"]["all"]["peak"]
-            self._progress(self._position.phase, self._position.step, peak)
-
-    def _drain(self) -> None:
-        self._drained_op, append, position = self._position.op, self._journal.append, self._position
-        self._drain_names()
-        if self._operations.names:
-            append({"kind": "operations", "rows": self._operations.names})
-            self._operations.names = []
-        self._history.drain()
-        first, operation, scope = self._operations.take()
-        if operation:
-            append({"kind": "ops", "first": first, "operation": operation, "scope": scope})
-        marks = self._marks.take()
-        if marks["op"]:
-            append({"kind": "marks", **marks})
-        regions, position.regions = position.regions, []
-        if regions:
-            append({"kind": "regions", "rows": regions})
-        for record in self._placing.take():
-            append(record)
-        self.ledger.flush()
-        self._drained_at = time.monotonic()
-
-    def _drain_names(self) -> None:
-        """Layers and scopes, which collectives of a timed step have too."""
-        if rows := self._layers.new_rows():
-            self._journal.append({"kind": "layers", "rows": rows})
-        scopes, self._position.new_scopes = self._position.new_scopes, []
-        if scopes:
-            self._journal.append({"kind": "scopes", "rows": scopes})
-        if not self._records:
-            self.ledger.flush()
+        if self._records:
+            self._drain.tick()
 
 
 def _run_plainly(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

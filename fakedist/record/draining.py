@@ -1,0 +1,114 @@
+"""Moves what the recorder has in memory to the journal, in pieces, and tells the parent how far the rank is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from fakedist.record.collectives import Journal, Ledger
+from fakedist.record.layers import LayerTable
+from fakedist.record.marks import Marks
+from fakedist.record.memory import History
+from fakedist.record.operations import Operations
+from fakedist.record.placing import Placing
+from fakedist.record.position import Position
+
+DRAIN_EVERY_S = 2.0  # a rank that is killed loses what happened since the last drain
+DRAIN_LEAST_OPS = 4096
+DRAIN_EVERY_OPS = 50_000  # about 150 MB of history as Python objects
+PROGRESS_EVERY_S = 0.1
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What holds records until they are drained.
+
+    Attributes:
+        layers: Layers that were met.
+        operations: Operations by number.
+        history: The allocator's.
+        marks: What blocks are for.
+        placing: Layers of what compiled graphs allocate.
+        ledger: Calls of collectives.
+    """
+
+    layers: LayerTable
+    operations: Operations
+    history: History
+    marks: Marks
+    placing: Placing
+    ledger: Ledger
+
+
+class Drain:
+    """Empties the sources into the journal.
+
+    Args:
+        journal: Where records go.
+        position: Where the rank is.
+        sources: What is emptied.
+        progress: Told (phase, step, allocated peak in bytes), at most ten times a second.
+
+    Attributes:
+        is_recording: Whether operations and memory are recorded; afterwards a step may still be timed.
+    """
+
+    def __init__(
+        self, journal: Journal, position: Position, sources: Sources, progress: Callable[[str, int, int], None]
+    ) -> None:
+        self.is_recording = True
+        self._journal = journal
+        self._position = position
+        self._sources = sources
+        self._progress = progress
+        self._at = self._progress_at = time.monotonic()
+        self._op = 0
+
+    def tick(self) -> None:
+        """Drain if that is due; tell the progress if that is due."""
+        now = time.monotonic()
+        ops = self._position.op - self._op
+        if ops >= DRAIN_EVERY_OPS or (now - self._at > DRAIN_EVERY_S and ops >= DRAIN_LEAST_OPS):
+            self.all()
+        if now - self._progress_at > PROGRESS_EVERY_S:
+            self._progress_at = now
+            peak = 0
+            if self._sources.history.is_on:
+                peak = torch._C._cuda_memoryStats(torch.cuda.current_device())["allocated_bytes"]["all"]["peak"]
+            self._progress(self._position.phase, self._position.step, peak)
+
+    def all(self) -> None:
+        """Empty every source."""
+        self._op, append, sources, position = self._position.op, self._journal.append, self._sources, self._position
+        self.names()
+        operations = sources.operations
+        if operations.names:
+            append({"kind": "operations", "rows": operations.names})
+            operations.names = []
+        sources.history.drain()
+        first, operation, scope = operations.take()
+        if operation:
+            append({"kind": "ops", "first": first, "operation": operation, "scope": scope})
+        marks = sources.marks.take()
+        if marks["op"]:
+            append({"kind": "marks", **marks})
+        regions, position.regions = position.regions, []
+        if regions:
+            append({"kind": "regions", "rows": regions})
+        for record in sources.placing.take():
+            append(record)
+        sources.ledger.flush()
+        self._at = time.monotonic()
+
+    def names(self) -> None:
+        """Write layers and scopes, which the collectives of a timed step have too."""
+        if rows := self._sources.layers.new_rows():
+            self._journal.append({"kind": "layers", "rows": rows})
+        scopes, self._position.new_scopes = self._position.new_scopes, []
+        if scopes:
+            self._journal.append({"kind": "scopes", "rows": scopes})
+        if not self.is_recording:
+            self._sources.ledger.flush()
