@@ -34,5 +34,5 @@ def _not_reached(num_steps: int, evaluated: bool, until: Any) -> str:
     missing = [*([] if evaluated else ["validation"]), *([] if until == "save" else ["saving"])]
     missing.append("what else follows" if missing else "what follows")
     listed = " and ".join([", ".join(missing[:-1]), missing[-1]] if missing[1:] else missing)
-    where = f"{after}, in step {num_steps + 1}" if after else f"after {steps}"
+    where = f"{after}, with {steps} recorded" if after else f"after {steps}"
     return f"the script was stopped {where}; not recorded: {listed} (--until end records the whole script)"

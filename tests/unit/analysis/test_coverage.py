@@ -22,8 +22,8 @@ def notes(outcome: str, num_steps: int = 2, until: Any = None, **told: Any) -> l
     [
         (None, False, "after 2 steps; not recorded: validation, saving and what else follows ("),
         (None, True, "after 2 steps; not recorded: saving and what else follows ("),
-        ("validation", True, "after its first validation, in step 3; not recorded: saving and what else follows ("),
-        ("save", True, "after its first checkpoint, in step 3; not recorded: what follows ("),
+        ("validation", True, "after its first validation, with 2 steps recorded; not recorded: saving and what else follows ("),
+        ("save", True, "after its first checkpoint, with 2 steps recorded; not recorded: what follows ("),
     ],
 )
 def test_a_script_that_was_stopped_has_not_reached_what_follows(until: Any, evaluated: bool, said: str) -> None:
