@@ -42,7 +42,7 @@ MOST_STEPS = 1_000  # the script ends by itself
 #: What makes two rows the same job's.
 KEYS = ("job", "backend", "num_ranks")
 DEVICES = ("virtual", "cuda")
-_LATER = "gloo keeps tensors with record_stream, which frees them later, when depends on its threads"
+_LATER = "gloo keeps tensors with record_stream, which frees them later, at a time that depends on its threads"
 #: Why a job is known to differ on a device, or over a backend.
 CAUSES = {
     (

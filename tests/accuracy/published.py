@@ -66,7 +66,7 @@ FLOAT8 = (
     "--model.converters", "float8", "--float8.enable_fsdp_float8_all_gather",
     "--float8.precompute_float8_dynamic_scale_for_fsdp",
 )  # fmt: skip
-_LOSS = "the loss is not compiled, as in December 2024 (torchtitan 0.1.0 would); another Inductor"
+_LOSS = "the loss is not compiled, as in December 2024 (torchtitan 0.1.0 would); a different Inductor"
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,15 @@ class Published:
 
 
 FIGURES = (
-    Published("8b-8", "Llama 3.1 8B, FSDP, 8 GPUs", 8, 82.4, (), "torch of December 2024 there"),
+    Published("8b-8", "Llama 3.1 8B, FSDP, 8 GPUs", 8, 82.4, (), "their torch is of December 2024"),
     Published("8b-8-compile", "the same, torch.compile", 8, 77.0, COMPILE, _LOSS),
-    Published("8b-8-float8", "the same, torch.compile, Float8", 8, 76.8, COMPILE + FLOAT8, _LOSS + ", another torchao"),
-    Published("8b-128", "Llama 3.1 8B, FSDP, 128 GPUs", 128, 67.0, (), "torch of December 2024 there"),
+    Published(
+        "8b-8-float8", "the same, torch.compile, Float8", 8, 76.8, COMPILE + FLOAT8, _LOSS + ", a different torchao"
+    ),
+    Published("8b-128", "Llama 3.1 8B, FSDP, 128 GPUs", 128, 67.0, (), "their torch is of December 2024"),
     Published("8b-128-compile", "the same, torch.compile", 128, 62.0, COMPILE, _LOSS),
     Published(
-        "8b-128-float8", "the same, torch.compile, Float8", 128, 61.8, COMPILE + FLOAT8, _LOSS + ", another torchao"
+        "8b-128-float8", "the same, torch.compile, Float8", 128, 61.8, COMPILE + FLOAT8, _LOSS + ", a different torchao"
     ),
 )
 
