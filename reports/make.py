@@ -56,7 +56,7 @@ JOBS = (
         "Llama 3 70B, FSDP2 and tensor parallelism of 8, full checkpointing",
         1_024,
         "examples/llama_fsdp2.py --model 70b --tp 8 --checkpoint full",
-        "the peak is no layer's: three blocks of the loss, each with all 128,256 words",
+        "no layer makes the peak: it is three blocks of the loss, each with all 128,256 words",
     ),
     Job(
         "llama-70b-1024-loss-parallel",
@@ -116,7 +116,7 @@ JOBS = (
         "nonuniform tensor parallelism, a rank of the replica with fewer GPUs, rank 4",
         8,
         "examples/nonuniform_tp.py --tp 4 --dp 2 --reduced-tp 2",
-        "two ranks do the work of four; ranks 6 and 7, left over, leave during init and say so",
+        "two ranks do the work of four; ranks 6 and 7 are spare and leave during init, as their reports state",
         rank=4,
     ),
 )
@@ -126,8 +126,9 @@ COMPARED = ("llama-70b-1024", "llama-70b-1024-loss-parallel")
 
 _INTRODUCTION = """# Gallery
 
-Reports that fakedist made of well-known jobs, of rank 0 unless another is named, on a machine without a GPU. A page is
-one file that needs nothing else: download it and open it in a browser. `make gallery` makes them again.
+fakedist's reports of well-known jobs, made on a machine without a GPU. They are of rank 0 unless the title names
+another. Each page is one self-contained file: download it and open it in a browser. `make gallery` makes them again.
+The [glossary](../docs/glossary.md) defines the terms.
 
 | page | world | peak | | look at |
 |---|---:|---:|---|---|
@@ -171,7 +172,8 @@ def compared_text() -> str:
 
 > {html.unescape(why[1]).replace("_", chr(92) + "_")}
 
-[baselines](baselines) is what our own examples take; `make budgets` holds them to it ([memory in CI](../docs/ci.md)).
+[baselines](baselines) holds the memory of our own examples. `make budgets` checks them against it
+([memory in CI](../docs/ci.md)).
 """
 
 
@@ -204,7 +206,7 @@ def needs_text() -> str:
     *named, last = (f"[{job.name}]({job.name}.html)" for job in JOBS if job.needs)
     return f"""{", ".join(named)} and {last}
 need megatron-core and Transformer Engine, which `make setup` does not install (versions in
-[docs/clients.md](../docs/clients.md)); without them `make gallery` keeps their pages and says so.
+[docs/clients.md](../docs/clients.md)). Without them `make gallery` keeps their pages, and lists them at the end.
 
 """
 
@@ -213,7 +215,7 @@ def readme() -> str:
     """README.md, from the pages that are here."""
     commands = "\n".join(map(command_text, JOBS))
     rows = "\n".join(map(row, JOBS))
-    told = f"Their commands, in this order:\n\n```\n{commands}\n```"
+    told = f"Their commands, in the same order:\n\n```\n{commands}\n```"
     return f"{_INTRODUCTION}{rows}\n\n{told}\n\n{needs_text()}{compared_text()}"
 
 

@@ -17,18 +17,21 @@ RESULTS = Path(__file__).parent / "results"
 DOCUMENT = ROOT / "docs/clients.md"
 HEAD = """# Frameworks
 
-Made by `make clients` from real runs: each job below was run by `fakedist profile` on the virtual GPU, unmodified, once
-for each rank named, and its records were looked at: steps counted right, parameters, gradients, optimizer state and
-activations found, the collectives of the job called. Where a row says *by arithmetic*, its entry writes down what the
-job's sizes make of these figures, and every rank's records agree with it: bytes of parameters, gradients and optimizer
-state in the last step and the peak, FLOPs of its matrix products and attention (6 for a parameter and token), and the
-phases of every step. The jobs are in `tests/clients/catalogue`; the frameworks come
-from PyPI (`constraints-clients.txt`). Those marked *CI* run with every change (`make clients-fast`).
+`make clients` made this page from real runs. `fakedist profile` ran each job below on the virtual GPU, unmodified,
+once for each rank named. Then its records were checked: steps counted correctly; parameters, gradients, optimizer
+state and activations found; the job's collectives called. The [glossary](glossary.md) defines these terms.
 
-Wall time is that of the whole command, process start and report included; peak is what the allocator had allocated
-(measured). Both are given in the order of the ranks.
+Where a row reads *by arithmetic*, the job's entry computes these figures from the job's sizes, and every rank's
+records agree: bytes of parameters, gradients and optimizer state in the last step, the peak, FLOPs of its matrix
+products and attention (6 per parameter and token), and the phases of every step.
 
-What PyTorch's own distributed tests assert is looked at in [pytorch-tests.md](pytorch-tests.md).
+The jobs are in `tests/clients/catalogue`. The frameworks come from PyPI (`constraints-clients.txt`). Jobs marked *CI*
+run with every change (`make clients-fast`).
+
+Wall time covers the whole command, including process start and report. Peak is the allocator's peak allocated memory
+(measured). Both are in the order of the ranks.
+
+[pytorch-tests.md](pytorch-tests.md) shows which assertions of PyTorch's own distributed tests hold here.
 """
 
 
@@ -83,7 +86,7 @@ def document(results: dict[str, Any], entries: Sequence[Entry]) -> str:
     for framework in dict.fromkeys(entry.framework for entry in entries):
         lines += [f"## {framework}", "", *_table(results, [e for e in entries if e.framework == framework]), ""]
     if any(rank["disturbed"] for result in results.values() for rank in result["ranks"]):
-        lines += ["\\* the machine was doing other work at the time: the wall time is too long.", ""]
+        lines += ["\\* the machine did other work at the time, so the wall time is too long.", ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
