@@ -19,7 +19,8 @@ def found_by(tables: dict[str, pd.DataFrame], summary: dict[str, Any]) -> dict[s
     ``tables`` are ``blocks`` and ``spans`` of the run directory, ``summary`` its ``--json``.
     """
     spans = tables["spans"]
-    first = int(spans.loc[spans["step"] == spans["step"].max(), "first_event"].min())
+    last = max((step["step"] for step in summary["steps"]), default=0)  # what tears down is counted a step too
+    first = int(spans.loc[spans["step"] == last, "first_event"].min())
     blocks = tables["blocks"]
     held = {name: _most(blocks[blocks["category"] == value], first) for name, value in _CATEGORIES.items()}
     return held | {"flops": (summary["time"] or {}).get("flops", 0.0), "peak": summary["peak_allocated_bytes"]}

@@ -12,7 +12,8 @@ from tests.clients.catalogue import Arithmetic
 from tests.clients.catalogue.arithmetic import Transformer
 
 _KINDS = {"forward": 2.0, "backward": 4.0, "optimizer": 1.0, "other": 0.0}
-SUMMARY: dict[str, Any] = {"time": {"flops": 600.0, "by_kind": _KINDS}, "peak_allocated_bytes": 130}
+STEPS = [{"step": 1}, {"step": 2}]
+SUMMARY: dict[str, Any] = {"steps": STEPS, "time": {"flops": 600.0, "by_kind": _KINDS}, "peak_allocated_bytes": 130}
 #: Two steps of four events each, after two of the beginning.
 SPANS = pd.DataFrame(
     [(0, "init", 0), (1, "forward", 2), (1, "backward", 4), (2, "forward", 6), (2, "backward", 8)],
@@ -40,6 +41,11 @@ def test_most_of_a_category_in_the_last_step_is_what_counts() -> None:
     assert wrong(AGREES) == ""
 
 
+def test_what_is_freed_behind_the_last_step_was_held_in_it() -> None:
+    torn_down = pd.concat([SPANS, pd.DataFrame([(3, "other", 99)], columns=SPANS.columns)])
+    assert wrong(AGREES, torn_down) == ""
+
+
 def test_the_figure_that_disagrees_is_named_with_what_was_wanted() -> None:
     assert wrong(replace(AGREES, gradients=30)) == "gradients: 20, by arithmetic 30 (within 0.1%)"
     assert wrong(replace(AGREES, flops=620)) == "flops: 600, by arithmetic 620 (within 1.0%)"
@@ -52,7 +58,7 @@ def test_what_arithmetic_does_not_give_is_not_looked_at() -> None:
 
 
 def test_a_phase_without_kernels_in_the_timed_step_is_told() -> None:
-    idle = {"time": {"flops": 600.0, "by_kind": _KINDS | {"forward": 0.0}}, "peak_allocated_bytes": 130}
+    idle = {"steps": STEPS, "time": {"flops": 600.0, "by_kind": _KINDS | {"forward": 0.0}}, "peak_allocated_bytes": 130}
     assert wrong(AGREES, summary=idle) == "no kernel of the timed step ran in forward"
 
 

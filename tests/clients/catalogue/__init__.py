@@ -13,6 +13,7 @@ from tests.clients.catalogue import (
     torchtitan,
     transformers,
     tutorials,
+    vision,
 )
 from tests.clients.catalogue.arithmetic import Arithmetic
 from tests.clients.catalogue.entry import TRAINING, Entry, Refusal, version
@@ -30,4 +31,5 @@ ENTRIES: tuple[Entry, ...] = (
     *torchtitan.ENTRIES,
     *language.ENTRIES,
     *lightning.ENTRIES,
+    *vision.ENTRIES,
 )

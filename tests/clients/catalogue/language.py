@@ -49,4 +49,5 @@ def _entry(
 ENTRIES = (
     _entry("Transformers run_clm", "Llama, DDP", "--trainer clm --shard ddp", _whole),
     _entry("Transformers run_clm", "Llama, FSDP2", "--trainer clm --shard fsdp", _sharded),
+    _entry("Liger", "Llama patched, FSDP2", "--trainer clm --shard fsdp --liger", _sharded),
 )

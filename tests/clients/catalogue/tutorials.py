@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from tests.clients.catalogue.arithmetic import CUBLAS, FP32, Arithmetic, Transformer
 from tests.clients.catalogue.entry import Entry
 
@@ -51,7 +54,44 @@ def _toy(rank: int) -> Arithmetic:
     return Arithmetic(whole + whole / 8, whole, 2 * whole / 8, flops=8 * (4 + 6) * matrix, peak=peak)
 
 
+def _tensor_parallel(rank: int) -> Arithmetic:
+    """256 to 1024 to 256 over 8 ranks, 20 rows: halves of an MLP, and the second one's whole bias."""
+    matrix = 256 * 1024 // 8
+    held = FP32 * (2 * matrix + 1024 // 8 + 256)
+    return Arithmetic(held, held, 2 * held, flops=20 * (4 + 6) * matrix)
+
+
+def _sequence_parallel(rank: int) -> Arithmetic:
+    """The same weights; the rows of all 8 ranks meet in the products."""
+    return replace(_tensor_parallel(rank), flops=8 * 20 * (4 + 6) * 256 * 1024 // 8)
+
+
+def _words(tp: int, rows: int, ranks: int) -> Arithmetic:
+    """Two residual MLPs of 256 and 1024, embedding and output of 1024 words, 64 tokens a row; a part of the states."""
+    matrix = 256 * 1024 // tp
+    elements = 6 * matrix + 2 * (2 * 256 + 1024 // tp + 256) + 2 * 256
+    return Arithmetic(optimizer_states=2 * FP32 * elements / ranks, flops=6 * 5 * matrix * rows * 64)
+
+
+def _mesh(feature: str, tutorial: str, arithmetic: Callable[[int], Arithmetic], *collectives: str) -> Entry:
+    """One that leaves its device to ``init_device_mesh`` or to the group."""
+    return Entry(
+        _FRAMEWORK,
+        feature,
+        "tests/clients/jobs/tutorial_device_mesh.py",
+        arguments=(tutorial,),
+        ranks=(0, 4, 7),
+        collectives=collectives,
+        prints=("DEVICE {local_rank}",),
+        arithmetic=arithmetic,
+    )
+
+
 ENTRIES = (
+    _mesh("tensor parallelism", "tensor-parallel", _tensor_parallel, "all_reduce"),
+    _mesh("sequence parallelism", "sequence-parallel", _sequence_parallel, "all_gather", "reduce_scatter"),
+    _mesh("FSDP and tensor parallelism", "fsdp-tp", lambda rank: _words(2, 8, 4), "all_gather", "reduce_scatter"),
+    _mesh("FSDP2, parameters made on the meta device", "fsdp2", lambda rank: _words(1, 32, 8), "all_gather"),
     Entry(
         _FRAMEWORK,
         "DDP series, fault-tolerant training with torchrun: an epoch and its snapshot",
