@@ -22,10 +22,11 @@ PAGE = ROOT / "docs" / "pytorch-tests.md"
 WORLDS = ((2, 1), (4, 0), (8, 5))
 _HEAD = """# PyTorch's own distributed tests
 
-{count} of PyTorch's distributed tests, rewritten as small functions that do and assert the same. Each runs as one rank: on
-stock torch's `fake` backend (CPU tensors), and under `fakedist profile` on the virtual GPU (ranks {worlds}).
-A case passes here if it passes on each of these ranks. "Adapted" shows how a case differs from PyTorch's test. If PyTorch's
-test gives each rank different numbers, all ranks get the same ones here, so its assertions also hold in a real job.
+{count} of PyTorch's distributed tests, rewritten as small functions that do and assert the same. Each runs as one rank:
+on stock torch's `fake` backend (CPU tensors), and under `fakedist profile` on the virtual GPU (ranks {worlds}).
+A case passes here if it passes on each of these ranks. "Adapted" shows how a case differs from PyTorch's test. If
+PyTorch's test gives each rank different numbers, all ranks get the same ones here, so its assertions also hold in a
+real job.
 
 {table}
 
