@@ -23,6 +23,16 @@ def _sharded(rank: int) -> Arithmetic:
     return Arithmetic(None, None, 2 * FP32 * _LLAMA.parameters / 64, flops=_LLAMA.flops(2, 512))
 
 
+def _answers(rank: int) -> Arithmetic:
+    """As DDP of run_clm, but that the output layer sees answers alone, and runs again in backward: TRL's chunked loss.
+
+    A question is 301 tokens; of 512 the other 211 are the answer.
+    """
+    held, head = FP32 * _LLAMA.parameters, 8192 * 1024
+    flops = _LLAMA.flops(2, 512) + 2 * head * (8 * 211 - 6 * 512)
+    return Arithmetic(held, held, 2 * held, flops=flops)
+
+
 def _entry(
     framework: str, feature: str, arguments: str, arithmetic: Callable[[int], Arithmetic], fast: tuple[int, ...] = ()
 ) -> Entry:
@@ -49,5 +59,6 @@ def _entry(
 ENTRIES = (
     _entry("Transformers run_clm", "Llama, DDP", "--trainer clm --shard ddp", _whole),
     _entry("Transformers run_clm", "Llama, FSDP2", "--trainer clm --shard fsdp", _sharded),
+    _entry("TRL", "SFT of conversations, loss of the answers alone, DDP", "--trainer sft --shard ddp", _answers),
     _entry("Liger", "Llama patched, FSDP2", "--trainer clm --shard fsdp --liger", _sharded),
 )

@@ -171,15 +171,16 @@ class Muon(torch.optim.Optimizer):
                 grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in padded[first : first + world]]
                 mine = torch.empty_like(grads[rank])
                 work = dist.reduce_scatter(mine, grads, op=dist.ReduceOp.AVG, async_op=True)
-                scattered.append((work, mine, padded[first : first + world], group))
+                scattered.append((work, mine, padded[first : first + world], group, first + rank < len(params)))
         gathered = []
-        for work, grad, owned, group in scattered:
+        for work, grad, owned, group, is_mine in scattered:
             work.wait()
             p = owned[rank]
-            buffer = self.state[p].setdefault("momentum_buffer", torch.zeros_like(grad))
-            buffer.lerp_(grad, 1 - group["momentum"])
-            update = orthogonalized(grad.lerp_(buffer, group["momentum"]))
-            p.add_(update.to(p.dtype), alpha=-group["lr"] * max(1, p.size(-2) / p.size(-1)) ** 0.5)
+            if is_mine:  # else this rank's is padding
+                buffer = self.state[p].setdefault("momentum_buffer", torch.zeros_like(grad))
+                buffer.lerp_(grad, 1 - group["momentum"])
+                update = orthogonalized(grad.lerp_(buffer, group["momentum"]))
+                p.add_(update.to(p.dtype), alpha=-group["lr"] * max(1, p.size(-2) / p.size(-1)) ** 0.5)
             gathered.append(dist.all_gather(owned, p, async_op=True))
         for work in gathered:
             work.wait()

@@ -22,7 +22,11 @@ def notes(outcome: str, num_steps: int = 2, until: Any = None, **told: Any) -> l
     [
         (None, False, "after 2 steps; not recorded: validation, saving and what else follows ("),
         (None, True, "after 2 steps; not recorded: saving and what else follows ("),
-        ("validation", True, "after its first validation, with 2 steps recorded; not recorded: saving and what else follows ("),
+        (
+            "validation",
+            True,
+            "after its first validation, with 2 steps recorded; not recorded: saving and what else follows (",
+        ),
         ("save", True, "after its first checkpoint, with 2 steps recorded; not recorded: what follows ("),
     ],
 )
