@@ -19,12 +19,14 @@ from typing import Any, TextIO
 from fakedist import under_nsys
 from fakedist.errors import RecordingError, SetupError
 from fakedist.gpu.driver.build import ensure_driver, torch_build
+from fakedist.gpu.smi.offer import ensure_smi, smi_environment
 from fakedist.gpu.spec import find_gpu
 from fakedist.job import Job
 from fakedist.machine import count_real_gpus, first_visible_gpu
 from fakedist.nsight import find_nsys
 from fakedist.progress import PIPE_VARIABLE, Listener, ProgressLine
 from fakedist.run.allocator import refusal
+from fakedist.run.directory import SMI_NAME
 from fakedist.run.tape import find_tapes
 from fakedist.script import check_script
 from fakedist.world.environ import rank_environment
@@ -108,6 +110,7 @@ def check(job: Job) -> None:
     if job.device == "virtual":
         find_gpu(job.gpu)
         ensure_driver()
+        ensure_smi()
         return
     version, cuda = torch_build()
     if not cuda:
@@ -125,7 +128,8 @@ def run_child(job: Job, run_directory: Path, streams: Streams) -> Ending:
         RecordingError: The child could not set itself up (the directory is then removed), or could not write.
     """
     listener = Listener()
-    environment = {**child_environment(job), PIPE_VARIABLE: str(listener.writer)}
+    environment = smi_environment(job, run_directory / SMI_NAME, child_environment(job))
+    environment[PIPE_VARIABLE] = str(listener.writer)
     around: list[str] = []
     if job.nsys is not None:
         around, environment = under_nsys.around(job, run_directory, environment)

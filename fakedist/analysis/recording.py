@@ -13,10 +13,11 @@ import numpy.typing as npt
 from fakedist.analysis.timed.kernels import kernel_record
 from fakedist.analysis.timed.paths import LayerNumbers
 from fakedist.analysis.timed.profiler import profiler_trace
-from fakedist.run.directory import JOURNAL_NAME, KERNELS_NAME
+from fakedist.run.directory import JOURNAL_NAME, KERNELS_NAME, SMI_NAME
 from fakedist.run.journal import damaged, read_journal
 from fakedist.run.kernels import KERNEL_TYPES
 from fakedist.run.plain import from_plain
+from fakedist.run.smi_calls import calls_notes
 from fakedist.run.step_time import KernelSource
 
 Array = npt.NDArray[Any]
@@ -115,6 +116,7 @@ def read_recording(run_directory: Path, *, may_be_empty: bool = True) -> Recordi
     pieces: dict[Any, list[bytes]] = defaultdict(list)
     for name in (JOURNAL_NAME, KERNELS_NAME):
         _read(recording, run_directory / name, pieces, may_be_empty=may_be_empty)
+    recording.notes += calls_notes(run_directory / SMI_NAME)
     if recording.profiled and not recording.profiled["device"]["start"]:
         recording.notes.append(
             "no kernels were timed: torch.profiler saw none in the timed step; where CUPTI is refused (another "

@@ -24,11 +24,13 @@ TAPE_NAME = "tape.bin"
 KERNELS_NAME = "kernels.bin"
 #: nsys's report, without its suffix.
 NSYS_NAME = "nsight"
+#: Calls of the virtual GPU's ``nvidia-smi``, one a line.
+SMI_NAME = "nvidia-smi.log"
 #: Tables that are being made, or replaced, stand beside the others under a name that begins so.
 SCRATCH_PREFIX = ".tables-"
 _OURS = (
     *(MANIFEST_NAME, JOURNAL_NAME, LOCK_NAME, TABLES_NAME, SNAPSHOT_NAME, PAGE_NAME, TRACE_NAME, TAPE_NAME),
-    *(KERNELS_NAME, f"{NSYS_NAME}.nsys-rep", f"{NSYS_NAME}.qdstrm"),
+    *(KERNELS_NAME, f"{NSYS_NAME}.nsys-rep", f"{NSYS_NAME}.qdstrm", SMI_NAME),
 )
 
 

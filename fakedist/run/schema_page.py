@@ -24,6 +24,7 @@ reads it, what reads it never needs torch. `python -m fakedist.run.schema` print
 | `tape.bin` | what the rank sent, for other ranks' runs to receive ([tape.md](tape.md)) |
 | `kernels.bin` | the same of what nsys's report says, with `--nsys` |
 | `nsight.nsys-rep` | that report, for nsys-ui |
+| `nvidia-smi.log` | calls of the virtual GPU's `nvidia-smi` that it refused or answered with constants |
 | `tables/*.parquet` | the tables, below |
 | `trace.json.gz` | steps, phases, layers, kernels by stream, collectives, the memory counter; for ui.perfetto.dev |
 | `report.html` | the report as one page that needs nothing else, not even a network; open it in a browser |

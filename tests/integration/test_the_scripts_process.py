@@ -104,12 +104,20 @@ def test_a_module_of_a_package_may_import_torch_distributed_first(tmp_path: Path
         "made = torch.ops.aten.empty.memory_format([8], device='cuda')  # past torch.cuda\n"
         "print('AFTER', torch.cuda.device_count(), torch.cuda.is_initialized())\n"
         "print('BUS', torch.cuda.get_device_properties(1).pci_bus_id)\n"
+        "import subprocess\n"
+        "asked = ['nvidia-smi', '--query-gpu=uuid,memory.used', '--format=csv,noheader', '-i', '3']\n"
+        "bare = {'PATH': os.environ['PATH']}\n"
+        "told = subprocess.run(asked, env=bare, capture_output=True, text=True, check=True).stdout.split(', ')\n"
+        "print('SMI', told[0] == f'GPU-{torch.cuda.get_device_properties(1).uuid}', told[1].strip())\n"
     )
     (package / "mod.py").write_text(text + _TRAIN)
     rank = ("profile", "--world-size", "8", "--rank", "3", "-o", "run", "-m", "pkg.mod")
     finished = run_fakedist(*rank, cwd=tmp_path)
     assert finished.code == 0, finished.stderr
-    assert finished.stdout.splitlines()[:3] == ["BEFORE 2 False", "AFTER 2 False", "BUS 4"]
+    printed = ["BEFORE 2 False", "AFTER 2 False", "BUS 4", "SMI True 0 MiB"]
+    assert finished.stdout.splitlines()[:4] == printed, finished.stderr
+    note = "nvidia-smi was called once: its answers are constants of an idle GPU with all memory free"
+    assert note in json.loads((tmp_path / "run" / "run.json").read_text())["notes"]
     events = table(tmp_path / "run", "events")
     assert list(events["size_bytes"][:2]) == [2 << 20, 32]  # its segment and the tensor made past torch.cuda
 

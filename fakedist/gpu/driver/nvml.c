@@ -25,7 +25,9 @@ API int nvmlInitWithFlags(unsigned flags) { return (void)flags, OK; }
 API int nvmlShutdown(void) { return OK; }
 API const char *nvmlErrorString(int error) { return error ? "the virtual GPU's NVML says no" : "Success"; }
 API int nvmlSystemGetCudaDriverVersion_v2(int *version) { return *version = model.runtime_version, OK; }
-API int nvmlSystemGetDriverVersion(char *text, unsigned size) { return write_text(text, size, "virtual"); }
+API int nvmlSystemGetDriverVersion(char *text, unsigned size) { /* of a driver for that CUDA: scripts take it apart */
+    return write_text(text, size, model.runtime_version >= 13000 ? "580.65.06" : "570.124.06");
+}
 
 API int nvmlDeviceGetCount_v2(unsigned *count) { return *count = (unsigned)model.devices, OK; }
 API int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **out) { return give_handle((int)index, out); }

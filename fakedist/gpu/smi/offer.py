@@ -1,0 +1,74 @@
+"""Putting ``nvidia-smi`` first on the PATH of a rank with a virtual GPU."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from fakedist.errors import SetupError
+from fakedist.gpu.driver.build import cache_directory, torch_build
+from fakedist.gpu.smi.fields import Machine
+from fakedist.gpu.smi.program import VARIABLE
+from fakedist.gpu.spec import find_gpu
+from fakedist.job import Job
+
+# Without site-packages and PYTHONPATH it starts in 0.1 s, and nothing of the script's can stand in for the library.
+_RUN = "import sys; sys.path.append({!r}); from fakedist.gpu.smi.program import main; sys.exit(main(sys.argv[1:]))"
+
+
+def smi_environment(job: Job, calls: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """The rank's environment in which ``nvidia-smi`` is ours; for a real GPU as it was.
+
+    Args:
+        job: The job.
+        calls: File in which the program writes down its calls.
+        environment: The rank's, otherwise.
+
+    Raises:
+        SetupError: The program cannot be written.
+    """
+    if job.device != "virtual":
+        return dict(environment)
+    spec = find_gpu(job.gpu)
+    machine = Machine(
+        name=spec.product,
+        memory_bytes=job.gpu_memory_bytes or spec.memory_bytes,
+        devices=job.gpus_per_node,
+        compute_capability=".".join(map(str, spec.compute_capability)),
+        sm_mhz=spec.clock_khz // 1000,
+        memory_mhz=spec.memory_clock_khz // 1000,
+        cuda=torch_build()[1],
+        calls=os.fspath(calls.resolve()),
+    )
+    path = os.pathsep.join((os.fspath(ensure_smi().parent), environment.get("PATH", os.defpath)))
+    return {**environment, "PATH": path, VARIABLE: machine.text()}
+
+
+def ensure_smi() -> Path:
+    """Path of the program for this interpreter and this fakedist, written first if it is not in the cache.
+
+    Raises:
+        SetupError: It cannot be written.
+    """
+    code = _RUN.format(os.fspath(Path(__file__).parents[3]))
+    text = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -S -c {shlex.quote(code)} "$@"\n'
+    base = cache_directory()
+    program = base / f"nvidia-smi-{hashlib.sha256(text.encode()).hexdigest()[:16]}" / "nvidia-smi"
+    if program.exists():
+        return program
+    try:
+        program.parent.mkdir(exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=program.parent, prefix=".", delete=False) as file:
+            file.write(text)
+        os.chmod(file.name, 0o755)
+        os.replace(file.name, program)  # in one step: another process sees all of it or none
+    except OSError as error:
+        raise SetupError(
+            f"{program} cannot be written: {error.strerror}", "make room on the disk, or set FAKEDIST_CACHE"
+        ) from error
+    return program

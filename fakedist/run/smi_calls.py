@@ -1,0 +1,49 @@
+"""Calls of the virtual GPU's ``nvidia-smi``: the program writes a line for each, the report's notes count them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+#: What a line begins with, before the arguments.
+CONSTANT, REFUSED = "constant", "refused"
+
+
+def write_call(calls: str, what: str, arguments: Iterable[str]) -> None:
+    """Write one call down: CONSTANT or REFUSED; where that fails (a full disk, no such directory), it is lost."""
+    line = " ".join(" ".join([what, *arguments]).split())[:300] + "\n"
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with suppress(OSError):
+        file = os.open(calls, flags, 0o644)
+        try:
+            os.write(file, line.encode(errors="replace"))  # one write: calls at the same time do not mix
+        finally:
+            os.close(file)
+
+
+def calls_notes(calls: Path) -> list[str]:
+    """What the calls in the file mean for a reader, one sentence each."""
+    constant, refused, first = 0, 0, ""
+    if not calls.is_file():
+        return []
+    with suppress(OSError), calls.open(errors="replace") as file:
+        for line in file:
+            what, _, arguments = line.strip().partition(" ")
+            constant += what == CONSTANT
+            refused += what == REFUSED
+            if what == REFUSED:
+                first = first or f"nvidia-smi {arguments}"
+    notes = []
+    if constant:
+        notes.append(
+            f"nvidia-smi was called {_times(constant)}: its answers are constants of an idle GPU with all memory free"
+        )
+    if refused:
+        notes.append(f"nvidia-smi refused {'1 call' if refused == 1 else f'{refused:,} calls'}, first {first}")
+    return notes
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number:,} times"
