@@ -11,6 +11,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from fakedist._version import __version__
 from fakedist.errors import (
     CheckError,
     FakedistError,
@@ -23,11 +24,9 @@ from fakedist.errors import (
 )
 
 if TYPE_CHECKING:
-    from fakedist.check.profiled import profile
+    from fakedist.api import profile
     from fakedist.report.run import Run
     from fakedist.report.run import open_run as open  # noqa: A004
-
-__version__ = "0.1.0"
 
 __all__ = [
     "CheckError",
@@ -47,7 +46,7 @@ __all__ = [
 
 #: Loaded when they are asked for: a training script that imports fakedist pays for nothing.
 _LOADED_LATER = {
-    "profile": ("fakedist.check.profiled", "profile"),
+    "profile": ("fakedist.api", "profile"),
     "Run": ("fakedist.report.run", "Run"),
     "open": ("fakedist.report.run", "open_run"),
 }

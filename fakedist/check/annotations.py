@@ -7,7 +7,7 @@ import re
 from typing import Any
 from urllib.parse import quote
 
-from fakedist import __version__
+from fakedist._version import __version__
 from fakedist.check.checking import Checked
 
 _LINE = re.compile(r"(?P<file>.*):(?P<line>\d+) \(.*\)")

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fakedist import launch
 from fakedist.check.baselines import (
     Baseline,
     baseline_path,
@@ -23,9 +22,10 @@ from fakedist.check.measured import Rank, measure, peak_places
 from fakedist.check.running import Runner, Task
 from fakedist.errors import CheckError, FakedistError, JobError, ScriptError
 from fakedist.job import Job
+from fakedist.launch import launching
+from fakedist.launch.checked_script import ScriptSyntaxError
 from fakedist.report.run import Run
 from fakedist.report.wording import ending
-from fakedist.script import ScriptSyntaxError
 from fakedist.units import format_bytes
 
 
@@ -141,7 +141,7 @@ def _takes_nothing(run: Run) -> bool:
 def _see_that_it_can_run(job: CheckJob) -> None:
     try:
         for each in job.jobs:
-            launch.check(each)
+            launching.check(each)
     except ScriptSyntaxError as error:
         raise ScriptError(
             f"job {job.name!r}: the script does not compile; nothing was run", output=str(error)

@@ -77,7 +77,7 @@ class Fakedist:
 
     def profile(self, target: str | os.PathLike[str], *arguments: str, **options: Any) -> Run:
         """Run one rank of a job in a child process; if the test fails, its tables are shown."""
-        from fakedist.check.profiled import profile
+        from fakedist.api import profile
 
         self._number += 1
         output = options.pop("output", None) or self._directory / f"run{self._number}"
@@ -120,7 +120,7 @@ def _profiled(item: pytest.Item, make: Callable[[], Run]) -> Run:
 
 
 def _run_marked(item: pytest.Function, options: Mapping[str, Any], run_directory: Path) -> Run:
-    from fakedist.check.profiled import JobOptions, make_job
+    from fakedist.api import JobOptions, make_job
     from fakedist.check.running import Runner, Task
     from fakedist.check.section import did_you_mean
     from fakedist.errors import JobError

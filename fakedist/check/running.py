@@ -18,8 +18,8 @@ from typing import Any
 
 from fakedist.errors import RunDirectoryError, ScriptError
 from fakedist.job import Job, profile_arguments, profile_command
-from fakedist.launch import OUT_OF_MEMORY_CODE
-from fakedist.machine import free_memory_bytes, num_cores
+from fakedist.launch.launching import OUT_OF_MEMORY_CODE
+from fakedist.launch.machine import free_memory_bytes, num_cores
 from fakedist.run.manifest import load_manifest
 from fakedist.units import GIB
 

@@ -11,7 +11,7 @@ import click
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def doctor(as_json: bool) -> int:
     """Say what works on this machine, and what to type for what does not."""
-    from fakedist.doctor import diagnose
+    from fakedist.launch.doctor import diagnose
 
     diagnosis = diagnose()
     if as_json:

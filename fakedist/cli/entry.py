@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import click
 
-from fakedist import __version__
+from fakedist._version import __version__
 from fakedist.cli.check import check
 from fakedist.cli.compare import compare
 from fakedist.cli.doctor import doctor
@@ -20,7 +20,7 @@ from fakedist.cli.say import last_line, print_error
 from fakedist.cli.topology import topology
 from fakedist.cli.view import view
 from fakedist.errors import FakedistError
-from fakedist.script import ScriptSyntaxError
+from fakedist.launch.checked_script import ScriptSyntaxError
 
 INTERRUPTED_CODE = 130
 BROKEN_PIPE_CODE = 141

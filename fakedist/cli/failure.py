@@ -13,8 +13,8 @@ from fakedist.cli.say import last_line, remark
 from fakedist.job import Job, profile_command
 
 if TYPE_CHECKING:
-    from fakedist.launch import Ending
-    from fakedist.ranks import RankRun
+    from fakedist.launch.launching import Ending
+    from fakedist.launch.ranks import RankRun
     from fakedist.run.tape import Guess
 
 _MAX_GUESSES = 3

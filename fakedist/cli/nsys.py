@@ -30,7 +30,7 @@ def nsys(report: Path, output: Path | None, force: bool, as_json: bool, **option
     """
     from fakedist.analysis.nsys.importing import read_report, write_run
     from fakedist.analysis.nsys.tracing import Choice
-    from fakedist.nsight import export_sqlite
+    from fakedist.launch.nsight import export_sqlite
     from fakedist.run.directory import create_run_directory, free_name
 
     step, process = options["step"], options["process"]

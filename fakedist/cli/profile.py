@@ -19,7 +19,7 @@ from fakedist.job import Job, parse_length, place_from_environment
 from fakedist.units import parse_bytes
 
 if TYPE_CHECKING:
-    from fakedist.launch import Ending, Streams
+    from fakedist.launch.launching import Ending, Streams
 
 STDERR = 2  # the descriptor
 
@@ -128,11 +128,11 @@ def profile(
 
     SCRIPT and all that follows it are what you would have given to torchrun.
     """
-    from fakedist import launch
+    from fakedist.launch import launching
 
     job, ranks = job_of(arguments, **options)
-    launch.check(job)
-    streams = launch.Streams(
+    launching.check(job)
+    streams = launching.Streams(
         child_stdout=STDERR if as_json else None,
         progress=sys.stderr if sys.stderr.isatty() else None,
         say=remark,
@@ -146,17 +146,17 @@ def profile(
 
 def run_one(job: Job, output: Path | None, force: bool, streams: Streams) -> tuple[Path, Ending]:
     """Run one rank, with the peers that it waits for where that is asked for; its run and how it ended."""
-    from fakedist import launch
-    from fakedist.ranks import profile_with_peers
+    from fakedist.launch import launching
+    from fakedist.launch.ranks import profile_with_peers
 
     if not job.with_peers:
-        return launch.profile(job, output, force, streams)
+        return launching.profile(job, output, force, streams)
     return profile_with_peers(job, output, force, streams)
 
 
 def _several(job: Job, ranks: Sequence[int], how: tuple[Path | None, bool, bool], streams: Streams) -> int:
     """Run several ranks and print one table of them."""
-    from fakedist.ranks import exit_code, profile_ranks
+    from fakedist.launch.ranks import exit_code, profile_ranks
     from fakedist.report.ranks import RankRow, ranks_object, render_ranks
 
     output, force, as_json = how
@@ -172,7 +172,7 @@ def _several(job: Job, ranks: Sequence[int], how: tuple[Path | None, bool, bool]
 
 def job_of(arguments: tuple[str, ...], module: str | None, **options: Any) -> tuple[Job, tuple[int, ...]]:
     """The job that the options describe, and the ranks of it to run."""
-    from fakedist.ranks import parse_ranks
+    from fakedist.launch.ranks import parse_ranks
 
     world_size, rank = place_from_environment(os.environ)
     world_size = options["world_size"] if options["world_size"] is not None else world_size
@@ -228,7 +228,7 @@ def _nsys_arguments(nsys: bool, text: str | None) -> tuple[str, ...] | None:
 
 
 def _device(chosen: Any) -> Any:
-    from fakedist.machine import count_real_gpus
+    from fakedist.launch.machine import count_real_gpus
 
     return chosen or ("cuda" if count_real_gpus() else "virtual")
 

@@ -55,13 +55,13 @@ def topology(ctx: click.Context, /, arguments: tuple[str, ...], as_json: bool, *
 
 def _profiled(arguments: tuple[str, ...], as_json: bool, options: dict[str, Any]) -> int:
     """Profile the job's ranks and show their groups; the first exit code that is not 0."""
-    from fakedist import launch
-    from fakedist.ranks import profile_ranks
+    from fakedist.launch import launching
+    from fakedist.launch.ranks import profile_ranks
 
     output, force = options.pop("output"), options.pop("force")
     job, ranks = job_of(arguments, **options)
-    launch.check(job)
-    streams = launch.Streams(child_stdout=STDERR, say=remark)
+    launching.check(job)
+    streams = launching.Streams(child_stdout=STDERR, say=remark)
     if len(ranks) == 1:
         run_directory, ending = run_one(job, output, force, streams)
         _print([run_directory], as_json)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from fakedist import __version__
+from fakedist._version import __version__
 from fakedist.analysis import memory
 from fakedist.analysis.blocks import build_blocks, event_places
 from fakedist.analysis.build import make_tables, no_collector

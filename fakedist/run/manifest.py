@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fakedist import __version__
+from fakedist._version import __version__
 from fakedist.errors import RunDirectoryError
 from fakedist.job import Job
 from fakedist.run.directory import MANIFEST_NAME

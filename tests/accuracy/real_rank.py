@@ -12,8 +12,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from fakedist import harness
-from fakedist.progress import Teller
+from fakedist.rank import main as harness
+from fakedist.rank.teller import Teller
 
 
 class _Rank(harness.Rank):

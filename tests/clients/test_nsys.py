@@ -17,7 +17,7 @@ import pytest
 
 from fakedist.analysis.nsys.importing import recorded_kernels
 from fakedist.errors import SetupError
-from fakedist.nsight import export_sqlite, find_nsys
+from fakedist.launch.nsight import export_sqlite, find_nsys
 from fakedist.report.run import Run
 from fakedist.run.directory import KERNELS_NAME, NSYS_NAME
 from fakedist.run.journal import JournalWriter

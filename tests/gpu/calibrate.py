@@ -30,7 +30,7 @@ from typing import Any
 from fakedist.errors import FakedistError, JobError
 from fakedist.gpu.clock import DATA, Demand, load_efficiency, product_demand
 from fakedist.gpu.spec import GPUS, GpuSpec, find_gpu
-from fakedist.machine import count_real_gpus
+from fakedist.launch.machine import count_real_gpus
 
 REHEARSAL_GPU = "h100-80g"
 _REPEATS, _TRIALS = 10, 5

@@ -30,7 +30,7 @@ MAX_POSITIONAL_PARAMETERS = 5
 
 #: Third-party library -> where it may be imported ("room/" or "module").
 LIBRARY_HOMES = {
-    "torch": ("surroundings", "frames", "world/", "gpu/", "record/"),
+    "torch": ("rank/surroundings", "frames", "world/", "gpu/", "record/"),
     "pandas": ("analysis/", "report/", "check/"),
     "pyarrow": ("run/tables",),
     "plotly": ("report/",),
@@ -40,36 +40,29 @@ LIBRARY_HOMES = {
     "rich": ("cli/", "report/", "check/"),
 }
 
-_EVERYWHERE = ("errors", "units", "job")
-#: Room or module -> the rooms and modules of fakedist that it may import besides itself, errors, units and job.
+_EVERYWHERE = ("_version", "errors", "units", "job")
+#: Room or module -> the rooms and modules of fakedist that it may import besides itself and those of _EVERYWHERE.
 MAY_IMPORT = {
-    "__init__": ("check", "report"),
+    "__init__": ("api", "report"),
     "__main__": ("cli",),
+    "_version": (),
     "errors": (),
     "units": (),
     "job": (),
-    "machine": (),
-    "progress": (),
-    "script": (),
-    "nsight": ("run",),
-    "under_nsys": ("nsight", "run", "analysis"),
-    "cli": ("", *("launch", "ranks", "doctor", "machine", "nsight", "script"), "run", "analysis", "report", "check"),
-    "doctor": ("machine", "nsight", "gpu"),
-    "launch": (*("machine", "nsight", "under_nsys", "progress"), "script", "run", "gpu", "world", "analysis", "report"),
-    "ranks": ("", "launch", "run"),
-    "ending": ("record",),
     "importing": (),
-    "surroundings": ("progress", "run", "gpu", "world", "record"),
-    "harness": ("surroundings", "importing", "ending", "progress", "script", "run", "gpu", "world"),
-    "run": (),
     "patch": (),
     "frames": ("run",),
+    "api": ("check", "report"),
+    "cli": ("launch", "run", "analysis", "report", "check"),
+    "launch": ("rank", "run", "gpu", "world", "analysis", "report"),
+    "rank": ("importing", "run", "gpu", "world", "record"),
+    "run": (),
     "world": ("run", "patch", "frames", "importing"),
     "gpu": ("run", "patch", "frames", "importing"),
     "record": ("run", "patch", "frames"),
     "analysis": ("run",),
     "report": ("run", "analysis"),
-    "check": ("", "run", "analysis", "report", "launch", "machine", "script"),
+    "check": ("", "api", "run", "analysis", "report", "launch"),
 }
 
 
@@ -158,7 +151,7 @@ def test_rooms_import_only_the_rooms_they_may() -> None:
 
 
 def test_record_side_and_read_side_meet_only_in_run() -> None:
-    record_side, read_side = {"harness", "ending", "world", "gpu", "record"}, {"analysis", "report", "check"}
+    record_side, read_side = {"rank", "world", "gpu", "record"}, {"analysis", "report", "check"}
     for room in record_side:
         assert not read_side & set(MAY_IMPORT[room])
     for room in read_side:
@@ -188,7 +181,7 @@ def test_help_loads_no_library_but_click(command: list[str]) -> None:
 
 
 def test_the_parent_of_a_run_never_loads_torch() -> None:
-    assert loaded_by("import fakedist.launch") == set()
+    assert loaded_by("import fakedist.launch.launching") == set()
 
 
 def test_a_pytest_that_finds_the_plugin_pays_for_nothing() -> None:
@@ -200,7 +193,7 @@ def test_the_package_itself_loads_nothing() -> None:
 
 
 def test_the_recording_half_loads_torch_and_nothing_of_the_reading_half() -> None:
-    statements = "import fakedist.harness, fakedist.world.reroute, fakedist.record.recorder, fakedist.gpu.values"
+    statements = "import fakedist.rank.main, fakedist.world.reroute, fakedist.record.recorder, fakedist.gpu.values"
     assert loaded_by(statements) == {"torch"}
 
 

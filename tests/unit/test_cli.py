@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from fakedist import cli, doctor, launch
+from fakedist import cli
 from fakedist.cli.profile import job_of
 from fakedist.cli.profile import profile as profile_command_line
 from fakedist.errors import SetupError
 from fakedist.job import Job, profile_arguments
-from fakedist.launch import Ending
+from fakedist.launch import doctor, launching
+from fakedist.launch.launching import Ending
 
 
 class Launched:
@@ -20,11 +21,11 @@ class Launched:
 
     def __init__(self) -> None:
         self.job: Job | None = None
-        self.streams: launch.Streams | None = None
+        self.streams: launching.Streams | None = None
         self.ending = Ending("finished", 0)
         self.printed: list[tuple[Path, bool, bool]] = []
 
-    def profile(self, job: Job, output: Path | None, force: bool, streams: launch.Streams) -> tuple[Path, Ending]:
+    def profile(self, job: Job, output: Path | None, force: bool, streams: launching.Streams) -> tuple[Path, Ending]:
         self.job, self.streams = job, streams
         return Path("the-run"), self.ending
 
@@ -37,8 +38,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
     launched = Launched()
     for name in ("WORLD_SIZE", "RANK", "SLURM_NTASKS", "SLURM_PROCID", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(launch, "check", lambda job: None)
-    monkeypatch.setattr(launch, "profile", launched.profile)
+    monkeypatch.setattr(launching, "check", lambda job: None)
+    monkeypatch.setattr(launching, "profile", launched.profile)
     monkeypatch.setattr("fakedist.cli.profile.print_report", launched.print_report)
     return launched
 
@@ -225,9 +226,9 @@ def test_json_sends_the_scripts_output_to_stderr(launched: Launched) -> None:
 def test_a_script_that_does_not_compile_is_shown_with_pythons_own_lines(
     tmp_path: Path, launched: Launched, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fakedist.script import check_script
+    from fakedist.launch.checked_script import check_script
 
-    monkeypatch.setattr(launch, "check", check_script)
+    monkeypatch.setattr(launching, "check", check_script)
     script = tmp_path / "bad.py"
     script.write_text("if x\n")
     assert cli.main(["profile", "--world-size", "8", "--rank", "1", str(script)]) == 1
@@ -260,7 +261,7 @@ def test_one_printer_for_all_errors(
     code: int,
     told: str,
 ) -> None:
-    monkeypatch.setattr(launch, "check", _raise(error))
+    monkeypatch.setattr(launching, "check", _raise(error))
     assert cli.main(["profile", "--world-size", "8", "--rank", "1", "train.py"]) == code
     assert capsys.readouterr().err.lstrip().startswith(told)
 
@@ -282,13 +283,13 @@ def test_doctor_says_whether_a_device_works(
 def test_topology_shows_ranks_in_the_order_asked_for_and_says_which_could_not_begin(
     tmp_path: Path, launched: Launched, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def launch_rank(job: Job, output: Path, force: bool, streams: launch.Streams) -> tuple[Path, Ending]:
+    def launch_rank(job: Job, output: Path, force: bool, streams: launching.Streams) -> tuple[Path, Ending]:
         if job.rank == 1:
             raise SetupError("no room for it", "make some")
         return output, Ending("finished", 0)
 
     shown: list[Path] = []
-    monkeypatch.setattr(launch, "profile", launch_rank)
+    monkeypatch.setattr(launching, "profile", launch_rank)
     monkeypatch.setattr("fakedist.cli.topology._print", lambda runs, as_json: shown.extend(runs))
     (tmp_path / "train.py").touch()
     arguments = ["--world-size", "8", "--rank", "5,1,0", "-o", str(tmp_path / "runs"), str(tmp_path / "train.py")]

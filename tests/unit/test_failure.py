@@ -11,8 +11,8 @@ import pytest
 
 from fakedist.cli.failure import say_ending, say_first_failure
 from fakedist.job import Job
-from fakedist.launch import Ending
-from fakedist.ranks import RankRun
+from fakedist.launch.launching import Ending
+from fakedist.launch.ranks import RankRun
 from fakedist.run.directory import TAPE_NAME
 from fakedist.run.journal import JournalWriter
 

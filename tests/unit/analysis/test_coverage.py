@@ -25,14 +25,15 @@ def notes(outcome: str, num_steps: int = 2, until: Any = None, **told: Any) -> l
         (
             "validation",
             True,
-            "after its first validation, with 2 steps recorded; not recorded: saving and what else follows (",
+            "after its first validation, with 2 steps recorded; not recorded: saving and what else",
         ),
         ("save", True, "after its first checkpoint, with 2 steps recorded; not recorded: what follows ("),
     ],
 )
 def test_a_script_that_was_stopped_has_not_reached_what_follows(until: Any, evaluated: bool, said: str) -> None:
     (note,) = notes("stopped", until=until, evaluated=evaluated)
-    assert note.startswith(f"the script was stopped {said}--until end")
+    assert note.startswith(f"the script was stopped {said}")
+    assert note.endswith("(--until end records the whole script)")
 
 
 def test_a_script_without_an_optimizer_is_told_how_to_count_steps() -> None:

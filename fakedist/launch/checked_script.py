@@ -1,21 +1,16 @@
-"""The user's script: found and checked in the parent, run as ``__main__`` in the child, as ``python`` would do it."""
+"""Finds the user's script and sees that it compiles, before anything is started."""
 
 from __future__ import annotations
 
-import builtins
 import os
-import runpy
 import sys
 import traceback
-import types
 import zipfile
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from fakedist.errors import JobError
 from fakedist.job import Job
-
-_PACKAGE = str(Path(__file__).parent) + os.sep
 
 
 class ScriptSyntaxError(Exception):
@@ -40,48 +35,6 @@ def check_script(job: Job) -> None:
         compile(source, os.path.join(os.getcwd(), path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:  # ValueError: null bytes
         raise ScriptSyntaxError("".join(traceback.format_exception_only(error)).rstrip()) from None
-
-
-def run_as_main(job: Job) -> None:
-    """Run the script here, as ``__main__``; whatever it raises goes through.
-
-    ``sys.argv``, ``sys.path[0]`` and the module's attributes become what they are under ``python script.py`` or
-    ``python -m module`` (CPython's ``pymain_run_python`` and ``pymain_run_module``).
-    """
-    main = types.ModuleType("__main__")
-    main.__dict__["__builtins__"] = builtins
-    if sys.version_info < (3, 14):  # annotations are made when asked for from then on
-        main.__annotations__ = {}
-    sys.modules["__main__"] = main
-    if job.is_module:
-        sys.argv = ["-m", *job.script_arguments]
-        _put_first(os.getcwd())
-        runpy._run_module_as_main(job.target)  # type: ignore[attr-defined]
-        return
-    sys.argv = [job.target, *job.script_arguments]
-    if os.path.isdir(job.target) or zipfile.is_zipfile(job.target):
-        sys.path.insert(0, os.path.realpath(job.target))
-        runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
-        return
-    _put_first(os.path.dirname(os.path.realpath(job.target)))
-    path = os.path.join(os.getcwd(), job.target)
-    main.__file__ = path
-    main.__loader__ = SourceFileLoader("__main__", path)
-    main.__dict__["__cached__"] = None
-    exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), main.__dict__)
-
-
-def without_our_frames(error: BaseException) -> types.TracebackType | None:
-    """The error's traceback from the script's own first frame on."""
-    frame = error.__traceback__
-    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.tb_next
-    return frame if frame is not None else error.__traceback__
-
-
-def _put_first(directory: str) -> None:
-    if not sys.flags.safe_path:
-        sys.path.insert(0, directory)
 
 
 def _script_source(target: str) -> Path | None:

@@ -9,7 +9,7 @@ import pytest
 
 from fakedist.errors import JobError
 from fakedist.job import Job
-from fakedist.script import ScriptSyntaxError, check_script
+from fakedist.launch.checked_script import ScriptSyntaxError, check_script
 
 SHOWS_ITSELF = """
 import os, pickle, sys
@@ -28,7 +28,7 @@ import sys
 del sys.path[0]
 sys.path[:0] = [{root!r}]
 from fakedist.job import Job
-from fakedist.script import run_as_main, without_our_frames
+from fakedist.rank.script import run_as_main, without_our_frames
 del sys.path[0]
 try:
     run_as_main(Job(world_size=1, rank=0, target={target!r}, is_module={is_module!r}, arguments={arguments!r}))
@@ -38,7 +38,7 @@ except Exception as error:
     sys.excepthook(type(error), error, error.__traceback__)
     sys.exit(1)
 """
-ROOT = str(Path(__file__).parents[2])
+ROOT = str(Path(__file__).parents[3])
 
 
 def job(target: str, is_module: bool = False) -> Job:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fakedist.progress import PIPE_VARIABLE, Listener, ProgressLine, Teller
+from fakedist.launch.progress import Listener, ProgressLine
+from fakedist.rank.teller import PIPE_VARIABLE, Teller
 
 MESSAGE = {"phase": "forward", "step": 1, "steps": 2, "allocated_bytes": 3 << 30}
 

@@ -1,8 +1,8 @@
 """The child process: become the rank, run the script as ``__main__``, write down how it ended.
 
-Order matters. The virtual GPU must be there before torch is imported, and torch is imported by the script: what stands
-around it (:mod:`fakedist.surroundings`) is put there at that moment. The exit handler is registered before torch's, so
-that it runs after those of torch and of the script; the recorder is closed while the frames of an error still live,
+Order matters. The virtual GPU must be loaded before torch is imported, and the script imports torch: what goes around
+it (:mod:`fakedist.rank.surroundings`) is put in place at that moment. The exit handler is registered before torch's, so
+that it runs after those of torch and of the script. The recorder is closed while the frames of an error still live,
 because they hold the tensors that were alive.
 """
 
@@ -21,7 +21,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fakedist.ending import (
+from fakedist.errors import FakedistError
+from fakedist.gpu.spec import find_gpu
+from fakedist.gpu.virtual import VirtualGpu, virtual_gpu
+from fakedist.importing import when_imported
+from fakedist.job import Job
+from fakedist.rank.ending import (
     INTERRUPTED_CODE,
     end_with_parent,
     how_it_ended,
@@ -32,20 +37,15 @@ from fakedist.ending import (
     uninterrupted,
     watched_exit,
 )
-from fakedist.errors import FakedistError
-from fakedist.gpu.spec import find_gpu
-from fakedist.gpu.virtual import VirtualGpu, virtual_gpu
-from fakedist.importing import when_imported
-from fakedist.job import Job
-from fakedist.progress import Teller
+from fakedist.rank.script import run_as_main, without_our_frames
+from fakedist.rank.teller import Teller
 from fakedist.run.directory import TAPE_NAME
 from fakedist.run.journal import JournalWriter
 from fakedist.run.manifest import load_manifest
-from fakedist.script import run_as_main, without_our_frames
 from fakedist.world.spawned import OwnRanks, own_ranks
 
 if TYPE_CHECKING:
-    from fakedist.surroundings import Surroundings
+    from fakedist.rank.surroundings import Surroundings
 
 _MAKE_ROOM = "make room on the disk, or write elsewhere with -o"
 
@@ -179,7 +179,7 @@ class Rank:
             self._guarded(self._surround)
 
     def _surround(self) -> None:
-        from fakedist.surroundings import Process, Surroundings
+        from fakedist.rank.surroundings import Process, Surroundings
 
         if self._gpu is not None:
             self._gpu.set_environment()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fakedist import ending
-from fakedist.ending import Terminated
+from fakedist.rank import ending
+from fakedist.rank.ending import Terminated
 from fakedist.record.steps import StopRun
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fakedist.errors import FakedistError
 from fakedist.job import Job
-from fakedist.nsight import ENVIRONMENT, export_sqlite, find_nsys, finished_report, profile_command
+from fakedist.launch.nsight import ENVIRONMENT, export_sqlite, find_nsys, finished_report, profile_command
 from fakedist.run.directory import KERNELS_NAME, NSYS_NAME
 from fakedist.run.journal import JournalWriter
 

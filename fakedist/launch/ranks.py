@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fakedist import launch
 from fakedist.errors import FakedistError, JobError, RunDirectoryError
 from fakedist.job import Job
+from fakedist.launch import launching
 from fakedist.run.directory import MANIFEST_NAME, default_name, is_in_use
 from fakedist.run.tape import ANY_RANK, Awaited, Tape, find_tapes
 
@@ -32,7 +32,7 @@ class RankRun:
 
     rank: int
     run_directory: Path | None
-    ending: launch.Ending
+    ending: launching.Ending
     wall_s: float
 
 
@@ -64,7 +64,7 @@ def parse_ranks(text: str, world_size: int) -> tuple[int, ...]:
 
 
 def profile_ranks(
-    job: Job, ranks: Sequence[int], output: Path | None, force: bool, streams: launch.Streams
+    job: Job, ranks: Sequence[int], output: Path | None, force: bool, streams: launching.Streams
 ) -> Iterator[RankRun]:
     """Run ranks of a job in the given order; each gets the tapes of those before it, and those of ``job.tapes``.
 
@@ -72,7 +72,7 @@ def profile_ranks(
     what another one of them sends later runs again when that one's tape has it. A Ctrl-C ends all.
 
     Args:
-        job: What to run; its own rank does not count. :func:`fakedist.launch.check` has been called.
+        job: What to run; its own rank does not count. :func:`fakedist.launch.launching.check` has been called.
         ranks: Which ranks.
         output: A directory for the run directories ``rank0``, ``rank4``, ...; None names one after the script.
         force: Whether runs of these ranks in it may be overwritten.
@@ -109,15 +109,15 @@ def profile_ranks(
 
 
 def profile_with_peers(
-    job: Job, output: Path | None, force: bool, streams: launch.Streams
-) -> tuple[Path, launch.Ending]:
+    job: Job, output: Path | None, force: bool, streams: launching.Streams
+) -> tuple[Path, launching.Ending]:
     """Run a rank, and where it ends for what only another one's tape could answer that one, too; then it again.
 
     Peers that wait for others themselves have those run, and so on. A rank that failed after a guess runs again in the
     same way. What is said names each rank before it runs.
 
     Args:
-        job: What to run. :func:`fakedist.launch.check` has been called.
+        job: What to run. :func:`fakedist.launch.launching.check` has been called.
         output: A directory for the run directories ``rank31``, ``rank0``, ...; None names one after script and rank.
         force: Whether runs of these ranks in it may be overwritten.
         streams: Where things go meanwhile.
@@ -218,7 +218,7 @@ class _Waiting:
 class _Runner:
     """Runs ranks one at a time, each with the newest tape of every other one."""
 
-    def __init__(self, job: Job, directory: Path, force: bool, streams: launch.Streams) -> None:
+    def __init__(self, job: Job, directory: Path, force: bool, streams: launching.Streams) -> None:
         self._job = job
         self._directory = directory
         self._force = force
@@ -232,7 +232,7 @@ class _Runner:
         tapes = tuple(str(tape.run_directory) for tape in self._tapes.values())
         force = self._force or rank in self._wall_s
         try:
-            run_directory, ending = launch.profile(
+            run_directory, ending = launching.profile(
                 dataclasses.replace(self._job, rank=rank, tapes=tapes),
                 self._directory / f"rank{rank}",
                 force,
@@ -241,7 +241,7 @@ class _Runner:
         except FakedistError as error:
             if raises:
                 raise
-            ending = launch.Ending("error", error.exit_code, error.message)
+            ending = launching.Ending("error", error.exit_code, error.message)
         if run_directory is not None:
             self._tapes[rank] = Tape(run_directory, rank)  # in the place of one that was given
         self._wall_s[rank] = self._wall_s.get(rank, 0.0) + time.monotonic() - start

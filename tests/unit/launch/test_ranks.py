@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from fakedist import launch, ranks
 from fakedist.errors import JobError, RecordingError, RunDirectoryError
 from fakedist.job import Job
-from fakedist.launch import Ending, Streams
-from fakedist.ranks import exit_code, parse_ranks, profile_ranks, profile_with_peers
+from fakedist.launch import launching, ranks
+from fakedist.launch.launching import Ending, Streams
+from fakedist.launch.ranks import exit_code, parse_ranks, profile_ranks, profile_with_peers
 from fakedist.run.directory import TAPE_NAME
 from fakedist.run.journal import JournalWriter
 from fakedist.run.tape import Awaited, Tape
@@ -59,7 +59,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
             raise RecordingError("no memory")
         return output, Ending("interrupted", 130) if job.rank == 3 else Ending("stopped", 0)
 
-    monkeypatch.setattr(launch, "profile", profile)
+    monkeypatch.setattr(launching, "profile", profile)
     monkeypatch.setattr(ranks, "find_tapes", lambda job: [])
     return jobs
 
@@ -89,7 +89,7 @@ def test_nothing_runs_where_a_run_is_in_the_way(asked: list[Job], tmp_path: Path
 
 
 class Stages:
-    """Two ranks with stages by turns, each of which waits for the one before it: ``launch.profile`` of such a job.
+    """Two ranks with stages by turns, each of which waits for the one before it: ``launching.profile`` of such a job.
 
     Args:
         num_stages: Of both ranks together.
@@ -122,7 +122,7 @@ class Stages:
 
 def run_stages(stages: Stages, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[dict[int, str], list[str]]:
     """How each of two ranks ended, and what was said meanwhile."""
-    monkeypatch.setattr(launch, "profile", stages.profile)
+    monkeypatch.setattr(launching, "profile", stages.profile)
     monkeypatch.setattr(ranks, "find_tapes", lambda job: [])
     said: list[str] = []
     runs = list(profile_ranks(JOB, (0, 1), tmp_path / "runs", False, Streams(say=said.append)))
@@ -170,7 +170,7 @@ def test_a_rank_that_waits_for_two_things_by_turns_is_not_run_for_ever(
 
 
 class Pipeline:
-    """Stages in a row, each of which waits for the one before: ``launch.profile`` of such a job.
+    """Stages in a row, each of which waits for the one before: ``launching.profile`` of such a job.
 
     Args:
         guesses: Whether a stage without what it waits for fails after a guess, not for want of it.
@@ -205,7 +205,7 @@ def run_peers(
     pipeline: Pipeline, rank: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> tuple[Ending, list[str]]:
     """How a rank ended that runs with its peers, and what was said meanwhile."""
-    monkeypatch.setattr(launch, "profile", pipeline.profile)
+    monkeypatch.setattr(launching, "profile", pipeline.profile)
     monkeypatch.setattr(ranks, "find_tapes", lambda job: [])
     said: list[str] = []
     job = dataclasses.replace(JOB, rank=rank, with_peers=True)

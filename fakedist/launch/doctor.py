@@ -11,8 +11,8 @@ from typing import Literal
 
 from fakedist.errors import SetupError
 from fakedist.gpu.driver.build import driver_path, ensure_driver, find_compiler, torch_build
-from fakedist.machine import count_real_gpus, host_memory_bytes
-from fakedist.nsight import find_nsys
+from fakedist.launch.machine import count_real_gpus, host_memory_bytes
+from fakedist.launch.nsight import find_nsys
 from fakedist.units import format_bytes
 
 State = Literal["ok", "missing", "optional"]

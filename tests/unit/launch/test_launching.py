@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fakedist import launch
 from fakedist.errors import JobError, RecordingError, SetupError
 from fakedist.job import Device, Job
-from fakedist.launch import Ending, Streams
-from fakedist.progress import PIPE_VARIABLE
+from fakedist.launch import launching
+from fakedist.launch.launching import Ending, Streams
+from fakedist.rank.teller import PIPE_VARIABLE
 
 JOB = Job(world_size=16, rank=9, target="train.py")
 
@@ -29,7 +29,7 @@ def child(monkeypatch: pytest.MonkeyPatch, code: str, started: bool = True) -> N
     lines.append("tell = lambda line: os.write(pipe, line + b'\\n')")
     if started:
         lines.append("tell(b'{\"started\": true}')")
-    monkeypatch.setattr(launch, "_BOOT", "\n".join([*lines, code]))
+    monkeypatch.setattr(launching, "_BOOT", "\n".join([*lines, code]))
 
 
 @pytest.mark.parametrize(
@@ -45,12 +45,12 @@ def test_the_ending_is_what_the_child_said_or_how_it_died(
     monkeypatch: pytest.MonkeyPatch, run_directory: Path, code: str, ending: Ending
 ) -> None:
     child(monkeypatch, code)
-    assert launch.run_child(JOB, run_directory, Streams()) == ending
+    assert launching.run_child(JOB, run_directory, Streams()) == ending
 
 
 def test_a_killed_child_hints_at_the_machines_memory(monkeypatch: pytest.MonkeyPatch, run_directory: Path) -> None:
     child(monkeypatch, "os.kill(os.getpid(), signal.SIGKILL)")
-    ending = launch.run_child(JOB, run_directory, Streams())
+    ending = launching.run_child(JOB, run_directory, Streams())
     assert (ending.outcome, ending.code) == ("killed", 137)
     assert "may have run out of memory" in ending.message
 
@@ -58,12 +58,12 @@ def test_a_killed_child_hints_at_the_machines_memory(monkeypatch: pytest.MonkeyP
 def test_a_rank_that_does_not_leave_when_asked_to_is_killed_and_was_interrupted(
     monkeypatch: pytest.MonkeyPatch, run_directory: Path
 ) -> None:
-    monkeypatch.setattr(launch, "GRACE_S", 0.2)
+    monkeypatch.setattr(launching, "GRACE_S", 0.2)
     child(
         monkeypatch,
         "signal.signal(signal.SIGTERM, signal.SIG_IGN); os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)",
     )
-    assert launch.run_child(JOB, run_directory, Streams()) == Ending("interrupted", 143, "SIGTERM")
+    assert launching.run_child(JOB, run_directory, Streams()) == Ending("interrupted", 143, "SIGTERM")
 
 
 def test_the_end_of_the_given_time_names_the_line_that_the_script_had_come_to(
@@ -71,7 +71,7 @@ def test_the_end_of_the_given_time_names_the_line_that_the_script_had_come_to(
 ) -> None:
     line = b'{"outcome": "interrupted", "code": 143, "message": "SIGTERM", "line": "train.py:3 (wait_for)"}'
     child(monkeypatch, f"signal.signal(signal.SIGTERM, lambda *_: (tell({line!r}), sys.exit(143))); time.sleep(60)")
-    ending = launch.run_child(dataclasses.replace(JOB, timeout_s=1.0), run_directory, Streams())
+    ending = launching.run_child(dataclasses.replace(JOB, timeout_s=1.0), run_directory, Streams())
     assert ending == Ending("timeout", 124, "the time given with --timeout was over, at train.py:3 (wait_for)")
 
 
@@ -80,7 +80,7 @@ def test_an_error_of_ours_before_the_script_leaves_nothing_behind(
 ) -> None:
     child(monkeypatch, 'tell(b\'{"error": "no", "hint": "do", "before_start": true}\'); sys.exit(1)', started=False)
     with pytest.raises(RecordingError) as error:
-        launch.run_child(JOB, run_directory, Streams())
+        launching.run_child(JOB, run_directory, Streams())
     assert (error.value.message, error.value.hint) == ("no", "do")
     assert not run_directory.exists()
 
@@ -90,20 +90,20 @@ def test_a_child_that_dies_before_the_script_begins_is_our_error(
 ) -> None:
     child(monkeypatch, "sys.exit(9)", started=False)
     with pytest.raises(RecordingError, match="before the script began: exit code 9"):
-        launch.run_child(JOB, run_directory, Streams())
+        launching.run_child(JOB, run_directory, Streams())
     assert not run_directory.exists()
 
 
 def test_the_time_is_over(monkeypatch: pytest.MonkeyPatch, run_directory: Path) -> None:
     child(monkeypatch, "time.sleep(600)")
-    ending = launch.run_child(dataclasses.replace(JOB, timeout_s=0.5), run_directory, Streams())
+    ending = launching.run_child(dataclasses.replace(JOB, timeout_s=0.5), run_directory, Streams())
     assert (ending.outcome, ending.code) == ("timeout", 124)
 
 
 def test_a_child_that_does_not_heed_is_killed(monkeypatch: pytest.MonkeyPatch, run_directory: Path) -> None:
     child(monkeypatch, "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)")
-    monkeypatch.setattr(launch, "GRACE_S", 0.2)
-    ending = launch.run_child(dataclasses.replace(JOB, timeout_s=0.5), run_directory, Streams())
+    monkeypatch.setattr(launching, "GRACE_S", 0.2)
+    ending = launching.run_child(dataclasses.replace(JOB, timeout_s=0.5), run_directory, Streams())
     assert (ending.outcome, ending.code) == ("timeout", 124)
 
 
@@ -122,7 +122,7 @@ def test_a_ctrl_c_reaches_the_child_once_and_the_second_kills_it(
     told = 'tell(b\'{"outcome": "interrupted", "message": "told"}\'); sys.exit(130)'
     body = f"signal.signal(signal.SIGINT, {handler})\ntry:\n    {signals}\n    time.sleep(600)\n"
     child(monkeypatch, f"{body}except KeyboardInterrupt:\n    {told}")
-    assert launch.run_child(JOB, run_directory, Streams()) == ending
+    assert launching.run_child(JOB, run_directory, Streams()) == ending
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -134,7 +134,7 @@ def test_what_the_caller_ignores_stays_ignored(
     child(monkeypatch, f"os.kill({os.getpid()}, {number}); time.sleep(0.3); {done}")
     before = signal.signal(number, signal.SIG_IGN)
     try:
-        assert launch.run_child(JOB, run_directory, Streams()) == Ending("finished", 0)
+        assert launching.run_child(JOB, run_directory, Streams()) == Ending("finished", 0)
         assert signal.getsignal(number) is signal.SIG_IGN
     finally:
         signal.signal(number, before)
@@ -143,7 +143,7 @@ def test_what_the_caller_ignores_stays_ignored(
 def test_what_the_child_left_running_is_ended(monkeypatch: pytest.MonkeyPatch, run_directory: Path) -> None:
     left = run_directory / "left"
     child(monkeypatch, f"open({str(left)!r}, 'w').write(str(subprocess.Popen(['sleep', '600']).pid))")
-    launch.run_child(JOB, run_directory, Streams())
+    launching.run_child(JOB, run_directory, Streams())
     stat = Path(f"/proc/{left.read_text()}/stat")
     assert not stat.exists() or ") Z " in stat.read_text()
 
@@ -152,7 +152,7 @@ def test_what_the_user_set_wins_over_all(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("MINE", "kept")
     monkeypatch.setenv("RANK", "77")
     job = dataclasses.replace(JOB, environment=(("WORLD_SIZE", "3"), ("NEW", "1")))
-    environment = launch.child_environment(job)
+    environment = launching.child_environment(job)
     assert (environment["MINE"], environment["NEW"], environment["WORLD_SIZE"]) == ("kept", "1", "3")
     assert environment["RANK"] == "9"
 
@@ -164,31 +164,31 @@ def test_a_rank_sees_the_first_real_gpu_alone(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    environment = launch.child_environment(dataclasses.replace(JOB, device="cuda"))
+    environment = launching.child_environment(dataclasses.replace(JOB, device="cuda"))
     assert environment["CUDA_VISIBLE_DEVICES"] == chosen
 
 
 def test_hidden_real_gpus_do_not_hide_the_virtual_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert "CUDA_VISIBLE_DEVICES" not in launch.child_environment(JOB)
+    assert "CUDA_VISIBLE_DEVICES" not in launching.child_environment(JOB)
 
 
 def test_a_cpu_build_of_torch_is_named_before_anything_is_written(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text("")
-    monkeypatch.setattr(launch, "torch_build", lambda: ("2.13.0+cpu", ""))
+    monkeypatch.setattr(launching, "torch_build", lambda: ("2.13.0+cpu", ""))
     job = dataclasses.replace(JOB, target=str(tmp_path / "train.py"), device="cuda")
     with pytest.raises(SetupError, match=r"2\.13\.0\+cpu is a CPU build") as error:
-        launch.check(job)
+        launching.check(job)
     assert "pip install torch" in error.value.hint
 
 
 def test_an_unknown_gpu_is_named_before_anything_is_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
-    monkeypatch.setattr(launch, "ensure_driver", lambda: pytest.fail("built"))
+    monkeypatch.setattr(launching, "ensure_driver", lambda: pytest.fail("built"))
     with pytest.raises(JobError, match="h100-80"):
-        launch.check(dataclasses.replace(JOB, target=str(tmp_path / "train.py"), gpu="h100-80"))
+        launching.check(dataclasses.replace(JOB, target=str(tmp_path / "train.py"), gpu="h100-80"))
 
 
 @pytest.mark.parametrize("device", ["virtual", "cuda"])
@@ -199,5 +199,5 @@ def test_an_allocator_that_keeps_no_history_is_refused_before_anything_is_writte
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "garbage_collection_threshold:0.8, backend: cudaMallocAsync")
     job = Job(world_size=8, rank=0, target=str(tmp_path / "script.py"), device=device)
     with pytest.raises(SetupError, match="cudaMallocAsync") as error:
-        launch.check(job)
+        launching.check(job)
     assert "--env PYTORCH_CUDA_ALLOC_CONF=" in error.value.hint

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.harness import JournalFailed, OwnJournal
+from fakedist.rank.main import JournalFailed, OwnJournal
 from fakedist.run.journal import read_journal
 
 

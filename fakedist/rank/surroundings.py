@@ -23,7 +23,7 @@ from fakedist.gpu.tuning import FirstConfigurations
 from fakedist.gpu.values import ValueEngine, printed_values
 from fakedist.gpu.virtual import VirtualGpu
 from fakedist.job import Job, profile_command
-from fakedist.progress import Teller
+from fakedist.rank.teller import Teller
 from fakedist.record.kernels import CuptiTracer
 from fakedist.record.memory import allocator_settings, check_allocator
 from fakedist.record.outside import nccl_record, outside_record

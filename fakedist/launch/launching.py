@@ -16,19 +16,20 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from fakedist import under_nsys
 from fakedist.errors import RecordingError, SetupError
 from fakedist.gpu.driver.build import ensure_driver, torch_build
 from fakedist.gpu.smi.offer import ensure_smi, smi_environment
 from fakedist.gpu.spec import find_gpu
 from fakedist.job import Job
-from fakedist.machine import count_real_gpus, first_visible_gpu
-from fakedist.nsight import find_nsys
-from fakedist.progress import PIPE_VARIABLE, Listener, ProgressLine
+from fakedist.launch import under_nsys
+from fakedist.launch.checked_script import check_script
+from fakedist.launch.machine import count_real_gpus, first_visible_gpu
+from fakedist.launch.nsight import find_nsys
+from fakedist.launch.progress import Listener, ProgressLine
+from fakedist.rank.teller import PIPE_VARIABLE
 from fakedist.run.allocator import refusal
 from fakedist.run.directory import SMI_NAME
 from fakedist.run.tape import find_tapes
-from fakedist.script import check_script
 from fakedist.world.environ import rank_environment
 
 TIMEOUT_CODE = 124  # as timeout(1)
@@ -47,7 +48,7 @@ if sys.path[:1] == [""]:
 known = sys.argv[1] in sys.path
 if not known:
     sys.path.insert(0, sys.argv[1])
-from fakedist.harness import main
+from fakedist.rank.main import main
 if not known:
     sys.path.append(sys.path.pop(0))
 sys.exit(main(sys.argv[2]))
@@ -133,7 +134,7 @@ def run_child(job: Job, run_directory: Path, streams: Streams) -> Ending:
     around: list[str] = []
     if job.nsys is not None:
         around, environment = under_nsys.around(job, run_directory, environment)
-    root = str(Path(__file__).parent.parent)
+    root = str(Path(__file__).parents[2])
     sys.stdout.flush()
     # A session of its own: Ctrl-C on the terminal reaches this process alone, which passes it on once.
     child = subprocess.Popen(

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fakedist import doctor
 from fakedist.errors import SetupError
+from fakedist.launch import doctor
 
 
 def _missing() -> Path:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from fakedist import launch, nsight, under_nsys
 from fakedist.errors import ReportError, SetupError
 from fakedist.job import Job
-from fakedist.launch import Streams
-from fakedist.nsight import export_sqlite, find_nsys, finished_report, profile_command
+from fakedist.launch import launching, nsight, under_nsys
+from fakedist.launch.launching import Streams
+from fakedist.launch.nsight import export_sqlite, find_nsys, finished_report, profile_command
 from fakedist.run.journal import read_journal
 
 
@@ -76,20 +76,20 @@ _RANK = (
 def test_the_ranks_exit_code_is_given_back_whatever_nsys_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     install(tmp_path, monkeypatch, f"{_AROUND}exit 1")
     told = "{'outcome': 'exit', 'code': 7, 'message': ''}"
-    monkeypatch.setattr(launch, "_BOOT", f"{_RANK}os.write(pipe, json.dumps({told}).encode() + b'\\n'); sys.exit(7)")
+    monkeypatch.setattr(launching, "_BOOT", f"{_RANK}os.write(pipe, json.dumps({told}).encode() + b'\\n'); sys.exit(7)")
     job = Job(world_size=8, rank=0, target="train.py", nsys=())
     (tmp_path / "run").mkdir()
-    ending = launch.run_child(job, tmp_path / "run", Streams())
+    ending = launching.run_child(job, tmp_path / "run", Streams())
     assert (ending.outcome, ending.code) == ("exit", 7)
 
 
 def test_an_nsys_that_never_ends_is_ended_when_the_rank_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     install(tmp_path, monkeypatch, f"{_AROUND}exec sleep 321")
     told = "{'outcome': 'finished', 'code': 0, 'message': ''}"
-    monkeypatch.setattr(launch, "_BOOT", f"{_RANK}os.write(pipe, json.dumps({told}).encode() + b'\\n')")
+    monkeypatch.setattr(launching, "_BOOT", f"{_RANK}os.write(pipe, json.dumps({told}).encode() + b'\\n')")
     monkeypatch.setattr(under_nsys, "FINISH_S", 0.5)
     (tmp_path / "run").mkdir()
-    ending = launch.run_child(Job(world_size=8, rank=0, target="train.py", nsys=()), tmp_path / "run", Streams())
+    ending = launching.run_child(Job(world_size=8, rank=0, target="train.py", nsys=()), tmp_path / "run", Streams())
     assert (ending.outcome, ending.code) == ("finished", 0)
     assert "sleep 321" not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout.split("\n")
 

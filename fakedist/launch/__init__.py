@@ -1,0 +1,1 @@
+"""The parent: check, start the child, follow it, make the tables."""

@@ -1,0 +1,1 @@
+"""The child: become the rank, run the script, write down how it ended."""
