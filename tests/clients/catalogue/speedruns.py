@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from tests.clients.catalogue.arithmetic import BF16, FP32, Arithmetic
+from tests.clients.catalogue.arithmetic import BF16, FP32, Arithmetic, Transformer
 from tests.clients.catalogue.entry import Entry
+
+
+def _nanogpt(rank: int) -> Arithmetic:
+    """Four layers of GPT-2 without biases, 40 / 8 micro-batches of 4 sequences of 1024; the output layer is tied."""
+    model = Transformer(4, 768, 3072, 50_304, gated=False, tied=True, positions=1024)
+    held = FP32 * model.parameters
+    return Arithmetic(held, held, 2 * held, flops=5 * model.flops(4, 1024))
 
 
 def _speedrun(rank: int) -> Arithmetic:
@@ -25,6 +32,16 @@ def _speedrun(rank: int) -> Arithmetic:
 
 
 ENTRIES = (
+    Entry(
+        "nanoGPT",
+        "compiled, DDP, gradient accumulation, evaluation before the first step",
+        "tests/clients/jobs/nanogpt_train.py",
+        arguments=("--n_layer=4",),
+        ranks=(0, 3, 7),
+        collectives=("all_reduce", "broadcast"),
+        arithmetic=_nanogpt,
+        minutes=10,
+    ),
     Entry(
         "Speedrun of nanoGPT",
         "compiled, FlexAttention, Muon with asynchronous collectives, output layer in fp8",

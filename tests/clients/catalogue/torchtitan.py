@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.clients.assets import torchtitan_assets
+from tests.clients.catalogue.arithmetic import FP32, Arithmetic, Transformer
 from tests.clients.catalogue.entry import Entry, Refusal
 
 #: Texts and tokenizer of ours; no traces, no validation, and no CUDA graphs, which torchtitan refuses with pipelines.
@@ -20,6 +21,17 @@ def _with_bf16(directory: Path) -> None:
     """The assets, and a configuration of one's own beside them, as torchtitan finds it: a module on the path."""
     torchtitan_assets(directory)
     shutil.copy(Path(__file__).parents[1] / "jobs/llama3_bf16.py", directory)
+
+
+def _llama_8b(rank: int) -> Arithmetic:
+    """One sequence of 8192, a 64th of the states; a layer's second and fourth product run again in backward.
+
+    Queries, keys and values are one product. FlexAttention counts every key: what its mask leaves out is not known.
+    """
+    model = Transformer(32, 4096, 14_336, 128_256, keys=1024)
+    again = 32 * (4096 * 4096 + 4096 * 14_336)
+    states = 2 * FP32 * model.parameters / 64
+    return Arithmetic(optimizer_states=states, flops=model.flops(1, 8192, causal=False) + 8192 * 2 * again)
 
 
 def _llama_405b(how: str, module: str) -> Entry:
@@ -55,6 +67,20 @@ ENTRIES = (
         fast=(31,),
         collectives=("all_gather", "reduce_scatter"),
         prepare=torchtitan_assets,
+    ),
+    Entry(
+        "torchtitan",
+        "Llama 3 8B, FSDP, CUDA graphs as it makes them by itself",
+        "-m torchtitan.train",
+        package="torchtitan",
+        arguments=("--module", "llama3", "--config", "llama3_8b", *_LOCAL[:-1]),
+        world_size=64,
+        ranks=(0, 31, 63),
+        collectives=("all_gather", "reduce_scatter"),
+        prepare=torchtitan_assets,
+        arithmetic=_llama_8b,
+        steps=4,
+        minutes=10,
     ),
     Entry(
         "torchtitan",
