@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import empty
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fakedist.world.options import reduce_op, root
 from fakedist.world.process_group import RankGroup
@@ -92,9 +93,9 @@ def operations_of_groups() -> Iterator[None]:
     library = torch.library.Library("c10d", "IMPL")
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*[Oo]verriding a previously registered kernel")
+            warnings.filterwarnings("ignore", message="(?s).*[Oo]verriding a previously registered kernel")
             for operation, methods in _METHODS.items():
-                if (schema := _schema(operation)) is not None:
+                if (schema := _schema(operation)) is not None and _can_be_called(schema):
                     for key in ("CPU", "CUDA"):
                         library.impl(operation, _kernel(schema, methods[0]), key, allow_override=True)
             for key in ("CPU", "CUDA"):
@@ -108,6 +109,11 @@ def _schema(operation: str) -> Any:
     """An operation's arguments; None where torch does not have it (2.11 cannot gather into one tensor)."""
     packet = getattr(torch.ops.c10d, operation, None)
     return None if packet is None else packet.default._schema
+
+
+def _can_be_called(schema: Any) -> bool:
+    """Whether Python can call the operation: torch 2.11 cannot give a reduction to one, nor read one's."""
+    return hasattr(_ReduceOp, "boxed") or all(argument.name != "reduce_op" for argument in schema.arguments)
 
 
 def _kernel(schema: Any, method: str) -> Callable[..., Any]:
@@ -212,7 +218,27 @@ def _dispatched(operation: str, schema: Any, name: str) -> Callable[..., Done]:
     return method
 
 
+def _unseen(name: str) -> Callable[..., Done]:
+    """A method that those who follow operations cannot see; they are out of the way, and shapes alone move nothing."""
+    plain = getattr(RankGroup, name)
+
+    @functools.wraps(plain)
+    def method(self: DispatchedGroup, tensors: Any, *args: Any) -> Done:
+        if not _is_followed(tensors):
+            called: Done = plain(self, tensors, *args)
+            return called
+        outputs = _outputs(tensors)
+        if any(type(tensor) not in _PLAIN_TYPES for tensor in outputs):
+            return done(outputs)
+        with _disable_current_modes():
+            unseen: Done = plain(self, tensors, *args)
+        return unseen
+
+    return method
+
+
 for _operation, _names in _METHODS.items():
     if (_found := _schema(_operation)) is not None:
         for _name in _names:
-            setattr(DispatchedGroup, _name, _dispatched(_operation, _found, _name))
+            _made = _dispatched(_operation, _found, _name) if _can_be_called(_found) else _unseen(_name)
+            setattr(DispatchedGroup, _name, _made)
