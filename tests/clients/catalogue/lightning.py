@@ -72,4 +72,6 @@ ENTRIES = (
     _entry("FSDP, as accelerate starts it", "fsdp", launcher="accelerate"),
     _entry("DeepSpeed ZeRO-3, as deepspeed starts it", "zero3", launcher="deepspeed"),
     _trainer("DDP, gradient accumulation", "ddp", "--accumulate", "2", fast=(31,)),
+    _trainer("FSDP2 (ModelParallelStrategy)", "fsdp2"),
+    _trainer("DeepSpeed ZeRO-2", "zero2"),
 )
