@@ -148,7 +148,10 @@ def _filename(compiled: Any) -> str:
 def is_dynamos(module: torch.nn.Module) -> bool:
     """Whether Dynamo made a module: the pieces that it cuts a graph into (DDP's buckets) run as modules."""
     name = type(module).__module__
-    if name.startswith("torch._dynamo.") and not name.endswith(".eval_frame"):
+    if name == "torch._dynamo.eval_frame":  # an OptimizedModule: the script's own model, or such a graph
+        inner = module._modules.get("_orig_mod")
+        return isinstance(inner, torch.fx.GraphModule) and is_dynamos(inner)
+    if name.startswith("torch._dynamo."):
         return True
     if not isinstance(module, torch.fx.GraphModule):
         return False
