@@ -1,1 +1,1 @@
-"""The run directory: the one thing that the recording half and the reading half both know."""
+"""The run directory: all that the recording half and the reading half share."""

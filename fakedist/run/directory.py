@@ -1,4 +1,4 @@
-"""Making a run directory: never over something else, never two runs in one."""
+"""Creates run directories. Nothing else is overwritten, and two runs never share a directory."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SNAPSHOT_NAME = "memory_snapshot.pickle"
 PAGE_NAME = "report.html"
 TRACE_NAME = "trace.json.gz"
 TAPE_NAME = "tape.bin"
-#: A second journal, of what another program's report says of the timed step.
+#: A second journal: what another program's report contains about the timed step.
 KERNELS_NAME = "kernels.bin"
 #: nsys's report, without its suffix.
 NSYS_NAME = "nsight"
-#: Calls of the virtual GPU's ``nvidia-smi``, one a line.
+#: Calls of the virtual GPU's ``nvidia-smi``, one per line.
 SMI_NAME = "nvidia-smi.log"
-#: Tables that are being made, or replaced, stand beside the others under a name that begins so.
+#: Prefix of the directories, next to the tables, that hold tables being written or replaced.
 SCRATCH_PREFIX = ".tables-"
 _OURS = (
     *(MANIFEST_NAME, JOURNAL_NAME, LOCK_NAME, TABLES_NAME, SNAPSHOT_NAME, PAGE_NAME, TRACE_NAME, TAPE_NAME),
@@ -35,14 +35,14 @@ _OURS = (
 
 
 def default_name(job: Job, ranks: Sequence[int] = ()) -> Path:
-    """A free name for the run directory: the script's, with rank and world size; or for a directory of several runs."""
+    """An unused name for a run directory or a directory of several runs: the script's, with rank and world size."""
     stem = job.target.rpartition(".")[2] if job.is_module else Path(job.target).stem
     which = f"ranks{min(ranks)}-{max(ranks)}" if ranks else f"rank{job.rank}"
     return free_name(f"fakedist-{stem}-{which}of{job.world_size}")
 
 
 def free_name(base: str) -> Path:
-    """A name in this directory that nothing has."""
+    """An unused name in the current directory: ``base``, or ``base`` with a number."""
     path, count = Path(base), 1
     while path.exists():
         count += 1
@@ -52,14 +52,15 @@ def free_name(base: str) -> Path:
 
 @contextmanager
 def create_run_directory(path: Path, force: bool) -> Iterator[Path]:
-    """An empty run directory, locked against other runs until the end.
+    """An empty run directory, locked against other runs until the context exits.
 
     Args:
-        path: Where; its parents are made.
-        force: Whether a run directory that is there already may be replaced.
+        path: Where to create it. Missing parents are created.
+        force: Whether to replace an existing run directory.
 
     Raises:
-        RunDirectoryError: Something is there that may not be replaced, or another run is using it.
+        RunDirectoryError: The path holds something that may not be replaced, cannot be written, or is in use by
+            another run.
     """
     if path.exists():
         _check_replaceable(path, force)
@@ -82,7 +83,7 @@ def create_run_directory(path: Path, force: bool) -> Iterator[Path]:
             _remove(left)
         yield path.resolve()
     finally:
-        (path / LOCK_NAME).unlink(missing_ok=True)  # before the lock goes, so that nobody loses a lock of his own
+        (path / LOCK_NAME).unlink(missing_ok=True)  # while still locked: later it could be another run's
         os.close(lock)
 
 

@@ -1,15 +1,16 @@
-"""What a kernel does, by its name and the operation that launched it: one of ``run.schema.FAMILIES``."""
+"""Classifies a kernel by its name and the operation that launched it, as one of ``run.schema.FAMILIES``."""
 
 from __future__ import annotations
 
 import re
 
-#: The first that fits counts. Norms are all that reduces each row of a matrix and writes a matrix again: softmax too,
-#: and the losses made of it. Copies are all that only moves values: gathered, scattered, transposed, cast on the way.
+#: The first match counts. A norm is any kernel that reduces each row of a matrix and writes a matrix again, so softmax
+#: and the losses built on it too. A copy is any kernel that only moves values, even if it gathers, scatters, transposes
+#: or casts them.
 _BY_NAME = tuple(
     (family, re.compile(words, re.IGNORECASE))
     for family, words in (
-        # Inductor's names list what was fused, of which a word says little; its templates compute products.
+        # Inductor's names list what was fused, so a single word says little. Its templates compute matrix products.
         ("attention", r"^triton_tem_\w*(flex_attention|flex_decoding|sdpa)"),
         ("gemm", r"^triton_tem_"),
         ("copy", r"^triton_poi_fused_(_?(to_copy|clone|cat|copy|transpose|permute|view|t|slice|stack|expand))+_\d+$"),
@@ -56,9 +57,9 @@ def kernel_family(name: str, operation: str = "", phase: str = "") -> str:
     """The family of a kernel.
 
     Args:
-        name: The kernel's, demangled.
+        name: The kernel's demangled name.
         operation: What launched it, as ``aten.mm.default`` or ``aten::mm``; empty if unknown.
-        phase: Elementwise work of an optimizer's step is the optimizer's.
+        phase: Its phase. Elementwise work in phase ``optimizer`` belongs to the family ``optimizer``.
     """
     found = next((family for family, words in _BY_NAME if words.search(name)), "")
     if found in ("", "elementwise"):

@@ -1,7 +1,8 @@
-"""The journal: what the rank's process writes while it runs, readable wherever it was cut off.
+"""The journal: what the rank's process writes while it runs. It stays readable wherever it is cut off.
 
-The file starts with ``FDJ1``. Each record is its length and CRC-32 (both uint32, little endian) and a pickle (protocol
-4) of a dict of builtins; columns are ``bytes`` of ``array.array``. The reader refuses any pickle that names a global.
+The file starts with ``FDJ1``. Each record is its length and its CRC-32 (both uint32, little endian), followed by a
+pickle (protocol 4) of a dict of builtins. Columns are ``bytes`` of an ``array.array``. The reader refuses any pickle
+that names a global.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from fakedist.errors import RunDirectoryError
 
 MAGIC = b"FDJ1"
 _HEAD = struct.Struct("<II")
-_PICKLE = b"\x80\x04"  # how a pickle of protocol 4 begins
+_PICKLE = b"\x80\x04"  # the first bytes of a protocol 4 pickle
 
 
 class JournalWriter:
     """Appends records to a new journal.
 
     Args:
-        path: The file; it must not exist.
+        path: The file. It must not exist yet.
 
     Raises:
-        OSError: It cannot be created or written.
+        OSError: The file cannot be created or written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,12 +38,12 @@ class JournalWriter:
         self._write(MAGIC)
 
     def append(self, record: dict[str, Any]) -> None:
-        """Write one record; it is in the file when this returns."""
+        """Write one record. It is in the file when this returns."""
         body = pickle.dumps(record, protocol=4)
         self._write(_HEAD.pack(len(body), zlib.crc32(body)) + body)
 
     def close(self) -> None:
-        """No more records."""
+        """Close the file. No record can follow."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -62,18 +63,18 @@ class _BuiltinsOnly(pickle.Unpickler):
 
 
 def damaged(path: Path, cause: str) -> RunDirectoryError:
-    """The error that a file of the recording is not what was written."""
+    """The error for a recording file that no longer holds what was written."""
     return RunDirectoryError(f"the recording is damaged: {path} {cause}", "nothing was written; profile the job again")
 
 
 class JournalReader:
     """Iterates over a journal's records.
 
-    A rank that is killed while it writes leaves a record without its end, and nothing after it. A record that is broken
-    while whole ones follow was written well once.
+    A rank that is killed during a write leaves an incomplete record at the end of the file. A broken record with whole
+    records after it was once written correctly, so the file is damaged.
 
     Attributes:
-        truncated: Whether the file ended in the middle of a record; known after iterating.
+        truncated: Whether the file ended in the middle of a record. Known after iterating.
     """
 
     def __init__(self, path: Path) -> None:
@@ -106,7 +107,7 @@ class JournalReader:
             record = _BuiltinsOnly(io.BytesIO(body)).load()
         except RunDirectoryError:
             raise
-        except Exception as error:  # whole by its checksum, so nothing that a cut-off run leaves
+        except Exception as error:  # its checksum is right, so the cause is not a cut-off run
             raise damaged(self._path, f"is not a journal of fakedist: {error}") from error
         if not isinstance(record, dict) or "kind" not in record:
             raise damaged(self._path, "is not a journal of fakedist")
@@ -114,7 +115,7 @@ class JournalReader:
 
 
 def _has_record(data: bytes) -> bool:
-    """Whether a whole record begins anywhere in what follows a broken one."""
+    """Whether a whole record begins anywhere in the bytes after a broken one."""
     view, at = memoryview(data), data.find(_PICKLE)
     while at >= 0:
         if at >= _HEAD.size:
@@ -126,9 +127,9 @@ def _has_record(data: bytes) -> bool:
 
 
 def read_journal(path: Path) -> JournalReader:
-    """The records of a journal; a cut-off tail is left out and told by ``truncated``.
+    """The records of a journal. A cut-off tail is left out, and the reader's ``truncated`` is then true.
 
     Raises:
-        RunDirectoryError: While iterating, if the file is no journal, is damaged, or holds anything but builtins.
+        RunDirectoryError: While iterating: the file is not a journal, is damaged, or holds anything but builtins.
     """
     return JournalReader(path)

@@ -1,4 +1,4 @@
-"""The journal's record of a timed step's kernels: written by whoever timed it, read into the table ``kernels``."""
+"""The journal's record of a timed step's kernels. Whatever timed the step writes it; it becomes table ``kernels``."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from fakedist.run.schema import BOUNDS, FAMILIES, PHASES
 
-#: Columns of the record, as of the table: ``array``'s type codes. Texts are numbers of the record's ``texts``; family,
-#: phase and bound are places in the schema's tuples.
+#: Columns of the record and of the table, as ``array`` type codes. Texts are indices into the record's ``texts``.
+#: Family, phase and bound are indices into the schema's tuples.
 KERNEL_CODES = {"name": "I", "family": "B", "stream": "Q", "start_us": "d", "duration_us": "d", "launch_us": "d"} | {
     "grid": "I", "block": "I", "operation": "I", "op": "q", "step": "i", "phase": "B", "recompute": "B", "layer": "i",
     "call": "q", "flops": "d", "moved_bytes": "d", "bound": "B",
 }  # fmt: skip
-#: The same for numpy.
+#: The same columns as numpy types.
 KERNEL_TYPES = {
     name: {"I": "<u4", "B": "u1", "Q": "<u8", "d": "<f8", "q": "<i8", "i": "<i4"}[code]
     for name, code in KERNEL_CODES.items()
@@ -25,7 +25,7 @@ _PLACES = {
     for column, texts in (("family", FAMILIES), ("phase", PHASES), ("bound", BOUNDS))
 }
 _NAN = float("nan")
-#: What a row is where nothing else is said of it.
+#: Values for columns that a row leaves out.
 _UNKNOWN: dict[str, Any] = {"launch_us": _NAN, "grid": "", "block": "", "operation": "", "op": -1} | {
     "recompute": False, "layer": 0, "call": -1, "flops": _NAN, "moved_bytes": _NAN, "bound": "",
 }  # fmt: skip
@@ -35,7 +35,8 @@ class KernelRows:
     """Rows of the table ``kernels`` on their way into the journal.
 
     Args:
-        source: Where they are from: ``source``, ``tool``, ``step``, ``gpu`` and the rest of ``summary["kernels"]``.
+        source: Where the rows come from: ``source``, ``tool``, ``step``, ``gpu`` and the rest of
+            ``summary["kernels"]``.
     """
 
     def __init__(self, source: Mapping[str, Any]) -> None:
@@ -47,10 +48,10 @@ class KernelRows:
         return len(self._columns["name"])
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """One row: values by column as the table has them; what may be unknown may be left out.
+        """Add a row: the table's values by column. Columns that may be unknown may be left out.
 
         Raises:
-            KeyError: A column is missing, or its text is none of the schema's.
+            KeyError: A column is missing, or its text is not in the schema.
         """
         for name, column in self._columns.items():
             value = row[name] if name in row else _UNKNOWN[name]
@@ -61,6 +62,6 @@ class KernelRows:
             column.append(value)
 
     def record(self) -> dict[str, Any]:
-        """The journal's record of all rows; one a run."""
+        """The journal's record of all rows. A run has one."""
         columns = {name: column.tobytes() for name, column in self._columns.items()}
         return {"kind": "kernels", "source": self._source, "texts": list(self._texts), **columns}

@@ -1,4 +1,4 @@
-"""run.json: what the run was, how it ended, and its figures. Always written whole or not at all."""
+"""run.json: what the run was, how it ended, and its figures. It is always replaced atomically."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def import_manifest(run_directory: Path, report: Path, tool: str) -> None:
 
     Args:
         run_directory: The run directory.
-        report: That program's report.
-        tool: Its name.
+        report: The program's report.
+        tool: The program's name.
     """
     unknown: dict[str, Any] = {"world_size": None, "rank": None, "gpus_per_node": 1, "gpu_memory_bytes": None}
     job = {"target": report.name, "is_module": False, "arguments": [], "device": "cuda"}
@@ -86,10 +86,10 @@ def update_manifest(run_directory: Path, **fields: Any) -> None:
 
 
 def load_manifest(run_directory: Path) -> dict[str, Any]:
-    """The manifest of a run directory.
+    """Load the manifest of a run directory.
 
     Raises:
-        RunDirectoryError: There is none, it cannot be read, or a newer fakedist wrote it.
+        RunDirectoryError: It is missing or unreadable, or a newer fakedist wrote it.
     """
     path = run_directory / MANIFEST_NAME
     try:
@@ -120,7 +120,7 @@ def _write(run_directory: Path, manifest: dict[str, Any]) -> None:
 
 
 def _git_commit() -> str:
-    """Commit of the working directory's repository, with a plus sign if tracked files were changed."""
+    """Commit of the working directory's repository, with "+" appended if tracked files are modified."""
     try:
         head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
         if head.returncode:

@@ -1,4 +1,4 @@
-"""NCCL's environment variables that decide how much device memory it takes: one list for both halves."""
+"""The NCCL environment variables that determine how much device memory it takes. Both halves use this list."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from fakedist.errors import JobError
 
-#: Whole numbers, as NCCL_PARAM reads them (src/misc/param.cc).
+#: Integers, as NCCL_PARAM reads them (src/misc/param.cc).
 NUMBERS = (
     "NCCL_BUFFSIZE",
     "NCCL_LL_BUFFSIZE",
@@ -31,16 +31,16 @@ NUMBERS = (
     "NCCL_CUMEM_ENABLE",
     "NCCL_RUNTIME_CONNECT",
 )
-#: Lists of names. NCCL_PROTO changes nothing: a connection has the buffers of every protocol.
+#: Lists of names. NCCL_PROTO makes no difference: a connection has buffers for every protocol.
 TEXTS = ("NCCL_ALGO", "NCCL_PROTO")
 _NUMBER = re.compile(r"\s*([+-]?(?:0[xX][0-9a-fA-F]+|\d+))")
 
 
 def check_variable(name: str, value: str) -> None:
-    """See that a variable given with ``--nccl-env`` is one that counts, and has a value that NCCL reads whole.
+    """Check that a variable given with ``--nccl-env`` matters, and that NCCL reads its whole value.
 
     Raises:
-        JobError: It is not, or has not.
+        JobError: The variable makes no difference, or its value is not an integer.
     """
     if name not in (*NUMBERS, *TEXTS):
         close = difflib.get_close_matches(name, (*NUMBERS, *TEXTS), n=1)
@@ -54,7 +54,7 @@ def check_variable(name: str, value: str) -> None:
 
 
 def number(environment: Mapping[str, str], name: str) -> int | None:
-    """A variable as NCCL reads it: the number that the text begins with; None if it is not set, or begins with none."""
+    """A variable as NCCL reads it: the number its value begins with; None if it is unset or begins with no number."""
     match = _NUMBER.match(environment.get(name, ""))
     if match is None:
         return None
@@ -67,5 +67,5 @@ def number(environment: Mapping[str, str], name: str) -> int | None:
 
 
 def of_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that count and are set."""
+    """The variables that matter and are set."""
     return {name: environ[name] for name in (*NUMBERS, *TEXTS) if environ.get(name)}

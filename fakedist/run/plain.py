@@ -1,4 +1,4 @@
-"""Typed records to plain values, as JSON has them, and back; every value is checked on the way in."""
+"""Converts typed records to plain JSON values and back. Every value read back is checked."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 
 class PlainValueError(ValueError):
-    """A value that the record cannot hold; the text names its place: ``by_phase[3].step: 'x' is not an int``."""
+    """A value that does not fit the record. The message gives its place: ``steps[3].step is 'x', not an integer``."""
 
 
 def to_plain(value: object) -> Any:
-    """Dataclasses as dictionaries in the order of their fields, tuples as lists; everything else as it is."""
+    """Dataclasses as dictionaries in field order, tuples as lists, everything else unchanged."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
@@ -28,12 +28,12 @@ def to_plain(value: object) -> Any:
 
 
 def from_plain(kind: type[T], value: object, where: str = "") -> T:
-    """The record of type ``kind`` that :func:`to_plain` made ``value`` of.
+    """The record of type ``kind`` that :func:`to_plain` turned into ``value``.
 
-    Keys that the record does not have are ignored; fields with a default may be missing.
+    Unknown keys are ignored. Fields with a default may be missing.
 
     Raises:
-        PlainValueError: A field is missing, or a value is of another type.
+        PlainValueError: A field is missing, or a value has the wrong type.
     """
     made: T = _reader(typing.cast(Hashable, kind))(value, where)
     return made
@@ -41,7 +41,7 @@ def from_plain(kind: type[T], value: object, where: str = "") -> T:
 
 @functools.cache
 def _reader(kind: Any) -> Callable[[object, str], Any]:
-    """What reads a value of a type; made once for each type, since records come by the thousand."""
+    """The reader for values of a type. Cached, because records come by the thousand."""
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return _dataclass_reader(kind)
     if kind is Any or kind is object:

@@ -1,8 +1,8 @@
-"""Texts of the ranges and marks that the rank's process gives a tracer, and that are looked for in its trace."""
+"""Names of the ranges and marks that the rank's process emits and that fakedist looks for in a tracer's trace."""
 
 from __future__ import annotations
 
-#: What each of them begins with.
+#: The prefix of every name.
 OWN = "fakedist."
 STEP = f"{OWN}step:"
 PHASE = f"{OWN}phase:"

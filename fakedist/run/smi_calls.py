@@ -1,4 +1,4 @@
-"""Calls of the virtual GPU's ``nvidia-smi``: the program writes a line for each, the report's notes count them."""
+"""Calls of the virtual GPU's ``nvidia-smi``. The program writes one line per call; the report's notes count them."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-#: What a line begins with, before the arguments.
+#: The first word of a line, before the arguments.
 CONSTANT, REFUSED = "constant", "refused"
 
 
 def write_call(calls: str, what: str, arguments: Iterable[str]) -> None:
-    """Write one call down: CONSTANT or REFUSED; where that fails (a full disk, no such directory), it is lost."""
+    """Record one call: CONSTANT or REFUSED. If writing fails (full disk, no such directory), the call is lost."""
     line = " ".join(" ".join([what, *arguments]).split())[:300] + "\n"
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with suppress(OSError):
         file = os.open(calls, flags, 0o644)
         try:
-            os.write(file, line.encode(errors="replace"))  # one write: calls at the same time do not mix
+            os.write(file, line.encode(errors="replace"))  # a single write, so concurrent calls do not mix
         finally:
             os.close(file)
 
 
 def calls_notes(calls: Path) -> list[str]:
-    """What the calls in the file mean for a reader, one sentence each."""
+    """Notes about the calls in the file, one sentence each."""
     constant, refused, first = 0, 0, ""
     if not calls.is_file():
         return []

@@ -1,4 +1,4 @@
-"""memory_snapshot.pickle: the recorded history in torch's own format, for pytorch.org/memory_viz."""
+"""memory_snapshot.pickle: the recorded history in torch's format, for pytorch.org/memory_viz."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fakedist.run.directory import SNAPSHOT_NAME
 
 
 def write_snapshot(run_directory: Path, pieces: Iterable[bytes]) -> None:
-    """Write a snapshot, replaced as a whole.
+    """Write a snapshot atomically.
 
     Args:
         run_directory: The run directory.
@@ -35,7 +35,7 @@ def stack_frames(frames: Iterable[tuple[str, int, str]]) -> list[dict[str, Any]]
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Reads dicts, lists, texts and numbers, and nothing that would call anything."""
+    """Reads dicts, lists, strings and numbers, and refuses anything that would call code."""
 
     def __init__(self, file: IO[bytes], path: Path) -> None:
         super().__init__(file)
@@ -52,10 +52,10 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def read_snapshot(path: Path) -> dict[str, Any]:
-    """Read a snapshot of any torch from 2.1 on: ``segments`` and ``device_traces``, and whatever else there is.
+    """Read a snapshot from any torch since 2.1: ``segments``, ``device_traces`` and whatever else it contains.
 
     Raises:
-        RunDirectoryError: It cannot be read, is no snapshot, or is a pickle that wants to run code.
+        RunDirectoryError: The file cannot be read, is not a snapshot, or is a pickle that tries to run code.
     """
     hint = "a snapshot is what torch.cuda.memory._dump_snapshot() writes"
     try:
@@ -65,7 +65,7 @@ def read_snapshot(path: Path) -> dict[str, Any]:
         raise RunDirectoryError(f"{path} cannot be read: {error.strerror}", hint) from error
     except RunDirectoryError:
         raise
-    except Exception as error:  # a damaged pickle fails in as many ways as there are opcodes
+    except Exception as error:  # a damaged pickle can raise almost anything
         raise RunDirectoryError(f"{path} is no memory snapshot: {error}", hint) from error
     if isinstance(found, list):  # torch.cuda.memory.memory_snapshot(), which has no history
         found = {"segments": found}

@@ -1,8 +1,8 @@
-"""Which source files are nobody's script, for both halves."""
+"""Recognises source files that do not belong to the script. Both halves use it."""
 
 from __future__ import annotations
 
 import re
 
-#: What Inductor wrote for a compiled graph: "c" and 51 digits of a SHA-256 in base 32.
+#: A file that Inductor generated for a compiled graph: "c" and 51 base-32 digits of a SHA-256.
 INDUCTORS = re.compile(r"\bc[a-z2-7]{51}\.py\b")

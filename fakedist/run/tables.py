@@ -1,4 +1,4 @@
-"""Tables on disk: Parquet, one file each, replaced as a whole. pyarrow is loaded only when a table is used."""
+"""Tables on disk: one Parquet file each, replaced atomically. pyarrow is imported only when a table is used."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from fakedist.run.schema import TABLES, Column, Table
 
 @contextmanager
 def new_tables(run_directory: Path) -> Iterator[Path]:
-    """A directory to write all tables into with :func:`write_table`; on leaving, its tables are the run's.
+    """A directory to write all tables into with :func:`write_table`. On exit they become the run's tables.
 
-    Those that were there are replaced together, or stay where making the new ones fails.
+    The old tables are replaced together. If writing the new ones fails, the old ones stay.
 
     Raises:
-        RunDirectoryError: The run's tables are a symbolic link: what it points to is not ours to replace.
+        RunDirectoryError: The run's tables are not a directory, or are a symbolic link, whose target is not ours to
+            replace.
     """
     tables = run_directory / TABLES_NAME
     check_tables(run_directory)
@@ -38,10 +39,10 @@ def new_tables(run_directory: Path) -> Iterator[Path]:
 
 
 def check_tables(run_directory: Path) -> None:
-    """See that the run's tables can be written.
+    """Check that the run's tables can be written.
 
     Raises:
-        RunDirectoryError: They are a symbolic link, or no directory.
+        RunDirectoryError: They are a symbolic link, or not a directory.
     """
     tables = run_directory / TABLES_NAME
     if tables.is_symlink():
@@ -56,9 +57,9 @@ def write_table(run_directory: Path, name: str, columns: Mapping[str, Any]) -> N
     """Write one table.
 
     Args:
-        run_directory: The run directory, or one of :func:`new_tables`.
+        run_directory: The run directory, or a directory from :func:`new_tables`.
         name: A key of ``schema.TABLES``.
-        columns: Column name -> values (arrays or lists); exactly the schema's columns.
+        columns: Column name -> values (arrays or lists), for exactly the schema's columns.
     """
     import pyarrow
     import pyarrow.parquet
@@ -79,12 +80,12 @@ def write_table(run_directory: Path, name: str, columns: Mapping[str, Any]) -> N
 
 
 def has_table(run_directory: Path, name: str) -> bool:
-    """Whether a run directory has a table."""
+    """Whether a run directory has this table."""
     return (run_directory / TABLES_NAME / f"{name}.parquet").exists()
 
 
 def count_rows(run_directory: Path, name: str) -> int:
-    """Rows of a table.
+    """Number of rows of a table.
 
     Raises:
         RunDirectoryError: It is missing or damaged.
@@ -110,13 +111,13 @@ def read_table(run_directory: Path, name: str, columns: Sequence[str] | None = N
 
 
 def _encoding(table: Table) -> dict[str, Any]:
-    """How columns are written: 64-bit numbers by how they differ from the one before, the rest as numbers of values.
+    """How columns are encoded: deltas for 64-bit numbers, dictionaries for the rest.
 
-    Of 1,000,000 events this takes half of the time and a tenth of the room of what pyarrow does by itself.
+    For 1,000,000 events this takes half the time and a tenth of the space of pyarrow's defaults.
     """
     numbers = [column.name for column in table.columns if column.type in ("int64", "uint64")]
     others = [column for column in table.columns if column.type not in ("int64", "uint64", "bool")]
-    # Without pyarrow's own schema in the file, a column of categories is read as the texts that it is.
+    # Without pyarrow's own schema in the file, a categorical column is read back as strings.
     return {
         "use_dictionary": [each.name + (".list.element" if each.type.startswith("list<") else "") for each in others],
         "column_encoding": dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
@@ -132,5 +133,5 @@ def _array(values: Any, column: Column) -> Any:
 
     if column.type.startswith("list<"):
         kind = pyarrow.list_(pyarrow.type_for_alias(column.type[5:-1]))
-        return pyarrow.array(list(values), type=kind)  # an empty column of pandas converts to no list otherwise
+        return pyarrow.array(list(values), type=kind)  # an empty pandas column does not convert to a list type
     return pyarrow.array(values, type=pyarrow.type_for_alias(column.type))

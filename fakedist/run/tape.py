@@ -1,7 +1,7 @@
 """tape.bin: what a rank sent, for other ranks' runs to receive.
 
-A journal of its own (:mod:`fakedist.run.journal`), so that a kill at any moment leaves what was sent until then.
-Reading it makes nothing but numbers, text and bytes. Objects stay the bytes that torch.distributed pickled: only the
+The tape is a separate journal (:mod:`fakedist.run.journal`), so a rank killed at any moment leaves what it had sent.
+Reading it yields only numbers, text and bytes. Objects stay as the bytes that torch.distributed pickled. Only the
 process of a rank that receives one unpickles it, as torch.distributed would.
 """
 
@@ -21,35 +21,35 @@ from fakedist.run.directory import MANIFEST_NAME, TAPE_NAME
 from fakedist.run.journal import read_journal
 from fakedist.run.manifest import load_manifest
 
-#: A regular row of ranks as ("range", start, stop, step), others as they are.
+#: Evenly spaced ranks as ("range", start, stop, step); other ranks listed one by one.
 RanksKey = tuple[Any, ...]
-#: Whose group it is: its ranks, and how many groups of the same ranks were made before.
+#: Identifies a group: its ranks, and how many groups of the same ranks were made before it.
 Channel = tuple[RanksKey, int]
-#: Type, shape and values of a tensor; None for values that were not kept.
+#: Type, shape and values of a tensor. The values are None if they were not kept.
 TensorSent = tuple[str, tuple[int, ...], bytes | None]
 
-#: Where any rank may be the source.
+#: The source of a receive from any rank.
 ANY_RANK = -1
-#: The operation of a key that another rank would have set in a store.
+#: The operation for a store key that another rank would have set.
 STORE = "store"
-#: Larger tensors are written down without their values.
+#: Larger tensors are recorded without their values.
 MAX_TENSOR_BYTES = 1 << 20
-#: When the values of a run take more, the rest is written down without.
+#: Once a run's values exceed this, later tensors are recorded without theirs.
 MAX_TAPE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
 class Sent:
-    """One call in which a rank gave something away.
+    """One call in which a rank sent something.
 
     Attributes:
         operation: send, broadcast, scatter, or an object collective.
         channel: Its group.
-        to: The rank that gets it; -1 for all of the group.
-        sequence: Number of the call among the group's collectives, from 1; of no meaning for sends.
-        tag: Of a send.
-        tensors: What was sent; for a scatter, a tensor for each rank of the group.
-        objects: What was sent, pickled; None where it was not kept. For a scatter, one for each rank.
+        to: The receiving rank; -1 for the whole group.
+        sequence: Number of the call among the group's collectives, from 1. Meaningless for sends.
+        tag: The tag of a send.
+        tensors: The tensors sent. A scatter has one for each rank of the group.
+        objects: The objects sent, pickled; None if not kept. A scatter has one for each rank.
     """
 
     operation: str
@@ -63,16 +63,16 @@ class Sent:
 
 @dataclass(frozen=True)
 class Awaited:
-    """A call that nothing but another rank's tape could have answered, so that the rank ended there.
+    """A call that only another rank's tape could have answered, so the rank ended there.
 
     Attributes:
-        operation: What the other rank sends it with.
-        source: The other rank; -1 where any may send.
+        operation: The operation with which the other rank sends.
+        source: The other rank; -1 if any rank may send.
         channel: The group.
-        to: This rank; -1 for all of the group.
-        tag: Of a send; None where tags do not count.
+        to: This rank; -1 for the whole group.
+        tag: The tag of a send; None where tags do not matter.
         nth: Which of the source's calls of this kind it is, from 1.
-        key: Of a store, where the operation is "store": what another rank would have set.
+        key: If the operation is "store", the store key that another rank would have set.
     """
 
     operation: str
@@ -86,14 +86,14 @@ class Awaited:
 
 @dataclass(frozen=True)
 class Guess:
-    """A call in which something of this rank's own stood in for what another rank would have sent.
+    """A call in which this rank's own value stood in for what another rank would have sent.
 
     Attributes:
-        awaited: The call; a tape that has it answers it.
+        awaited: The call. A tape that contains it answers it.
         called: Its name on this side.
-        line: Where the script made it first, as ``file:line (function)``.
-        held: What stayed in the place of the other rank's, in words.
-        is_object: Whether it was a Python object; else whole numbers or flags of a tensor.
+        line: Where the script first made it, as ``file:line (function)``.
+        held: What stood in for the other rank's value, in words.
+        is_object: Whether it was a Python object. Otherwise it was integers or flags in a tensor.
     """
 
     awaited: Awaited
@@ -109,7 +109,7 @@ class Moved:
 
     Attributes:
         path: Where it was.
-        to: Where it went; empty where it was removed.
+        to: Where it went; empty if it was removed.
         line: Where the script did it, as ``file:line (function)``.
     """
 
@@ -120,10 +120,10 @@ class Moved:
 
 @dataclass(frozen=True)
 class Lost:
-    """A file or directory that a script looked for when it failed, and that is not there.
+    """A missing file or directory that made the script fail.
 
     Attributes:
-        text: Which, and why it is not there, in a sentence.
+        text: Which it was and why it does not exist, in one sentence.
         may_be_written: Whether a rank that has not run may write it.
     """
 
@@ -136,8 +136,8 @@ class Tape:
     """The tape of one rank's run.
 
     Attributes:
-        run_directory: The run.
-        rank: The rank that was run.
+        run_directory: The run's directory.
+        rank: The rank that ran.
     """
 
     run_directory: Path
@@ -145,14 +145,14 @@ class Tape:
 
     @property
     def directory(self) -> str:
-        """Where the run was started."""
+        """The working directory that the run started in."""
         return str(load_manifest(self.run_directory)["cwd"])
 
     def sent_to(self, rank: int) -> Iterator[Sent]:
-        """What the run sent to a rank, or to a group with it, in order; a cut-off tail is left out.
+        """What the run sent to a rank or to a group that contains it, in order. A cut-off tail is left out.
 
         Raises:
-            RunDirectoryError: It is no tape.
+            RunDirectoryError: The file is not a tape.
         """
         channels: dict[int, Channel] = {}
         mine: set[int] = set()
@@ -168,7 +168,7 @@ class Tape:
                 yield Sent(operation, channel, record["to"], sequence, tag, tuple(tensors), tuple(objects))
 
     def awaited(self) -> Awaited | None:
-        """What the run waited for last and did not get; None where it always got something."""
+        """The last call that the run waited for and never got; None if every call was answered."""
         last = None
         for record in read_journal(self.run_directory / TAPE_NAME):
             if record["kind"] == "awaited":
@@ -176,7 +176,7 @@ class Tape:
         return None if last is None else Awaited(*last)
 
     def guesses(self) -> list[Guess]:
-        """Where the run went on with something of its own, each line of the script once; objects first."""
+        """Calls where the run continued with its own value, one per line of the script, objects first."""
         found = [
             Guess(Awaited(*record["call"]), *record["told"])
             for record in read_journal(self.run_directory / TAPE_NAME)
@@ -185,7 +185,7 @@ class Tape:
         return sorted(found, key=lambda guess: not guess.is_object)
 
     def stored(self) -> dict[str, list[bytes]]:
-        """What the run set in stores, by key, in order."""
+        """Values that the run set in stores, by key, in order."""
         found: dict[str, list[bytes]] = {}
         for record in read_journal(self.run_directory / TAPE_NAME):
             if record["kind"] == "stored":
@@ -198,12 +198,12 @@ class Tape:
         return [Moved(*record["told"]) for record in journal if record["kind"] == "moved"]
 
     def lost(self) -> Lost | None:
-        """What the run looked for in the end and did not find."""
+        """The file or directory that was missing when the script failed; None if there was none."""
         journal = read_journal(self.run_directory / TAPE_NAME)
         return next((Lost(*record["told"]) for record in journal if record["kind"] == "lost"), None)
 
     def has(self, awaited: Awaited, rank: int) -> bool:
-        """Whether the run sent what ``rank`` waited for."""
+        """Whether the run sent what ``rank`` was waiting for."""
         if awaited.operation == STORE:
             return len(self.stored().get(awaited.key, ())) >= awaited.nth
         sent = (
@@ -215,7 +215,7 @@ class Tape:
 
 
 def ranks_key(ranks: Sequence[int]) -> RanksKey:
-    """Ranks of a group, short enough to be compared and written often."""
+    """Ranks of a group in a form short enough to compare and write often."""
     if len(ranks) > 8 and (step := ranks[1] - ranks[0]):
         spaced = range(ranks[0], ranks[0] + step * len(ranks), step)
         if spaced == ranks or list(spaced) == list(ranks):
@@ -224,7 +224,7 @@ def ranks_key(ranks: Sequence[int]) -> RanksKey:
 
 
 def is_member(rank: int, key: RanksKey) -> bool:
-    """Whether a rank is one of those that :func:`ranks_key` wrote."""
+    """Whether a rank is among those of a :func:`ranks_key`."""
     return rank in (range(*key[1:]) if key[:1] == ("range",) else key)
 
 
@@ -238,7 +238,7 @@ def describe_ranks(key: RanksKey) -> str:
 
 
 def script_identity(job: Job, directory: str) -> dict[str, str]:
-    """What tells a job's script from another: its name, where it lies, and a hash of its text."""
+    """What identifies a job's script: its name, its path and a hash of its contents."""
     path = Path(directory, job.target)
     if job.is_module or path.is_dir() or not path.is_file() or zipfile.is_zipfile(path):
         return {"script": job.target, "path": "" if job.is_module else os.path.realpath(path), "sha256": ""}
@@ -247,10 +247,10 @@ def script_identity(job: Job, directory: str) -> dict[str, str]:
 
 
 def find_tapes(job: Job) -> list[Tape]:
-    """The tapes of ``job.tapes``, which are runs or directories of runs, by rank; not the job's own rank's.
+    """The tapes in ``job.tapes`` (runs or directories of runs), sorted by rank, without the job's own rank.
 
     Raises:
-        RunDirectoryError: One is missing, of another job, or of a rank that another one is of.
+        RunDirectoryError: A tape is missing or belongs to another job, or two tapes are of the same rank.
     """
     identity = script_identity(job, os.getcwd())
     found: dict[int, Path] = {}
@@ -274,10 +274,10 @@ def _runs(paths: Iterable[str]) -> Iterator[Path]:
 
 
 def _check_run(directory: Path, job: Job, identity: dict[str, str]) -> int:
-    """The rank that a run is of.
+    """The rank of a run, once its tape is known to fit the job.
 
     Raises:
-        RunDirectoryError: It has no tape, or is of another world size or script.
+        RunDirectoryError: The run has no tape, or has another world size or script.
     """
     manifest = load_manifest(directory)
     theirs = manifest["job"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-#: ``array``'s type codes. ``operations``: of torch, on the host; ``calls``: of CUDA; ``device``: what the GPU did.
-#: ``operation`` is the id of the operation that was running, 0 if none was; texts are numbers of the record's texts.
-#: ``flops`` are torch's own of a matrix product, by its shapes; 0 where it counts none.
+#: ``array`` type codes. ``operations``: torch operations on the host; ``calls``: CUDA calls; ``device``: GPU activity.
+#: ``operation`` is the id of the operation that was running, or 0. Texts are indices into the record's texts.
+#: ``flops`` is torch's own count for a matrix product, from its shapes; 0 where torch counts none.
 COLUMNS = {
     "operations": {"id": "q", "start": "q", "end": "q", "thread": "q", "sequence": "q", "flops": "q", "text": "I"},
     "calls": {"correlation": "q", "start": "q", "operation": "q", "thread": "q"},
