@@ -1,4 +1,4 @@
-"""``fakedist.profile``: run one rank of a job from Python, and get the run back."""
+"""``fakedist.profile``: run one rank of a job from Python and return its run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fakedist.units import parse_bytes
 
 
 class JobOptions(TypedDict, total=False):
-    """What else can be said of a job; the options of ``fakedist profile``."""
+    """The other options of a job, as ``fakedist profile`` takes them."""
 
     module: bool
     gpus_per_node: int
@@ -47,20 +47,20 @@ def profile(
     """Run one rank of a job in a child process, as ``fakedist profile`` does.
 
     Args:
-        target: The script; with ``module=True`` the name of a module.
-        arguments: Its own arguments.
-        world_size: Ranks in the whole job.
-        rank: The one that runs.
-        output: The run directory, which is replaced; with ``with_peers=True`` a directory for those of all ranks that
-            run. None makes one in the directory for temporary files.
-        options: See :class:`JobOptions`; the default device is the virtual GPU, wherever this runs.
+        target: The script, or with ``module=True`` the name of a module.
+        arguments: The script's arguments.
+        world_size: Number of ranks in the job.
+        rank: The rank to run.
+        output: The run directory. An existing one is replaced. With ``with_peers=True``, the directory that holds the
+            run directories of all ranks that run. None creates one in the directory for temporary files.
+        options: See :class:`JobOptions`. The default device is the virtual GPU, even on a machine with a real one.
 
     Returns:
-        The run. A rank that does not fit the GPU is a run too: its ``fits`` is false.
+        The run. A rank that does not fit on the GPU also returns one, with ``fits`` false.
 
     Raises:
-        JobError: The job makes no sense.
-        ScriptError: The script failed; ``output`` has the end of what it printed.
+        JobError: The job is invalid.
+        ScriptError: The script failed. Its ``output`` holds the end of what the script printed.
     """
     job = make_job(target, arguments, {**options, "world_size": world_size, "rank": rank})
     directory = Path(output) if output is not None else Path(tempfile.mkdtemp(prefix="fakedist-")) / "run"
@@ -70,10 +70,10 @@ def profile(
 
 
 def make_job(target: str | os.PathLike[str], arguments: tuple[str, ...], options: Mapping[str, object]) -> Job:
-    """The job that options as of :func:`profile` describe.
+    """Make a job from the options of :func:`profile`.
 
     Raises:
-        JobError: An option that does not exist, or a value that makes no sense.
+        JobError: An option does not exist, or a value is invalid.
     """
     known = [*JobOptions.__annotations__, "world_size", "rank"]
     for name in options:

@@ -1,1 +1,1 @@
-"""The child: become the rank, run the script, write down how it ended."""
+"""The child process: becomes the rank, runs the script and records how it ended."""

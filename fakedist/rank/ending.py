@@ -1,4 +1,4 @@
-"""How the script ended, and what stands around its end: signals, ``os._exit``, threads, the parent's death."""
+"""How the script ends: its outcome, signals, ``os._exit``, threads and the parent's death."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _PF_EXITING = 4  # linux/sched.h
 
 
 class Terminated(SystemExit):
-    """SIGTERM arrived: leave as ``sys.exit`` does, so that ``finally`` and ``atexit`` run and the records are kept."""
+    """SIGTERM arrived. Exits as ``sys.exit`` does, so ``finally`` and ``atexit`` run and the records are kept."""
 
 
 def how_it_ended(error: BaseException) -> tuple[str, int, str]:
-    """Outcome, exit code and message of what the script raised."""
+    """Return the outcome, exit code and message for an error that the script raised."""
     from fakedist.record.steps import StopRun
 
     chain = list(_chain(error))
@@ -52,7 +52,7 @@ def how_it_ended(error: BaseException) -> tuple[str, int, str]:
 
 
 def line_of(error: BaseException) -> str:
-    """The innermost line of a traceback outside of Python's own library, as ``file:line (function)``; or nothing."""
+    """The innermost traceback line outside the standard library, as ``file:line (function)``, or an empty string."""
     library = sysconfig.get_path("stdlib")
     line = ""
     for frame, number in traceback.walk_tb(error.__traceback__):
@@ -72,13 +72,13 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def other_threads() -> bool:
-    """Whether the interpreter will wait for threads of the script."""
+    """Whether the interpreter will wait for threads that the script started."""
     return any(not thread.daemon and thread is not threading.main_thread() for thread in threading.enumerate())
 
 
 def terminate(number: int, frame: FrameType | None) -> None:
-    """Handler of SIGTERM: the rank leaves by :class:`Terminated`; a forked child dies as ever."""
-    if os.getpid() != _main_pid:  # forked: a DataLoader worker dies of SIGTERM as ever
+    """Handle SIGTERM: the rank raises :class:`Terminated`, a forked child dies of the signal as usual."""
+    if os.getpid() != _main_pid:  # forked, such as a DataLoader worker
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
         return
@@ -90,18 +90,19 @@ _parent_pid = os.getppid()
 
 
 def end_with_parent() -> None:
-    """A parent that is killed takes this process with it, by SIGTERM."""
+    """Have the kernel send this process SIGTERM when its parent dies."""
     import ctypes
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if parent_is_gone():  # before it was asked for
+    if parent_is_gone():  # it died before the prctl call
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 def parent_is_gone() -> bool:
-    """Whether the process that started this one has ended, or is ending.
+    """Whether the process that started this one has ended or is ending.
 
-    Its main thread dies first, and takes this process with it; until the last one has, it stays the parent.
+    The parent's main thread dies first, and its death sends SIGTERM here. The process stays the parent until its last
+    thread is gone.
     """
     if os.getppid() != _parent_pid:
         return True
@@ -114,7 +115,7 @@ def parent_is_gone() -> bool:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Signals that would end this process wait until the records are written."""
+    """Hold back SIGINT and SIGTERM while the records are written."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -145,9 +146,9 @@ def watched_exit(exiting: Callable[[int], None]) -> Iterator[None]:
 
 @contextmanager
 def quiet_stop_in_threads(stopped: Callable[[], None], failed: type[BaseException]) -> Iterator[None]:
-    """A thread that ran the training and was stopped ends without a traceback, and so does one that ``failed`` ended.
+    """Suppress the traceback of a training thread that was stopped, or that an error of type ``failed`` ended.
 
-    What failed is told to the parent where it fails.
+    The code that raises ``failed`` has already reported it to the parent.
     """
     original = threading.excepthook
 

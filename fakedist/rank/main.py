@@ -1,9 +1,9 @@
-"""The child process: become the rank, run the script as ``__main__``, write down how it ended.
+"""The child process: becomes the rank, runs the script as ``__main__`` and records how it ended.
 
-Order matters. The virtual GPU must be loaded before torch is imported, and the script imports torch: what goes around
-it (:mod:`fakedist.rank.surroundings`) is put in place at that moment. The exit handler is registered before torch's, so
-that it runs after those of torch and of the script. The recorder is closed while the frames of an error still live,
-because they hold the tensors that were alive.
+Order matters. The virtual GPU must be loaded before torch is imported. The script imports torch, and at that moment
+:mod:`fakedist.rank.surroundings` installs the recorder and the faked world. Our exit handler is registered before
+torch's, so it runs after those of torch and of the script. The recorder is closed while the frames of an error still
+live, because they hold the tensors that were alive.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _MAKE_ROOM = "make room on the disk, or write elsewhere with -o"
 
 
 class JournalFailed(BaseException):
-    """The journal cannot be written, so the run ends; no ``except Exception`` of the script must go on without it."""
+    """The journal cannot be written. A ``BaseException``, so that no ``except Exception`` in the script swallows it."""
 
 
 class OwnJournal:
-    """The journal of this process alone: a forked child, which has the recorder too, writes nothing."""
+    """A journal that only this process writes. A forked child inherits the recorder, but its records are dropped."""
 
     def __init__(self, path: Path) -> None:
         self._pid = os.getpid()
@@ -66,14 +66,14 @@ class OwnJournal:
         """Write one record.
 
         Raises:
-            JournalFailed: It cannot be written (a full disk).
+            JournalFailed: The record cannot be written, for example because the disk is full.
         """
         if os.getpid() == self._pid:
             with _no_room_ends_the_run():
                 self._writer.append(record)
 
     def close(self) -> None:
-        """No more records."""
+        """Close the file."""
         self._writer.close()
 
 
@@ -86,14 +86,14 @@ def _no_room_ends_the_run() -> Iterator[None]:
 
 
 class SetupFailed(BaseException):
-    """The rank cannot be set up where the script imports torch; no ``except Exception`` of it must go on without."""
+    """Setup failed in the script's ``import torch``. A ``BaseException``, so no ``except Exception`` swallows it."""
 
 
 class Rank:
-    """This process as the rank: the GPU before torch, and torch's surroundings once the script has imported it.
+    """Turns this process into the rank: the GPU before torch, its surroundings once the script imports torch.
 
     Attributes:
-        has_failed: Whether those could not be set up.
+        has_failed: Whether the surroundings could not be set up.
     """
 
     def __init__(self, job: Job, run_directory: Path, teller: Teller) -> None:
@@ -109,10 +109,10 @@ class Rank:
         self._closed = self.has_failed = False
 
     def enter(self) -> None:
-        """Set up all that the script will find but for what is in torch: that follows when torch is imported.
+        """Set up everything outside torch. The rest follows when the script imports torch.
 
         Raises:
-            FakedistError: This machine cannot do it.
+            FakedistError: This machine cannot run the job.
         """
         atexit.register(self.leave)
         enter, job = self._before_torch.enter_context, self._job
@@ -125,7 +125,7 @@ class Rank:
         enter(when_imported(lambda name: name == "torch", self._torch_is_imported))
 
     def close(self, outcome: str, code: int, message: str = "", line: str = "") -> None:
-        """Write everything that is still in memory, and how the script ended and where; the first call counts."""
+        """Write what is still in memory, and how and where the script ended. Only the first call has an effect."""
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
@@ -135,7 +135,7 @@ class Rank:
             and not code
             and outcome in ("finished", "exit")
         ):
-            outcome, line = "stopped", ""  # what runs the script (unittest, pytest) ended well all the same
+            outcome, line = "stopped", ""  # a test runner (unittest, pytest) caught the stop and ended normally
         how = {"outcome": outcome, "code": code, "message": message}
         with uninterrupted():
             try:
@@ -149,17 +149,17 @@ class Rank:
                 self._teller.tell({**how, "line": line})
 
     def give_up(self, error: JournalFailed) -> None:
-        """The records cannot be written any more: the parent says so."""
+        """Stop recording after a failed write. The parent reports the error."""
         self._closed = True
         _tell_error(self._teller, str(error), _MAKE_ROOM, before_start=False)
 
     def stop_recording(self) -> None:
-        """Take the recorder's hooks off torch; the faked world stays for the script's exit handlers."""
+        """Remove the recorder's hooks from torch. The faked world stays for the script's exit handlers."""
         if os.getpid() == self._pid and self._surroundings is not None:
             self._surroundings.stop_recording()
 
     def leave(self) -> None:
-        """The process ends: nothing of the script runs any more."""
+        """Take everything down. The process is ending and no code of the script runs any more."""
         if os.getpid() != self._pid:
             return
         self.close("finished", 0)
@@ -170,10 +170,10 @@ class Rank:
         self._journal.close()
 
     def _torch_is_imported(self, module: ModuleType) -> None:
-        """Put its surroundings around torch, once; a forked process is not the rank."""
+        """Set up torch's surroundings, once. A forked process is not the rank."""
         if os.getpid() != self._pid:
             return
-        if self.has_failed:  # a bare `except:` swallowed the first one
+        if self.has_failed:  # a bare `except:` swallowed the first SetupFailed
             raise SetupFailed
         if self._surroundings is None and not self._closed:
             self._guarded(self._surround)
@@ -191,10 +191,10 @@ class Rank:
             _in_main_thread(surroundings.record_this_thread)
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """Run what must not fail: where it does, the run ends, whatever the script catches.
+        """Run setup work. If it fails, the run ends, whatever the script catches.
 
         Raises:
-            SetupFailed: It did, and the parent knows why.
+            SetupFailed: The work failed. The parent has been sent the reason.
         """
         try:
             work()
@@ -210,7 +210,7 @@ class Rank:
         raise SetupFailed(message) from None
 
     def _write_without_torch(self, how: dict[str, object]) -> None:
-        """The outcome of a script in which torch was never imported, or not past the finder that watches for it."""
+        """Write the outcome of a script that never imported torch, or imported it past our import hook."""
         text = "the script never imported torch: there is nothing to report"
         if "torch" in sys.modules:
             text = "the script imported torch past Python's import system: nothing of what it did was recorded"
@@ -225,7 +225,7 @@ class Rank:
 
 
 def main(run_directory: str) -> int | str | None:
-    """Run the job of ``run_directory`` in this process; returns what to give to ``sys.exit``."""
+    """Run the job of ``run_directory`` in this process. Returns the argument for ``sys.exit``."""
     teller = Teller.from_environment()
     end_with_parent()
     try:
@@ -253,13 +253,17 @@ def main(run_directory: str) -> int | str | None:
 
 
 def _ended(rank: Rank, error: BaseException) -> int | str | None:
-    """The script raised ``error``: close the recording while its frames are alive; the code for ``sys.exit``."""
+    """Close the recording after the script raised ``error``, while its frames are alive.
+
+    Returns:
+        The argument for ``sys.exit``.
+    """
     error.__traceback__ = without_our_frames(error)
     if isinstance(error, JournalFailed):
         rank.give_up(error)
         return 1
     if rank.has_failed:
-        return 1  # the parent has been told, and whatever the script makes of it comes of that
+        return 1  # the parent has the reason, and any later error follows from it
     outcome, code, message = how_it_ended(error)
     rank.close(outcome, code, message, line_of(error))
     rank.stop_recording()
@@ -272,15 +276,15 @@ def _ended(rank: Rank, error: BaseException) -> int | str | None:
 
 
 def _tell_error(teller: Teller, message: str, hint: str, before_start: bool) -> None:
-    """An error of ours: the parent prints it."""
+    """Send an error of fakedist's own to the parent, which prints it."""
     teller.tell({"error": message, "hint": hint, "before_start": before_start})
 
 
-_pending: list[Any] = []  # what Python has yet to call must live until then
+_pending: list[Any] = []  # keeps pending callbacks alive until Python calls them
 
 
 def _in_main_thread(work: Callable[[], None]) -> None:
-    """Have the main thread run ``work`` as soon as it runs Python again: signal handlers are called in this way."""
+    """Have the main thread run ``work`` as soon as it executes Python code again, as Python does signal handlers."""
 
     def call(_: Any) -> int:
         work()

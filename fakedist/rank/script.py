@@ -1,4 +1,4 @@
-"""Runs the user's script as ``__main__``, as ``python`` would do it."""
+"""Runs the user's script as ``__main__``, the way ``python`` does."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
 def run_as_main(job: Job) -> None:
-    """Run the script here, as ``__main__``; whatever it raises goes through.
+    """Run the script in this process as ``__main__``. Whatever it raises propagates.
 
     ``sys.argv``, ``sys.path[0]`` and the module's attributes become what they are under ``python script.py`` or
     ``python -m module`` (CPython's ``pymain_run_python`` and ``pymain_run_module``).
     """
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
-    if sys.version_info < (3, 14):  # annotations are made when asked for from then on
+    if sys.version_info < (3, 14):  # 3.14 evaluates annotations lazily
         main.__annotations__ = {}
     sys.modules["__main__"] = main
     if job.is_module:
@@ -46,7 +46,7 @@ def run_as_main(job: Job) -> None:
 
 
 def without_our_frames(error: BaseException) -> types.TracebackType | None:
-    """The error's traceback from the script's own first frame on."""
+    """The error's traceback, starting at the script's first frame."""
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.tb_next

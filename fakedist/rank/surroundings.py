@@ -1,7 +1,7 @@
-"""What stands around the script's torch: the recorder, the other ranks, the values; put there when torch is imported.
+"""The recorder, the other ranks and the values around the script's torch, installed when torch is imported.
 
-Nothing here imports more of torch than torch does itself, or initialises CUDA: what the script sets before it does so
-counts as if it were set outside.
+This module imports no more of torch than torch imports itself, and it does not initialise CUDA. So whatever the script
+sets before it initialises CUDA works as if it were set outside.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FACTS_EVERY_S = 2.0
 
 
 class Appends(Protocol):
-    """A journal."""
+    """A journal that takes records."""
 
     def append(self, record: dict[str, Any]) -> None:
         """Write one record."""
@@ -47,15 +47,15 @@ class Appends(Protocol):
 
 @dataclass(frozen=True)
 class Process:
-    """What the rank's process has before torch.
+    """What exists in the rank's process before torch.
 
     Attributes:
-        job: What it runs.
-        journal: Where records go.
-        tape: Where what is sent to other ranks goes.
-        teller: The parent's ear.
-        gpu: The virtual GPU; None on a real one.
-        own_ranks: The ranks that the script starts by itself.
+        job: The job to run.
+        journal: Receives the records.
+        tape: Receives what the rank sends to other ranks.
+        teller: Sends messages to the parent.
+        gpu: The virtual GPU. None on a real GPU.
+        own_ranks: The ranks that the script itself starts.
     """
 
     job: Job
@@ -70,8 +70,8 @@ class Surroundings:
     """The recorder and the faked world around the script's torch.
 
     Args:
-        process: What there is without torch.
-        guarded: Runs what must not fail, and ends the run where it does.
+        process: What exists before torch.
+        guarded: Runs setup work, and ends the run if it fails.
     """
 
     def __init__(self, process: Process, guarded: Callable[[Callable[[], None]], None]) -> None:
@@ -89,10 +89,10 @@ class Surroundings:
         self._recorder = self._make_recorder()
 
     def enter(self) -> None:
-        """Set up all that the script will find in torch; nothing of it is left where that fails.
+        """Set up everything that the script will find in torch. A failure leaves nothing behind.
 
         Raises:
-            FakedistError: This machine or this torch cannot do it.
+            FakedistError: This machine or this version of torch cannot run the job.
         """
         self._write_gpu()
         self._journal.append(nccl_record())
@@ -111,9 +111,9 @@ class Surroundings:
             self._world, self._recording = world.pop_all(), recording.pop_all()
 
     def close(self, how: dict[str, object]) -> None:
-        """Write everything that is still in memory, and how the script ended."""
+        """Write what is still in memory, and how the script ended."""
         if self._gpu is None and self._recorder.cuda.is_past:
-            torch.cuda.init()  # C++ may have initialised CUDA without Python
+            torch.cuda.init()  # C++ may have initialised CUDA without Python's knowledge
             self._write_gpu()
         self._write_facts()
         self._write_what_made_up_values_decided()
@@ -125,16 +125,16 @@ class Surroundings:
         self._recorder.close(how)
 
     def stop_recording(self) -> None:
-        """Take the recorder's hooks off torch; the faked world stays for the script's exit handlers."""
+        """Remove the recorder's hooks from torch. The faked world stays for the script's exit handlers."""
         self._recording.close()
 
     def leave(self) -> None:
-        """Nothing of the script runs any more."""
+        """Take everything down. No code of the script runs any more."""
         self.stop_recording()
         self._world.close()
 
     def record_this_thread(self) -> None:
-        """This thread's operations are recorded too, where torch was imported in another one."""
+        """Also record the operations of this thread, after another thread imported torch."""
         self._recorder.record_this_thread()
 
     @property
@@ -158,7 +158,7 @@ class Surroundings:
         self._write_gpu()
 
     def _make_tapes(self) -> Tapes:
-        """This rank's tape, and those that it is answered from."""
+        """Make this rank's tape, and find the tapes it receives from."""
         job, known = self._job, None
         if self._values is not None:
             known = self._values.known
@@ -180,7 +180,7 @@ class Surroundings:
             self._journal.append({"kind": "note", "text": text})
 
     def _timer(self) -> Timer | None:
-        """Who times a step, if that is wanted."""
+        """The timer for one step, or None if the job wants no estimated times."""
         if not self._job.kernels or self._gpu is None or _rehearses():
             return None
         from fakedist.gpu.estimate import Estimate
@@ -189,7 +189,7 @@ class Surroundings:
         return Estimate(spec) if self._values is None else Estimate(spec, self._values.known)
 
     def _write_gpu(self) -> None:
-        """The rank's GPU, as far as it is known: a real one is asked when CUDA is initialised."""
+        """Write what is known of the rank's GPU. A real GPU is queried only once CUDA is initialised."""
         job = self._job
         found: dict[str, Any] = {"gpu_name": "", "capacity_bytes": 0, "compute_capability": "", "spec_memory_bytes": 0}
         if self._gpu is not None:
@@ -197,7 +197,7 @@ class Surroundings:
             found["gpu_name"], found["spec_memory_bytes"] = spec.product, spec.memory_bytes
             found["capacity_bytes"] = job.gpu_memory_bytes or spec.memory_bytes
             found["compute_capability"] = ".".join(map(str, spec.compute_capability))
-        elif properties := getattr(torch.cuda, "_get_device_properties", None):  # there once torch.cuda is initialised
+        elif properties := getattr(torch.cuda, "_get_device_properties", None):  # exists once torch.cuda is initialised
             gpu = properties(self._device_index())
             found["gpu_name"], found["capacity_bytes"] = gpu.name, gpu.total_memory
             found["compute_capability"] = f"{gpu.major}.{gpu.minor}"
@@ -215,7 +215,7 @@ class Surroundings:
         )
 
     def _device_index(self) -> int:
-        """Which of the devices that the process sees is the rank's: CUDA_VISIBLE_DEVICES may leave others out."""
+        """Index of the rank's device among those the process sees, which CUDA_VISIBLE_DEVICES may restrict."""
         wanted = self._job.device_index
         visible = [] if self._gpu is None else self._gpu.visible()
         if not visible or wanted < len(visible):
@@ -229,7 +229,7 @@ class Surroundings:
             self._write_facts()
 
     def _write_facts(self) -> None:
-        """What the virtual GPU made up or could not answer, since the last time."""
+        """Write what the virtual GPU made up or could not answer since the last call."""
         self._facts_at = time.monotonic()
         if self._values is not None and (invented := self._values.invented()):
             self._journal.append({"kind": "invented", "rows": invented})
@@ -274,7 +274,7 @@ class Surroundings:
             self._journal.append({"kind": "note", "text": text})
 
     def _write_what_torch_does_not_see(self) -> None:
-        """NCCL's environment as the script left it; on a real GPU what is held beside the caching allocator."""
+        """Write NCCL's environment as the script left it and, on a real GPU, the memory outside the allocator."""
         self._journal.append(nccl_record())
         if (
             self._gpu is None
@@ -285,18 +285,18 @@ class Surroundings:
 
 
 def _unless_on_device(tensor: torch.Tensor) -> torch.Tensor | None:
-    """A tensor whose values are known: with --values off, nothing on the virtual GPU is."""
+    """The tensor, if its values are known. With --values off, no value on the virtual GPU is."""
     return None if tensor.is_cuda else tensor
 
 
 def _peaks(product: str) -> dict[str, Any] | None:
-    """What a GPU does at most: ``flops`` by dtype, ``bytes_per_s``; None if the data of its model are not known."""
+    """A GPU's peak rates: ``flops`` by dtype and ``bytes_per_s``. None for an unknown model."""
     spec = next((spec for spec in GPUS.values() if spec.product == product), None)
     return None if spec is None else {"flops": dict(spec.peak_flops), "bytes_per_s": spec.memory_bandwidth}
 
 
 def _tracer(job: Job) -> Tracer | None:
-    """What traces a step after the recorded ones."""
+    """The tracer for the step that follows the recorded ones, or None."""
     if job.nsys is not None:
         return NsysTracer()
     if not job.kernels or (job.device == "virtual" and not _rehearses()):
@@ -305,5 +305,5 @@ def _tracer(job: Job) -> Tracer | None:
 
 
 def _rehearses() -> bool:
-    """Whether a step on the virtual GPU is timed as on a real one: everything but the times is then as there."""
+    """Whether a step on the virtual GPU is timed as on a real one. Everything but the times is then the same."""
     return os.environ.get("FAKEDIST_REHEARSE") == "cupti"

@@ -1,4 +1,4 @@
-"""What the child tells the parent while it runs: JSON lines over a pipe."""
+"""The messages that the child sends the parent while it runs: JSON lines over a pipe."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import os
 from contextlib import suppress
 from typing import Any
 
-#: Names the pipe's descriptor in the child's environment; the child takes it out before the script runs.
+#: Environment variable with the pipe's descriptor. The child removes it before the script runs.
 PIPE_VARIABLE = "FAKEDIST_PROGRESS_FD"
-_MAX_LINE = 4000  # below PIPE_BUF, so that a line is written whole or not at all
+_MAX_LINE = 4000  # below PIPE_BUF, so a line is written whole or not at all
 
 
 class Teller:
-    """The child's end. Nothing here may disturb the script: a full or closed pipe loses messages.
+    """The child's end of the pipe. It never disturbs the script: a full or closed pipe drops messages.
 
     Args:
-        descriptor: The pipe's; -1 tells nobody.
+        descriptor: The pipe's descriptor. -1 sends nothing.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -25,7 +25,7 @@ class Teller:
 
     @classmethod
     def from_environment(cls) -> Teller:
-        """The pipe that the parent named, hidden from the script and from the programs it starts."""
+        """Open the pipe that the parent named, and hide it from the script and the programs it starts."""
         descriptor = int(os.environ.pop(PIPE_VARIABLE, "-1"))
         if descriptor >= 0:
             os.set_inheritable(descriptor, False)
@@ -33,7 +33,7 @@ class Teller:
         return cls(descriptor)
 
     def tell(self, message: dict[str, Any]) -> None:
-        """Send one message; texts in it are cut to fit."""
+        """Send one message. Long texts in it are truncated."""
         if self._descriptor < 0 or os.getpid() != self._pid:
             return
         short = {key: value[:600] if isinstance(value, str) else value for key, value in message.items()}
