@@ -1,1 +1,1 @@
-"""The parent: check, start the child, follow it, make the tables."""
+"""The parent process: checks the job, starts the child, follows it and builds the tables."""

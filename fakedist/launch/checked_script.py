@@ -1,4 +1,4 @@
-"""Finds the user's script and sees that it compiles, before anything is started."""
+"""Finds the user's script and checks that it compiles before anything starts."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fakedist.job import Job
 
 
 class ScriptSyntaxError(Exception):
-    """The script does not compile; its text is what ``python`` prints for it."""
+    """The script does not compile. The message is what ``python`` would print."""
 
 
 def check_script(job: Job) -> None:
-    """See that the script or module exists and compiles, without running any of it.
+    """Check that the script or module exists and compiles, without running any of it.
 
     Raises:
-        JobError: There is no such script or module.
+        JobError: The script or module does not exist, or cannot be read.
         ScriptSyntaxError: It does not compile.
     """
     path = _module_source(job.target) if job.is_module else _script_source(job.target)
@@ -50,7 +50,7 @@ def _script_source(target: str) -> Path | None:
 
 
 def _module_source(name: str) -> Path | None:
-    """Source of the module that ``python -m name`` would run, found without importing its packages."""
+    """Find the source of the module that ``python -m name`` would run, without importing its packages."""
     spec: ModuleSpec | None = None
     search: list[str] | None = [os.getcwd(), *sys.path]
     parts = name.split(".")

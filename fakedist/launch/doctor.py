@@ -1,4 +1,4 @@
-"""What works on this machine, and what to type for what does not. Imports no torch."""
+"""Checks what works on this machine, and what to type to fix the rest. Does not import torch."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ State = Literal["ok", "missing", "optional"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at.
+    """The result of one check.
 
     Attributes:
-        name: What, e.g. "C compiler".
-        state: "ok"; "missing" where something does not work without it; "optional" where all of today's does.
-        text: What was found, one line.
-        hint: What to type; empty where nothing is missing.
+        name: What was checked, e.g. "C compiler".
+        state: "ok", "missing" (something does not work without it) or "optional" (everything works without it).
+        text: What was found, in one line.
+        hint: What to type. Empty if nothing is missing.
     """
 
     name: str
@@ -37,18 +37,18 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All findings of one machine, and the devices that work on it ("cuda", "virtual")."""
+    """All findings on one machine, and the devices that work on it ("cuda", "virtual")."""
 
     findings: tuple[Finding, ...]
     devices: tuple[str, ...]
 
     def to_dict(self) -> dict[str, object]:
-        """As plain values, for ``--json``."""
+        """The diagnosis as plain values, for ``--json``."""
         return {"devices": list(self.devices), "findings": [vars(finding) for finding in self.findings]}
 
 
 def diagnose() -> Diagnosis:
-    """Look at everything that ``fakedist profile`` needs; builds the virtual GPU's driver if it is not built yet."""
+    """Check everything that ``fakedist profile`` needs. Builds the virtual GPU's driver if it is not built yet."""
     torch, gpu, driver = check_torch(), check_gpu(), check_driver()
     devices = []
     if torch.state == "ok" and gpu.state == "ok":
@@ -60,12 +60,12 @@ def diagnose() -> Diagnosis:
 
 
 def check_python() -> Finding:
-    """The Python that runs the script too."""
+    """Check Python, which also runs the script."""
     return Finding("Python", "ok", f"{platform.python_version()} at {sys.executable}")
 
 
 def check_torch() -> Finding:
-    """A CUDA build of torch, both devices need one."""
+    """Check for a CUDA build of torch, which both devices need."""
     try:
         version, cuda = torch_build()
     except SetupError as error:
@@ -76,7 +76,7 @@ def check_torch() -> Finding:
 
 
 def check_cuda() -> Finding:
-    """The CUDA version that torch was built for."""
+    """Check the CUDA version that torch was built for."""
     try:
         cuda = torch_build()[1]
     except SetupError:
@@ -87,7 +87,7 @@ def check_cuda() -> Finding:
 
 
 def check_gpu() -> Finding:
-    """A real GPU, for ``--device cuda``."""
+    """Check for a real GPU, for ``--device cuda``."""
     count = count_real_gpus()
     if not count:
         return Finding("real GPU", "optional", "none found: runs use the virtual GPU", "")
@@ -95,12 +95,12 @@ def check_gpu() -> Finding:
 
 
 def check_compiler() -> Finding:
-    """A C compiler, to build the virtual GPU's driver once."""
+    """Check for a C compiler, which builds the virtual GPU's driver once."""
     return _found("C compiler", find_compiler)
 
 
 def check_driver() -> Finding:
-    """The virtual GPU's driver, built now if it is not in the cache."""
+    """Check the virtual GPU's driver, and build it if it is not in the cache."""
 
     def build() -> str:
         path = driver_path()
@@ -114,7 +114,7 @@ def check_driver() -> Finding:
 
 
 def check_nsys() -> Finding:
-    """Nsight Systems, for ``--nsys`` and for reports that others made."""
+    """Check for Nsight Systems, for ``--nsys`` and for existing reports."""
     try:
         return Finding("nsys", "ok", f"{find_nsys()}: --nsys, fakedist nsys REPORT")
     except SetupError as error:
@@ -122,7 +122,7 @@ def check_nsys() -> Finding:
 
 
 def check_memory() -> Finding:
-    """Host memory: a large model's run on the virtual GPU takes a few GB of it."""
+    """Check host memory. A large model's run on the virtual GPU takes a few GB of it."""
     return Finding("host memory", "ok", format_bytes(host_memory_bytes()))
 
 

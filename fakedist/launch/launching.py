@@ -1,4 +1,4 @@
-"""The parent: check everything, start the child, pass signals on, see how it ended, make the tables."""
+"""The parent process: checks the job, starts the child, forwards signals, sees how it ended and builds the tables."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ INTERRUPTED_CODE = 128 + signal.SIGINT
 GRACE_S = 10.0
 _POLL_S = 0.05
 
-# Found like this, the child's fakedist is the one that runs here, also in a bare clone. Nothing beside the script can
-# stand in for a module of ours, and afterwards the directory that fakedist lies in is the last to be searched.
+# With this the child imports the same fakedist as the parent, even from a bare clone. No module next to the script can
+# shadow one of ours, and afterwards the directory that contains fakedist is searched last.
 _BOOT = """
 import sys
 if sys.path[:1] == [""]:
@@ -60,10 +60,10 @@ class Ending:
     """How the rank ended.
 
     Attributes:
-        outcome: "finished", "stopped", "exit", "exception", "interrupted", "out_of_memory"; or what only the parent
-            sees: "timeout", "killed".
-        code: The exit code that fakedist gives back.
-        message: More about it, one line; empty where there is nothing to say.
+        outcome: "finished", "stopped", "exit", "exception", "interrupted" or "out_of_memory"; or "timeout" or
+            "killed", which only the parent sees.
+        code: The exit code of fakedist.
+        message: A detail, in one line. May be empty.
     """
 
     outcome: str
@@ -72,7 +72,7 @@ class Ending:
 
     @property
     def failed(self) -> bool:
-        """Whether the script failed by itself: neither the GPU's size nor a Ctrl-C was the reason."""
+        """Whether the script itself failed, and not because of the GPU's size or a Ctrl-C."""
         return self.code != 0 and self.outcome in ("exception", "exit", "timeout", "killed")
 
 
@@ -82,12 +82,12 @@ def _say_nothing(text: str) -> None:
 
 @dataclass(frozen=True)
 class Streams:
-    """Where things go while the child runs.
+    """Where output goes while the child runs.
 
     Attributes:
-        child_stdout: Descriptor for the script's output; None inherits ours.
-        progress: Terminal for the progress line; None shows none.
-        say: Told, where several ranks run, which one runs next.
+        child_stdout: Descriptor for the script's output. None inherits the parent's.
+        progress: Terminal for the progress line. None shows no line.
+        say: When several ranks run, called with a line that names the next one.
     """
 
     child_stdout: int | None = None
@@ -96,10 +96,10 @@ class Streams:
 
 
 def check(job: Job) -> None:
-    """See that the job can run on this machine, before anything is written.
+    """Check that the job can run on this machine, before anything is written.
 
     Raises:
-        FakedistError: It cannot: no such script or GPU, a CPU build of torch, no compiler.
+        FakedistError: The job cannot run: no such script or GPU, a CPU build of torch, no compiler.
         ScriptSyntaxError: The script does not compile.
     """
     check_script(job)
@@ -107,7 +107,7 @@ def check(job: Job) -> None:
     if job.nsys is not None:
         find_nsys()
     if refused := refusal(child_environment(job)):
-        raise SetupError(*refused)  # what the script sets itself is seen in the rank
+        raise SetupError(*refused)  # the rank checks what the script sets itself
     if job.device == "virtual":
         find_gpu(job.gpu)
         ensure_driver()
@@ -123,10 +123,10 @@ def check(job: Job) -> None:
 
 
 def run_child(job: Job, run_directory: Path, streams: Streams) -> Ending:
-    """Run the rank in a child process until it ends; nothing of it is left running.
+    """Run the rank in a child process until it ends. No process of it is left running.
 
     Raises:
-        RecordingError: The child could not set itself up (the directory is then removed), or could not write.
+        RecordingError: The child could not set itself up (the run directory is then removed) or could not write.
     """
     listener = Listener()
     environment = smi_environment(job, run_directory / SMI_NAME, child_environment(job))
@@ -136,7 +136,7 @@ def run_child(job: Job, run_directory: Path, streams: Streams) -> Ending:
         around, environment = under_nsys.around(job, run_directory, environment)
     root = str(Path(__file__).parents[2])
     sys.stdout.flush()
-    # A session of its own: Ctrl-C on the terminal reaches this process alone, which passes it on once.
+    # The child gets its own session. A Ctrl-C on the terminal reaches only this process, which forwards it once.
     child = subprocess.Popen(
         [*around, sys.executable, "-c", _BOOT, root, os.fspath(run_directory)],
         env=environment,
@@ -178,9 +178,9 @@ def run_child(job: Job, run_directory: Path, streams: Streams) -> Ending:
 
 
 def child_environment(job: Job) -> dict[str, str]:
-    """The rank's whole environment; what the user set with ``--env`` wins."""
+    """The rank's complete environment. Variables from ``--env`` win."""
     environment = dict(os.environ)
-    environment.pop("CUDA_VISIBLE_DEVICES", None)  # it counts real GPUs, and hides virtual ones if empty
+    environment.pop("CUDA_VISIBLE_DEVICES", None)  # it numbers real GPUs, and an empty one would hide virtual GPUs
     environment.update(rank_environment(job))
     if job.device == "cuda":
         environment["CUDA_VISIBLE_DEVICES"] = first_visible_gpu()
@@ -190,9 +190,10 @@ def child_environment(job: Job) -> dict[str, str]:
 
 
 class _Watch:
-    """The child's process group: passes signals on and ends it in time.
+    """Watches the child's process group, forwards signals to it and ends it in time.
 
-    Where nsys is the child, the rank is a process of its own, in a group of its own, and says so when it starts.
+    Under nsys the child is nsys itself. The rank is then a separate process in its own group, and sends its PID when it
+    starts.
     """
 
     def __init__(self, pid: int, timeout_s: float | None) -> None:
@@ -204,7 +205,7 @@ class _Watch:
         self._kill_at: float | None = None
 
     def listen(self, latest: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take in what the rank said of itself; one that could not set itself up has nothing left to do."""
+        """Take in the rank's messages. A rank that could not set itself up gets a deadline to leave."""
         if self._kill_at is None and latest.get("error", {}).get("before_start"):
             self._kill_at = time.monotonic() + GRACE_S
         self.rank = latest.get("started", {}).get("pid", self.rank)
@@ -213,7 +214,7 @@ class _Watch:
             self._kill_at = time.monotonic() + under_nsys.FINISH_S
 
     def ended(self) -> bool:
-        """Whether the child has ended; it is not reaped, so its process group keeps its number."""
+        """Whether the child has ended. It is not reaped, so its process group keeps its number."""
         now = time.monotonic()
         if self._timeout_at is not None and now > self._timeout_at:
             self.timed_out, self._timeout_at = True, None
@@ -224,7 +225,7 @@ class _Watch:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def end_group(self) -> None:
-        """End what the child left running (DataLoader workers of a rank that was killed); and the child if it runs."""
+        """End what the child left running, such as DataLoader workers of a killed rank, and the child if it runs."""
         self._signal_group(signal.SIGTERM)
         until = time.monotonic() + 0.5
         while self._others_run() and time.monotonic() < until:
@@ -233,9 +234,9 @@ class _Watch:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Pass on what ends a program: a Ctrl-C once to all of the group, the second one kills it.
+        """Forward the signals that end a program. The first Ctrl-C goes to the whole group, the second kills it.
 
-        What the caller ignores stays ignored, as ``nohup`` and a shell's background jobs ask for.
+        Signals that the caller ignores stay ignored, as ``nohup`` and a shell's background jobs expect.
         """
         handlers = {
             signal.SIGINT: self._interrupt,
@@ -275,7 +276,7 @@ class _Watch:
                 os.killpg(group, number)
 
     def _others_run(self) -> bool:
-        """Whether processes of the ended child's group still run."""
+        """Whether other processes of the ended child's group still run."""
         for path in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError):
                 state, _, group = path.read_text().rpartition(") ")[2].split()[:3]  # proc(5): state, parent, group
@@ -290,7 +291,7 @@ def _ending(returncode: int, watch: _Watch, told: dict[str, object]) -> Ending:
         return Ending("timeout", TIMEOUT_CODE, f"the time given with --timeout was over{at}")
     if watch.interrupts > 1:
         return Ending("interrupted", INTERRUPTED_CODE, "Ctrl-C, twice")
-    if returncode < 0 and watch.terminated_by:  # the rank did not leave in time, and was killed for it
+    if returncode < 0 and watch.terminated_by:  # the rank did not leave in time and was killed
         return Ending("interrupted", 128 + signal.SIGTERM, watch.terminated_by)
     if returncode < 0:
         name = signal.Signals(-returncode).name
@@ -303,10 +304,10 @@ def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tup
     """Run the job and leave a finished run directory, however the script ended.
 
     Args:
-        job: What to run; :func:`check` has been called.
-        output: The run directory; None names it after the script and the rank.
+        job: The job to run. The caller has already called :func:`check`.
+        output: The run directory. None names it after the script and the rank.
         force: Whether an existing run directory may be overwritten.
-        streams: Where things go meanwhile.
+        streams: Where output goes while the child runs.
 
     Raises:
         FakedistError: The run directory cannot be written, or the child could not be set up.

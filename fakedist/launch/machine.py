@@ -1,4 +1,4 @@
-"""What this machine has, found without importing torch: a real GPU, memory, Nsight Systems."""
+"""What this machine has: real GPUs, cores and memory. Does not import torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 from glob import glob
 from pathlib import Path
 
-#: Run in a process of its own: a driver that is broken may crash or hang, and a CUDA context must not stay here.
+#: Runs in its own process. A broken driver may crash or hang, and no CUDA context may stay in this process.
 _COUNT_GPUS = """
 import ctypes
 cuda, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
@@ -18,7 +18,7 @@ print(count.value if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(
 
 
 def count_real_gpus() -> int:
-    """Real NVIDIA GPUs that a process started here would see (CUDA_VISIBLE_DEVICES counts)."""
+    """Number of real NVIDIA GPUs that a process started here would see, as CUDA_VISIBLE_DEVICES limits them."""
     if not (glob("/dev/nvidia[0-9]*") or Path("/dev/dxg").exists()):  # /dev/dxg: Windows Subsystem for Linux
         return 0
     try:
@@ -29,17 +29,17 @@ def count_real_gpus() -> int:
 
 
 def first_visible_gpu() -> str:
-    """CUDA_VISIBLE_DEVICES for the first GPU that this process sees."""
+    """The value of CUDA_VISIBLE_DEVICES that selects the first GPU this process sees."""
     return os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"
 
 
 def host_memory_bytes() -> int:
-    """Memory of this machine, in bytes."""
+    """Total memory of this machine, in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def num_cores() -> int:
-    """Cores that this process may use: those it may run on, or what its control group gives it if that is less."""
+    """Number of cores that this process may use: its CPU affinity, or its control group's quota if that is less."""
     cores = len(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -49,12 +49,12 @@ def num_cores() -> int:
 
 
 def free_memory_bytes() -> int:
-    """Memory that this process could still use: what the machine has left, or its control group if that is less."""
+    """Bytes that this process can still use: what is left on the machine, or in its control group if that is less."""
     free = host_memory_bytes()
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = 1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])
-    with suppress(OSError, ValueError):  # "max" is no number
+    with suppress(OSError, ValueError):  # "max" is not a number
         limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
         free = min(free, limit - used)
     return free

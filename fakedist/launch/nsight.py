@@ -1,4 +1,4 @@
-"""Nsight Systems: where it is, how it runs a program, and how its report becomes SQLite."""
+"""Nsight Systems: finding it, running a program under it, and exporting its report to SQLite."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 from fakedist.errors import ReportError, SetupError
 from fakedist.run.ranges import CAPTURE
 
-#: Where NVIDIA's packages put it when it is not on PATH.
+#: Where NVIDIA's packages install it if it is not on PATH.
 _PLACES = ("/opt/nvidia/nsight-systems*/*/bin/nsys", "/usr/local/cuda*/bin/nsys", "/usr/lib/nsight-systems/bin/nsys")
-#: Torch's ranges are not registered strings, which alone nsys compares with a capture range by default.
+#: By default nsys compares only registered strings with a capture range, and torch does not register its ranges.
 ENVIRONMENT = {"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
 
 
 def find_nsys() -> Path:
-    """The program.
+    """Find the ``nsys`` program.
 
     Raises:
-        SetupError: It is not installed.
+        SetupError: Nsight Systems is not installed.
     """
     if found := shutil.which("nsys"):
         return Path(found)
@@ -36,19 +36,19 @@ def find_nsys() -> Path:
 
 
 def profile_command(nsys: Path, report: Path, *, traces_cuda: bool, arguments: Iterable[str]) -> list[str]:
-    """What stands before a program for nsys to run it and capture the timed step.
+    """The command prefix that runs a program under nsys and captures the timed step.
 
     Args:
-        nsys: The program.
+        nsys: The nsys program.
         report: The report to write, without its suffix.
-        traces_cuda: Whether there is a GPU to trace.
-        arguments: More arguments, which win over these.
+        traces_cuda: Whether to trace CUDA on a real GPU.
+        arguments: More arguments. They override the ones set here.
     """
     return [
         os.fspath(nsys),
         "profile",
         f"--trace={'cuda,nvtx' if traces_cuda else 'nvtx'}",
-        "--sample=none",  # where the kernel allows none, some versions hang in it
+        "--sample=none",  # some versions hang if the kernel allows no sampling
         "--cpuctxsw=none",
         "--capture-range=nvtx",
         f"--nvtx-capture={CAPTURE}",
@@ -62,15 +62,15 @@ def profile_command(nsys: Path, report: Path, *, traces_cuda: bool, arguments: I
 
 
 def finished_report(nsys: Path, report: Path, timeout_s: float) -> Path:
-    """The report that ``nsys profile`` wrote; older packages leave a stream that is still to be made one.
+    """The report that ``nsys profile`` wrote. Older packages leave a stream, which this converts to a report.
 
     Args:
-        nsys: The program.
+        nsys: The nsys program.
         report: As for :func:`profile_command`.
-        timeout_s: Seconds that this may take.
+        timeout_s: Seconds that the conversion may take.
 
     Raises:
-        ReportError: There is none, or it cannot be made.
+        ReportError: nsys wrote no report, or its stream cannot be converted.
     """
     made, stream = report.with_name(f"{report.name}.nsys-rep"), report.with_name(f"{report.name}.qdstrm")
     if made.exists():
@@ -90,11 +90,11 @@ def finished_report(nsys: Path, report: Path, timeout_s: float) -> Path:
 
 
 def export_sqlite(report: Path, to: Path, timeout_s: float) -> None:
-    """Export a report as SQLite; nothing is left of an export that failed.
+    """Export a report to SQLite. A failed export leaves no files.
 
     Raises:
         SetupError: nsys is not installed.
-        ReportError: It failed, or took too long.
+        ReportError: The export failed or took too long.
     """
     hint = "is it whole, and of this nsys's version or an older one?"
     options = ["--type=sqlite", "--force-overwrite=true", f"--output={to}"]
@@ -110,7 +110,7 @@ def export_sqlite(report: Path, to: Path, timeout_s: float) -> None:
 
 
 def _importer(nsys: Path) -> Path:
-    """QdstrmImporter, in the host directory beside the target's, as the packages have it."""
+    """Find QdstrmImporter. The packages install it in a host directory next to nsys's target directory."""
     # Debian: /usr/lib/x86_64-linux-gnu/nsight-systems/target-linux-x64/nsys, /usr/lib/nsight-systems/host-linux-x64
     for above in nsys.resolve().parents:
         for pattern in ("host-linux-*/QdstrmImporter", "nsight-systems/host-linux-*/QdstrmImporter"):
@@ -123,10 +123,10 @@ def _importer(nsys: Path) -> Path:
 
 
 def _run(command: list[str], timeout_s: float, more: dict[str, str], what: str, hint: str) -> None:
-    """Run a program of nsys's, with more environment; an error says what it was, and what to do.
+    """Run one of nsys's programs with extra environment variables. ``what`` and ``hint`` go into an error.
 
     Raises:
-        ReportError: It failed, or took too long and was ended.
+        ReportError: The program failed, or took too long and was killed.
     """
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **more}

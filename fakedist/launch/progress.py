@@ -1,4 +1,4 @@
-"""What the child tells the parent while it runs, and the line that shows it on a terminal."""
+"""The parent's end of the child's messages, and the terminal line that shows progress."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fakedist.units import format_bytes
 
 
 class Listener:
-    """The parent's end.
+    """The parent's end of the pipe.
 
     Attributes:
         latest: The last message of each kind: "progress", "started", "outcome", "error".
@@ -26,17 +26,17 @@ class Listener:
         self.latest: dict[str, dict[str, Any]] = {}
 
     def wait(self, seconds: float) -> None:
-        """Take in what has come, after waiting at most so long for it."""
+        """Read the messages that have arrived, after waiting at most this many seconds for one."""
         ready = select.select([self._reader] if self._open else [], [], [], seconds)[0]
         if ready:
             self._read()
 
     def close_writer(self) -> None:
-        """The child has its own copy of the writing end."""
+        """Close the writing end. The child has its own copy."""
         os.close(self.writer)
 
     def close(self) -> None:
-        """Take in what is left and close."""
+        """Read what is left and close."""
         self._read()
         os.close(self._reader)
         self._open = False
@@ -69,8 +69,8 @@ class Listener:
 class ProgressLine:
     """Phase, step and peak at the right edge of the terminal's current line.
 
-    The script writes to the same terminal without our knowing, so the cursor is put back where it was (ESC 7, ESC 8):
-    its lines begin at the left edge, whole, whatever stands at the right.
+    The script writes to the same terminal without our knowledge. So the cursor goes back to where it was (ESC 7,
+    ESC 8), and the script's lines start at the left edge, whole, whatever the right edge shows.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -92,7 +92,7 @@ class ProgressLine:
         self._column, self._shown = column, text
 
     def clear(self) -> None:
-        """Take the text off again."""
+        """Remove the text from the terminal."""
         if self._shown:
             self._stream.write(f"\x1b7\x1b[{self._column}G\x1b[K\x1b8")
             self._stream.flush()

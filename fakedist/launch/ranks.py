@@ -1,4 +1,4 @@
-"""Several ranks of a job, one after the other, each answered from the tapes of the others."""
+"""Runs several ranks of a job in turn. Each rank receives from the tapes of the others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fakedist.run.directory import MANIFEST_NAME, default_name, is_in_use
 from fakedist.run.tape import ANY_RANK, Awaited, Tape, find_tapes
 
 INTERRUPTED = "interrupted"
-#: Other ranks that run for one rank: a pipeline's stages, and as many again.
+#: How many other ranks may run for one rank: a pipeline's stages, and as many again.
 MAX_PEERS = 32
 
 
@@ -24,10 +24,10 @@ class RankRun:
     """One rank that has run.
 
     Attributes:
-        rank: Which.
-        run_directory: Its run; None where it could not begin.
-        ending: How it ended; the outcome "error" where it could not begin.
-        wall_s: Seconds that its runs took, recording and tables included.
+        rank: The rank's number.
+        run_directory: Its run. None if it could not start.
+        ending: How it ended. The outcome is "error" if it could not start.
+        wall_s: Seconds that all of its runs took, including recording and tables.
     """
 
     rank: int
@@ -37,10 +37,10 @@ class RankRun:
 
 
 def parse_ranks(text: str, world_size: int) -> tuple[int, ...]:
-    """Ranks as typed: numbers, ranges with both ends, and ranges with a step: ``0,4,8``, ``0-15``, ``0-1023:64``.
+    """Parse a list of ranks: numbers, inclusive ranges, and ranges with a step (``0,4,8``, ``0-15``, ``0-1023:64``).
 
     Raises:
-        JobError: It is none of these, a rank does not exist, or stands there twice.
+        JobError: The text is not such a list, a rank does not exist, or a rank appears twice.
     """
     found: list[int] = []
     for part in text.split(","):
@@ -66,23 +66,23 @@ def parse_ranks(text: str, world_size: int) -> tuple[int, ...]:
 def profile_ranks(
     job: Job, ranks: Sequence[int], output: Path | None, force: bool, streams: launching.Streams
 ) -> Iterator[RankRun]:
-    """Run ranks of a job in the given order; each gets the tapes of those before it, and those of ``job.tapes``.
+    """Run ranks of a job in the given order. Each gets the tapes of the ranks before it, and those of ``job.tapes``.
 
-    A rank that fails keeps no other from running: its tape goes as far as it came. One that ended because it waited for
-    what another one of them sends later runs again when that one's tape has it. A Ctrl-C ends all.
+    A rank that fails does not stop the others: its tape holds what it sent until then. A rank may end because it waits
+    for something that a later rank sends. It runs again once that rank's tape has it. A Ctrl-C ends all of them.
 
     Args:
-        job: What to run; its own rank does not count. :func:`fakedist.launch.launching.check` has been called.
-        ranks: Which ranks.
-        output: A directory for the run directories ``rank0``, ``rank4``, ...; None names one after the script.
-        force: Whether runs of these ranks in it may be overwritten.
-        streams: Where things go meanwhile.
+        job: The job to run. Its own rank is ignored. The caller has called :func:`fakedist.launch.launching.check`.
+        ranks: The ranks to run.
+        output: A directory for the run directories ``rank0``, ``rank4``, ... None names one after the script.
+        force: Whether existing runs of these ranks in it may be overwritten.
+        streams: Where output goes while ranks run.
 
     Yields:
         Each rank's last run, once.
 
     Raises:
-        RunDirectoryError: The directory is not one of runs, or has runs of these ranks.
+        RunDirectoryError: The directory cannot hold the runs, or already has runs of these ranks.
     """
     directory = output or default_name(job, ranks)
     _check_directory(directory, ranks, force)
@@ -111,19 +111,19 @@ def profile_ranks(
 def profile_with_peers(
     job: Job, output: Path | None, force: bool, streams: launching.Streams
 ) -> tuple[Path, launching.Ending]:
-    """Run a rank, and where it ends for what only another one's tape could answer that one, too; then it again.
+    """Run a rank. If it needs what only another rank's tape has, run that peer, then run the rank again.
 
-    Peers that wait for others themselves have those run, and so on. A rank that failed after a guess runs again in the
-    same way. What is said names each rank before it runs.
+    A peer that waits for another rank gets the same treatment, and so on. A rank that failed after a guess runs again
+    in the same way. ``streams.say`` names each rank before it runs.
 
     Args:
-        job: What to run. :func:`fakedist.launch.launching.check` has been called.
-        output: A directory for the run directories ``rank31``, ``rank0``, ...; None names one after script and rank.
-        force: Whether runs of these ranks in it may be overwritten.
-        streams: Where things go meanwhile.
+        job: The job to run. The caller has called :func:`fakedist.launch.launching.check`.
+        output: A directory for the run directories ``rank31``, ``rank0``, ... None names one after script and rank.
+        force: Whether existing runs of these ranks in it may be overwritten.
+        streams: Where output goes while ranks run.
 
     Returns:
-        The rank's run, and how it ended; "interrupted" where a peer was interrupted.
+        The rank's run, and how it ended: "interrupted" if a peer was interrupted.
 
     Raises:
         FakedistError: The directory cannot be written, or the rank could not be set up.
@@ -160,7 +160,7 @@ def profile_with_peers(
 
 
 def _peer_of(awaited: Awaited, rank: int) -> int:
-    """Which rank is to run; where any could have sent it, the one that most scripts let speak for all."""
+    """The peer to run. If any rank could have sent the message, the one that most scripts have speak for all."""
     if awaited.source != ANY_RANK:
         return awaited.source
     return 0 if rank else 1
@@ -171,10 +171,10 @@ def _whom(awaited: Sequence[Awaited]) -> str:
 
 
 class _Waiting:
-    """Ranks that ended for what another one's tape may have later.
+    """Ranks that ended because they need something that another rank's tape may hold later.
 
     Args:
-        runner: Runs them.
+        runner: Runs the ranks.
         after_guesses: Whether a rank that failed after a guess waits for what it guessed.
     """
 
@@ -185,9 +185,9 @@ class _Waiting:
         self._answered: set[tuple[int, Awaited]] = set()
 
     def run(self, rank: int, raises: bool = False) -> tuple[RankRun, list[Awaited]]:
-        """Run a rank; gives what it waits for.
+        """Run a rank, and return its run and what it waits for.
 
-        Who asks again for what was answered would do so for ever.
+        A request that was already answered is dropped: the rank would ask for it forever.
         """
         run = self._runner.run(rank, raises)
         asked = self._runner.awaited(run, self._after_guesses)
@@ -197,7 +197,7 @@ class _Waiting:
         return run, awaited
 
     def ready(self) -> int | None:
-        """A rank for which a tape has what it waited for; it waits no more. None where there is none."""
+        """Take a rank that can go on, because a tape now has what it waited for. None if there is no such rank."""
         for rank, (_, awaited) in self._waiting.items():
             if answered := [each for each in awaited if self._runner.has(each, rank)]:
                 self._answered.update((rank, each) for each in answered)
@@ -207,16 +207,16 @@ class _Waiting:
         return None
 
     def over(self, rank: int) -> None:
-        """A rank waits no more."""
+        """Stop waiting for this rank."""
         self._waiting.pop(rank, None)
 
     def runs(self) -> Iterator[RankRun]:
-        """The last runs of those that wait."""
+        """The last runs of the ranks that still wait."""
         return (run for run, _ in self._waiting.values())
 
 
 class _Runner:
-    """Runs ranks one at a time, each with the newest tape of every other one."""
+    """Runs ranks one at a time, each with the newest tape of every other rank."""
 
     def __init__(self, job: Job, directory: Path, force: bool, streams: launching.Streams) -> None:
         self._job = job
@@ -227,7 +227,7 @@ class _Runner:
         self._wall_s: dict[int, float] = {}
 
     def run(self, rank: int, raises: bool = False) -> RankRun:
-        """Run a rank; one that has run is replaced. Where it cannot begin, that is its ending, or is raised."""
+        """Run a rank, and replace its earlier run. If it cannot start, raise the error or make it the ending."""
         start, run_directory = time.monotonic(), None
         tapes = tuple(str(tape.run_directory) for tape in self._tapes.values())
         force = self._force or rank in self._wall_s
@@ -243,12 +243,12 @@ class _Runner:
                 raise
             ending = launching.Ending("error", error.exit_code, error.message)
         if run_directory is not None:
-            self._tapes[rank] = Tape(run_directory, rank)  # in the place of one that was given
+            self._tapes[rank] = Tape(run_directory, rank)  # replaces a tape that was given
         self._wall_s[rank] = self._wall_s.get(rank, 0.0) + time.monotonic() - start
         return RankRun(rank, run_directory, ending, self._wall_s[rank])
 
     def awaited(self, run: RankRun, after_guesses: bool) -> list[Awaited]:
-        """What a run ended for: what only another rank's tape could have answered; or the guesses before its end."""
+        """What a failed run needed from another rank's tape, or else the guesses it made before its end."""
         if run.run_directory is None or not run.ending.failed:
             return []
         tape = self._tapes[run.rank]
@@ -257,11 +257,11 @@ class _Runner:
         return [guess.awaited for guess in tape.guesses()] if after_guesses else []
 
     def say(self, text: str) -> None:
-        """Say what runs next."""
+        """Report which rank runs next."""
         self._streams.say(text)
 
     def has_tape(self, rank: int) -> bool:
-        """Whether a rank has run, or its tape was given."""
+        """Whether a rank has run or its tape was given."""
         return rank in self._tapes
 
     def has(self, awaited: Awaited, rank: int) -> bool:
@@ -274,12 +274,12 @@ class _Runner:
 
 
 def exit_code(runs: Sequence[RankRun]) -> int:
-    """0 if every rank ended with 0, else the code of the first that did not."""
+    """0 if every rank ended with 0, otherwise the code of the first that did not."""
     return next((run.ending.code for run in runs if run.ending.code), 0)
 
 
 def _check_directory(directory: Path, ranks: Sequence[int], force: bool) -> None:
-    """See that the runs can be written before the first one runs."""
+    """Check that the runs can be written, before the first rank runs."""
     if directory.exists() and not directory.is_dir():
         raise RunDirectoryError(f"{directory} is a file", "choose another place with -o")
     if (directory / MANIFEST_NAME).exists():

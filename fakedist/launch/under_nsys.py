@@ -1,4 +1,4 @@
-"""A rank under Nsight Systems: what stands before it on the command line, and what becomes of the report."""
+"""Runs a rank under Nsight Systems: its command prefix, its exit code and its report."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fakedist.launch.nsight import ENVIRONMENT, export_sqlite, find_nsys, finish
 from fakedist.run.directory import KERNELS_NAME, NSYS_NAME
 from fakedist.run.journal import JournalWriter
 
-#: Seconds that nsys may take to write its report when the rank has ended.
+#: Seconds that nsys may take to write its report after the rank has ended.
 FINISH_S = 600.0
 
 
 def around(job: Job, run_directory: Path, environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """What stands before the rank's command, and the rank's environment."""
+    """The prefix of the rank's command, and the rank's environment."""
     command = profile_command(
         find_nsys(),
         run_directory.resolve() / NSYS_NAME,
@@ -29,14 +29,17 @@ def around(job: Job, run_directory: Path, environment: Mapping[str, str]) -> tup
 
 
 def code_of_rank(code: int, told: Mapping[str, Any]) -> int:
-    """The rank's exit code, by what nsys gave back: it may have failed itself, and has 128 and more for a signal."""
+    """The rank's exit code, from its own message or from nsys's code, where 128 + n means signal n.
+
+    nsys may have failed itself, so the rank's message wins.
+    """
     if "code" in told:
         return int(told["code"])
     return 128 - code if code > 128 else code
 
 
 def join_report(run_directory: Path) -> None:
-    """Fill the kernels of a run from the report that nsys left in it; where that fails, a note says why."""
+    """Fill in a run's kernels from the report that nsys left in it. If that fails, a note gives the reason."""
     journal = JournalWriter(run_directory / KERNELS_NAME)
     report = run_directory / f"{NSYS_NAME}.nsys-rep"
     try:
