@@ -1,1 +1,1 @@
-"""Where the rank runs: the models of GPUs, the virtual one, and the values of its small tensors."""
+"""Where the rank runs: the GPU models, the virtual GPU, and the values of its small tensors."""

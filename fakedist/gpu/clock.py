@@ -1,8 +1,8 @@
-"""How long a kernel takes, estimated: a roofline whose roofs are lowered to what kernels of its kind achieve.
+"""Estimates how long a kernel takes: a roofline, lowered to what kernels of the same family achieve.
 
-A kernel takes as long as its arithmetic or its memory traffic, whichever is longer, and a fixed time besides. Peaks are
-the GPU model's (:mod:`fakedist.gpu.spec`); which fraction of a peak is achieved depends on the family and the size, and
-is data: ``efficiency.json`` says for each curve where it is from. ``make calibrate`` measures the curves on a real GPU.
+A kernel takes as long as its arithmetic or its memory traffic, whichever is longer, plus a fixed time. The peaks come
+from the GPU model (:mod:`fakedist.gpu.spec`). The achieved fraction of a peak depends on the family and the size. It is
+data: ``efficiency.json`` gives the source of each curve, and ``make calibrate`` measures the curves on a real GPU.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ DATA = Path(__file__).parent / "efficiency.json"
 FORMAT = 1
 NAN = float("nan")
 
-#: Outputs of a product are computed in tiles at least this wide, and what is not needed of a tile takes time too.
+#: A matrix product computes its output in tiles at least this wide. The unused part of a tile takes time too.
 LEAST_TILE = 64
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What a kernel has to do.
+    """The work of one kernel.
 
     Attributes:
         family: One of ``run.schema.FAMILIES``.
-        flops: Floating-point operations; NaN if not known.
-        moved_bytes: What it must read and write at least; NaN if not known.
-        dtype: What it computes in: a key of ``GpuSpec.peak_flops``.
+        flops: Floating-point operations; NaN if unknown.
+        moved_bytes: The fewest bytes it must read and write; NaN if unknown.
+        dtype: The type it computes in, a key of ``GpuSpec.peak_flops``.
         curve: The curve of achieved FLOP/s, e.g. "gemm.bf16" or "attention.forward.cudnn"; empty without arithmetic.
-        size: Where on that curve: FLOPs of a product, keys of an attention.
-        over_host_link: Whether the bytes go between host and GPU.
+        size: The position on that curve: FLOPs for a product, keys for an attention.
+        over_host_link: Whether the bytes cross the link between host and GPU.
     """
 
     family: str
@@ -50,13 +50,13 @@ class Demand:
 
 @dataclass(frozen=True)
 class Fixed:
-    """Times that depend on nothing, microseconds.
+    """Constant times, in microseconds.
 
     Attributes:
-        kernel: What a kernel takes that does nothing.
-        launch: What a launch takes of the host.
-        operation: What an operation takes of the host besides its launches.
-        graph: What the launch of a CUDA graph takes of the host.
+        kernel: An empty kernel.
+        launch: Host time of a launch.
+        operation: Host time of an operation, not counting its launches.
+        graph: Host time of launching a CUDA graph.
     """
 
     kernel: float
@@ -70,14 +70,14 @@ class Clock:
 
     Args:
         spec: The GPU.
-        data: What ``efficiency.json`` holds; by default the package's own.
+        data: The contents of an ``efficiency.json``; by default the package's own.
 
     Attributes:
-        fixed: Times that depend on nothing.
-        measured_on: The machine that this GPU's curves were measured on; None if they were not.
+        fixed: The constant times.
+        measured_on: The machine that this GPU's curves were measured on; None if they were not measured.
 
     Raises:
-        SetupError: The data are not of this format.
+        SetupError: The data have another format, or come from a rehearsal that measured nothing.
     """
 
     def __init__(self, spec: GpuSpec, data: dict[str, Any] | None = None) -> None:
@@ -97,11 +97,11 @@ class Clock:
 
     @property
     def curves(self) -> list[str]:
-        """Names of the curves that there are for this GPU."""
+        """Names of the curves for this GPU."""
         return sorted(self._curves)
 
     def duration(self, demand: Demand) -> tuple[float, str]:
-        """Microseconds, and what limits: compute, memory or launch. NaN and nothing where the demand is not known."""
+        """Microseconds, and the limit: compute, memory or launch. NaN and an empty string if the demand is unknown."""
         compute = self._compute_us(demand)
         memory = self._memory_us(demand)
         if math.isnan(compute) or math.isnan(memory):
@@ -111,7 +111,7 @@ class Clock:
         return fixed + max(compute, memory), bound
 
     def fraction(self, curve: str, size: float) -> float:
-        """Which fraction of a peak is achieved: straight lines between the curve's points on logarithmic axes."""
+        """The achieved fraction of the peak, interpolated linearly between the curve's points on logarithmic axes."""
         points = self._curves[curve]
         if size <= points[0][0]:
             return points[0][1]
@@ -125,7 +125,7 @@ class Clock:
             return 0.0
         peak = self.spec.peak_flops.get(demand.dtype, NAN)
         name = demand.curve
-        while name not in self._curves:  # attention.forward.cudnn is attention.forward where nothing more is known
+        while name not in self._curves:  # attention.forward.cudnn falls back to attention.forward
             name = name.rpartition(".")[0]
             if not name:
                 return NAN
@@ -143,12 +143,12 @@ class Clock:
 
 
 def product_demand(shape: tuple[int, int, int, int], dtype: str, element_bytes: tuple[float, float, float]) -> Demand:
-    """What a matrix product has to do.
+    """The demand of a matrix product.
 
     Args:
-        shape: m, n, k, batch; the product is (m, k) x (k, n), batch times.
-        dtype: What it computes in.
-        element_bytes: Of the two operands and the result.
+        shape: m, n, k, batch. The product is (m, k) x (k, n), batch times.
+        dtype: The type it computes in.
+        element_bytes: Bytes per element of the two operands and the result.
     """
     m, n, k, batch = shape
     a, b, d = element_bytes
@@ -158,10 +158,10 @@ def product_demand(shape: tuple[int, int, int, int], dtype: str, element_bytes: 
 
 
 def load_efficiency(path: Path = DATA) -> dict[str, Any]:
-    """The data of a file like ``efficiency.json``.
+    """Read a file like ``efficiency.json``.
 
     Raises:
-        SetupError: It cannot be read.
+        SetupError: The file cannot be read.
     """
     try:
         data = json.loads(path.read_text())

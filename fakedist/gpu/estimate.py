@@ -1,4 +1,4 @@
-"""A step's kernels on the virtual GPU, estimated: what the recorder tells of operations meets the log of launches."""
+"""Estimates a step's kernels on the virtual GPU from the recorder's operations and the driver's log of launches."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from fakedist.gpu.work import NAN, Operation, Work, tensor_bytes
 from fakedist.patch import patched, present
 from fakedist.run.kernels import KernelRows
 
-#: Who launches Triton's kernels, and has their arguments: Inductor, and Triton itself.
+#: The classes that launch Triton's kernels and hold their arguments: Inductor's and Triton's own.
 _TRITON = (("torch._inductor.runtime.triton_heuristics", "CachingAutotuner"), ("triton.runtime.jit", "JITFunction"))
 _MOST_NAMED = 3
 _Where = tuple[int, str, int, bool]
 
 
 class _Thread(threading.local):
-    """Where a thread is outside of operations: its place, and the compiled graph that it runs, if it does."""
+    """Where a thread is outside of operations: its place, and the compiled graph that it runs, if any."""
 
     place = Place(0, "other", 0, False)
     op = -1
@@ -34,14 +34,14 @@ class _Thread(threading.local):
 
 
 class Estimate:
-    """Times one step by :class:`fakedist.gpu.clock.Clock`; what the recorder knows as ``record.timer.Timer``.
+    """Times one step with :class:`fakedist.gpu.clock.Clock`. It implements the recorder's ``record.timer.Timer``.
 
     Args:
         spec: The GPU model.
-        known: Gives the values of a tensor; None where nobody computed them.
+        known: Returns a tensor's values, or None if no kernel computed them.
 
     Attributes:
-        inside: Gives the place of what a compiled graph launches now in this thread; None outside of one.
+        inside: Returns the place of what a compiled graph is launching in this thread; None outside of one.
     """
 
     def __init__(self, spec: GpuSpec, known: Known = lambda tensor: None) -> None:
@@ -60,7 +60,7 @@ class Estimate:
         self._num_captures = 0
         self._triton = ExitStack()
 
-    # ---- the step, and captures of the graphs that it may replay
+    # ---- the step, and the captures of graphs that it may replay
 
     def begin(self) -> None:
         """The step begins."""
@@ -70,40 +70,40 @@ class Estimate:
         self._log.begin()
 
     def end(self, step: int) -> dict[str, Any]:
-        """The step is over: the journal's record of its kernels."""
+        """End the step and return the journal's record of its kernels."""
         launches = self._log.end()
         self._leave_triton()
         timeline = Timeline(self._clock, self._log.name, Place(step, "other", 0, False))
         found = list(timeline.rows(launches, self._tags))
         rows = KernelRows(self._source(step, timeline))
         for row in found:
-            rows.add(row | {"step": step})  # what a graph launches was captured in another
+            rows.add(row | {"step": step})  # a graph's launches carry the step of their capture
         self._tags = {}
         return rows.record()
 
     def capture_begins(self) -> None:
-        """The capture of a CUDA graph begins: its kernels are launched when the graph is, perhaps in the step."""
+        """The capture of a CUDA graph begins. Its kernels run when the graph is launched, perhaps in the timed step."""
         self._num_captures += 1
         self._outsides = {}
         self._watch_triton()
 
     def capture_ended(self) -> None:
-        """That capture is over."""
+        """The capture is over."""
         self._num_captures -= 1
         self._outsides = {}
         self._leave_triton()
 
-    # ---- what the recorder tells
+    # ---- what the recorder reports
 
     def operation(self, op: int, operation: str, place: _Where) -> int:
-        """An operation begins in this thread; its tag."""
+        """An operation begins in this thread. Return its tag."""
         self._thread.place = where = Place(*place)
         tag = self._tag(Tagged(op, operation, where))
         self._log.tag(tag)
         return tag
 
     def done(self, tag: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """That operation is over."""
+        """The operation with this tag is over."""
         known = self._operations.get(func)
         if known is None:
             known = self._operations[func] = Operation(func)
@@ -114,11 +114,11 @@ class Estimate:
         self._log.tag(self._outside())
 
     def moved(self, place: _Where, graph: tuple[int, str] | None = None) -> None:
-        """This thread is now elsewhere, outside of operations.
+        """This thread has moved to another place, outside of operations.
 
         Args:
-            place: Where.
-            graph: Number and name of the compiled graph that begins; -1 and nothing where one ended.
+            place: The new place.
+            graph: Number and name of the compiled graph that begins; -1 and an empty name where one ended.
         """
         self._thread.place = Place(*place)
         if graph is not None:
@@ -127,7 +127,7 @@ class Estimate:
 
     @contextmanager
     def collective(self, sequence: int, op: int, operation: str, place: _Where) -> Iterator[None]:
-        """A collective runs on the current stream; what it launches is a part of it."""
+        """A collective runs on the current stream. What it launches is part of it."""
         tag = self._tag(Tagged(op, operation, Place(*place)))
         self._log.tag(tag)
         self._log.tag_call(sequence)
@@ -153,7 +153,7 @@ class Estimate:
                 tags[tag] = tags[tag]._replace(work=work)
 
     def _outside(self) -> int:
-        """The tag of what this thread launches outside of operations."""
+        """The tag for what this thread launches outside of operations."""
         thread = self._thread
         key = (thread.place, thread.op)
         tag = self._outsides.get(key)
@@ -175,7 +175,7 @@ class Estimate:
         def run(launcher: Any, *args: Any, **kwargs: Any) -> Any:
             thread = self._thread
             names = getattr(getattr(launcher, "fn", None), "arg_names", ())
-            # Inductor's own names: what is read and written in place.
+            # Inductor's naming: these arguments are read and written in place, so they count twice.
             again = [value for name, value in zip(names, args, strict=False) if name.startswith("in_out_ptr")]
             work = Work(NAN, tensor_bytes((*args, *kwargs.values())) + tensor_bytes(again))
             if (template := self._template(getattr(launcher, "fn", None))) is not None:
@@ -192,7 +192,7 @@ class Estimate:
         return run
 
     def _template(self, function: Any) -> Template | None:
-        """The template of one of Inductor's kernels; None of other kernels."""
+        """The template that one of Inductor's kernels came from; None for other kernels."""
         source = str(getattr(function, "src", ""))
         if source not in self._templates:
             self._templates[source] = template_of(str(getattr(function, "__name__", "")), source)

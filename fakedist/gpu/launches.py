@@ -1,4 +1,4 @@
-"""The virtual GPU's log of launches: what streams were given to do, in the order in which the host gave it."""
+"""The virtual GPU's log of launches: the work given to the streams, in the order in which the host gave it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TO_DEVICE, TO_HOST, WITHIN_DEVICE = 1, 2, 3
 
 
 class Launch(ctypes.Structure):
-    """``struct launch`` of driver/virtual_gpu.h; what its fields mean stands there."""
+    """``struct launch`` of driver/virtual_gpu.h, which documents the fields."""
 
     _fields_ = [
         ("stream", ctypes.c_uint64),
@@ -47,30 +47,30 @@ class Launch(ctypes.Structure):
 
 
 class LaunchLog:
-    """The driver's log, which must be loaded (:func:`fakedist.gpu.virtual.virtual_gpu`)."""
+    """The driver's log. The driver must be loaded (:func:`fakedist.gpu.virtual.virtual_gpu`)."""
 
     def __init__(self) -> None:
-        # PyDLL: these take less time than giving the interpreter's lock away would.
+        # PyDLL keeps the GIL: these calls take less time than releasing it would.
         library = ctypes.PyDLL(str(ensure_driver()))
         for name in ("fakedist_tag", "fakedist_tag_call"):
             getattr(library, name).argtypes = [ctypes.c_int64]
         library.fakedist_log_collective.argtypes = [ctypes.c_void_p]
         library.fakedist_log_read.argtypes = [ctypes.c_uint64, ctypes.c_void_p]
         library.fakedist_launches.restype = ctypes.c_size_t
-        #: ``tag(number)``: what this thread launches from now on has this tag; -1 for none.
+        #: ``tag(number)``: what this thread launches from now on carries this tag; -1 for none.
         self.tag = library.fakedist_tag
-        #: ``tag_call(number)``: and is a part of this collective; -1 for none.
+        #: ``tag_call(number)``: what this thread launches from now on is part of this collective; -1 for none.
         self.tag_call = library.fakedist_tag_call
         self._library = library
         self._names: dict[int, str] = {}
         self._demangle = _demangler()
 
     def begin(self) -> None:
-        """A new log begins."""
+        """Begin a new log."""
         self._library.fakedist_log_launches(1)
 
     def end(self) -> list[Launch]:
-        """The log is over; what was launched since it began."""
+        """End the log and return what was launched since it began."""
         self._library.fakedist_log_launches(0)
         first = ctypes.POINTER(Launch)()
         count = self._library.fakedist_launches(ctypes.byref(first))
@@ -81,11 +81,11 @@ class LaunchLog:
         self._library.fakedist_log_collective(stream)
 
     def read(self, num_bytes: int, stream: int) -> None:
-        """The host reads so many bytes of what a stream computed, and waits for them."""
+        """The host reads ``num_bytes`` of what a stream computed, and waits for them."""
         self._library.fakedist_log_read(num_bytes, stream)
 
     def name(self, launch: Launch) -> str:
-        """The kernel's name as it stands in its source, or the library's function; empty if not known."""
+        """The kernel's name as in its source, or the library's function; empty if unknown."""
         address = int(launch.name_address)
         found = self._names.get(address)
         if found is None:
@@ -95,7 +95,7 @@ class LaunchLog:
 
 
 def _demangler() -> Any:
-    """``demangle(mangled bytes) -> text``, by the C++ library that torch is linked with."""
+    """Return ``demangle(mangled bytes) -> text``, backed by the C++ library that torch is linked with."""
     runtime, library = ctypes.CDLL(None), ctypes.CDLL("libstdc++.so.6")
     demangle, free = library.__getattr__("__cxa_demangle"), runtime.free
     demangle.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int)]

@@ -1,12 +1,12 @@
-"""GPU models: what the virtual GPU says of itself.
+"""GPU models: what the virtual GPU reports about itself.
 
 Sources. Architecture (SMs, shared memory, registers, threads, compute capability): CUDA C++ Programming Guide, tables
 "Technical Specifications per Compute Capability", and NVIDIA's architecture whitepapers (A100, H100, Ada, Blackwell).
-Bandwidth and dense peak FLOP/s: NVIDIA's data sheets, without sparsity. ``memory_bytes`` is what CUDA reports, which no
-data sheet gives: it is less than the nominal size by ECC and the driver's share, and differs by some MiB between
-drivers. Where it is given to the byte, it and the L2 cache are what CUDA told XLA on that GPU (openxla/xla,
-xla/backends/gpu/target_config/specs); else it is "total capacity" in out-of-memory messages of torch on that GPU, to
-two decimals of GiB. ``--gpu-memory`` overrides it.
+Bandwidth and dense peak FLOP/s: NVIDIA's data sheets, without sparsity. ``memory_bytes`` is what CUDA reports. No data
+sheet gives it: it is smaller than the nominal size by ECC and the driver's share, and differs by some MiB between
+drivers. Where it is given to the byte, it and the L2 cache are what CUDA reported to XLA on that GPU (openxla/xla,
+xla/backends/gpu/target_config/specs). Elsewhere it is the "total capacity" in torch's out-of-memory messages on that
+GPU, to two decimals of GiB. ``--gpu-memory`` overrides it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Architecture:
 
     Attributes:
         compute_capability: Major and minor.
-        shared_per_block_optin: Most shared memory that a block may ask for, bytes.
-        shared_per_sm: Shared memory of an SM, bytes.
-        threads_per_sm: Resident threads of an SM.
-        blocks_per_sm: Resident blocks of an SM.
+        shared_per_block_optin: The most shared memory that a block may ask for, in bytes.
+        shared_per_sm: Shared memory per SM, in bytes.
+        threads_per_sm: Resident threads per SM.
+        blocks_per_sm: Resident blocks per SM.
     """
 
     compute_capability: tuple[int, int]
@@ -50,9 +50,9 @@ class GpuSpec:
     """One GPU model.
 
     Attributes:
-        name: What ``--gpu`` takes.
-        product: What CUDA calls it.
-        architecture: Its compute capability and what comes with it.
+        name: The name that ``--gpu`` takes.
+        product: The name that CUDA reports.
+        architecture: Its compute capability and the limits that come with it.
         memory_bytes: Total memory as CUDA reports it.
         sms: Streaming multiprocessors.
         clock_khz: Boost clock of the SMs.
@@ -61,9 +61,9 @@ class GpuSpec:
         l2_bytes: L2 cache.
         memory_bandwidth: Bytes per second.
         nvlink_bandwidth: Bytes per second in one direction; 0 without NVLink.
-        host_bandwidth: Bytes per second between host and GPU in one direction: the link's (PCIe x16, or NVLink-C2C).
-        peak_flops: Dense operations per second by dtype: fp64, fp32, tf32, bf16 (and fp16), fp8, int8 (absent where
-            the GPU has no such units); those of tensor cores where they have the type.
+        host_bandwidth: Bytes per second of the link between host and GPU (PCIe x16 or NVLink-C2C), in one direction.
+        peak_flops: Dense operations per second by dtype: fp64, fp32, tf32, bf16 (and fp16), fp8, int8. A dtype is
+            absent if the GPU has no units for it. Where tensor cores have the type, the peak is theirs.
     """
 
     name: str
@@ -86,7 +86,7 @@ class GpuSpec:
         return self.architecture.compute_capability
 
     def driver_fields(self) -> dict[str, int]:
-        """Fields of the driver's ``struct gpu_model``, but for name, memory, devices and versions."""
+        """The fields of the driver's ``struct gpu_model``, except name, memory, devices and versions."""
         return {
             "sms": self.sms,
             "clock_khz": self.clock_khz,
@@ -171,7 +171,7 @@ GPUS: dict[str, GpuSpec] = {
             clock_khz=1_980_000,
             memory_clock_khz=3_201_000,
             memory_bus_bits=6144,
-            l2_bytes=60 * _MIB,  # torch.cuda.get_device_properties on one: L2_cache_size=60MB
+            l2_bytes=60 * _MIB,  # torch.cuda.get_device_properties on an H200: L2_cache_size=60MB
             memory_bandwidth=4.8e12,
             nvlink_bandwidth=450e9,
             host_bandwidth=_PCIE_5,
@@ -256,10 +256,10 @@ GPUS: dict[str, GpuSpec] = {
 
 
 def find_gpu(name: str) -> GpuSpec:
-    """The GPU model of that name.
+    """Return the GPU model of that name.
 
     Raises:
-        JobError: There is none.
+        JobError: fakedist has no such model.
     """
     spec = GPUS.get(name.lower())
     if spec is None:

@@ -1,7 +1,7 @@
-"""What Inductor's Triton templates have to do: products, convolutions and flex_attention.
+"""The work of Inductor's Triton templates: products, convolutions and flex_attention.
 
-Their sizes stand in the kernel's source, as ``M = 4096`` or ``M = ks0``; which blocks of keys flex_attention meets
-stands in its arguments, where the mask's values are known.
+The sizes are in the kernel's source, as ``M = 4096`` or ``M = ks0``. Which blocks of keys flex_attention visits is in
+its arguments, if the mask's values are known.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from fakedist.gpu.work import NAN, Work, dtype_of
 
 _SIZE = re.compile(r"^\s*([A-Z][A-Z0-9_]*)\s*(?::\s*tl\.constexpr\s*)?=\s*(\w+)\s*$", re.MULTILINE)
 _SIDES = ("D", "H", "W")
-#: Gives a tensor's values, or None where nobody computed them.
+#: Returns a tensor's values, or None if no kernel computed them.
 Known = Callable[[torch.Tensor], "torch.Tensor | None"]
 
 
 class Template(NamedTuple):
-    """The sizes in a kernel's source: numbers, or names of arguments."""
+    """The sizes in a kernel's source: numbers or names of arguments."""
 
     sizes: dict[str, str]
 
     def work(self, arguments: Mapping[str, Any], moved_bytes: float, known: Known) -> tuple[Work, bool]:
-        """What one launch has to do, and whether a mask is taken for dense because its values are not known.
+        """The work of one launch, and whether a mask is taken as dense because its values are unknown.
 
         Args:
-            arguments: Of the kernel, by name.
-            moved_bytes: What it must read and write at least.
-            known: Gives the values of a mask.
+            arguments: The kernel's arguments, by name.
+            moved_bytes: The fewest bytes it must read and write.
+            known: Returns the values of a mask.
         """
         sizes = {name: number for name, text in self.sizes.items() if (number := _number(text, arguments)) is not None}
         dtype = dtype_of(tuple(arguments.values()))
@@ -43,7 +43,7 @@ class Template(NamedTuple):
 
 
 def template_of(name: str, source: str) -> Template | None:
-    """The template of a kernel; None of other kernels."""
+    """The template that a kernel came from; None for other kernels."""
     return Template(dict(_SIZE.findall(source))) if name.startswith("triton_tem_") and source else None
 
 
@@ -53,12 +53,12 @@ def _number(text: str, arguments: Mapping[str, Any]) -> float | None:
 
 
 def _product(sizes: Mapping[str, float]) -> float:
-    """FLOPs of a matrix product or a convolution; NaN where the sizes tell of neither."""
+    """FLOPs of a matrix product or a convolution; NaN if the sizes describe neither."""
     if "OUT_C" in sizes and "BATCH" in sizes:
         inputs = sizes.get("GROUP_IN_C", sizes.get("IN_C", NAN) / sizes.get("GROUPS", 1.0))
         kernel, out = (math.prod(sizes.get(f"{what}_{side}", 1.0) for side in _SIDES) for what in ("KERNEL", "OUT"))
         return 2.0 * sizes["BATCH"] * sizes["OUT_C"] * inputs * kernel * out
-    if "G" in sizes:  # groups, whose sizes are on the device
+    if "G" in sizes:  # a grouped product, whose sizes are on the device
         return NAN
     inner = sizes.get("K", sizes.get("K1", NAN))
     return 2.0 * sizes.get("M", NAN) * sizes.get("N", NAN) * inner * sizes.get("BATCH", 1.0)
@@ -67,7 +67,7 @@ def _product(sizes: Mapping[str, float]) -> float:
 def _attention(
     sizes: Mapping[str, float], arguments: Mapping[str, Any], unknown: Work, known: Known
 ) -> tuple[Work, bool]:
-    """Two products forward; five backward, of which one is the scores' once more (the kernel does that one twice)."""
+    """Two products in forward, five in backward. One of the five recomputes the scores; the kernel does it twice."""
     try:
         batch = sizes["ZQ"] if "ZQ" in sizes else sizes["Z"]
         heads = sizes["HQ"] if "HQ" in sizes else sizes["HKV"] * sizes.get("GQA_SHARED_HEADS", 1.0)
@@ -83,7 +83,7 @@ def _attention(
 
 
 def _met_keys(arguments: Mapping[str, Any], block: float, keys: float, known: Known) -> float | None:
-    """Keys that a query meets on average: in blocks of the mask that are not empty; None if they are not known."""
+    """Average keys per query, counting the mask's blocks that are not empty; None if they are unknown."""
     met = 0.0
     for name in ("arg_KV_NUM_BLKS", "arg_FULL_KV_NUM_BLKS"):
         counts = arguments.get(name)

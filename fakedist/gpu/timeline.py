@@ -1,8 +1,7 @@
-"""The timed step on the virtual GPU: from the log of launches to rows of the table ``kernels``, in virtual time.
+"""The timed step on the virtual GPU: turns the log of launches into rows of the table ``kernels``, in virtual time.
 
-A launch begins when its stream is free, the host has launched it, and the events that the stream waits for have come.
-The host's time is made of fixed times too: so much for each operation and each launch. What takes how long comes from
-:mod:`fakedist.gpu.clock`.
+A launch begins when its stream is free, the host has launched it, and the events that the stream waits for are done.
+Host time is a fixed time for each operation and each launch. All durations come from :mod:`fakedist.gpu.clock`.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from fakedist.gpu.launches import TO_DEVICE, TO_HOST, Launch, LaunchKind
 from fakedist.gpu.work import UNKNOWN, Work
 from fakedist.run.families import kernel_family
 
-#: cudaDataType_t -> what it computes in, bytes of an element.
+#: cudaDataType_t -> the type it computes in, bytes per element.
 _TYPES = {0: ("fp32", 4.0), 1: ("fp64", 8.0), 2: ("bf16", 2.0), 3: ("int8", 1.0), 4: ("fp32", 8.0)} | {
     5: ("fp64", 16.0), 8: ("int8", 1.0), 10: ("int8", 4.0), 14: ("bf16", 2.0), 28: ("fp8", 1.0), 29: ("fp8", 1.0),
 }  # fmt: skip
 _COMPLEX = (4, 5)
-#: cublasComputeType_t that put single precision through TF32's units, or through bf16's.
+#: cublasComputeType_t values that compute single precision on the TF32 or bf16 units.
 _FAST = {77: "tf32", 74: "bf16", 75: "bf16"}
-#: Kernels of an attention or a grouped product that prepare or finish, and have none of its arithmetic.
+#: Kernels that prepare or finish an attention or a grouped product and do none of its arithmetic.
 _BESIDES = ("dot_do_o", "convert_dq", "prepare_grouped", "fill", "direct_copy", "elementwise", "memset")
 
 
@@ -35,7 +34,7 @@ class Place(NamedTuple):
         step: Step.
         phase: One of ``run.schema.PHASES``.
         layer: Row of ``layers``.
-        recompute: Whether backward ran a forward again.
+        recompute: Whether backward was recomputing a forward.
     """
 
     step: int
@@ -45,14 +44,14 @@ class Place(NamedTuple):
 
 
 class Tagged(NamedTuple):
-    """What a tag of the log stands for.
+    """What a tag in the log refers to.
 
     Attributes:
         op: Number of the operation; -1 outside of one.
         operation: Its name; empty outside of one.
         place: Where the rank was.
-        work: What it has to do.
-        counts: Whether it is an operation, which takes the host's time.
+        work: The operation's work.
+        counts: Whether it is an operation, which takes host time.
     """
 
     op: int
@@ -64,14 +63,14 @@ class Tagged(NamedTuple):
 
 @dataclass
 class _Time:
-    """When the host and the streams are free, microseconds from the beginning of the step."""
+    """When the host and the streams are next free, in microseconds from the beginning of the step."""
 
     host: float = 0.0
     streams: dict[tuple[int, int], float] = field(default_factory=lambda: defaultdict(float))
     events: dict[int, float] = field(default_factory=dict)
 
     def follow(self, kind: int, launch: Launch, stream: tuple[int, int]) -> None:
-        """Somebody waits for somebody."""
+        """Apply a record of an event, or a wait of a stream or the host."""
         if kind == LaunchKind.STREAM_RECORDS:
             self.events[launch.event] = max(self.streams[stream], self.host)
         elif kind == LaunchKind.STREAM_WAITS:
@@ -87,9 +86,9 @@ class Timeline:
     """Estimates a step.
 
     Args:
-        clock: How long things take.
-        name: The name of a launch.
-        place: Where launches are that nobody tagged.
+        clock: Estimates durations.
+        name: Returns the name of a launch.
+        place: The place of launches without a tag.
     """
 
     def __init__(self, clock: Clock, name: Callable[[Launch], str], place: Place) -> None:
@@ -107,7 +106,7 @@ class Timeline:
         return max(self._time.host, *self._time.streams.values(), 0.0)
 
     def rows(self, launches: Sequence[Launch], tags: Mapping[int, Tagged]) -> Iterable[dict[str, Any]]:
-        """Rows of the table ``kernels``, in the order of their launch; collectives have no duration."""
+        """Rows of the table ``kernels``, in launch order. Collectives have no duration."""
         shares = _Shares(launches, tags, self._name)
         for number, launch in enumerate(launches):
             kind = launch.kind
@@ -119,13 +118,13 @@ class Timeline:
                 self._time.follow(LaunchKind.HOST_WAITS, launch, stream)
             elif kind >= LaunchKind.STREAM_RECORDS:
                 self._time.follow(kind, launch, stream)
-            elif kind == LaunchKind.COLLECTIVE or launch.call < 0:  # else it is a part of a collective's stand-in
+            elif kind == LaunchKind.COLLECTIVE or launch.call < 0:  # else it is part of a collective's stand-in
                 tag = tags.get(launch.tag, self._nowhere)
                 self._host_works(launch, tags)
                 yield self._row(launch, tag, stream, shares.of(number, tag))
 
     def _host_works(self, launch: Launch, tags: Mapping[int, Tagged]) -> None:
-        """The operations since the last launch, and this launch."""
+        """Add the host time of the operations since the last launch, and of this launch."""
         fixed = self._clock.fixed
         if launch.graph:
             if launch.graph != self._last_graph:
@@ -175,7 +174,7 @@ class _Share(NamedTuple):
 
 
 class _Shares:
-    """Shares out what each operation has to do among its launches."""
+    """Divides each operation's work among its launches."""
 
     def __init__(self, launches: Sequence[Launch], tags: Mapping[int, Tagged], name: Callable[[Launch], str]) -> None:
         self._names = [_launch_name(launch, name) for launch in launches]
@@ -198,7 +197,7 @@ class _Shares:
                 self._arithmetic[key] += self._weight(number) if self._computes(number) else 0.0
 
     def has_launched(self, launch: Launch) -> bool:
-        """Whether the operation of a launch launched anything."""
+        """Whether a launch's operation launched any work on the GPU."""
         return (launch.graph, launch.tag) in self._memory
 
     def of(self, number: int, tag: Tagged) -> _Share:
@@ -221,7 +220,7 @@ class _Shares:
         arithmetic = self._arithmetic[key]
         flops = work.flops
         if key in self._by_product and flops == flops:
-            flops = 0.0  # the product has them; kernels beside it copy operands, or what is added, into place
+            flops = 0.0  # the product has them; the other kernels copy operands, or what is added, into place
         if arithmetic:
             flops *= self._weight(number) / arithmetic if self._computes(number) else 0.0
         elif memory:
@@ -229,7 +228,7 @@ class _Shares:
         return _Share(name, _demand(family, flops, moved, work), flops)
 
     def _weight(self, number: int) -> float:
-        """Threads of a kernel; where a library works for the operation, all is the library's."""
+        """A kernel's number of threads. If the operation calls a library, the library call has all the weight."""
         launch = self._launches[number]
         if launch.kind == LaunchKind.LIBRARY:
             return 1.0
@@ -245,13 +244,13 @@ class _Shares:
 
 
 def _moved(launch: Launch) -> float:
-    """What a copy or fill moves: within the device it reads and writes."""
+    """Bytes that a copy or fill moves. A copy within the device both reads and writes them."""
     both = launch.kind == LaunchKind.COPY and launch.direction not in (TO_DEVICE, TO_HOST)
     return float(launch.bytes * (2 if both else 1))
 
 
 def _read(launch: Launch, tag: Tagged) -> _Share:
-    """What would have been launched for values that were known on the host: a copy, or all kernels as one."""
+    """What a real GPU would have launched for values that the host already knew: a copy, or all kernels as one."""
     if "copy" in tag.operation or "_local_scalar_dense" in tag.operation:
         return _Share("Memcpy DtoH", Demand("copy", 0.0, float(launch.bytes), over_host_link=True), 0.0)
     family = kernel_family(tag.operation, tag.operation, tag.place.phase)
@@ -259,7 +258,7 @@ def _read(launch: Launch, tag: Tagged) -> _Share:
 
 
 def _demand(family: str, flops: float, moved: float, work: Work) -> Demand:
-    if not flops > 0:  # a product or an attention whose arithmetic is not known cannot be estimated by its bytes
+    if not flops > 0:  # bytes alone cannot estimate a product or an attention of unknown FLOPs
         return Demand(family, flops, NAN if flops != flops and family in ("gemm", "attention") else moved)
     if work.attention:
         return Demand("attention", flops, moved, work.dtype, f"attention.{work.attention}", work.keys)
@@ -278,7 +277,7 @@ def _product(launch: Launch, name: str) -> _Share:
 
 
 def _launch_name(launch: Launch, name: Callable[[Launch], str]) -> str:
-    """As CUPTI names them: kernels as they are, copies and fills by direction."""
+    """The name that CUPTI gives a launch: a kernel's own name, or the direction of a copy or fill."""
     if launch.kind == LaunchKind.COPY:
         return {TO_DEVICE: "Memcpy HtoD", TO_HOST: "Memcpy DtoH"}.get(launch.direction, "Memcpy DtoD")
     return "Memset (Device)" if launch.kind == LaunchKind.FILL else name(launch)

@@ -1,7 +1,7 @@
-"""Tuning on the virtual GPU: kernels do not run, so their times say nothing, and the first configuration is taken.
+"""Autotuning on the virtual GPU: kernels do not run, so timing them means nothing. The first configuration is taken.
 
-What would be tuned is Inductor's choice among templates (``max_autotune``), its kernels' blocks (with them
-``coordinate_descent_tuning``), and kernels under ``triton.autotune``. On a real GPU all of that is left alone.
+This covers Inductor's choice among templates (``max_autotune``), its kernels' block sizes (including
+``coordinate_descent_tuning``), and kernels under ``triton.autotune``. On a real GPU, autotuning is left alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TRITON = "triton.runtime.autotuner"
 
 
 class FirstConfigurations:
-    """Takes the first configuration wherever one would be tuned, and counts."""
+    """Takes the first configuration wherever autotuning would choose one, and counts how often."""
 
     def __init__(self) -> None:
         self._exit = ExitStack()
@@ -28,10 +28,10 @@ class FirstConfigurations:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Take them from now on, in what the script has imported of Inductor and Triton and in what it will.
+        """Take the first configurations from now on, in the modules of Inductor and Triton imported so far and later.
 
         Raises:
-            RecordingError: It tunes otherwise.
+            RecordingError: This version of Inductor or Triton tunes in another way.
         """
         modules = {_HEURISTICS: self._inductor, _SELECTION: self._templates, _TRITON: self._triton}
         with ExitStack() as self._exit:
@@ -43,7 +43,7 @@ class FirstConfigurations:
             yield
 
     def note(self) -> str:
-        """What is to be said of it; empty if nothing would have been tuned."""
+        """The report's note; empty if nothing would have been tuned."""
         if not self._chosen:
             return ""
         counted = ", ".join(f"{what}: {count:,}" for what, count in sorted(self._chosen.items()))
@@ -74,7 +74,7 @@ class FirstConfigurations:
                     self_.configs = [config]
                     try:
                         original(self_)
-                    except Exception:  # too large for this GPU: what tuning would leave out
+                    except Exception:  # too large for this GPU; tuning would skip it
                         if last == len(configs):
                             raise
                     else:

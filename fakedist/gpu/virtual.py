@@ -1,4 +1,4 @@
-"""The virtual GPU in this process: load the driver before torch, tell it which GPU to be, read what it counted."""
+"""The virtual GPU in this process: load the driver before torch, configure its GPU model, read its counters."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class VirtualGpu:
     """The loaded driver.
 
     Args:
-        library: It.
-        variables: What torch and Triton must find in the environment.
-        wishes: What they are to find there if nothing else is.
+        library: The driver's shared library.
+        variables: Environment variables that torch and Triton must see.
+        wishes: Environment variables to set unless they are already set.
     """
 
     def __init__(self, library: ctypes.CDLL, variables: Mapping[str, str], wishes: Mapping[str, str]) -> None:
@@ -60,7 +60,7 @@ class VirtualGpu:
         library.fakedist_name_crashes()
 
     def configure(self, spec: GpuSpec, devices: int, memory_bytes: int) -> None:
-        """Be ``devices`` GPUs of one model, each with ``memory_bytes``."""
+        """Act as ``devices`` GPUs of one model, each with ``memory_bytes``."""
         major, minor = spec.compute_capability
         model = _GpuModel(
             name=spec.product.encode()[:63],
@@ -74,34 +74,34 @@ class VirtualGpu:
         self._library.fakedist_configure(ctypes.byref(model))
 
     def set_environment(self) -> None:
-        """Set what torch and Triton must find; for torch's import too, as the script may have cleared it since."""
+        """Set the variables. It runs at torch's import too, because the script may have cleared them since."""
         os.environ.update(self._variables)
         for name, value in self._wishes.items():
             os.environ.setdefault(name, value)
 
     def visible(self) -> list[int]:
-        """The machine's number of each device that the process sees; empty until it has asked CUDA for any."""
+        """The machine's number of each device that the process sees; empty until the process asks CUDA for a device."""
         found: list[int] = []
         while (number := self._library.fakedist_installed(len(found))) >= 0:
             found.append(number)
         return found
 
     def counters(self) -> dict[str, int]:
-        """Kernel launches, copies, copies whose data was dropped (large tensors hold none), and mallocs, so far."""
+        """Counts so far: launches, copies, copies whose data was dropped (large tensors hold none), mallocs, frees."""
         counters = _GpuCounters()
         self._library.fakedist_counters(ctypes.byref(counters))
         return {field[0]: int(getattr(counters, field[0])) for field in _GpuCounters._fields_}
 
     def traced(self) -> int:
-        """Launches that a profiler was told of through CUPTI, so far."""
+        """Launches reported to a profiler through CUPTI, so far."""
         return int(self._library.fakedist_traced())
 
     def refused(self) -> list[tuple[str, int]]:
-        """CUDA functions that were called and not answered, with their number of calls."""
+        """CUDA functions that were called but that the driver does not implement, with their number of calls."""
         return self._counted(self._library.fakedist_refused)
 
     def constants_note(self) -> str:
-        """What NVML was asked of sensors that are not there, for the report; empty where nothing was."""
+        """The report's note on NVML readings of sensors that the virtual GPU lacks; empty without such readings."""
         readings = self._counted(self._library.fakedist_constant)
         if not readings:
             return ""
@@ -118,20 +118,21 @@ class VirtualGpu:
 
 @contextmanager
 def virtual_gpu(spec: GpuSpec, devices: int = 1, memory_bytes: int | None = None) -> Iterator[VirtualGpu]:
-    """Make this process one with virtual GPUs; must be entered before torch is imported.
+    """Give this process virtual GPUs. Enter it before torch is imported.
 
-    Loaded with RTLD_GLOBAL the driver's functions are found before those of the CUDA libraries that torch loads later,
-    and its soname makes every ``dlopen("libcuda.so.1")`` find it; NVML and the CUDA runtime are found in the same way.
-    Processes that the script spawns do not get it; they inherit only where Triton finds a libcuda.so.1 to link its
-    launchers with.
+    The driver is loaded with RTLD_GLOBAL, so the linker finds its functions before those of the CUDA libraries that
+    torch loads later. Its soname makes every ``dlopen("libcuda.so.1")`` find it. NVML and the CUDA runtime work the
+    same way. Processes that the script spawns do not get it. They inherit only the path of the libcuda.so.1 that Triton
+    links its launchers with.
 
     Args:
         spec: The GPU model.
-        devices: How many of them, at most 128.
-        memory_bytes: Memory of each, if not the model's own.
+        devices: Number of GPUs, at most 128.
+        memory_bytes: Memory of each GPU, if not the model's own.
 
     Raises:
-        RecordingError: torch is already imported, so its CUDA libraries are already bound to the real ones.
+        RecordingError: torch is already imported, so its CUDA libraries are already bound to the real ones, or
+            ``devices`` is out of range.
         SetupError: The driver cannot be built.
     """
     if "torch" in sys.modules:
@@ -163,21 +164,21 @@ def _runtime_version() -> int:
 
 
 def _variables(driver: Path) -> dict[str, str]:
-    """What torch and Triton must find in the environment."""
+    """Environment variables that torch and Triton must see."""
     return {
-        "TRITON_LIBCUDA_PATH": os.fspath(driver.parent),  # launchers are linked with the driver that lies here
-        # What NVRTC's stand-in gives, and what was tuned by times of kernels that did not run, must not be cached where
-        # a process with a real GPU would find it.
+        "TRITON_LIBCUDA_PATH": os.fspath(driver.parent),  # Triton links launchers with this driver
+        # Output of NVRTC's stand-in, and tuning by times of kernels that did not run, must not be cached where a
+        # process with a real GPU would find it.
         "USE_PYTORCH_KERNEL_CACHE": "0",
     }
 
 
 def _wishes(driver: Path) -> dict[str, str]:
-    """What they are to find there unless the script or its environment says otherwise."""
+    """Environment variables to set unless the script or its environment already sets them."""
     compiled = driver.parent.parent / "compiled"
     return {
         "TORCHINDUCTOR_CACHE_DIR": os.fspath(compiled / "inductor"),
         "TRITON_CACHE_DIR": os.fspath(compiled / "triton"),
-        # Inductor's compiling processes look for a GPU (torch 2.11) and would not find one.
+        # Inductor's compile worker processes look for a GPU (torch 2.11) and would not find one.
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }

@@ -1,9 +1,9 @@
-"""What an operation has to do: floating-point operations and bytes, from its arguments and results.
+"""The work of an operation: floating-point operations and bytes, from its arguments and results.
 
 FLOPs are those of products, convolutions and attention, as torch's own counter counts them
-(torch.utils.flop_counter), but that masked halves of causal attention, which kernels leave out, are left out, and that
-keys may have fewer heads than queries. Other operations of torch count as 0; of those that are not torch's, nothing is
-known. Bytes are what must be read and written at least: each input and each result once.
+(torch.utils.flop_counter), with two differences: the masked half of causal attention, which kernels skip, does not
+count, and keys may have fewer heads than queries. Torch's other operations count as 0. For operations that are not
+torch's, the FLOPs are unknown. Bytes are the least that must be read and written: each input and each result once.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from fakedist.gpu.values.reading import READS
 from fakedist.gpu.values.storage import storage_of
 
 NAN = float("nan")
-#: Of these arguments only so much is read as comes out.
+#: Of these arguments, the operation reads only as much as it returns.
 _PICKED_FROM = {"embedding": 0, "index_select": 0, "gather": 0, "index": 0, "_unsafe_index": 0, "take": 0} | {
     "take_along_dim": 0, "nll_loss_forward": 0, "nll_loss2d_forward": 0,
 }  # fmt: skip
-#: Of these arguments only the shape is asked.
+#: Of these arguments, the operation uses only the shape.
 _NOT_READ = {"nll_loss_backward": 1, "nll_loss2d_backward": 1}
-#: These change only as much of their first argument as they are given.
+#: These change only as much of their first argument as their other arguments provide.
 _PUT_INTO = {"index_put_", "_index_put_impl_", "index_add_", "index_copy_", "scatter_", "scatter_add_"} | {
     "scatter_reduce_", "index_reduce_", "put_",
 }  # fmt: skip
-#: FSDP2 copies its shards into a part of the buffer that it also gives, and returns views of.
+#: FSDP2 copies its shards into part of a buffer, which is also an argument, and returns views of it.
 _COPIES_FIRST = {"all_gather_copy_in"}
-#: Their gradients are written only when they are to be scaled.
+#: These write gradients only when they scale them.
 _FUSED_OPTIMIZERS = ("_fused_adam", "_fused_sgd", "_fused_adagrad")
 _ONE_VALUE = 8
 _DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "bf16"} | {
@@ -39,14 +39,14 @@ _DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16",
 
 
 class Work(NamedTuple):
-    """What an operation has to do.
+    """The work of one operation.
 
     Attributes:
-        flops: Floating-point operations; NaN if not known.
-        moved_bytes: What it must read and write at least; NaN if not known.
-        dtype: What it computes in, a key of ``GpuSpec.peak_flops``.
-        attention: "forward" or "backward" of an attention, with ".cudnn" behind it where that computes it; or empty.
-        keys: Keys that each query of an attention meets.
+        flops: Floating-point operations; NaN if unknown.
+        moved_bytes: The fewest bytes it must read and write; NaN if unknown.
+        dtype: The type it computes in, a key of ``GpuSpec.peak_flops``.
+        attention: "forward" or "backward" for an attention, followed by ".cudnn" if cuDNN computes it; else empty.
+        keys: Number of keys in the attention's sequence.
     """
 
     flops: float = NAN
@@ -60,7 +60,7 @@ UNKNOWN = Work()
 
 
 class Operation:
-    """One operation of torch's dispatcher, and how much its calls have to do."""
+    """One operation of torch's dispatcher, and the work of its calls."""
 
     def __init__(self, func: Any) -> None:
         kind = Kind(func)
@@ -69,7 +69,7 @@ class Operation:
         name = kind.name
         self._is_attention = "attention" in name and kind.is_kernel and not name.startswith("_fused")
         self._is_grouped = "grouped_mm" in name
-        from torch.utils.flop_counter import flop_registry  # it imports Triton, which torch itself does not
+        from torch.utils.flop_counter import flop_registry  # imports Triton, which torch itself does not
 
         self._formula = flop_registry.get(self._packet)
         self._picked_from = _PICKED_FROM.get(name, -1)
@@ -80,12 +80,12 @@ class Operation:
         self._grads_position = 1 if name.startswith(_FUSED_OPTIMIZERS) else -1
 
     def work(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Work:
-        """What one call has to do, known when it is over.
+        """The work of one call that has returned.
 
         Args:
-            args: Its arguments.
-            kwargs: Its keyword arguments.
-            result: What it returned.
+            args: The call's arguments.
+            kwargs: The call's keyword arguments.
+            result: What the call returned.
         """
         moved = float(self._moved_bytes(args, kwargs, result))
         dtype = dtype_of(args)
@@ -99,14 +99,14 @@ class Operation:
             return Work(0.0, moved, dtype)
         try:
             flops = float(self._formula(*args, **kwargs, out_val=result))
-        except Exception:  # a formula of torch's that does not know these arguments
+        except Exception:  # torch's formula does not know these arguments
             flops = NAN
         if dtype == "fp32" and "conv" in self._kind.name and torch.backends.cudnn.allow_tf32:
             dtype = "tf32"
         return Work(flops, moved, dtype)
 
     def read_bytes(self, args: tuple[Any, ...], result: Any) -> int:
-        """What one call brought to the host, a little where only a size came; 0 if it waits for nothing."""
+        """Bytes that one call read back to the host: one value if only a size came; 0 if it does not wait."""
         if not self._reads or all(tensor.is_cpu for tensor in _tensors(args)):
             return 0
         if not self._kind.name.startswith(("copy_", "_to_copy")):
@@ -143,7 +143,7 @@ class Operation:
         return total + written + fresh
 
     def _attention(self, args: tuple[Any, ...], kwargs: dict[str, Any], moved: float, dtype: str) -> Work:
-        """Two products forward; five backward, of which one is the scores' once more."""
+        """Two products in forward, five in backward. One of the five recomputes the scores."""
         argument, name = self._kind.argument, self._kind.name
         query, key, value = (argument(each, args, kwargs) for each in ("query", "key", "value"))
         if not isinstance(query, torch.Tensor):
@@ -159,10 +159,10 @@ class Operation:
 
 
 def _attention_sizes(name: str, query: Any, key: Any, argument: Any) -> tuple[float, float, float]:
-    """Query heads of all sequences together, queries of one, keys of one.
+    """Query heads of all sequences together, queries per sequence, keys per sequence.
 
-    ``_scaled_dot_product_*`` have (batch, heads, tokens, width); the others (batch, tokens, heads, width), and where
-    sequences are packed (tokens, heads, width), taken to be as long as the longest of them.
+    ``_scaled_dot_product_*`` take (batch, heads, tokens, width). The others take (batch, tokens, heads, width), or
+    (tokens, heads, width) for packed sequences, which all count as long as the longest.
     """
     if name.startswith("_scaled_dot_product"):
         batch, heads, queries = query.shape[:3]
@@ -176,14 +176,14 @@ def _attention_sizes(name: str, query: Any, key: Any, argument: Any) -> tuple[fl
 
 
 def _met_keys(queries: float, keys: float) -> float:
-    """Keys that a query meets on average under a causal mask from the upper left corner."""
+    """Average keys per query under a causal mask aligned to the upper left corner."""
     if queries <= keys:
         return (queries + 1) / 2
     return (keys * (keys + 1) / 2 + (queries - keys) * keys) / queries
 
 
 def _grouped_flops(args: tuple[Any, ...]) -> float:
-    """Of a product of groups: each row is of one group, or each matrix is one."""
+    """FLOPs of a grouped product: each row belongs to one group, or each matrix is a group."""
     a, b = ([float(size) for size in matrix.shape] for matrix in args[:2])
     if len(a) == 3 and len(b) == 3:
         return 2.0 * a[0] * a[1] * a[2] * b[2]
@@ -206,13 +206,13 @@ def _tensors(values: Any) -> Iterable[torch.Tensor]:
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    """What of a device tensor lies in memory: of an expanded one no more than there is."""
+    """A device tensor's bytes in memory: for an expanded tensor, no more than its storage has."""
     if tensor.is_cpu:
         return 0
     return min(tensor.nbytes, storage_of(tensor)[1])
 
 
 def dtype_of(args: tuple[Any, ...]) -> str:
-    """What an operation on these computes in: a key of ``GpuSpec.peak_flops``."""
+    """The type that an operation on these arguments computes in, a key of ``GpuSpec.peak_flops``."""
     found = next((tensor for tensor in _tensors(args) if tensor.dtype in _DTYPES), None)
     return _DTYPES[found.dtype] if found is not None else "fp32"
