@@ -1,4 +1,4 @@
-"""Values on the virtual GPU: small tensors are computed for real, so that the script's decisions are real."""
+"""Values on the virtual GPU: small tensors are really computed, so the script's decisions are real."""
 
 from fakedist.gpu.values.engine import ValueEngine
 from fakedist.gpu.values.printing import printed_values

@@ -1,7 +1,8 @@
-"""Indices that an operation picks by values that nobody computed, and masks of such: each index equally often.
+"""Indices that an operation picks by values that no kernel computed, and masks of them: each index equally often.
 
-A router sends tokens where ``topk`` of its logits says. Where those hold no values, every row picks others than the one
-before it, so that all experts get the same number of tokens, as a trained router's do on average.
+A router sends each token to the experts that ``topk`` of its logits picks. If the logits hold no values, each row picks
+the indices after those of the row before it. All experts then get the same number of tokens, as a trained router's
+experts do on average.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ CHOOSING = {"topk", "argmax", "argmin", "sort", "argsort", "max", "min", "median
 
 
 def choose(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], indices: torch.Tensor) -> torch.Tensor:
-    """Host tensor of an operation's index result: distinct along the dimension that it picks from."""
+    """Return an operation's index result as a host tensor. Indices are distinct along the dimension picked from."""
     source: torch.Tensor = args[0]
     dim: int | None = kind.argument("dim", args, kwargs)
     if dim is None or not source.dim():
@@ -36,7 +37,7 @@ def choose(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], indices: t
 
 
 def spread(shape: torch.Size, share: float) -> torch.Tensor:
-    """Host mask of which that share is true: as many in every row, each row's after those of the row before it."""
+    """Return a host mask of which ``share`` is true: as many in every row, each row's after those of the previous."""
     columns = shape[-1]
     rows = arange(shape.numel() // columns)
     ends = torch.round((rows + 1) * share * columns).long()

@@ -1,9 +1,9 @@
-"""PyTorch's own operations that are made of others and read values between them: a count of a mask, a checked argument.
+"""PyTorch's composite operations that read values midway: a count of a mask, a checked argument.
 
-On the device they would read memory that no kernel wrote. Some are one operation to the dispatcher everywhere, such as
-the backward of ``masked_scatter``. Most are one only under ``torch.inference_mode``, where autograd does not take them
-apart first. All run with the operations inside of them followed (:mod:`fakedist.gpu.values.inside`). The names are
-those that ``tests/integration/test_values_composites.py`` found to copy from the device.
+On the device they would read memory that no kernel wrote. Some are always one operation to the dispatcher, such as the
+backward of ``masked_scatter``. Most are one only under ``torch.inference_mode``, where autograd does not decompose them
+first. The engine runs the operations inside all of them (:mod:`fakedist.gpu.values.inside`). The names are those that
+``tests/integration/test_values_composites.py`` found to copy from the device.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Composites:
 
     Args:
         host: The device memory's values.
-        inside: Runs an operation, following those inside of it.
-        kernel: Runs an operation that reads nothing on its way.
+        inside: Runs an operation and passes those inside it to the engine.
+        kernel: Runs an operation that reads no values midway.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Composites:
         self._kernel = kernel
 
     def route(self, kind: Kind) -> Callable[..., Any] | None:
-        """The way to run an operation; None for one that is not of these."""
+        """Return the function that runs an operation; None if it is not one of these."""
         if not kind.is_kernel:
             return None
         if _is_made_of_reads(kind):
@@ -100,7 +100,7 @@ class Composites:
         return self._inside(func, args, kwargs)
 
     def _measured(self, kind: Kind, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
-        """``ctc_loss``, one operation only in inference mode, copies lengths to the host."""
+        """``ctc_loss`` copies its lengths to the host. It is one operation only in inference mode."""
         lengths = [value for value in args[2:4] if isinstance(value, torch.Tensor)]
         if lengths and all(map(self._host.is_seen, lengths)):
             settled = (self._host.settle(value, kind.full_name) if value.is_cuda else value for value in lengths)
@@ -108,7 +108,7 @@ class Composites:
         return self._kernel(kind, func, args, kwargs)
 
     def _perhaps_viewed(self, kind: Kind, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
-        """``to``, ``reshape``, ``contiguous``: one operation only in inference mode, and a view or a copy."""
+        """``to``, ``reshape``, ``contiguous``: one operation only in inference mode. The result is a view or a copy."""
         source = args[0] if args else None
         if not isinstance(source, torch.Tensor) or type(source).__torch_dispatch__ is not _PLAIN:
             return func(*args, **kwargs)
@@ -123,17 +123,17 @@ class Composites:
 
 
 def _is_made_of_reads(kind: Kind) -> bool:
-    """Whether an operation reads values on its way."""
+    """Whether an operation reads values midway."""
     return kind.name in _MADE_OF_READS or kind.full_name in _OVERLOADS
 
 
 def _is_composite(kind: Kind) -> bool:
-    """Whether autograd takes an operation apart, so that it is one in inference mode alone."""
+    """Whether autograd decomposes an operation, so that the dispatcher sees it whole only in inference mode."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(kind.qualified_name, "CompositeImplicitAutograd"))
 
 
 def _goes_to_host(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether ``to()``, as one operation, copies a device's tensor to the host."""
+    """Whether ``to()``, as one operation, copies a device tensor to the host."""
     if kind.name != "to" or not args[0].is_cuda:
         return False
     target = kind.argument("device", args, kwargs)
@@ -143,11 +143,11 @@ def _goes_to_host(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _fit_mask(host: Host, mask: torch.Tensor, num_places: int, num_values: int) -> None:
-    """``masked_scatter`` has a value for every true element of a mask: one that holds none is true that often.
+    """Record how many elements of a mask without values are true: ``masked_scatter`` has a value for each of them.
 
     Args:
         mask: The mask, on a device.
-        num_places: Elements that it chooses among.
+        num_places: Elements that the mask chooses among.
         num_values: Elements of the source.
     """
     share = min(1.0, num_values / max(1, num_places))
@@ -156,10 +156,10 @@ def _fit_mask(host: Host, mask: torch.Tensor, num_places: int, num_values: int) 
 
 
 def _coalesce(host: Host, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """A sparse tensor with each index once. Its kernel reads how many there are; of many they are taken for distinct.
+    """Return a sparse tensor with each index once. Its kernel reads their number; many indices are taken as distinct.
 
     Raises:
-        InventedValueError: Nothing may be made up.
+        InventedValueError: ``strict`` is set and a value would be made up.
     """
     indices, values = tensor._indices(), tensor._values()
     if all(host.is_seen(part) for part in device_tensors((indices, values))):

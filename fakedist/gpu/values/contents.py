@@ -9,11 +9,11 @@ from torch import empty, full, ones, zeros
 
 from fakedist.gpu.values.storage import hold_weakly, storage_address, storage_of
 
-#: Floats in larger storages are not computed: a router's logits of 4,096 tokens and 16 experts fit, and a product of
+#: Floats in larger storages are not computed. A router's logits for 4,096 tokens and 16 experts fit, and a product of
 #: matrices of this size takes the host a millisecond.
 LIMIT_BYTES = 256 << 10
-#: Token ids, counts, masks may be larger: up to what the caching allocator puts into its small segments (kSmallSize in
-#: c10/core/AllocatorConfig.h), which hold data (the driver's memory.c).
+#: Token ids, counts and masks may be larger: up to the size that the caching allocator puts into its small segments
+#: (kSmallSize in c10/core/AllocatorConfig.h), which hold data (the driver's memory.c).
 MASK_LIMIT_BYTES = 1 << 20
 
 Fact = TypeVar("Fact")
@@ -28,7 +28,7 @@ def is_small(tensor: torch.Tensor) -> bool:
 
 
 def host_view(tensor: torch.Tensor) -> torch.Tensor:
-    """A CPU tensor over the same memory: on the virtual GPU device memory is host memory."""
+    """Return a CPU tensor over the same memory. On the virtual GPU, device memory is host memory."""
     num_bytes = storage_of(tensor)[1]
     if not num_bytes or not tensor.numel():
         return empty(tensor.shape, dtype=tensor.dtype)
@@ -38,7 +38,7 @@ def host_view(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def host_bytes(address: int, num_bytes: int) -> torch.Tensor:
-    """A CPU tensor of bytes over device memory."""
+    """Return a CPU tensor of bytes over device memory."""
     return empty(0, dtype=torch.uint8).set_(_host_storage(address, num_bytes))
 
 
@@ -49,8 +49,8 @@ def _host_storage(address: int, num_bytes: int) -> Any:
 class Storages(Generic[Fact]):
     """Facts by storage.
 
-    Memory that is freed and given out again is another storage: nothing of what was known of it is known any more. A
-    weak reference keeps the storage's own record (not its memory) from being made again at the same place.
+    Memory that is freed and allocated again is another storage, and the old facts do not apply to it. A weak reference
+    keeps the StorageImpl (not its memory) alive, so no other can take its address.
     """
 
     def __init__(self) -> None:
@@ -61,12 +61,12 @@ class Storages(Generic[Fact]):
         return len(self._facts)
 
     def get(self, tensor: torch.Tensor) -> Fact | None:
-        """What is known of a tensor's storage; nothing if it has moved since (``resize_``)."""
+        """The fact about a tensor's storage; None if unknown, or if the storage has moved since (``resize_``)."""
         found = self._facts.get(storage_of(tensor)[0])
         return found[1] if found is not None and found[0] == storage_address(tensor) else None
 
     def put(self, tensor: torch.Tensor, fact: Fact) -> None:
-        """Know something of a tensor's storage."""
+        """Store a fact about a tensor's storage."""
         key = storage_of(tensor)[0]
         if key not in self._facts:
             hold_weakly(tensor)
@@ -75,7 +75,7 @@ class Storages(Generic[Fact]):
         self._facts[key] = (storage_address(tensor), fact)
 
     def drop(self, tensor: torch.Tensor) -> None:
-        """Know nothing of a tensor's storage any more."""
+        """Drop the fact about a tensor's storage."""
         key = storage_of(tensor)[0]
         if self._facts.pop(key, None) is not None:
             _free_weak_ref(key)
@@ -88,12 +88,12 @@ class Storages(Generic[Fact]):
 
 
 class Defined:
-    """Which small storages hold values: wholly, or with one flag a byte.
+    """Which small storages hold values: entirely, or with one flag per byte.
 
     Attributes:
         written: While a CUDA graph is captured, where values were written: bytes by address of the storage.
-        replayed: The same of all graphs that were replayed. Their results are often seen through storages of which
-            nothing is known: Transformer Engine makes tensors from their addresses, so that the pool can reuse them.
+        replayed: The same for all graphs that were replayed. Their results are often seen through unknown storages:
+            Transformer Engine makes tensors from the addresses, so that the pool can reuse the memory.
     """
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class Defined:
         return flags is not None and bool(elements(flags, tensor).all())
 
     def define(self, tensor: torch.Tensor) -> None:
-        """Every element holds a value now."""
+        """Record that every element holds a value now."""
         num_bytes = storage_of(tensor)[1]
         if num_bytes and self.written is not None:
             self.written[storage_address(tensor)] = num_bytes
@@ -129,7 +129,7 @@ class Defined:
         elements(flags, tensor).fill_(1)
 
     def spoil(self, tensor: torch.Tensor) -> None:
-        """No element holds a value any more; what is read from it later must be made up."""
+        """Record that no element holds a value any more. What is read from it later must be made up."""
         num_bytes = storage_of(tensor)[1]
         if self.replayed:
             self.replayed.pop(storage_address(tensor), None)
@@ -145,7 +145,7 @@ class Defined:
             elements(flags, tensor).fill_(0)
 
     def missing(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Bool tensor of the same shape: elements that hold no value."""
+        """Return a bool tensor of the same shape that is true where an element holds no value."""
         flags = self._flags.get(tensor)
         if flags is None:
             return full(tensor.shape, not self._whole.get(tensor), dtype=torch.bool)
@@ -153,12 +153,12 @@ class Defined:
 
 
 def covers(tensor: torch.Tensor, storage_bytes: int) -> bool:
-    """Whether a tensor has every byte of its storage; expanded ones repeat elements."""
+    """Whether a tensor covers every byte of its storage. An expanded tensor does not: it repeats elements."""
     return tensor.numel() * tensor.element_size() >= storage_bytes and 0 not in tensor.stride()
 
 
 def elements(flags: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """The flags of a tensor's elements: its shape, and one more axis for the bytes of an element."""
+    """Return the flags of a tensor's elements: its shape, plus one axis for the bytes of an element."""
     size = tensor.element_size()
     strides = [stride * size for stride in tensor.stride()]
     return flags.as_strided([*tensor.shape, size], [*strides, 1], tensor.storage_offset() * size)

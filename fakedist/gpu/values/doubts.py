@@ -1,7 +1,7 @@
-"""Which small tensors hold made-up values, or values that were computed from such.
+"""Tracks which small tensors hold made-up values, or values computed from them.
 
-A value is made up when an operation first needs it. It stands in the tensor's memory from then on, so comparisons,
-reductions and reads all see the same one. It is counted when the script reads it, or reads what followed from it.
+A value is made up when an operation first needs it. It stays in the tensor's memory from then on, so comparisons,
+reductions and reads all see the same value. It is counted when the script reads it, or reads a value computed from it.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from fakedist.gpu.values.storage import storage_of
 
 
 class Doubt:
-    """One origin of such values.
+    """One origin of made-up values.
 
     Args:
-        parents: The doubts of what an operation read.
+        parents: The doubts of the values that an operation read.
     """
 
     __slots__ = ("_parents", "teller")
 
     def __init__(self, parents: tuple[Doubt, ...] = ()) -> None:
         told = bool(parents) and all(parent.teller for parent in parents)
-        #: The storage that the script read first; 0 before it read any.
+        #: The storage that the script read first; 0 if it has read none, -1 if the parents' values were read before.
         self.teller: int = -1 if told else 0
         self._parents: tuple[Doubt, ...] = () if told else parents
 
     def tell(self, teller: int) -> None:
-        """The script has read values of this origin from a storage."""
+        """Record that the script has read values of this origin from a storage."""
         waiting = [self]
         while waiting:
             doubt = waiting.pop()
@@ -40,7 +40,7 @@ class Doubt:
 
 
 class _Record:
-    """One storage: its doubt, and one flag a byte for doubtful and for counted ones; None is all, or none."""
+    """One storage: its doubt, and one flag per byte. ``flags`` None: all doubtful. ``counted`` None: none counted."""
 
     __slots__ = ("counted", "doubt", "flags")
 
@@ -60,7 +60,7 @@ class Doubts:
         return len(self._records)
 
     def of(self, tensor: torch.Tensor) -> Doubt | None:
-        """The doubt of a tensor's values; None where all of them were really computed."""
+        """The doubt of a tensor's values; None if all of them were really computed."""
         if not len(self._records):
             return None
         record = self._records.get(tensor)
@@ -69,7 +69,7 @@ class Doubts:
         return record.doubt
 
     def mark(self, tensor: torch.Tensor, doubt: Doubt, where: torch.Tensor | None = None) -> None:
-        """A tensor's values, or those where a mask is true, have this doubt now."""
+        """Give this doubt to a tensor's values, or to those where a mask is true."""
         num_bytes = storage_of(tensor)[1]
         if where is None and covers(tensor, num_bytes):
             self._records.put(tensor, _Record(doubt, None))
@@ -86,7 +86,7 @@ class Doubts:
                 places[... if where is None else where] = value
 
     def clear(self, tensor: torch.Tensor) -> None:
-        """Really computed values, or none at all, stand in a tensor's memory now."""
+        """Remove the doubt: a tensor's memory now holds really computed values, or none at all."""
         if not len(self._records):
             return
         record = self._records.get(tensor)
@@ -101,7 +101,7 @@ class Doubts:
         elements(record.flags, tensor).zero_()
 
     def read(self, tensor: torch.Tensor) -> int:
-        """The script reads a tensor: how many of its values are made up and were not counted before."""
+        """The script reads a tensor. Return how many of its values are made up and were not counted before."""
         if self.of(tensor) is None:
             return 0
         record = self._records.get(tensor)

@@ -1,8 +1,8 @@
 """The value engine: runs every operation on the virtual GPU, and small ones on the host too.
 
-On the virtual GPU an operation allocates what it allocates and computes nothing. Where all that it reads is small and
-holds values, it is computed once more by PyTorch's CPU kernels over the same memory, and its result lands where the
-script will read it. What the script reads and nobody computed is made up (:mod:`fakedist.gpu.values.inventions`).
+On the virtual GPU an operation allocates its memory and computes nothing. If all its inputs are small and hold values,
+PyTorch's CPU kernels run it again over the same memory, and the result lands where the script will read it. Values that
+the script reads but no kernel computed are made up (:mod:`fakedist.gpu.values.inventions`).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from fakedist.gpu.values.reading import INDEXING, READS, Reading
 from fakedist.gpu.values.routers import routed_share
 from fakedist.gpu.values.storage import storage_of
 
-#: glibc takes larger blocks from the kernel, which gives zeros (M_MMAP_THRESHOLD's largest value).
+#: glibc takes larger blocks from the kernel, which zeroes them (M_MMAP_THRESHOLD's largest value).
 _FRESH_BYTES = 32 << 20
-#: Of these a share is the answer itself; of others it is only remembered.
+#: For these a share is the answer itself. For others it is only remembered.
 _COUNTED = {"sum", "count_nonzero", "mean"}
 _Arguments = tuple[Any, ...]
 _Keywords = dict[str, Any]
@@ -43,8 +43,8 @@ class ValueEngine:
     """Gives the script's small tensors their values.
 
     Args:
-        seed: Of random numbers and of values that are made up.
-        strict: Raise InventedValueError where a value would be made up.
+        seed: Seed of random numbers and of made-up values.
+        strict: Raise InventedValueError instead of making up a value.
     """
 
     def __init__(self, seed: int, *, strict: bool = False) -> None:
@@ -59,27 +59,27 @@ class ValueEngine:
         self._composites = Composites(self._host, self._inside.run, self._kernel)
 
     def execute(self, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
-        """Run one operation; what it returns is what the device operation returned."""
+        """Run one operation and return what the device operation returned."""
         route = self._routes.get(func)
         if route is None:
             route = self._routes[func] = self._route(func)
         return route(func, args, kwargs)
 
     def replays(self) -> AbstractContextManager[None]:
-        """Let CUDA graphs write their values again when they are replayed."""
+        """Make CUDA graphs write their values again when they are replayed."""
         return replays(self._host.defined)
 
     def is_undefined(self, tensor: torch.Tensor) -> bool:
-        """Whether a device tensor holds nothing: it is large, or nobody computed it."""
+        """Whether a device tensor lacks values: it is large, or no kernel computed it."""
         return tensor.is_cuda and not self._host.holds(tensor)
 
     def on_host(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """A small device tensor's values, made up where there are none; None for a large one."""
+        """A small device tensor's values, with missing ones made up; None for a large tensor."""
         return self._host.settle(tensor.detach(), "print") if is_small(tensor) else None
 
     def known(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """A plain tensor's values, over the same memory; None where a kernel did not compute all of them and the
-        script did not read them.
+        """A plain tensor's values, over the same memory; None if kernels did not compute all of them and the script
+        did not read them.
         """
         if not tensor.is_cuda:
             return None if is_hollow(tensor) else tensor
@@ -93,18 +93,18 @@ class ValueEngine:
         return self._host.inventions.take()
 
     def branches(self) -> str:
-        """A note of the script's decisions that follow from made-up values; empty where there are none."""
+        """The report's note on decisions of the script that depend on made-up values; empty without any."""
         return self._host.inventions.branches()
 
     def not_computed_on_host(self) -> tuple[int, str]:
-        """How many operations on large host floats were not computed, and ``file:line`` of the first,
-        empty in a backward.
+        """How many operations on large host floats were not computed, and ``file:line`` of the first; empty if that
+        was in a backward.
         """
         filename, line = self._hollow.first_line
         return self._hollow.operations, f"{filename}:{line}" if filename else ""
 
     def _route(self, func: Any) -> Callable[..., Any]:
-        """The way to run an operation, by its kind."""
+        """Return the function that runs an operation, by its kind."""
         kind = Kind(func)
         if kind.name == "empty":
             return self._empty
@@ -127,14 +127,14 @@ class ValueEngine:
     # ---- ways to run an operation
 
     def _empty(self, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
-        """Memory that holds nothing, unless it is known what will be written there."""
+        """New memory holds nothing, unless its future contents are known."""
         result = func(*args, **kwargs)
         if kwargs.get("dtype") is torch.bool and result.is_cuda and (share := routed_share(result)) is not None:
             self._host.shares.know(result, share)
         return result
 
     def _kernel(self, kind: Kind, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
-        """Any operation that only writes device memory; this is the way of nearly all of them."""
+        """Any operation that only writes device memory. Nearly all operations take this path."""
         if self._hollow.concerns(kind, args, kwargs) and not _is_upload(kind, args, kwargs):
             return self._hollow.run(kind, func, args, kwargs)
         if not kind.like:
@@ -153,7 +153,7 @@ class ValueEngine:
         return self._computed(kind, func, args, kwargs)
 
     def _computed(self, kind: Kind, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
-        """On the device, and on the host over the same memory."""
+        """Run on the device, and on the host over the same memory."""
         device, generator, place = None, kwargs.get("generator"), (0, 0)
         if kind.random:
             device = _device(args, kwargs)
@@ -163,7 +163,7 @@ class ValueEngine:
         outputs = list(device_tensors((result,)))
         written = self._written(kind, args, kwargs) if kind.written else []
         if not outputs and not written:
-            return result  # the host's own
+            return result  # an operation of the host alone
         if not all(is_small(tensor) for tensor in outputs):
             self._holds_nothing(kind, args, result, written)
             return result
@@ -181,14 +181,14 @@ class ValueEngine:
                     self._host.shares.forget(tensor)
         else:
             for output, host in zip(outputs, values, strict=False):
-                if host.shape == output.shape and 0 not in output.stride():  # an expanded one is an argument's view
+                if host.shape == output.shape and 0 not in output.stride():  # expanded: a view of an argument
                     self._host.write(output, host)
         if doubt is not None and values is not None:
             self._following.mark(kind, given, written or outputs, doubt)
         return result
 
     def _not_computed(self, kind: Kind, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
-        """On the device alone."""
+        """Run on the device alone."""
         result = func(*args, **kwargs)
         if kind.followed or kind.written or kind.name in CHOOSING:
             written = self._written(kind, args, kwargs) if kind.written else []
@@ -205,7 +205,7 @@ class ValueEngine:
         return run(kind, func, args, kwargs)
 
     def _lifted(self, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
-        """``torch.tensor(list, device="cuda")`` copies below the dispatcher; only this is seen of it."""
+        """``torch.tensor(list, device="cuda")`` copies below the dispatcher. This is the only operation visible."""
         result = func(*args, **kwargs)
         if result.is_cuda and is_small(result):
             self._host.defined.define(result)
@@ -252,12 +252,12 @@ class ValueEngine:
         self._dropped(kind, source, result, fresh=False)
         return result
 
-    # ---- what became of the values
+    # ---- what happens to the values
 
     def _on_host(self, kind: Kind, func: Any, given: tuple[_Arguments, _Keywords], place: Any) -> Any:
-        """What the CPU's kernels make of the same memory, as a list; None where they cannot.
+        """Return what the CPU kernels compute over the same memory, as a list; None if they cannot.
 
-        With ``place`` random numbers come from there.
+        If ``place`` is given, random numbers come from that seed and offset.
         """
         args, kwargs = self._host.arguments(given[0]), self._host.keywords(given[1])
         drawing: Any = nullcontext()
@@ -268,17 +268,17 @@ class ValueEngine:
         try:
             with drawing:
                 return list(plain_tensors((func(*args, **kwargs),)))
-        except Exception:  # no CPU kernel for it, or not for these types: the result then holds nothing
+        except Exception:  # no CPU kernel, or none for these types: the result holds nothing
             return None
 
     def _holds_nothing(self, kind: Kind, args: _Arguments, result: Any, written: list[torch.Tensor]) -> None:
-        """The values are not computed; what else is known of the result?"""
+        """The values are not computed. Keep what else is known about the result."""
         shares = self._host.shares
         if isinstance(result, tuple) and result:
             result = result[0]  # a loss comes with its total weight, an extreme with its index
         known = kind.followed and isinstance(result, torch.Tensor) and result.is_cuda
         if known and written:
-            known = result.nbytes >= storage_of(result)[1]  # else a part of it was written
+            known = result.nbytes >= storage_of(result)[1]  # else only part of it was written
         share = shares.follow(kind.name, args, result) if known else None
         for tensor in written:
             if is_small(tensor):
@@ -303,7 +303,7 @@ class ValueEngine:
                 self._host.write(tensor, choose(kind, args, kwargs, tensor))
 
     def _dropped(self, kind: Kind, source: torch.Tensor, result: torch.Tensor, *, fresh: bool) -> None:
-        """A large tensor came to the host: what is known of it, else floats are made up, and integers are zero."""
+        """A large tensor came to the host. It gets the known values, else made-up floats, or zeros for integers."""
         if is_hollow(result):
             self._hollow.count()
             return
@@ -340,19 +340,19 @@ def _plainly(func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
 
 
 def _is_upload(kind: Kind, args: _Arguments, kwargs: _Keywords) -> bool:
-    """Whether an operation copies from the host to a device: the driver moves nothing that is large."""
+    """Whether an operation copies from the host to a device. The driver drops the data of large copies."""
     if kind.name == "copy_":
         return bool(args[0].is_cuda)
     return kind.name == "_to_copy" and torch.device(kwargs.get("device") or "cpu").type == "cuda"
 
 
 def _is_large(tensor: torch.Tensor) -> bool:
-    """Whether a tensor of more than LIMIT_BYTES is on the device, and too large to be computed."""
+    """Whether a tensor of more than LIMIT_BYTES is on the device and too large to be computed."""
     return tensor.is_cuda and (tensor.is_floating_point() or tensor.nbytes > MASK_LIMIT_BYTES)
 
 
 def _is_loss(result: torch.Tensor, args: _Arguments) -> bool:
-    """Whether a backward may begin at a single number, which is not asked for its gradient yet."""
+    """Whether a backward may begin at a one-element result. Its own ``requires_grad`` is not set yet."""
     if not result.is_floating_point() or not result.is_cuda or not torch.is_grad_enabled():
         return False
     return any(tensor.requires_grad for tensor in plain_tensors(args))
@@ -363,7 +363,7 @@ def _any_large(values: Iterable[Any]) -> bool:
 
 
 def _device(args: _Arguments, kwargs: _Keywords) -> torch.device | None:
-    """The CUDA device that an operation runs on; None for the host's."""
+    """The CUDA device that an operation runs on; None for the host."""
     given = kwargs.get("device")
     if given is not None and torch.device(given).type != "cuda":
         return None

@@ -1,7 +1,7 @@
-"""Operations on small tensors that no kernel computed: what they read is made up first, and their result follows.
+"""Operations on small tensors that no kernel computed: their inputs are made up first, and the result is computed.
 
-A loss that a large product wrote holds nothing. Where the script divides it, compares it with a limit or adds it to a
-sum, the loss itself gets its value, so ``bool(loss > 0)`` and ``loss.item()`` agree.
+A loss that a large product wrote holds nothing. When the script divides it, compares it with a limit or adds it to a
+sum, the loss itself gets a value, so ``bool(loss > 0)`` and ``loss.item()`` agree.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from fakedist.gpu.values.host import Host, device_tensors
 from fakedist.gpu.values.kinds import Kind
 from fakedist.gpu.values.shares import FOLLOWED, followed_name
 
-#: Elements of an operand that any operation makes up: losses, rewards, statistics of a batch. Making one up and
-#: computing with it takes the host 50 us, which gradients of biases in a model of many layers must not pay.
+#: Largest operand that any operation makes up: losses, rewards, statistics of a batch. Making one up and computing
+#: with it takes 50 us on the host, too much for the bias gradients of a model with many layers.
 _FEW = 256
-#: Elements of an operand that comparisons and reductions make up: losses of each token.
+#: Largest operand that comparisons and reductions make up: losses of each token.
 _MANY = 16_384
-#: More operands than this are not made up for one operation: norms of all gradients, stacked.
+#: The most operands made up for one operation. The stacked norms of all gradients have more.
 _MAX_OPERANDS = 8
 _COMPARE = {"eq", "ne", "lt", "le", "gt", "ge", "isclose", "logical_not", "logical_and", "logical_or", "logical_xor"}
 _REDUCE = {
@@ -44,12 +44,12 @@ _REDUCE = {
 }
 _REDUCE |= {"logsumexp", "count_nonzero", "argmax", "argmin", "nansum", "aminmax", "median", "dot"}
 _CONDENSING = {*_COMPARE, *_REDUCE}
-#: A router picks experts with these; of several rows each picks others (:mod:`fakedist.gpu.values.choices`).
+#: A router picks experts with these. With several rows, each row picks others (:mod:`fakedist.gpu.values.choices`).
 _ROUTING = {"topk", "argmax", "argmin"}
 
 
 class Following:
-    """Decides where operands are made up, and keeps what follows from them sound.
+    """Decides which operands are made up, and keeps the results computed from them sound.
 
     Args:
         host: The device memory's values.
@@ -77,7 +77,7 @@ class Following:
         return tensor.numel() <= limit and is_small(tensor) and self._host.shares.of(tensor) is None
 
     def mark(self, kind: Kind, args: tuple[Any, ...], results: list[torch.Tensor], doubt: Doubt) -> None:
-        """Results that were computed from made-up values are doubtful too, unless any values give the same."""
+        """Mark results computed from made-up values as doubtful too, unless any values would give the same result."""
         for index, result in enumerate(results):
             if index or followed_name(kind.name) not in FOLLOWED:
                 self._host.shares.forget(result)
@@ -88,7 +88,7 @@ class Following:
             self._host.doubts.mark(result, doubt)
 
     def _stay_finite(self, args: tuple[Any, ...], result: torch.Tensor) -> None:
-        """The root or logarithm of a made-up value, or a quotient, is as finite as a trained model's."""
+        """Keep the root or logarithm of a made-up value, or a quotient, finite, as in a trained model."""
         if not result.is_floating_point() or result.dtype.itemsize == 1:
             return
         values = host_view(result)
@@ -99,13 +99,13 @@ class Following:
         self._host.inventions.draw_missing(values, missing, non_negative=non_negative)
 
     def routes(self, kind: Kind, args: tuple[Any, ...]) -> bool:
-        """Whether an operation picks indices for several rows by values that are made up."""
+        """Whether an operation picks indices for several rows by made-up values."""
         if kind.name not in _ROUTING or not _picks_for_rows(kind, args[0]):
             return False
         return args[0].is_cuda and self._host.doubt(args[:1]) is not None
 
     def route(self, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Pick each index equally often, and the values that stand there."""
+        """Pick each index equally often, and the values at those indices."""
         result = func(*args, **kwargs)
         tensors = list(device_tensors((result,)))
         indices = tensors[-1]

@@ -1,4 +1,4 @@
-"""Operations on lists of tensors: the optimizers'. Each position is computed where all its tensors hold values."""
+"""Operations on lists of tensors, as optimizers use. A position is computed if all its tensors hold values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Foreach:
         self._host = host
 
     def run(self, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """On the device, and on the host for those positions that can be computed."""
+        """Run on the device, and on the host for the positions that can be computed."""
         chosen = self._chosen(kind, args, kwargs)
         doubts = self._doubts(args, kwargs, chosen)
         result = func(*args, **kwargs)
@@ -43,7 +43,7 @@ class Foreach:
         return result
 
     def _doubts(self, args: tuple[Any, ...], kwargs: dict[str, Any], chosen: list[int]) -> dict[int, Doubt]:
-        """Positions that made-up values are read for."""
+        """The doubts of the positions that read made-up values."""
         host = self._host
         if not chosen or not host.doubts:
             return {}
@@ -55,11 +55,11 @@ class Foreach:
 
     def _doubt(self, results: Any, doubts: dict[int, Doubt], done: set[int]) -> None:
         for i, doubt in doubts.items():
-            if i in done and i < len(results) and is_small(results[i]):  # an optimizer may have no such states
+            if i in done and i < len(results) and is_small(results[i]):  # an optimizer may lack this state
                 self._host.doubts.mark(results[i], doubt)
 
     def _chosen(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
-        """Positions of the lists whose tensors all hold what is read."""
+        """Positions of the lists at which every tensor that is read holds its values."""
         near = [i for i, tensor in enumerate(_tensors(args)) if tensor.is_cuda and is_small(tensor)]
         if not near:
             return []
@@ -87,7 +87,7 @@ class Foreach:
 
         try:
             found = func(*map(picked, args), **{name: picked(value) for name, value in kwargs.items()})
-        except Exception:  # no CPU kernel for it, or not for these types
+        except Exception:  # no CPU kernel, or none for these types
             return None
         return () if found is None else found
 
@@ -110,5 +110,5 @@ class Foreach:
 
 
 def _tensors(args: tuple[Any, ...]) -> Any:
-    """The first list of tensors: ``_foreach_pow(2.0, exponents)`` begins with a number."""
+    """The first list of tensors. It need not be the first argument: ``_foreach_pow(2.0, exponents)``."""
     return next((value for value in args if isinstance(value, (list, tuple))), ())

@@ -1,7 +1,7 @@
-"""What the replay of a CUDA graph writes: the values that its capture computed, once more.
+"""Replays of CUDA graphs: each writes the values that its capture computed again.
 
-Graphs of one pool lie in the same memory, one's temporaries where another has its results, and each replay writes its
-own again. No kernel does that here, so a capture's bytes are kept when it ends, and put back when it is replayed.
+Graphs of one pool share memory: one graph's temporaries overlap another's results, and each replay writes its own
+again. No kernel does that here, so the bytes of a capture are kept when it ends and restored when it is replayed.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import torch
 from fakedist.gpu.values.contents import Defined, host_bytes
 from fakedist.patch import patched
 
-#: Memory of a graph, as the host sees it, and what is written there.
+#: A graph's memory as the host sees it, and the bytes to write there.
 _Writes = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 @contextmanager
 def replays(defined: Defined) -> Iterator[None]:
-    """Keep what captures define, and put it back when their graphs are replayed.
+    """Keep the values that captures define, and restore them when their graphs are replayed.
 
     Raises:
-        RecordingError: This torch captures otherwise.
+        RecordingError: This torch captures graphs in another way.
     """
     kept: weakref.WeakKeyDictionary[Any, _Writes] = weakref.WeakKeyDictionary()
 
@@ -58,6 +58,6 @@ def replays(defined: Defined) -> Iterator[None]:
 
 
 def _forget(replayed: dict[int, int], addresses: list[int]) -> None:
-    """A graph is gone, and its memory may become anything."""
+    """A graph is gone, and its memory may be reused for anything."""
     for address in addresses:
         replayed.pop(address, None)

@@ -1,8 +1,8 @@
 """Large floats on the host: as on the virtual GPU, they hold nothing and cost nothing.
 
 Offloaded parameters, gradients and optimizer states, and models that are initialised on the host, are larger than the
-machine that fakes the job. Their pages stay untouched: an operation on them gives a result of the right size, and what
-is read of them is made up and counted.
+memory of the machine that fakes the job. Their pages stay untouched: an operation on them returns a result of the right
+size, and values read from them are made up and counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from fakedist.gpu.values.kinds import Kind
 from fakedist.gpu.values.shares import NON_NEGATIVE
 from fakedist.gpu.values.storage import storage_of
 
-#: Smaller ones are computed. A model has few parameters between the device's limit and this, and scripts look at such.
+#: Smaller tensors are computed. A model has few parameters between the device's limit and this one, and scripts read
+#: such tensors.
 HOST_LIMIT_BYTES = 4 << 20
 _FACTORIES = {"zeros", "ones", "full", "rand", "randn", "normal", "linspace", "eye"}
 _META = torch.device("meta")
@@ -40,11 +41,11 @@ class Hollow:
     """Runs operations on such tensors without computing them.
 
     Args:
-        host: Makes values up.
+        host: Makes up values.
 
     Attributes:
-        operations: How many were not computed.
-        first_line: File and line of the script where the first was.
+        operations: Number of operations that were not computed.
+        first_line: File and line of the script at the first of them.
     """
 
     def __init__(self, host: Host) -> None:
@@ -53,7 +54,7 @@ class Hollow:
         self._host = host
 
     def concerns(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether an operation reads or writes such tensors, or makes one."""
+        """Whether an operation reads, writes or creates such tensors."""
         for value in args:
             if isinstance(value, torch.Tensor):
                 if not value.is_cuda and is_hollow(value):
@@ -65,28 +66,28 @@ class Hollow:
         return kind.name in _FACTORIES and _makes_one(args, kwargs)
 
     def run(self, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the operation returns: its written arguments, or results of the right size."""
+        """Run an operation and return its written arguments, or results of the right size."""
         if kind.dynamic and not kind.name.startswith("_local_scalar"):
-            return func(*args, **kwargs)  # its size follows the zeros that the memory shows
+            return func(*args, **kwargs)  # the memory reads as zeros, which decide the size
         self.count()
         if kind.written:
             return self._in_place(kind, func, args, kwargs)
         try:
             shaped = func(*_on_meta(args), **_keywords_on_meta(kwargs))
-        except Exception:  # no shapes without values
+        except Exception:  # the shapes depend on values
             return func(*args, **kwargs)
         if isinstance(shaped, torch.Tensor) and not (shaped.is_floating_point() or shaped.is_complex()):
             self._host.inventions.count(kind.full_name, shaped.numel())
-            return func(*map(_as_zeros, args), **kwargs)  # comparisons, isfinite: of what the memory shows
+            return func(*map(_as_zeros, args), **kwargs)  # comparisons, isfinite: the memory reads as zeros
         pinned = bool(kwargs.get("pin_memory")) or kind.name == "_pin_memory"
         return self._made(shaped, kind, pinned)
 
     def take_element(self, tensor: torch.Tensor, operation: str) -> torch.Tensor:
-        """One element of such a tensor, made up."""
+        """Make up one element of such a tensor."""
         return self._host.inventions.element(tensor, operation)
 
     def count(self) -> None:
-        """One more operation was not computed."""
+        """Count one operation that was not computed."""
         if not self.operations:
             self.first_line = script_line()
         self.operations += 1

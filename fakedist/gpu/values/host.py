@@ -1,4 +1,4 @@
-"""The host's side of the virtual GPU's memory: what it holds, making up what it does not, arguments for CPU kernels."""
+"""The host's view of the virtual GPU's memory: which values it holds, making up missing ones, CPU kernel arguments."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _PLAIN = torch.Tensor.__torch_dispatch__
 
 
 class Host:
-    """Reads and writes small device tensors as what they are: host memory.
+    """Reads and writes small device tensors, whose memory is host memory.
 
     Args:
-        seed: Of values that are made up.
-        strict: Whether none may be.
+        seed: Seed of made-up values.
+        strict: Raise InventedValueError instead of making up a value.
     """
 
     def __init__(self, seed: int, *, strict: bool = False) -> None:
@@ -36,41 +36,41 @@ class Host:
         return tensor.is_cuda and is_small(tensor) and self.defined.holds(tensor)
 
     def is_seen(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor's values are on the host, or can be made up there."""
+        """Whether a tensor's values are on the host or can be made up there."""
         return not tensor.is_cuda or is_small(tensor)
 
     def _seen(self, tensor: torch.Tensor) -> torch.Tensor | None:
         return host_view(tensor) if self.holds(tensor) else None
 
     def write(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
-        """Give a small device tensor its values."""
+        """Write values to a small device tensor."""
         host_view(tensor).copy_(values)
         self.defined.define(tensor)
         self.doubts.clear(tensor)
 
     def spoil(self, tensor: torch.Tensor) -> None:
-        """A kernel that did not run should have written to a device tensor."""
+        """Drop what is known about a device tensor: a kernel that did not run should have written to it."""
         if is_small(tensor):
             self.defined.spoil(tensor)
             self.doubts.clear(tensor)
         self.shares.forget(tensor)
 
     def settle(self, tensor: torch.Tensor, operation: str) -> torch.Tensor:
-        """Host view of a small device tensor that the script reads; what is made up of it is counted."""
+        """Return the host view of a small device tensor that the script reads, and count its made-up values."""
         host, distinct = self.complete(tensor), _distinct(tensor)
         if made_up := self.doubts.read(distinct):
             self.inventions.count(operation, made_up)
         return host
 
     def complete(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Host view of a small device tensor; what it does not hold is made up, and it holds that from now on."""
+        """Return the host view of a small device tensor. Missing values are made up, and it holds them from now on."""
         whole = host_view(tensor)
         if self.defined.holds(tensor):
             return whole
         tensor = _distinct(tensor)
         host = host_view(tensor)
         missing, share = self.defined.missing(tensor), self.shares.of(tensor)
-        # Sums of the mask have counted on its share; of one element a share says nothing.
+        # Sums of the mask have already used its share. A share says nothing about a single element.
         if host.dtype == torch.bool and share is not None and host.numel() > 1 and missing.all():
             host.copy_(spread(host.shape, share))
         else:
@@ -82,21 +82,21 @@ class Host:
         return whole
 
     def doubt(self, tensors: Iterable[torch.Tensor]) -> Doubt | None:
-        """What of device tensors is made up, or follows from such values; None where nothing is."""
+        """The doubt of values in device tensors that are made up or computed from made-up values; None without any."""
         if not self.doubts:
             return None
         found = {doubt for tensor in tensors if tensor.is_cuda and (doubt := self.doubts.of(tensor)) is not None}
         return found.pop() if len(found) == 1 else Doubt(tuple(found)) if found else None
 
     def to_device(self, values: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """A device tensor with these values, as far as it is small."""
+        """Return a device tensor with these values, or without values if it is not small."""
         result = torch.empty_like(values, device=device)
         if is_small(result):
             self.write(result, values)
         return result
 
     def arguments(self, values: Iterable[Any]) -> list[Any]:
-        """Arguments for a CPU kernel: host views in the place of device tensors."""
+        """Arguments for a CPU kernel: host views instead of device tensors."""
         found: list[Any] = []
         for value in values:
             if isinstance(value, torch.Tensor) and value.is_cuda:
@@ -117,7 +117,7 @@ class Host:
 
 
 def _distinct(tensor: torch.Tensor) -> torch.Tensor:
-    """Each element of an expanded tensor once."""
+    """A view with each element of an expanded tensor once."""
     if 0 not in tensor.stride():
         return tensor
     sizes = [min(size, 1) if not stride else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
@@ -125,7 +125,7 @@ def _distinct(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def plain_tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Tensors with memory of their own, not wrappers (AsyncCollectiveTensor), not made of others (sparse)."""
+    """Tensors with memory of their own: no wrappers (AsyncCollectiveTensor), none made of others (sparse)."""
     for value in values:
         if isinstance(value, torch.Tensor):
             if type(value).__torch_dispatch__ is _PLAIN and value.layout is torch.strided and not value.is_nested:

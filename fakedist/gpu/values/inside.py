@@ -1,8 +1,8 @@
-"""Operations that are made of others: collectives, FSDP's copies, custom operators. What they run inside is followed.
+"""Operations made of others: collectives, FSDP's copies, custom operators. The engine sees the operations inside.
 
-``__torch_dispatch__`` runs an operation with its own mode off, so that what the operation runs is not seen. Those of
-PyTorch itself end in a kernel, but ``_c10d_functional.all_reduce`` ends in the process group, which is Python and
-changes tensors with operations of its own.
+``__torch_dispatch__`` runs an operation with its own mode off, so it does not see the operations inside. PyTorch's own
+operations end in a kernel, but ``_c10d_functional.all_reduce`` ends in the process group, which is Python and changes
+tensors with operations of its own.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _SPARSE = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCUDA)
 
 
 class Inside(TorchDispatchMode):
-    """Runs an operation and gives those inside of it to ``execute``."""
+    """Runs an operation and passes those inside it to ``execute``."""
 
     def __init__(self, execute: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self._execute = execute
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation by its kernel for the device, with this mode on."""
+        """Run an operation's device kernel with this mode on."""
         sparse = any(isinstance(value, torch.Tensor) and value.is_cuda and value.is_sparse for value in args)
         if not sparse and next(device_tensors((args, tuple(kwargs.values()))), None) is None:
             return func(*args, **kwargs)
@@ -38,7 +38,7 @@ class Inside(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Compiled regions run as they are."""
+        """Compiled regions run unchanged."""
         return True
 
     def __torch_dispatch__(

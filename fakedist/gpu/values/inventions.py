@@ -8,21 +8,21 @@ from torch import randn, zeros
 from fakedist.errors import InventedValueError
 from fakedist.frames import script_frame
 
-#: So often a line gets made-up values, or one answer that follows from them, before it is taken for a loop that waits
-#: for another: floats are as good as zero from then on, and one answer is turned round.
+#: How often a line may get made-up values, or the same answer computed from them, before it counts as a loop that waits
+#: for another value. From then on floats are as good as zero, and one answer is inverted.
 LOOP_LIMIT = 1_000
-#: Lines that the note names.
+#: The most lines that the note names.
 _NAMED = 4
 
 _Place = tuple[str, int]
 
 
 class Inventions:
-    """Makes up values, and keeps the count by operation and line of the script.
+    """Makes up values, and counts them by operation and line of the script.
 
     Args:
-        seed: Of the values.
-        strict: Whether to raise instead, at the first.
+        seed: Seed of the values.
+        strict: Raise InventedValueError at the first value instead.
     """
 
     def __init__(self, seed: int, *, strict: bool = False) -> None:
@@ -36,7 +36,7 @@ class Inventions:
         self._cut: set[_Place] = set()
 
     def draw_missing(self, host: torch.Tensor, missing: torch.Tensor, *, non_negative: bool) -> None:
-        """Make up the missing elements of a host tensor; they are counted when they are read."""
+        """Make up the missing elements of a host tensor. They are counted when the script reads them."""
         vanishing = self._is_in_loop(script_line()) and host.is_floating_point()
         count = int(missing.sum())
         drawn = _drawn(host.dtype, count, self._generator, non_negative=non_negative)
@@ -50,7 +50,7 @@ class Inventions:
         return True
 
     def decide(self, answer: bool | int) -> bool | int:
-        """A truth value or a whole number that the script reads and that follows from made-up values; what it gets."""
+        """Return what the script gets when it reads a truth value or an integer that depends on made-up values."""
         place = script_line()
         branch = self._branches.setdefault(place, [0, 0])
         branch[0] += 1
@@ -66,7 +66,7 @@ class Inventions:
         return answer
 
     def branches(self) -> str:
-        """A note of what was decided by made-up values; empty where nothing was."""
+        """The report's note on decisions that depend on made-up values; empty without any."""
         if not self._branches:
             return ""
         lines = sorted(self._branches.items(), key=lambda entry: -entry[1][0])
@@ -80,20 +80,20 @@ class Inventions:
         )
 
     def fill(self, host: torch.Tensor, missing: torch.Tensor, operation: str, *, non_negative: bool = False) -> None:
-        """Make up the missing elements of a host tensor and count them: floats normal, integers 0, bools a coin."""
+        """Make up and count a host tensor's missing elements: normal floats, integers 0, bools by a coin flip."""
         count = int(missing.sum())
         self.count(operation, count)
         host[missing] = _drawn(host.dtype, count, self._generator, non_negative=non_negative)
 
     def element(self, tensor: torch.Tensor, operation: str, *, non_negative: bool = False) -> torch.Tensor:
-        """One element of a large tensor, on the host: no memory keeps it, so its address decides, each time alike."""
+        """Make up one element of a large tensor, on the host. No memory keeps it: its address seeds it every time."""
         self.count(operation, 1)
         drawn = _drawn(tensor.dtype, 1, self._of(tensor), non_negative=non_negative).view(tensor.shape)
         vanishing = self._is_in_loop(script_line()) and tensor.is_floating_point()
         return drawn.fill_(torch.finfo(tensor.dtype).tiny) if vanishing else drawn
 
     def draw(self, host: torch.Tensor, source: torch.Tensor, operation: str, *, non_negative: bool = False) -> None:
-        """Make up all of a host tensor that is a copy of a large one; as with an element, each time alike."""
+        """Make up a whole host tensor that copies a large one. As with an element, the result is always the same."""
         self.count(operation, host.numel())
         host.copy_(_drawn(host.dtype, host.numel(), self._of(source), non_negative=non_negative).view(host.shape))
 
@@ -101,10 +101,10 @@ class Inventions:
         return torch.Generator().manual_seed(self._seed ^ tensor.data_ptr())
 
     def count(self, operation: str, num_values: int) -> None:
-        """Write down that values were made up for the script's current line.
+        """Record that values were made up for the script's current line.
 
         Raises:
-            InventedValueError: Nothing may be made up.
+            InventedValueError: ``strict`` is set.
         """
         filename, line = script_line()
         if self._strict and num_values:
@@ -125,7 +125,7 @@ class Inventions:
 
 
 def script_line() -> tuple[str, int]:
-    """File and line of the innermost frame outside of torch and this package; nothing in autograd's own threads."""
+    """File and line of the innermost frame outside torch and this package; ("", 0) in autograd's own threads."""
     frame = script_frame()
     return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
@@ -144,6 +144,6 @@ def _drawn(dtype: torch.dtype, count: int, generator: torch.Generator, *, non_ne
         return torch.randint(0, 2, (count,), generator=generator).bool()
     if dtype.is_floating_point or dtype.is_complex:
         real = randn(count, generator=generator)
-        # Not negative is positive: losses and norms are divided by.
+        # Non-negative values are made positive, because scripts divide by losses and norms.
         return (real.abs() if non_negative else real).to(dtype)
     return zeros(count, dtype=dtype)

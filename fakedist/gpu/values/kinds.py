@@ -1,4 +1,4 @@
-"""What the value engine must know of an operation, found once from its schema."""
+"""What the value engine must know about an operation, derived once from its schema."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import torch
 
 from fakedist.gpu.values.shares import FOLLOWED, followed_name
 
-#: What these write does not depend on what was there before.
+#: What these write does not depend on the previous contents.
 _OVERWRITES = {"fill_", "zero_", "copy_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_", "log_normal_"}
 _OVERWRITES |= {"_foreach_zero_", "_foreach_copy_", "cauchy_", "geometric_"}
-#: These look at their first argument's shape only.
+#: These use only the shape of their first argument.
 _LIKE = {"zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"}
 _LIKE |= {"new_zeros", "new_ones", "new_full"}
-#: These give memory that holds nothing yet, or change where a tensor's memory is: nothing is computed.
+#: These return memory that holds nothing yet, or move a tensor's memory. Nothing is computed.
 _EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_", "set_"}
-#: Their kernels, not PyTorch's Python or C++ composites, are what this is about.
+#: The namespaces of PyTorch's own kernels, as opposed to operations made of others.
 _KERNELS = {"aten", "prims", "prim"}
 
 
@@ -25,19 +25,19 @@ class Kind:
 
     Attributes:
         name: Its name without namespace and overload, e.g. ``add_``.
-        full_name: With both, e.g. ``aten.add_.Tensor``.
-        qualified_name: As the dispatcher calls it, e.g. ``aten::add_.Tensor``.
+        full_name: The name with both, e.g. ``aten.add_.Tensor``.
+        qualified_name: The dispatcher's name, e.g. ``aten::add_.Tensor``.
         is_view: Its result is a view: nothing is computed.
-        is_kernel: It is one of PyTorch's own; what others do shows in the operations they are made of.
-        empty: It gives memory that holds nothing.
-        like: It looks at its first argument's shape only.
-        overwrites: What it writes does not depend on what was there.
+        is_kernel: It is one of PyTorch's own. Others show their effect in the operations they are made of.
+        empty: It returns memory that holds nothing.
+        like: It uses only the shape of its first argument.
+        overwrites: What it writes does not depend on the previous contents.
         written: Positions of the arguments that it writes to.
-        written_names: Their names, as they may come by keyword.
+        written_names: The names of those arguments, which may be passed by keyword.
         dynamic: The size of its result, or what it returns to the host, depends on values.
         random: It draws random numbers.
-        takes_generator: It has an argument for the generator.
-        followed: Something may be known of its result even where it holds no values.
+        takes_generator: It has a ``generator`` argument.
+        followed: Something may be known about its result even if the result holds no values.
     """
 
     __slots__ = (
@@ -85,6 +85,6 @@ class Kind:
         self.followed = followed_name(name) in FOLLOWED
 
     def argument(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An argument's value, wherever it was given; None if the operation has no such argument."""
+        """An argument's value, passed by position or keyword; None if the operation has no such argument."""
         position, default = self._positions.get(name, (len(args), None))
         return args[position] if position < len(args) else kwargs.get(name, default)

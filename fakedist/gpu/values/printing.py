@@ -1,4 +1,4 @@
-"""``print(tensor)`` on the virtual GPU: torch prints below its dispatch modes, where no value can be made up."""
+"""``print(tensor)`` on the virtual GPU: torch prints below its dispatch modes, where no values can be made up."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fakedist.patch import patched, present
 
 @contextmanager
 def printed_values(engine: ValueEngine) -> Iterator[None]:
-    """Print device tensors with the engine's values; those too large to have any as ``tensor(..., device=...)``.
+    """Print device tensors with the engine's values. Those too large to hold any print as ``tensor(..., device=...)``.
 
     Raises:
-        RecordingError: This torch prints otherwise.
+        RecordingError: This torch prints in another way.
     """
     import torch._tensor_str as printer
 

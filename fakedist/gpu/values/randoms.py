@@ -1,7 +1,7 @@
-"""Random numbers on the host in the place of a device's, drawn where the device's generator stands.
+"""Random numbers drawn on the host instead of the device, at the position of the device's generator.
 
-A CUDA generator is a seed and an offset that each kernel moves on. Both are real on the virtual GPU, so a generator of
-the host seeded from the two gives the same numbers again wherever a real GPU would: after ``manual_seed``, after
+A CUDA generator is a seed and an offset that each kernel advances. Both are real on the virtual GPU, so a host
+generator seeded from the two repeats its numbers wherever a real GPU would: after ``manual_seed``, after
 ``set_rng_state``, in a checkpointed region that runs twice.
 """
 
@@ -18,10 +18,10 @@ _Place = tuple[int, int]
 
 
 class Randoms:
-    """Gives operations their random numbers.
+    """Supplies operations with random numbers.
 
     Args:
-        seed: Of devices that the script does not seed itself, where a real run differs from run to run.
+        seed: Seed of devices that the script does not seed. There, real runs differ from one another.
     """
 
     def __init__(self, seed: int) -> None:
@@ -35,11 +35,11 @@ class Randoms:
             generator = _default_generator(device)
         try:
             return generator.initial_seed(), generator.get_offset()
-        except RuntimeError:  # a stream that captures a graph does not tell
+        except RuntimeError:  # unavailable while the stream captures a graph
             return generator.initial_seed(), 0
 
     def generator(self, place: _Place) -> torch.Generator:
-        """A host generator at that place; each thread has one."""
+        """Return a host generator for that seed and offset. Each thread has one."""
         found: torch.Generator | None = getattr(self._generators, "own", None)
         if found is None:
             found = self._generators.own = torch.Generator()
@@ -47,7 +47,7 @@ class Randoms:
 
     @contextmanager
     def as_default(self, place: _Place) -> Iterator[None]:
-        """For operations that take no generator: the host's own is there, and as it was afterwards."""
+        """For operations without a generator argument: seed the host's default generator, and restore it afterwards."""
         default: Any = torch.default_generator
         with self._default:
             before = default.get_state()
@@ -58,21 +58,21 @@ class Randoms:
                 default.set_state(before)
 
     def advance(self, device: torch.device, generator: torch.Generator | None) -> None:
-        """An operation that ran on the host alone has drawn; four is the least that a kernel moves on."""
+        """Advance the generator for an operation that drew on the host alone, by four: the least that a kernel does."""
         if generator is None or generator.device.type != "cuda":
             generator = _default_generator(device)
         generator.set_offset(generator.get_offset() + 4)
 
 
 def _default_generator(device: torch.device) -> torch.Generator:
-    """The device's own; Python has it once ``torch.cuda`` is initialised, which C++ can do without."""
+    """The device's own generator. Python has it once ``torch.cuda`` is initialised, which C++ does not need."""
     if not torch.cuda.default_generators:
         torch.cuda.init()
     return torch.cuda.default_generators[device.index or 0]
 
 
 def _mixed(place: _Place) -> int:
-    """One seed of two numbers; splitmix64's finisher, so that neighbours are not alike."""
+    """Mix two numbers into one seed with splitmix64's finisher, so that neighbours get unrelated seeds."""
     seed, offset = place
     mixed = (seed ^ (offset * 0x9E3779B97F4A7C15)) & 0xFFFFFFFFFFFFFFFF
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF

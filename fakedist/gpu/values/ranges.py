@@ -1,4 +1,4 @@
-"""``histc`` without a range and ``segment_reduce`` with its checks: kernels that read a few values inside."""
+"""``histc`` without a range and ``segment_reduce`` with its checks: kernels that read a few values."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from fakedist.gpu.values.contents import is_small
 from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.kinds import Kind
 
-#: Where nearly all of normal values are.
+#: The range of nearly all normally distributed values.
 _NORMAL = (-4.0, 4.0)
 
 
 def without_reads(host: Host, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Arguments with which such a kernel does the same without a look at values."""
+    """Return arguments with which the kernel does the same without reading values."""
     if kind.name == "segment_reduce":
         return args, kwargs | {"unsafe": True}
     low, high = (kind.argument(name, args, kwargs) for name in ("min", "max"))

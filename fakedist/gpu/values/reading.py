@@ -1,8 +1,8 @@
-"""Operations whose result, or its size, the host learns from the device: values are there, or made up now.
+"""Operations whose result, or its size, the host reads from the device. Missing values are made up now.
 
-On the device these would copy a count back that nobody computed, so the host computes them, and the device gets a
-result of that size. Of masks too large to hold values, the share of true elements decides the count: what is known of
-it (:mod:`fakedist.gpu.values.shares`), else one half.
+On the device these would copy back a count that no kernel computed, so the host computes them, and the device gets a
+result of that size. For masks too large to hold values, the share of true elements decides the count: the known share
+(:mod:`fakedist.gpu.values.shares`), else one half.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fakedist.gpu.values.contents import is_small
 from fakedist.gpu.values.host import Host, device_tensors
 from fakedist.gpu.values.kinds import Kind
 
-#: Read values on the host, though their schema does not say so: multinomial checks its probabilities with ``item()``.
+#: These read values on the host without a sign of it in their schema: multinomial checks probabilities with ``item()``.
 READS = {"_local_scalar_dense", "equal", "is_nonzero", "item", "allclose", "multinomial"}
 INDEXING = {"index", "index_put", "index_put_", "_unsafe_index", "_unsafe_index_put", "_index_put_impl_"}
 _MASKS = (torch.bool, torch.uint8)
@@ -33,7 +33,7 @@ class Reading:
         self._host = host
 
     def answer(self, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation that reads device tensors; ``kwargs`` are the host's."""
+        """Run an operation that reads device tensors. ``kwargs`` are for the host."""
         tensors = list(device_tensors((args, tuple(kwargs.values()))))
         result = self._answer(kind, func, args, kwargs, tensors)
         if isinstance(result, int) and not all(map(self._is_sure, tensors)):
@@ -41,7 +41,7 @@ class Reading:
         return result
 
     def _is_sure(self, tensor: torch.Tensor) -> bool:
-        """Whether kernels computed a tensor that was read, or what is known of it decides."""
+        """Whether kernels computed a tensor that was read, or what is known about it decides the answer."""
         if is_small(tensor):
             return self._host.doubts.of(tensor) is None
         return self._host.shares.of(tensor) in (0.0, 1.0)
@@ -60,7 +60,7 @@ class Reading:
         return self._on_host(func, self._host.arguments(args), self._host.keywords(kwargs), tensors[0].device)
 
     def indices(self, kind: Kind, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Arguments of an indexing operation with positions in the place of masks, as its kernel makes them first."""
+        """Arguments of an indexing operation with positions instead of masks, as its kernel converts them first."""
         indices = args[1]
         if not any(isinstance(index, torch.Tensor) and index.dtype in _MASKS for index in indices):
             return args
@@ -91,7 +91,7 @@ class Reading:
         return computed
 
     def _positions(self, mask: torch.Tensor, operation: str, wanted: int | None) -> torch.Tensor:
-        """``mask.nonzero()`` on the device; of a large mask ``wanted`` rows, if the number is given."""
+        """``mask.nonzero()`` on the device. A large mask gives ``wanted`` rows, if that number is given."""
         if is_small(mask):
             if not mask.is_cuda:
                 return mask.nonzero()
@@ -115,7 +115,7 @@ class Reading:
         return round(share * mask.numel())
 
     def _estimate(self, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The answer where not all tensors are small."""
+        """The answer if not all tensors are small."""
         first, operation = args[0], kind.full_name
         if kind.name == "nonzero":
             return self._positions(first, operation, None)
@@ -134,7 +134,7 @@ class Reading:
         return self._on_host(func, stand_ins, self._host.keywords(kwargs), first.device)
 
     def _stand_in(self, value: Any, operation: str, ones: bool) -> Any:
-        """Host tensor for an argument: a large one is the same number throughout, which takes no memory."""
+        """Return a host tensor for an argument. A large one repeats one number, which takes no memory."""
         if not isinstance(value, torch.Tensor) or not value.is_cuda:
             return value
         if is_small(value):

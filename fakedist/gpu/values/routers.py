@@ -1,4 +1,4 @@
-"""Routers whose kernels the dispatcher does not see: which share of the mask that they write is true."""
+"""Routers whose kernels the dispatcher does not see: which share of the mask they write is true."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _DEPTH = 32
 
 
 def routed_share(mask: torch.Tensor) -> float | None:
-    """Experts of a token as a share of all, if Transformer Engine's fused router is about to write the mask.
+    """Experts per token as a share of all experts, if Transformer Engine's fused router is about to write the mask.
 
-    Its autograd functions have the number in a local variable, beside the logits that are as large as the mask.
+    Its autograd functions have the number in a local variable, next to the logits, which are as large as the mask.
     """
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_DEPTH):

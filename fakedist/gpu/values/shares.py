@@ -1,9 +1,9 @@
-"""What is known of tensors that hold no values: which share of a mask is true, and what is not negative.
+"""What is known about tensors that hold no values: which share of a mask is true, and what is not negative.
 
-Nothing is NaN or infinite: scripts end runs on such tests, so they get the answer of a healthy run instead of a coin's
-(``torch.isfinite(x)`` is ``(x == x) * (x.abs() != inf)`` by the time it reaches a kernel). A router's mask of 16,384
-tokens and 256 experts is zeros with a one scattered to eight experts a token: its share of ones, 8/256, says how many
-tokens each expert gets, as long as all get the same.
+Nothing is NaN or infinite: scripts end runs on such tests, so they get the answer of a healthy run instead of a coin
+flip (``torch.isfinite(x)`` is ``(x == x) * (x.abs() != inf)`` by the time it reaches a kernel). A router's mask of
+16,384 tokens and 256 experts is zeros, with ones scattered to eight experts per token. Its share of ones, 8/256, gives
+the number of tokens per expert, as long as all experts get the same number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ABOVE_ZERO = {"gt": 1.0, "ne": 1.0, "le": 0.0, "eq": 0.0}
 _SAME = {"eq": 1.0, "ne": 0.0, "le": 1.0, "ge": 1.0, "lt": 0.0, "gt": 0.0}
 _ZEROS = {"zeros", "zeros_like", "new_zeros", "zero_", "zero"}
 _ONES = {"ones", "ones_like", "new_ones"}
-#: Where the value is among the arguments.
+#: The position of the value among the arguments.
 _FULL = {"full": 1, "full_like": 1, "new_full": 2, "fill_": 1, "fill": 1}
 _AND, _OR = {"mul", "bitwise_and", "logical_and"}, {"bitwise_or", "logical_or"}
 _KEEP = {"clone", "_to_copy", "copy_", "cat", "stack", "mean"}
@@ -29,7 +29,7 @@ _NOT = {"logical_not", "bitwise_not"}
 _COUNT = {"sum", "count_nonzero"}
 _LEAST, _MOST = {"all", "_is_all_true", "min", "amin"}, {"any", "_is_any_true", "max", "amax"}
 _SCATTER = {"scatter", "scatter_"}
-#: Results that are never negative, and operations that keep that.
+#: Operations whose results are never negative.
 NON_NEGATIVE = {"norm", "linalg_vector_norm", "_foreach_norm", "abs", "nll_loss_forward", "mse_loss", "l1_loss", "exp"}
 NON_NEGATIVE |= {"nll_loss2d_forward", "binary_cross_entropy", "softplus", "sqrt", "square", "relu", "sigmoid"}
 NON_NEGATIVE |= {
@@ -46,11 +46,11 @@ NON_NEGATIVE |= {
     "std",
     "logsumexp",
 }
-#: Those that are never zero either.
+#: Those whose results are never zero either.
 _POSITIVE = {"exp", "softplus", "sigmoid", "_softmax", "softmax"}
 _KEEPS_SIGN = {"stack", "cat", "sum", "mean", "_to_copy", "clone", "max", "min", "amax", "amin", "div", "mul", "add"}
 
-#: Operations of whose results something may be known.
+#: Operations whose results something may be known about.
 FOLLOWED = frozenset(
     {*_ALWAYS, *_SAME, *_ZEROS, *_ONES, *_FULL, *_AND, *_OR, *_KEEP, *_NOT, *_COUNT, *_LEAST, *_MOST, *_SCATTER}
     | {*NON_NEGATIVE, *_KEEPS_SIGN, "pow", "clamp", "masked_fill", "where"}
@@ -58,7 +58,7 @@ FOLLOWED = frozenset(
 
 
 def followed_name(name: str) -> str:
-    """What an operation is called in FOLLOWED: ``add_`` is ``add``."""
+    """The operation's name in FOLLOWED: ``add_`` becomes ``add``."""
     return name if name in FOLLOWED else name.removesuffix("_")
 
 
@@ -66,17 +66,17 @@ class Shares:
     """Remembers the mean of masks and counts that hold no values, and the tensors that are not negative.
 
     Args:
-        seen: A tensor's values, on the host; None for one that does not hold them.
+        seen: Returns a tensor's values on the host; None if the tensor does not hold them.
     """
 
     def __init__(self, seen: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
         self._seen = seen
         self._shares: Storages[float] = Storages()
-        #: True where nothing is zero either.
+        #: True if nothing is zero either.
         self._non_negative: Storages[bool] = Storages()
 
     def of(self, tensor: torch.Tensor) -> float | None:
-        """The mean of all elements, a mask's share of ones; None if that is not known."""
+        """The mean of all elements, which is a mask's share of ones; None if unknown."""
         return self._shares.get(tensor)
 
     def is_non_negative(self, tensor: torch.Tensor) -> bool:
@@ -84,7 +84,7 @@ class Shares:
         return self._non_negative.get(tensor) is not None
 
     def _has_no_negative(self, value: Any) -> bool:
-        """Whether a number, or all of a tensor's values, made up or seen, are not negative."""
+        """Whether a number, or every value of a tensor (made up or seen), is not negative."""
         if not isinstance(value, torch.Tensor):
             return isinstance(value, (int, float)) and value >= 0
         if self.is_non_negative(value):
@@ -93,17 +93,17 @@ class Shares:
         return values is not None and not values.is_complex() and bool((values >= 0).all())
 
     def _is_all(self, mask: torch.Tensor, value: bool) -> bool:
-        """Whether all of a mask is known, or seen, to be that."""
+        """Whether every element of a mask is known, or seen, to be ``value``."""
         values = self._seen(mask)
         return self.of(mask) == float(value) if values is None else bool((values == value).all())
 
     def forget(self, tensor: torch.Tensor) -> None:
-        """Something was written to the tensor."""
+        """Forget what is known about a tensor that was written to."""
         self._shares.drop(tensor)
         self._non_negative.drop(tensor)
 
     def follow(self, name: str, args: tuple[Any, ...], result: torch.Tensor) -> float | None:
-        """Know of an operation's result what follows from what is known of its arguments; its share, if any."""
+        """Derive what is known about an operation's result from its arguments. Return its share, if known."""
         name = followed_name(name)
         share = self._share(name, args, result)
         positive = self._stays_non_negative(name, args)
@@ -115,9 +115,9 @@ class Shares:
         return share
 
     def is_certain(self, name: str, args: tuple[Any, ...], result: torch.Tensor) -> bool:
-        """Whether a computed result is the same whatever was made up for the arguments: ``isnan``, ``norm < 0``.
+        """Whether a computed result is the same for any made-up arguments: ``isnan``, ``norm < 0``.
 
-        What is known of its sign is remembered.
+        What is known about its sign is remembered.
         """
         name = followed_name(name)
         share = self._share(name, args, result) if name in _ALWAYS or name in _SAME else None
@@ -128,11 +128,11 @@ class Shares:
         return share in (0.0, 1.0)
 
     def know(self, tensor: torch.Tensor, share: float) -> None:
-        """The mean of all elements will be that."""
+        """Record that the mean of all elements will be ``share``."""
         self._shares.put(tensor, share)
 
     def know_non_negative(self, tensor: torch.Tensor) -> None:
-        """Nothing in the tensor is negative."""
+        """Record that nothing in the tensor is negative."""
         self._non_negative.put(tensor, False)
 
     def _share(self, name: str, args: tuple[Any, ...], result: torch.Tensor) -> float | None:
@@ -148,7 +148,7 @@ class Shares:
         if name in _SAME and len(args) > 1:
             return self._compared(name, args[0], args[1])
         if name in _COUNT and args[0].dtype == torch.bool and self.of(args[0]) is None:
-            self.know(args[0], 0.5)  # as where its size decides that of a selection
+            self.know(args[0], 0.5)  # as where a mask decides the size of a selection
         known = [self.of(value) for value in _tensors(args)]
         if name == "copy_":
             known = known[1:]
@@ -166,7 +166,7 @@ class Shares:
         return before + (float(value) - before) * replaced
 
     def _compared(self, name: str, first: torch.Tensor, second: Any) -> float:
-        """Of comparisons that say nothing, one half is true: a count of zero would divide losses by zero."""
+        """If nothing is known about a comparison, one half is true: a count of zero would divide losses by zero."""
         if isinstance(second, torch.Tensor):
             return _SAME[name] if first is second or _is_same(first, second) else 0.5
         if isinstance(second, float) and math.isinf(second):

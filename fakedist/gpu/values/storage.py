@@ -1,10 +1,10 @@
-"""A tensor's storage, looked at without touching it.
+"""Reads facts about a tensor's storage without taking a reference to it.
 
-``tensor.untyped_storage()`` makes a Python object that stays for as long as the storage, and counts as a user of it.
-Autograd adds gradients in place only where a storage has one user (``can_accumulate_inplace`` in
-torch/csrc/autograd/input_buffer.cpp), so looking would cost the job a tensor. The two numbers are read from
-``c10::TensorImpl`` and ``c10::StorageImpl`` instead, and a weak reference is added to the latter's count, at places
-found with tensors whose storage is known.
+``tensor.untyped_storage()`` makes a Python object that lives as long as the storage and counts as a user of it.
+Autograd adds gradients in place only if a storage has one user (``can_accumulate_inplace`` in
+torch/csrc/autograd/input_buffer.cpp), so calling it would cost the job a tensor. Instead, the two numbers are read from
+``c10::TensorImpl`` and ``c10::StorageImpl``, and a weak reference is added to the latter's count. The offsets are found
+with tensors whose storage is known.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _free_weak_ref: Any = torch.UntypedStorage._free_weak_ref
 
 @functools.cache
 def _places() -> tuple[int, int]:
-    """Where a TensorImpl keeps its StorageImpl, and where that keeps its size: offsets in bytes."""
+    """Offsets in bytes: of the StorageImpl in a TensorImpl, and of the size in a StorageImpl."""
     found: list[set[tuple[int, int]]] = []
     for num_bytes in _PROBES:
         probe = empty(num_bytes, dtype=torch.uint8)
@@ -48,7 +48,7 @@ def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
     """Identity and bytes of a tensor's storage, as ``untyped_storage()._cdata`` and ``.nbytes()``; zeros if sparse.
 
     Raises:
-        RecordingError: This torch lays them out in a way that was not foreseen.
+        RecordingError: This torch has an unknown layout.
     """
     in_tensor, in_storage = _places()
     storage = _read(tensor._cdata + in_tensor).value
@@ -57,7 +57,7 @@ def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
 
 @functools.cache
 def _weak_count() -> int:
-    """Where a StorageImpl counts its weak references: an offset in bytes."""
+    """Offset in bytes of the weak reference count in a StorageImpl."""
     storage = empty(_PROBES[0], dtype=torch.uint8).untyped_storage()
     offsets = range(_WORD, _WORD * _MAX_WORDS, _WORD)
     before = [_read(storage._cdata + offset).value for offset in offsets]
@@ -75,15 +75,15 @@ def _weak_count() -> int:
 
 @functools.cache
 def _add() -> Any:
-    """The virtual GPU's driver adds atomically; None where it is not loaded."""
+    """The virtual GPU driver's atomic add; None if the driver is not loaded."""
     return getattr(ctypes.CDLL(None), "fakedist_add", None)
 
 
 def hold_weakly(tensor: torch.Tensor) -> None:
-    """Keep the record of a tensor's storage, not its memory, until ``UntypedStorage._free_weak_ref``.
+    """Keep a tensor's StorageImpl, not its memory, alive until ``UntypedStorage._free_weak_ref``.
 
     Raises:
-        RecordingError: This torch counts references in a way that was not foreseen.
+        RecordingError: This torch counts references in an unknown way.
     """
     add = _add()
     if add is None:
@@ -93,7 +93,7 @@ def hold_weakly(tensor: torch.Tensor) -> None:
 
 
 def storage_address(tensor: torch.Tensor) -> int:
-    """Where a tensor's storage begins; as ``untyped_storage().data_ptr()``, and faster."""
+    """Where a tensor's storage begins: ``untyped_storage().data_ptr()``, but faster."""
     if not tensor.numel():
         return tensor.untyped_storage().data_ptr()  # data_ptr() of a tensor without elements is 0
     return tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size()
