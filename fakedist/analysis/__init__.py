@@ -1,1 +1,1 @@
-"""Answers from what was recorded: tables in, tables out, one question a file."""
+"""Answers questions about a recording. Tables in, tables out, one question per file."""

@@ -1,6 +1,6 @@
-"""What would lower the peak, computed from the run: its own history again, without the blocks that a change saves.
+"""Advice that would lower the peak. Each figure comes from the run's own history without the blocks a change saves.
 
-Every figure is estimated. A rule that finds nothing worth saying says nothing.
+Every figure is estimated. A rule without a worthwhile saving gives no advice.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from fakedist.analysis.recording import Array
 from fakedist.run.summary import Advice
 from fakedist.units import format_bytes
 
-MIN_SHARE = 0.01  # of the peak; less is not worth a change
+MIN_SHARE = 0.01  # of the peak; a smaller saving is not worth a change
 MIN_BYTES = 1 << 20
 _LOSS_PIECES = 8
 _LOSS = r"log_softmax|nll_loss|cross_entropy"
-_NUM_CHECKPOINTS = 2  # stacks of layers to speak of
+_NUM_CHECKPOINTS = 2  # at most this many stacks of layers get advice
 
 
 class History:
-    """The tables of a run as rules ask them.
+    """The tables of a run, in the form that the rules use.
 
     Args:
         tables: Tables by name: blocks, layers, stacks, events, spans, calls, groups.
@@ -37,15 +37,15 @@ class History:
         self.allocated = tables["events"]["allocated_bytes"].to_numpy()
         self.reserved_peak = int(tables["events"]["reserved_bytes"].max()) if len(self.allocated) else 0
         self.peak = int(self.allocated.max(initial=0))
-        self.lines = [*map(str, tables["stacks"]["line"]), ""]  # -1, no stack, is the empty one at the end
+        self.lines = [*map(str, tables["stacks"]["line"]), ""]  # stack -1 (none) indexes the empty line at the end
 
     def saved(self, bytes_: Array, starts: Array | None = None, ends: Array | None = None) -> int:
-        """How much lower the peak is without so many bytes of each block.
+        """How much lower the peak would be with ``bytes_`` fewer bytes in each block.
 
         Args:
-            bytes_: Of each block, what is gone of it.
-            starts: Event from which on it is gone; where it is allocated, unless given.
-            ends: Event from which on it would be gone anyway; where it is freed, unless given.
+            bytes_: For each block, the bytes that would be saved.
+            starts: First event at which they are saved. Default: the block's allocation.
+            ends: First event at which they would be gone anyway. Default: the block's free.
         """
         num_events = len(self.allocated)
         first = self.blocks["alloc_event"].to_numpy() if starts is None else starts
@@ -55,11 +55,11 @@ class History:
         return self.peak - int((self.allocated - np.cumsum(change)[:num_events]).max(initial=0))
 
     def category(self, wanted: str) -> Array:
-        """Which blocks are of a category."""
+        """Which blocks have this category."""
         return _is(self.blocks["category"], lambda name: name == wanted)
 
     def operation(self, pattern: str) -> Array:
-        """Which blocks were allocated by an operation whose name has the pattern in it."""
+        """Which blocks were allocated by an operation whose name matches the pattern."""
         found = re.compile(pattern)
         return _is(self.blocks["operation"], lambda name: found.search(name) is not None)
 
@@ -69,13 +69,13 @@ class History:
 
 
 def _is(values: pd.Series, test: Callable[[str], bool]) -> Array:
-    """Which values pass, each different one tested once: there are millions of blocks."""
+    """Which values pass the test. Each distinct value is tested once, since there are millions of blocks."""
     categories = values.astype("category").cat
     return np.array([*map(test, categories.categories.astype(str)), False], bool)[categories.codes.to_numpy()]
 
 
 def find_advice(tables: dict[str, pd.DataFrame]) -> list[Advice]:
-    """Advice for a run, what gives most first.
+    """Advice for a run, largest saving first.
 
     Args:
         tables: See :class:`History`.
@@ -89,7 +89,7 @@ def find_advice(tables: dict[str, pd.DataFrame]) -> list[Advice]:
 
 
 def _checkpoint(history: History) -> Iterator[Advice]:
-    """Activations saved inside repeated layers, which a checkpoint would compute again."""
+    """Activations saved inside repeated layers that a checkpoint would recompute."""
     stacks = _outermost([fold for fold in fold_layers(history.layers) if len(fold.layers) > 1])
     blocks = history.blocks
     saved = history.category("activation") & ~blocks["recompute"].to_numpy()
@@ -111,7 +111,7 @@ def _checkpoint(history: History) -> Iterator[Advice]:
 
 
 def _outermost(folds: list[Fold]) -> list[Fold]:
-    """Folds that lie in no other one; folds come depth first."""
+    """Folds that are not inside another fold. Folds come depth first."""
     found: list[Fold] = []
     for fold in folds:
         if not any(fold.name.startswith(f"{other.name}.") for other in found):
@@ -120,7 +120,7 @@ def _outermost(folds: list[Fold]) -> list[Fold]:
 
 
 def _owners(layers: pd.DataFrame, fold: Fold) -> Array:
-    """For each layer the repeat of the fold that it lies in; -1 outside of them."""
+    """For each layer, the repeat of the fold that contains it; -1 outside of the fold."""
     owner = np.full(len(layers), -1)
     owner[list(fold.layers)] = np.arange(len(fold.layers))
     for layer, parent in enumerate(layers["parent"].tolist()):
@@ -130,10 +130,10 @@ def _owners(layers: pd.DataFrame, fold: Fold) -> Array:
 
 
 def _without_saving(history: History, inside: Array, owner: Array) -> tuple[Array, Array, Array]:
-    """Of each block the bytes that a checkpoint drops, and from when to when.
+    """For each block, the bytes that a checkpoint drops and the first and last event of that time.
 
-    A repeat's forward pass is a run of its blocks in the order of allocation. From its end until its backward begins
-    (before its first free) only the last block, its output, stays; in backward all of it is there again.
+    A repeat's forward pass is a run of its blocks in order of allocation. From its end until its backward begins
+    (before its first free), only the last block, its output, stays. In backward all its blocks exist again.
     """
     made, freed = (history.blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
     gone = np.zeros(len(history.blocks))
@@ -150,18 +150,18 @@ def _without_saving(history: History, inside: Array, owner: Array) -> tuple[Arra
 
 
 def _shard_optimizer(history: History) -> Iterator[Advice]:
-    """Optimizer state that every rank of a group holds alike, because it all-reduces its gradients."""
+    """Optimizer state that every rank of a group duplicates, because the group all-reduces its gradients."""
     state = history.category("optimizer_state")
     held = history.at_peak(state)
     parameters = history.at_peak(history.category("parameter"))
     calls = history.calls[history.calls["operation"].astype(str).str.startswith("all_reduce")]
     phase = calls["phase"].astype(str)
-    if not held or held < parameters / 2 or not len(calls):  # less than half: it is sharded already
+    if not held or held < parameters / 2 or not len(calls):  # less than half: already sharded
         return
     last = calls["step"].max()
     in_backward = calls[(phase == "backward") & (calls["step"] == last)].groupby("group")["bytes_in"].sum()
     for group, bytes_ in in_backward.items():
-        # A tensor-parallel group all-reduces in forward too.
+        # A group that all-reduces in forward too is tensor-parallel.
         if bytes_ < 0.9 * parameters or ((phase == "forward") & (calls["group"] == group)).any():
             continue
         row = history.groups.iloc[int(str(group))]
@@ -177,11 +177,11 @@ def _shard_optimizer(history: History) -> Iterator[Advice]:
 
 
 def _fuse_loss(history: History) -> Iterator[Advice]:
-    """Logits and their gradient held whole, several times over, by an unfused cross entropy."""
+    """Full logits and their gradient, which an unfused cross entropy holds several times over."""
     is_loss = history.operation(_LOSS)
     stack = history.blocks["stack"].to_numpy()
     lines = {history.lines[number] for number in np.unique(stack[is_loss])} - {""}
-    # A cast of the logits is made on the loss's own line.
+    # The cast of the logits is on the same line as the loss.
     on_line = np.array([line in lines for line in history.lines])[stack]
     chosen = is_loss | (history.operation("_to_copy") & on_line)
     if not (held := history.at_peak(chosen)):
@@ -201,7 +201,7 @@ def _short(line: str) -> str:
 
 
 def _fuse_optimizer(history: History) -> Iterator[Advice]:
-    """Lists of temporaries as long as the model, made by an optimizer that is not fused."""
+    """Temporaries for all parameters at once, which an unfused optimizer allocates."""
     in_optimizer = _is(history.blocks["phase"], lambda name: name == "optimizer")
     chosen = history.operation("_foreach_") & in_optimizer & history.category("temporary")
     if held := history.at_peak(chosen):
@@ -214,7 +214,7 @@ def _fuse_optimizer(history: History) -> Iterator[Advice]:
 
 
 def _drop_gradients(history: History) -> Iterator[Advice]:
-    """Gradients of the step before that are kept through the forward."""
+    """Gradients of the previous step that are kept through the forward."""
     gradient = np.flatnonzero(history.category("gradient"))
     made, freed = (history.blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
     bytes_ = history.blocks["bytes"].to_numpy()
@@ -241,7 +241,7 @@ def _drop_gradients(history: History) -> Iterator[Advice]:
 
 
 def _expandable_segments(history: History) -> Iterator[Advice]:
-    """Memory that the allocator holds in pieces of the wrong size."""
+    """Reserved memory that the allocator cannot use because its free blocks have the wrong sizes."""
     if history.grows:
         return
     unused = history.reserved_peak - history.peak

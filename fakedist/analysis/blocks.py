@@ -1,4 +1,4 @@
-"""Every block of memory: how large, for how long, where it came from and what it is for."""
+"""Every block of memory: its size, its lifetime, what allocated it and what it is for."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _FILLS = r"\.(?:new_)?(?:zeros|ones|full|rand|randn|normal)(?:_like)?\b"
 
 @dataclass
 class Blocks:
-    """The blocks of one rank and what they are made from.
+    """The blocks of one rank and the replay they come from.
 
     Attributes:
         frame: One row per block, columns of the table ``blocks`` without ``at_peak``, plus ``scope``.
-        shares: Columns block, layer, bytes: a layer's part of a block that several own.
-        replay: The allocator's history played again.
-        peak_event: Index of the first event at which most bytes were allocated; -1 without events.
+        shares: Columns block, layer, bytes: a layer's part of a block that several layers own.
+        replay: The replayed history of the allocator.
+        peak_event: Index of the first event at which the most bytes were allocated; -1 without events.
     """
 
     frame: pd.DataFrame
@@ -43,7 +43,7 @@ class Blocks:
 
 
 def build_blocks(recording: Recording) -> Blocks:
-    """Blocks of the rank's device; see the table ``blocks`` for the columns."""
+    """Blocks of the rank's device. The table ``blocks`` documents the columns."""
     events = recording.device_events
     settings = parse_settings(str(recording.gpu.get("alloc_conf", "")))
     played = replay(events["action"], events["address"], events["size"], settings)
@@ -72,8 +72,7 @@ def scope_columns(recording: Recording, op: Array) -> pd.DataFrame:
 
     Args:
         recording: The recording.
-        op: Numbers of operations; -1 and numbers that were never written down have no place: step and layer 0, the
-            phase ``other``.
+        op: Numbers of operations. -1 and numbers that were never recorded get step 0, layer 0 and phase ``other``.
     """
     scopes = [(0, 0, "other", 0, False), *((scope + 1, *rest) for scope, *rest in recording.rows["scopes"])]
     table = pd.DataFrame(scopes, columns=["scope", "step", "phase", "layer", "recompute"])
@@ -84,13 +83,13 @@ def scope_columns(recording: Recording, op: Array) -> pd.DataFrame:
 
 
 def event_places(recording: Recording) -> pd.DataFrame:
-    """Step and phase of each event of the rank's device; events outside of any operation belong to the one before."""
+    """Step and phase of each event of the rank's device. Events outside any operation belong to the one before."""
     op = recording.device_events["op"]
     return scope_columns(recording, np.maximum.accumulate(op) if len(op) else op)[["step", "phase"]]
 
 
 def operation_names(recording: Recording, op: Array) -> Any:
-    """Names of operations by number; empty for none."""
+    """Names of operations, given their numbers; empty where there is no operation."""
     names = ["", *(name for _, name in recording.rows["operations"])]
     known = (op >= 0) & (op < len(recording.op_operation))
     code = np.where(known, recording.op_operation[np.where(known, op, 0)].astype("i8") + 1 if known.any() else 0, 0)
@@ -107,16 +106,16 @@ def _add_place(frame: pd.DataFrame, recording: Recording, held: Held) -> None:
 
 
 def _add_category(frame: pd.DataFrame, recording: Recording, held: Held) -> pd.DataFrame:
-    """Add ``category``, move marked blocks to the layers that own them, return the shares of shared ones.
+    """Add ``category``, move marked blocks to the layers that own them, and return the shares of shared blocks.
 
-    A block that changes hands inside of a compiled graph is marked for what it holds last, and saved for what it holds
-    when the graph ends.
+    A block that changes hands inside a compiled graph has the mark of what it holds last, and counts as saved for
+    backward by what it holds when the graph ends.
     """
     marked, owners = _marked(frame, recording.marks)
     marked = np.where(held.is_last, marked, _UNMARKED)
     owners = owners[held.is_last[owners["block"].to_numpy()]] if len(owners) else owners
     activation = _saved_for_backward(frame, recording) & held.is_saved
-    # A buffer for communication that was made during a forward and stays (DDP's buckets) was not saved for a backward.
+    # A communication buffer that a forward allocates and that stays (DDP's buckets) was not saved for backward.
     activation &= ~((marked == _CODE["communication"]) & _outlives_backward(frame, recording))
     working = frame["phase"].isin(("forward", "backward", "optimizer")).to_numpy()
     code = np.where(marked <= _CODE["workspace"], marked, _UNMARKED)
@@ -130,16 +129,16 @@ def _add_category(frame: pd.DataFrame, recording: Recording, held: Held) -> pd.D
 
 
 def _marked(frame: pd.DataFrame, marks: dict[str, Array]) -> tuple[Array, pd.DataFrame]:
-    """Each block's first marked category (``_UNMARKED`` for none), and (block, layer, bytes) of its owners."""
+    """Each block's first marked category (``_UNMARKED`` if none), and (block, layer, bytes) of its owners."""
     best = np.full(len(frame), _UNMARKED, "u1")
     nobody = pd.DataFrame({"block": [], "layer": [], "bytes": []}, dtype="int64")
     if not len(frame) or not len(marks["op"]):
         return best, nobody
     wanted = pd.DataFrame(marks).astype({"address": "uint64", "category": "int64"})
-    # What a compiled graph allocates after an operation that it called has the graph's number, which is smaller.
+    # Once a compiled graph has called an operation, its next allocations have the graph's own, smaller number.
     op = np.maximum.accumulate(frame["op"].to_numpy())
     blocks = pd.DataFrame({"op": op, "address": frame["address"], "block": np.arange(len(frame))})
-    # The block that was allocated last at the address, by an operation up to the mark's.
+    # The last block allocated at the address by an operation up to the mark's.
     found = pd.merge_asof(
         wanted.sort_values("op", kind="stable"),
         blocks.sort_values(["op", "block"], kind="stable"),
@@ -156,9 +155,9 @@ def _marked(frame: pd.DataFrame, marks: dict[str, Array]) -> tuple[Array, pd.Dat
 
 
 def _covered(marks: pd.DataFrame) -> pd.DataFrame:
-    """Columns block, layer, bytes: how much of a block the tensors of a layer cover together.
+    """Columns block, layer, bytes: how much of a block a layer's tensors cover together.
 
-    A tensor is marked again whenever it is seen, and may be a view of another (a part of a gradient).
+    A tensor is marked every time it is seen, and it may be a view of another tensor (part of a gradient).
     """
     owner = ["block", "layer"]
     parts = marks.groupby([*owner, "start"])["bytes"].max().reset_index()
@@ -170,7 +169,7 @@ def _covered(marks: pd.DataFrame) -> pd.DataFrame:
 
 
 def _kept_shards(found: pd.DataFrame, phase: pd.Series[Any]) -> pd.DataFrame:
-    """Marks of shards become marks of parameters; those of blocks made for one gather (a copy in bfloat16) go."""
+    """Turn marks of shards into marks of parameters. Drop those of blocks made for one gather (a copy in bfloat16)."""
     is_shard = (found["category"] == SHARD_CODE).to_numpy()
     is_made_for_it = phase.isin(("forward", "backward")).to_numpy()[found["block"]]
     found = found.assign(category=found["category"].where(~is_shard, _CODE["parameter"]))
@@ -178,9 +177,10 @@ def _kept_shards(found: pd.DataFrame, phase: pd.Series[Any]) -> pd.DataFrame:
 
 
 def _kept_copies(found: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
-    """Marks of what has parameters' shapes become those of copies.
+    """Turn marks of tensors with parameters' shapes into marks of copies.
 
-    They go where it was made as zeros (a momentum), in a forward, or in a backward (gradients in a list).
+    The mark is dropped if the tensor was created as zeros (a momentum), in a forward, or in a backward (gradients in a
+    list).
     """
     is_alike = (found["category"] == ALIKE_CODE).to_numpy()
     is_filled = frame["operation"].astype(str).str.contains(_FILLS)
@@ -190,13 +190,13 @@ def _kept_copies(found: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _saved_for_backward(frame: pd.DataFrame, recording: Recording) -> Array:
-    """Blocks made while a graph was recorded, and still alive when its backward began."""
+    """Blocks allocated while autograd recorded a graph, and still alive when its backward began."""
     regions = sorted((first, last) for first, last, _ in recording.rows["regions"] if last >= first)
     if not regions or not len(frame):
         return np.zeros(len(frame), bool)
     op = frame["op"].to_numpy()
     firsts, lasts = (np.array(bound) for bound in zip(*regions, strict=True))
-    # Recomputed pieces lie inside backward, forward passes outside: regions never overlap.
+    # Recomputed pieces lie inside backward and forward passes outside it, so regions never overlap.
     region = np.searchsorted(firsts, op, side="right") - 1
     inside = (region >= 0) & (op <= lasts[region])
     event_op = np.maximum.accumulate(recording.device_events["op"])
@@ -205,7 +205,7 @@ def _saved_for_backward(frame: pd.DataFrame, recording: Recording) -> Array:
 
 
 def _outlives_backward(frame: pd.DataFrame, recording: Recording) -> Array:
-    """Blocks alive when the optimizer of their step began to work, or the step after their own, whichever is first."""
+    """Blocks still alive when their step's optimizer started or the next step began, whichever came first."""
     op = recording.device_events["op"]
     place = event_places(recording)
     place["event"] = np.arange(len(place))
@@ -235,10 +235,10 @@ def _give_to_owners(frame: pd.DataFrame, owners: pd.DataFrame) -> pd.DataFrame:
 
 
 def _divide(block: int, bytes_: int, own_layer: int, parts: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """Shares of one block: what each owner's tensors use, the rest to the layer that allocated it.
+    """Shares of one block: what each owner's tensors use. The rest goes to the layer that allocated it.
 
-    Where layer 0 is an owner (it is that of a bucket for everybody's gradients) the rest is outside of modules. Tensors
-    that overlap (tied weights, views) can use more than the block has; they then share in proportion.
+    If layer 0 is an owner, as for a bucket that holds every layer's gradients, the rest counts as outside of modules.
+    Tensors that overlap (tied weights, views) can use more than the block has. They then share it in proportion.
     """
     total = sum(part for _, part in parts)
     shares = {layer: part * bytes_ // total if total > bytes_ else part for layer, part in parts}

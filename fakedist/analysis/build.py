@@ -1,4 +1,4 @@
-"""From the journal to the tables and the summary: what the parent does when the rank has ended."""
+"""Turns the journal into the tables and the summary. The parent does this after the rank has ended."""
 
 from __future__ import annotations
 
@@ -33,15 +33,16 @@ from fakedist.units import format_bytes
 
 
 def build_tables(run_directory: Path, *, may_be_empty: bool = True) -> None:
-    """Make the tables, the snapshot and the manifest's summary of a run that has ended, however it did.
+    """Make the tables, the snapshot and the manifest's summary of a run that has ended, however it ended.
 
     Args:
         run_directory: The run directory.
-        may_be_empty: Whether a rank that was killed before its first record has tables, all empty; else that is damage.
+        may_be_empty: Whether a rank that was killed before its first record gets empty tables. If not, an empty journal
+            counts as damaged.
 
     Raises:
-        RunDirectoryError: The directory is not a run's, its journal is missing, damaged or not fakedist's, or its
-            tables are a symbolic link. Nothing was written then.
+        RunDirectoryError: The directory is not a run directory, its journal is missing, damaged or not fakedist's, or
+            its tables are a symbolic link. Nothing has been written then.
     """
     manifest = load_manifest(run_directory)
     check_tables(run_directory)
@@ -74,12 +75,12 @@ def build_tables(run_directory: Path, *, may_be_empty: bool = True) -> None:
 
 
 def make_tables(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Every table of ``run.schema.TABLES`` but those of times.
+    """Every table of ``run.schema.TABLES`` except the tables of times.
 
     Args:
         recording: The recording.
         blocks: Its blocks.
-        places: Step and phase of each event, see :func:`fakedist.analysis.blocks.event_places`.
+        places: Step and phase of each event, from :func:`fakedist.analysis.blocks.event_places`.
     """
     lines = memory.stack_lines(recording)
     phases = memory.phase_table(blocks, places)
@@ -100,19 +101,19 @@ def make_tables(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> d
         "frames": pd.DataFrame(recording.frames, columns=["filename", "line", "function"]),
         "stacks": pd.DataFrame({"frames": [list(stack) for stack in recording.stacks], "line": lines}),
     }
-    recorded = tables["calls"]["step"] != recording.timed_step  # the timed step only says again what the others did
+    recorded = tables["calls"]["step"] != recording.timed_step  # the timed step only repeats what the others did
     tables["collectives"] = collective_table(tables["calls"][recorded])
     return tables
 
 
 def _peaks(recording: Recording) -> Peaks | None:
-    """What the GPU does at most; simulated times are no share of it."""
+    """The GPU's peak rates; None for simulated times, which cannot be compared with them."""
     told, source = recording.gpu.get("peaks"), recording.kernel_source
     return None if told is None or (source and source.source == "simulated") else from_plain(Peaks, told, "peaks")
 
 
 def _time_source(source: KernelSource) -> str:
-    """Where the times of the timed step are from."""
+    """Where the times of the timed step come from."""
     if source.source == "estimated":
         return "estimated: a model of the GPU; collectives, whose duration it does not know, are not in it"
     if source.source == "simulated":
@@ -123,7 +124,10 @@ def _time_source(source: KernelSource) -> str:
 
 @contextmanager
 def no_collector() -> Iterator[None]:
-    """A snapshot is a dict an event; the cycle collector would walk them again and again: half of its time."""
+    """Turn the cycle collector off while a snapshot is built.
+
+    A snapshot has one dict per event. The collector would walk them again and again, which takes half the time.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -134,7 +138,7 @@ def no_collector() -> Iterator[None]:
 
 
 def steady_window(places: pd.DataFrame, recording: Recording) -> tuple[int, int]:
-    """First event of the last step that ended, and the first after it; the whole run if none ended."""
+    """First event of the last completed step and first event after it; the whole run if no step completed."""
     if not recording.steps:
         return 0, len(places)
     step = np.flatnonzero(places["step"].to_numpy() == recording.steps[-1]["step"])
@@ -169,7 +173,7 @@ def _invented(recording: Recording) -> pd.DataFrame:
 
 
 def _dropped(recording: Recording) -> list[str]:
-    """What of the run is not in the recording."""
+    """What the recording may lack, one sentence each."""
     dropped = []
     if not recording.outcome:
         dropped.append("the rank ended without a word: what it did in its last two seconds may be missing")
@@ -179,9 +183,9 @@ def _dropped(recording: Recording) -> list[str]:
 
 
 def _left_note(recording: Recording, job: dict[str, Any]) -> str:
-    """That a rank ended before any work, and what may have made it: a flag that only another rank knows.
+    """The note for a rank that ended before doing any work. The cause may be a flag that only another rank knows.
 
-    Megatron-LM's ranks without data learn by a broadcast whether there is any, and train where they are told so.
+    In Megatron-LM, ranks that load no data learn from a broadcast whether there is any, and train only then.
     """
     note = "no training step: no module ran and no optimizer stepped; the figures are of all that the script did"
     if recording.outcome.get("line"):
@@ -198,7 +202,7 @@ def _left_note(recording: Recording, job: dict[str, Any]) -> str:
 
 
 def _failure_notes(recording: Recording) -> list[str]:
-    """Requests that the allocator could not serve, and after which the script went on."""
+    """Notes on requests that the allocator could not serve but that did not end the script."""
     failed = recording.out_of_memory
     if failed is None or recording.outcome.get("outcome") == "out_of_memory":
         return []
@@ -212,12 +216,12 @@ def _failure_notes(recording: Recording) -> list[str]:
     return [text]
 
 
-#: Operations that pick indices; a router's among them (gpu/values/choices.py).
+#: Operations that pick indices, such as those of a router (gpu/values/choices.py).
 _CHOOSES = re.compile(r"\.(topk|sort|argsort|argmax|argmin)\b")
 
 
 def _invention_notes(rows: list[Any]) -> list[str]:
-    """What was made up, and where first."""
+    """Notes on made-up values: how many, and where the first one was read."""
     invented = sum(values for *_, values in rows)
     if not invented:
         return []

@@ -1,4 +1,4 @@
-"""What the rank said to the other ranks: calls and bytes by group and operation."""
+"""The rank's communication with other ranks: calls and bytes by group and operation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def call_table(recording: Recording) -> pd.DataFrame:
 
 
 def group_table(recording: Recording) -> pd.DataFrame:
-    """The table ``groups``: one row per process group, in the order in which they were made."""
+    """The table ``groups``: one row per process group, in order of creation."""
     rows = [
         (name, description, backend, num_ranks(ranks), group_rank, ranks_text(ranks))
         for _, name, description, ranks, group_rank, backend in sorted(recording.rows["groups"])
@@ -41,7 +41,7 @@ def collective_table(calls: pd.DataFrame) -> pd.DataFrame:
 
 
 def num_ranks(ranks: Any) -> int:
-    """How many ranks a recorded group has: a tuple of them, or a range as {start, stop, step}."""
+    """Number of ranks in a recorded group, given as a tuple of ranks or as a range {start, stop, step}."""
     return len(range(ranks["start"], ranks["stop"], ranks["step"])) if isinstance(ranks, dict) else len(ranks)
 
 
@@ -57,7 +57,7 @@ def ranks_text(ranks: Any) -> str:
 
 
 def ranks_of(text: str) -> list[int]:
-    """Ranks of the table ``groups``: "0,3,5", "0-7" or "0-56:8" (every eighth from 0 to 56)."""
+    """Ranks from their text in the table ``groups``: "0,3,5", "0-7" or "0-56:8" (every eighth from 0 to 56)."""
     found: list[int] = []
     for part in filter(None, text.split(",")):
         bounds, _, step = part.partition(":")

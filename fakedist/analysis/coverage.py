@@ -1,4 +1,4 @@
-"""What of a script is not in the recording, because it was stopped or because nothing told its steps."""
+"""The parts of a script that a recording lacks: the script was stopped, or nothing marked its steps."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from fakedist.analysis.recording import Recording
 
 
 def coverage_notes(recording: Recording, outcome: str, job: dict[str, Any]) -> list[str]:
-    """What a reader must know of it, a sentence each.
+    """Notes on what the recording does not cover, one sentence each.
 
     Args:
         recording: The recording.
         outcome: How the run ended.
-        job: The job of run.json.
+        job: The job from run.json.
     """
     told, num_steps = recording.outcome, len(recording.steps)
     if outcome == "stopped":
         return [_not_reached(num_steps, bool(told.get("evaluated")), job.get("until"))]
-    is_known = "optimizer_steps" in told  # an older fakedist does not say
+    is_known = "optimizer_steps" in told  # an older fakedist did not record it
     if outcome in ("finished", "exit") and is_known and not told["optimizer_steps"] and not told["counts_itself"]:
         text = (
             "no training step: no optimizer stepped; the figures are of all that the script did, and "

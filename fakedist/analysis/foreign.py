@@ -1,7 +1,8 @@
-"""Any torch memory snapshot as a recording: its blocks, its history and its stacks; nobody knows layers or phases.
+"""Reads any torch memory snapshot as a recording: blocks, history and stacks, without layers or phases.
 
-The history is a ring: when it was full, torch forgot its beginning. What was alive before is put in front of it, from
-the frees without an allocation and from the blocks that are there at the end and were never allocated in between.
+The history is a ring buffer: once it is full, torch drops its beginning. Blocks that were alive before are added in
+front of it. They are known from frees without an allocation, and from blocks that are alive at the end although the
+history never allocates them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fakedist.run.schema import ACTIONS
 
 _CODES = {name: code for code, name in enumerate(ACTIONS)}
 _GAINS, _LOSSES = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
-_HELD = ("active_allocated", "active")  # blocks that tensors hold; "active" in snapshots without a history
+_HELD = ("active_allocated", "active")  # states of blocks that tensors hold; "active" in snapshots without a history
 
 
 @dataclass
@@ -26,7 +27,7 @@ class ForeignSnapshot:
     """A snapshot, read.
 
     Attributes:
-        recording: What it says of one device.
+        recording: The snapshot's contents for one device.
         notes: What a reader must know about it, one sentence each.
         num_before: Blocks that were alive before its history began.
     """
@@ -38,14 +39,14 @@ class ForeignSnapshot:
 
 @dataclass
 class _Stacks:
-    """Stacks by number; torch repeats them as objects."""
+    """Numbers the stacks. torch repeats the same list objects."""
 
     frames: dict[tuple[str, int, str], int] = field(default_factory=dict)
     stacks: dict[tuple[int, ...], int] = field(default_factory=dict)
-    _seen: dict[int, int] = field(default_factory=dict)  # id of a list of frames, all of which the snapshot keeps
+    _seen: dict[int, int] = field(default_factory=dict)  # by id of a list of frames; the snapshot keeps them all alive
 
     def number(self, frames: Any) -> int:
-        """Number of a stack; -1 for none."""
+        """The number of a stack; -1 without frames."""
         if not isinstance(frames, list) or not frames:
             return -1
         if id(frames) not in self._seen:
@@ -65,10 +66,10 @@ def _int(value: Any) -> int:
 
 
 def read_foreign(snapshot: dict[str, Any]) -> ForeignSnapshot:
-    """The device of a snapshot with the longest history, or with the most memory where there is none.
+    """Read the device of a snapshot with the longest history; without any history, the device with the most memory.
 
     Args:
-        snapshot: What :func:`fakedist.run.snapshot.read_snapshot` gave.
+        snapshot: The result of :func:`fakedist.run.snapshot.read_snapshot`.
     """
     traces = [trace if isinstance(trace, list) else [] for trace in snapshot["device_traces"]]
     segments = [segment for segment in snapshot["segments"] if isinstance(segment, dict)]
@@ -121,7 +122,7 @@ def _device(traces: list[list[Any]], segments: list[dict[str, Any]]) -> int:
 
 
 def _settings(snapshot: dict[str, Any]) -> str:
-    """PYTORCH_CUDA_ALLOC_CONF, where the snapshot has it."""
+    """PYTORCH_CUDA_ALLOC_CONF, if the snapshot has it."""
     settings = snapshot.get("allocator_settings")
     if not isinstance(settings, dict):
         return ""
@@ -129,7 +130,7 @@ def _settings(snapshot: dict[str, Any]) -> str:
 
 
 def _alive_before(trace: list[dict[str, Any]], segments: list[dict[str, Any]]) -> list[tuple[int, int, Any]]:
-    """Blocks that were alive before the history: (address, bytes, frames)."""
+    """Blocks that were alive before the history began: (address, bytes, frames)."""
     alive: set[int] = set()
     found: list[tuple[int, int, Any]] = []
     for entry in trace:
@@ -145,7 +146,7 @@ def _alive_before(trace: list[dict[str, Any]], segments: list[dict[str, Any]]) -
         at = _int(segment.get("address"))
         for block in segment.get("blocks") or []:
             size = _int(block.get("size"))
-            here = _int(block.get("address")) or at  # 2.1 gives no addresses: blocks lie one after the other
+            here = _int(block.get("address")) or at  # torch 2.1 writes no addresses: blocks are contiguous
             if block.get("state") in _HELD and here not in alive:
                 found.append((here, size, _block_frames(block)))
             at = here + size
@@ -153,7 +154,7 @@ def _alive_before(trace: list[dict[str, Any]], segments: list[dict[str, Any]]) -
 
 
 def _block_frames(block: dict[str, Any]) -> Any:
-    """Frames of a block; older snapshots keep them in its history."""
+    """Frames of a block. Older snapshots keep them in the block's history."""
     history = block.get("history")
     if isinstance(history, list) and history and isinstance(history[0], dict):
         return history[0].get("frames")
@@ -161,7 +162,7 @@ def _block_frames(block: dict[str, Any]) -> Any:
 
 
 def _reserved_before(trace: list[dict[str, Any]], segments: list[dict[str, Any]]) -> int:
-    """Bytes in segments before the history."""
+    """Bytes in segments before the history began."""
     end = sum(_int(segment.get("total_size")) for segment in segments)
     gained = sum(_int(entry.get("size")) for entry in trace if entry["action"] in _GAINS)
     lost = sum(_int(entry.get("size")) for entry in trace if entry["action"] in _LOSSES)
@@ -169,8 +170,8 @@ def _reserved_before(trace: list[dict[str, Any]], segments: list[dict[str, Any]]
 
 
 def _first_columns(before: list[tuple[int, int, Any]], reserved: int, time_us: int, stacks: _Stacks) -> dict[str, Any]:
-    """Events that never were: what the history begins with."""
-    # Where the segments are is not known; at address 0 they serve no block.
+    """Synthetic events in front of the history, for what was alive before it."""
+    # The segments' addresses are unknown. At address 0 they serve no block.
     rows = [(_CODES["segment_alloc"], 0, reserved, -1)] if reserved else []
     rows += [(_CODES["alloc"], at, size, stacks.number(frames)) for at, size, frames in before]
     action, address, size, stack = zip(*rows, strict=True) if rows else ((), (), (), ())
@@ -179,7 +180,7 @@ def _first_columns(before: list[tuple[int, int, Any]], reserved: int, time_us: i
 
 
 def _columns(trace: list[dict[str, Any]], stacks: _Stacks) -> dict[str, Any]:
-    """The history, column by column: there may be millions of events."""
+    """The history as columns, since it may have millions of events."""
     allocs = [entry["action"] == "alloc" for entry in trace]
     return _arrays(
         {
@@ -207,6 +208,6 @@ def _array(values: Sequence[Any], kind: str) -> Any:
         if found.ndim == 1:
             return found
     except (TypeError, ValueError, OverflowError):
-        pass  # something is missing, or an address is written as negative
+        pass  # a value is missing, or an address is negative
     mask = (1 << 64) - 1 if kind == "<u8" else -1
     return np.array([_int(value) & mask for value in values], kind)

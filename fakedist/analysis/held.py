@@ -1,8 +1,8 @@
-"""Memory inside compiled graphs: the layer that each block was made for, and what held it at the peak.
+"""Memory inside compiled graphs: the layer that each block was allocated for, and the layer that held it at the peak.
 
-Inductor gives a buffer that is done with to the next one of its size. Such a block is one for the allocator, and was
-several layers' after each other. Generated code says at which of its lines it changes hands (``record/generated.py``);
-the line that ran at the peak is in the stack of the peak's allocation.
+Inductor reuses a buffer that is no longer needed for the next one of its size. To the allocator that is one block, but
+several layers held it in turn. The generated code shows at which line a block changes hands (``record/generated.py``).
+The line that ran at the peak is in the stack of the peak's allocation.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ _NEVER = 1 << 40
 
 @dataclass
 class Held:
-    """Of each block, as compiled graphs tell it.
+    """What compiled graphs show about each block.
 
     Attributes:
-        layer: The layer that it was for: at the peak, or when the graph that made it ended; -1 where no graph tells.
-        is_saved: Whether what it held then is what it held when the graph that made it ended.
-        is_last: Whether it is what it held last of all.
+        layer: The layer that the block was for, at the peak or when the graph that allocated it ended; -1 if no graph
+            shows it.
+        is_saved: Whether the block's contents then are what it held when the graph that allocated it ended.
+        is_last: Whether they are the last thing it held.
     """
 
     layer: Array
@@ -34,7 +35,7 @@ class Held:
 
 @dataclass(frozen=True)
 class _Point:
-    """A moment: a call of a graph, by its row in ``graphs``, and the line of its code."""
+    """A moment: a call of a graph (its row in ``graphs``) and a line of the graph's code."""
 
     graph: int
     line: int
@@ -44,9 +45,9 @@ def held_blocks(frame: pd.DataFrame, recording: Recording, peak_event: int) -> H
     """Which layer each block was for.
 
     Args:
-        frame: Columns op, stack, address, alloc_event, free_event of the blocks, in the order of their allocation.
+        frame: Columns op, stack, address, alloc_event, free_event of the blocks, in order of allocation.
         recording: The recording.
-        peak_event: Event of the peak; -1 without any.
+        peak_event: Event of the peak; -1 without events.
     """
     num = len(frame)
     held = Held(np.full(num, -1, "i8"), np.ones(num, bool), np.ones(num, bool))
@@ -87,7 +88,7 @@ def _is_before(graph: int, line: int, moment: _Point) -> bool:
 
 
 def _lines(recording: Recording) -> tuple[Array, Array]:
-    """Of each stack, the generated code that it is in and the line; -1 where it is in none."""
+    """For each stack, the generated code that it is in and the line there; -1 if it is in none."""
     codes = {filename: number for number, filename, *_ in recording.rows["generated"]}
     of_frame = [codes.get(filename, -1) for filename, *_ in recording.frames]
     code, line = np.full(len(recording.stacks) + 1, -1, "i8"), np.full(len(recording.stacks) + 1, -1, "i8")
@@ -99,7 +100,7 @@ def _lines(recording: Recording) -> tuple[Array, Array]:
 
 
 def _chains(recording: Recording) -> dict[tuple[int, int], list[tuple[int, int]]]:
-    """(code, line that allocates) -> the lines from which on another buffer has the memory, and its module."""
+    """(code, line that allocates) -> the lines from which another buffer has the memory, and its module."""
     found: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for number, _, _, holders in recording.rows["generated"]:
         for root, line, module in holders:
@@ -109,7 +110,7 @@ def _chains(recording: Recording) -> dict[tuple[int, int], list[tuple[int, int]]
 
 
 def _peak(recording: Recording, peak_event: int, of_op: Array, stacks: tuple[Array, Array]) -> _Point:
-    """The peak: inside of a graph if its allocation's stack is, else after the last one that began."""
+    """The peak: inside a graph if its allocation's stack is inside one, else after the last graph that began."""
     events = recording.device_events
     op = int(np.maximum.accumulate(events["op"][: peak_event + 1])[-1]) if peak_event >= 0 else -1
     graph = int(np.searchsorted(of_op, op, side="right")) - 1
@@ -120,7 +121,7 @@ def _peak(recording: Recording, peak_event: int, of_op: Array, stacks: tuple[Arr
 
 
 def _inputs(frame: pd.DataFrame, recording: Recording, found: tuple[Held, Array, _Point, Array]) -> None:
-    """Memory of a graph's inputs that it reuses: what a forward saved, mostly, and its backward is done with."""
+    """Handle inputs whose memory a graph reuses: mostly what a forward saved and its backward no longer needs."""
     held, alive, peak, of_op = found
     rows = pd.DataFrame(recording.rows["held"], columns=["op", "address", "line", "layer"])
     if not len(rows):
@@ -140,7 +141,7 @@ def _inputs(frame: pd.DataFrame, recording: Recording, found: tuple[Held, Array,
     for op, line, layer, block in matched[["op", "line", "layer", "block"]].astype("int64").itertuples(index=False):
         end = freed[block]
         if not alive[block] or (end < len(event_op) and event_op[end] < op):
-            continue  # it was gone before: the input is memory of another kind
+            continue  # the block was gone by then: the input's memory is not one of these blocks
         if _is_before(int(np.searchsorted(of_op, op, side="right")) - 1, line, peak):
             held.layer[block], held.is_saved[block] = layer, False
         else:

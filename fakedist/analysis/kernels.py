@@ -1,4 +1,4 @@
-"""The timed step's kernels, from whichever source: one table."""
+"""The table of the timed step's kernels, whatever timed them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fakedist.run.schema import BOUNDS, FAMILIES, PHASES
 
 
 def kernel_table(recording: Recording) -> pd.DataFrame:
-    """The table ``kernels``: one row per kernel, copy, fill or collective, in the order of their start."""
+    """The table ``kernels``: one row per kernel, copy, fill or collective, in order of start."""
     columns = recording.kernels
     texts = {"family": FAMILIES, "phase": PHASES, "bound": BOUNDS}
     texts |= dict.fromkeys(("name", "grid", "block", "operation"), tuple(recording.kernel_texts))

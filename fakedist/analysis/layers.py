@@ -1,4 +1,4 @@
-"""Memory by layer: own and with children, at the peak and over a step; repeated layers folded into one row."""
+"""Memory by layer, own and with children, at the peak and over a step. Repeated layers fold into one row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def layer_table(recording: Recording, blocks: Blocks, window: tuple[int, int]) -
     Args:
         recording: The recording.
         blocks: Its blocks.
-        window: First event and first event after the step for the columns ``most_...``.
+        window: First event of the step for the columns ``most_...``, and first event after it.
     """
     rows = recording.rows["layers"] or [(0, "", "", -1)]
     table = pd.DataFrame([row[1:] for row in rows], columns=["name", "class_name", "parent"])
@@ -41,7 +41,7 @@ def layer_table(recording: Recording, blocks: Blocks, window: tuple[int, int]) -
 
 
 def with_children(table: pd.DataFrame, own: Array) -> Array:
-    """Sum of each layer's own values and those of everything below it."""
+    """Each layer's own value plus those of all layers below it."""
     total = own.astype("float64" if own.dtype.kind == "f" else "int64")
     parents = table["parent"].to_numpy()
     for layer in range(len(table) - 1, 0, -1):  # children come after their parents
@@ -66,12 +66,12 @@ def _parts(blocks: Blocks) -> pd.DataFrame:
 
 
 def owner_names(shares: pd.DataFrame, names: list[str], parents: list[int]) -> dict[int, str]:
-    """Of blocks that several layers own, how many own it and the layer above them all: "12 layers of layers.3".
+    """Owners of each block that several layers own: how many, and their common parent ("12 layers of layers.3").
 
     Args:
-        shares: The table ``shares``, or some blocks of it.
+        shares: The table ``shares``, or the rows of some of its blocks.
         names: Column ``name`` of the table ``layers``.
-        parents: Its column ``parent``.
+        parents: Column ``parent`` of the table ``layers``.
     """
     owners: dict[int, list[int]] = {}
     for block, layer in zip(shares["block"].tolist(), shares["layer"].tolist(), strict=True):
@@ -90,7 +90,7 @@ def _owners_text(layers: tuple[int, ...], names: list[str], parents: list[int]) 
 
 
 def _ancestors(layer: int, parents: list[int]) -> list[int]:
-    """A layer and all above it, from the root down."""
+    """The path to a layer, from the root down to the layer itself."""
     chain = [layer]
     while parents[chain[0]] > 0:
         chain.insert(0, parents[chain[0]])
@@ -98,7 +98,7 @@ def _ancestors(layer: int, parents: list[int]) -> list[int]:
 
 
 def _for_ancestors(parts: pd.DataFrame, table: pd.DataFrame, window: tuple[int, int]) -> pd.DataFrame:
-    """Every part of the window once for its layer and once for each layer above it."""
+    """Every part in the window, repeated for its layer and for each layer above it."""
     parents = table["parent"].to_numpy()
     level = parts[(parts["alloc_event"] < window[1]) & (parts["free_event"] >= window[0])]
     levels = []
@@ -110,7 +110,7 @@ def _for_ancestors(parts: pd.DataFrame, table: pd.DataFrame, window: tuple[int, 
 
 
 def _most(parts: pd.DataFrame, window: tuple[int, int], keys: list[str]) -> pd.DataFrame:
-    """Most bytes alive at once in the window by ``keys``: columns keys and ``most``."""
+    """The most bytes alive at once in the window by ``keys``: the columns ``keys``, and ``most``."""
     first, end = window
     alive = parts[(parts["alloc_event"] < end) & (parts["free_event"] >= first)]
     starts = alive.assign(event=alive["alloc_event"].clip(lower=first))
@@ -126,13 +126,13 @@ def _most(parts: pd.DataFrame, window: tuple[int, int], keys: list[str]) -> pd.D
 
 @dataclass(frozen=True)
 class Fold:
-    """A layer, or several alike that stand for themselves in a list.
+    """One row of a list of layers: a single layer, or several repeated ones.
 
     Attributes:
-        name: Its name, with ``0-79`` for the numbers of the layers in it.
-        class_name: Their class.
-        layers: Rows of the layer table.
-        depth: Parents above it.
+        name: The layers' name, with ``0-79`` in place of their numbers.
+        class_name: The layers' class.
+        layers: The layers' rows in the table ``layers``.
+        depth: Number of parents above it.
     """
 
     name: str
@@ -142,9 +142,10 @@ class Fold:
 
 
 def fold_layers(table: pd.DataFrame) -> list[Fold]:
-    """Layers in depth-first order, runs of repeated ones as one row.
+    """Layers in depth-first order, with runs of repeated layers as one row.
 
-    Siblings are repeated if their names are numbers and the trees below them have the same names and classes.
+    Siblings count as repeated if their names are consecutive numbers and the trees below them have the same names and
+    classes.
     """
     children: dict[int, list[int]] = {}
     for layer, parent in enumerate(table["parent"].tolist()):
@@ -159,7 +160,7 @@ def fold_layers(table: pd.DataFrame) -> list[Fold]:
         folds.append(Fold(name, classes[group[0]], group, depth))
         below = [children.get(layer, []) for layer in group]
         for run in _runs(below[0], names, shape):
-            # Children of the first root are called without it; but not those that it only calls, "(GPT).(Softmax)".
+            # Children of the first root are named without it, except those that it only calls: "(GPT).(Softmax)".
             is_first = name.startswith("(") and depth == 0 and not names[run[0]].startswith("(")
             prefix = "" if is_first else f"{name}."
             places = [below[0].index(layer) for layer in run]
@@ -186,7 +187,7 @@ def _last(name: str) -> str:
 
 
 def _shapes(names: list[str], classes: list[str], children: dict[int, list[int]]) -> list[int]:
-    """A number for each layer; layers with the same number have the same tree of names and classes below them."""
+    """A number for each layer. Layers with the same number have the same tree of names and classes below them."""
     known: dict[tuple[object, ...], int] = {}
     shape = [0] * len(names)
     for layer in range(len(names) - 1, -1, -1):
@@ -217,8 +218,8 @@ def fold_table(table: pd.DataFrame, folds: list[Fold]) -> pd.DataFrame:
     """Figures of folds: one row per fold, in their order.
 
     Columns: name, class_name, depth, num_repeats; ``peak_<category>_bytes`` and ``peak_total_bytes`` (with children),
-    ``peak_own_bytes``: sums over the repeats; ``least_peak_bytes``, ``median_peak_bytes``, ``largest_peak_bytes``: of
-    one repeat, with children; ``most_...``: the largest of one repeat.
+    ``peak_own_bytes``: sums over the repeats; ``least_peak_bytes``, ``median_peak_bytes``, ``largest_peak_bytes``:
+    figures of one repeat, with children; ``most_...``: the largest figure of any one repeat.
     """
     totals = {name: with_children(table, table[name].to_numpy()) for name in _BYTES}
     totals["peak_own_bytes"] = table["peak_own_bytes"].to_numpy()

@@ -1,8 +1,8 @@
-"""A torch memory snapshot as a pickle of protocol 4, written column by column.
+"""Writes a torch memory snapshot as a protocol 4 pickle, column by column.
 
-A history has a dict for each event: making a million of them for ``pickle.dump`` takes a second and half a GB. Pickled
-dicts with the same keys differ in their values alone, so all of them together are a matrix of bytes, an event a row.
-What a row refers to (keys, actions, stacks) has to come before it in the pickle: it is the first value of
+A history has one dict per event. Creating a million of them for ``pickle.dump`` takes a second and half a GB. Pickled
+dicts with the same keys differ only in their values, so together they form a matrix of bytes with one event per row.
+What a row refers to (keys, actions, stacks) must come before it in the pickle. It is the first value of
 ``device_traces``, which the histories then replace.
 """
 
@@ -31,10 +31,10 @@ def pickled(
     """The pickle of ``{"device_traces": ..., "segments": ...}``, in pieces.
 
     Args:
-        segments: As torch has them.
-        histories: Events of each device: action, address, size, stream, time_us and stack (a row of `stacks`; -1 for
-            none) of each.
-        stacks: Frames as torch has them; `segments` may hold the same objects.
+        segments: Segments in torch's format.
+        histories: Events of each device, with columns action, address, size, stream, time_us and stack (a row of
+            `stacks`; -1 for none).
+        stacks: Frames in torch's format. `segments` may hold the same objects.
     """
     parts, nothing = _Parts(), list[Any]()
     yield pickle.PROTO + b"\x04" + pickle.EMPTY_DICT + pickle.MARK
@@ -62,12 +62,12 @@ def pickled(
 
 
 def _reference(place: Array) -> Array:
-    """References to earlier objects, one a row."""
+    """References to earlier objects, one per row."""
     return _opcode(pickle.LONG_BINGET, place.astype("<u4").view("u1").reshape(-1, 4))
 
 
 def _number(values: Array) -> Array:
-    """Numbers that are not negative, each in as many bytes as the largest takes."""
+    """Non-negative integers, each in as many bytes as the largest needs."""
     num_bytes = int(values.max()).bit_length() // 8 + 1
     wide = np.zeros((len(values), 9), "u1")
     wide[:, :8] = values.astype("<u8").view("u1").reshape(-1, 8)
@@ -84,7 +84,7 @@ def _dicts(items: list[tuple[Array, Array]]) -> bytes:
     """Dicts that are appended to the list before them.
 
     Args:
-        items: Keys and values of all dicts, each with a row per dict; a key that all have alike has one.
+        items: Keys and values of all dicts, with one row per dict. A key that is the same in all dicts has one row.
     """
     begin, end = pickle.EMPTY_DICT + pickle.MARK, pickle.SETITEMS + pickle.APPEND
     parts = [np.frombuffer(begin, "u1")[None], *(part for item in items for part in item)]
@@ -98,7 +98,7 @@ def _dicts(items: list[tuple[Array, Array]]) -> bytes:
 
 
 class _Parts:
-    """Pickles whose later parts refer to objects in earlier ones, without what begins and ends a pickle."""
+    """Parts of one pickle, without its header and its end. Later parts refer to objects in earlier ones."""
 
     def __init__(self) -> None:
         self._file = io.BytesIO()
@@ -112,5 +112,5 @@ class _Parts:
         return self._file.getvalue()[2:-1]
 
     def places(self) -> dict[int, int]:
-        """Where the unpickler will keep each object, by its id."""
+        """The index under which the unpickler memoizes each object, by the object's id."""
         return {of: place for of, (place, _) in self._pickler.memo.copy().items()}

@@ -1,4 +1,4 @@
-"""A journal read into memory: the rank's whole recording, as arrays."""
+"""Reads a journal into memory: the rank's whole recording, as arrays."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _EVENT_TYPES = {"action": "u1", "address": "<u8", "size": "<i8", "stream": "<u8"
     "stack": "<i4"
 }
 _MARK_TYPES = {"op": "<i8", "address": "<u8", "category": "u1", "layer": "<i4", "start": "<i8", "bytes": "<i8"}
-#: Of compiled graphs: their code (number, filename, [(line, module)], [(root, line, module)]), the layers of numbered
-#: modules (number, layers), their calls (op, code, placing), and what of their inputs they reuse (op, address, line,
-#: layer). See ``record/placing.py``.
+#: Rows about compiled graphs: their code (number, filename, [(line, module)], [(root, line, module)]), the layers of
+#: numbered modules (number, layers), their calls (op, code, placing), and the inputs whose memory they reuse (op,
+#: address, line, layer). See ``record/placing.py``.
 GRAPH_ROWS = ("generated", "placings", "graphs", "held")
-#: Tables that come in pieces of rows; each record carries only what is new.
+#: Tables that arrive in pieces. Each record carries only the new rows.
 _ROWS = ("layers", "operations", "scopes", "regions", "collectives", "groups", "invented", *GRAPH_ROWS)
 _SIMULATED = "each kernel takes 1 us on the virtual GPU: their order is the job's, their times nobody's"
 
@@ -41,26 +41,28 @@ class Recording:
 
     Attributes:
         gpu: The record about the GPU; empty if the rank died before it was known.
-        rows: Rows of layers, operations, scopes, regions, collectives, groups and invented values, as recorded.
+        rows: Rows of layers, operations, scopes, regions, collectives, groups and made-up values, as recorded.
         op_operation: Operation id of each numbered operation.
         op_scope: Scope id of each numbered operation.
         marks: Columns op, address, category, layer, start, bytes.
-        events: Columns action, address, size, stream, time_us, op, stack, by device.
-        frames: (filename, line, function).
-        stacks: Rows of ``frames``, innermost first.
-        kernels: Columns of the timed step's kernels, ``run.kernels.KERNEL_TYPES``; texts are rows of ``kernel_texts``.
-        profiled: What torch.profiler saw of the timed step; empty without it.
-        timed_step: The step that was timed after the recorded ones, apart from them; -1 without one.
-        kernel_source: Where they are from; None without any.
+        events: By device, columns action, address, size, stream, time_us, op, stack.
+        frames: (filename, line, function) of each frame.
+        stacks: Indices into ``frames``, innermost first.
+        kernels: Columns of the timed step's kernels (``run.kernels.KERNEL_TYPES``). Texts are indices into
+            ``kernel_texts``.
+        kernel_texts: The texts that ``kernels`` refers to.
+        profiled: What torch.profiler saw of the timed step; empty if it did not run.
+        timed_step: The step that was timed separately, after the recorded ones; -1 if none was.
+        kernel_source: Where the kernels come from; None without kernels.
         steps: Records of the steps that ended.
         stats: The allocator's statistics at the end, by device.
         out_of_memory: The last request that failed, if any did.
-        nccl: NCCL's version and environment; empty if an older fakedist recorded.
+        nccl: NCCL's version and environment; empty in a recording by an older fakedist.
         bound: Numbers of groups that were bound to a device.
-        outside: Used and reserved bytes of the real GPU at the end; empty on a virtual one.
+        outside: Used and reserved bytes of the real GPU at the end; empty on a virtual GPU.
         outcome: How the rank ended; empty if it was killed.
-        unanswered: Calls of each CUDA function that was refused.
-        notes: What the rank noted.
+        unanswered: Number of calls of each CUDA function that was refused.
+        notes: The rank's own notes.
         truncated: Whether the journal ends in the middle of a record.
     """
 
@@ -90,7 +92,7 @@ class Recording:
 
     @property
     def device(self) -> int:
-        """The device whose memory is reported: the rank's own, or the one that it used instead."""
+        """The device whose memory is reported: the rank's own, or the one it used instead."""
         own = int(self.gpu.get("device_index", 0))
         if own in self.events or not self.events:
             return own
@@ -98,16 +100,16 @@ class Recording:
 
     @property
     def device_events(self) -> dict[str, Array]:
-        """Events of :attr:`device`; empty columns if it was never used."""
+        """Events of :attr:`device`; empty columns if the device was never used."""
         return self.events.get(self.device) or {name: np.zeros(0, kind) for name, kind in _EVENT_TYPES.items()}
 
 
 def read_recording(run_directory: Path, *, may_be_empty: bool = True) -> Recording:
-    """Read the journal of a run directory; one that was cut off gives what it has.
+    """Read the journal of a run directory. A cut-off journal yields the records it has.
 
     Args:
         run_directory: The run directory.
-        may_be_empty: Whether a rank that was killed before its first record gives an empty recording.
+        may_be_empty: Whether a rank that was killed before its first record yields an empty recording.
 
     Raises:
         RunDirectoryError: The journal is missing, damaged, or not fakedist's.
@@ -136,7 +138,7 @@ def read_recording(run_directory: Path, *, may_be_empty: bool = True) -> Recordi
 
 
 def _join(recording: Recording, pieces: dict[Any, list[bytes]]) -> None:
-    """Make the columns of all records' pieces."""
+    """Join the pieces of all records into columns."""
     recording.op_operation = np.frombuffer(b"".join(pieces["operation"]), "<u4")
     recording.op_scope = np.frombuffer(b"".join(pieces["scope"]), "<u4")
     recording.marks = {name: np.frombuffer(b"".join(pieces["marks", name]), kind) for name, kind in _MARK_TYPES.items()}
@@ -191,7 +193,7 @@ def _take(recording: Recording, record: dict[str, Any], pieces: dict[Any, list[b
     elif kind == "timed":
         recording.timed_step = record["step"]
     elif kind == "kernels":
-        # One source is all: what was measured stands in place of an estimate that the rank wrote.
+        # There is one source: a measurement replaces the estimate that the rank wrote.
         recording.kernel_texts, recording.kernel_source = (
             list(record["texts"]),
             from_plain(KernelSource, record["source"]),
@@ -220,7 +222,7 @@ def _take(recording: Recording, record: dict[str, Any], pieces: dict[Any, list[b
 
 
 def _went_on(recording: Recording, step: int, pieces: dict[Any, list[bytes]]) -> None:
-    """A step had not ended after all: what is recorded of the next one is of this one, and its times are not whole."""
+    """Undo the end of a step that went on: the next step's records belong to it, and its times are incomplete."""
     recording.steps = [record for record in recording.steps if record["step"] != step]
     scopes = recording.rows["scopes"]
     scopes[:] = [(scope, min(number, step), *rest) for scope, number, *rest in scopes]

@@ -1,10 +1,10 @@
-"""The caching allocator's history played again, to learn what the history does not say: the size of each block.
+"""Replays the caching allocator's history to find the size of each block, which the history does not contain.
 
-The history tells what was *requested*; the allocator's statistics count what was *given*. What it gives is written in
-c10/cuda/CUDACachingAllocator.cpp: the request rounded up to 512 bytes, or all of the free block it is taken from where
-what remains is too small to be a block of its own (``should_split``). That asks how large the free block was, so the
-free blocks have to be kept, event by event; but only around blocks that may have been given whole, which are few.
-:func:`replay` is checked against the allocator's own statistics wherever a run has them.
+The history has the bytes *requested*; the allocator's statistics count the bytes *given*. The rule is in
+c10/cuda/CUDACachingAllocator.cpp: a block is the request rounded up to 512 bytes, or the whole free block it is taken
+from if the remainder would be too small for a block of its own (``should_split``). That depends on the size of the free
+block, so the replay tracks free blocks event by event, but only around the few blocks that may have been given whole.
+The result of :func:`replay` is checked against the allocator's own statistics in every run that has them.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _MAP, _UNMAP = _CODES["segment_map"], _CODES["segment_unmap"]
 
 @dataclass(frozen=True)
 class AllocatorSettings:
-    """What of PYTORCH_CUDA_ALLOC_CONF changes the size of a block.
+    """The settings in PYTORCH_CUDA_ALLOC_CONF that change the size of a block.
 
     Attributes:
         max_split_bytes: Larger blocks are not split (``max_split_size_mb``).
-        power2_divisions: ``roundup_power2_divisions``: into how many steps the room between two powers of two is cut
-            when requests are rounded up, for requests below 2 MiB, 4 MiB, ..., 64 GiB and above; empty for none.
+        power2_divisions: ``roundup_power2_divisions``: the number of steps between two powers of two when requests are
+            rounded up, for requests below 2 MiB, 4 MiB, ..., 64 GiB and above. Empty if unset.
         expandable: ``expandable_segments:True``.
     """
 
@@ -47,7 +47,7 @@ class AllocatorSettings:
 
 
 def parse_settings(alloc_conf: str) -> AllocatorSettings:
-    """Settings in a PYTORCH_CUDA_ALLOC_CONF text; those that do not change the size of a block are left out."""
+    """The settings in a PYTORCH_CUDA_ALLOC_CONF value. Those that do not change the size of a block are left out."""
     options = dict(re.findall(r"(\w+)\s*:\s*(\[[^\]]*\]|[^,]*)", alloc_conf))
     split = options.get("max_split_size_mb", "").strip()
     return AllocatorSettings(
@@ -58,7 +58,7 @@ def parse_settings(alloc_conf: str) -> AllocatorSettings:
 
 
 def _divisions(text: str) -> tuple[int, ...]:
-    """``parseRoundUpPower2Divisions`` of c10/core/AllocatorConfig.cpp: one number, or [256:1,512:2,>:4] with MiB."""
+    """``parseRoundUpPower2Divisions`` in c10/core/AllocatorConfig.cpp: one number, or [256:1,512:2,>:4] in MiB."""
     if text.isdecimal():
         return (int(text),) * _NUM_INTERVALS
     found, last = [0] * _NUM_INTERVALS, -1
@@ -75,7 +75,7 @@ def _divisions(text: str) -> tuple[int, ...]:
 
 
 def rounded_bytes(requested: npt.ArrayLike, settings: AllocatorSettings) -> Ints:
-    """``round_size``: the least that each request is given."""
+    """``round_size``: the fewest bytes that each request is given."""
     bytes_ = np.maximum(np.asarray(requested, np.int64), 1)
     step = np.full_like(bytes_, MIN_BLOCK_BYTES)
     if settings.power2_divisions:
@@ -88,12 +88,12 @@ def rounded_bytes(requested: npt.ArrayLike, settings: AllocatorSettings) -> Ints
 
 @dataclass(frozen=True)
 class Replay:
-    """What the replay found. Blocks are in the order of their allocation, curves have one element per event.
+    """The result of a replay. Blocks are in order of allocation. Curves have one element per event.
 
     Attributes:
         alloc_event: Index of each block's ``alloc`` event.
-        free_event: Index of its ``free_requested`` event; the number of events where it was never freed.
-        block_bytes: What the allocator gave.
+        free_event: Index of its ``free_requested`` event, or the number of events if it was never freed.
+        block_bytes: Bytes that the allocator gave.
         allocated_bytes: Bytes in blocks that tensors hold, after each event.
         reserved_bytes: Bytes in segments, after each event.
         unknown_frees: Frees of blocks that were allocated before the history began.
@@ -108,14 +108,14 @@ class Replay:
 
 
 class Ranges:
-    """Stretches of addresses that do not overlap, by where they start and where they end; merged within a segment."""
+    """Address ranges that do not overlap, indexed by start and by end. Neighbours in the same segment are merged."""
 
     def __init__(self) -> None:
         self._starts: dict[int, tuple[int, int]] = {}  # start -> (bytes, segment)
         self._ends: dict[int, int] = {}  # end -> start
 
     def put(self, start: int, bytes_: int, segment: int) -> None:
-        """Add a stretch, merged with neighbours in the same segment."""
+        """Add a range and merge it with its neighbours in the same segment."""
         before = self._ends.get(start)
         if before is not None and self._starts[before][1] == segment:
             bytes_ += self._starts.pop(before)[0]
@@ -129,14 +129,14 @@ class Ranges:
         self._ends[start + bytes_] = start
 
     def take(self, start: int) -> tuple[int, int] | None:
-        """Remove the stretch that starts here: (bytes, segment)."""
+        """Remove and return the range that starts here, as (bytes, segment); None without one."""
         found = self._starts.pop(start, None)
         if found is not None:
             del self._ends[start + found[0]]
         return found
 
     def cut(self, start: int, bytes_: int) -> None:
-        """Remove a piece of a stretch (an expandable segment gives pages back)."""
+        """Remove part of a range (an expandable segment unmaps pages)."""
         for first, (length, segment) in self._starts.items():
             if first <= start and start + bytes_ <= first + length:
                 self.take(first)
@@ -147,31 +147,31 @@ class Ranges:
                 return
 
     def listed(self) -> list[tuple[int, int, int]]:
-        """Every stretch by address: (start, bytes, segment)."""
+        """Every range as (start, bytes, segment), sorted by address."""
         return sorted((start, bytes_, segment) for start, (bytes_, segment) in self._starts.items())
 
 
 @dataclass(frozen=True)
 class _History:
-    """One device's events: action, address (as a signed number) and size of each."""
+    """One device's events: action, address (as a signed integer) and size of each."""
 
     action: npt.NDArray[Any]
     address: Ints
     size: Ints
 
     def at(self, *actions: int) -> Ints:
-        """Events of these actions, in order."""
+        """Events with these actions, in order."""
         return np.flatnonzero(np.logical_or.reduce([self.action == action for action in actions]))
 
 
 def replay(action: npt.ArrayLike, address: npt.ArrayLike, size: npt.ArrayLike, settings: AllocatorSettings) -> Replay:
-    """Play one device's history again.
+    """Replay one device's history.
 
     Args:
         action: Codes of ``run.schema.ACTIONS``, one per event, in order.
-        address: Of the block or segment.
+        address: Address of the block or segment.
         size: Requested bytes of a block, bytes of a segment.
-        settings: What the allocator was told.
+        settings: The allocator's settings.
     """
     history = _History(np.asarray(action), np.asarray(address).astype(np.int64), np.asarray(size, np.int64))
     num_events = len(history.action)
@@ -198,9 +198,9 @@ def replay(action: npt.ArrayLike, address: npt.ArrayLike, size: npt.ArrayLike, s
 
 
 def _ends(history: _History) -> tuple[Ints, Ints]:
-    """By the event that made a block: the events that asked to free it, and at which every stream was done with it.
+    """By the event that made a block: the event that requested its free, and the event at which every stream was done.
 
-    The number of events where there is none. The next event of a block is the next one at its address.
+    Both are the number of events if there was no such event. A block's next event is the next one at its address.
     """
     moves = history.at(_ALLOC, _REQUESTED, _COMPLETED)
     moves = moves[np.argsort(history.address[moves], kind="stable")]
@@ -218,11 +218,11 @@ def _ends(history: _History) -> tuple[Ints, Ints]:
 
 
 def _neighbours(history: _History, events: Ints, pair: tuple[int, int]) -> tuple[Ints, Ints]:
-    """Events of the first action that are followed by one of the second at their address.
+    """Pairs of events: each of the first action that is directly followed, at its address, by one of the second.
 
     Args:
         history: The history.
-        events: Some of its events by address, then in order.
+        events: Some of its events, sorted by address, then in order.
         pair: Two actions.
     """
     action, address = history.action[events], history.address[events]
@@ -231,11 +231,11 @@ def _neighbours(history: _History, events: Ints, pair: tuple[int, int]) -> tuple
 
 
 def _may_be_whole(history: _History, made: Ints, given: Ints, settings: AllocatorSettings) -> npt.NDArray[np.bool_]:
-    """Blocks that may have been given more than their request rounded up.
+    """Blocks that may have been given more than their rounded request.
 
-    What remains of a free block is a multiple of 512 bytes, so where 512 bytes are enough for a block of their own
-    (small ones, expandable segments) nothing can remain that is too small. A large block is given whole if at most
-    1 MiB remains: then, at some time, a block began or a segment ended so near behind it.
+    The remainder of a free block is a multiple of 512 bytes. Where 512 bytes are enough for a block (small blocks,
+    expandable segments), no remainder is too small. A large free block is given whole if at most 1 MiB would remain. In
+    that case, at some time, another block began or the segment ended within that distance behind the block.
     """
     mapped = history.at(_MAP)  # the script may have switched expandable segments on itself
     end = 0 if settings.expandable else int(mapped[0]) if len(mapped) else len(history.action)
@@ -253,19 +253,19 @@ def _may_be_whole(history: _History, made: Ints, given: Ints, settings: Allocato
 def _play(
     history: _History, blocks: tuple[Ints, Ints, Ints], is_asked: npt.NDArray[np.bool_], settings: AllocatorSettings
 ) -> dict[int, int]:
-    """What was given to the blocks that are asked for, by the events that made them.
+    """Bytes given to the blocks in question, by the events that made them.
 
     Args:
         history: The history.
-        blocks: The events that made them, their requests rounded up, and by event when they could be given again.
-        is_asked: Which of them may have been given more.
-        settings: What the allocator was told.
+        blocks: The events that made the blocks, their rounded requests, and by event when each could be reused.
+        is_asked: Which blocks may have been given more than their rounded request.
+        settings: The allocator's settings.
     """
     made, rounded, completed = blocks
     if not is_asked.any():
         return {}
     borders = _region_starts(history)
-    wanted = np.zeros(len(borders) + 1, bool)  # the last is for addresses below every segment
+    wanted = np.zeros(len(borders) + 1, bool)  # the last element is for addresses below every segment
     wanted[np.searchsorted(borders, history.address[made[is_asked]], "right") - 1] = True
     is_near = wanted[np.searchsorted(borders, history.address, "right") - 1]
     is_near[made[is_asked][-1] + 1 :] = False
@@ -282,7 +282,7 @@ def _play(
 
 
 def _region_starts(history: _History) -> Ints:
-    """Where stretches of addresses begin that share no segment, whenever it was there."""
+    """Start addresses of regions such that no segment, at any time, spans two regions."""
     segments = history.at(_SEGMENT)
     start = history.address[segments]
     order = np.argsort(start, kind="stable")
@@ -293,10 +293,10 @@ def _region_starts(history: _History) -> Ints:
 
 
 def _given(moves: Iterator[tuple[int, int, int, int, bool]], max_split_bytes: int) -> dict[int, int]:
-    """Bytes of the blocks that are asked for, by event.
+    """Bytes of the blocks in question, by event.
 
     Args:
-        moves: Event, action, address, bytes (of a block: rounded up), and whether it is asked for.
+        moves: Event, action, address, bytes (of a block: its rounded request), and whether the block is in question.
         max_split_bytes: Larger blocks are not split.
     """
     free = Ranges()

@@ -1,4 +1,4 @@
-"""The recording as a torch memory snapshot."""
+"""Writes the recording as a torch memory snapshot."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def build_snapshot(run_directory: Path, recording: Recording, blocks: Blocks) ->
 
 
 def _segments(recording: Recording, blocks: Blocks, stacks: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Segments alive at the end with the blocks that tensors hold in them; what lies between is inactive."""
+    """Segments alive at the end, with the blocks that tensors hold in them. The memory between blocks is inactive."""
     events = recording.device_events
     alive = Ranges()
     streams: dict[int, int] = {}
@@ -40,7 +40,7 @@ def _segments(recording: Recording, blocks: Blocks, stacks: list[list[dict[str, 
         move = ACTIONS[events["action"][event]]
         if move in ("segment_alloc", "segment_map"):
             streams[address] = stream = int(events["stream"][event])
-            # A block may lie on pages of several mappings, which a stream has in a row; ordinary segments never merge.
+            # A block may span several consecutive mappings of its stream. Ordinary segments never merge.
             alive.put(address, size, -1 - stream if move == "segment_map" else address)
         elif move == "segment_free":
             alive.take(address)
@@ -69,8 +69,8 @@ def _segment(
 
     Args:
         where: Address, bytes, stream.
-        held: Address, bytes, requested bytes and stack of its blocks, by address.
-        stacks: Frames by stack.
+        held: Address, bytes, requested bytes and stack of its blocks, sorted by address.
+        stacks: The frames of each stack.
     """
     address, size, stream = where
     found: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""The figures of a run, from its recording and its tables."""
+"""The figures of a run, computed from its recording and its tables."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def summarize(recording: Recording, manifest: dict[str, Any], tables: dict[str, 
         recording: The recording.
         manifest: run.json as the parent left it.
         tables: Tables by name.
-        peak: What :func:`fakedist.analysis.memory.find_peak` gave.
+        peak: The result of :func:`fakedist.analysis.memory.find_peak`.
     """
     job, gpu = manifest["job"], recording.gpu
     ending = _ending(recording, manifest)
@@ -75,7 +75,7 @@ def summarize(recording: Recording, manifest: dict[str, Any], tables: dict[str, 
 
 
 def layer_memory(layers: pd.DataFrame, *, fold: bool = True) -> list[LayerMemory]:
-    """Layers that held anything; repeated ones folded into one row unless ``fold`` is False."""
+    """Layers that held any memory. Repeated layers fold into one row unless ``fold`` is False."""
     rows = fold_table(layers, fold_layers(layers) if fold else unfolded(layers)).to_dict("records")
     return [
         LayerMemory(
@@ -101,10 +101,10 @@ def _by_category(row: Mapping[Hashable, Any], prefix: str) -> dict[str, int]:
 
 
 def _ending(recording: Recording, manifest: dict[str, Any]) -> Exit:
-    """What the parent saw, unless the rank itself knows better."""
+    """How the run ended: as the parent saw it, unless the rank itself knows better."""
     seen = from_plain(Exit, manifest["exit"], "exit")
     told = recording.outcome
-    if not told and seen.outcome == "running":  # neither the rank nor its parent lived to say more
+    if not told and seen.outcome == "running":  # neither the rank nor its parent lived long enough to record more
         return Exit("killed", seen.code, "with fakedist profile, which was killed")
     if told and seen.outcome in ("running", "exit", told["outcome"]):
         code = seen.code if seen.code is not None else told["code"]
@@ -113,7 +113,7 @@ def _ending(recording: Recording, manifest: dict[str, Any]) -> Exit:
 
 
 def _left_during_init(recording: Recording, ending: Exit) -> LeftDuringInit | None:
-    """Where the script ended by itself before its first step; None if it did not, or never imported torch."""
+    """Where the script ended by itself before its first step; None if it did not or never imported torch."""
     told = recording.outcome
     if ending.outcome not in ("exit", "finished") or not told or told["last_step"] or not recording.gpu:
         return None
@@ -121,7 +121,7 @@ def _left_during_init(recording: Recording, ending: Exit) -> LeftDuringInit | No
 
 
 def _outside(recording: Recording, job: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the estimate of memory outside of the caching allocator asks of a recording: where, and what was seen."""
+    """A recording's inputs to the estimate of memory outside the caching allocator: where it ran, and what was seen."""
     nccl, found = recording.nccl, recording.outside
     place = {"gpu_name": recording.gpu.get("gpu_name", ""), "gpus_per_node": job["gpus_per_node"]}
     return place, {
@@ -155,7 +155,7 @@ class _Calls:
 
 
 def _out_of_memory(recording: Recording, ending: Exit, events: pd.DataFrame) -> OutOfMemory | None:
-    """The request that ended the run: how much, who asked, and what was held then."""
+    """The request that ended the run: its size, what made it, and the memory held at that moment."""
     failed = recording.out_of_memory
     if failed is None or ending.outcome != "out_of_memory":
         return None

@@ -1,8 +1,8 @@
-"""Where the rank is in its groups, what it says on each in one step, and which of that can run at the same time.
+"""The rank's place in its groups, its calls on each in one step, and which of them can run at the same time.
 
-Two calls can run at once if they are of different groups and on different streams: the calls of one group run in the
-order in which they were made, and so does what is on one stream. Receives from and sends to different ranks have
-streams of their own. What waits for what is not looked at: these are the most that can run at once.
+Two calls can run at once if they are on different groups and on different streams: the calls of one group run in the
+order in which they are made, and so does the work of one stream. Sends to and receives from different ranks have
+separate streams. Dependencies between calls are not considered, so this is the most that can run at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-#: ``stream`` of a row: where its calls run. Other streams are numbered in the order of their first call.
+#: Values of ``stream``: where a row's calls run. Other streams are numbered in order of their first call.
 OWN, COMPUTE, HOST = "own", "compute", "host"
 _POINT_TO_POINT = ("send", "recv")
 _BLOCK = re.compile(r"(?:^|.*?\.)\d+(?=\.|$)")  # layers.12 of layers.12.attention.wq
@@ -29,14 +29,14 @@ class Topology:
     """The groups of a rank and its calls in one step.
 
     Attributes:
-        step: The last step that ended; 0, what came before the first one, where none did.
-        groups: The table ``groups`` of the run, its index the group's number.
-        calls: A row for each group, operation and place where it runs, in the order of their first call. Columns group
-            (row of ``groups``), operation, num_calls, bytes_in, bytes_out, when (forward, backward, optimizer, "after
-            backward" and so on, a list, most calls first), num_layers (repeated blocks of the model that
-            call it), of_layers (such blocks in all), peers (group ranks of sends and receives, a list), stream
-            (``own``: the group's; ``compute``: that of the forward; ``host``; else its number), beside (what can run
-            at the same time: "compute" and rows of this table, a list).
+        step: The last step that ended; if none did, 0, which is everything before the first step.
+        groups: The run's table ``groups``, indexed by the group's number.
+        calls: A row for each group, operation and stream, in order of first call. Columns: group (row of ``groups``),
+            operation, num_calls, bytes_in, bytes_out, when (a list of forward, backward, optimizer, "after backward"
+            and so on, most calls first), num_layers (repeated blocks of the model that call it), of_layers (number of
+            such blocks in total), peers (a list of group ranks of sends and receives), stream (``own``: the group's;
+            ``compute``: the forward's; ``host``; else its number), beside (a list of what can run at the same time:
+            "compute" and rows of this table).
     """
 
     step: int
@@ -48,7 +48,7 @@ def find_topology(read: Read) -> Topology:
     """The topology of a run.
 
     Args:
-        read: Gives a table of the run, ``read(name, columns)``.
+        read: Returns a table of the run: ``read(name, columns)``.
     """
     steps, groups = read("steps", ("step",)), read("groups", None)
     step = int(steps["step"].max()) if len(steps) else 0
@@ -70,7 +70,7 @@ def _block(name: str) -> str:
 
 
 def _when(calls: pd.DataFrame, read: Read, step: int) -> list[str]:
-    """Each call's phase; where that is ``other``, after which one it came."""
+    """Each call's phase. For ``other``, the phase that it came after."""
     spans = read("spans", None).astype({"phase": str})
     spans = spans[(spans["step"] == step) & spans["phase"].isin(_WORKING)]
     if not len(spans) or not len(calls):
@@ -86,7 +86,7 @@ def _when(calls: pd.DataFrame, read: Read, step: int) -> list[str]:
 
 
 def _compute_stream(read: Read, step: int) -> int:
-    """The stream that most memory of forward and backward was allocated on; the default one where there is none."""
+    """The stream on which forward and backward allocated the most memory; the default stream if they allocated none."""
     blocks = read("blocks", ("bytes", "stream", "phase", "step", "category"))
     working = blocks["phase"].isin(("forward", "backward")) & blocks["category"].isin(("activation", "temporary"))
     sums = blocks[working & (blocks["step"] == step)].groupby("stream")["bytes"].sum()
@@ -94,7 +94,7 @@ def _compute_stream(read: Read, step: int) -> int:
 
 
 def _lanes(calls: pd.DataFrame, groups: pd.DataFrame, compute: int) -> list[str]:
-    """Where each call runs."""
+    """The value of ``stream`` for each call."""
     numbers: dict[int, str] = {compute: COMPUTE}
     on_host = [set(str(backend).split(",")) <= {"gloo", "mpi", "cpu:gloo"} for backend in groups["backend"]]
     lanes = []
@@ -134,7 +134,7 @@ def _rows(calls: pd.DataFrame, blocks: pd.Series[Any]) -> pd.DataFrame:
 
 
 def _beside(table: pd.DataFrame, sizes: list[int]) -> list[list[Any]]:
-    """What each row can run at the same time as; calls of a rank with itself run beside nothing."""
+    """For each row, what can run at the same time. A rank's calls with itself overlap nothing."""
     rows = table.to_dict("records")
     found: list[list[Any]] = []
     for row in rows:
@@ -154,5 +154,5 @@ def _beside(table: pd.DataFrame, sizes: list[int]) -> list[list[Any]]:
 def _are_apart(row: dict[Any, Any], other: dict[Any, Any]) -> bool:
     if row["group"] != other["group"]:
         return bool(row["stream"] == other["stream"] == OWN or row["stream"] != other["stream"])
-    # A send and a receive of one group: the streams of different peers.
+    # Sends and receives on one group: different peers have different streams.
     return bool(row["peers"] and other["peers"] and set(row["peers"]) != set(other["peers"]))

@@ -1,4 +1,4 @@
-"""What each communicator takes, by the calls that were made on its group."""
+"""Memory of each communicator, from the calls made on its group."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from fakedist.analysis.outside.span import NOTHING, Span, exactly, total
 _PEER_OPERATIONS = ("send", "recv")
 _TO_ALL = ("all_to_all",)
 _ROOTED = ("gather", "scatter")
-#: Collectives that trees and NVLink SHARP serve too; all others run on rings.
+#: Collectives that trees and NVLink SHARP can serve too. All others run on rings.
 _TREES = ("all_reduce", "barrier")
 _HALVES = ("all_gather", "reduce_scatter")
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What was called on a group.
+    """The calls made on a group.
 
     Attributes:
         operations: Names of the operations.
-        send_local: Ranks of this node that it sent to.
-        recv_local: Ranks of this node that it received from.
-        send_remote: Ranks of other nodes that it sent to.
-        recv_remote: Ranks of other nodes that it received from.
+        send_local: Number of ranks on this node that the rank sent to.
+        recv_local: Number of ranks on this node that it received from.
+        send_remote: Number of ranks on other nodes that it sent to.
+        recv_remote: Number of ranks on other nodes that it received from.
         is_bound: Whether the group was bound to its device, and so had a communicator before any call.
     """
 
@@ -50,17 +50,17 @@ class Usage:
     is_bound: bool = False
 
     def does(self, *prefixes: str) -> bool:
-        """Whether an operation begins so."""
+        """Whether any operation's name starts with one of these prefixes."""
         return any(operation.startswith(prefixes) for operation in self.operations)
 
 
 @dataclass(frozen=True)
 class Communicator:
-    """What one takes.
+    """The memory of one communicator.
 
     Attributes:
         channels: Channels for collectives.
-        parts: Bytes by part: channels, rings, trees, NVLink SHARP, send and receive; those that take nothing left out.
+        parts: Bytes by part: channels, rings, trees, NVLink SHARP, send and receive. Parts without memory are left out.
     """
 
     channels: Span
@@ -68,18 +68,18 @@ class Communicator:
 
     @property
     def bytes(self) -> Span:
-        """All parts."""
+        """Bytes of all parts."""
         return total(self.parts.values())
 
 
 def communicator(shape: Shape, usage: Usage, fabric: Fabric, settings: Settings) -> Communicator | None:
-    """What a group's communicator takes; None if it has none.
+    """The memory of a group's communicator; None if the group has none.
 
     Args:
-        shape: Where its ranks are.
-        usage: What was called on it.
-        fabric: What joins its GPUs.
-        settings: NCCL's environment.
+        shape: Where the group's ranks are.
+        usage: The calls made on the group.
+        fabric: The interconnect of its GPUs.
+        settings: NCCL's settings.
     """
     if not usage.operations and not usage.is_bound:
         return None
@@ -88,16 +88,16 @@ def communicator(shape: Shape, usage: Usage, fabric: Fabric, settings: Settings)
     parts |= _peers(shape, usage, fabric, settings)
     if "pairs" in parts and all(operation in _PEER_OPERATIONS for operation in usage.operations):
         least = min(parts["channels"].low, channel_bytes(_pair(usage), fabric, settings).low)
-        parts["channels"] = Span(least, parts["channels"].high)  # where no send was batched, the pairs' alone are there
+        parts["channels"] = Span(least, parts["channels"].high)  # if no send was batched, only the pairs have channels
     return Communicator(
         coll_channels(shape, fabric, settings), {name: each for name, each in parts.items() if each.high}
     )
 
 
 def _eager(shape: Shape, fabric: Fabric, settings: Settings) -> dict[str, Span]:
-    """All is connected when the communicator is made, and the pool of sends is there (``initTransportsRank``)."""
+    """Parts when everything connects at creation, with the pool for sends (``initTransportsRank``)."""
     pool = pool_bytes(shape, fabric, settings)
-    if shape.num_nodes > 1:  # PXN: those of the node's other ranks too
+    if shape.num_nodes > 1:  # PXN: also the pools of the node's other ranks
         pool += Span(0, (shape.local - 1) * pool.high)
     return {
         "rings": ring_bytes(shape, fabric, settings),
@@ -109,7 +109,7 @@ def _eager(shape: Shape, fabric: Fabric, settings: Settings) -> dict[str, Span]:
 
 
 def _collectives(shape: Shape, usage: Usage, fabric: Fabric, settings: Settings) -> dict[str, Span]:
-    """An algorithm connects when a call first uses it. Which ones, NCCL chooses by size: one at least, perhaps all."""
+    """Parts when an algorithm connects on first use. NCCL chooses by size: at least one algorithm, perhaps all."""
     allowed = settings.algorithms or frozenset({"ring"})
     ring, tree = ring_bytes(shape, fabric, settings), tree_bytes(shape, fabric, settings)
     is_collective = bool(usage.operations) and any(
@@ -125,9 +125,9 @@ def _collectives(shape: Shape, usage: Usage, fabric: Fabric, settings: Settings)
         found["NVLink SHARP"] = nvls_bytes(shape, fabric, settings)
         alone.append(found["NVLink SHARP"].low)
     if usage.does(*_TREES) and "tree" in allowed:
-        # A tree alone has the ring's connections at the ends of its chain; beside rings, those that it does not share.
+        # Without rings, a tree also has the connections that it would share with them.
         found["trees"] = tree if "ring" in allowed else ring + tree
-        alone.append(ring.low)  # each rank has one neighbour in a chain at least
+        alone.append(ring.low)  # each rank has at least one neighbour in a chain
     if usage.does(*_HALVES) and "pat" in allowed and shape.is_rail:
         found["PAT"] = pat_bytes(shape, fabric, settings)
     if "ring" in allowed or not found or _needs_rings(usage):
@@ -138,13 +138,13 @@ def _collectives(shape: Shape, usage: Usage, fabric: Fabric, settings: Settings)
 
 
 def _needs_rings(usage: Usage) -> bool:
-    """Whether something was called that nothing but rings serves: broadcast, reduce."""
+    """Whether there was a call that only rings serve: broadcast, reduce."""
     other = (*_TREES, *_HALVES, *_PEER_OPERATIONS, *_TO_ALL, *_ROOTED)
     return any(not operation.startswith(other) for operation in usage.operations)
 
 
 def _at_least(found: dict[str, Span], least: int) -> dict[str, Span]:
-    """Each part may be missing; all together take ``least``, which the first that can is said to take."""
+    """Spans of parts that may each be absent but together take ``least``, which the first parts are charged with."""
     order = ("rings", "trees", "NVLink SHARP", "PAT")
     spans: dict[str, Span] = {}
     for name in order:
@@ -156,7 +156,7 @@ def _at_least(found: dict[str, Span], least: int) -> dict[str, Span]:
 
 
 def _peers(shape: Shape, usage: Usage, fabric: Fabric, settings: Settings) -> dict[str, Span]:
-    """Send, receive and what is made of them: a connection for each peer and channel in the node, a pool beyond."""
+    """Send, receive and what is built on them: a connection per peer and channel within the node, a pool beyond it."""
     sends = [usage.send_local, usage.send_remote]
     recvs = [usage.recv_local, usage.recv_remote]
     everybody = usage.does(*_TO_ALL)
@@ -164,20 +164,20 @@ def _peers(shape: Shape, usage: Usage, fabric: Fabric, settings: Settings) -> di
         sends = recvs = [shape.local - 1, shape.size - shape.local]
     pipe, per_peer = pipes(fabric, settings), channels_per_peer(shape, fabric, settings)
     within = per_peer * (exactly(sends[0]) * pipe.send + exactly(recvs[0]) * pipe.recv)
-    if usage.does(*_ROOTED):  # the root is not in the recording: it has a connection to each, the others to it alone
+    if usage.does(*_ROOTED):  # the root is not recorded: it connects to every rank, the others only to it
         within += Span(0, (per_peer * (pipe.send + pipe.recv)).high * (shape.local - 1))
     pool, over = pool_bytes(shape, fabric, settings), 0
     if shape.num_nodes > 1:
-        over = (shape.local if everybody else 1) * bool(sends[1]) + bool(recvs[1])  # PXN sends for the node's others
+        over = (shape.local if everybody else 1) * bool(sends[1]) + bool(recvs[1])  # PXN sends for the whole node
         over += 2 * usage.does(*_ROOTED)
     found = {"send and receive": within, "network pool": Span(0, over * pool.high)}
     unbatched = usage.send_local + usage.recv_local + usage.send_remote + usage.recv_remote
-    if unbatched and not usage.is_bound:  # a send of its own, not batched, has a communicator for the pair
+    if unbatched and not usage.is_bound:  # an unbatched send has a communicator for the pair
         pairs = max(usage.send_local + usage.send_remote, usage.recv_local + usage.recv_remote)
         found["pairs"] = Span(0, pairs * channel_bytes(_pair(usage), fabric, settings).high)
     return {name: each for name, each in found.items() if each != NOTHING}
 
 
 def _pair(usage: Usage) -> Shape:
-    """Where the two ranks of a send or receive are."""
+    """The shape of the two ranks of a send or receive."""
     return Shape(2, 2, 1) if usage.send_local + usage.recv_local else Shape(2, 1, 2)

@@ -1,4 +1,4 @@
-"""Device memory of NCCL's connections and channels, by its own sources (2.28 to 2.30; file names are theirs)."""
+"""Device memory of NCCL's connections and channels, from NCCL's sources (2.28 to 2.30; file names are NCCL's)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fakedist.analysis.outside.fabric import Fabric
 from fakedist.analysis.outside.settings import MAX_CHANNELS, MIB, Settings
 from fakedist.analysis.outside.span import NOTHING, Span, exactly
 
-#: ncclSendMem and ncclRecvMem without their buffers (src/include/comm.h: a page each).
+#: ncclSendMem and ncclRecvMem without their buffers: one page each (src/include/comm.h).
 _HEADER_BYTES = 4096
 #: CUDA_IPC_MIN (src/include/comm.h), and the granularity of cuMemCreate.
 STEP_BYTES = 2 * MIB
@@ -25,9 +25,9 @@ class Shape:
     """Where the ranks of a group are.
 
     Attributes:
-        size: Ranks.
-        local: Those in this rank's node, itself among them.
-        num_nodes: Nodes with any.
+        size: Number of ranks.
+        local: Number of ranks on this rank's node, itself included.
+        num_nodes: Number of nodes with ranks of the group.
     """
 
     size: int
@@ -36,23 +36,23 @@ class Shape:
 
     @property
     def is_rail(self) -> bool:
-        """Whether each node has one rank of several."""
+        """Whether the group has several ranks, one on each node."""
         return self.size > 1 and self.num_nodes == self.size
 
 
 def up(size: int, step: int = STEP_BYTES) -> int:
-    """``size`` rounded up."""
+    """``size`` rounded up to a multiple of ``step``."""
     return -(-size // step) * step
 
 
 @dataclass(frozen=True)
 class Pipes:
-    """What one connection takes of this rank's memory: ``p2pSendSetup``, ``p2pRecvSetup``, ``sendProxyConnect``.
+    """This rank's memory for one connection: ``p2pSendSetup``, ``p2pRecvSetup``, ``sendProxyConnect``.
 
     Attributes:
-        send: To a GPU of this node.
-        recv: From one.
-        net: To or from another node, in either direction. Nothing without GPUDirect RDMA: the buffer is on the host.
+        send: To a GPU on this node.
+        recv: From a GPU on this node.
+        net: To or from another node. Without GPUDirect RDMA it takes nothing: the buffer is on the host.
     """
 
     send: Span
@@ -61,7 +61,7 @@ class Pipes:
 
 
 def pipes(fabric: Fabric, settings: Settings) -> Pipes:
-    """The memory of connections. Without NVLink they may go through the host's memory and take none."""
+    """The memory of connections. Without NVLink they may go through host memory and take none."""
     of_sender = settings.simple_bytes if fabric.reads else 0
     of_receiver = settings.ll_bytes + settings.ll128_bytes + (0 if fabric.reads else settings.simple_bytes)
     net = Span(0, up(settings.ll128_bytes + settings.simple_bytes))
@@ -72,7 +72,7 @@ def pipes(fabric: Fabric, settings: Settings) -> Pipes:
 
 
 def coll_channels(shape: Shape, fabric: Fabric, settings: Settings) -> Span:
-    """Channels for collectives: what the topology gives (``ncclTopoPostset``), within what the environment allows."""
+    """Channels for collectives: what the topology yields (``ncclTopoPostset``), within the environment's limits."""
     found = fabric.rails if shape.is_rail else fabric.node if shape.num_nodes == 1 else fabric.nodes
     if shape.size == 1:
         found = exactly(MAX_CHANNELS)
@@ -87,14 +87,14 @@ def p2p_channels(coll: Span, settings: Settings) -> Span:
 
 
 def channels_per_peer(shape: Shape, fabric: Fabric, settings: Settings) -> Span:
-    """Channels for send and receive to each peer; over several nodes the network's share, less the more peers."""
+    """Channels for send and receive to each peer. Over several nodes, more peers means fewer channels for each."""
     p2p = p2p_channels(coll_channels(shape, fabric, settings), settings)
     if shape.num_nodes == 1:
         return Span(min(fabric.per_peer.low, p2p.low), min(fabric.per_peer.high, p2p.high))
     asked = settings.per_net_peer
     if asked is not None:
         return Span(*(min(_power_of_two(asked), each) for each in (p2p.low, p2p.high)))
-    # 2, or a channel for each 14 GB/s of the NICs: 4 with one of 400 Gb/s (ncclTopoGetNchannels)
+    # 2, or one channel per 14 GB/s of NIC bandwidth: 4 with a 400 Gb/s NIC (ncclTopoGetNchannels)
     return Span(*(_shrunk(wanted, shape.size, each) for wanted, each in ((2, p2p.low), (4, p2p.high))))
 
 
@@ -109,10 +109,10 @@ def _power_of_two(number: int) -> int:
 
 
 def channel_bytes(shape: Shape, fabric: Fabric, settings: Settings) -> Span:
-    """What a communicator takes before anything is connected: ``initChannel``, ``initNvlsChannel``, ``devCommSetup``.
+    """Memory of a communicator before anything connects: ``initChannel``, ``initNvlsChannel``, ``devCommSetup``.
 
-    Three small arrays a channel, and two for the communicator. With cuMem each is 2 MiB at least: a group of one rank
-    takes 388 MiB, 10 MiB with NCCL_MAX_NCHANNELS=1 (measured: sgl-project/sglang#35538).
+    That is three small arrays per channel, and two for the communicator. With cuMem each takes at least 2 MiB: a group
+    of one rank takes 388 MiB, or 10 MiB with NCCL_MAX_NCHANNELS=1 (measured: sgl-project/sglang#35538).
     """
     coll = coll_channels(shape, fabric, settings)
     p2p = p2p_channels(coll, settings)
@@ -127,10 +127,10 @@ def channel_bytes(shape: Shape, fabric: Fabric, settings: Settings) -> Span:
 
 
 def ring_bytes(shape: Shape, fabric: Fabric, settings: Settings) -> Span:
-    """A ring in each channel: one connection to the next rank, one from the one before (``ncclTransportRingConnect``).
+    """A ring per channel: a connection to the next rank and one from the previous (``ncclTransportRingConnect``).
 
-    Over several nodes, each node's ring is entered and left once: by this rank in none of the channels, or in up to
-    twice its share of them, as NICs are near to some GPUs alone.
+    Over several nodes, a ring enters and leaves each node once. It may do so at this rank in none of the channels, or
+    in up to twice the rank's share of them, because NICs are close to only some of the GPUs.
     """
     if shape.size == 1:
         return NOTHING
@@ -147,10 +147,10 @@ def ring_bytes(shape: Shape, fabric: Fabric, settings: Settings) -> Span:
 
 
 def tree_bytes(shape: Shape, fabric: Fabric, settings: Settings) -> Span:
-    """What trees take beside rings, whose connections they share (``ncclTransportTreeConnect``).
+    """Memory of trees in addition to rings, whose connections they share (``ncclTransportTreeConnect``).
 
-    In a node the tree is a chain, run both ways: one direction more at its ends, two within. Over nodes, a node has
-    one or three others in a double binary tree, two on average.
+    Within a node the tree is a chain used in both directions, which adds one direction at its ends and two in between.
+    Across nodes, a node has one or three neighbours in a double binary tree, two on average.
     """
     if shape.size == 1 or (shape.num_nodes == 1 and shape.size == 2):
         return NOTHING
@@ -165,7 +165,7 @@ def tree_bytes(shape: Shape, fabric: Fabric, settings: Settings) -> Span:
 
 
 def pat_bytes(shape: Shape, fabric: Fabric, settings: Settings) -> Span:
-    """PAT, for all_gather and reduce_scatter with one rank a node: a peer at each power of two, the ring's left out."""
+    """PAT, for all_gather and reduce_scatter with one rank per node: a peer at each power of two, minus the ring's."""
     if not shape.is_rail or shape.size < 3:
         return NOTHING
     peers = math.ceil(math.log2(shape.size)) - 1
@@ -174,7 +174,7 @@ def pat_bytes(shape: Shape, fabric: Fabric, settings: Settings) -> Span:
 
 
 def nvls_channels(shape: Shape, fabric: Fabric, settings: Settings) -> int:
-    """Channels of NVLink SHARP; 0 where it is not used: no such NVSwitch, or two ranks a node and less."""
+    """Channels of NVLink SHARP; 0 if it is unused: no NVSwitch that supports it, or at most two ranks per node."""
     found = fabric.nvls[0 if shape.num_nodes == 1 else 1]
     if not settings.nvls or shape.local < 3 or not found:
         return 0
@@ -183,9 +183,9 @@ def nvls_channels(shape: Shape, fabric: Fabric, settings: Settings) -> int:
 
 
 def nvls_bytes(shape: Shape, fabric: Fabric, settings: Settings) -> Span:
-    """NVLink SHARP's buffers, one pair for each head and channel (``ncclNvlsBufferSetup``).
+    """NVLink SHARP's buffers, one pair per head and channel (``ncclNvlsBufferSetup``).
 
-    A head is a GPU with a part of the data of its own: each rank of the node. Over nodes, heads join in a tree.
+    A head is a GPU that owns a part of the data: each rank of the node. Across nodes, heads are connected in a tree.
     """
     channels = nvls_channels(shape, fabric, settings)
     buffers = up(channels * 2 * _NVLS_STEPS * settings.nvls_chunk_bytes * shape.local)

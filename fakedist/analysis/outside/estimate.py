@@ -1,4 +1,4 @@
-"""Device memory outside of the caching allocator: a run's estimate, and whether it fits beside what was measured."""
+"""Device memory outside the caching allocator: a run's estimate, and whether it fits on top of the measured memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fakedist.analysis.outside.span import Span, exactly, total
 from fakedist.run import summary
 from fakedist.run.summary import Outside
 
-#: A process's CUDA context with PyTorch, measured and published; of no other GPU was a figure found.
+#: A process's CUDA context with PyTorch, as measured and published. No figure was found for any other GPU.
 CONTEXT_BYTES = {
     "NVIDIA GeForce RTX 3060": (114 * MIB, "sgl-project/sglang#35538"),
     "NVIDIA GeForce RTX 3090": (256 * MIB, "invoke-ai/InvokeAI#9413"),
@@ -26,13 +26,13 @@ _LIBRARIES = "libraries: handles of cuBLAS and cuDNN, and kernels as they are lo
 
 
 def estimate_outside(tables: Mapping[str, pd.DataFrame], place: Mapping[str, Any], seen: Mapping[str, Any]) -> Outside:
-    """What the rank takes of the GPU outside of the caching allocator.
+    """Estimate the GPU memory that the rank takes outside the caching allocator.
 
     Args:
         tables: ``groups`` and ``calls`` of the run.
         place: ``gpu_name`` and ``gpus_per_node``.
-        seen: ``environment`` (NCCL_* variables), ``version`` of NCCL, ``bound`` (numbers of groups with a device of
-            their own), ``measured_bytes`` (the device's used memory less reserved, at the end) or None.
+        seen: ``environment`` (NCCL_* variables), ``version`` of NCCL, ``bound`` (numbers of groups bound to a device),
+            ``measured_bytes`` (the device's used memory minus reserved, at the end) or None.
     """
     gpu_name, environment = str(place["gpu_name"]), dict(seen.get("environment", {}))
     fabric = find_fabric(gpu_name)
@@ -60,7 +60,7 @@ def estimate_outside(tables: Mapping[str, pd.DataFrame], place: Mapping[str, Any
 
 
 def beside_reserved(reserved: int, outside: Outside, capacity: int) -> Outside:
-    """The estimate, with whether it fits the capacity in addition to reserved memory."""
+    """The estimate, completed with whether it fits into the capacity together with reserved memory."""
     if not capacity or reserved + outside.high_bytes <= capacity:
         return replace(outside, beside_reserved="fits")
     fits_least = reserved + outside.low_bytes <= capacity
@@ -68,7 +68,7 @@ def beside_reserved(reserved: int, outside: Outside, capacity: int) -> Outside:
 
 
 def nccl_groups(groups: pd.DataFrame) -> pd.DataFrame:
-    """Groups whose device tensors go through NCCL; the index is the group's number."""
+    """Groups whose device tensors go through NCCL, indexed by the group's number."""
     return groups[groups["backend"].str.contains("nccl")] if len(groups) else groups
 
 
@@ -95,7 +95,7 @@ def _communicators(
 
 
 def _through_nccl(calls: pd.DataFrame | None, backend: str) -> pd.DataFrame | None:
-    """The calls of a group that reach NCCL: of one with gloo for the host, its objects and barriers do not."""
+    """The calls of a group that reach NCCL. If the group has gloo for the host, object calls and barriers do not."""
     if calls is None:
         return None
     others = r"monitored_barrier" if backend == "nccl" else r"monitored_barrier|barrier|\w+_object(?:_list)?"
@@ -137,7 +137,7 @@ def _pair(span: Span) -> tuple[int, int]:
 
 
 def parse_ranks(text: str) -> list[int]:
-    """The ranks that ``analysis.collectives.ranks_text`` wrote: 0,3,5 or 0-56:8."""
+    """Ranks from a text of ``analysis.collectives.ranks_text``: 0,3,5 or 0-56:8."""
     if "-" not in text:
         return [int(each) for each in text.split(",") if each]
     span, _, step = text.partition(":")

@@ -1,4 +1,4 @@
-"""What NCCL's environment variables ask for; defaults are those of NCCL 2.28 to 2.30."""
+"""Settings from NCCL's environment variables. Defaults are those of NCCL 2.28 to 2.30."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fakedist.run.nccl import number
 KIB, MIB = 1 << 10, 1 << 20
 MAX_CHANNELS = 64  # MAXCHANNELS, src/include/device.h
 
-#: DEFAULT_LL_BUFFSIZE and the others (src/init.cc): 8 lines x 512 threads x 8 steps x 16 B; 120 x 640 x 8 x 8 B.
+#: DEFAULT_LL_BUFFSIZE and its siblings (src/init.cc): 8 lines x 512 threads x 8 steps x 16 B; 120 x 640 x 8 x 8 B.
 LL_BYTES = 8 * 512 * 8 * 16
 LL128_BYTES = 120 * 640 * 8 * 8
 SIMPLE_BYTES = 4 * MIB
@@ -20,25 +20,25 @@ _ALGORITHMS = ("ring", "tree", "nvls", "nvlstree", "pat")
 
 @dataclass(frozen=True)
 class Settings:
-    """What counts for memory.
+    """The settings that affect memory.
 
     Attributes:
-        ll_bytes: Buffer of protocol LL, each connection.
-        ll128_bytes: The same of LL128.
-        simple_bytes: The same of Simple.
-        channels: Least and most channels for collectives.
-        p2p_channels: Least and most channels for send and receive.
-        per_net_peer: Channels to each peer in another node; None if NCCL shall choose.
+        ll_bytes: Buffer of protocol LL, per connection.
+        ll128_bytes: The same for LL128.
+        simple_bytes: The same for Simple.
+        channels: Minimum and maximum channels for collectives.
+        p2p_channels: Minimum and maximum channels for send and receive.
+        per_net_peer: Channels to each peer in another node; None lets NCCL choose.
         net_chunk_bytes: Chunk of send and receive in a group of several nodes.
         nvlink_chunk_bytes: The same over NVLink in one node.
         pci_chunk_bytes: The same over PCIe.
         nvls: Whether NVLink SHARP may be used.
-        nvls_channels: Its channels; None for the GPU's own.
-        nvls_chunk_bytes: Its chunk.
-        algorithms: Names that NCCL_ALGO leaves.
-        p2p: Whether GPUs of one node may reach each other's memory.
+        nvls_channels: Channels of NVLink SHARP; None for the GPU's default.
+        nvls_chunk_bytes: Chunk of NVLink SHARP.
+        algorithms: Names that NCCL_ALGO allows.
+        p2p: Whether GPUs of one node may access each other's memory.
         cumem: Whether device memory comes from cuMemCreate, in steps of 2 MiB.
-        lazy: Whether an algorithm connects when it is first used (since NCCL 2.22).
+        lazy: Whether an algorithm connects only when it is first used (since NCCL 2.22).
     """
 
     ll_bytes: int = LL_BYTES
@@ -60,10 +60,10 @@ class Settings:
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
-    """The settings of an environment.
+    """Read the settings from an environment.
 
     Args:
-        environment: NCCL_* variables; others are ignored.
+        environment: NCCL_* variables. Others are ignored.
     """
 
     def read(name: str, default: int) -> int:
@@ -98,7 +98,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
 
 
 def _algorithms(text: str) -> frozenset[str]:
-    """Names of NCCL_ALGO: "Ring,Tree" or "^Tree". A list for each operation ("allreduce:ring;...") leaves all."""
+    """Names in NCCL_ALGO: "Ring,Tree" or "^Tree". A list per operation ("allreduce:ring;...") counts as all names."""
     names = frozenset(re.findall(r"[a-z]+", text.lower()))
     if not names or ":" in text:
         return frozenset(_ALGORITHMS)

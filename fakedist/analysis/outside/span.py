@@ -1,4 +1,4 @@
-"""An amount that is known from a least to a most."""
+"""An amount known only as a range."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class Span:
     """An amount.
 
     Attributes:
-        low: It is no less.
-        high: It is no more.
+        low: The least it can be.
+        high: The most it can be.
     """
 
     low: int
@@ -25,7 +25,7 @@ class Span:
         return Span(self.low * other.low, self.high * other.high)
 
     def at_least_none(self) -> Span:
-        """From nothing to as much."""
+        """The same span with 0 as its low end."""
         return Span(0, self.high)
 
 
@@ -33,10 +33,10 @@ NOTHING = Span(0, 0)
 
 
 def exactly(amount: int) -> Span:
-    """An amount that is known."""
+    """An amount that is known exactly."""
     return Span(amount, amount)
 
 
 def total(spans: Iterable[Span]) -> Span:
-    """The sum."""
+    """The sum of spans."""
     return sum(spans, NOTHING)
