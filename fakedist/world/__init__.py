@@ -1,1 +1,1 @@
-"""The ranks that do not exist: their environment, and what arrives from them."""
+"""The job's other ranks, faked: this rank's environment, and what arrives from the others."""

@@ -1,18 +1,18 @@
-"""What arrives from ranks that do not exist: the value contract, "every rank is like me".
+"""What arrives from the other ranks: the value contract, "every rank is like me".
 
 =====================================  ================================================================
 call                                   result
 =====================================  ================================================================
-all_reduce, reduce                     :func:`reduced`: mine as often as the group has ranks
-all_gather, gather                     :func:`spread`: mine in every slot
+all_reduce, reduce                     :func:`reduced`: my tensor, once for each rank of the group
+all_gather, gather                     :func:`spread`: my tensor in every slot
 reduce_scatter                         my chunk, reduced
-all_to_all                             :func:`spread`: in every slot what I would send to me
-broadcast from another rank            the tape's; else :func:`finite`: the buffer as it is, where finite
-scatter from another rank, recv        the tape's; else :func:`invent`: floats seeded normal, others zero
+all_to_all                             :func:`spread`: what I would send to myself in every slot
+broadcast from another rank            the tape's; else :func:`finite`: finite values stay
+scatter from another rank, recv        the tape's; else :func:`invent`: seeded normal floats, else zeros
 =====================================  ================================================================
 
-Every function writes into the tensors that it is given and takes no memory from the caching allocator, because the real
-job's allocator would not see it either; nothing waits for a device.
+Every function writes into the tensors passed to it. None takes memory from the caching allocator, because in the real
+job the allocator would not see any either. None waits for a device.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from torch import tensor as new_tensor
 from fakedist.world.scratch import pieces
 from fakedist.world.tape import Tapes, Where
 
-#: Changes a tensor in place; what it returns does not count.
+#: Changes a tensor in place; its return value is ignored.
 Change = Callable[[torch.Tensor], object]
 
 _KEEP = {"AVG", "MIN", "MAX", "BAND", "BOR"}
 
 
 class Arrivals:
-    """Makes what arrives. One of these serves all groups of a rank.
+    """Makes the values that arrive. One instance serves all groups of a rank.
 
     Args:
-        seed: Of every value that is made up.
-        is_undefined: Says that a device tensor holds nothing (the virtual GPU computed nothing into it).
-        tapes: What this rank sends, and what others have sent.
+        seed: Seed of every made-up value.
+        is_undefined: Whether a device tensor holds no values (the virtual GPU computed nothing into it).
+        tapes: This rank's tape and those of other ranks.
     """
 
     def __init__(
@@ -55,25 +55,25 @@ class Arrivals:
     def reduced(self, tensor: torch.Tensor, num_ranks: int, op: object) -> None:
         """Reduce ``tensor`` in place with ``num_ranks - 1`` others like it.
 
-        Sums and products saturate at the dtype's finite range, where a real sum of so many would often not end.
+        Sums and products saturate at the ends of the dtype's finite range, which a real sum would often not reach.
         """
         known = (hash(op), tensor.dtype, num_ranks)  # the hash of a ReduceOp is its kind
         if (change := self._changes.get(known)) is None:
             name, factor = reduce_op(op)
             change = _change("SUM" if name == "PREMUL_SUM" else name, tensor.dtype, num_ranks)
-            if name == "PREMUL_SUM":  # each has a factor of its own
+            if name == "PREMUL_SUM":  # each op has its own factor, so it is not cached
                 tensor.mul_(factor)
             else:
                 self._changes[known] = change
         change(tensor)
 
     def reduced_into(self, output: torch.Tensor, mine: torch.Tensor, num_ranks: int, op: object) -> None:
-        """Put ``mine``, reduced, into an output of as many elements."""
+        """Reduce ``mine`` into an output with the same number of elements."""
         output.view(-1).copy_(mine.reshape(-1))
         self.reduced(output, num_ranks, op)
 
     def spread(self, outputs: Sequence[torch.Tensor], mine: torch.Tensor) -> None:
-        """Fill every output with ``mine``, repeated or cut to its size; nothing to repeat is zeros."""
+        """Fill every output with ``mine``, repeated or cut to its size; if ``mine`` is empty, with zeros."""
         if {output.shape for output in outputs} == {mine.shape}:
             torch._foreach_copy_(list(outputs), [mine] * len(outputs))
             return
@@ -97,11 +97,11 @@ class Arrivals:
             torch._foreach_copy_(targets, sources)
 
     def spread_evenly(self, output: torch.Tensor, mine: torch.Tensor, place: tuple[int, int]) -> None:
-        """Fill equal slots of one output with ``mine``, in one kernel, or two where ``mine`` is a part of it.
+        """Fill equal slots of one output with ``mine``: in one kernel, or in two if ``mine`` aliases the output.
 
         Args:
-            output: As many slots as the group has ranks.
-            mine: One slot's worth; repeated or cut where it is not.
+            output: One slot for each rank of the group.
+            mine: One slot's elements; repeated or cut if it has another size.
             place: This rank's slot, and the number of slots.
         """
         rank, num_ranks = place
@@ -120,10 +120,10 @@ class Arrivals:
         slots[rank : rank + 1].copy_(mine)
 
     def receive(self, where: Where, tensors: Sequence[torch.Tensor], otherwise: Change, slot: int = 0) -> None:
-        """Fill with what is on the tape; ``otherwise`` changes each tensor where the tape does not know.
+        """Fill the tensors from the tape; if it has no values, apply ``otherwise`` to each tensor.
 
         Raises:
-            WorldError: The tape has something else than this call expects.
+            WorldError: The tape holds something other than what this call expects.
         """
         arrived = self.tapes.receive(where, tensors, slot)
         if arrived is None or (tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()):
@@ -139,34 +139,34 @@ class Arrivals:
             tensor.copy_(value.view(tensor.shape), non_blocking=True)
 
     def _count(self, where: Where, tensors: Sequence[torch.Tensor], is_invented: bool) -> None:
-        """Tensors of another rank are about to be made up, or to stay as they are."""
+        """Count tensors from another rank that are about to be made up or left unchanged."""
         called = "recv" if where.operation == "send" else where.operation
         first = tensors[0]
         if is_invented:
             self.tapes.made_up.tensors(called, len(tensors), _is_float(first.dtype))
-        if not _is_float(first.dtype) and first.numel():  # sizes, flags, pickled bytes: what a script decides by
+        if not _is_float(first.dtype) and first.numel():  # sizes, flags, pickled bytes: scripts branch on these
             held = "zeros" if is_invented else "this rank's own values"
             name = f"{str(first.dtype).removeprefix('torch.')} {list(first.shape)}"
             self.tapes.guessed(where, called, f"{held} in a tensor {name}", is_object=False)
 
     def invent(self, tensor: torch.Tensor) -> None:
-        """Fill with floats drawn from a normal distribution, or zeros for every other type."""
+        """Fill with floats drawn from a normal distribution; with zeros for any other type."""
         if not _is_float(tensor.dtype):
             tensor.zero_()
         elif tensor.is_cuda and torch.cuda.is_current_stream_capturing():
-            tensor.fill_(float(randn((), generator=self._draws)))  # a graph cannot use a generator of ours
+            tensor.fill_(float(randn((), generator=self._draws)))  # a CUDA graph cannot use our generator
         else:
             tensor.normal_(generator=self._generator(tensor.device))
 
     def finite(self, tensor: torch.Tensor) -> None:
-        """Leave the buffer as it is; values that are not finite become some drawn from a normal distribution."""
+        """Leave the buffer unchanged, but replace non-finite values by draws from a normal distribution."""
         if tensor.is_complex():
             tensor = torch.view_as_real(tensor)
         if self._is_undefined(tensor):
             self.invent(tensor)
         elif _is_wide_float(tensor.dtype) and (tensor.is_cuda or not bool(torch.isfinite(tensor).all())):
             for piece, (drawn, is_finite) in pieces(tensor, (tensor.dtype, torch.bool)):
-                # torch.isfinite takes a temporary; inf - inf and nan - nan are not 0, and NaN equals nothing.
+                # torch.isfinite allocates a temporary. inf - inf and nan - nan are NaN, which does not equal 0.
                 torch.eq(torch.sub(piece, piece, out=drawn), 0, out=is_finite)
                 self.invent(drawn)
                 torch.where(is_finite, piece, drawn, out=piece)
@@ -181,52 +181,52 @@ class Arrivals:
 
 
 class Nothing(Arrivals):
-    """Moves nothing: tensors hold what they held (``--collectives noop``)."""
+    """Moves nothing: tensors keep their values (``--collectives noop``)."""
 
     def reduced(self, tensor: torch.Tensor, num_ranks: int, op: object) -> None:
-        """Left as it is."""
+        """Do nothing."""
 
     def reduced_into(self, output: torch.Tensor, mine: torch.Tensor, num_ranks: int, op: object) -> None:
-        """Left as it is."""
+        """Do nothing."""
 
     def spread(self, outputs: Sequence[torch.Tensor], mine: torch.Tensor) -> None:
-        """Left as they are."""
+        """Do nothing."""
 
     def spread_evenly(self, output: torch.Tensor, mine: torch.Tensor, place: tuple[int, int]) -> None:
-        """Left as it is."""
+        """Do nothing."""
 
     def _put(self, tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-        """Left as they are."""
+        """Do nothing."""
 
     def _count(self, where: Where, tensors: Sequence[torch.Tensor], is_invented: bool) -> None:
-        """None is made up."""
+        """Do nothing: no value is made up."""
 
     def invent(self, tensor: torch.Tensor) -> None:
-        """Left as it is."""
+        """Do nothing."""
 
     def finite(self, tensor: torch.Tensor) -> None:
-        """Left as it is."""
+        """Do nothing."""
 
 
 def reduce_op(op: object) -> tuple[str, float | torch.Tensor]:
-    """Name of a reduction, e.g. SUM, and PREMUL_SUM's factor."""
+    """Name of a reduction, such as SUM, and PREMUL_SUM's factor (1.0 for any other)."""
     kind = getattr(op, "op", op)
     name = str(getattr(kind, "name", kind))
     return (name, op.__getstate__()[1]) if name == "PREMUL_SUM" else (name, 1.0)  # type: ignore[index]
 
 
 def _is_float(dtype: torch.dtype) -> bool:
-    """Whether values of the type can be drawn."""
+    """Whether random values of the type can be drawn."""
     return dtype.is_complex or _is_wide_float(dtype)
 
 
 def _is_wide_float(dtype: torch.dtype) -> bool:
-    """Whether torch computes with the type; eight-bit floats are only converted."""
+    """Whether torch computes with the type; it only converts eight-bit floats."""
     return dtype.is_floating_point and dtype.itemsize > 1
 
 
 def _change(name: str, dtype: torch.dtype, num_ranks: int) -> Change:
-    """What a reduction with others like me does to a tensor of that type."""
+    """The in-place change that a reduction with identical ranks makes to a tensor of that type."""
     if name not in (*_KEEP, "SUM", "PRODUCT", "BXOR"):
         raise ValueError(f"no such reduction: {name}")
     if name in _KEEP or num_ranks == 1 or dtype == torch.bool:  # true or true is true
@@ -243,10 +243,10 @@ def _keep(tensor: torch.Tensor) -> None:
 
 
 def _sum(dtype: torch.dtype, num_ranks: int) -> Change:
-    """Multiply and saturate: 64-bit integers at the largest multiple, others at the end of their range."""
+    """Multiply and saturate: 64-bit integers at the largest multiple, other types at the end of their range."""
     low, high = _limits(dtype)
     if dtype in (torch.float32, torch.float64):
-        # Tensors of the same type are not converted: 1.5 us for a small tensor, where numbers take 2.8.
+        # A tensor operand of the same type needs no conversion: 1.5 us for a small tensor, against 2.8 for a number.
         factor, lowest, highest = (new_tensor(float(value), dtype=dtype) for value in (num_ranks, low, high))
         return lambda tensor: (
             tensor.mul_(num_ranks).clamp_(low, high) if tensor.is_cuda else tensor.mul_(factor).clamp_(lowest, highest)

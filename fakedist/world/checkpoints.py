@@ -1,9 +1,10 @@
-"""torch.distributed.checkpoint: what its coordinator makes of all ranks' plans, where one rank has all that there is.
+"""torch.distributed.checkpoint: what its coordinator makes of all ranks' plans when only one rank runs.
 
-A plan says which parts of which tensors a rank saves or loads. "Every rank is like me" would give all ranks the same
-parts: they would be shared out among ranks that do not exist, and would not make up the whole. So the other ranks'
-plans are like mine without any part, and what the coordinator answers this rank follows from this rank's own plan,
-whichever rank it is; no tape could know better, because the coordinator's run did not have this rank's plan either.
+A plan lists the parts of tensors that a rank saves or loads. "Every rank is like me" would give every rank the same
+parts. The coordinator would divide them among the faked ranks, and together they would not make up the whole. So the
+other ranks' plans are like mine but without parts. The coordinator's answer to this rank then follows from this rank's
+own plan, whichever rank it is. A tape could not do better, because the coordinator's run did not have this rank's plan
+either.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def plans_of_one(module: ModuleType) -> Replacements:
 
             def answer() -> Any:
                 if not mine:
-                    raise module.CheckpointException(step, failed)  # as the coordinator would answer
+                    raise module.CheckpointException(step, failed)  # the answer that the coordinator would send
                 found = reduced(mine * self.get_world_size())
                 return found[self.rank] if is_scattered else found
 
@@ -72,8 +73,8 @@ def plans_of_one(module: ModuleType) -> Replacements:
 def parts_of_one(module: ModuleType) -> Replacements:
     """For ``torch.distributed.checkpoint.default_planner``: one rank's parts need not make up the whole.
 
-    Torch itself asks that of more than one plan alone; its other checks stay. A tensor of which this rank has no part
-    is in the checkpoint all the same, because other ranks save it: it is named there with its size.
+    Torch itself requires it only when there is more than one plan; its other checks stay. A tensor of which this rank
+    has no part is still in the checkpoint, because other ranks save it, so the metadata has its name and size.
     """
     validate, create = module._validate_global_plan, module.DefaultSavePlanner.create_global_plan
 
@@ -101,7 +102,7 @@ def _without_others_parts(all_data: Sequence[Any], rank: int) -> list[Any]:
     return [
         one
         if place == rank or not hasattr(one, "items") or not dataclasses.is_dataclass(one)
-        # Not a change of mine: a plan is frozen.
+        # A plan is frozen, so it is copied without its items.
         else dataclasses.replace(one, items=[])  # type: ignore[type-var]
         for place, one in enumerate(all_data)
     ]

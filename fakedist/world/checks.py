@@ -1,7 +1,7 @@
-"""What torch's backends refuse before they send anything: the same error here, from this rank's own arguments.
+"""The errors that torch's backends raise before they send anything, checked on this rank's own arguments.
 
-Texts and types are those of ProcessGroupNCCL.cpp and ProcessGroupGloo.cpp in torch/csrc/distributed/c10d; where the two
-say it differently, a group says it as its own backend does, but for ``reduce_scatter`` of one tensor (NCCL's). What no
+Texts and types are those of ProcessGroupNCCL.cpp and ProcessGroupGloo.cpp in torch/csrc/distributed/c10d. Where the two
+differ, a group raises its own backend's error, except for ``reduce_scatter`` of one tensor (always NCCL's). What no
 backend checks (another rank's sizes) is not checked here either.
 """
 
@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 
 Tensors = Sequence[torch.Tensor]
-#: Reductions that not every backend has for every type, by their hash, which is their kind.
+#: Reductions that some backend lacks for some type, by their hash, which is their kind.
 ODD_OPS = frozenset(map(hash, (dist.ReduceOp.AVG, dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR)))
 
 
 class Kind(NamedTuple):
-    """Whose errors they are.
+    """The backend whose errors a check raises, and the size of the group.
 
     Attributes:
         backend: The backend that serves the tensors, "nccl" or "gloo".
@@ -31,7 +31,7 @@ class Kind(NamedTuple):
 
     @property
     def is_nccl(self) -> bool:
-        """Whether it is NCCL."""
+        """Whether the backend is NCCL."""
         return self.backend == "nccl"
 
     def named(self, operation: str) -> str:
@@ -43,17 +43,17 @@ def check_device(by_device: dict[str, str], device: torch.device) -> None:
     """``ProcessGroup::getBackend``.
 
     Raises:
-        RuntimeError: The group has no backend for it.
+        RuntimeError: The group has no backend for the device.
     """
     if device.type not in by_device and device.type in ("cpu", "cuda"):
         raise RuntimeError(f"No backend type associated with device type {device.type}")
 
 
 def check_dense(*given: Tensors) -> None:
-    """``check_gpu_single_tensor`` of NCCL, which copies lists into a buffer of its own, or out of it.
+    """``check_gpu_single_tensor`` of NCCL; it copies longer lists to and from its own buffer, so they pass.
 
     Raises:
-        ValueError: A tensor that is alone in its list is sparse or not contiguous.
+        ValueError: The only tensor of a list is sparse or not contiguous.
     """
     for tensors in given:
         if len(tensors) != 1 or (tensors[0].layout is torch.strided and _is_packed(tensors[0])):
@@ -74,10 +74,11 @@ def check_root(kind: Kind, operation: str, root: int) -> None:
 
 
 def check_op(kind: Kind, op: Any, dtype: torch.dtype) -> None:
-    """``getNcclReduceOp``, and gloo's own: for one of ``ODD_OPS``.
+    """``getNcclReduceOp`` and gloo's equivalent, for one of ``ODD_OPS``.
 
     Raises:
-        ValueError, RuntimeError: A bitwise reduction on NCCL, or of numbers that are not whole.
+        ValueError: A bitwise reduction on NCCL.
+        RuntimeError: A bitwise reduction of a non-integral type on another backend.
         TypeError: A mean of booleans on NCCL.
     """
     name = str(getattr(getattr(op, "op", op), "name", op))
@@ -91,20 +92,20 @@ def check_op(kind: Kind, op: Any, dtype: torch.dtype) -> None:
 
 
 def check_peer(num_ranks: int, peer: int) -> None:
-    """A rank that the group does not have: the real job waits for its address until the store's timeout.
+    """Refuse a rank outside the group; the real job waits for its address until the store's timeout.
 
     Raises:
-        DistStoreError: There is no such rank.
+        DistStoreError: The group has no such rank.
     """
     if peer >= num_ranks:
         raise dist.DistStoreError(f"wait timeout: rank {peer} never comes, the group has ranks 0 to {num_ranks - 1}")
 
 
 def check_gathered(kind: Kind, slots: Tensors, mine: torch.Tensor) -> None:
-    """The list of ``all_gather``; gloo alone takes no slots of other sizes.
+    """The list of ``all_gather``; only gloo refuses slots of another type or size.
 
     Raises:
-        RuntimeError: It has too few or too many, or of another type or (gloo) size.
+        RuntimeError: The list has too few or too many tensors or, on gloo, one of another type or size.
     """
     if len(slots) != kind.num_ranks:
         raise RuntimeError(
@@ -119,7 +120,9 @@ def check_gathered_into(kind: Kind, output: torch.Tensor, mine: torch.Tensor) ->
     """``all_gather_into_tensor``.
 
     Raises:
-        TypeError, ValueError, RuntimeError: It has another type, or not the size of all parts.
+        TypeError: The output has another type.
+        ValueError: The output does not have the size of all parts together.
+        RuntimeError: Either of these on gloo.
     """
     if output.dtype == mine.dtype and output.numel() == mine.numel() * kind.num_ranks:
         return
@@ -134,7 +137,7 @@ def check_one_each(kind: Kind, operation: str, tensors: Tensors, mine: torch.Ten
     """The list of ``gather`` or ``scatter`` on its root.
 
     Raises:
-        RuntimeError: It has too few or too many, or of another type or size.
+        RuntimeError: The list has too few or too many tensors, or one of another type or size.
     """
     if len(tensors) != kind.num_ranks:
         which = "input" if operation == "scatter" else "output"
@@ -149,7 +152,7 @@ def check_scattered(kind: Kind, output: torch.Tensor, chunks: Tensors, place: in
     """The list of ``reduce_scatter``.
 
     Raises:
-        RuntimeError: It has too few or too many.
+        RuntimeError: The list has too few or too many tensors.
     """
     if len(chunks) != kind.num_ranks:
         raise RuntimeError("invalid input tensor list size, must be world size")
@@ -160,8 +163,8 @@ def check_scattered_from(kind: Kind, output: torch.Tensor, given: torch.Tensor) 
     """``reduce_scatter_tensor``.
 
     Raises:
-        TypeError: Another type.
-        ValueError: Not the size of all parts.
+        TypeError: The two tensors differ in type.
+        ValueError: The input does not have the size of all parts together.
     """
     if given.dtype != output.dtype:
         raise TypeError("input tensor must be the same type as the output tensor.")
@@ -173,7 +176,7 @@ def check_splits(kind: Kind, tensor: torch.Tensor, sizes: Sequence[int]) -> None
     """``checkSplitSizes`` (torch/csrc/distributed/c10d/Utils.hpp).
 
     Raises:
-        RuntimeError: They are not one for each rank, or not the tensor's size together.
+        RuntimeError: The sizes are not one per rank, or do not add up to the tensor's rows.
     """
     rows = tensor.shape[0] if tensor.dim() else 0
     if not len(sizes):
@@ -190,7 +193,7 @@ def check_lists(kind: Kind, inputs: Tensors, outputs: Tensors) -> None:
     """The lists of ``all_to_all``.
 
     Raises:
-        RuntimeError: One has too few or too many tensors.
+        RuntimeError: A list has too few or too many tensors.
     """
     for name, tensors in (("input", inputs), ("output", outputs)):
         if len(tensors) != kind.num_ranks:
@@ -216,7 +219,7 @@ def _match(kind: Kind, operation: str, tensors: Tensors, like: torch.Tensor) -> 
 
 
 def _is_packed(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is contiguous in the format that it suggests."""
+    """Whether a tensor is contiguous in its suggested memory format."""
     if tensor.is_contiguous():
         return True
     channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())

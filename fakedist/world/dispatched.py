@@ -1,11 +1,11 @@
-"""Calls that someone else follows go through c10d's operations, as all calls of a real job do.
+"""Dispatches a call through c10d's operation, as in a real job, whenever something else observes operations.
 
 ``dist.*`` calls the methods of a Python group directly, which no dispatch mode and no tensor subclass sees. In a real
 job each call is an operation (``c10d::allreduce_``; torch/csrc/distributed/c10d/Ops.cpp): ``make_fx`` traces it, fake
-tensors run it with shapes alone, ``CommDebugMode`` counts it. So while a mode that is not ours or a functorch transform
-is on, or where a tensor is of a subclass, the call takes torch's own way. At its end wait kernels of ours, which give
-it back to the group, with everyone who followed it out of the way. Calls with shapes alone never get there: they move
-nothing and are not written down.
+tensors run it with shapes alone, ``CommDebugMode`` counts it. So if a mode that is not ours or a functorch transform is
+active, or if a tensor is of a subclass, the call goes through torch's dispatcher. It ends in kernels of ours, below
+every observer, and these pass it to the group. A call with shapes alone never gets that far: it moves nothing and is
+not recorded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fakedist.world.options import reduce_op, root
 from fakedist.world.process_group import RankGroup
 from fakedist.world.work import Done, done
 
-#: torch's own stubs of them change with every release.
+#: torch's own stubs for them change with every release.
 _ProcessGroup: Any = dist.ProcessGroup
 _ReduceOp: Any = dist.ReduceOp
 _FakeWork: Any = torch._C._distributed_c10d.FakeWork  # type: ignore[attr-defined, unused-ignore]
@@ -38,7 +38,7 @@ _transforms: Callable[[], bool] = torch._C._are_functorch_transforms_active  # t
 _PLAIN = torch.Tensor.__torch_dispatch__
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
-#: The group's methods behind each of c10d's operations; releases of torch call them by different names.
+#: The group's methods behind each of c10d's operations; torch releases name them differently.
 _METHODS = {
     "allreduce_": ("allreduce",),
     "allreduce_coalesced_": ("allreduce_coalesced",),
@@ -60,19 +60,19 @@ _METHODS = {
     "recv_": ("recv",),
     "recv_any_source_": ("recv_anysource",),
 }
-#: What options hold beside the reduction, by the name of the operation's argument.
+#: What options hold in addition to the reduction, by the name of the operation's argument.
 _OPTIONS = {"root_rank": "rootRank", "async_op": "asyncOp"}
 _ALWAYS = {"root_tensor": 0, "timeout": -1, "sparse_indices": None}
 
 
 class DispatchedGroup(RankGroup):
-    """A process group whose calls are operations for those who follow operations."""
+    """A process group whose calls become operations when something observes operations."""
 
-    #: The work of the call that a kernel of ours has just run.
+    #: The work of the call that one of our kernels has just run.
     made: Done | None = None
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Done:
-        """barrier: nobody is late."""
+        """barrier: every rank has already arrived."""
         if not _is_followed(()):
             return super().barrier(opts, timeout)
         self.made = None
@@ -85,10 +85,10 @@ class DispatchedGroup(RankGroup):
 
 @contextmanager
 def operations_of_groups() -> Iterator[None]:
-    """Let c10d's operations end in our groups.
+    """Register kernels that pass c10d's operations to our groups.
 
     Raises:
-        RuntimeError: This torch's operations have other arguments.
+        RuntimeError: This torch's operations take different arguments.
     """
     library = torch.library.Library("c10d", "IMPL")
     try:
@@ -106,18 +106,18 @@ def operations_of_groups() -> Iterator[None]:
 
 
 def _schema(operation: str) -> Any:
-    """An operation's arguments; None where torch does not have it (2.11 cannot gather into one tensor)."""
+    """An operation's schema; None if torch does not have it (2.11 cannot gather into one tensor)."""
     packet = getattr(torch.ops.c10d, operation, None)
     return None if packet is None else packet.default._schema
 
 
 def _can_be_called(schema: Any) -> bool:
-    """Whether Python can call the operation: torch 2.11 cannot give a reduction to one, nor read one's."""
+    """Whether Python can call the operation: torch 2.11 can neither pass a reduction to one nor read it back."""
     return hasattr(_ReduceOp, "boxed") or all(argument.name != "reduce_op" for argument in schema.arguments)
 
 
 def _kernel(schema: Any, method: str) -> Callable[..., Any]:
-    """What an operation does at its end: the group's own call."""
+    """Make the kernel of an operation: it makes the group's own call."""
     names = [argument.name for argument in schema.arguments]
     call = getattr(RankGroup, method)
     gives_tensors = len(schema.returns) > 1
@@ -133,14 +133,14 @@ def _kernel(schema: Any, method: str) -> Callable[..., Any]:
             options.reduceOp = _ReduceOp.unbox(given.pop("reduce_op"))
         plain = [value for name, value in given.items() if name not in _OPTIONS and name not in _ALWAYS]
         group.made = call(group, *plain, *([options] if has_options else []))
-        work = _FakeWork().boxed()  # one of ours would not outlive its Python half
+        work = _FakeWork().boxed()  # a work of ours would not outlive its Python half
         return (args[0], work) if gives_tensors else work
 
     return kernel
 
 
 def _barrier(tensor: torch.Tensor, group: Any, device_ids: list[int], is_async: bool = True, timeout: int = -1) -> Any:
-    """What ``c10d::barrier`` does at its end."""
+    """Kernel of ``c10d::barrier``."""
     group = _ProcessGroup.unbox(group)
     options = SimpleNamespace(device=tensor.device, device_ids=device_ids, asyncOp=is_async)
     group.made = RankGroup.barrier(group, options)
@@ -148,7 +148,7 @@ def _barrier(tensor: torch.Tensor, group: Any, device_ids: list[int], is_async: 
 
 
 def _arguments(schema: Any, group: Any, given: Sequence[Any]) -> Iterator[Any]:
-    """An operation's arguments from those of the group's method: its own, and perhaps options."""
+    """Convert the arguments of a group's method, the last of which may be options, to those of the operation."""
     special = {"process_group", "reduce_op", *_OPTIONS, *_ALWAYS}
     own = [argument for argument in schema.arguments if argument.name not in special]
     values = {argument.name: _nested(value, str(argument.type)) for argument, value in zip(own, given, strict=False)}
@@ -164,7 +164,7 @@ def _arguments(schema: Any, group: Any, given: Sequence[Any]) -> Iterator[Any]:
 
 
 def _nested(value: Any, kind: str) -> Any:
-    """A method's argument as the operation takes it: tensors in as many lists."""
+    """Convert a method's argument to the operation's: integers, or tensors in equally deep lists."""
     if kind == "List[int]":
         return [int(one) for one in value]
     if "Tensor" not in kind:
@@ -180,7 +180,7 @@ def _nested(value: Any, kind: str) -> Any:
 
 
 def _is_followed(tensors: Any) -> bool:
-    """Whether anyone but us sees the operations on these tensors."""
+    """Whether anything but fakedist observes operations on these tensors."""
     for place in range(_num_modes()):
         if not type(_mode_at(place)).__module__.startswith("fakedist."):
             return True
@@ -202,7 +202,7 @@ def _outputs(tensors: Any) -> list[torch.Tensor]:
 
 
 def _dispatched(operation: str, schema: Any, name: str) -> Callable[..., Done]:
-    """A method that is an operation where someone follows it."""
+    """Make a method that becomes an operation when something observes operations."""
     plain = getattr(RankGroup, name)
 
     @functools.wraps(plain)
@@ -219,7 +219,7 @@ def _dispatched(operation: str, schema: Any, name: str) -> Callable[..., Done]:
 
 
 def _unseen(name: str) -> Callable[..., Done]:
-    """A method that those who follow operations cannot see; they are out of the way, and shapes alone move nothing."""
+    """Make a method that observers cannot see: it runs with their modes disabled; shapes alone move nothing."""
     plain = getattr(RankGroup, name)
 
     @functools.wraps(plain)

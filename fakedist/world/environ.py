@@ -1,4 +1,4 @@
-"""The environment that a launcher would have given to the rank."""
+"""The environment that a launcher would set for the rank."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from fakedist.job import Job
 MASTER_ADDR = "127.0.0.1"
 MASTER_PORT = "29500"
 JOB_ID = "1"
-#: torchrun's --rdzv-id; the agents of a static rendezvous call it "none" (torch/distributed/run.py).
+#: torchrun's --rdzv-id; for a static rendezvous it is "none" (torch/distributed/run.py).
 RUN_ID = "none"
 
 
 def rank_environment(job: Job) -> dict[str, str]:
     """Variables that ``job.launcher`` sets for the rank.
 
-    torchrun's are those of torch/distributed/elastic/agent/server/local_elastic_agent.py, one agent a node. Scripts
-    started by srun or mpirun take theirs from SLURM or MPI, and often set MASTER_ADDR themselves; it is set all the
-    same, as sbatch scripts do. ``accelerate launch --multi_gpu`` and ``deepspeed`` set what they set without a
-    configuration of their own; ``--env`` adds to it.
+    torchrun's are those of torch/distributed/elastic/agent/server/local_elastic_agent.py, with one agent per node.
+    Scripts started by srun or mpirun read SLURM's or MPI's variables and often set MASTER_ADDR themselves; it is set
+    anyway, as sbatch scripts do. For ``accelerate launch --multi_gpu`` and ``deepspeed`` these are the variables that
+    they set without a configuration file; ``--env`` adds more.
     """
     if job.launcher == "accelerate":
         return _accelerate(job)
@@ -55,12 +55,12 @@ def _torchrun(job: Job) -> dict[str, str]:
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
     if job.local_world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
-        environment["OMP_NUM_THREADS"] = 1  # torchrun's default where a node has more than one rank
+        environment["OMP_NUM_THREADS"] = 1  # torchrun's default on a node with more than one rank
     return {name: str(value) for name, value in environment.items()}
 
 
 def _accelerate(job: Job) -> dict[str, str]:
-    """prepare_multi_gpu_env in accelerate/utils/launch.py (1.15), below it torchrun."""
+    """prepare_multi_gpu_env in accelerate/utils/launch.py (1.15), on top of torchrun."""
     return {
         **_torchrun(job),
         "ACCELERATE_MIXED_PRECISION": "no",
@@ -74,7 +74,7 @@ def _accelerate(job: Job) -> dict[str, str]:
 
 
 def _deepspeed(job: Job) -> dict[str, str]:
-    """deepspeed/launcher/launch.py (0.19), one on each machine."""
+    """deepspeed/launcher/launch.py (0.19), one launcher per node."""
     environment = {
         "RANK": job.rank,
         "LOCAL_RANK": job.device_index,
@@ -83,7 +83,7 @@ def _deepspeed(job: Job) -> dict[str, str]:
         "CROSS_RANK": job.node_rank,
         "CROSS_SIZE": job.num_nodes,
         "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in range(job.local_world_size)),
-        "PYTORCH_NVML_BASED_CUDA_CHECK": 1,  # set where deepspeed is imported
+        "PYTORCH_NVML_BASED_CUDA_CHECK": 1,  # set when deepspeed is imported
         **_master(),
     }
     return {name: str(value) for name, value in environment.items()}

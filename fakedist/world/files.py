@@ -1,8 +1,9 @@
-"""Files that ranks share: what a rank renames or removes is on its tape, so that a later rank can say what it misses.
+"""Files that ranks share: a rank's tape lists what it renamed or removed, so a later rank can report what it misses.
 
-Ranks run one after the other. A directory that rank 0 makes, all ranks write into, and rank 0 then renames is there for
-all of them in the real job; here it is gone before the next rank begins. Such a rank waits, or fails far away. Its end
-then names what it looked for, found in the error and in the variables of the frames that it left.
+Ranks run one after the other. Suppose rank 0 makes a directory, all ranks write into it, and rank 0 then renames it. In
+the real job every rank finds the directory; here it is gone before the next rank begins. That rank waits, or fails far
+from the cause. Its last message then names what it looked for, found in the error and in the variables of the frames
+that the error went through.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from fakedist.world.tape import Tapes
 
 _RENAMES, _REMOVALS = ("rename", "replace"), ("remove", "unlink", "rmdir")
-#: Caches of Python's and of compilers, which come and go.
+#: Caches of Python and of compilers, whose files come and go.
 _CACHES = ("__pycache__", "torchinductor", ".triton")
 _MAX_VALUES = 200
 _LIBRARY = tuple(f"{sysconfig.get_path('stdlib')}/{name}" for name in ("pathlib", "shutil", "os.py", "tempfile"))
@@ -35,7 +36,7 @@ _LIBRARY = tuple(f"{sysconfig.get_path('stdlib')}/{name}" for name in ("pathlib"
 
 @contextmanager
 def watched_files(tapes: Tapes) -> Iterator[None]:
-    """Write down on this rank's tape what the script renames and removes."""
+    """Record on this rank's tape what the script renames and removes."""
 
     def watch(name: str) -> Callable[..., Any]:
         original = getattr(os, name)
@@ -64,7 +65,7 @@ def watched_files(tapes: Tapes) -> Iterator[None]:
 
 
 def _line() -> str:
-    """The line of the script, above those of ``pathlib`` and ``shutil``."""
+    """The script's line that called, above the frames of ``pathlib`` and ``shutil``."""
     frame = sys._getframe(1)
     while frame.f_back is not None and (
         frame.f_code.co_filename.startswith(_LIBRARY) or not is_the_scripts(frame.f_code.co_filename)
@@ -74,7 +75,7 @@ def _line() -> str:
 
 
 def _absolute(path: Any, how: dict[str, Any]) -> str:
-    """The whole path; nothing of what is no path, lies below an open directory, or is a cache."""
+    """The absolute path; empty if it is no path, is relative to an open directory, or is in a cache."""
     is_below = any(how.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd"))
     if is_below or not isinstance(path, (str, bytes, os.PathLike)):
         return ""
@@ -85,12 +86,12 @@ def _absolute(path: Any, how: dict[str, Any]) -> str:
 def what_is_lost(
     error: BaseException, moved: Sequence[tuple[int, Moved]], directories: Mapping[int, str]
 ) -> Lost | None:
-    """What a script that ended by an error had looked for and did not find because ranks run one after the other.
+    """What a failed script looked for and did not find because ranks run one after the other; None if there is nothing.
 
     Args:
-        error: How it ended.
-        moved: What ranks that had run before renamed or removed, each with its rank.
-        directories: Where each of these ranks ran.
+        error: The error that ended the script.
+        moved: What earlier ranks renamed or removed, each with its rank.
+        directories: The working directory of each of these ranks.
     """
     named = [path for path in _named(error) if not os.path.exists(path)]
     seen = [*named, *(path for path in _in_frames(error) if not os.path.exists(path))]
@@ -116,7 +117,7 @@ def what_is_lost(
 
 
 def _is_own_temporary(path: str) -> bool:
-    """Whether a file has a name that only this process could know (a compiler's, between its stages)."""
+    """Whether only this process could know the file's name (a compiler's file between its stages)."""
     return os.path.dirname(path) == tempfile.gettempdir() and os.path.basename(path).startswith(
         tempfile.gettempprefix()
     )
@@ -142,14 +143,14 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _named(error: BaseException) -> Iterator[str]:
-    """Files that errors of the system name."""
+    """Files named by FileNotFoundError anywhere in the chain of errors."""
     for link in _chain(error):
         if isinstance(link, FileNotFoundError) and isinstance(link.filename, (str, bytes)):
             yield os.path.abspath(os.fsdecode(link.filename))
 
 
 def _in_frames(error: BaseException) -> Iterator[str]:
-    """Paths in the variables of the frames that the error went through, the innermost first."""
+    """Paths in the variables of the frames that the error went through, innermost first."""
     for link in _chain(error):
         for frame, _ in reversed(list(traceback.walk_tb(link.__traceback__))):
             if is_the_scripts(frame.f_code.co_filename):

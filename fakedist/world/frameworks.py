@@ -1,20 +1,20 @@
-"""What frameworks ask of all ranks together that one rank cannot answer: adapted where their modules are imported.
+"""Adapts frameworks that ask all ranks for something one rank cannot answer, when their modules are imported.
 
 An adapter is one function for one module. It changes what the module must not conclude from "every rank is like me",
-and nothing else; a framework whose module lacks what it looks for runs as it is.
+and nothing else. If a module lacks the functions that its adapter looks for, it stays unchanged.
 
 ==================================  ==================================================================================
 module                              why
 ==================================  ==================================================================================
 ``megatron_fsdp.uneven_dtensor``    asks all ranks for their parts of a parameter, which differ in size and place, and
-                                    stops where they do not make up the whole (0.6.1 skips that on torch's fake backend)
+                                    fails unless they make up the whole (0.6.1 skips that on torch's fake backend)
 ``torch.distributed.checkpoint``    :mod:`fakedist.world.checkpoints`
 ``torch.distributed.pipelining``    :mod:`fakedist.world.pipelines`
-``..._symmetric_memory``            writes into other ranks' memory, which is not there: refused by name
+``..._symmetric_memory``            writes into other ranks' memory, which does not exist: refused by name
 ``torch._dynamo.trace_rules``       :mod:`fakedist.world.untraced`
 ``safetensors.torch``               :mod:`fakedist.world.sparse_files`
-``deepspeed.runtime.zero.utils``    ZeRO-3 compares its lists of modules and parameters with rank 0's; what is sent to
-                                    the others arrives in a buffer of -1, and without a tape stays so (0.19.8)
+``deepspeed.runtime.zero.utils``    ZeRO-3 compares its lists of modules and parameters with rank 0's; the other ranks
+                                    receive rank 0's in a buffer of -1, which stays -1 without a tape (0.19.8)
 ==================================  ==================================================================================
 """
 
@@ -40,7 +40,7 @@ Adapter = Callable[[ModuleType], dict[str, Any]]
 
 @contextmanager
 def adapted_frameworks() -> Iterator[None]:
-    """Adapt each module of a framework when it is imported, and those that are."""
+    """Adapt each framework module when it is imported, and those that already are."""
     with ExitStack() as stack:
 
         def adapt(module: ModuleType) -> None:
@@ -67,7 +67,7 @@ def _unchanged(module: ModuleType) -> dict[str, Any]:
 
 
 def _uneven_parts(module: ModuleType) -> dict[str, Callable[..., Any]]:
-    """A part lies within its parameter, and nobody minds that the parts of ranks like me do not make up the whole."""
+    """Keep a part within its parameter, and ignore that the parts of identical ranks do not make up the whole."""
     replacements: dict[str, Callable[..., Any]] = {}
     if gather := getattr(module, "gather_and_compute_chunk_metadata", None):
 
@@ -75,7 +75,7 @@ def _uneven_parts(module: ModuleType) -> dict[str, Callable[..., Any]]:
         def within_the_whole(dtensor: Any) -> Any:
             part = gather(dtensor)
             if 0 in part.sizes:
-                return part  # of an optimizer's state that is not there it has one dimension, whatever the parameter's
+                return part  # a part of missing optimizer state has one dimension, whatever the parameter has
             ends = (whole - size for whole, size in zip(dtensor.shape, part.sizes, strict=True))
             offsets = tuple(max(0, min(place)) for place in zip(part.offsets, ends, strict=True))
             return type(part)(offsets=offsets, sizes=part.sizes)
@@ -86,14 +86,14 @@ def _uneven_parts(module: ModuleType) -> dict[str, Callable[..., Any]]:
         @functools.wraps(validate)
         def asked_of_nobody(dtensor: Any) -> None:
             with suppress(AssertionError):
-                validate(dtensor)  # its calls are the job's
+                validate(dtensor)  # the real job makes its calls too
 
         replacements["validate_uneven_dtensor"] = asked_of_nobody
     return replacements
 
 
 def _no_symmetric_memory(module: ModuleType) -> dict[str, Callable[..., Any]]:
-    """Ranks exchange handles of their memory through C++, where nothing can answer for one that does not run."""
+    """Refuse it: ranks exchange handles to their memory in C++, where nothing can answer for a faked rank."""
 
     def rendezvous(*_: Any, **__: Any) -> Any:
         raise WorldError(
@@ -105,7 +105,7 @@ def _no_symmetric_memory(module: ModuleType) -> dict[str, Callable[..., Any]]:
 
 
 def _lists_of_rank_0(module: ModuleType) -> dict[str, Callable[..., Any]]:
-    """Where rank 0's list did not arrive it is like mine; what did arrive (from a tape) is compared as ever."""
+    """If rank 0's list did not arrive, take it to be like mine; a list from a tape is compared as usual."""
     replacements: dict[str, Callable[..., Any]] = {}
     if same_length := getattr(module, "assert_lst_len_same_as_other_ranks", None):
 

@@ -1,4 +1,4 @@
-"""What a process group says of itself: names, ranks, backends, options; as it would in the real job."""
+"""A process group's names, ranks, backends and options, as in the real job."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch.distributed import distributed_c10d as c10d
 from fakedist.run.tape import Channel, ranks_key
 from fakedist.world.ledger import LedgerLike
 
-#: torch's own stubs of it change with every release.
+#: torch's own stubs for it change with every release.
 _ProcessGroup: Any = dist.ProcessGroup
 
 
 class OneBackend:
-    """What ``group._get_backend(device)`` gives: enough of a C++ backend for those who ask for its options."""
+    """Result of ``group._get_backend(device)``: enough of a C++ backend for callers that want its options."""
 
     supports_coalescing = True
     supports_time_estimate = False
@@ -36,22 +36,22 @@ class OneBackend:
         return self._backend
 
     def rank(self) -> int:
-        """Rank in the group."""
+        """This rank's rank in the group."""
         return self._group._place
 
     def size(self) -> int:
-        """Ranks in the group."""
+        """Number of ranks in the group."""
         return self._group._num_ranks
 
     def supports_tensor_allocation(self, device: torch.device) -> bool:
-        """Never: tensors come from the caching allocator."""
+        """Always false: tensors come from the caching allocator."""
         return False
 
     def eager_connect_single_device(self, device: torch.device) -> None:
-        """Nothing to connect."""
+        """Do nothing: there is no other rank to connect to."""
 
     def comm_split_count(self) -> int:
-        """Groups that were split off this one."""
+        """Number of groups that were split off this one."""
         return self._group.num_splits
 
     def __getattr__(self, name: str) -> Any:
@@ -62,16 +62,16 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     """A process group without its collectives.
 
     Args:
-        place: This rank's place in it, and how many ranks it has.
+        place: This rank's rank in the group, and the group's size.
         backend: The backend that the script asked for, "nccl" or "cpu:gloo,cuda:nccl".
-        ledger: Where calls are written down.
-        options: The backend options that the script gave.
+        ledger: Records the calls.
+        options: The backend options that the script passed.
 
     Attributes:
         number: Its number in the ledger.
-        ranks: Its ranks in the job, in order.
-        channel: Its name on tapes, the same in the runs of all its ranks.
-        num_splits: Groups that were split off it.
+        ranks: Its members' ranks in the job, in group order.
+        channel: Its name on tapes, the same in every member's run.
+        num_splits: Number of groups that were split off it.
     """
 
     def __init__(self, place: tuple[int, int], backend: str, ledger: LedgerLike, options: object) -> None:
@@ -93,10 +93,10 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         self.num_splits = 0
 
     def named(self, name: str, description: str, number: int, store: Any) -> None:
-        """Give it its name, description, number in the ledger, and store.
+        """Set its name, description, number in the ledger, and store.
 
-        C++ callers look the name up in a registered backend. Stock torch's ``fake`` one is registered to hold it; no
-        call ever reaches it.
+        C++ callers look the name up in a registered backend. Stock torch's ``fake`` backend is registered to hold it;
+        no call ever reaches that backend.
         """
         self.number = number
         self._store = store
@@ -108,7 +108,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         self._set_group_desc(description)
 
     def backend_of(self, device_type: str) -> str:
-        """The backend that serves a device type; what was asked for where none does."""
+        """The backend that serves a device type; if none does, the one that the script asked for."""
         return self._by_device.get(device_type, self._asked)
 
     @property
@@ -122,11 +122,11 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return self._description
 
     def getGroupName(self) -> str:  # noqa: N802 (called from C++)
-        """As :attr:`group_name`."""
+        """Same as :attr:`group_name`."""
         return self._label
 
     def getBackendName(self) -> str:  # noqa: N802 (called from C++)
-        """For C++ callers alone: DDP's logger takes a group called gloo for a ProcessGroupGloo."""
+        """For C++ callers only. DDP's logger treats any group named gloo as a ProcessGroupGloo."""
         return "fakedist"
 
     def _set_group_name(self, name: str) -> None:
@@ -142,7 +142,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return self._asked
 
     def get_group_store(self) -> Any:
-        """The store that the group was made with."""
+        """The store that the group was created with."""
         return self._store
 
     @property
@@ -165,13 +165,13 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return self._sequence
 
     def _set_sequence_number_for_group(self) -> None:
-        """Nothing to agree on."""
+        """Do nothing: there is no other rank to agree with."""
 
     def _set_default_backend(self, kind: object) -> None:
-        """There is one for all devices."""
+        """Do nothing: one backend serves all devices."""
 
     def _set_timeout(self, timeout: timedelta) -> None:
-        """Nothing ever times out."""
+        """Do nothing: no call ever times out."""
 
     set_timeout = _set_default_timeout = _add_ephemeral_timeout = _set_timeout
 
@@ -179,10 +179,10 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return False
 
     def _wait_for_pending_works(self) -> None:
-        """There are none."""
+        """Do nothing: no work is ever pending."""
 
     def abort(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there is no communicator to shut down."""
 
     shutdown = _shutdown = _abort = abort
 

@@ -1,4 +1,4 @@
-"""What the faked world asks of a ledger."""
+"""The ledger's interface, as the faked world uses it."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ Tensors = Sequence[torch.Tensor]
 
 
 class LedgerLike(Protocol):
-    """Where calls are written down."""
+    """Records groups and calls."""
 
     def add_group(self, name: str, description: str, ranks: Sequence[int], group_rank: int, backend: str) -> int:
-        """Write down a group; returns its number."""
+        """Record a group; returns its number."""
 
     def bind(self, group: int) -> None:
-        """Write down that a group is bound to its device: NCCL's communicator is made with it, not by a first call."""
+        """Record that a group is bound to its device: NCCL creates the communicator with it, not at the first call."""
 
     def write(
         self, operation: str, group: int, inputs: Tensors, outputs: Tensors, call: tuple[bool, int] = (False, -1)
     ) -> None:
-        """Write down a call."""
+        """Record a call."""
 
     def timed(self, operation: str) -> AbstractContextManager[None] | None:
-        """What the call that was just written runs in on its device; None while no step is timed."""
+        """A context that times the call just recorded, on its device; None unless a step is being timed."""
 
 
 class NullLedger:
-    """Writes nothing: for a faked world without a recorder."""
+    """Records nothing: for a faked world without a recorder."""
 
     def add_group(self, name: str, description: str, ranks: Sequence[int], group_rank: int, backend: str) -> int:
-        """Nothing to write."""
+        """Do nothing."""
         return 0
 
     def bind(self, group: int) -> None:
-        """Nothing to write."""
+        """Do nothing."""
 
     def write(
         self, operation: str, group: int, inputs: Tensors, outputs: Tensors, call: tuple[bool, int] = (False, -1)
     ) -> None:
-        """Nothing to write."""
+        """Do nothing."""
 
     def timed(self, operation: str) -> None:
-        """No step is timed."""
+        """Return None: no step is timed."""

@@ -1,4 +1,4 @@
-"""What stood in for what another rank would have sent: counted, and told in the report's notes."""
+"""Counts what stood in for values from other ranks, for the report's notes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ class MadeUp:
         self._first_object = self._first_tensor = ""
 
     def object(self, call: str) -> None:
-        """An object that this rank had passed itself stayed in the place of another rank's."""
+        """Count an object of this rank that stood in for another rank's."""
         self._objects += 1
         self._first_object = self._first_object or _first(call)
 
     def tensors(self, call: str, count: int, are_floats: bool) -> None:
-        """Tensors were received, and filled with random floats or with zeros."""
+        """Count received tensors that were filled with random floats or with zeros."""
         self._tensors += count
         self._zeros += 0 if are_floats else count
         self._first_tensor = self._first_tensor or _first(call)
 
     def notes(self) -> Iterator[str]:
-        """What a reader of the report must know."""
+        """Notes for the report."""
         if self._objects:
             yield (
                 f"{self._objects:,} objects of other ranks are those that this rank had passed itself, "

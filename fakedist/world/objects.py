@@ -1,12 +1,13 @@
-"""Object collectives: Python objects from ranks that do not exist.
+"""Object collectives: Python objects from the other ranks.
 
-They are Python in ``torch.distributed``, built on sizes that another rank would have sent, so they are answered here as
-a whole. Tapes know what other ranks gave. Besides, where this rank is the source, or everybody's object is asked for,
-the answer follows from "every rank is like me". From another rank alone, an object that this rank passed itself stands
-in for it; where there is none, nothing can.
+``torch.distributed`` implements them in Python, on top of sizes that another rank would have sent. So this module
+replaces each of them as a whole. An object comes from the sender's tape if there is one. Otherwise, if this rank is the
+source, or if the call collects every rank's object, the answer follows from "every rank is like me". If the call wants
+the object of one other rank, an object that this rank passed itself stands in for it. Without such an object the call
+cannot be answered.
 
-Objects are pickled and unpickled in this process as ``_object_to_tensor`` and ``_tensor_to_object`` in
-torch/distributed/distributed_c10d.py do it: what a tape's objects may contain is what the script itself exchanges.
+Objects are pickled and unpickled in this process the way ``_object_to_tensor`` and ``_tensor_to_object`` in
+torch/distributed/distributed_c10d.py do it. A tape's objects contain only what the script itself exchanges.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from fakedist.patch import patched
 from fakedist.run.tape import ANY_RANK
 from fakedist.world.tape import Tapes, Where
 
-#: Collectives of tensors that each makes in torch, by which the group's sequence number grows.
+#: Number of tensor collectives that each makes in torch; the group's sequence number grows by it.
 _NUM_CALLS = {
     "all_gather_object": 2,
     "broadcast_object_list": 2,
@@ -36,22 +37,22 @@ _NUM_CALLS = {
     "send_object_list": 0,
 }
 
-#: Python's, and NumPy's under both of its names.
+#: Python's name for the type, and both of NumPy's.
 _BOOLS = ("bool", "bool_")
-#: Told (operation, group, bytes given, bytes got) of each call.
+#: Called with (operation, group, bytes sent, bytes received) for each call.
 Write = Callable[[str, Any, int, int], None]
-_distributed: Any = c10d  # what is used of it is not in its types
-#: What makes the object that stands in for another rank's, and whether a tape comes first.
+_distributed: Any = c10d  # the names used here are not in its stubs
+#: The function that makes the stand-in for another rank's object, and whether a tape takes precedence.
 _stand_in: ContextVar[tuple[Callable[[], Any], bool] | None] = ContextVar("stand_in", default=None)
 
 
 @contextmanager
 def faked_objects(write: Write, tapes: Tapes) -> Iterator[None]:
-    """Answer the object collectives of ``torch.distributed``.
+    """Replace the object collectives of ``torch.distributed``.
 
     Args:
-        write: Told of each call.
-        tapes: What this rank sends, and what others have sent.
+        write: Called for each call.
+        tapes: This rank's tape and those of other ranks.
 
     Raises:
         RecordingError: This torch lacks one of them.
@@ -66,11 +67,11 @@ def faked_objects(write: Write, tapes: Tapes) -> Iterator[None]:
 
 @contextmanager
 def standing_in(make: Callable[[], Any], tape: Literal["passed over", "else"] = "passed over") -> Iterator[None]:
-    """Let one object stand in for what other ranks send meanwhile, where only they could know it.
+    """While active, let one object stand in for what other ranks send and this rank cannot derive.
 
     Args:
-        make: Makes it, when it is asked for.
-        tape: Whether a tape's object is passed over, or comes first.
+        make: Makes the object when a call needs it.
+        tape: "passed over" ignores a tape's object; "else" prefers it.
     """
     token = _stand_in.set((make, tape == "else"))
     try:
@@ -87,7 +88,7 @@ class _Answers:
         self._tapes = tapes
 
     def all_gather_object(self, object_list: list[Any], obj: Any, group: Any = None, **how: Any) -> None:
-        """Everybody's in its slot: mine where no tape has it."""
+        """Fill each slot with its rank's object from a tape, or with this rank's own."""
         if _is_outside(group, "all_gather_object"):
             return
         pg = _distributed._group_or_default_group(group)
@@ -107,7 +108,7 @@ class _Answers:
         group_dst: int | None = None,
         **how: Any,
     ) -> None:
-        """As :meth:`all_gather_object`, where this rank is the destination."""
+        """Same as :meth:`all_gather_object` if this rank is the destination; otherwise only send."""
         pg = _distributed._group_or_default_group(group)
         to = _place(pg, dst, group_dst)
         if _is_outside(pg, "gather_object"):
@@ -132,7 +133,7 @@ class _Answers:
         group_src: int | None = None,
         **how: Any,
     ) -> None:
-        """The tape's, or the list as it is: mine, or one that this rank filled itself."""
+        """Send the list as its source; otherwise fill it from the tape, or keep what this rank put into it."""
         pg = _distributed._group_or_default_group(group)
         source = _place(pg, src, group_src)
         if _is_outside(pg, "broadcast_object_list"):
@@ -152,7 +153,7 @@ class _Answers:
         group_src: int | None = None,
         **how: Any,
     ) -> None:
-        """My part of the tape's list, of mine, or of one that this rank passed though it is not the source."""
+        """Take this rank's item of the list: its own as the source, else the tape's, else the one it passed anyway."""
         pg = _distributed._group_or_default_group(group)
         source = _place(pg, src, group_src)
         if _is_outside(pg, "scatter_object_list"):
@@ -188,7 +189,7 @@ class _Answers:
         group_dst: int | None = None,
         **how: Any,
     ) -> None:
-        """Nobody listens; the tape does."""
+        """Write the objects to the tape; no rank receives them."""
         pg = _distributed._group_or_default_group(group)
         _check_inside(pg)
         to = _distributed._canonicalize_group_rank(pg, dst, group_dst)
@@ -204,7 +205,7 @@ class _Answers:
         group_src: int | None = None,
         **how: Any,
     ) -> int:
-        """The tape's, or the list as it is, if this rank filled it itself; the source's rank."""
+        """Fill the list from a tape, or keep the objects that this rank put into it; returns the source's rank."""
         pg = _distributed._group_or_default_group(group)
         _check_inside(pg)
         source = ANY_RANK
@@ -219,13 +220,13 @@ class _Answers:
         return int(where.source) if where.source != ANY_RANK else int(pg.ranks[0])
 
     def _begin(self, operation: str, pg: Any) -> Where:
-        """Count the call, which this rank makes."""
+        """Count a call of this rank, and identify it on the tape."""
         calls = _NUM_CALLS[operation]
         pg._sequence += calls
         return Where(operation, pg.channel, dist.get_rank(), sequence=pg._sequence if calls else 0)
 
     def _of(self, where: Where, mine: bytes) -> bytes:
-        """What a rank gave, pickled: mine where no tape has it."""
+        """A rank's pickled object: its tape's, or else this rank's own."""
         if where.source == dist.get_rank():
             return mine
         found = self._tapes.receive_objects(where, 1)
@@ -240,7 +241,7 @@ class _Answers:
     def _take(
         self, where: Where, pg: Any, objects: list[Any], how: dict[str, Any], name: str = "broadcast_object_list"
     ) -> None:
-        """Fill a list from another rank, or leave it as it is."""
+        """Fill a list from another rank, or leave it unchanged."""
         found = self._received(where, len(objects))
         stand_in = _stand_in.get()
         self._write(name, pg, 0, sum(map(len, found or [])))
@@ -252,12 +253,12 @@ class _Answers:
             self._keep(where, name, objects)
 
     def _keep(self, where: Where, name: str, objects: Sequence[Any]) -> None:
-        """Let this rank's own objects stand in for another's, unless there is none, or one of them decides.
+        """Let this rank's own objects stand in for another's, unless all are None or one is a bool.
 
-        What a flag stands for is what both ranks do next: there "like mine" is a coin that is tossed.
+        A flag decides what both ranks do next. Taking this rank's own for it would be a coin toss.
 
         Raises:
-            WorldError: They cannot.
+            WorldError: The objects cannot stand in.
         """
         if any(type(item).__name__ in _BOOLS for item in objects):
             raise self._tapes.missing(where, name, "a bool")
@@ -266,14 +267,14 @@ class _Answers:
         self._tapes.guessed(where, name, f"this rank's own {', '.join(map(_in_words, objects[:3]))}")
 
     def _received(self, where: Where, num_objects: int) -> list[bytes] | None:
-        """The tape's objects, unless another one stands in for them."""
+        """The tape's objects, unless a stand-in takes precedence."""
         found = self._tapes.receive_objects(where, num_objects)
         stand_in = _stand_in.get()
         return found if stand_in is None or stand_in[1] else None
 
 
 def _in_words(obj: Any) -> str:
-    """An object so that a reader knows it again: never its own words for itself, which may read what it holds."""
+    """Describe an object so that a reader recognises it. Its own ``__repr__`` is not called: it may read values."""
     if isinstance(obj, (str, bytes, int, float, type(None))):
         return reprlib.repr(obj)
     size = len(obj) if isinstance(obj, (list, tuple, dict, set)) else 1
@@ -296,26 +297,26 @@ def _load(pickled: bytes, how: dict[str, Any]) -> Any:
 
 
 def _fill(slots: list[Any], found: Sequence[bytes], how: dict[str, Any]) -> None:
-    """Put each rank's object into its slot; a list with too few is torch's IndexError."""
+    """Put each rank's object into its slot. A list that is too short raises IndexError, as in torch."""
     for place, pickled in enumerate(found):
         slots[place] = _load(pickled, how)
 
 
 def _place(pg: Any, rank: int | None, group_rank: int | None) -> int:
-    """A source's or destination's rank in the group; torch's default is rank 0."""
+    """Group rank of a source or destination; torch's default is rank 0."""
     return int(
         _distributed._canonicalize_group_rank(pg, 0 if rank is None and group_rank is None else rank, group_rank)
     )
 
 
 def _check_inside(group: Any) -> None:
-    """What torch says of a send in a group without this rank."""
+    """Raise torch's error for a send in a group without this rank."""
     if c10d._rank_not_in_group(group):
         raise ValueError("Invalid process group specified")
 
 
 def _is_outside(group: Any, operation: str) -> bool:
-    """Whether this rank is not in the group, which torch warns of."""
+    """Whether this rank is outside the group; if so, warn as torch does."""
     if not c10d._rank_not_in_group(group):
         return False
     _distributed._warn_not_in_group(operation)

@@ -1,4 +1,4 @@
-"""What callers of a process group may give in options, or instead of them."""
+"""What callers of a process group may pass in options, or in place of them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import torch.distributed as dist
 
 
 def root(opts: Any) -> int:
-    """The rank of a call's root: 0 if it is not said."""
+    """Group rank of a call's root; 0 by default."""
     return int(getattr(opts, "rootRank", opts or 0))
 
 
 def reduce_op(opts: Any, op: Any = None) -> Any:
-    """A call's reduction: a sum if it is not said."""
+    """A call's reduction; a sum by default."""
     try:
         return opts.reduceOp
     except AttributeError:  # no options, or a bare root or reduction

@@ -1,8 +1,8 @@
 """torch.distributed.pipelining: what a stage learns from its neighbours before the first step.
 
-The stage before announces the shapes of its outputs, the stage behind those of its gradients. Those of outputs only the
-stage itself knows: they come from its tape. Gradients have the shapes of the outputs that this stage has just announced
-(``_derive_grad_metas`` in torch/distributed/pipelining/_utils.py), so no tape is needed for them.
+The previous stage announces the shapes of its outputs, and the next stage those of its gradients. Only the previous
+stage knows the shapes of its outputs, so they come from its tape. Gradients have the shapes of the outputs that this
+stage has just announced (``_derive_grad_metas`` in torch/distributed/pipelining/_utils.py), so they need no tape.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Replacements = dict[str, Callable[..., Any]]
 
 
 def gradients_like_outputs(module: ModuleType) -> Replacements:
-    """For ``torch.distributed.pipelining.stage``: torch 2.11 does not announce gradients."""
+    """For ``torch.distributed.pipelining.stage``, except in torch 2.11, which does not announce gradients."""
     if not hasattr(module.PipelineStage, "_recv_meta"):
         return {}
     receive = module.PipelineStage._recv_meta

@@ -1,11 +1,11 @@
-"""The torch.distributed backend: a process group of which this rank is the only one there.
+"""The torch.distributed backend: a process group in which only this rank runs.
 
-``dist.*`` calls these methods directly; C++ callers (DDP's reducer, functional collectives) reach those that torch's
-PyProcessGroup.hpp forwards. Names changed between torch 2.11 and 2.15 (``_allgather_base`` became
+``dist.*`` calls these methods directly. C++ callers (DDP's reducer, functional collectives) reach the methods that
+torch's PyProcessGroup.hpp forwards. Names changed between torch 2.11 and 2.15 (``_allgather_base`` became
 ``all_gather_single`` and so on); both are defined.
 
-Streams, the tensors that a call holds, and the temporary tensors that it takes from the caching allocator are those of
-torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp; docs/backend-contract.md lists them.
+Streams, the tensors that a call keeps alive, and the temporary tensors that it takes from the caching allocator follow
+torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp. docs/backend-contract.md lists them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class RankGroup(Group):
     """One process group.
 
     Args:
-        place: This rank's place in it, and how many ranks it has.
+        place: This rank's rank in the group, and the group's size.
         backend: The backend that the script asked for, "nccl" or "cpu:gloo,cuda:nccl".
-        arrivals: What arrives.
-        ledger: Where calls are written down.
-        options: The backend options that the script gave.
+        arrivals: Makes the values that arrive from other ranks.
+        ledger: Records the calls.
+        options: The backend options that the script passed.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class RankGroup(Group):
         return self._reduce_in_place("all_reduce_coalesced", tensors, opts)
 
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None) -> Done:
-        """Reduce: the root gets the sum, the others keep theirs."""
+        """Reduce: the root gets the result; the other ranks keep their tensors."""
         tensors = _listed(tensors)
         checks.check_root(self._kind(tensors[0]), "reduce", root(opts))
         mine, op = root(opts) == self._place, self._op(opts, tensors, op)
@@ -93,7 +93,7 @@ class RankGroup(Group):
         mine = _listed(inputs)[0]
         checks.check_gathered(self._kind(mine), slots, mine)
         flat = None
-        if _is_even(slots):  # uneven ones are sent by broadcasts, without a buffer
+        if _is_even(slots):  # torch gathers uneven slots by broadcasts, without a buffer
             mine, flat = mine.contiguous(), _flat_like(slots)
         with self._call("all_gather", [mine], slots, opts) as call:
             self._arrivals.spread(slots, mine)
@@ -117,13 +117,13 @@ class RankGroup(Group):
     all_gather_single = _allgather_base
 
     def allgather_into_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Done:
-        """all_gather of several tensors, each into one."""
+        """all_gather of several tensors, each into one output tensor."""
         return self._gather_evenly("all_gather_into_tensor_coalesced", outputs, inputs, opts)
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
-        """gather: the root gets everybody's."""
+        """gather: the root gets every rank's tensor."""
         inputs = _listed(inputs)
         slots = list(outputs[0] if outputs and not isinstance(outputs[0], torch.Tensor) else outputs)
         checks.check_root(self._kind(inputs[0]), "gather", root(opts))
@@ -146,7 +146,7 @@ class RankGroup(Group):
     gather_into_tensor = gather_single
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
-        """scatter: my chunk of what the root has."""
+        """scatter: this rank gets its chunk of the root's tensors."""
         outputs = _listed(outputs)
         chunks = inputs[0] if inputs and not isinstance(inputs[0], torch.Tensor) else inputs
         checks.check_root(self._kind(outputs[0]), "scatter", root(opts))
@@ -167,7 +167,7 @@ class RankGroup(Group):
         output = _listed(outputs)[0]
         chunks = list(inputs if isinstance(inputs[0], torch.Tensor) else inputs[0])
         checks.check_scattered(self._kind(output), output, chunks, self._place)
-        flat, op = _flat_like(chunks) if _is_even(chunks) else None, self._op(opts, [output])  # uneven ones one by one
+        flat, op = _flat_like(chunks) if _is_even(chunks) else None, self._op(opts, [output])  # uneven: one by one
         with self._call("reduce_scatter", chunks, [output], opts) as call:
             self._arrivals.reduced_into(output, chunks[self._place], self._num_ranks, op)
             call.hold(flat)
@@ -193,9 +193,9 @@ class RankGroup(Group):
         input_sizes: Sequence[int],
         opts: Any = None,
     ) -> Done:
-        """all_to_all from one tensor into one; sizes count rows, none means equal parts.
+        """all_to_all from one tensor into another; sizes count rows, and empty sizes mean equal parts.
 
-        Sizes may be NumPy arrays: Megatron's token dispatcher gives such, and the real binding takes any sequence.
+        Sizes may be NumPy arrays: Megatron's token dispatcher passes them, and the real binding takes any sequence.
         """
         for tensor, sizes in ((given, input_sizes), (output, output_sizes)):
             checks.check_splits(self._kind(tensor), tensor, sizes)
@@ -223,14 +223,14 @@ class RankGroup(Group):
     # ---- point to point
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Done:
-        """send: nobody listens."""
+        """send: no rank receives it, but it goes onto the tape."""
         checks.check_peer(self._num_ranks, dst)
         with self._peer_call("send", tensors, dst) as call:
             self._arrivals.tapes.send(self._peer(self._place, dst, (tensors[0].device, tag)), tensors)
         return call.done(tensors)
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Done:
-        """Recv; a source of -1 is any rank."""
+        """Recv; a source of -1 means any rank."""
         if src == self._place:
             raise ValueError(
                 "Invalid source rank: source rank should not be the same as the rank of the current process."
@@ -252,21 +252,21 @@ class RankGroup(Group):
     # ---- barriers
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Done:
-        """barrier: nobody is late. On NCCL it is an all_reduce of one float."""
+        """barrier: every rank has already arrived. On NCCL it is an all_reduce of one float."""
         device = self._barrier_device(opts)
-        # Below Python, as in NCCL: `torch.cuda.is_initialized()` stays what it was.
+        # Stays below Python, as NCCL does, so that `torch.cuda.is_initialized()` does not change.
         tensors = [] if device is None else [torch.ops.aten.zeros.default([1], device=device)]
         with self._call("barrier", tensors, tensors, opts) as call:
             pass
         return call.done([])
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """barrier: nobody is late."""
+        """barrier: every rank has already arrived."""
         with self._call("monitored_barrier", [], [], None):
             pass
 
     def _barrier_device(self, opts: Any) -> torch.device | None:
-        """The device of ``ProcessGroupNCCL::barrier``; None where it is another backend's."""
+        """The device that ``ProcessGroupNCCL::barrier`` would use; None if the barrier does not run on NCCL."""
         asked = getattr(opts, "device", None)
         kind = asked.type if asked is not None else "cpu" if "cpu" in self._by_device else "cuda"
         if self.backend_of(kind) != "nccl" or kind == "cpu" or not torch.cuda.is_available():
@@ -278,32 +278,32 @@ class RankGroup(Group):
         used = next((device for device, _ in self._streams), None)
         return used or torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
 
-    # ---- inside
+    # ---- internals
 
     def _kind(self, tensor: torch.Tensor) -> checks.Kind:
-        """Whose errors a wrong call with the tensor gets."""
+        """The backend and group size that decide which errors a wrong call raises."""
         return checks.Kind(self.backend_of(tensor.device.type), self._num_ranks)
 
     def _op(self, opts: Any, tensors: Tensors, op: Any = None) -> Any:
-        """The reduction that a call asks for, if the backend has it."""
+        """The reduction that a call asks for, after checking that the backend has it."""
         op = reduce_op(opts, op)
         if hash(op) in checks.ODD_OPS:
             checks.check_op(self._kind(tensors[0]), op, tensors[0].dtype)
         return op
 
     def _where(self, operation: str, root: int) -> Where:
-        """A call to or from everybody, on the tape."""
+        """Identify a collective with a root on the tape."""
         return Where(operation, self.channel, self.ranks[root], sequence=self._sequence)
 
     def _peer(self, source: int, to: int, how: tuple[torch.device, int]) -> Where:
-        """A call from one rank to another, on the tape; NCCL knows no tags."""
+        """Identify a point-to-point call on the tape. NCCL has no tags."""
         device, tag = how
         sender, receiver = (self.ranks[place] if place >= 0 else ANY_RANK for place in (source, to))
         counted = None if self.backend_of(device.type) == "nccl" else tag
         return Where("send", self.channel, sender, receiver, tag=counted)
 
     def _call(self, operation: str, inputs: Tensors, outputs: Tensors, opts: Any) -> Call:
-        """Begin a collective: write it down, choose its stream."""
+        """Begin a collective: record it and choose its stream."""
         try:
             is_async = opts.asyncOp
         except AttributeError:  # no options, or a bare root or reduction
@@ -318,7 +318,7 @@ class RankGroup(Group):
         stream = timed = None
         if some and some[0].is_cuda:
             timed = self._ledger.timed(operation)
-            # NCCL takes its stream below Python; torch.cuda.Stream would initialise torch.cuda for a mere barrier.
+            # NCCL takes its stream below Python. torch.cuda.Stream would initialise torch.cuda just for a barrier.
             if is_async or torch.cuda.is_initialized():
                 stream = self._stream(some[0].device, -1)
         if not is_async and self._coalesced is None and timed is None and not profiler_enabled():
@@ -327,7 +327,7 @@ class RankGroup(Group):
         return Call(given, stream if is_async else None)
 
     def _peer_call(self, operation: str, tensors: Tensors, peer: int) -> Call:
-        """Begin a send or receive; on CUDA always on a stream of its own, and recorded with the allocator."""
+        """Begin a send or receive. On CUDA it always runs on its own stream, which the allocator records."""
         checks.check_device(self._by_device, tensors[0].device)
         inputs, outputs = (tensors, []) if operation == "send" else ([], tensors)
         self._ledger.write(operation, self.number, inputs, outputs, (False, peer))
@@ -347,7 +347,7 @@ class RankGroup(Group):
         return stream
 
     def _my_chunk(self, given: torch.Tensor) -> torch.Tensor:
-        """My part of a tensor that holds one for every rank."""
+        """This rank's chunk of a tensor that holds one chunk for every rank."""
         part = given.numel() // self._num_ranks
         return given.reshape(-1)[self._place * part : (self._place + 1) * part]
 
@@ -382,7 +382,7 @@ def _listed(tensors: Any) -> list[torch.Tensor]:
 
 
 def _is_even(tensors: Tensors) -> bool:
-    """Whether ProcessGroupNCCL takes a flat buffer for a list of device tensors (check_same_size, newLikeFlat)."""
+    """Whether ProcessGroupNCCL allocates a flat buffer for a list of device tensors (check_same_size, newLikeFlat)."""
     shape = tensors[0].shape
     return tensors[0].is_cuda and all(tensor.shape == shape for tensor in tensors)
 

@@ -1,4 +1,4 @@
-"""Every request for a process group becomes ours: any backend, any way of meeting, any subgroup."""
+"""Replaces every process group with ours, whatever the backend, the rendezvous or the subgroup."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fakedist.world.store import RankStore, faked_stores
 from fakedist.world.tape import Tapes
 
 _NON_MEMBER = c10d.GroupMember.NON_GROUP_MEMBER
-#: What split_group gives to a rank in none of the parts: None in torch 2.11, as a new_group without the rank since.
+#: What split_group returns to a rank in none of the parts: None in torch 2.11, later the same as new_group.
 _NO_PART = _NON_MEMBER if hasattr(c10d, "_NonGroupMember") else None
 
 
@@ -44,16 +44,17 @@ def fake_world(
     tapes: Tapes | None = None,
     own: OwnRanks | None = None,
 ) -> Iterator[Callable[[], list[str]]]:
-    """Let this process be one rank of a job whose other ranks do not exist.
-
-    Gives what tells, at the end, what a reader of the report must know, one sentence each.
+    """Make this process one rank of a job whose other ranks are faked.
 
     Args:
         job: World size, rank, seed and whether collectives move values.
-        ledger: Where groups and calls are written down; None writes nothing.
-        is_undefined: Says that a device tensor holds nothing.
-        tapes: What this rank sends, and what others have sent; None for neither.
-        own: The ranks that the script starts by itself, where those are looked after already.
+        ledger: Records groups and calls; None records nothing.
+        is_undefined: Whether a device tensor holds no values.
+        tapes: This rank's tape and those of other ranks; None for neither.
+        own: Ranks that the script starts by itself, if :func:`own_ranks` is already active.
+
+    Yields:
+        A function that returns the notes for the report, one sentence each. Call it at the end.
 
     Raises:
         RecordingError: This torch lacks something that must be replaced.
@@ -89,7 +90,7 @@ def fake_world(
 
 
 class _World:
-    """Makes the groups of one rank."""
+    """Creates the groups of one rank."""
 
     def __init__(self, job: Job, ledger: LedgerLike, arrivals: Arrivals) -> None:
         self._job = job
@@ -100,12 +101,12 @@ class _World:
         self._new_group_with_tag: Callable[..., Any] = present(c10d, "_new_group_with_tag")
         self._rank, self._num_ranks = job.rank, job.world_size
         self.own_ranks = OwnRanks(job)
-        # Releases that can keep the order of a group's ranks keep it when they split.
+        # torch releases that can keep the order of a group's ranks keep it in split_group.
         has_order = "sort_ranks" in inspect.signature(self._new_group_with_tag).parameters
         self._keeps_order = {"sort_ranks": False} if has_order else {}
 
     def notes(self) -> list[str]:
-        """What a reader of the report must know."""
+        """Notes for the report."""
         notes = [*self._arrivals.tapes.notes(), *self.own_ranks.notes(), *saved.notes()]
         if (self._rank, self._num_ranks) != (self._job.rank, self._job.world_size):
             notes.append(
@@ -115,7 +116,7 @@ class _World:
         return notes
 
     def rendezvous(self, url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[Any]:
-        """Meet nobody: the store, this rank and the world size."""
+        """Return at once with the store, this rank and the world size."""
         yield (
             self._store,
             rank if rank >= 0 else self._job.rank,
@@ -123,15 +124,15 @@ class _World:
         )
 
     def new_group(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Torch's ``new_group``, in which a group without this rank costs nothing but its number.
+        """Torch's ``new_group``, except that a group without this rank only takes a number.
 
-        Large jobs make tens of thousands of groups, of which a handful are this rank's: what stock torch does for the
-        others takes longer than everything else in their initialisation.
+        Large jobs create tens of thousands of groups, and this rank is in a handful of them. What stock torch does for
+        the others takes longer than the rest of the job's initialisation.
         """
 
         @functools.wraps(original)
         def new_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
-            # Arguments after timeout, backend and options may ask for a barrier among members alone: torch's path.
+            # Arguments after timeout, backend and options may ask for a barrier among members only: take torch's path.
             plain = len(args) <= 3 and not kwargs.get("use_local_synchronization")
             if plain and isinstance(ranks, (list, tuple, range)) and ranks and self._is_without_me(ranks):
                 c10d._world.group_count += 1  # the next group's name counts this one
@@ -142,13 +143,13 @@ class _World:
         return new_group
 
     def _is_without_me(self, ranks: Sequence[int]) -> bool:
-        """Whether a group of these ranks can be made, and this rank is not one of them."""
+        """Whether these ranks form a valid group that does not include this rank."""
         if c10d._world.default_pg is None or self._rank in ranks:
             return False
         return min(ranks) >= 0 and max(ranks) < self._num_ranks and len(set(ranks)) == len(ranks)
 
     def new_process_group(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """What ``_new_process_group_helper`` does, with our group in it."""
+        """Do what ``_new_process_group_helper`` does, with our group."""
         bound = self._helper.bind(*args, **kwargs)
         bound.apply_defaults()
         given = bound.arguments
@@ -164,7 +165,7 @@ class _World:
         size = given["group_size"] if given["group_size"] > 0 else self._job.world_size
         rank = given["group_rank"] if (given["group_rank"] or 0) >= 0 else self._job.rank
         if c10d._world.default_pg is None:
-            self._rank, self._num_ranks = rank or 0, size  # the script may know better than its environment
+            self._rank, self._num_ranks = rank or 0, size  # the script may pass other values than its environment has
             self.own_ranks.joins(self._rank, size)
         backend = str(given["backend"])
         if not any(mark in backend for mark in ",:") and backend not in c10d.Backend.backend_type_map:
@@ -193,7 +194,7 @@ class _World:
         group_desc: str | None = None,
         **kwargs: Any,
     ) -> Any:
-        """The part of ``parent_pg`` with this rank in it; ``split_ranks`` are ranks of the parent."""
+        """Return the part of ``parent_pg`` that contains this rank; ``split_ranks`` are ranks in the parent."""
         if not split_ranks:
             raise ValueError("split_ranks cannot be None or empty")
         if not all(split_ranks) or any(len(part) != len(set(part)) for part in split_ranks):
@@ -201,7 +202,7 @@ class _World:
         parent = parent_pg or c10d._get_default_group()
         mine = next((part for part in split_ranks if dist.get_rank(parent) in part), None)
         if mine is None:
-            c10d._process_group_name(split_ranks[0], use_hashed_name=True)  # counts it, as torch does
+            c10d._process_group_name(split_ranks[0], use_hashed_name=True)  # counts the group, as torch does
             return _NO_PART
         of_parent = dist.get_process_group_ranks(parent)
         return self._new_group_with_tag(
@@ -210,14 +211,14 @@ class _World:
             backend=kwargs.get("backend") or c10d._world.pg_map[parent][0],
             backend_options=pg_options,
             group_desc=group_desc,
-            use_local_synchronization=True,  # its name is a hash of its ranks, as in torch
+            use_local_synchronization=True,  # names the group by a hash of its ranks, as torch does
             **self._keeps_order,
         )
 
     def write_object_call(self, operation: str, pg: Any, given_bytes: int, got_bytes: int) -> None:
-        """Write an object collective into the ledger; its bytes are those of the pickled objects.
+        """Record an object collective in the ledger; its bytes are those of the pickled objects.
 
-        Its tensors are taken from the allocator and given back: the pickled bytes, their number, and what arrives
+        Allocates and frees the tensors that torch would: the pickled bytes, their number, and what arrives
         (``all_gather_object`` in torch/distributed/distributed_c10d.py).
         """
         device = c10d._get_object_coll_device(pg) if torch.cuda.is_available() else "cpu"
@@ -233,7 +234,7 @@ class _World:
 
 
 def _made_at() -> str:
-    """What a group without a description is called in tables: where it was made, as ``file:line (function)``."""
+    """Name for a group without a description in tables: where it was created, as ``file:line (function)``."""
     frame = script_frame(passed_over=("new_group", "init_process_group"))
     if frame is None:
         return ""
@@ -241,8 +242,8 @@ def _made_at() -> str:
 
 
 def _register(group: RankGroup, backend_and_store: tuple[str, Any], name: str, tag: str | None) -> None:
-    """The end of ``_new_process_group_helper``: what torch.distributed keeps about a group."""
-    distributed: Any = c10d  # what follows is not in its types
+    """Register a group with torch.distributed, like the end of ``_new_process_group_helper``."""
+    distributed: Any = c10d  # the names used below are not in its stubs
     world = distributed._world
     world.pg_map[group] = backend_and_store
     world.pg_names[group] = name

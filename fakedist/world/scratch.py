@@ -1,7 +1,7 @@
-"""A little memory to compute in, where the real job would take none.
+"""A small scratch buffer for computations that the real job does not make.
 
-What a GPU's caching allocator gives out is recorded and counted, so wider types and masks are put into a fixed buffer
-that it does not know.
+Whatever a GPU's caching allocator hands out is recorded and counted. So wider types and masks go into a fixed buffer
+that the allocator does not know.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ _last_use: dict[torch.device, torch.cuda.Event] = {}
 
 
 def pieces(tensor: torch.Tensor, dtypes: Sequence[torch.dtype]) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:
-    """A tensor part by part, each with one uninitialised tensor of its shape for every type.
+    """Split a tensor into parts, each with one uninitialised scratch tensor of its shape for every type.
 
-    On CUDA the parts are small enough for the buffer; on the CPU there is one part and fresh memory.
+    On CUDA the parts are small enough for the buffer. On the CPU there is one part, with fresh memory.
 
     Args:
         tensor: Contiguous on CUDA, as NCCL requires.
-        dtypes: Types of what is needed beside each part.
+        dtypes: Types of the scratch tensors for each part.
+
+    Yields:
+        A part, and its scratch tensors.
 
     Raises:
-        WorldError: The CUDA runtime gives no memory.
+        WorldError: The CUDA runtime cannot allocate the buffer.
     """
     if not tensor.is_cuda or not tensor.is_contiguous():
         yield tensor, [torch.empty_like(tensor, dtype=dtype) for dtype in dtypes]
@@ -54,7 +57,7 @@ def pieces(tensor: torch.Tensor, dtypes: Sequence[torch.dtype]) -> Iterator[tupl
 @functools.cache
 def _buffer(device_index: int) -> int:
     """Address of the device's buffer; it lives as long as the process."""
-    runtime = ctypes.CDLL(None)  # torch's own, or the virtual GPU's: both are loaded for all to see
+    runtime = ctypes.CDLL(None)  # torch's own, or the virtual GPU's: both are loaded with global symbols
     address = ctypes.c_void_p()
     with torch.cuda.device(device_index):
         error = runtime.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(BYTES))

@@ -1,7 +1,7 @@
-"""Checkpoints of tensors without values: their zeros become holes in the file, which take no room on the disk.
+"""Checkpoints of tensors without values: their zeros become holes in the file, which take no disk space.
 
-Large tensors on the virtual GPU hold no values and are read as zeros: the parameters of a 70B model would fill a disk
-with them. ``torch.save`` (and with it torch.distributed.checkpoint) and safetensors write through here; what is read
+Large tensors on the virtual GPU hold no values and read as zeros. The parameters of a 70B model would fill a disk with
+them. ``torch.save`` (and with it torch.distributed.checkpoint) and safetensors write through this module. What is read
 back is the same.
 """
 
@@ -27,9 +27,9 @@ from fakedist.units import format_bytes
 
 _PIECE = 1 << 20
 _ZEROS = bytes(_PIECE)
-#: Saving less is not worth a word, and safetensors writes it itself.
+#: A smaller save is not announced, and safetensors writes it itself.
 LARGE_BYTES = 64 << 20
-#: Where file objects that change nothing keep the file: tempfile's, fsspec's, torch.distributed.checkpoint's.
+#: Attribute in which a transparent wrapper keeps its file: tempfile's, fsspec's, torch.distributed.checkpoint's.
 _WRAPPERS = {"_TemporaryFileWrapper": "file", "LocalFileOpener": "f", "NoCloseWriter": "raw"}
 _PLAIN_FILES = (io.BufferedWriter, io.BufferedRandom, io.FileIO)
 _DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32"} | {
@@ -38,11 +38,11 @@ _DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF
 
 
 class Saved:
-    """What was saved as holes.
+    """Counts what was saved as holes.
 
     Attributes:
-        is_on: Whether holes are wanted: on the virtual GPU.
-        holes_bytes: Zeros that were not written, so far.
+        is_on: Whether to save holes; true on the virtual GPU.
+        holes_bytes: Bytes of zeros left unwritten so far.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Saved:
         self._has_told = False
 
     def tell(self, bytes_: int) -> None:
-        """Tell the size of the first large checkpoint before it is written."""
+        """Print the size of the first large checkpoint before it is written."""
         if self.is_on and bytes_ >= LARGE_BYTES and not self._has_told:
             self._has_told = True
             text = (
@@ -61,7 +61,7 @@ class Saved:
             sys.stderr.write(f"{text}\n")
 
     def notes(self) -> list[str]:
-        """What a reader of the report must know."""
+        """Notes for the report."""
         if not self.holes_bytes:
             return []
         return [f"{format_bytes(self.holes_bytes)} of zeros, of tensors without values, were saved as holes in files"]
@@ -71,7 +71,7 @@ saved = Saved()
 
 
 class SparseFile:
-    """A file in which pieces of zeros beyond its end are skipped; all else is the file's own.
+    """A file that skips pieces of zeros beyond its end; everything else is the file's own.
 
     Args:
         file: A regular file, open for writing.
@@ -81,19 +81,19 @@ class SparseFile:
         self._file = file
 
     def write(self, data: Any) -> int:
-        """Write bytes, or skip what they are zeros."""
+        """Write bytes, skipping pieces that are all zeros."""
         view = memoryview(data).cast("B")
         for at in range(0, len(view), _PIECE):
             self._write(bytes(view[at : at + _PIECE]))
         return len(view)
 
     def write_from(self, address: int, length: int) -> None:
-        """Write what lies at an address of this process."""
+        """Write memory of this process, starting at an address."""
         for at in range(0, length, _PIECE):
             self._write(ctypes.string_at(address + at, min(_PIECE, length - at)))
 
     def end(self) -> None:
-        """Let the file be as long as what was written, where it ends in a hole."""
+        """Extend the file to its full length if it ends in a hole."""
         self._file.flush()
         if os.fstat(self._file.fileno()).st_size < (end := self._file.tell()):
             os.ftruncate(self._file.fileno(), end)
@@ -111,13 +111,13 @@ class SparseFile:
 
 @contextmanager
 def sparse_saving() -> Iterator[None]:
-    """Let ``torch.save`` write holes; safetensors too, see :func:`sparse_safetensors`."""
+    """Make ``torch.save`` write holes; also safetensors, see :func:`sparse_safetensors`."""
     module = torch.serialization
     to_file, to_buffer = (present(module, f"_open_zipfile_writer_{where}") for where in ("file", "buffer"))
     save = present(module, "_save")
 
     class ToFile(to_buffer):  # type: ignore[misc, valid-type]
-        """A zip file under a name, written through Python."""
+        """A zip file opened by name, written through Python."""
 
         def __init__(self, name: str) -> None:
             self._opened = open(name, "wb")  # noqa: SIM115
@@ -149,7 +149,7 @@ def sparse_saving() -> Iterator[None]:
 
 
 def _plain_file(buffer: Any) -> IO[bytes] | None:
-    """The regular file that a file object writes to as it is; None for any other, and where it only appends."""
+    """The regular file that a file object writes to unchanged; None if there is none, or if it only appends."""
     if name := _WRAPPERS.get(type(buffer).__name__):
         buffer = getattr(buffer, name, None)
     if not isinstance(buffer, _PLAIN_FILES) or not buffer.seekable():
@@ -160,7 +160,7 @@ def _plain_file(buffer: Any) -> IO[bytes] | None:
 
 
 def sparse_safetensors(module: ModuleType) -> dict[str, Callable[..., Any]]:
-    """For ``safetensors.torch``: large files are written here in its format; its own writer is not Python's."""
+    """For ``safetensors.torch``: write large files here, in its format. Its own writer does not go through Python."""
     save_file, flatten = getattr(module, "save_file", None), getattr(module, "_flatten_as_ptr", None)
     if save_file is None or flatten is None:
         return {}
@@ -172,7 +172,7 @@ def sparse_safetensors(module: ModuleType) -> dict[str, Callable[..., Any]]:
             return save_file(tensors, filename, metadata)
         saved.tell(size)
         kept: list[Any] = []
-        flatten(tensors, kept)  # refuses what it refuses
+        flatten(tensors, kept)  # raises the errors of safetensors itself
         arrays = {name: array for name, (array, _) in zip(tensors, kept, strict=True)}
         order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
         header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}

@@ -1,15 +1,15 @@
-"""Scripts that start their own ranks: only the chosen one runs, in this process, at the place where it would start.
+"""Scripts that start their own ranks: only the chosen rank runs, in this process, at the point where it would start.
 
-``torch.multiprocessing.spawn`` and ``start_processes``, and every loop of ``Process(target=...)``, come down to
-``BaseProcess.start``. A process that would be a rank (its target leads to ``init_process_group``) is not started: the
-chosen rank's target is called here instead, and the others are over at once, with exit code 0. Every other process
-(workers of a DataLoader, managers, queues) starts as it always does.
+``torch.multiprocessing.spawn``, ``start_processes`` and any loop of ``Process(target=...)`` all call
+``BaseProcess.start``. A process that would be a rank (its target leads to ``init_process_group``) is not started.
+Instead, the chosen rank's target is called here, and the other ranks end at once with exit code 0. Every other process
+(workers of a DataLoader, managers, queues) starts as usual.
 
-Such a script may import torch in its ranks alone, so nothing here needs it.
+Such a script may import torch only in its ranks, so nothing here needs torch.
 
-Which process is the chosen rank's is what its arguments say: a parameter called ``rank``, else the first whole number,
-else its place in the order of starting; in the whole job or on the rank's machine. Where ``init_process_group`` is then
-told another rank of this job, it was not the one after all.
+A process's arguments say which rank it is: a parameter called ``rank``, else the first integer, else its place in the
+order of starting. That number counts in the whole job or on the rank's machine. If ``init_process_group`` is then
+called with another rank of this job, the process was not the chosen rank after all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 from fakedist.job import Job
 from fakedist.patch import patched, present
 
-#: Who calls one of these becomes a rank.
+#: A process that calls one of these becomes a rank.
 _JOINING = {"init_process_group", "init_device_mesh", "init_distributed", "PartialState"}
 _RANK_NAMES = ("rank", "global_rank", "world_rank")
 _MAX_DEPTH = 8
@@ -34,11 +34,11 @@ _MAX_SEEN = 500
 
 
 class AnotherRank(BaseException):
-    """The target that runs here turned out to be another rank: no ``except Exception`` of it must go on."""
+    """The target that runs here turned out to be another rank. Its ``except Exception`` must not catch this."""
 
 
 class _Over:
-    """What ``multiprocessing`` knows of a process that has ended well."""
+    """Stands in for ``multiprocessing``'s handle of a process that ended with exit code 0."""
 
     returncode = 0
 
@@ -51,11 +51,11 @@ class _Over:
         return 0
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code, at once."""
+        """The exit code, without waiting."""
         return 0
 
     def terminate(self) -> None:
-        """It is over."""
+        """Do nothing: the process has ended."""
 
     kill = interrupt = close = terminate
 
@@ -64,7 +64,7 @@ class OwnRanks:
     """The ranks that the script starts by itself.
 
     Args:
-        job: Says which rank is the chosen one.
+        job: The job, with the chosen rank.
     """
 
     def __init__(self, job: Job) -> None:
@@ -76,16 +76,16 @@ class OwnRanks:
         self._over: _Over | None = None
 
     def joins(self, rank: int, num_ranks: int) -> None:
-        """The process says which rank it is.
+        """Check the rank that the process joins the job as.
 
         Raises:
-            AnotherRank: It is started by the script, and is not the chosen one.
+            AnotherRank: The script started this rank, and it is not the chosen one.
         """
         if self._running_candidate and num_ranks == self._job.world_size and rank != self._job.rank:
             raise AnotherRank
 
     def notes(self) -> Iterator[str]:
-        """What a reader of the report must know."""
+        """Notes for the report."""
         if self._num_started and not self._has_run:
             yield (
                 f"the script starts its ranks by itself, {self._num_started} of them here, and none of these is rank "
@@ -93,7 +93,7 @@ class OwnRanks:
             )
 
     def start(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
-        """``BaseProcess.start``, for ranks and for others."""
+        """``BaseProcess.start``, which starts no ranks."""
 
         def start(process: Any) -> None:
             if not self._is_rank(process):
@@ -132,23 +132,23 @@ class OwnRanks:
             target(*arguments, **process._kwargs)
         except AnotherRank:
             return
-        except BaseException as error:  # it was stopped after its steps, or failed
+        except BaseException as error:  # the run stopped after its steps, or the target failed
             self._has_run = True
             if not isinstance(error, SystemExit) or error.code:
                 raise
         finally:
             self._running_candidate = False
         self._has_run = True
-        if _has_joined():  # it would have ended with its process
+        if _has_joined():  # the group would have ended with its process
             sys.modules["torch.distributed"].destroy_process_group()
 
 
 @contextmanager
 def own_ranks(job: Job) -> Iterator[OwnRanks]:
-    """Let no process start that would be a rank; run the chosen one here.
+    """Start no process that would be a rank; run the chosen rank in this process.
 
     Raises:
-        RecordingError: This Python starts processes otherwise.
+        RecordingError: This Python starts processes in a different way.
     """
     own = OwnRanks(job)
     with patched(BaseProcess, "start", own.start(BaseProcess.start)):
@@ -156,13 +156,13 @@ def own_ranks(job: Job) -> Iterator[OwnRanks]:
 
 
 def _has_joined() -> bool:
-    """Whether this process is a rank already."""
+    """Whether this process is already a rank."""
     is_initialized = getattr(sys.modules.get("torch.distributed"), "is_initialized", None)
     return is_initialized is not None and bool(is_initialized())
 
 
 def _called(process: Any) -> tuple[Any, tuple[Any, ...]]:
-    """What a process would call: of ``torch.multiprocessing.spawn``, the function that it was given."""
+    """What a process would call, and its arguments; for ``torch.multiprocessing.spawn``, the function passed to it."""
     target, arguments = process._target, tuple(process._args)
     # The module; torch.multiprocessing has a function of this name.
     spawn = sys.modules.get("torch.multiprocessing.spawn")
@@ -173,9 +173,9 @@ def _called(process: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _joins_a_group(target: Any, seen: set[int], depth: int) -> bool:
-    """Whether a function leads to one that makes its process a rank, as far as names show.
+    """Whether a function leads to one that makes its process a rank, judged by the names in its code.
 
-    Methods and callable objects that ``spawn`` is given are a framework's, and taken for ranks.
+    Methods and callable objects as targets belong to a framework, and count as ranks.
     """
     target = inspect.unwrap(getattr(target, "func", target))
     if not isinstance(target, (types.FunctionType, type)):

@@ -1,4 +1,4 @@
-"""The store that a rendezvous gives: every rank sets what I set."""
+"""The store that a rendezvous returns: every rank sets what I set."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _Store: Any = dist.distributed_c10d.Store
 class RankStore(_Store):  # type: ignore[misc]
     """A key-value store with one rank in it.
 
-    What this rank sets it can read. A key that only another rank would set comes from that one's tape, or never: asking
-    for it is then an error at once, where a real store would wait. Counters count for everybody, so that "wait until
-    all have come" ends.
+    This rank can read what it sets. A key that only another rank would set comes from that rank's tape. If no tape has
+    it, asking for it raises an error at once, where a real store would wait. Counters count for every rank, so that
+    "wait until all have come" ends.
 
     Args:
         num_ranks: Ranks in the job.
-        tapes: What this rank sets, and what others have set; None for neither.
-        name: Tells this store's keys from those of other stores.
+        tapes: This rank's tape and those of other ranks; None for neither.
+        name: Prefix that separates this store's keys from those of other stores.
     """
 
     def __init__(self, num_ranks: int, tapes: Tapes | None = None, name: str = "") -> None:
@@ -46,10 +46,10 @@ class RankStore(_Store):  # type: ignore[misc]
         self._tapes.stores(self._name + key, self._values[key])
 
     def get(self, key: str) -> bytes:
-        """A value that this rank has set, or another one's tape has.
+        """A value that this rank has set, or that another rank's tape has.
 
         Raises:
-            WorldError: There is none.
+            WorldError: There is no such value.
         """
         if key in self._values:
             return self._values[key]
@@ -60,13 +60,13 @@ class RankStore(_Store):  # type: ignore[misc]
         return found
 
     def add(self, key: str, amount: int) -> int:
-        """Add for every rank; the new value."""
+        """Add the amount once for every rank; returns the new value."""
         value = int(self._values.get(key, b"0")) + amount * self._num_ranks
         self._values[key] = str(value).encode()
         return value
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Set where the present value is the expected one, or absent and none is expected; the value afterwards."""
+        """Set if the value is the expected one, or absent and none is expected; returns the value afterwards."""
         wanted = expected.encode() if isinstance(expected, str) else bytes(expected)
         if self._values.get(key, b"") == wanted:
             self.set(key, desired)
@@ -86,30 +86,30 @@ class RankStore(_Store):  # type: ignore[misc]
             self.set(key, value)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait for keys: those that are not there never come.
+        """Check the keys; a missing one would never come.
 
         Raises:
-            WorldError: One is not there.
+            WorldError: A key is missing.
         """
         for key in keys:
             if not self.check([key]):
                 raise self._tapes.missing_key(self._name + key)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are there."""
+        """Whether all keys exist."""
         return all(key in self._values or self._tapes.stored(self._name + key, 1) is not None for key in keys)
 
     def delete_key(self, key: str) -> bool:
-        """Delete a key; whether it was there."""
+        """Delete a key; returns whether it existed."""
         return self._values.pop(key, None) is not None
 
-    deleteKey = delete_key  # noqa: N815 (C++ callers ask for it by this name)
+    deleteKey = delete_key  # noqa: N815 (C++ callers look it up by this name)
     compareSet = compare_set  # noqa: N815
     multiGet = multi_get  # noqa: N815
     multiSet = multi_set  # noqa: N815
 
     def num_keys(self) -> int:
-        """Keys set."""
+        """Number of keys set."""
         return len(self._values)
 
     getNumKeys = num_keys  # noqa: N815
@@ -121,20 +121,20 @@ class RankStore(_Store):  # type: ignore[misc]
     hasExtendedApi = has_extended_api  # noqa: N815
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Remembered, never needed."""
+        """Remember the timeout; nothing uses it."""
         self._wait_s = timeout
 
     @property
     def timeout(self) -> timedelta:
-        """What was set last."""
+        """The timeout that was set last."""
         return self._wait_s
 
 
 @contextmanager
 def faked_stores(num_ranks: int, tapes: Tapes | None = None) -> Iterator[None]:
-    """Let stores that the script makes itself meet nobody; those at one address are one store.
+    """Replace the stores that the script creates itself; stores with the same address share their values.
 
-    A real TCPStore would wait for its server or its workers, a FileStore for files that nobody writes.
+    A real TCPStore would wait for its server or its workers, a FileStore for files that no other rank writes.
 
     Raises:
         RecordingError: This torch has no such stores.
@@ -142,7 +142,7 @@ def faked_stores(num_ranks: int, tapes: Tapes | None = None) -> Iterator[None]:
     values: dict[object, dict[str, bytes]] = {}
 
     class TCPStore(RankStore):
-        """Stands for torch.distributed.TCPStore."""
+        """Replaces torch.distributed.TCPStore."""
 
         def __init__(self, host_name: str, port: int, *args: Any, **kwargs: Any) -> None:
             super().__init__(num_ranks, tapes, f"{host_name}:{port}/")
@@ -150,7 +150,7 @@ def faked_stores(num_ranks: int, tapes: Tapes | None = None) -> Iterator[None]:
             self._values = values.setdefault((host_name, port), {})
 
     class FileStore(RankStore):
-        """Stands for torch.distributed.FileStore."""
+        """Replaces torch.distributed.FileStore."""
 
         def __init__(self, file_name: str, *args: Any, **kwargs: Any) -> None:
             super().__init__(num_ranks, tapes, f"{file_name}/")

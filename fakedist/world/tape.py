@@ -1,10 +1,10 @@
-"""The tape: what this rank sends is written down, and what other ranks' runs wrote down arrives here.
+"""The tape: writes what this rank sends, and answers receives with what other ranks' runs sent.
 
-What another rank would send cannot be made up where it is an object, a size or a flag. A run therefore writes what its
-rank sends into its run directory (:mod:`fakedist.run.tape`), and a run that is given such tapes is answered from them.
-The n-th receive is answered by the n-th send: point-to-point calls are matched by group, sender and receiver (and by
-tag, unless NCCL carries them, which knows none); collectives by group and sender, and they must be the same call of the
-group, counted from its beginning, on both sides.
+An object, a size or a flag from another rank cannot be made up. So a run writes what its rank sends into its run
+directory (:mod:`fakedist.run.tape`), and a run with other ranks' tapes receives from them. The n-th send answers the
+n-th receive. Point-to-point calls are matched by group, sender and receiver (and by tag, unless they run on NCCL, which
+has no tags). Collectives are matched by group and sender, and on both sides they must be the same call of the group,
+counted from its beginning.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from fakedist.world.tape_file import Append, Known, Reader, Writer, dtype_name, 
 
 
 class Where(NamedTuple):
-    """One call of a group, as both of its sides see it.
+    """One call of a group, identified the same way on both sides.
 
     Attributes:
         operation: Its name.
         channel: The group.
-        source: The rank in the job that sends; ANY_RANK where any may.
-        to: The rank that receives; ANY_RANK for the whole group.
+        source: The sender's rank in the job; ANY_RANK if any rank may send.
+        to: The receiver's rank in the job; ANY_RANK for the whole group.
         sequence: Number of the call among the group's collectives; 0 for point-to-point calls.
-        tag: Of a point-to-point call; None where tags do not count.
+        tag: Tag of a point-to-point call; None if tags do not matter.
     """
 
     operation: str
@@ -60,15 +60,15 @@ class Tapes:
     """This rank's tape and those of other ranks.
 
     Args:
-        append: Writes to this rank's tape; None where there is none.
-        known: Gives the values of a tensor; None copies them from where they are.
+        append: Writes to this rank's tape; None if this rank has no tape.
+        known: Returns the values of a tensor; None copies them from the tensor itself.
         others: Tapes of other ranks.
         rank: This rank.
-        command: What to type to run the ranks that it is given, this one last; for this one alone, to run all that it
-            waits for, too, or nothing where that is what runs.
+        command: Returns the command that runs the given ranks, this one last. For this rank alone it returns the
+            command that also runs every rank it waits for, or nothing if that is the present command.
 
     Attributes:
-        made_up: Counts what no tape answered.
+        made_up: Counts the calls that no tape answered.
     """
 
     def __init__(
@@ -88,39 +88,39 @@ class Tapes:
         self.made_up = MadeUp()
 
     def channel(self, ranks: Sequence[int]) -> Channel:
-        """Name a new group of these ranks, as every one of its members would."""
+        """Name a new group of these ranks the same way as every other member."""
         key = ranks_key(ranks)
         channel = (key, self._made[key])
         self._made[key] += 1
         return channel
 
     def wants_objects(self) -> bool:
-        """Whether objects must be pickled to be written down."""
+        """Whether objects must be pickled for this rank's tape."""
         return self._writer is not None
 
     def send(self, where: Where, tensors: Sequence[torch.Tensor]) -> None:
-        """Write down what this rank sends."""
+        """Write the tensors that this rank sends to its tape."""
         if self._writer is not None:
             self._writer.tensors(where, tensors)
 
     def send_objects(self, where: Where, objects: Sequence[bytes]) -> None:
-        """Write down the pickled objects that this rank sends."""
+        """Write the pickled objects that this rank sends to its tape."""
         if self._writer is not None:
             self._writer.objects(where, objects)
 
     def sender(self, where: Where) -> int | None:
-        """The rank whose tape has an answer: the source, or of any rank the first; None where no tape has one."""
+        """The rank whose tape can answer: the source, or the first that can if any rank may send; None if none can."""
         if where.source != ANY_RANK:
             return where.source if where.source in self._readers else None
         return next((rank for rank, reader in self._readers.items() if reader.has(where)), None)
 
     def receive(self, where: Where, tensors: Sequence[torch.Tensor], slot: int = 0) -> list[torch.Tensor] | None:
-        """What a rank sent in this call, on the CPU: one tensor for each of ``tensors``; None where that is not known.
+        """What a rank sent in this call, on the CPU: one tensor for each of ``tensors``; None if unknown.
 
         Args:
             where: The call.
-            tensors: What shall receive it.
-            slot: First of the sent tensors to take: a scatter has one for every rank.
+            tensors: The tensors that receive it.
+            slot: First of the sent tensors to take: a scatter sends one for every rank.
 
         Raises:
             WorldError: The rank sent something else in this call.
@@ -138,10 +138,10 @@ class Tapes:
         return [tensor_of(*one) for one in sent]
 
     def receive_objects(self, where: Where, num_objects: int) -> list[bytes] | None:
-        """The pickled objects that a rank sent in this call; None where they are not known.
+        """The pickled objects that a rank sent in this call; None if unknown.
 
         Raises:
-            WorldError: The rank sent another number of objects.
+            WorldError: The rank sent a different number of objects.
         """
         found = self._next(where)
         if found is None:
@@ -156,10 +156,10 @@ class Tapes:
         return objects
 
     def missing(self, where: Where, called: str, what: str = "an object") -> WorldError:
-        """The error of a call that only a tape could answer; this rank's tape says what it was.
+        """Return the error for a call that only a tape could answer, and write the call to this rank's tape.
 
         Args:
-            where: The call that was asked for with :meth:`receive_objects`.
+            where: The call that was passed to :meth:`receive_objects`.
             called: Its name on this side.
             what: What it waits for.
         """
@@ -173,12 +173,12 @@ class Tapes:
         return WorldError(f"{called} waits for {what} from {whom}, which does not run", self._run_first(ranks))
 
     def guessed(self, where: Where, called: str, held: str, is_object: bool = True) -> None:
-        """Something of this rank's own stayed in the place of another rank's; this rank's tape says what and where.
+        """Note on this rank's tape that something of its own stood in for another rank's, what it was and where.
 
         Args:
-            where: The call that was asked for.
+            where: The call that had no answer.
             called: Its name on this side.
-            held: What stayed, in words.
+            held: What stood in, in words.
             is_object: Whether it is a Python object.
         """
         if is_object:
@@ -187,17 +187,17 @@ class Tapes:
             self._writer.guessed(Guess(self._awaited(where), called, script_line(), held, is_object))
 
     def moved(self, moved: Moved) -> None:
-        """Write down that the script renamed or removed a file or directory."""
+        """Note on the tape that the script renamed or removed a file or directory."""
         if self._writer is not None:
             self._writer.moved(moved)
 
     def stores(self, key: str, value: bytes) -> None:
-        """Write down what this rank sets in a store."""
+        """Write a value that this rank sets in a store to its tape."""
         if self._writer is not None:
             self._writer.stored(key, value)
 
     def stored(self, key: str, nth: int) -> bytes | None:
-        """What another rank set in a store the n-th time, from 1, or set last; None where no tape has the key."""
+        """Another rank's n-th value of a key, from 1, or its last if there are fewer; None if no tape has the key."""
         for reader in self._readers.values():
             if values := reader.stored.get(key):
                 reader.num_answers += 1
@@ -205,7 +205,7 @@ class Tapes:
         return None
 
     def missing_key(self, key: str) -> WorldError:
-        """The error of a key that only another rank would have set; this rank's tape says which."""
+        """Return the error for a key that only another rank would have set, and write the key to this rank's tape."""
         if self._writer is not None:
             self._writer.awaited(Awaited(STORE, ANY_RANK, ((), 0), ANY_RANK, None, 1, key))
         told = f"the script waits for the store's key {key!r}, which another rank would have set"
@@ -223,7 +223,7 @@ class Tapes:
         return Awaited(where.operation, where.source, where.channel, where.to, where.tag, nth)
 
     def notes(self) -> list[str]:
-        """What a reader of the report must know."""
+        """Notes for the report."""
         notes = [note for reader in self._readers.values() for note in reader.notes()]
         notes += self.made_up.notes()
         if self._writer is not None and self._writer.num_cut:
@@ -233,7 +233,7 @@ class Tapes:
         return notes
 
     def close(self, error: BaseException | None = None) -> None:
-        """Write down what is still on its way from the device, and what the script missed that ends by an error."""
+        """Write the values still being copied from the device and, if the script ends in an error, what it missed."""
         if self._writer is None:
             return
         self._writer.flush(wait=True)
@@ -258,7 +258,7 @@ class Tapes:
         return found
 
     def _check_tensors(self, where: Where, sent: Sequence[TensorSent], tensors: Sequence[torch.Tensor]) -> None:
-        """Refuse other types and sizes; shapes may differ, as they may on a wire."""
+        """Refuse different types and sizes. Shapes may differ, as they may on a wire."""
         given = [(dtype, num_elements(shape)) for dtype, shape, _ in sent]
         wanted = [(dtype_name(tensor.dtype), tensor.numel()) for tensor in tensors]
         if given != wanted:

@@ -1,4 +1,4 @@
-"""Both ends of a tape: a queue for each kind of call that another rank made, and what writes this rank's own."""
+"""Both ends of a tape: the reader of another rank's tape, and the writer of this rank's own."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 #: Writes a record to the tape's file.
 Append = Callable[[dict[str, Any]], None]
-#: A CPU tensor with the values of a tensor, in the same memory where it can be; None where nobody knows them.
+#: Returns a CPU tensor with a tensor's values, in the same memory if possible; None if the values are unknown.
 Known = Callable[[torch.Tensor], torch.Tensor | None]
-#: Lines of the script that are written down as guesses, and files as renamed or removed.
+#: Limits: lines of the script recorded as guesses, and files recorded as renamed or removed.
 _MAX_SITES, _MAX_MOVED = 100, 2000
 _PLAIN = torch.Tensor.__torch_dispatch__
 
@@ -38,12 +38,12 @@ class Reader:
             self._queues.setdefault((sent.operation, sent.channel, sent.to), deque()).append(sent)
 
     def has(self, where: Where) -> bool:
-        """Whether a call is on the tape that has not been taken."""
+        """Whether the tape has a matching call that has not been taken."""
         queue = self._queue(where)
         return any(where.tag is None or sent.tag == where.tag for sent in queue)
 
     def take(self, where: Where) -> Sent | None:
-        """The next call of this kind, which then is taken; None where there is none."""
+        """Take the next matching call; None if there is none."""
         queue = self._queue(where)
         for sent in queue:
             if where.tag is None or sent.tag == where.tag:
@@ -56,9 +56,9 @@ class Reader:
         return self._queues.get((where.operation, where.channel, where.to), deque())
 
     def notes(self) -> Iterable[str]:
-        """What a reader of the report must know."""
+        """Notes for the report."""
         whose = f"the tape of rank {self.tape.rank} ({self.tape.run_directory})"
-        if self.num_answers:  # a rank may need nothing of those before it
+        if self.num_answers:  # a rank may need nothing from the ranks before it
             yield f"{self.num_answers:,} calls were answered from {whose}"
         if self.num_unknown:
             yield f"{self.num_unknown:,} calls were answered without values: {whose} has only their sizes"
@@ -68,7 +68,7 @@ class Reader:
 
 @dataclass
 class _Later:
-    """Values on their way from a real device: complete when the event is."""
+    """Values being copied from a real device, complete once the event is."""
 
     values: torch.Tensor
     event: torch.cuda.Event
@@ -93,7 +93,7 @@ class Writer:
 
     def tensors(self, where: Where, tensors: Sequence[torch.Tensor]) -> None:
         """Write tensors that this rank sends."""
-        # A tensor of one float is the common case of a script that scatters: all of them together have the limit.
+        # The limit is for all tensors of a call together: a script that scatters often sends one float to each rank.
         is_small = sum(tensor.nbytes for tensor in tensors) <= MAX_TENSOR_BYTES and self._has_room()
         listed = [
             (dtype_name(tensor.dtype), tuple(tensor.shape), self._values(tensor) if is_small else None)
@@ -109,12 +109,12 @@ class Writer:
         self._write(where, [], [pickled if has_room else None for pickled in objects])
 
     def awaited(self, awaited: Awaited) -> None:
-        """Write what only another rank could have answered."""
+        """Write a call that only another rank could have answered."""
         self._waiting.append(({"kind": "awaited", "call": astuple(awaited)}, []))
         self.flush(wait=True)
 
     def guessed(self, guess: Guess) -> None:
-        """Write what stood in for another rank's; each line of the script once."""
+        """Write what stood in for another rank's value, once for each line of the script."""
         site = (guess.called, guess.awaited.source, guess.line)
         if site in self._sites or len(self._sites) >= _MAX_SITES:
             return
@@ -138,18 +138,18 @@ class Writer:
             self.flush()
 
     def lost(self, lost: Lost) -> None:
-        """Write what the script looked for in the end and did not find."""
+        """Write what the script finally looked for and did not find."""
         self._waiting.append(({"kind": "lost", "told": astuple(lost)}, []))
         self.flush(wait=True)
 
     def flush(self, wait: bool = False) -> None:
-        """Write what has arrived from the device, in order; or wait until all has."""
+        """Write in order what has arrived from the device; with ``wait``, wait until everything has."""
         while self._waiting:
             record, listed = self._waiting[0]
             for place, (dtype, shape, values) in enumerate(listed):
                 if isinstance(values, _Later):
                     found = None
-                    with suppress(RuntimeError):  # a device that failed has nothing to say any more
+                    with suppress(RuntimeError):  # a failed device returns no values
                         found = values.bytes(wait)
                     if found is None and not wait:
                         return
@@ -174,7 +174,7 @@ class Writer:
         self.flush()
 
     def _values(self, tensor: torch.Tensor) -> bytes | _Later | None:
-        """A tensor's values, a promise of them, or None where there are none."""
+        """A tensor's values, a copy in progress, or None if there are no values to write."""
         if type(tensor).__torch_dispatch__ is not _PLAIN or tensor.layout is not torch.strided:
             return None
         if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -186,7 +186,7 @@ class Writer:
         if not tensor.is_cuda:
             return _bytes(tensor)
         if not tensor.is_contiguous():
-            return None  # putting it in order would take memory that the job does not take
+            return None  # making it contiguous would take memory that the job does not
         values = empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         values.copy_(tensor.detach(), non_blocking=True)
         return _Later(values, torch.cuda.current_stream(tensor.device).record_event())
@@ -198,7 +198,7 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 
 def tensor_of(dtype: str, shape: Sequence[int], values: bytes | None) -> torch.Tensor:
-    """A tensor as it was written."""
+    """Rebuild a tensor from its record."""
     kind: torch.dtype = getattr(torch, dtype)
     if not values:
         return empty(tuple(shape), dtype=kind)
@@ -206,12 +206,12 @@ def tensor_of(dtype: str, shape: Sequence[int], values: bytes | None) -> torch.T
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """A type as it is written: "bfloat16"."""
+    """Name of a type on tapes: "bfloat16"."""
     return str(dtype).removeprefix("torch.")
 
 
 def num_elements(shape: Sequence[int]) -> int:
-    """Elements of a tensor."""
+    """Number of elements of a tensor."""
     count = 1
     for size in shape:
         count *= size

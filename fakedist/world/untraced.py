@@ -1,9 +1,9 @@
-"""Nothing of ours is ever compiled: to ``torch.compile`` our groups and works are what C++ ones are.
+"""Keeps ``torch.compile`` out of fakedist's code: it treats our groups and works like C++ ones.
 
-A call of a C++ group breaks the graph and runs as it is. Dynamo would trace a group that is Python, with every tape and
-value behind it. Two things keep it out, and neither costs a call anything: Dynamo's list of files that it skips, and a
-mark on each function of ours. Without the mark Dynamo compiles a frame of ours that starts between two graphs of the
-script. Below a call of a group nothing at all is compiled.
+A call on a C++ group breaks the graph and runs uncompiled. Dynamo would trace into a Python group, with every tape and
+value behind it. Two things keep it out, and neither adds any cost to a call: Dynamo's list of files to skip, and a mark
+on each of our functions. Without the mark, Dynamo compiles a frame of ours that starts between two graphs of the
+script. Below a call on a group, nothing at all is compiled.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import torch
 from fakedist.patch import present
 
 _PACKAGE = Path(__file__).parent.parent
-#: Rooms that a script calls. The recorder's is not among them: Dynamo looks into its module hooks to see that they do
-#: nothing in a graph, and would break the graph at each of them.
+#: Packages that a script calls. The recorder's is not one of them: Dynamo looks into its module hooks to see that they
+#: do nothing in a graph. If they were skipped, it would break the graph at each hook.
 _CALLED = ("world", "gpu")
 _WORLD = f"{_PACKAGE.name}.world."
 
 
 def nothing_of_ours(module: ModuleType) -> dict[str, Any]:
-    """For ``torch._dynamo.trace_rules``: our files are skipped."""
+    """For ``torch._dynamo.trace_rules``: skip our files."""
     _mark_frames()
     ours = {str(path) for room in _CALLED for path in (_PACKAGE / room).rglob("*.py")}
     return {"FORCE_SKIP_FILES": {*present(module, "FORCE_SKIP_FILES"), *ours}}
 
 
 def _mark_frames() -> None:
-    """Frames of our functions run as they are; what the world's call does too."""
+    """Run frames of our functions uncompiled; below the world's functions, everything they call too."""
     dynamo: Any = torch._C._dynamo.eval_frame
     action = dynamo._FrameAction
     for code, name in codes_of_ours():
@@ -42,7 +42,7 @@ def _mark_frames() -> None:
 
 
 def codes_of_ours() -> Iterator[tuple[CodeType, str]]:
-    """The code of every function of ours that is imported, and its module's name."""
+    """The code of each of our imported functions, with its module's name."""
     for name, module in list(sys.modules.items()):
         if name.startswith(f"{_PACKAGE.name}."):
             for value in list(vars(module).values()):

@@ -1,4 +1,4 @@
-"""Calls in progress and calls that are over."""
+"""Calls in progress and finished calls."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Tensors = Sequence[torch.Tensor]
 # Not in torch's stubs.
 _Work: Any = dist.distributed_c10d.Work
 profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
-#: c10d's operations write where autograd does not see it: no history, and no new version of what somebody saved.
+#: c10d's operations write below autograd: they add no history, and saved tensors keep their version.
 _BelowAutograd: Any = torch._C._AutoDispatchBelowADInplaceOrView  # type: ignore[attr-defined, unused-ignore]
 
 
 class Done(_Work):  # type: ignore[misc]
-    """A call that is over, as WorkNCCL in torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp is.
+    """A finished call. Behaves like WorkNCCL in torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp.
 
-    Made without arguments and filled in by :func:`done`: an ``__init__`` of its own would be a tenth of a tiny call.
+    Constructed without arguments and filled in by :func:`done`: an ``__init__`` would be a tenth of a tiny call.
 
     Attributes:
-        outputs: Held for as long as this object lives.
-        kept: What the call keeps besides, as long.
+        outputs: The output tensors, held for as long as this object lives.
+        kept: Anything else that the call holds for as long as this object lives.
         source: Group rank that a receive came from.
     """
 
@@ -38,7 +38,7 @@ class Done(_Work):  # type: ignore[misc]
     source = 0
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """The current stream waits for the call; the host does not."""
+        """Make the current stream wait for the call; the host does not wait."""
         if self._event is not None and self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_event(self._event)
             self._event = None
@@ -46,26 +46,26 @@ class Done(_Work):  # type: ignore[misc]
         return True
 
     def synchronize(self) -> None:
-        """As :meth:`wait`."""
+        """Same as :meth:`wait`."""
         self.wait()
 
     def block_current_stream(self) -> None:
-        """As :meth:`wait`."""
+        """Same as :meth:`wait`."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Always."""
+        """Always true."""
         return True
 
     def is_success(self) -> bool:
-        """Always."""
+        """Always true."""
         return True
 
     def exception(self) -> None:
-        """Never."""
+        """Always None: a call never fails."""
 
     def source_rank(self) -> int:
-        """Group rank that a receive came from; from anywhere: the first that is not this one."""
+        """Group rank that a receive came from. A receive from any rank names the first that is not this one."""
         return self.source
 
     _source_rank = source_rank
@@ -75,7 +75,7 @@ class Done(_Work):  # type: ignore[misc]
         return list(self.outputs)
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """Completed, with the output tensors; who waits for it waits for the call's stream."""
+        """A completed future of the output tensors. Waiting for it waits for the call's stream."""
         if self._stream is None:
             future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
             future.set_result(self.result())
@@ -85,16 +85,16 @@ class Done(_Work):  # type: ignore[misc]
             future.set_result(self.result())
         return future
 
-    getFuture = get_future  # noqa: N815 (C++ callers ask for it by this name)
+    getFuture = get_future  # noqa: N815 (C++ callers look it up by this name)
 
 
 def done(outputs: Tensors, stash: Any = None, stream: torch.cuda.Stream | None = None) -> Done:
-    """A call that is over.
+    """Make a finished call.
 
     Args:
         outputs: Its results.
-        stash: Held until it is waited on.
-        stream: Where the call ran, if not on the stream that was the current one.
+        stash: Held until a stream waits for the call.
+        stream: The stream that the call ran on; None if it ran on the current one.
     """
     work = Done()
     work.outputs = outputs
@@ -106,17 +106,17 @@ def done(outputs: Tensors, stash: Any = None, stream: torch.cuda.Stream | None =
 
 
 class Coalesced:
-    """Calls that are waited on as one.
+    """Calls that are waited for as one.
 
     Attributes:
-        done: Those that were made so far.
+        done: The calls made so far.
     """
 
     def __init__(self) -> None:
         self.done: list[Done] = []
 
     def end(self) -> Done:
-        """One call for all of them."""
+        """Return one finished call that stands for all of them."""
         streams = {work._stream.cuda_stream: work._stream for work in self.done if work._stream is not None}
         whole = done([], [work._stash for work in self.done], next(iter(streams.values()), None))
         whole.kept = [work.kept for work in self.done]
@@ -124,14 +124,14 @@ class Coalesced:
 
 
 class Given(NamedTuple):
-    """What is called.
+    """The description of a call.
 
     Attributes:
         operation: Its name.
-        tensors: What it reads and writes.
-        is_async: Whether it returns before it is over.
-        coalesced: The calls that it is waited on with, if there are any.
-        timed: What it runs in on its stream, while a step is timed.
+        tensors: The tensors that it reads and writes.
+        is_async: Whether it returns before it has finished.
+        coalesced: The coalesced calls that it belongs to; None if it stands alone.
+        timed: A context that times the call on its stream; None unless a step is being timed.
     """
 
     operation: str
@@ -142,14 +142,14 @@ class Given(NamedTuple):
 
 
 class Call:
-    """A call in progress: a context in which what arrives is written, below autograd.
+    """A call in progress: a context in which arriving values are written, below autograd.
 
-    Asynchronous calls run on the group's own stream and hold their tensors until they are waited on; others run on
-    the current one and hold nothing. So does ``ProcessGroupNCCL::collective`` since torch 2.8.
+    An asynchronous call runs on the group's own stream and holds its tensors until a stream waits for it. A synchronous
+    one runs on the current stream and holds nothing. ``ProcessGroupNCCL::collective`` does the same since torch 2.8.
 
     Args:
-        given: What is called.
-        stream: The stream to run on, after what the current one has in it; None for the current one.
+        given: The description of the call.
+        stream: The stream to run on, after the work queued on the current one; None for the current stream.
     """
 
     __slots__ = ("_given", "_inside", "_stream")
@@ -177,11 +177,11 @@ class Call:
         self._inside.__exit__(None, None, None)
 
     def hold(self, more: Any) -> None:
-        """Hold something besides the tensors."""
+        """Hold something in addition to the tensors."""
         self._given = self._given._replace(tensors=[self._given.tensors, more])
 
     def done(self, outputs: Tensors) -> Done:
-        """The finished call."""
+        """Return the finished call."""
         given = self._given
         work = done(outputs, given.tensors if given.is_async else None, self._stream)
         if given.coalesced is not None:
@@ -190,7 +190,7 @@ class Call:
 
 
 class Plain(Call):
-    """A call that runs here and now, unprofiled: tiny ones should not cost more than torch's own fake backend."""
+    """A synchronous, unprofiled call. A tiny one must not cost more than it does on torch's own fake backend."""
 
     __slots__ = ()
 
@@ -202,10 +202,10 @@ class Plain(Call):
         return self
 
     def hold(self, more: Any) -> None:
-        """Held by nobody."""
+        """A synchronous call holds nothing."""
 
     def done(self, outputs: Tensors) -> Done:
-        """One work for all: ProcessGroupNCCL gives none at all for synchronous calls."""
+        """Return one shared work: ProcessGroupNCCL returns none at all for synchronous calls."""
         return _OVER
 
 
