@@ -3,9 +3,9 @@
 ::
 
     FakedistError            exit 1   says what happened; `hint` says what to type next
-    ├── JobError             exit 2   the request makes no sense (rank >= world size, unknown GPU, no such script)
+    ├── JobError             exit 2   the request is invalid (rank >= world size, unknown GPU, no such script)
     ├── SetupError           exit 1   this machine lacks something (a CUDA build of torch, a C compiler)
-    ├── CheckError           exit 2   the configuration of `check` or a baseline makes no sense
+    ├── CheckError           exit 2   the configuration of `check` or a baseline is invalid
     ├── ScriptError          exit 1   the script itself failed, so there is nothing to judge
     ├── RunDirectoryError    exit 1   a run directory is missing, in use, truncated, foreign or too new
     ├── RecordingError       exit 1   recording would be wrong (a patch target is gone, no allocator history)
@@ -18,11 +18,11 @@ from __future__ import annotations
 
 
 class FakedistError(Exception):
-    """An error with one line that says what happened and one that says what to type.
+    """An error: one line says what happened, another what to type next.
 
     Args:
         message: What happened and what was expected, one line.
-        hint: What to type next; empty where there is nothing to type.
+        hint: What to type next; empty if there is nothing to type.
     """
 
     exit_code = 1
@@ -31,29 +31,29 @@ class FakedistError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
-        if hint:  # a traceback that the script's own error handling prints has it too
+        if hint:  # so a traceback printed by the script's own error handling has the hint too
             self.add_note(hint)
 
 
 class JobError(FakedistError):
-    """The job as asked for makes no sense. Exit code 2."""
+    """The requested job is invalid. Exit code 2."""
 
     exit_code = 2
 
 
 class CheckError(FakedistError):
-    """What ``check`` was configured to do makes no sense, or a baseline does not. Exit code 2."""
+    """The configuration of ``check`` or a baseline is invalid. Exit code 2."""
 
     exit_code = 2
 
 
 class ScriptError(FakedistError):
-    """A script that was to be judged failed by itself.
+    """The script itself failed, so there is nothing to judge.
 
     Args:
-        message: How it ended.
+        message: How the script ended.
         hint: What to type next.
-        output: The end of what it printed.
+        output: The end of what the script printed.
     """
 
     def __init__(self, message: str, hint: str = "", output: str = "") -> None:
@@ -70,16 +70,16 @@ class RunDirectoryError(FakedistError):
 
 
 class RecordingError(FakedistError):
-    """What would be recorded could be wrong, so nothing is."""
+    """The recording could be wrong, so there is none."""
 
 
 class ReportError(FakedistError):
-    """A report of Nsight Systems cannot be made or read."""
+    """A report of Nsight Systems cannot be created or read."""
 
 
 class InventedValueError(FakedistError):
-    """With ``--values strict`` the script read a value that no kernel computed."""
+    """With ``--values strict``, the script read a value that no kernel computed."""
 
 
 class WorldError(FakedistError):
-    """The faked world has no answer to what the script asked of another rank."""
+    """The faked world cannot answer what the script asked of another rank."""

@@ -1,6 +1,6 @@
-"""Which line of the script is running: the innermost frame of this thread outside of torch and this package.
+"""Finds the script's running line: the innermost frame of this thread outside torch and this package.
 
-What Inductor wrote for a compiled graph is torch's too.
+Code that Inductor generated for a compiled graph counts as torch's.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 def script_frame(passed_over: Container[str] = ()) -> FrameType | None:
-    """The frame; None in autograd's own threads.
+    """The script's innermost frame; None in autograd's own threads.
 
     Args:
-        passed_over: Names of functions that only hand on what they are asked for.
+        passed_over: Names of functions to skip because they only forward the call.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -33,11 +33,11 @@ def script_frame(passed_over: Container[str] = ()) -> FrameType | None:
 
 
 def is_the_scripts(filename: str) -> bool:
-    """Whether code of a file is neither torch's nor this package's."""
+    """Whether a file's code is neither torch's nor this package's."""
     return not filename.startswith((OURS, TORCH, "<")) and not INDUCTORS.search(filename)
 
 
 def script_line() -> str:
-    """The line as ``file:line (function)``; or nothing."""
+    """The script's running line as ``file:line (function)``; empty if there is none."""
     frame = script_frame()
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"

@@ -1,9 +1,9 @@
-"""Being told when the script has imported a module, wherever it does: at once after the module's own code has run.
+"""Runs a callback when the script imports a module, anywhere: right after the module's own code has run.
 
 Python finds a module through ``sys.meta_path`` and runs it through its spec's loader. A finder at the head of that
-list hands on what the finders behind it say, with a loader that runs the module and then tells. The module looks as if
-it were not watched: its ``__loader__`` and its spec are the real ones. Other threads that import the module wait for
-what is done here, because the importing thread still has the module's lock.
+list returns what the finders behind it find, with a loader that runs the module and then calls the callback. The module
+looks unwatched: its ``__loader__`` and its spec are the real ones. Other threads that import the module wait for the
+callback, because the importing thread still holds the module's lock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Told = Callable[[ModuleType], None]
 def when_imported(wanted: Callable[[str], bool], imported: Told) -> Iterator[None]:
     """Call ``imported(module)`` after each module whose full name is ``wanted`` has been imported.
 
-    What ``imported`` raises, the import raises. Modules that are there already are not told of.
+    If ``imported`` raises, the import raises. Modules that are already imported do not trigger it.
     """
     finder = _Finder(wanted, imported)
     sys.meta_path.insert(0, finder)
@@ -31,25 +31,25 @@ def when_imported(wanted: Callable[[str], bool], imported: Told) -> Iterator[Non
         yield
     finally:
         finder.stop()
-        if finder in sys.meta_path:  # the script may have made a list of its own
+        if finder in sys.meta_path:  # the script may have replaced the list
             sys.meta_path.remove(finder)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds what the finders behind it find, and watches that."""
+    """Finds what the finders behind it find, and adds the watching loader."""
 
     def __init__(self, wanted: Callable[[str], bool], imported: Told) -> None:
         self._wanted = wanted
         self._imported = imported
 
     def stop(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching."""
         self._wanted = _nothing
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of a watched module; of any other, nothing: the next finder says it."""
+        """The spec of a watched module; None for any other, which the next finder finds."""
         if not self._wanted(fullname):
             return None
         behind = sys.meta_path[sys.meta_path.index(self) + 1 :] if self in sys.meta_path else sys.meta_path[:]
@@ -64,19 +64,19 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """A loader that tells of what it has loaded; for anything else it is the one that it stands for."""
+    """Wraps a loader: calls the callback after each module, and forwards everything else."""
 
     def __init__(self, loader: Any, imported: Told) -> None:
         self._loader = loader
         self._imported = imported
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """As the loader does."""
+        """Same as the wrapped loader."""
         made: ModuleType | None = self._loader.create_module(spec)
         return made
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the module, then tell of it."""
+        """Run the module, then call the callback."""
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

@@ -1,4 +1,4 @@
-"""The job: which rank of which world runs which script, on what. Validated once, here."""
+"""The job: which rank of which world runs which script, on which device. Validated once, here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Collectives = Literal["values", "noop"]
 Values = Literal["small", "strict", "off"]
 Until = Literal["validation", "save", "end"]
 
-#: The virtual GPU's driver has room for this many devices in one machine.
+#: The virtual GPU's driver has room for this many devices on one node.
 MAX_GPUS_PER_NODE = 128
 #: Below this the CUDA context and one cuBLAS workspace would not fit.
 MIN_GPU_MEMORY_BYTES = 64 << 20
@@ -31,33 +31,34 @@ class Job:
 
     Attributes:
         world_size: Ranks in the whole job.
-        rank: The one that runs.
+        rank: The rank that runs.
         target: Path of the script, or name of the module.
-        is_module: Whether ``target`` is a module, as for ``python -m``.
+        is_module: Whether ``target`` is a module, as with ``python -m``.
         arguments: The script's own arguments.
-        gpus_per_node: GPUs (and so ranks) on each machine of the job.
+        gpus_per_node: GPUs (and so ranks) on each node of the job.
         device: "cuda" for the real GPU, "virtual" for the virtual one.
         gpu: Model of the virtual GPU, a key of ``gpu.spec.GPUS``.
         gpu_memory_bytes: Memory of the virtual GPU; None for the model's own, UNLIMITED_BYTES for no limit.
-        steps: Training steps to run before the run is stopped; "auto" for as many as it takes until one ends with as
-            much live memory as the step before, at least 2 and at most 6.
+        steps: Training steps to run before the run stops; "auto" runs until a step ends with as much live memory as
+            the step before, at least 2 steps and at most 6.
         until: What stops the run instead: a number of steps, the first "validation" or "save" after training began, or
-            the script's own "end"; None for the steps.
-        launcher: Whose environment variables the script sees.
+            the script's own "end"; None to stop after ``steps``.
+        launcher: The launcher whose environment variables the script sees.
         collectives: "values" fills in what would have arrived; "noop" moves nothing.
-        values: On the virtual GPU, "small" computes small tensors for real and makes up what nobody computed,
-            "strict" fails there, "off" computes nothing.
-        kernels: Time the kernels of one step: measured on a GPU, estimated on the virtual one.
-        environment: Variables set last, over everything else.
+        values: On the virtual GPU, "small" computes small tensors for real and makes up what no kernel computed,
+            "strict" fails instead of making values up, "off" computes nothing.
+        kernels: Whether to time the kernels of one step: measured on a real GPU, estimated on the virtual one.
+        environment: Variables set last; they override everything else.
         nccl_environment: NCCL's variables as on the cluster, for the script and for the estimate of NCCL's memory.
-        timeout_s: Seconds after which the script is ended; None for never.
-        seed: Seed of every value that is made up.
-        tapes: Run directories of other ranks, or directories of such, whose tapes answer what those ranks send.
-        nsys: Further arguments of ``nsys profile``, which then runs the rank and measures that step; None without it.
-        with_peers: Also run the ranks whose objects this one waits for, and be answered from their tapes.
+        timeout_s: Seconds after which the script is stopped; None for no limit.
+        seed: Seed of every made-up value.
+        tapes: Run directories of other ranks, or directories of these, whose tapes supply what those ranks send.
+        nsys: Further arguments for ``nsys profile``, which then runs the rank and measures that step; None to run
+            without it.
+        with_peers: Whether to also run the ranks whose objects this rank waits for, and receive from their tapes.
 
     Raises:
-        JobError: A value that makes no sense.
+        JobError: A value is invalid.
     """
 
     world_size: int
@@ -115,7 +116,7 @@ class Job:
             raise JobError(f"--timeout must be more than 0 seconds, not {self.timeout_s}", "--timeout 600")
 
     def _check_length(self) -> None:
-        """How long it runs makes sense."""
+        """Check that ``steps`` and ``until`` are valid."""
         for option, value, words in (
             ("--steps", self.steps, ("auto",)),
             ("--until", 1 if self.until is None else self.until, get_args(Until)),
@@ -131,32 +132,32 @@ class Job:
 
     @property
     def node_rank(self) -> int:
-        """Number of the machine that the rank runs on."""
+        """Number of the node that the rank runs on."""
         return self.rank // self.gpus_per_node
 
     @property
     def num_nodes(self) -> int:
-        """Machines in the job; the last one may not be full."""
+        """Nodes in the job; the last one may not be full."""
         return -(-self.world_size // self.gpus_per_node)
 
     @property
     def local_rank(self) -> int:
-        """The rank's place on its machine in the real job."""
+        """The rank's number on its node in the real job."""
         return self.rank % self.gpus_per_node
 
     @property
     def local_world_size(self) -> int:
-        """Ranks on the rank's machine."""
+        """Ranks on the rank's node."""
         return min(self.gpus_per_node, self.world_size - self.node_rank * self.gpus_per_node)
 
     @property
     def device_index(self) -> int:
-        """What LOCAL_RANK says: 0 on the one real GPU, the true local rank on the virtual ones."""
+        """Value of LOCAL_RANK: 0 on the one real GPU, the true local rank on virtual GPUs."""
         return 0 if self.device == "cuda" else self.local_rank
 
     @property
     def script_arguments(self) -> tuple[str, ...]:
-        """What the script finds in ``sys.argv[1:]``: DeepSpeed's launcher puts the local rank before its arguments."""
+        """The script's ``sys.argv[1:]``. DeepSpeed's launcher puts the local rank before the script's arguments."""
         own = (f"--local_rank={self.device_index}",) if self.launcher == "deepspeed" else ()
         return (*own, *self.arguments)
 
@@ -166,7 +167,7 @@ class Job:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Job:
-        """The job that :meth:`to_dict` made; lists, as JSON has them, become tuples again."""
+        """Rebuild the job from :meth:`to_dict`'s values; JSON's lists become tuples again."""
         known = {field.name for field in dataclasses.fields(cls)}
         chosen = {name: value for name, value in values.items() if name in known}
         for name in ("arguments", "tapes"):
@@ -178,9 +179,9 @@ class Job:
 
 
 def profile_arguments(job: Job, ranks: str = "") -> list[str]:
-    """What to type after ``fakedist profile`` to run the job, or other ranks of it ("0,4").
+    """Arguments of ``fakedist profile`` that run the job, or other ranks of it ("0,4").
 
-    Every option of the job is in it; where the run goes and how it is printed is not the job's.
+    They include every option of the job. The run's directory and how it is printed are not part of the job.
     """
     found = [f"--world-size={job.world_size}", f"--rank={ranks or job.rank}"]
     found += [f"--device={job.device}", f"--steps={job.steps}"]
@@ -208,12 +209,12 @@ def profile_arguments(job: Job, ranks: str = "") -> list[str]:
 
 
 def profile_command(job: Job, ranks: Sequence[int] = ()) -> str:
-    """The whole command line that runs the job, or other ranks of it, as a shell takes it."""
+    """The complete shell command that runs the job, or other ranks of it."""
     return shlex.join(["fakedist", "profile", *profile_arguments(job, ",".join(map(str, ranks)))])
 
 
 def place_from_environment(environ: Mapping[str, str]) -> tuple[int | None, int | None]:
-    """World size and rank as torchrun, SLURM or Open MPI have put them into the environment; None where none has.
+    """World size and rank as torchrun, SLURM or Open MPI set them in the environment; None if not set.
 
     Raises:
         JobError: A variable is not a number.
@@ -236,5 +237,5 @@ def _first_number(environ: Mapping[str, str], *names: str) -> int | None:
 
 
 def parse_length(text: str) -> int | str:
-    """A number of steps as a number; a word ("auto", "validation") as it is, for :class:`Job` to know it or not."""
+    """Return a number of steps as an integer, and a word ("auto", "validation") unchanged; :class:`Job` checks it."""
     return int(text) if text.removeprefix("-").isdecimal() else text

@@ -1,4 +1,4 @@
-"""Replacing an attribute of torch for a while."""
+"""Replaces an attribute of torch temporarily."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fakedist.errors import RecordingError
 
 
 def present(owner: Any, name: str) -> Any:
-    """``owner.name``.
+    """Return ``owner.name``.
 
     Raises:
-        RecordingError: There is no such attribute, so this torch works otherwise.
+        RecordingError: There is no such attribute, so this torch works in a different way.
     """
     missing = object()
     found = getattr(owner, name, missing)
@@ -26,10 +26,13 @@ def present(owner: Any, name: str) -> Any:
 
 @contextmanager
 def patched(owner: Any, name: str, replacement: Any) -> Iterator[Any]:
-    """Replace ``owner.name``; gives the original, which is put back on leaving.
+    """Replace ``owner.name``, and restore the original on exit.
+
+    Yields:
+        The original.
 
     Raises:
-        RecordingError: There is no such attribute, so this torch works otherwise.
+        RecordingError: There is no such attribute, so this torch works in a different way.
     """
     original = present(owner, name)
     setattr(owner, name, replacement)

@@ -1,4 +1,4 @@
-"""Bytes and microseconds to text and back: the only place that knows what a GiB is."""
+"""Converts bytes and microseconds to text and back. No other module defines a GiB."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 TIB = 1 << 40
 
-#: More than any GPU has: what "unlimited" memory means.
+#: What "unlimited" memory means: more than any GPU has.
 UNLIMITED_BYTES = 1 << 46
 
 _FACTORS = {"B": 1}
@@ -23,7 +23,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]+)\s*")
 
 
 def format_bytes(size: float) -> str:
-    """Bytes as text in the largest unit of 1,024 that fits, with two decimals: "72.00 GiB", "512 B", "-1.50 MiB"."""
+    """Bytes as text in the largest binary unit that fits, with two decimals: "72.00 GiB", "512 B", "-1.50 MiB"."""
     for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if abs(size) >= factor:
             return f"{size / factor:,.2f} {unit}"
@@ -45,7 +45,7 @@ def format_us(duration_us: float) -> str:
 
 
 def format_flops(flops: float) -> str:
-    """Floating-point operations as text, in units of 1,000: "412.3 TFLOP"; of a second, with "/s" behind it."""
+    """Floating-point operations as text, in decimal units: "412.3 TFLOP"; for a rate, append "/s"."""
     for unit, factor in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(flops) >= factor:
             return f"{flops / factor:,.1f} {unit}FLOP"
@@ -53,10 +53,10 @@ def format_flops(flops: float) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of a size with a unit: "72 GiB" (1,024s), "80GB" (1,000s), "unlimited" (:data:`UNLIMITED_BYTES`).
+    """Parse a size with a unit to bytes: "72 GiB" (binary), "80GB" (decimal), "unlimited" (:data:`UNLIMITED_BYTES`).
 
     Raises:
-        JobError: The text is no size, has no unit, or is not more than nothing.
+        JobError: The text is not a size, has no unit, or is not positive.
     """
     if text.strip().lower() == "unlimited":
         return UNLIMITED_BYTES
@@ -71,10 +71,10 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_us(text: str) -> int:
-    """Microseconds of a duration with a unit: "850 us", "900 ms", "1.5 s", "2 min".
+    """Parse a duration with a unit to microseconds: "850 us", "900 ms", "1.5 s", "2 min".
 
     Raises:
-        JobError: The text is no duration, has no unit, or is not more than nothing.
+        JobError: The text is not a duration, has no unit, or is not positive.
     """
     hint = "write it like 900 ms or 1.5 s"
     match = _SIZE.fullmatch(text)
@@ -87,10 +87,10 @@ def parse_us(text: str) -> int:
 
 
 def parse_share(text: str) -> float:
-    """A share in percent: "1%" is 0.01.
+    """Parse a share in percent: "1%" is 0.01.
 
     Raises:
-        JobError: The text is no such share, or below nothing.
+        JobError: The text is not a percentage, or is negative.
     """
     number = text.strip().removesuffix("%").strip()
     if not text.strip().endswith("%") or not re.fullmatch(r"\d+(\.\d*)?|\.\d+", number):
