@@ -22,7 +22,7 @@ Replacements = dict[str, Callable[..., Any]]
 
 
 def plans_of_one(module: ModuleType) -> Replacements:
-    """For ``torch.distributed.checkpoint.utils``: the three ways in which ranks agree."""
+    """For ``torch.distributed.checkpoint.utils``: wrap the three calls by which ranks agree."""
     wrapper = module._DistWrapper
     reduce_scatter, all_reduce, broadcast = wrapper.reduce_scatter, wrapper.all_reduce, wrapper.broadcast
 

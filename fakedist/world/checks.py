@@ -40,7 +40,7 @@ class Kind(NamedTuple):
 
 
 def check_device(by_device: dict[str, str], device: torch.device) -> None:
-    """``ProcessGroup::getBackend``.
+    """Check that the group has a backend for a device, as ``ProcessGroup::getBackend`` does.
 
     Raises:
         RuntimeError: The group has no backend for the device.
@@ -50,7 +50,7 @@ def check_device(by_device: dict[str, str], device: torch.device) -> None:
 
 
 def check_dense(*given: Tensors) -> None:
-    """``check_gpu_single_tensor`` of NCCL; it copies longer lists to and from its own buffer, so they pass.
+    """NCCL's ``check_gpu_single_tensor``. Longer lists pass, because NCCL copies them to and from its own buffer.
 
     Raises:
         ValueError: The only tensor of a list is sparse or not contiguous.
@@ -64,7 +64,7 @@ def check_dense(*given: Tensors) -> None:
 
 
 def check_root(kind: Kind, operation: str, root: int) -> None:
-    """``assertRootRank``.
+    """Check a root, as ``assertRootRank`` does.
 
     Raises:
         RuntimeError: The group has no such rank.
@@ -74,7 +74,7 @@ def check_root(kind: Kind, operation: str, root: int) -> None:
 
 
 def check_op(kind: Kind, op: Any, dtype: torch.dtype) -> None:
-    """``getNcclReduceOp`` and gloo's equivalent, for one of ``ODD_OPS``.
+    """Check one of ``ODD_OPS``, as ``getNcclReduceOp`` and gloo's equivalent do.
 
     Raises:
         ValueError: A bitwise reduction on NCCL.
@@ -102,7 +102,7 @@ def check_peer(num_ranks: int, peer: int) -> None:
 
 
 def check_gathered(kind: Kind, slots: Tensors, mine: torch.Tensor) -> None:
-    """The list of ``all_gather``; only gloo refuses slots of another type or size.
+    """Check the list of ``all_gather``; only gloo refuses slots of another type or size.
 
     Raises:
         RuntimeError: The list has too few or too many tensors or, on gloo, one of another type or size.
@@ -117,7 +117,7 @@ def check_gathered(kind: Kind, slots: Tensors, mine: torch.Tensor) -> None:
 
 
 def check_gathered_into(kind: Kind, output: torch.Tensor, mine: torch.Tensor) -> None:
-    """``all_gather_into_tensor``.
+    """Check the tensors of ``all_gather_into_tensor``.
 
     Raises:
         TypeError: The output has another type.
@@ -134,7 +134,7 @@ def check_gathered_into(kind: Kind, output: torch.Tensor, mine: torch.Tensor) ->
 
 
 def check_one_each(kind: Kind, operation: str, tensors: Tensors, mine: torch.Tensor) -> None:
-    """The list of ``gather`` or ``scatter`` on its root.
+    """Check the list of ``gather`` or ``scatter`` on its root.
 
     Raises:
         RuntimeError: The list has too few or too many tensors, or one of another type or size.
@@ -149,7 +149,7 @@ def check_one_each(kind: Kind, operation: str, tensors: Tensors, mine: torch.Ten
 
 
 def check_scattered(kind: Kind, output: torch.Tensor, chunks: Tensors, place: int) -> None:
-    """The list of ``reduce_scatter``.
+    """Check the list of ``reduce_scatter``.
 
     Raises:
         RuntimeError: The list has too few or too many tensors.
@@ -160,7 +160,7 @@ def check_scattered(kind: Kind, output: torch.Tensor, chunks: Tensors, place: in
 
 
 def check_scattered_from(kind: Kind, output: torch.Tensor, given: torch.Tensor) -> None:
-    """``reduce_scatter_tensor``.
+    """Check the tensors of ``reduce_scatter_tensor``.
 
     Raises:
         TypeError: The two tensors differ in type.
@@ -173,7 +173,7 @@ def check_scattered_from(kind: Kind, output: torch.Tensor, given: torch.Tensor) 
 
 
 def check_splits(kind: Kind, tensor: torch.Tensor, sizes: Sequence[int]) -> None:
-    """``checkSplitSizes`` (torch/csrc/distributed/c10d/Utils.hpp).
+    """Check split sizes, as ``checkSplitSizes`` (torch/csrc/distributed/c10d/Utils.hpp) does.
 
     Raises:
         RuntimeError: The sizes are not one per rank, or do not add up to the tensor's rows.
@@ -190,7 +190,7 @@ def check_splits(kind: Kind, tensor: torch.Tensor, sizes: Sequence[int]) -> None
 
 
 def check_lists(kind: Kind, inputs: Tensors, outputs: Tensors) -> None:
-    """The lists of ``all_to_all``.
+    """Check the lists of ``all_to_all``.
 
     Raises:
         RuntimeError: A list has too few or too many tensors.
@@ -204,7 +204,7 @@ def check_lists(kind: Kind, inputs: Tensors, outputs: Tensors) -> None:
 
 
 def _match(kind: Kind, operation: str, tensors: Tensors, like: torch.Tensor) -> None:
-    """``assertTypeAndSizesMatch``."""
+    """Check types and sizes, as ``assertTypeAndSizesMatch`` does."""
     for index, tensor in enumerate(tensors):
         if tensor.dtype != like.dtype:
             found = ("type", _name(like.dtype), _name(tensor.dtype))

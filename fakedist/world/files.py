@@ -65,7 +65,7 @@ def watched_files(tapes: Tapes) -> Iterator[None]:
 
 
 def _line() -> str:
-    """The script's line that called, above the frames of ``pathlib`` and ``shutil``."""
+    """The script's line that made the call, above the frames of ``pathlib`` and ``shutil``."""
     frame = sys._getframe(1)
     while frame.f_back is not None and (
         frame.f_code.co_filename.startswith(_LIBRARY) or not is_the_scripts(frame.f_code.co_filename)

@@ -93,7 +93,7 @@ def _uneven_parts(module: ModuleType) -> dict[str, Callable[..., Any]]:
 
 
 def _no_symmetric_memory(module: ModuleType) -> dict[str, Callable[..., Any]]:
-    """Refuse it: ranks exchange handles to their memory in C++, where nothing can answer for a faked rank."""
+    """Refuse symmetric memory: ranks exchange memory handles in C++, where nothing can answer for a faked rank."""
 
     def rendezvous(*_: Any, **__: Any) -> Any:
         raise WorldError(

@@ -37,7 +37,7 @@ _NUM_CALLS = {
     "send_object_list": 0,
 }
 
-#: Python's name for the type, and both of NumPy's.
+#: Names of the bool type: Python's, and both of NumPy's.
 _BOOLS = ("bool", "bool_")
 #: Called with (operation, group, bytes sent, bytes received) for each call.
 Write = Callable[[str, Any, int, int], None]
@@ -274,7 +274,7 @@ class _Answers:
 
 
 def _in_words(obj: Any) -> str:
-    """Describe an object so that a reader recognises it. Its own ``__repr__`` is not called: it may read values."""
+    """Describe an object so that a reader recognises it. A custom ``__repr__`` is not called: it may read values."""
     if isinstance(obj, (str, bytes, int, float, type(None))):
         return reprlib.repr(obj)
     size = len(obj) if isinstance(obj, (list, tuple, dict, set)) else 1

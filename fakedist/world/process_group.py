@@ -340,7 +340,7 @@ class RankGroup(Group):
         return Call(Given(operation, None, False, self._coalesced, self._ledger.timed(operation)), stream)
 
     def _stream(self, device: torch.device, peer: int) -> torch.cuda.Stream:
-        """NCCL takes one stream from the pool for each communicator, and one communicator for each unbatched peer."""
+        """Stream of a communicator, from the pool. NCCL creates one communicator for each unbatched peer."""
         stream = self._streams.get((device, peer))
         if stream is None:
             stream = self._streams[device, peer] = torch.cuda.Stream(device)

@@ -8,8 +8,8 @@ Instead, the chosen rank's target is called here, and the other ranks end at onc
 Such a script may import torch only in its ranks, so nothing here needs torch.
 
 A process's arguments say which rank it is: a parameter called ``rank``, else the first integer, else its place in the
-order of starting. That number counts in the whole job or on the rank's machine. If ``init_process_group`` is then
-called with another rank of this job, the process was not the chosen rank after all.
+order of starting. The number is a rank in the whole job or on the rank's node. If ``init_process_group`` is then called
+with another rank of this job, the process was not the chosen rank after all.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _has_joined() -> bool:
 def _called(process: Any) -> tuple[Any, tuple[Any, ...]]:
     """What a process would call, and its arguments; for ``torch.multiprocessing.spawn``, the function passed to it."""
     target, arguments = process._target, tuple(process._args)
-    # The module; torch.multiprocessing has a function of this name.
+    # Look the module up here: torch.multiprocessing's own attribute of this name is a function.
     spawn = sys.modules.get("torch.multiprocessing.spawn")
     if spawn is not None and target is present(spawn, "_wrap"):
         function, index, rest, _ = arguments

@@ -65,7 +65,7 @@ class Done(_Work):  # type: ignore[misc]
         """Always None: a call never fails."""
 
     def source_rank(self) -> int:
-        """Group rank that a receive came from. A receive from any rank names the first that is not this one."""
+        """Group rank that a receive came from; from any rank and without a tape, the first other rank."""
         return self.source
 
     _source_rank = source_rank
