@@ -1,4 +1,4 @@
-/* Device attributes: the numbers of cudaDeviceAttr and CUdevice_attribute are the same, so one table answers both. */
+/* Device attributes: cudaDeviceAttr and CUdevice_attribute have the same numbers, so one table serves both. */
 #include "virtual_gpu.h"
 
 #include <cuda.h>

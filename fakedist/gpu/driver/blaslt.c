@@ -1,5 +1,5 @@
-/* cuBLASLt: descriptors say what a product is, and nothing of it is computed. Descriptors are made by the library or lie
- * in the caller's own memory, where a layout has 64 bytes. */
+/* cuBLASLt: descriptors describe a product, and nothing is computed. The library creates descriptors, or they are in the
+ * caller's own memory, where a layout has 64 bytes. */
 #include "virtual_gpu.h"
 
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 enum { INVALID_BLAS_VALUE = 7 };
 enum { DESCRIPTOR_BYTES = 256 };
 
-/* What of the attributes the sizes of a product depend on. */
+/* The attributes that the sizes of a product depend on. */
 struct operation {
     int32_t compute, transpose_a, transpose_b;
 };
@@ -72,16 +72,16 @@ API int cublasLtMatrixLayoutSetAttribute(void *layout, int attribute, const void
     if (attribute == COLUMNS && size == sizeof l->columns) memcpy(&l->columns, value, size);
     return OK;
 }
-/* The sizes of a group's matrices are in device memory: none are known here, and the product says so by k = 0. */
+/* The sizes of a group's matrices are in device memory and unknown here. The product marks that with k = 0. */
 API int cublasLtGroupedMatrixLayoutInit_internal(void *layout, size_t size, int type, int groups, const void *rows,
                                                  const void *columns, const void *strides) {
     (void)groups, (void)rows, (void)columns, (void)strides, memset(layout, 0, size);
     return ((struct layout *)layout)->type = type, OK;
 }
 
-/* ---- algorithms: one, whose settings are all 0: tile and stages undefined, no split, the default order ---- */
+/* ---- algorithms: one, with all settings 0: tile and stages undefined, no split, the default order ---- */
 
-/* cublasLtMatmulHeuristicResult_t: the same in every release that has cublasLt. */
+/* cublasLtMatmulHeuristicResult_t: unchanged in every release that has cublasLt. */
 struct heuristic {
     uint64_t algorithm[8];
     size_t workspace_bytes;

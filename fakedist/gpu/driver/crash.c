@@ -1,4 +1,4 @@
-/* A crash inside of an answer names the call: one line on stderr, then whatever would have happened. */
+/* A crash inside the library names the call in one line on stderr. Then the previous handler takes over. */
 #define _GNU_SOURCE
 #include "virtual_gpu.h"
 
@@ -12,9 +12,9 @@
 static const int signals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
 static struct sigaction before[4];
 static void *own_base;
-static char stack[1 << 16]; /* the handler's, where the script's has run over */
+static char stack[1 << 16]; /* the handler's, in case the script's has overflowed */
 
-/* The exported function of this library that an address lies in, or NULL. A helper has no name, its caller has. */
+/* The exported function of this library that contains an address, or NULL. A helper has no name, but its caller does. */
 static const char *call_at(void *address) {
     Dl_info found;
     const Elf64_Sym *symbol = NULL;
@@ -39,7 +39,7 @@ static void crashed(int number, siginfo_t *info, void *context) {
     }
     for (int i = 0; i < 4; i++)
         if (signals[i] == number) sigaction(number, &before[i], NULL);
-    /* On return the instruction runs again, under the handler that was there before; what was sent is sent again. */
+    /* On return the instruction runs again under the previous handler. A signal that was sent is sent again. */
     if (info->si_code <= 0) raise(number);
 }
 
@@ -50,7 +50,7 @@ API void fakedist_name_crashes(void) {
     void *frames[1];
     stack_t now;
     if (dladdr((void *)fakedist_name_crashes, &own)) own_base = own.dli_fbase;
-    backtrace(frames, 1); /* loads what it needs now: in a handler nothing may be allocated */
+    backtrace(frames, 1); /* loads what it needs now: a handler must not allocate */
     if (!sigaltstack(NULL, &now) && (now.ss_flags & SS_DISABLE)) sigaltstack(&alternative, NULL);
     for (int i = 0; i < 4; i++) sigaction(signals[i], &ours, &before[i]);
 }

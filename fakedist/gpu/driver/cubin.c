@@ -1,7 +1,7 @@
-/* What a compiled kernel takes of an SM, read from the cubin that nvcc put into the library.
+/* What a compiled kernel uses of an SM, read from the cubin that nvcc put into the library.
  *
- * Libraries size the memory that their kernels work in by how many blocks fit an SM, so registers and shared memory decide
- * what is allocated. Layouts are those that nvcc writes; libzstd unpacks the images, as nothing of CUDA's does. */
+ * Libraries size their kernels' scratch memory by how many blocks fit an SM, so registers and shared memory decide what
+ * is allocated. Layouts are those that nvcc writes. libzstd unpacks the images, because no CUDA library does. */
 #define _GNU_SOURCE
 #include "virtual_gpu.h"
 
@@ -13,7 +13,7 @@
 enum { WRAPPER_MAGIC = 0x466243b1, FATBIN_MAGIC = 0xba55ed50, KIND_CUBIN = 2 };
 enum { FLAG_ZSTD = 0x8000, FLAG_EXACT = 0x100000, FLAG_FAMILY = 0x200000 }; /* sm_90a, sm_100f */
 enum { ATTRIBUTE_SIZED = 4, MAX_THREADS = 0x05, FRAME_SIZE = 0x11, NUM_REGISTERS = 0x2f };
-#define RESERVED_SHARED 1024 /* .nv.shared of compute capability 9.0 and newer begins with what CUDA keeps for itself */
+#define RESERVED_SHARED 1024 /* .nv.shared of compute capability 9.0 and newer begins with CUDA's reserved bytes */
 
 struct wrapper {
     uint32_t magic, version;
@@ -47,7 +47,7 @@ static const Elf64_Shdr *section(const Elf64_Ehdr *elf, const char *prefix, cons
     return NULL;
 }
 
-/* The values of an attribute in an info section, for a symbol if its index is not -1. NULL: it has none. */
+/* The values of an attribute in an info section, for a symbol if its index is not -1. NULL: no such attribute. */
 static const uint32_t *attribute(const Elf64_Ehdr *elf, const Elf64_Shdr *info, int wanted, int64_t symbol) {
     if (!info) return NULL;
     const unsigned char *at = (const unsigned char *)elf + info->sh_offset, *end = at + info->sh_size;
@@ -89,7 +89,8 @@ static int read_cubin(const void *image, const char *kernel, struct kernel_resou
 
 /* ---- a fat binary holds cubins for several architectures, packed ---- */
 
-/* How well an image fits the GPU: 0 not at all; the same major version's newest minor, made for this GPU alone best. */
+/* How well an image fits the GPU: 0 is not at all. The newest minor of the same major version is better, and an image for
+ * this GPU alone is best. */
 static int fitness(const struct entry *e) {
     int major = (int)e->architecture / 10, minor = (int)e->architecture % 10;
     if (e->kind != KIND_CUBIN || major != model.major || minor > model.minor) return 0;

@@ -1,4 +1,4 @@
-/* cuDNN: handles, and the way to the installed library, which goes on answering what needs no GPU. */
+/* cuDNN: handles, and access to the installed library, which still serves the calls that need no GPU. */
 #define _GNU_SOURCE
 #include "virtual_gpu.h"
 
@@ -11,7 +11,7 @@ struct cudnn_handle {
     void *stream;
 };
 
-/* A function of the installed library; its name is found there, not here, as the library is asked by handle. */
+/* A function of the installed library. The lookup uses the library's handle, so it does not find ours. */
 void *cudnn_function(const char *name) {
     static void *library;
     if (!library && cudnn_library[0]) library = dlopen(cudnn_library, RTLD_LAZY | RTLD_LOCAL);

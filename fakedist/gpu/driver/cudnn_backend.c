@@ -1,9 +1,9 @@
 /* cuDNN's backend API: the descriptors of convolutions and attention, and their execution plans.
  *
- * The installed cuDNN itself answers: which engines suit an operation, in which order, and how much workspace a plan
- * takes. It does that without a GPU when it is told of one, which NVIDIA documents as "deviceless ahead-of-time
- * compilation" (cuDNN 9.8 and newer): heuristics, engines and plans get a description of the virtual GPU's model where
- * they would get a handle. So the sizes are cuDNN's own. Only the execution of a plan is ours: counted, not run. */
+ * The installed cuDNN itself decides which engines suit an operation, in which order, and how much workspace a plan
+ * takes. It needs no GPU for that, only a description of one, which NVIDIA documents as "deviceless ahead-of-time
+ * compilation" (cuDNN 9.8 and newer): heuristics, engines and plans get a description of the virtual GPU's model instead
+ * of a handle. So the sizes are cuDNN's own. Only the execution of a plan is ours: counted, not run. */
 #include "virtual_gpu.h"
 
 #include <stdio.h>
@@ -19,7 +19,7 @@ enum {
 };
 enum { TYPE_HANDLE = 0, TYPE_DESCRIPTOR = 15, TYPE_CHAR = 24 };
 
-/* The model as cuDNN writes a device down (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION); it names missing keys. */
+/* The model in cuDNN's JSON form of a device (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION). cuDNN names missing keys. */
 static int describe_device(char *text, size_t size) {
     return snprintf(text, size,
                     "{\"maxGridSize\":[2147483647,65535,65535],\"maxBlockSize\":[1024,1024,64],\"regsPerBlock\":%d,"
@@ -65,9 +65,9 @@ static void *device_descriptor(void) {
 
 /* ---- torch.backends.cudnn.benchmark: plans are tried and the fastest is kept ----
  *
- * No plan has a time here, and the host's clock would choose another in every run. So the plans that were made since
- * the last one was executed take, in the order of cuDNN's heuristics, 0, 10, 20 ... ms in the eyes of CUDA events, for
- * the four executions of a trial (time_sorted_plan in cudnn_frontend_find_plan.h). The first in that order wins. */
+ * Plans take no time here, and the host's clock would choose a different one in every run. So CUDA events show 0, 10,
+ * 20 ... ms for the plans made since the last execution, in the order of cuDNN's heuristics, for the four executions of
+ * a trial (time_sorted_plan in cudnn_frontend_find_plan.h). The first plan in that order wins. */
 #define TRIAL_EXECUTIONS 4
 #define TRIAL_STEP_NS 10000000ull
 
@@ -81,7 +81,7 @@ static struct plan *plans;
 static uint64_t made_since_execution;
 uint64_t trial_ns;
 
-/* Where a plan is in the list, or the list's end; the caller holds the lock. */
+/* A plan's place in the list, or the list's end. The caller holds the lock. */
 static struct plan **find_plan(const void *descriptor) {
     struct plan **at = &plans;
     while (*at && (*at)->descriptor != descriptor) at = &(*at)->next;
@@ -138,7 +138,7 @@ API int cudnnBackendDestroyDescriptor(void *descriptor) {
     return destroy ? destroy(descriptor) : CUDNN_NOT_SUPPORTED;
 }
 
-/* Our handles mean nothing to the installed library: the device's description stands in their place. */
+/* Our handles mean nothing to the installed library. It gets the device's description instead. */
 API int cudnnBackendSetAttribute(void *descriptor, int attribute, int type, int64_t count, const void *values) {
     return type == TYPE_HANDLE ? OK : real_set(descriptor, attribute, type, count, values);
 }

@@ -1,8 +1,8 @@
-/* cuDNN's older API, but for recurrent networks: dropout states, batch norm, CTC loss, grid sampling, pooling.
+/* cuDNN's older API, except recurrent networks: dropout states, batch norm, CTC loss, grid sampling, pooling.
  *
- * Descriptors that hold numbers only are the installed library's own (build.py lets those calls through). What takes a
- * handle is answered here, because the installed library makes none without a GPU. The sizes of scratch memory below
- * are what cuDNN 9.19 and 9.26 answered when they were asked, or formulas that meet all their answers. */
+ * Descriptors that hold only numbers are the installed library's own (build.py lets those calls through). Functions that
+ * take a handle are implemented here, because the installed library creates no handle without a GPU. The sizes of scratch
+ * memory below are what cuDNN 9.19 and 9.26 returned, or formulas that match everything they returned. */
 #include "virtual_gpu.h"
 
 #include <stdlib.h>
@@ -13,11 +13,11 @@ int cudnn_get_tensor(void *descriptor, int *type, int *num_dims, int *dims) {
     return get ? get(descriptor, 8, type, num_dims, dims, strides) : CUDNN_NOT_SUPPORTED;
 }
 
-/* ---- dropout: the states of one generator for every second thread that fits the GPU ---- */
+/* ---- dropout: one generator's state for every second thread that fits the GPU ---- */
 
 API int cudnnDropoutGetStatesSize(void *handle, size_t *size) {
     (void)handle;
-    /* Blocks of 256 threads; 24 bytes for each in 9.19, 48 in 9.26. */
+    /* Blocks of 256 threads, with 24 bytes each in 9.19 and 48 in 9.26. */
     size_t blocks = ((size_t)model.sms * (size_t)model.threads_per_sm / 2 + 255) / 256;
     return *size = blocks * 256 * (cudnn_version() >= 92000 ? 48 : 24), OK;
 }
@@ -34,7 +34,7 @@ API int cudnnRestoreDropoutDescriptor(void *descriptor, void *handle, float drop
     return OK;
 }
 
-/* ---- batch norm: without a fused activation neither workspace nor reserve, in every mode and layout ---- */
+/* ---- batch norm: without a fused activation, no workspace and no reserve, in every mode and layout ---- */
 
 enum { BN_ONLY = 0 };
 
@@ -71,7 +71,7 @@ struct ctc_loss {
     int max_label_length;
 };
 
-/* For each sequence: probabilities, alpha and beta of each time step in float32, and the labels with blanks between. */
+/* Per sequence: probabilities, alpha and beta of each time step in float32, and the labels with blanks in between. */
 static int ctc_size(void *probabilities, size_t max_label_length, size_t *size) {
     int type, num_dims, dims[8] = {0};
     int status = cudnn_get_tensor(probabilities, &type, &num_dims, dims);
@@ -89,7 +89,7 @@ API int cudnnSetCTCLossDescriptor_v9(void *descriptor, int type, int normalizati
     (void)type, (void)normalization, (void)gradient;
     return ((struct ctc_loss *)descriptor)->max_label_length = max_length, OK;
 }
-/* Labels on the host: they are copied to the device with their lengths and the inputs'. */
+/* Labels on the host: they are copied to the device with their lengths and the inputs' lengths. */
 API int cudnnGetCTCLossWorkspaceSize(void *handle, void *probabilities, void *gradients, const int *labels,
                                      const int *label_lengths, const int *input_lengths, int algorithm,
                                      void *descriptor, size_t *size) {

@@ -1,7 +1,7 @@
-/* cuDNN's recurrent networks: weights in one space, sizes of workspace and reserve, kernels counted.
+/* cuDNN's recurrent networks: one weight space, sizes of workspace and reserve, counted kernels.
  *
- * The layout of the weight space is what cuDNN 9.19 and 9.26 answer. The sizes of workspace and reserve are estimated:
- * cuDNN gives them only where a GPU is, and does not document them. */
+ * The layout of the weight space is what cuDNN 9.19 and 9.26 return. The sizes of workspace and reserve are estimated:
+ * cuDNN returns them only with a GPU, and does not document them. */
 #include "virtual_gpu.h"
 
 #include <stdlib.h>
@@ -51,7 +51,7 @@ API int cudnnSetRNNDataDescriptor(void *descriptor, int type, int layout, int st
 
 static size_t num_gates(const struct rnn *net) { return net->cell == LSTM ? 4 : net->cell == GRU ? 3 : 1; }
 
-/* Rows and columns of one matrix: the gates for the input, the gates for the state, an LSTM's projection. */
+/* Rows and columns of one matrix: the gates of the input, the gates of the state, or an LSTM's projection. */
 static int shape(const struct rnn *net, size_t layer, size_t linear, size_t *rows, size_t *columns) {
     size_t gates = num_gates(net);
     int is_projection = linear == 2 * gates;
@@ -64,7 +64,7 @@ static int shape(const struct rnn *net, size_t layer, size_t linear, size_t *row
     return 1;
 }
 
-/* Elements of the matrices before one; with the last layer's end, of all of them. */
+/* Elements of the matrices before this one; at the end of the last layer, of all matrices. */
 static size_t elements_before(const struct rnn *net, size_t layer, size_t linear) {
     size_t sum = 0, rows, columns;
     for (size_t l = 0; l <= layer && l < net->layers * net->directions; l++)
@@ -79,7 +79,7 @@ API int cudnnGetRNNWeightSpaceSize(void *handle, void *descriptor, size_t *size)
     return (void)handle, *size = (all_matrices(net) + biases) * net->element, OK;
 }
 
-/* Either of the two may not be asked for. */
+/* Either of the two descriptors may be absent. */
 static int describe(const struct rnn *net, void *descriptor, size_t rows, size_t columns) {
     int (*set)(void *, int, int, const int *, const int *) = cudnn_function("cudnnSetTensorNdDescriptor");
     int sizes[3] = {1, (int)rows, (int)columns}, strides[3] = {(int)(rows * columns), (int)columns, 1};
@@ -106,11 +106,11 @@ API int cudnnGetRNNWeightParams(void *handle, void *descriptor, int32_t layer, s
 
 /* ---- scratch memory, estimated ----
  *
- * Formulas that meet what cuDNN 7 answered in https://github.com/pytorch/pytorch/issues/2895 (float32; from the numbers
+ * Formulas that match what cuDNN 7 returned in https://github.com/pytorch/pytorch/issues/2895 (float32; from the numbers
  * of parameters: four layers, 123 -> 320 features, 25,000 tokens, batch 100): LSTM 736,000,000 bytes reserve and
- * 17,730,560 workspace, GRU 864,000,000 and 13,169,920. Reserve: what each step saves, and each inner layer's output; a
- * plain network's is a guess. Workspace: a second copy of the matrices and the gradients of one step; newer releases
- * take 8 MiB more (logs show 8,389,472 bytes for an LSTM of a few units). */
+ * 17,730,560 workspace, GRU 864,000,000 and 13,169,920. Reserve: what each step saves, and each inner layer's output. A
+ * plain network's reserve is a guess. Workspace: a second copy of the matrices and the gradients of one step. Newer
+ * releases take 8 MiB more (logs show 8,389,472 bytes for an LSTM of a few units). */
 #define BASE_WORKSPACE (8u << 20)
 
 API int cudnnGetRNNTempSpaceSizes(void *handle, void *descriptor, int mode, void *input, size_t *workspace,

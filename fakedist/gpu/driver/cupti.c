@@ -1,8 +1,8 @@
-/* CUPTI (libcupti): the activities that torch.profiler asks for. Which functions are called, what they launch, in which
- * order and on which stream is what the job does. Times of the host are the host's; times of the GPU are nobody's: each
- * launch takes KERNEL_NS, begins when its stream is free and the host has launched it, and whoever waits for it waits.
+/* CUPTI (libcupti): the activities that torch.profiler enables. The functions called, what they launch, the order and the
+ * stream are the job's own. Host times are real. GPU times are not measured: each launch takes KERNEL_NS and begins when
+ * its stream is free and the host has launched it. A caller that waits for it really waits.
  *
- * Records go straight into the profiler's buffers, an operation's number before all that it launches. */
+ * Records go straight into the profiler's buffers, an operation's number before everything that it launches. */
 #define _GNU_SOURCE
 #include "virtual_gpu.h"
 
@@ -21,11 +21,11 @@ typedef void buffer_completed(void *context, uint32_t stream, uint8_t *buffer, s
 
 int tracing;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static uint64_t kinds;                      /* that are enabled, a bit each */
-static uint8_t ignored[2][MOST_NUMBERS / 8]; /* driver's and runtime's functions that are not told of */
+static uint64_t kinds;                      /* the enabled kinds, one bit each */
+static uint8_t ignored[2][MOST_NUMBERS / 8]; /* driver and runtime functions that are not reported */
 static buffer_requested *request;
 static buffer_completed *complete;
-static uint8_t *buffer; /* that is being filled */
+static uint8_t *buffer; /* the one being filled */
 static size_t buffer_bytes, written_bytes, max_records, num_records, dropped;
 static uint64_t (*clock_of_profiler)(void);
 static double ticks_per_ns = 1;
@@ -34,7 +34,7 @@ static uint64_t num_traced, device_reaches[MAX_DEVICES];
 
 static __thread struct {
     uint32_t correlation;
-    int inside; /* of a function that is told of */
+    int inside; /* a function that is reported */
 } thread;
 static __thread struct {
     uint64_t *ids;
@@ -50,7 +50,7 @@ static uint64_t real_time_ns(void) {
 }
 static uint64_t now(void) { return clock_of_profiler ? clock_of_profiler() : real_time_ns(); }
 
-/* A profiler's clock may tick as it likes (torch's counts cycles): a fifth of a millisecond tells how fast. */
+/* A profiler's clock may have any rate (torch's counts cycles). A fifth of a millisecond is enough to measure it. */
 static void measure_clock(void) {
     uint64_t ns = real_time_ns(), ticks = now(), until = ns + 200000;
     while (real_time_ns() < until) {}
@@ -66,7 +66,7 @@ void wait_until(uint64_t ticks) {
 
 static int wants(int kind) { return kind >= 0 && kind < 64 && (kinds >> kind & 1); }
 
-/* With the lock held; the profiler's own lock is taken inside of these two and never around ours. */
+/* The caller holds our lock. The profiler's own lock is taken inside these two functions and never around ours. */
 static void give_buffer(void) {
     if (buffer && complete) complete(NULL, 0, buffer, buffer_bytes, written_bytes);
     buffer = NULL;
@@ -91,7 +91,7 @@ static void append(int kind, const struct activity *from) {
     pthread_mutex_unlock(&lock);
 }
 
-/* ---- calls of CUDA's functions ---- */
+/* ---- calls of CUDA functions ---- */
 
 static const struct traced_function *find_function(const char *name) {
     const struct traced_function *f = traced_functions;
@@ -149,7 +149,7 @@ static void do_launch(const struct launch *made, void *stream, uint64_t node) {
                                                          .launch = made});
 }
 
-/* A library's function launches kernels as CUDA's do: by cudaLaunchKernelExC. */
+/* A library function launches its kernels with cudaLaunchKernelExC. */
 static void launch_of_library(const struct launch *made, void *stream, uint64_t node) {
     static const struct traced_function *known;
     struct traced_call call __attribute__((cleanup(call_ended))) = call_begins(&known, "cudaLaunchKernelExC");
@@ -194,7 +194,7 @@ void trace_wait(int kind, uint64_t event, void *stream, uint64_t until) {
                                                             : stream_number(stream)});
 }
 
-/* What profilers were told of the virtual GPU; their traces have times of no GPU. */
+/* Launches reported to profilers. Their traces contain times that no GPU measured. */
 API uint64_t fakedist_traced(void) { return __atomic_load_n(&num_traced, __ATOMIC_RELAXED); }
 
 /* ---- CUPTI's functions ---- */
@@ -222,7 +222,7 @@ API int cuptiSubscribe(void **out, void *callback, void *data) {
     return *out = &subscribed, OK;
 }
 API int cuptiUnsubscribe(void *subscriber) { return subscriber == &subscribed ? OK : INVALID_PARAMETER; }
-/* Contexts are there before anybody asks, and stay: nothing of them is called back. Calls of functions are not either. */
+/* Contexts exist before any subscription, and stay, so they cause no callbacks. Function calls cause none either. */
 API int cuptiEnableCallback(uint32_t on, void *subscriber, int domain, unsigned number) {
     (void)subscriber, (void)number;
     return !on || domain == RESOURCE_DOMAIN ? OK : unanswered("cuptiEnableCallback of calls", REFUSED);
@@ -268,7 +268,7 @@ static int ignore(int is_runtime, uint32_t number, uint8_t on) {
 }
 API int cuptiActivityEnableRuntimeApi(uint32_t number, uint8_t on) { return ignore(1, number, on); }
 API int cuptiActivityEnableDriverApi(uint32_t number, uint8_t on) { return ignore(0, number, on); }
-/* Where events are told of, their times are; there is nothing to switch on. */
+/* Records of events always contain their times. There is nothing to switch on. */
 API int cuptiActivityEnableCudaEventDeviceTimestamps(uint8_t on) { return (void)on, OK; }
 API int cuptiActivitySetAttribute(int attribute, size_t *size, void *value) {
     if (!size || !value) return INVALID_PARAMETER;
@@ -305,7 +305,7 @@ API int cuptiActivityGetNextRecord(uint8_t *records, size_t valid, uint8_t **rec
 }
 API int cuptiActivityGetNumDroppedRecords(void *context, uint32_t stream, size_t *count) {
     (void)context, (void)stream;
-    return *count = __atomic_exchange_n(&dropped, 0, __ATOMIC_RELAXED), OK; /* also asked while a buffer is given back */
+    return *count = __atomic_exchange_n(&dropped, 0, __ATOMIC_RELAXED), OK; /* also called while a buffer is returned */
 }
 API int cuptiFinalize(void) {
     cuptiActivityFlushAll(0);

@@ -1,5 +1,5 @@
-/* CUPTI's records: compiled against the headers of the CUPTI that the installed torch brings, in the newest form of each,
- * which is what CUPTI gives to whoever asks in the way of torch.profiler. */
+/* CUPTI's records: compiled against the headers of the CUPTI that comes with the installed torch. Each record has its
+ * newest form, which is what CUPTI gives to torch.profiler. */
 #include "virtual_gpu.h"
 
 #if __has_include(<cupti.h>)
@@ -44,9 +44,9 @@ size_t activity_bytes(int kind) {
     default: return 0;
     }
 }
-/* What CUPTI itself costs is told of as an overhead; this one has none to tell of. */
+/* CUPTI reports its own cost as overhead. This one has none to report. */
 int can_be_enabled(int kind) { return activity_bytes(kind) || kind == CUPTI_ACTIVITY_KIND_OVERHEAD; }
-/* How many buffers CUPTI takes on the GPU, and of which threads: there are none, and one for all threads. */
+/* CUPTI's buffers on the GPU, and its buffers per thread: here none on the GPU, and one buffer for all threads. */
 int can_be_set(int attribute) {
     return attribute == CUPTI_ACTIVITY_ATTR_DEVICE_BUFFER_SIZE || attribute == CUPTI_ACTIVITY_ATTR_DEVICE_BUFFER_POOL_LIMIT ||
            attribute == CUPTI_ACTIVITY_ATTR_PER_THREAD_ACTIVITY_BUFFER;
@@ -64,13 +64,13 @@ int kind_of_wait(void) { return CUPTI_ACTIVITY_KIND_SYNCHRONIZATION; }
 
 static int at_least_one(uint32_t size) { return size ? (int)size : 1; }
 
-/* What all records of launches say of when and where. */
+/* The time and place in all records of launches. */
 #define WRITE_PLACE(out, from)                                                                                         \
     ((out)->start = (from)->start, (out)->end = (from)->end, (out)->deviceId = (uint32_t)(from)->launch->device,       \
      (out)->contextId = (from)->context, (out)->streamId = (from)->stream, (out)->correlationId = (from)->correlation, \
      (out)->graphNodeId = (from)->node, (out)->graphId = (uint32_t)(from)->launch->graph)
 
-/* Where a library's function stands for its kernels, their grid is not known: it is one block of one thread. */
+/* If a library function represents its kernels, their grid is unknown and reported as one block of one thread. */
 static void write_kernel(kernel_record *out, const struct activity *from) {
     const struct launch *made = from->launch;
     WRITE_PLACE(out, from);

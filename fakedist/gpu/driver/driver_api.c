@@ -1,17 +1,17 @@
-/* The CUDA driver API (libcuda): what PyTorch, NVRTC's users and Triton's launchers ask of it. */
+/* The CUDA driver API (libcuda): the part that PyTorch, NVRTC's users and Triton's launchers use. */
 #include "virtual_gpu.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* A device's primary context is the address of its place here; no other contexts are made. */
+/* A device's primary context is the address of its element here. No other contexts exist. */
 static char contexts[MAX_DEVICES];
 static __thread struct {
     int devices[16], depth;
 } pushed;
 
 static int make_current(void *context) {
-    if (!context) return OK; /* no context: the device stays, for whoever asks next */
+    if (!context) return OK; /* no context: the device stays current */
     char *c = context;
     return c >= contexts && c < contexts + MAX_DEVICES ? set_current_device((int)(c - contexts)) : INVALID_CONTEXT;
 }
@@ -129,7 +129,7 @@ API int cuPointerGetAttribute(void *value, int attribute, void *pointer) {
     }
 }
 
-/* What a pointer does not have is zero here, and no error. */
+/* An attribute that a pointer does not have is zero, and no error. */
 API int cuPointerGetAttributes(unsigned count, const int *attributes, void **values, void *pointer) {
     for (unsigned i = 0; i < count; i++)
         if (cuPointerGetAttribute(values[i], attributes[i], pointer)) *(int *)values[i] = 0;

@@ -1,7 +1,8 @@
-/* The driver's functions by name, and who looks for those that no header names.
+/* The driver's functions by name, and lookups of functions that no header names.
  *
- * A CUDA runtime that was linked statically looks past this library: it fetches the driver's functions by name and works
- * through tables of undocumented ones. Those have no answer, so the library that it sits in is refused by its name. */
+ * A statically linked CUDA runtime bypasses this library's runtime: it fetches the driver's functions by name and calls
+ * undocumented ones through tables. Those are not implemented, so the library that contains the runtime is refused by
+ * name. */
 #define _GNU_SOURCE
 #include "virtual_gpu.h"
 
@@ -9,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Where an interface changed, its later forms have a suffix: since CUDA 3.2 cuMemAlloc means cuMemAlloc_v2. */
+/* If an interface changed, its later forms have a suffix: since CUDA 3.2, cuMemAlloc means cuMemAlloc_v2. */
 static int find(const char *name, unsigned version, void **function, int *status) {
     char versioned[128];
     int suffix = 1;
@@ -18,7 +19,7 @@ static int find(const char *name, unsigned version, void **function, int *status
     snprintf(versioned, sizeof versioned, suffix > 1 ? "%s_v%d" : "%s", name, suffix);
     *function = dlsym(RTLD_DEFAULT, versioned);
     if (status) *status = *function ? 0 : 1;
-    return *function ? OK : NOT_FOUND; /* not remembered as a last error: who asks tries another name next */
+    return *function ? OK : NOT_FOUND; /* not kept as the last error: the caller tries another name next */
 }
 
 API int cuGetProcAddress(const char *name, void **function, int version, uint64_t flags) {
@@ -39,7 +40,7 @@ API int cudaGetDriverEntryPoint(const char *name, void **function, unsigned long
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char refusals[MAX_LIBRARIES][256]; /* refuse.c keeps the pointers */
 
-/* The name under which a library's own runtime is refused; the same pointer every time. */
+/* The name under which a library's own runtime is refused. The pointer is the same every time. */
 static const char *refusal_of(const char *library) {
     const char *slash = strrchr(library, '/');
     char name[sizeof refusals[0]];
@@ -58,8 +59,8 @@ API int cuGetExportTable(const void **table, const void *id) {
     (void)id;
     *table = NULL;
     int known = dladdr(__builtin_return_address(0), &caller) && caller.dli_fname;
-    /* cuDNN and NVRTC have such a runtime, and do without: they are asked as without a GPU (cudnn_backend.c, nvrtc.c).
-     * cuDNN tries cuBLASLt for convolutions of 1x1 and leaves it out; nobody else reaches the installed cuBLASLt. */
+    /* cuDNN and NVRTC have such a runtime and work without it: we call them as without a GPU (cudnn_backend.c, nvrtc.c).
+     * cuDNN tries cuBLASLt for 1x1 convolutions and skips it. No other caller reaches the installed cuBLASLt. */
     static const char *const content[] = {"libcudnn", "libnvrtc", "libcublasLt"};
     for (int i = 0; i < 3; i++)
         if (known && strstr(caller.dli_fname, content[i])) return NOT_SUPPORTED;

@@ -1,4 +1,4 @@
-/* What CUDA extensions ask for and PyTorch does not: a stream's context, clusters. */
+/* Functions that CUDA extensions use and PyTorch does not: a stream's context, clusters. */
 #include "virtual_gpu.h"
 
 #include <cuda_runtime_api.h>
@@ -10,7 +10,7 @@ API int cuStreamGetCtx_v2(void *stream, void **out, void **green) {
     return (void)stream, *green = NULL, cuCtxGetCurrent(out);
 }
 
-/* Clusters that fit the GPU at once: one block on each SM, clusters of as many SMs as the launch asks for. */
+/* Clusters that fit the GPU at once: one block per SM, and as many SMs per cluster as the launch requests. */
 #pragma GCC visibility push(default)
 cudaError_t CUDARTAPI cudaOccupancyMaxActiveClusters(int *clusters, const void *function,
                                                      const cudaLaunchConfig_t *config) {

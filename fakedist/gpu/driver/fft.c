@@ -1,8 +1,8 @@
-/* cuFFT: plans are numbers, transforms are counted and not computed. */
+/* cuFFT: plans are numbers, and transforms are counted and not computed. */
 #include "virtual_gpu.h"
 
 enum { MAX_PLANS = 65536, CUFFT_INVALID_PLAN = 1, CUFFT_ALLOC_FAILED = 2 };
-enum { COMPLEX_DOUBLE = 5, COMPLEX_HALF = 6 }; /* cudaDataType; every other is single */
+enum { COMPLEX_DOUBLE = 5, COMPLEX_HALF = 6 }; /* cudaDataType; all others are single */
 
 static struct {
     int used;
@@ -27,8 +27,8 @@ API int cufftSetStream(int plan, void *stream) {
     return is_plan(plan) ? (plans[plan].stream = stream, OK) : CUFFT_INVALID_PLAN;
 }
 
-/* Estimated: a work area of one copy of the data as complex numbers, what cuFFT's documentation gives for sizes of small
- * prime factors (cufftEstimateMany); a large prime can take up to eight times as much. */
+/* Estimated: a work area of one copy of the data as complex numbers, as cuFFT's documentation gives for sizes with small
+ * prime factors (cufftEstimateMany). A large prime can take up to eight times as much. */
 API int cufftXtMakePlanMany(int plan, int rank, long long *n, long long *in_embed, long long in_stride,
                             long long in_distance, int in_type, long long *out_embed, long long out_stride,
                             long long out_distance, int out_type, long long batch, size_t *work_bytes, int type) {

@@ -1,7 +1,7 @@
-/* CUDA graphs. Kernels of a graph are counted when it is launched, its copies and fills are done again.
+/* CUDA graphs. Launching a graph counts its kernels and repeats its copies and fills.
  *
- * While a stream is captured its copies and fills are done at once too: values that the script's set-up gave to small
- * tensors are then the ones that it finds there. */
+ * During a capture, copies and fills also run at once, so the script finds the values that its set-up gave to small
+ * tensors. */
 #define _GNU_SOURCE
 #include "virtual_gpu.h"
 
@@ -13,7 +13,7 @@ enum { NODE_KERNEL = 0, NODE_MEMCPY = 1, NODE_MEMSET = 2, NODE_HOST = 3, NODE_CO
 
 struct node {
     int type, value;
-    uint64_t id; /* as CUPTI tells it: of no other node of any graph */
+    uint64_t id; /* as CUPTI reports it: unique among the nodes of all graphs */
     void *to;
     const void *from;
     struct launch launch; /* of a kernel, copy or fill */
@@ -21,7 +21,7 @@ struct node {
     struct graph *body;
     struct node *before; /* the node that this one depends on */
 };
-struct held_object { /* what the graph keeps alive: cudaGraphRetainUserObject */
+struct held_object { /* kept alive by the graph: cudaGraphRetainUserObject */
     struct user_object *object;
     unsigned count;
 };
@@ -30,7 +30,7 @@ struct graph {
     size_t count, room;
     struct held_object *held;
     size_t num_held;
-    int users; /* the graph itself and what was instantiated from it */
+    int users; /* the graph itself and its instantiations */
 };
 struct user_object {
     void *pointer;
@@ -133,7 +133,7 @@ static int dependencies(void *node, void **nodes, size_t *count) {
     *count = n->before ? 1 : 0;
     return OK;
 }
-/* Edge data come before the count in CUDA 13, and not at all under this name in CUDA 12. */
+/* Edge data come before the count in CUDA 13. In CUDA 12 this name does not have them. */
 API int cudaGraphNodeGetDependencies(void *node, void **nodes, void *edges, size_t *count) {
     return dependencies(node, nodes, model.runtime_version < 13000 ? edges : count);
 }
@@ -208,7 +208,7 @@ API int cudaGraphRetainUserObject(void *graph, void *object, unsigned count, uns
     return OK;
 }
 
-/* Conditional nodes: the body is taken to run once. Called from structs.c, which knows cudaGraphNodeParams. */
+/* Conditional nodes: the body counts as run once. Called from structs.c, which knows cudaGraphNodeParams. */
 struct graph *graph_add_conditional(struct graph *g, void **node) {
     struct graph *body = graph_create();
     *node = add(g, (struct node){.type = NODE_CONDITIONAL, .body = body});

@@ -1,7 +1,7 @@
-/* Memory of another process, by a handle that it sent.
+/* Memory of another process, opened by a handle that it sent.
  *
- * The other ranks are like this one, so the handles that arrive from them are its own. What they stand for takes memory of
- * other GPUs and none of this one; any address will do, as nothing looks into it. */
+ * The other ranks mirror this one, so the handles that arrive from them are this rank's own. The memory behind them
+ * belongs to other GPUs and takes none of this one. Any address will do, because nothing reads it. */
 #include "virtual_gpu.h"
 
 #include <unistd.h>

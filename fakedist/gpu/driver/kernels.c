@@ -1,4 +1,4 @@
-/* Kernels: registered or loaded, found by any name, counted and not run. */
+/* Kernels: registered or loaded, found under any name, counted and not run. */
 #define _GNU_SOURCE
 #include "virtual_gpu.h"
 
@@ -8,7 +8,7 @@
 struct dim3 {
     unsigned x, y, z;
 };
-/* cudaLaunchConfig_t and CUlaunchConfig agree on where the stream is. */
+/* cudaLaunchConfig_t and CUlaunchConfig have the stream at the same offset. */
 struct launch_config {
     unsigned sizes[6];
     uint64_t shared;
@@ -144,7 +144,7 @@ API int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, cons
     return (void)flags, *blocks = active_blocks(function, threads, shared), OK;
 }
 
-/* A module is the image that its kernels are in. */
+/* A module is the image that contains its kernels. */
 struct module {
     void *copy;
     const void *image;
@@ -156,7 +156,7 @@ static int load(void **out, const void *image) {
     return *out = m, OK;
 }
 static int unload(void *module) { return free(((struct module *)module)->copy), free(module), OK; }
-/* Kernels live as long as the process: a library that is unloaded may have been loaded twice. */
+/* Kernels live as long as the process, because a library that is unloaded may have been loaded twice. */
 static int get_kernel(void **out, const struct module *module, const char *name) {
     struct kernel_resources read_while_the_image_is_there;
     *out = new_handle(1);
@@ -212,7 +212,7 @@ API int cuFuncSetCacheConfig(void *function, int config) { return (void)function
 API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int threads, size_t shared) {
     return *blocks = active_blocks(function, threads, shared), OK;
 }
-/* Thread block clusters: the largest portable one has 8 blocks (CUDA C++ Programming Guide); one to each 8 SMs. */
+/* Thread block clusters: the largest portable one has 8 blocks (CUDA C++ Programming Guide). One per 8 SMs. */
 API int cuOccupancyMaxActiveClusters(int *clusters, void *function, const void *config) {
     return (void)function, (void)config, *clusters = model.major >= 9 ? model.sms / 8 : 0, OK;
 }
@@ -232,14 +232,14 @@ API int cuLaunchCooperativeKernel(void *function, unsigned gx, unsigned gy, unsi
     return cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, arguments, NULL);
 }
 
-/* The linker of PTX and cubins gives one more image that nobody looks into. */
+/* The linker of PTX and cubins returns an image that nothing inspects. */
 API int cuLinkCreate_v2(unsigned count, void *options, void **values, void **out) {
     return (void)count, (void)options, (void)values, *out = new_handle(1), OK;
 }
 API int cuLinkAddData_v2(void *state) { return (void)state, OK; }
 API int cuLinkAddFile_v2(void *state) { return (void)state, OK; }
 API int cuLinkComplete(void *state, void **image, size_t *size) {
-    return *image = state, *size = 64, OK; /* new_handle's least */
+    return *image = state, *size = 64, OK; /* new_handle's minimum */
 }
 API int cuLinkDestroy(void *state) { return free(state), OK; }
 

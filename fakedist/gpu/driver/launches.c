@@ -1,7 +1,7 @@
-/* The log of launches: what was given to streams, in the order in which the host gave it, and what waits for what.
+/* The log of launches: the work given to streams, in the order in which the host gave it, and what waits for what.
  *
- * It is on for one training step. What a stream is captured into keeps its launches always, because the graph may be
- * replayed in that step. */
+ * It is on for one training step. A graph always keeps the launches captured into it, because it may be replayed in that
+ * step. */
 #include "virtual_gpu.h"
 
 #include <stdlib.h>
@@ -13,20 +13,20 @@ static int on, num_graph_launches;
 static uint64_t num_events;
 static __thread int64_t thread_tag = -1, thread_call = -1;
 
-/* What this thread launches from now on has this tag, and is a part of this collective; -1 for none. */
+/* What this thread launches from now on has this tag, and is part of this collective; -1 for none. */
 API void fakedist_tag(int64_t tag) { thread_tag = tag; }
 API void fakedist_tag_call(int64_t call) { thread_call = call; }
 
 static int is_on(void) { return __atomic_load_n(&on, __ATOMIC_RELAXED); }
 
-/* Begin a new log, or end it: what was written stays until the next one begins. */
+/* Begin a new log, or end it. Its records stay until the next log begins. */
 API void fakedist_log_launches(int wanted) {
     pthread_mutex_lock(&lock);
     if (wanted) count = 0;
     __atomic_store_n(&on, wanted, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&lock);
 }
-/* The log, to be read when it is off; its number of records. */
+/* Pass out the log, which must be off, and return its number of records. */
 API size_t fakedist_launches(const struct launch **out) { return *out = written, count; }
 
 int launches_wanted(void *stream) { return is_on() || traces_launches() || capturing_graph(stream); }
@@ -91,22 +91,22 @@ int launch_product(struct launch product, void *stream) {
     return OK;
 }
 
-/* An event that a stream records gets a new number, so that who waits for it waits for that time of recording. */
+/* Each recording of an event gets a new number, so that a wait refers to that recording. */
 uint64_t write_record(void *stream) {
     uint64_t event = __atomic_add_fetch(&num_events, 1, __ATOMIC_RELAXED);
     return write_wait(STREAM_RECORDS, event, stream), event;
 }
 
-/* Waits inside of a capture are the graph's, whose nodes run one after the other. */
+/* Waits inside a capture belong to the graph, whose nodes run one after the other. */
 void write_wait(int kind, uint64_t event, void *stream) {
     if (!is_on() || capturing_graph(stream)) return;
     struct launch made = tagged((struct launch){.kind = kind, .event = event}, stream);
     append(&made);
 }
 
-/* A collective begins on a stream: the job's process groups say so, as no library of CUDA's is called. */
+/* A collective begins on a stream. The job's process groups report it, because no CUDA library is called. */
 API void fakedist_log_collective(void *stream) { write_launch((struct launch){.kind = LAUNCH_COLLECTIVE}, stream); }
-/* The host reads what the device computed. Values that are known on the host are read there, and no copy is launched. */
+/* The host reads what the device computed. Values known on the host are read there, and no copy is launched. */
 API void fakedist_log_read(uint64_t bytes, void *stream) {
     struct launch made = tagged((struct launch){.kind = HOST_READS, .bytes = bytes}, stream);
     append(&made);

@@ -1,17 +1,17 @@
-/* Virtual memory management (cuMemAddressReserve, cuMemCreate, cuMemMap): what expandable segments are made of.
+/* Virtual memory management (cuMemAddressReserve, cuMemCreate, cuMemMap), which expandable segments are built on.
  *
- * Memory counts from cuMemCreate until its handle is released and it is mapped nowhere. What is mapped is a segment of
- * memory.c, so that pages of a small pool hold data and those of a large one cost nothing. */
+ * Memory counts from cuMemCreate until its handle is released and it is no longer mapped. Mapped memory is a segment of
+ * memory.c, so pages of a small pool hold data and those of a large pool cost nothing. */
 #include "virtual_gpu.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* With --gpu-memory unlimited the caching allocator reserves more addresses than there are; nobody maps that much. */
+/* With --gpu-memory unlimited the caching allocator reserves more addresses than exist. It never maps that much. */
 #define MOST_ADDRESSES (4ull << 40)
 
 enum { LOCATION_DEVICE = 1, ACCESS_READ_WRITE = 3 };
-struct properties { /* CUmemAllocationProp: the same in every release that has it */
+struct properties { /* CUmemAllocationProp: unchanged in every release that has it */
     int type, handle_types, location_type, device;
     void *win32;
     uint64_t flags;
@@ -98,7 +98,7 @@ API int cuMemMap(void *address, size_t size, size_t offset, void *handle, unsign
 API int cuMemUnmap(void *address, size_t size) {
     int status = OK;
     pthread_mutex_lock(&lock);
-    for (uint64_t done = 0; done < size && !status;) { /* one call may cover several mappings that lie side by side */
+    for (uint64_t done = 0; done < size && !status;) { /* one call may cover several adjacent mappings */
         struct mapping **at = mapping_at((char *)address + done), *m = *at;
         uint64_t span = m ? close_segment(m->address) : 0;
         if (!span) {

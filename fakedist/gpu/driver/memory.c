@@ -1,6 +1,6 @@
-/* Device memory as address space: ranges of addresses, the segments in them, and what each device has left.
+/* Device memory as address space: ranges of addresses, the segments in them, and how much each device has left.
  *
- * Addresses are the same in every run, because the caching allocator breaks ties by address: the same job then takes
+ * Addresses are the same in every run, because the caching allocator breaks ties by address. The same job then makes
  * the same decisions on every machine. Segments of up to SMALL_SEGMENT bytes (the caching allocator's small pool,
  * tensors of up to 1 MiB) keep what is written to them. Larger segments are never written, so the kernel gives them no
  * pages. */
@@ -11,11 +11,11 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#ifndef RANGE_BASE /* AddressSanitizer keeps its own memory there */
+#ifndef RANGE_BASE /* AddressSanitizer builds set another: it keeps its own memory here */
 #define RANGE_BASE 0x100000000000ull /* 16 TiB: far from where Linux puts libraries, heaps and stacks */
 #endif
 #define RANGE_SPAN 0x400000000000ull /* 64 TiB shared by all devices */
-#define CHUNK (64ull << 30)          /* a device takes addresses in chunks; the table below says whose they are */
+#define CHUNK (64ull << 30)          /* a device takes addresses in chunks; the table below holds the owners */
 #define NUM_CHUNKS (RANGE_SPAN / CHUNK)
 #define NUM_GRANULES (RANGE_SPAN / GRANULE)
 #define SMALL_SEGMENT (2ull << 20) /* kSmallBuffer in c10/core/AllocatorConfig.h */
@@ -27,17 +27,17 @@
 
 struct segment {
     void *address;
-    size_t size, span; /* asked for, and rounded up to whole granules */
+    size_t size, span; /* requested, and rounded up to whole granules */
 };
 
-struct range { /* addresses that were given back */
+struct range { /* freed addresses */
     uint64_t start, span;
     struct range *next;
 };
 
 struct device {
     uint64_t used_bytes, next_address, end_address;
-    struct range *given_back; /* reused first fit by equal span */
+    struct range *given_back; /* reused if the span is equal, first match first */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -80,7 +80,7 @@ static void *take_range(int device, uint64_t span) {
         uint64_t wanted = (span + CHUNK - 1) / CHUNK;
         if (chunks_taken + wanted > NUM_CHUNKS) return NULL;
         uint64_t start = RANGE_BASE + chunks_taken * CHUNK;
-        if (start != d->end_address) d->next_address = start; /* else it goes on where it ended */
+        if (start != d->end_address) d->next_address = start; /* else the chunk continues the last one */
         for (uint64_t i = 0; i < wanted; i++) chunk_owner[chunks_taken++] = (uint8_t)(device + 1);
         d->end_address = start + wanted * CHUNK;
     }
@@ -136,7 +136,7 @@ static int open_locked(void *address, size_t size, uint64_t span) {
         if (got != MAP_FAILED) munmap(got, span);
         return 0;
     }
-    madvise(address, span, MADV_NOHUGEPAGE); /* one written byte must not cost 2 MiB of the host */
+    madvise(address, span, MADV_NOHUGEPAGE); /* one written byte must not cost 2 MiB of host memory */
     struct segment *s = new_handle(sizeof *s);
     *s = (struct segment){address, size, span};
     mark_granules(s, s);
@@ -149,12 +149,12 @@ int open_segment(void *address, uint64_t span) {
     return ok;
 }
 
-/* The segment that holds an address; the caller holds the lock. */
+/* The segment that contains an address. The caller holds the lock. */
 static struct segment *find_segment(const void *address) {
     return device_of(address) < 0 ? NULL : *granule_of(address);
 }
 
-/* The span of the segment that begins at an address, which is closed; 0 for none. */
+/* Close the segment that begins at an address and return its span; 0 for none. */
 static uint64_t close_locked(void *address) {
     struct segment *s = find_segment(address);
     if (!s || s->address != address) return 0;
@@ -224,8 +224,8 @@ int allocation_of(const void *address, void **base, size_t *size) {
     return s ? OK : fail(INVALID_VALUE);
 }
 
-/* Whether the host may read or write here without making pages of a large segment real; a tensor of an expandable
- * segment may lie in two of the small segments that it is made of. */
+/* Whether the host may read or write here without touching pages of a large segment. A tensor of an expandable segment
+ * may span two of the small segments that it is made of. */
 static int holds_data(const void *address, size_t limit_if_large, size_t size) {
     if (device_of(address) < 0) return 1;
     const char *at = address, *end = at + size;
@@ -243,7 +243,7 @@ static int holds_data(const void *address, size_t limit_if_large, size_t size) {
 void move_bytes(void *to, const void *from, size_t size) {
     COUNT(copies, 1);
     int between_devices = device_of(to) >= 0 && device_of(from) >= 0;
-    /* Buckets and flat buffers are filled by thousands of small copies within the device: those would page them in. */
+    /* Thousands of small copies within the device fill buckets and flat buffers, and would page them in. */
     size_t limit = between_devices ? 0 : LARGE_COPY_LIMIT;
     int on_host = device_of(to) < 0 && device_of(from) < 0;
     if (on_host || (size <= COPY_LIMIT && holds_data(to, limit, size) && holds_data(from, limit, size))) {
@@ -261,7 +261,7 @@ void copy(void *to, const void *from, size_t size, void *stream) {
     struct launch made = {.kind = LAUNCH_COPY, .bytes = size, .direction = direction};
     made.pinned = direction != WITHIN_DEVICE && is_pinned(to_device ? from : to);
     if (graph) made = tagged(made, stream), graph_add_copy(graph, &made, to, from);
-    else if (to_device || from_device) write_launch(made, stream); /* else it is nothing that the GPU does */
+    else if (to_device || from_device) write_launch(made, stream); /* else the GPU has no part in it */
     move_bytes(to, from, size);
 }
 

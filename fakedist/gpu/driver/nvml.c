@@ -1,6 +1,6 @@
-/* NVML (libnvidia-ml): what PyTorch asks of it. It is found through a library of that name that depends on this one.
+/* NVML (libnvidia-ml): the part that PyTorch uses. It is found through a library of that name that depends on this one.
  *
- * A device's handle is its number plus one. Numbers and structs are nvml.h's, which is in no wheel. */
+ * A device's handle is its number plus one. Numbers and structs are those of nvml.h, which no wheel contains. */
 #include "virtual_gpu.h"
 
 #include <stdio.h>
@@ -25,7 +25,7 @@ API int nvmlInitWithFlags(unsigned flags) { return (void)flags, OK; }
 API int nvmlShutdown(void) { return OK; }
 API const char *nvmlErrorString(int error) { return error ? "the virtual GPU's NVML says no" : "Success"; }
 API int nvmlSystemGetCudaDriverVersion_v2(int *version) { return *version = model.runtime_version, OK; }
-API int nvmlSystemGetDriverVersion(char *text, unsigned size) { /* of a driver for that CUDA: scripts take it apart */
+API int nvmlSystemGetDriverVersion(char *text, unsigned size) { /* of a driver for that CUDA: scripts parse it */
     return write_text(text, size, model.runtime_version >= 13000 ? "580.65.06" : "570.124.06");
 }
 
@@ -34,7 +34,7 @@ API int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **out) { return give_
 API int nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, void **out) {
     unsigned domain, bus;
     if (sscanf(bus_id, "%x:%x:", &domain, &bus) != 2) return NVML_INVALID_ARGUMENT;
-    return give_handle((int)bus - 1, out); /* as cudaDeviceGetPCIBusId gives them */
+    return give_handle((int)bus - 1, out); /* as in cudaDeviceGetPCIBusId */
 }
 API int nvmlDeviceGetUUID(void *handle, char *text, unsigned size) {
     char uuid[UUID_SIZE];
@@ -50,13 +50,13 @@ struct nvml_memory {
 };
 API int nvmlDeviceGetMemoryInfo(void *handle, struct nvml_memory *out) {
     size_t free_bytes = model.memory_bytes, total_bytes = model.memory_bytes;
-    int device = visible_device(device_of_handle(handle)); /* of one that is not shown nothing is used */
+    int device = visible_device(device_of_handle(handle)); /* a device that CUDA does not show is unused */
     if (device >= 0) device_memory(device, &free_bytes, &total_bytes);
     *out = (struct nvml_memory){total_bytes, free_bytes, total_bytes - free_bytes};
     return OK;
 }
 
-/* This process alone, with what it took of the device: goes into the allocator's out-of-memory message. */
+/* Only this process, with the device memory it took: the allocator puts it in its out-of-memory message. */
 struct nvml_process {
     unsigned pid;
     unsigned long long used;
@@ -69,7 +69,7 @@ API int nvmlDeviceGetComputeRunningProcesses(void *handle, unsigned *count, stru
     return *count = 1, OK;
 }
 
-/* No NVLink fabric that spans machines: handles of expandable segments are then file descriptors. */
+/* No NVLink fabric spans machines, so handles of expandable segments are file descriptors. */
 struct fabric_info { /* nvmlGpuFabricInfo_v2_t */
     unsigned version;
     unsigned char cluster[16];
@@ -85,7 +85,7 @@ API int nvmlDeviceGetGpuFabricInfoV(void *handle, struct fabric_info *out) {
     return out->version = version, OK;
 }
 
-/* Symmetric memory asks for the NVLink topology, which the models do not have. */
+/* Symmetric memory queries the NVLink topology, which the models do not have. */
 API int nvmlDeviceGetNvLinkRemoteDeviceType(void *handle, unsigned link, int *type) {
     enum { NVML_NOT_SUPPORTED = 3 };
     (void)handle, (void)link, (void)type;

@@ -1,5 +1,5 @@
-/* NVML's sensors and what monitors read beside them. There is nothing to measure: they are constants of an idle GPU in
- * a server, counted as made up. Numbers and structs are nvml.h's. */
+/* NVML's sensors and what else monitors read. There is nothing to measure: readings are constants of an idle GPU in a
+ * server, counted as made up. Numbers and structs are those of nvml.h. */
 #include "virtual_gpu.h"
 
 #include <stdio.h>
@@ -102,7 +102,7 @@ API int nvmlDeviceGetMemoryErrorCounter(void *h, int type, int counter, int plac
     return (void)place, nvmlDeviceGetTotalEccErrors(h, type, counter, out);
 }
 
-/* ---- what the model says, or this process */
+/* ---- facts of the model or of this process */
 
 API int nvmlDeviceGetCount(unsigned *count) { return nvmlDeviceGetCount_v2(count); }
 API int nvmlDeviceGetHandleByIndex(unsigned index, void **out) { return nvmlDeviceGetHandleByIndex_v2(index, out); }
@@ -176,7 +176,7 @@ struct pci { /* nvmlPciInfo_t */
     char bus_id[32];
 };
 API int nvmlDeviceGetPciInfo_v3(void *handle, struct pci *out) {
-    unsigned bus = (unsigned)device_of_handle(handle) + 1; /* as cudaDeviceGetPCIBusId gives them */
+    unsigned bus = (unsigned)device_of_handle(handle) + 1; /* as in cudaDeviceGetPCIBusId */
     memset(out, 0, sizeof *out);
     out->bus = bus;
     snprintf(out->legacy, sizeof out->legacy, "0000:%02X:00.0", bus & 0xff);

@@ -1,5 +1,5 @@
-/* NVRTC: nothing is compiled until somebody asks what a kernel takes of an SM; the real NVRTC needs no GPU to say it.
- * Lowered names and a placeholder image are all that callers see, as nothing runs. */
+/* NVRTC: nothing is compiled until a caller asks what a kernel uses of an SM. The real NVRTC answers that without a GPU.
+ * Callers see only lowered names and a placeholder image, because nothing runs. */
 #define _GNU_SOURCE
 #include "virtual_gpu.h"
 
@@ -17,7 +17,7 @@ struct strings {
 struct program {
     char *source, *name;
     struct strings headers, header_names, options, expressions;
-    int given; /* somebody has its image: it must outlive nvrtcDestroyProgram */
+    int given; /* a caller has its image, which must outlive nvrtcDestroyProgram */
 };
 struct image {
     char mark[sizeof mark];
@@ -115,7 +115,7 @@ static int find_real(void) {
     return library != NULL;
 }
 
-/* Compile as the caller wanted, for this GPU's own code: an image of PTX says nothing of registers. */
+/* Compile with the caller's options, but to this GPU's machine code: a PTX image has no register counts. */
 static char *compile(const struct program *p, const char *kernel, char **lowered) {
     char *cubin = NULL, architecture[64];
     const char *name;
@@ -128,7 +128,7 @@ static char *compile(const struct program *p, const char *kernel, char **lowered
     if (!options) abort();
     for (int i = 0; i < p->options.count; i++)
         options[i] = strstr(p->options.items[i], "=compute_") ? architecture : p->options.items[i];
-    int wanted = 0; /* a kernel that was asked for by its own name needs no expression */
+    int wanted = 0; /* a kernel requested by its own name needs no expression */
     for (int i = 0; i < p->expressions.count; i++)
         if (!real.name(program, p->expressions.items[i]) && !strcmp(p->expressions.items[i], kernel)) wanted = 1;
     if (!real.compile(program, p->options.count, options) && !real.size(program, &size) && size) {

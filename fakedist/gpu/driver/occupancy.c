@@ -1,11 +1,11 @@
-/* How many blocks of a kernel fit an SM, by NVIDIA's own calculation over the kernel's registers and shared memory. */
+/* How many blocks of a kernel fit an SM: NVIDIA's own calculation from the kernel's registers and shared memory. */
 #include "virtual_gpu.h"
 
 #include <cuda_occupancy.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* A kernel is known by the address of its host function, or by its handle if it came from a module. */
+/* A kernel's key is the address of its host function, or its handle if it came from a module. */
 struct kernel {
     const void *key, *image;
     const char *name;
@@ -14,7 +14,7 @@ struct kernel {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct kernel *table; /* open addressing; tens of thousands: libtorch_cuda alone registers as many */
+static struct kernel *table; /* open addressing; libtorch_cuda alone registers tens of thousands */
 static size_t capacity, used;
 
 static struct kernel *slot(struct kernel *in, size_t size, const void *key) {
@@ -59,12 +59,12 @@ int kernel_resources(const void *key, struct kernel_resources *out) {
     known = known && k->state == READ;
     if (known) *out = k->resources;
     pthread_mutex_unlock(&lock);
-    /* Not known (an image of PTX alone): 32 registers limit nothing on any GPU since 2012. */
+    /* Unknown (an image with only PTX): 32 registers limit nothing on any GPU since 2012. */
     if (!known) *out = (struct kernel_resources){.registers = 32, .max_threads = 1024};
     return known;
 }
 
-/* The largest block that a kernel can be launched with: registers are given to whole groups of four warps. */
+/* The largest block that a kernel can be launched with. Registers are allocated to whole groups of four warps. */
 int largest_block(const struct kernel_resources *kernel) {
     int for_warp = (kernel->registers * 32 + 255) / 256 * 256;
     int by_registers = for_warp ? model.registers_per_block / for_warp / 4 * 4 * 32 : 1024;

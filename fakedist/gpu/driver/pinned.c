@@ -1,4 +1,4 @@
-/* Pinned host memory: address space that costs the host what is written to it, listed so that pointers can be told apart. */
+/* Pinned host memory: address space that costs the host only the pages written, listed so that pointers are recognised. */
 #define _GNU_SOURCE
 #include "virtual_gpu.h"
 

@@ -1,5 +1,5 @@
-/* Matrix products as cuBLAS gets them: their sizes are written down, nothing is computed. Matrices are column-major, so
- * that m and n of a product that PyTorch calls (M, K) x (K, N) are N and M. */
+/* Matrix products as passed to cuBLAS: their sizes are logged, and nothing is computed. Matrices are column-major, so m
+ * and n of a product that PyTorch calls (M, K) x (K, N) are N and M. */
 #include "virtual_gpu.h"
 
 enum { REAL_SINGLE = 0, REAL_DOUBLE = 1, REAL_HALF = 2, COMPLEX_SINGLE = 4, COMPLEX_DOUBLE = 5 }; /* cudaDataType_t */
@@ -7,7 +7,7 @@ enum { COMPUTE_HALF = 64, COMPUTE_SINGLE = 68, COMPUTE_DOUBLE = 70, COMPUTE_FAST
 
 LOCAL int blas_math_mode(void *handle);
 
-/* cublasMath_t: CUBLAS_TF32_TENSOR_OP_MATH lets products of single precision use TF32. */
+/* cublasMath_t: CUBLAS_TF32_TENSOR_OP_MATH lets single-precision products use TF32. */
 static int computed_in(void *handle, int type) {
     enum { TF32_MATH = 3 };
     if (type == REAL_DOUBLE || type == COMPLEX_DOUBLE) return COMPUTE_DOUBLE;
@@ -61,7 +61,7 @@ API int cublasGemmEx_64(BEGIN_64, const void *a, int a_type, int64_t lda, const 
     return UNUSED, product(handle, __func__, m, n, k, 1, a_type, b_type, c_type, compute);
 }
 
-/* ---- many of one size ---- */
+/* ---- batches of one size ---- */
 
 #define STRIDED \
     BEGIN, const void *a, int lda, long long to_a, const void *b, int ldb, long long to_b, const void *beta, void *c, \

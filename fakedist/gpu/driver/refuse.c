@@ -1,4 +1,4 @@
-/* What the virtual GPU does not answer is refused by name, once on stderr and counted for the manifest. */
+/* Calls that the virtual GPU does not implement are refused by name: once on stderr, and counted for the manifest. */
 #include "virtual_gpu.h"
 
 #include <stdio.h>
@@ -15,7 +15,7 @@ static struct counted refused[MAX_NAMES], constants[MAX_NAMES];
 static int known, known_constants;
 
 int unanswered(const char *name, int status) {
-    if (!model.devices) return status; /* not asked to be a GPU: be silent, as a machine without one */
+    if (!model.devices) return status; /* not configured as a GPU: be silent, as on a machine without one */
     pthread_mutex_lock(&lock);
     int i = 0;
     while (i < known && strcmp(refused[i].name, name)) i++;
@@ -30,7 +30,7 @@ int unanswered(const char *name, int status) {
     return status;
 }
 
-/* A reading that nothing was measured for, such as a temperature: counted by what it is of. */
+/* A reading without a measurement behind it, such as a temperature, counted by its kind. */
 void made_up(const char *what) {
     pthread_mutex_lock(&lock);
     int i = 0;
@@ -40,7 +40,7 @@ void made_up(const char *what) {
     pthread_mutex_unlock(&lock);
 }
 
-/* The i-th kind of made-up readings and how many there were; NULL past the end. */
+/* The i-th kind of made-up reading and its number of readings; NULL past the end. */
 API const char *fakedist_constant(int i, uint64_t *calls) {
     if (i < 0 || i >= known_constants) return NULL;
     *calls = constants[i].calls;

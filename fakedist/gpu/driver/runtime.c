@@ -113,10 +113,10 @@ API int cudaMalloc(void **out, size_t size) {
 }
 API int cudaFree(void *address) {
     TRACED;
-    int unsafe = address ? may_be_unsafe() : OK; /* cudaFree(NULL) makes the context, which is there */
+    int unsafe = address ? may_be_unsafe() : OK; /* cudaFree(NULL) creates the context, which already exists */
     return unsafe ? unsafe : device_free(address);
 }
-/* Managed memory is taken to live on the device. */
+/* Managed memory counts as device memory. */
 API int cudaMallocManaged(void **out, size_t size, unsigned flags) { return (void)flags, cudaMalloc(out, size); }
 
 API int cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {

@@ -1,4 +1,4 @@
-/* cuSOLVER: QR, which orthogonal initialisation takes. Factorisations are counted and not computed. */
+/* cuSOLVER: QR, which orthogonal initialisation uses. Factorisations are counted and not computed. */
 #include "virtual_gpu.h"
 
 #include <stdlib.h>
@@ -8,7 +8,7 @@ struct solver_handle {
     void *stream;
 };
 
-/* Estimated: LAPACK's work area for blocks of 32 columns; cuSOLVER does not publish its own. */
+/* Estimated: LAPACK's work area for blocks of 32 columns. cuSOLVER does not publish its own. */
 enum { BLOCK_COLUMNS = 32 };
 
 static int solver_launch(void *handle, const char *name) {

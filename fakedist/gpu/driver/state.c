@@ -1,4 +1,4 @@
-/* What the library knows of itself: the GPU model, this thread's device and last error, handles. */
+/* The library's own state: the GPU model, this thread's device and last error, handles. */
 #include "virtual_gpu.h"
 
 #include <stdlib.h>
@@ -12,7 +12,7 @@ static __thread int thread_error;
 
 API void fakedist_counters(struct gpu_counters *out) { *out = counters; }
 
-/* One more weak reference to a storage, whose count torch's threads change meanwhile (gpu/values/storage.py). */
+/* Add a weak reference to a storage, whose count torch's threads change concurrently (gpu/values/storage.py). */
 API void fakedist_add(uint64_t *count, uint64_t more) { __atomic_fetch_add(count, more, __ATOMIC_RELAXED); }
 
 int current_device(void) { return thread_device; }

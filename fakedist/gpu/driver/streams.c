@@ -1,7 +1,7 @@
-/* Streams, events and stream capture: everything has already happened when it is asked for.
+/* Streams, events and stream capture: work is already done when a caller asks.
  *
- * A capture belongs to the streams that take part in it: the one that began it, and every stream that waits for an
- * event of a stream that takes part (CUDA C++ Programming Guide, "Cross-stream dependencies and events"). */
+ * A capture belongs to its participating streams: the one that began it, and every stream that waits for an event of a
+ * participating stream (CUDA C++ Programming Guide, "Cross-stream dependencies and events"). */
 #define _GNU_SOURCE
 #include "virtual_gpu.h"
 
@@ -22,9 +22,9 @@ struct event {
     struct timespec recorded;
     unsigned flags;
     int has_time;
-    uint64_t capture; /* recorded while this capture was under way; 0 for none */
-    uint64_t number;  /* of the last time that it was recorded, for the log of launches */
-    uint64_t reached; /* when its stream has come to it, for a profiler */
+    uint64_t capture; /* the capture in progress when it was recorded; 0 for none */
+    uint64_t number;  /* of its last recording, for the log of launches */
+    uint64_t reached; /* when its stream reaches it, for a profiler */
 };
 struct capture {
     uint64_t id;
@@ -35,13 +35,13 @@ struct capture {
     struct capture *next;
 };
 
-/* Handles that grow from stream to stream: the caching allocator gives segments back in their order, and where the next
- * ones come to lie follows from it. From the heap that order would be another in every process. */
+/* Handles that increase from stream to stream. The caching allocator frees segments in the order of these handles, which
+ * decides where the next segments go. Handles from the heap would have another order in every process. */
 static struct stream in_order[1 << 14];
 static unsigned num_in_order;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct capture *captures; /* under way */
+static struct capture *captures; /* in progress */
 static int num_captures;
 static uint64_t last_capture;
 static __thread int thread_mode = MODE_GLOBAL;
@@ -54,7 +54,7 @@ uint64_t *stream_reaches(void *stream) {
     struct stream *s = own_stream(stream);
     return s ? &s->reaches : &default_stream_reaches[current_device()];
 }
-/* CUPTI's default stream is 7; those that a program makes come after. */
+/* CUPTI's default stream is 7. Streams that a program creates have higher numbers. */
 uint32_t stream_number(void *stream) {
     struct stream *s = own_stream(stream);
     return !s ? 7 : s >= in_order && s < in_order + num_in_order ? 13 + (uint32_t)(s - in_order) : (uint32_t)(uintptr_t)s;
@@ -62,7 +62,7 @@ uint32_t stream_number(void *stream) {
 
 static int any_capture(void) { return __atomic_load_n(&num_captures, __ATOMIC_ACQUIRE); }
 
-/* The capture that a stream takes part in. A stream that joined one finds out here that it has ended: captures are kept
+/* The capture that a stream participates in. A stream that joined one learns here that it has ended. Captures are kept
  * for that, some 70 bytes each. */
 static struct capture *capture_of(void *stream) {
     struct stream *s = own_stream(stream);
@@ -71,7 +71,7 @@ static struct capture *capture_of(void *stream) {
     return s->capture;
 }
 
-/* What a call that waits for the device may return: cudaStreamSynchronize of a stream that takes part breaks the capture. */
+/* The result of a call that waits: cudaStreamSynchronize of a participating stream invalidates the capture. */
 static int may_wait(void *stream) {
     struct capture *c = capture_of(stream);
     if (!c) return OK;
@@ -79,7 +79,7 @@ static int may_wait(void *stream) {
     return fail(STREAM_CAPTURE_UNSUPPORTED);
 }
 
-/* cudaMalloc and its kin: "potentially unsafe API calls" of cudaThreadExchangeStreamCaptureMode. */
+/* cudaMalloc and similar: the "potentially unsafe API calls" of cudaThreadExchangeStreamCaptureMode. */
 int may_be_unsafe(void) {
     if (!any_capture() || thread_mode == MODE_RELAXED) return OK;
     int forbidden = 0;
@@ -160,7 +160,7 @@ API int cudaEventRecord(void *event, void *stream) {
     e->number = write_record(stream);
     if (!c) trace_record(e->number, stream, &e->reached);
     clock_gettime(CLOCK_MONOTONIC, &e->recorded);
-    e->recorded.tv_nsec += (long)trial_ns; /* whole seconds may stand here too: only differences are asked for */
+    e->recorded.tv_nsec += (long)trial_ns; /* may exceed a second: only differences are used */
     e->has_time = 1;
     return OK;
 }
@@ -256,7 +256,7 @@ API int cudaStreamIsCapturing(void *stream, int *status) {
     struct capture *c = capture_of(stream);
     return *status = !c ? CAPTURE_NONE : c->invalid ? CAPTURE_INVALIDATED : CAPTURE_ACTIVE, OK;
 }
-/* CUDA 13: seven arguments. In CUDA 12 this name has three, _v2 lacks the edges and _v3 has all. */
+/* CUDA 13: seven arguments. In CUDA 12 this name has three, _v2 lacks the edges, and _v3 has all. */
 static int capture_info(void *stream, int *status, unsigned long long *id, void **graph, const void ***nodes,
                         size_t *count) {
     struct capture *c = capture_of(stream);
@@ -281,7 +281,7 @@ API int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *
     if (model.runtime_version < 13000) return capture_info(stream, status, id, NULL, NULL, NULL);
     return cudaStreamGetCaptureInfo_v3(stream, status, id, graph, nodes, edges, count);
 }
-/* Every node of our graphs depends on the one before it, so there is nothing to change. */
+/* Every node of our graphs depends on the previous one, so there is nothing to change. */
 API int cudaStreamUpdateCaptureDependencies(void *stream) { return capture_of(stream) ? OK : fail(ILLEGAL_STATE); }
 API int cudaStreamUpdateCaptureDependencies_v2(void *stream) { return cudaStreamUpdateCaptureDependencies(stream); }
 

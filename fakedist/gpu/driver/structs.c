@@ -1,4 +1,4 @@
-/* The answers whose structs differ between CUDA releases: compiled against the headers of the installed torch. */
+/* Functions whose structs differ between CUDA releases, compiled against the headers of the installed torch. */
 #include <cuda_runtime_api.h>
 
 #include "virtual_gpu.h"
@@ -56,7 +56,7 @@ cudaError_t CUDARTAPI cudaFuncGetAttributes(struct cudaFuncAttributes *attribute
     attributes->numRegs = kernel.registers;
     attributes->sharedSizeBytes = (size_t)kernel.shared_bytes;
     attributes->localSizeBytes = (size_t)kernel.local_bytes;
-    /* CUB takes its tuning by this, and fails where it knows none: kernels of an RTX 4090, 8.9, are those for 8.6. */
+    /* CUB selects its tuning by this, and fails if it knows none. On an RTX 4090 (8.9), the kernels are those for 8.6. */
     attributes->binaryVersion = kernel.architecture ? kernel.architecture : model.major * 10 + model.minor;
     attributes->ptxVersion = attributes->binaryVersion;
     attributes->maxDynamicSharedSizeBytes = model.shared_per_block - kernel.shared_bytes;
@@ -81,7 +81,7 @@ cudaError_t CUDARTAPI cudaPointerGetAttributes(struct cudaPointerAttributes *att
     }
     return cudaSuccess;
 }
-/* The body of a conditional node is a graph that the caller then captures into. */
+/* A conditional node's body is a graph that the caller then captures into. */
 #if CUDART_VERSION >= 13000
 cudaError_t CUDARTAPI cudaGraphAddNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *before,
                                        const cudaGraphEdgeData *edges, size_t count, struct cudaGraphNodeParams *params) {
@@ -93,7 +93,7 @@ cudaError_t CUDARTAPI cudaGraphAddNode(cudaGraphNode_t *node, cudaGraph_t graph,
     (void)before, (void)count;
     if (params->type != cudaGraphNodeTypeConditional || params->conditional.size != 1)
         return unanswered("cudaGraphAddNode of this type", NOT_SUPPORTED);
-    static __thread cudaGraph_t body; /* the caller reads it at once */
+    static __thread cudaGraph_t body; /* the caller reads it immediately */
     body = (cudaGraph_t)graph_add_conditional((struct graph *)graph, (void **)node);
     params->conditional.phGraph_out = &body;
     return cudaSuccess;

@@ -1,9 +1,9 @@
-/* Which of the machine's devices this process sees. CUDA reads CUDA_VISIBLE_DEVICES once, when it is first asked for a
- * device, so a script may set it until then. NVML shows all devices of the machine, whatever the variable says.
+/* Which of the machine's devices this process sees. CUDA reads CUDA_VISIBLE_DEVICES once, at the first request for a
+ * device, so a script may set it until then. NVML shows all devices of the machine, whatever the variable contains.
  *
- * An entry is an index or the beginning of a UUID. The first one that fits no device ends the list; a device that stands
- * there twice hides all (CUDA C++ Programming Guide, "CUDA Environment Variables"; torch/cuda/__init__.py reads it alike).
- * All devices are of one model, so CUDA_DEVICE_ORDER changes nothing. */
+ * An entry is an index or a prefix of a UUID. The first entry that matches no device ends the list. A device listed twice
+ * hides all devices (CUDA C++ Programming Guide, "CUDA Environment Variables"; torch/cuda/__init__.py parses it the same
+ * way). All devices are of one model, so CUDA_DEVICE_ORDER changes nothing. */
 #include "virtual_gpu.h"
 
 #include <ctype.h>
@@ -13,7 +13,7 @@
 #include <strings.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static int visible[MAX_DEVICES], num_visible = -1; /* -1: nobody has asked yet */
+static int visible[MAX_DEVICES], num_visible = -1; /* -1: not read yet */
 
 API void fakedist_configure(const struct gpu_model *wanted) {
     model = *wanted;
@@ -30,7 +30,7 @@ void device_uuid(int installed, char *text) {
     }
 }
 
-/* The device that an entry names; -1 for none, also where a UUID's beginning is that of several. */
+/* The device that an entry names; -1 for none, or if a UUID prefix matches several. */
 static int named_by(const char *entry, size_t length) {
     char uuid[UUID_SIZE];
     int found = -1;
@@ -86,7 +86,7 @@ int num_devices(void) {
 
 int installed_device(int device) { return device >= 0 && device < num_devices() ? visible[device] : device; }
 
-/* NVML asks: that is no first question to CUDA, and what CUDA was not asked for is not in use. */
+/* Called for NVML: this is not a first request to CUDA. Until CUDA is asked for a device, none is in use. */
 int visible_device(int installed) {
     int count = __atomic_load_n(&num_visible, __ATOMIC_ACQUIRE);
     for (int device = 0; device < count; device++)
@@ -94,7 +94,7 @@ int visible_device(int installed) {
     return -1;
 }
 
-/* For gpu/virtual.py: as installed_device(); -1: CUDA was not asked for a device yet, or shows fewer. */
+/* installed_device() for gpu/virtual.py; -1: CUDA was not asked for a device yet, or shows fewer. */
 API int fakedist_installed(int device) {
     int count = __atomic_load_n(&num_visible, __ATOMIC_ACQUIRE);
     return device >= 0 && device < count ? visible[device] : -1;
