@@ -1,1 +1,1 @@
-"""What happened in the rank, written down as it happens."""
+"""Records what happens in the rank, as it happens."""

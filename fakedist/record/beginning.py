@@ -1,7 +1,8 @@
-"""When CUDA begins: the script, or torch for it, initialises CUDA for the first time.
+"""Reports when the script, or torch on its behalf, first initialises CUDA.
 
-Nothing of ours may do so, because scripts and torch look whether it is initialised (``init_device_mesh`` chooses the
-rank's device only if it is not). Before it, the allocator has no history that could be switched on.
+fakedist must not initialise CUDA itself, because scripts and torch check whether it is initialised
+(``init_device_mesh`` chooses the rank's device only if it is not). Until then the allocator's history cannot be
+switched on.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _QUEUE = "_queued_calls"
 
 
 class Beginning:
-    """Tells of it, once.
+    """Reports CUDA's initialisation, once.
 
     Attributes:
         is_past: Whether CUDA is initialised.
@@ -31,9 +32,9 @@ class Beginning:
         self._pid = os.getpid()
 
     def then(self, told: Callable[[], None]) -> None:
-        """Call ``told`` when CUDA is initialised, before anything is allocated; now if it is already.
+        """Call ``told`` when CUDA is initialised, before anything is allocated, or now if it already is.
 
-        torch turns an ``Exception`` of it into one of its own.
+        Torch turns an ``Exception`` that ``told`` raises into one of its own.
         """
         if self.is_past:
             told()
@@ -42,15 +43,15 @@ class Beginning:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch for it.
+        """Watch for the initialisation.
 
-        Every way to CUDA through Python leads to ``torch.cuda._lazy_init``, which calls what was queued until then.
+        Every path to CUDA through Python leads to ``torch.cuda._lazy_init``, which makes the calls queued until then.
 
         Raises:
-            RecordingError: This torch has no such queue.
+            RecordingError: This version of torch has no such queue.
         """
         present(torch.cuda, _QUEUE)
-        present(torch.cuda, "_lazy_call")(self._begin)  # at once, if it is initialised
+        present(torch.cuda, "_lazy_call")(self._begin)  # immediately, if CUDA is initialised
         try:
             yield
         finally:
@@ -59,10 +60,10 @@ class Beginning:
             queue[:] = [call for call in queue if call[0] != self._begin]
 
     def before(self, kwargs: dict[str, Any]) -> None:
-        """An operation with these keywords is about to run.
+        """Initialise CUDA if the operation that is about to run, with these keywords, needs it.
 
-        Where C++ or ``torch.ops`` asks for a tensor on a device, torch initialises CUDA without telling ``torch.cuda``,
-        whose ``is_initialized()`` stays False; so it does here.
+        If C++ or ``torch.ops`` asks for a tensor on a device, torch initialises CUDA without ``torch.cuda``, whose
+        ``is_initialized()`` stays False. The same happens here.
         """
         device = kwargs.get("device")
         if not self.is_past and device is not None and torch.device(device).type == "cuda":

@@ -1,4 +1,4 @@
-"""The ledger of collectives: every call that the rank makes, one line each."""
+"""The ledger of calls on process groups: one row for each call that the rank makes."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ _names: dict[torch.dtype, str] = {}
 
 
 class Journal(Protocol):
-    """What the recorder and its ledger need of a journal."""
+    """What the recorder and its ledger need from a journal."""
 
     def append(self, record: dict[str, Any]) -> None:
         """Write one record."""
 
 
 class Ledger:
-    """Writes down each collective call, cheaply: a tuple now, the journal in batches.
+    """Records each call cheaply: as a tuple at once, in the journal in batches.
 
     Args:
-        journal: Where records go.
-        where: Gives the number of the next operation and the scope.
-        mark: Told (address, bytes) of each block of device memory that a call uses.
-        gathered: Told (this rank's part, the whole, this rank's place) of each all_gather of device memory into one
-            tensor.
+        journal: Receives the records.
+        where: Returns the number of the next operation and the scope.
+        mark: Called with (address, bytes) of each block of device memory that a call uses.
+        gathered: Called with (this rank's part, the whole, this rank's place) for each all_gather of device memory into
+            one tensor.
 
     Attributes:
-        is_on: Whether calls are written down.
-        told: Called with the number of each call that is, before it runs.
-        around: While a step is timed: given (sequence number, operation), what a call on a device runs in.
+        is_on: Whether calls are recorded.
+        told: Called with the number of each recorded call, before it runs.
+        around: While a step is timed, returns the context for a call on a device, given (sequence number, operation).
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class Ledger:
         self._sequence = 0
 
     def add_group(self, name: str, description: str, ranks: Sequence[int], group_rank: int, backend: str) -> int:
-        """Write down a process group; returns its number.
+        """Record a process group and return its number.
 
         Args:
             name: Its name in torch.distributed.
-            description: What its maker calls it.
-            ranks: Global ranks in it; regular ones are written as {start, stop, step}.
+            description: What the code that made it calls it.
+            ranks: Global ranks in it. Evenly spaced ones are written as {start, stop, step}.
             group_rank: This rank's place in it.
             backend: The backend that the script asked for.
         """
@@ -70,7 +70,7 @@ class Ledger:
         return number
 
     def bind(self, group: int) -> None:
-        """Write down that a group is bound to its device: NCCL's communicator is made with it, not by a first call."""
+        """Record that a group is bound to its device: its NCCL communicator is created at once, not by a first call."""
         self._journal.append({"kind": "bound", "group": group})
 
     def write(
@@ -81,13 +81,13 @@ class Ledger:
         outputs: Sequence[torch.Tensor],
         call: tuple[bool, int] = (False, -1),
     ) -> None:
-        """Write down one call.
+        """Record one call.
 
         Args:
             operation: all_reduce, all_gather_into_tensor, ...
             group: Number of its group.
-            inputs: Tensors that this rank gives.
-            outputs: Tensors that this rank gets.
+            inputs: Tensors that this rank sends.
+            outputs: Tensors that this rank receives.
             call: Whether it is asynchronous, and the peer's group rank (-1 for collectives).
         """
         if not self.is_on:
@@ -118,7 +118,7 @@ class Ledger:
             self.flush()
 
     def timed(self, operation: str) -> AbstractContextManager[None] | None:
-        """What the call that was just written runs in on its device; None while no step is timed."""
+        """The context in which the call that was just recorded runs on its device. None while no step is timed."""
         return None if self.around is None else self.around(self._sequence - 1, operation)
 
     def _mark_all(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -126,7 +126,7 @@ class Ledger:
             self._mark(tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size(), tensor.nbytes)
 
     def flush(self) -> None:
-        """Move what was written down to the journal."""
+        """Move the recorded calls to the journal."""
         if self._rows:
             rows, self._rows = self._rows, []
             self._journal.append({"kind": "collectives", "rows": rows})
@@ -137,7 +137,7 @@ def _bytes(tensors: Sequence[torch.Tensor]) -> int:
 
 
 def _compact(ranks: Sequence[int]) -> tuple[int, ...] | dict[str, int]:
-    """Ranks as a tuple, or as {start, stop, step} where there are many and they are evenly spaced."""
+    """Ranks as a tuple, or as {start, stop, step} if they are many and evenly spaced."""
     if len(ranks) > 8 and (step := ranks[1] - ranks[0]):
         spaced = range(ranks[0], ranks[0] + step * len(ranks), step)
         if spaced == ranks or list(spaced) == list(ranks):

@@ -1,4 +1,4 @@
-"""Graphs that ``torch.compile`` made: where each of them runs, and what of torch's tracing is no training."""
+"""Compiled graphs of ``torch.compile``: where each runs, and which operations are only torch's tracing."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _PROXY, _FUNCTIONAL = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispa
 
 
 def is_tracing() -> bool:
-    """Whether torch runs with shapes only in this thread: it compiles, and nothing that happens is the job's."""
+    """Whether torch runs with shapes alone in this thread. It compiles then, and nothing that runs is the job's."""
     return _get_mode(_FAKE) is not None
 
 
 def is_followed() -> bool:
-    """Whether torch writes down or rewrites what runs in this thread, with real tensors: ``make_fx`` does."""
+    """Whether torch records or rewrites what runs in this thread with real tensors, as ``make_fx`` does."""
     return _get_mode(_PROXY) is not None or _get_mode(_FUNCTIONAL) is not None
 
 
 @contextmanager
 def compiled_graphs(graph: Callable[[Any, Any], AbstractContextManager[None]], watched: Watched) -> Iterator[None]:
-    """Run every graph that Inductor compiled inside of ``graph(compiled, inputs)``, and follow its compilation.
+    """Run every graph that Inductor compiled inside ``graph(compiled, inputs)``, and follow its compilation.
 
-    Inductor takes seconds to import, so it is patched when the script first asks for ``torch.compile``.
+    Inductor takes seconds to import, so it is patched when the script first calls ``torch.compile``.
 
     Raises:
-        RecordingError: This torch's Inductor runs its graphs otherwise.
+        RecordingError: This version's Inductor runs its graphs in another way.
     """
     original = torch.compile
     with ExitStack() as undo:
@@ -77,7 +77,7 @@ def _inductor_graphs(graph: Callable[[Any, Any], AbstractContextManager[None]]) 
 
 @contextmanager
 def _own_hooks_are_no_news() -> Iterator[None]:
-    """Torch warns of global module hooks when it compiles; those are the recorder's, which stay out of graphs."""
+    """Suppress torch's warning about global module hooks. They are the recorder's, which stay out of graphs."""
     before = warnings.filters[:]
     warnings.filterwarnings("ignore", message="Using `torch.compile\\(module\\)` when there are global hooks")
     ours = warnings.filters[0]

@@ -1,7 +1,7 @@
-"""Copies of a model that never run: averages of its parameters (EMA), snapshots, a reference.
+"""Finds copies of a model that never run: averages of its parameters (EMA), snapshots, a reference.
 
-No forward tells of them, so they are looked for among what is alive: modules that did not run and have the class and
-the shapes of one that did, and lists and dicts of tensors that have the shapes of a model's parameters.
+No forward reveals them, so they are searched for among all live objects: modules that did not run but have the class
+and the shapes of one that did, and lists and dicts of tensors that have the shapes of a model's parameters.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from fakedist.run.schema import ALIKE
 
 _PLAIN = (torch.Tensor, nn.Parameter)
 _COPY = "copy of the parameters"
-_LEAST = 0.01  # of what is known: to look through all objects takes a tenth of a second
+_LEAST = 0.01  # share of known memory below which no search is made: it takes a tenth of a second
 Shapes = dict[str, tuple[int, ...]]
 
 
 class Copies:
-    """Finds copies of models and marks their memory; each has a layer of its own.
+    """Finds copies of models and marks their memory. Each copy has its own layer.
 
     Args:
         layers: Names of the modules that ran.
-        marks: Where they are marked.
+        marks: Receives the marks.
     """
 
     def __init__(self, layers: LayerTable, marks: Marks) -> None:
@@ -40,7 +40,7 @@ class Copies:
         self._names: dict[tuple[int, int, int], str] = {}
 
     def mark_once(self, step: int) -> None:
-        """Mark every copy that is alive now, if that was not done in this step."""
+        """Mark every copy that is alive now, at most once per step."""
         if step != self._looked:
             self._looked = step
             self.mark()
@@ -69,7 +69,7 @@ class Copies:
                 self._mark(holder, tensors, ALIKE, "")
 
     def _mark(self, holder: object, tensors: Iterable[torch.Tensor], category: str, of_class: str) -> None:
-        """Mark tensors of a copy in the layer that is called after the variable that holds it, or after its class."""
+        """Mark the tensors of a copy. Its layer is named after the variable that holds it, or after its class."""
         pieces = _pieces(tensors)
         key = (id(holder), *next(iter(pieces)))  # the variable may be gone when it is seen again
         if key not in self._names:
@@ -80,7 +80,7 @@ class Copies:
             self._marks.mark(address, category, layer, (start, bytes_))
 
     def _strangers(self, alive: list[Any]) -> list[nn.Module]:
-        """Modules that never ran, nor are part of a module that did, nor of another stranger."""
+        """Modules that never ran and are part of neither a module that did nor another stranger."""
         modules = [each for each in alive if issubclass(type(each), nn.Module) and not self._layers.knows(each)]
         inner = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}
         return [module for module in modules if id(module) not in inner and "_parameters" in module.__dict__]
@@ -91,7 +91,7 @@ def _is_a_copys(of_class: str) -> bool:
 
 
 def _is_like_one_of(module: nn.Module, trained: list[nn.Module]) -> bool:
-    """Whether a module has the class and the shapes of a trained one, or of a part of one that has parts itself."""
+    """Whether a module has the class and the shapes of a trained one, or of a submodule that has submodules itself."""
     inner = unwrapped(module)
     shapes = _shapes(inner)
     for root in trained:
@@ -111,7 +111,7 @@ def _state(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _counts(root: nn.Module) -> Iterator[Counter[tuple[int, ...]]]:
-    """How many tensors of each shape a list of a model's parameters has: all, those that are trained, with buffers."""
+    """Tensors per shape in a list of a model's parameters: of all, of the trained ones, and of all with buffers."""
     parameters = list(root.parameters())
     yield Counter(tuple(p.shape) for p in parameters)
     yield Counter(tuple(p.shape) for p in parameters if p.requires_grad)
@@ -119,7 +119,7 @@ def _counts(root: nn.Module) -> Iterator[Counter[tuple[int, ...]]]:
 
 
 def _tensors_of(holder: Any) -> list[torch.Tensor]:
-    """Tensors of a list or dict that begins with one; of an ordinary one, and all on the device."""
+    """The tensors of a list or dict that holds only plain tensors, all of them on the device."""
     values: list[Any] = []
     if type(holder) is list and holder and type(holder[0]) in _PLAIN:
         values = list(holder)
@@ -133,5 +133,5 @@ def _addresses(tensors: Iterable[torch.Tensor]) -> Iterator[int]:
 
 
 def _pieces(tensors: Iterable[torch.Tensor]) -> dict[tuple[int, int], int]:
-    """Bytes by where they lie: address of the storage, start in it."""
+    """Bytes by location: (address of the storage, start in it)."""
     return {(address, start): bytes_ for each in tensors for address, (start, bytes_) in device_storages(each)}

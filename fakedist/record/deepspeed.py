@@ -1,17 +1,17 @@
-"""What DeepSpeed keeps for a parameter beside it, found by the attributes that it gives the parameter (0.19.8).
+"""Finds what DeepSpeed keeps for a parameter, by the attributes that it sets on the parameter (0.19.8).
 
-Nothing of DeepSpeed is imported. Where it names things otherwise nothing is found, and memory counts as what it would
-count as without this.
+This module does not import DeepSpeed. A version that uses other names finds nothing here, and memory counts as it would
+without this module.
 
 ====================================================  ================================================================
-attribute                                             what it is
+attribute                                             content
 ====================================================  ================================================================
 ``ds_tensor``                                         this rank's part of a parameter that ZeRO-3 has partitioned
-``_hp_mapping.hp_fragment``                           ZeRO-1 and 2: its fp32 master copy, as far as this rank updates it
+``_hp_mapping.hp_fragment``                           ZeRO-1 and 2: the part of its fp32 master that this rank updates
 ``_z3_optimizer.fp32_partitioned_groups_flat``        ZeRO-3: the flat copies, with ``grad_position`` of each parameter
 ``grad_accum``                                        its gradient in another precision
-``_hp_mapping.gradient_dict``                         ZeRO-1 and 2: its gradient, as far as this rank keeps it
-``_zero_optimizer``, ``_z3_optimizer``                with the buckets in which gradients are reduced
+``_hp_mapping.gradient_dict``                         ZeRO-1 and 2: the part of its gradient that this rank keeps
+``_zero_optimizer``, ``_z3_optimizer``                the optimizer, with the buckets in which gradients are reduced
 ====================================================  ================================================================
 """
 
@@ -28,12 +28,12 @@ _PARTS = "_DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition"
 
 
 def part_of(parameter: torch.Tensor) -> object:
-    """What this rank has of a partitioned parameter; None for one that is whole."""
+    """This rank's part of a partitioned parameter. None for a whole parameter."""
     return getattr(parameter, "ds_tensor", None)
 
 
 def master_of(parameter: torch.Tensor) -> object:
-    """What the optimizer updates in the parameter's place: a view of a flat tensor; None where there is none."""
+    """The view of a flat tensor that the optimizer updates in the parameter's place, or None."""
     fragment = getattr(getattr(parameter, "_hp_mapping", None), "hp_fragment", None)
     if fragment is not None:
         return fragment
@@ -47,7 +47,7 @@ def master_of(parameter: torch.Tensor) -> object:
 
 
 def gradients_of(parameter: torch.Tensor) -> Iterator[object]:
-    """Where the parameter's own gradient is, besides ``grad``."""
+    """The places other than ``grad`` that hold the parameter's own gradient."""
     yield getattr(parameter, "grad_accum", None)
     mapping: Any = getattr(parameter, "_hp_mapping", None)
     kept = getattr(mapping, "gradient_dict", {}).get(getattr(mapping, "param_group_index", None))
@@ -59,7 +59,7 @@ def gradients_of(parameter: torch.Tensor) -> Iterator[object]:
 
 
 def gradient_buffers(parameter: torch.Tensor) -> Iterator[object]:
-    """Buffers through which the gradients of this parameter and of others go on their way to other ranks."""
+    """Buffers through which gradients, of this parameter and of others, pass on their way to other ranks."""
     for name in _OPTIMIZERS:
         for bucket in getattr(getattr(parameter, name, None), "ipg_buckets", {}).values():
             buffer = getattr(bucket, "buffer", None)

@@ -1,14 +1,15 @@
-"""Every operation below autograd goes through one function of ours, and torch does not notice.
+"""Routes every operation below autograd through one function, without changing what torch does.
 
-A ``TorchDispatchMode`` would show the same operations, but while one is on ``at::isTensorSubclassLike`` takes every
-tensor for a subclass, and torch allocates otherwise: derivatives of indexing, of masks and of extremes, the sum of two
-gradients, a bias, the mask of an attention are computed out of place, with one more tensor each. So the function is the
-fallback of a dispatch key that torch has and does not use, "Fake" (c10/core/DispatchKey.h), beside "Python", and the
-key is switched on for this thread; autograd's threads take it over from there.
+A ``TorchDispatchMode`` would see the same operations. But while a mode is on, ``at::isTensorSubclassLike`` takes every
+tensor for a subclass, and torch allocates differently: it computes the derivatives of indexing, masks and extremes, the
+sum of two gradients, a bias and the mask of an attention out of place, with one more tensor each. So our function is
+the fallback of "Fake" (c10/core/DispatchKey.h), a dispatch key next to "Python" that torch has but does not use. The
+key is switched on for this thread, and autograd's threads inherit it.
 
-Torch 2.11 has that key above "Python", later ones below. Where it is above, what a tensor subclass makes of an
-operation does not come to it. Nowhere can torch run such a fallback while there is a mode (``PythonKernelHolder`` in
-torch/csrc/utils/python_dispatch.cpp). For that long the key is off, and a mode of ours lies beneath the others.
+Torch 2.11 has that key above "Python", later versions have it below. Where it is above, it does not see the operations
+that a tensor subclass turns an operation into. No version of torch can run such a fallback while a mode is active
+(``PythonKernelHolder`` in torch/csrc/utils/python_dispatch.cpp). During that time the key is off, and a mode of ours
+lies beneath the others.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from fakedist.record.compiled import is_followed, is_tracing
 #: Runs one operation: ``run(func, args, kwargs) -> result``.
 Run = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
-#: What ``__torch_dispatch__`` of plain tensors is; those appear among the types too.
+#: The ``__torch_dispatch__`` of plain tensors, whose type also appears among the types.
 _PLAIN = torch.Tensor.__torch_dispatch__
 _PYTHON = torch._C.DispatchKey.Python
-#: Views that ``nn.Parameter(data)`` and ``as_subclass`` take inside of torch, of tensors that Python must not know yet.
+#: Views that ``nn.Parameter(data)`` and ``as_subclass`` take inside torch, of tensors that Python must not see yet.
 _INSIDE_OF_CONSTRUCTORS = ("aten::detach", "aten::alias")
-#: How Python takes a number out of a tensor.
+#: The methods by which Python reads a number from a tensor.
 _NUMBERS: dict[str, Callable[[Any], Any]] = {
     "__float__": float, "__int__": int, "__bool__": bool, "__index__": operator.index
 }  # fmt: skip
@@ -44,32 +45,34 @@ _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 
 @contextmanager
 def every_operation(run: Run) -> Iterator[Callable[[], None]]:
-    """Have ``run`` run every operation on plain tensors that this thread and autograd's for it reach a kernel with.
+    """Have ``run`` run every operation on plain tensors that reaches a kernel in this thread or its autograd threads.
 
-    Inside of ``run`` operations are not seen. Not seen either are those that torch traces with shapes alone. Gives what
-    another thread calls to have its operations run so too.
+    Operations inside ``run`` are not seen, nor are those that torch traces with shapes alone.
+
+    Yields:
+        A function that another thread calls to have its operations run in the same way.
 
     Raises:
-        RecordingError: This torch has no such dispatch key.
+        RecordingError: This version of torch has no such dispatch key.
     """
     key = _unused_key()
     below = torch._C._dispatch_keyset_full_after(key)
-    # As torch does for a mode: what `run` calls is below autograd, and modes that it enters see what is inside.
+    # As torch does for a mode: what `run` calls is below autograd, and modes that it enters see the operations inside.
     above = (torch._C._dispatch_keyset_full() - below).remove(_PYTHON).remove(torch._C.DispatchKey.PythonTLSSnapshot)
     beneath = _Beneath(run)
     guard = torch._C._ExcludeDispatchKeyGuard
 
     def fallback(keyset: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
-        if keyset.has(_PYTHON):  # a tensor subclass, and the key is above
+        if keyset.has(_PYTHON):  # a tensor subclass, and our key is above "Python"
             with guard(above), beneath:
                 return func(*args, **kwargs)
         with guard(above):
-            if _is_excluded(_PYTHON):  # torch asks a kernel for shapes
+            if _is_excluded(_PYTHON):  # torch runs a kernel for its shapes
                 return func(*args, **kwargs)
             try:
                 return run(func, args, kwargs)
             except torch.OutOfMemoryError as error:
-                # Without us no frame would hold the arguments: a script that catches this may need their memory.
+                # Without us no frame would hold the arguments, and a script that catches this may need their memory.
                 args, kwargs = (), {}
                 raise error.with_traceback(None)  # noqa: B904
 
@@ -91,15 +94,15 @@ def every_operation(run: Run) -> Iterator[Callable[[], None]]:
     finally:
         torch._C._dispatch_tls_set_dispatch_key_included(key, False)
         if not any(thread.is_alive() for thread in threads - {threading.current_thread()}):
-            for library in libraries:  # a thread that still has the key on must find them
+            for library in libraries:  # a thread that still has the key on needs the kernels
                 library._destroy()
 
 
 def _register(fallback: Callable[..., Any]) -> list[torch.library.Library]:
-    """Make ``fallback(keyset, func, *args, **kwargs)`` the key's kernel of every operation.
+    """Make ``fallback(keyset, func, *args, **kwargs)`` the key's kernel for every operation.
 
-    Each operation that there is now gets one of its own: where an argument is a tensor subclass whose dispatch is off
-    (a compiler asks it for shapes), or where the key comes before tensor subclasses, torch finds kernels by name alone.
+    Each existing operation gets its own kernel. Torch finds kernels by name alone where an argument is a tensor
+    subclass whose dispatch is off (a compiler asks it for shapes), or where the key comes before tensor subclasses.
     """
     libraries = {"_": torch.library.Library("_", "IMPL")}
     libraries["_"].fallback(fallback, "Fake", with_keyset=True)
@@ -116,7 +119,7 @@ def _register(fallback: Callable[..., Any]) -> list[torch.library.Library]:
 
 
 class _OneOperation:
-    """The kernel of one operation, which it looks up when it is first called."""
+    """The kernel of one operation. It looks the operation up on the first call."""
 
     def __init__(self, name: str, fallback: Callable[..., Any]) -> None:
         self._name, self._fallback = name, fallback
@@ -130,13 +133,13 @@ class _OneOperation:
         try:
             return self._fallback(keyset, self._func, *args, **kwargs)
         finally:
-            args, kwargs = (), {}  # a traceback keeps this frame
+            args, kwargs = (), {}  # a traceback keeps this frame alive
 
 
 class _Beneath(TorchDispatchMode):
-    """Beneath the script's own modes: what is left of an operation when they and tensor subclasses are done."""
+    """A mode beneath the script's modes. It runs what they and tensor subclasses leave of an operation."""
 
-    #: Asked for by torch: higher-order operators (DTensor's random numbers are one) come here too.
+    #: Torch reads this: higher-order operators, such as the one for DTensor's random numbers, come here too.
     supports_higher_order_operators = True
 
     def __init__(self, run: Run) -> None:
@@ -145,15 +148,15 @@ class _Beneath(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Compiled regions run as they are; their kernels are not operations."""
+        """Let compiled regions run unchanged. Their kernels are not operations."""
         return True
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run one operation. Tensor subclasses first turn it into operations on plain tensors."""
+        """Run one operation, after tensor subclasses have turned it into operations on plain tensors."""
         if is_tracing():
-            # DTensor asks a FakeTensorMode for shapes. That mode is below this one whenever it was entered: step aside.
+            # DTensor asks a FakeTensorMode for shapes. That mode is below this one whenever it was entered, so pass on.
             return func(*args, **(kwargs or {}))
         if is_followed():
             return self._below_torchs_own(func, args, kwargs or {})
@@ -164,9 +167,9 @@ class _Beneath(TorchDispatchMode):
         return self._run(func, args, kwargs or {})
 
     def _below_torchs_own(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one operation after torch's own modes, which are below this one: ``make_fx`` writes down what it sees.
+        """Run one operation after torch's own modes, such as ``make_fx``, which are below this one and record it.
 
-        What they leave of it comes to the function as if there were no mode.
+        What they leave of it reaches the function as if no mode were active.
         """
         key = _unused_key()
         torch._C._dispatch_tls_set_dispatch_key_included(key, True)
@@ -176,9 +179,9 @@ class _Beneath(TorchDispatchMode):
             torch._C._dispatch_tls_set_dispatch_key_included(key, False)
 
     def _run_higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator that runs operators: it is none itself, those inside are.
+        """Run an operator that runs operators. Only those inside count as operations.
 
-        torch._ops.HigherOrderOperator.__call__ without its first step, which would come back here.
+        This is ``torch._ops.HigherOrderOperator.__call__`` without its first step, which would come back here.
         """
         key = _ops._compute_keyset(args, kwargs, func.non_fallthrough_keys).highestPriorityTypeId()
         if key == _PYTHON:
@@ -189,7 +192,7 @@ class _Beneath(TorchDispatchMode):
 
 @contextmanager
 def _beneath_others(beneath: _Beneath, key: Any) -> Iterator[None]:
-    """While a thread that has the key on is in a mode of somebody else's, it has ``beneath`` beneath it, and no key."""
+    """While a thread with the key is in a mode of other code, keep ``beneath`` beneath it and the key off."""
     is_on, switch = torch._C._dispatch_tls_is_dispatch_key_included, torch._C._dispatch_tls_set_dispatch_key_included
     threads = threading.local()
 
@@ -226,10 +229,10 @@ def _unused_key() -> Any:
 
 @contextmanager
 def _higher_order_operators_without(key: Any) -> Iterator[None]:
-    """Higher-order operators choose their kernel in Python, where our key has none: they do not see it.
+    """Hide our key from higher-order operators. They choose their kernel in Python, where the key has none.
 
     Raises:
-        RecordingError: This torch's higher-order operators choose otherwise.
+        RecordingError: In this version of torch they choose it in another way.
     """
 
     def compute_keyset(*args: Any) -> Any:
@@ -241,9 +244,9 @@ def _higher_order_operators_without(key: Any) -> Iterator[None]:
 
 @contextmanager
 def _numbers_in_constructors(key: Any, above: Any, run: Run) -> Iterator[None]:
-    """``torch.tensor([scalar, ...])`` of scalars on a device reads them with the key off: an operation like any other.
+    """Run the reads of ``torch.tensor([scalar, ...])`` of scalars on a device, which torch does with the key off.
 
-    torch/csrc/utils/tensor_new.cpp excludes it together with "Python".
+    torch/csrc/utils/tensor_new.cpp excludes the key together with "Python". Each read is an operation like any other.
     """
     is_on, guard = torch._C._dispatch_tls_is_dispatch_key_included, torch._C._ExcludeDispatchKeyGuard
     one_value = torch.ops.aten._local_scalar_dense.default
@@ -263,5 +266,5 @@ def _numbers_in_constructors(key: Any, above: Any, run: Run) -> Iterator[None]:
     try:
         yield
     finally:
-        for name in originals:  # they are inherited
+        for name in originals:  # the originals are inherited
             delattr(torch.Tensor, name)

@@ -1,4 +1,4 @@
-"""Moves what the recorder has in memory to the journal, in pieces, and tells the parent how far the rank is."""
+"""Moves what the recorder holds in memory to the journal, in pieces, and reports progress to the parent."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ PROGRESS_EVERY_S = 0.1
 
 @dataclass(frozen=True)
 class Sources:
-    """What holds records until they are drained.
+    """The objects that hold records until they are drained.
 
     Attributes:
-        layers: Layers that were met.
+        layers: Layers seen.
         operations: Operations by number.
-        history: The allocator's.
+        history: The allocator's history.
         marks: What blocks are for.
         placing: Layers of what compiled graphs allocate.
-        ledger: Calls of collectives.
+        ledger: Calls on process groups.
     """
 
     layers: LayerTable
@@ -47,13 +47,13 @@ class Drain:
     """Empties the sources into the journal.
 
     Args:
-        journal: Where records go.
+        journal: Receives the records.
         position: Where the rank is.
-        sources: What is emptied.
-        progress: Told (phase, step, allocated peak in bytes), at most ten times a second.
+        sources: What to empty.
+        progress: Called with (phase, step, allocated peak in bytes), at most ten times a second.
 
     Attributes:
-        is_recording: Whether operations and memory are recorded; afterwards a step may still be timed.
+        is_recording: Whether operations and memory are recorded. A step may still be timed afterwards.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Drain:
         self._op = 0
 
     def tick(self) -> None:
-        """Drain if that is due; tell the progress if that is due."""
+        """Drain and report progress, each if it is due."""
         now = time.monotonic()
         ops = self._position.op - self._op
         if ops >= DRAIN_EVERY_OPS or (now - self._at > DRAIN_EVERY_S and ops >= DRAIN_LEAST_OPS):
@@ -104,7 +104,7 @@ class Drain:
         self._at = time.monotonic()
 
     def names(self) -> None:
-        """Write layers and scopes, which the collectives of a timed step have too."""
+        """Write layers and scopes, which the calls of a timed step need too."""
         if rows := self._sources.layers.new_rows():
             self._journal.append({"kind": "layers", "rows": rows})
         scopes, self._position.new_scopes = self._position.new_scopes, []

@@ -1,4 +1,4 @@
-"""Evaluations between training steps, found without the script's help."""
+"""Finds evaluations between training steps, without the script's help."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from torch import nn
 
 
 class Evaluations:
-    """Tells an evaluation from training by the forwards of root modules.
+    """Distinguishes evaluation from training by the forwards of root modules.
 
-    After an optimizer stepped, a model that can be trained runs without grad, or in ``eval()`` although it trained in
-    ``train()``. One that ran without grad in ``train()`` before the first optimizer stepped does so in training too (a
-    GAN's generator for its critic, a rollout).
+    It is an evaluation if, after an optimizer has stepped, a trainable model runs without grad, or in ``eval()``
+    although it trained in ``train()``. A model that ran without grad in ``train()`` before the first optimizer stepped
+    does so in training too (a GAN's generator for its critic, a rollout).
 
     Attributes:
-        num_ended: Evaluations that ended, because training went on.
-        running: Whether one runs.
+        num_ended: Evaluations that ended because training went on.
+        running: Whether an evaluation is running.
     """
 
     def __init__(self) -> None:
         self.num_ended = 0
         self.running = False
-        self._in_training: set[int] = set()  # ran without grad, and trains so
+        self._in_training: set[int] = set()  # ran without grad as part of training
         self._trained: set[int] = set()  # ran with grad in train()
 
     @property
     def seen(self) -> bool:
-        """Whether there was any."""
+        """Whether any evaluation has run or is running."""
         return self.running or self.num_ended > 0
 
     def root_forward(self, module: nn.Module, has_stepped: bool) -> None:
-        """A root module is about to run forward.
+        """Take note of a root module that is about to run forward.
 
         Args:
             module: The module.
-            has_stepped: Whether an optimizer has stepped yet.
+            has_stepped: Whether an optimizer has stepped.
         """
         grad = torch.is_grad_enabled()
         if not has_stepped:
@@ -46,7 +46,7 @@ class Evaluations:
             self.training()
 
     def training(self) -> None:
-        """A forward or a backward of training: an evaluation is over."""
+        """End a running evaluation: a forward or a backward of training runs."""
         if self.running:
             self.running = False
             self.num_ended += 1

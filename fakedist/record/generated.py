@@ -1,4 +1,4 @@
-"""The Python that Inductor writes for a graph: which line works for which module, and which buffer reuses which."""
+"""The Python code that Inductor generates for a graph: each line's module, and which buffer reuses which."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-#: The last line of generated code: by buffer, the number of the module that computes it.
+#: Start of the last line of generated code: for each buffer, the number of the module that computes it.
 MARK = "# fakedist: modules of buffers "
-#: A buffer of no module that is known: it is of the module that was compiled.
+#: A buffer of no known module. It belongs to the module that was compiled.
 COMPILED = -1
 _FUNCTIONS = ("call", "partition_", "subgraph_")
 
 
 @dataclass
 class Generated:
-    """What is known of generated code.
+    """What is known about generated code.
 
     Attributes:
         lines: Line -> number of the module that it works for.
-        holders: (root, line, module): from this line on, memory is the module's. The root is the line of the statement
-            that allocated it; for an input of the graph it is ``-1 - place``.
+        holders: (root, line, module): from this line on, the memory belongs to the module. The root is the line of the
+            statement that allocated it, or ``-1 - place`` for an input of the graph.
     """
 
     lines: dict[int, int] = field(default_factory=dict)
@@ -29,12 +29,12 @@ class Generated:
 
 
 def with_modules(source: str, modules: dict[str, int]) -> str:
-    """Generated code with what :func:`parse_generated` needs behind it, as a comment that caches keep."""
+    """Append what :func:`parse_generated` needs to generated code, as a comment that caches keep."""
     return f"{source.rstrip()}\n{MARK}{json.dumps(modules, separators=(',', ':'))}\n"
 
 
 def parse_generated(source: str) -> Generated | None:
-    """Read generated code; None of code that was not written by :func:`with_modules`."""
+    """Read generated code. None for code that :func:`with_modules` did not write."""
     marked = source.rstrip().rpartition("\n")[2]
     if not marked.startswith(MARK):
         return None
@@ -47,12 +47,12 @@ def parse_generated(source: str) -> Generated | None:
 
 
 class _Function:
-    """One generated function: a straight line of statements.
+    """One generated function, a straight sequence of statements.
 
     Args:
         modules: Module of each buffer.
-        found: Where to write.
-        is_whole: Whether its inputs are the graph's.
+        found: Receives the result.
+        is_whole: Whether its inputs are the graph's inputs.
     """
 
     def __init__(self, modules: dict[str, int], found: Generated, *, is_whole: bool) -> None:
@@ -61,7 +61,7 @@ class _Function:
         self._unwritten: set[str] = set()
 
     def read(self, function: ast.FunctionDef) -> None:
-        """Follow its statements."""
+        """Follow the function's statements."""
         statements = list(_statements(function.body))
         deleted = {(each.lineno, name) for each in statements if isinstance(each, ast.Delete) for name in _names(each)}
         for each in statements:
@@ -97,7 +97,7 @@ class _Function:
             self._unwritten.add(name)
 
     def _called(self, statement: ast.Expr) -> None:
-        """A kernel: it works for the module of what it writes, which are the buffers that are new to it."""
+        """Take a kernel call. It works for the module of the buffers it writes, those not yet written."""
         named = [name for name in _names(statement) if name in self._modules]
         new = [name for name in named if name in self._unwritten]
         if named:
@@ -121,7 +121,7 @@ def _names(node: ast.AST) -> list[str]:
 
 
 def _viewed(value: ast.expr) -> str | None:
-    """The buffer that an expression is a view, a part or another name of."""
+    """The buffer of which an expression is a view, a part or another name."""
     if isinstance(value, ast.Name):
         return value.id
     if isinstance(value, ast.Subscript):

@@ -1,4 +1,4 @@
-"""How long a run is recorded: which step is the last one, and which is timed."""
+"""How long a run is recorded: which step is the last, and which is timed."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from typing import Literal, Protocol
 from fakedist.job import Until
 from fakedist.units import format_bytes
 
-#: ``--steps auto``: at least and at most so many.
+#: ``--steps auto`` runs at least and at most this many steps.
 LEAST_STEPS, MOST_STEPS = 2, 6
-#: What small blocks may take more or less at a step's end without being looked at: losses kept for a log.
+#: Bytes by which small blocks may differ at a step's end and still count as steady, such as losses kept for a log.
 SLACK_BYTES = 1 << 20
 
-#: Bytes of live blocks on each device: those of the allocator's large blocks (over 1 MiB), those of its small ones.
+#: Bytes of live blocks on each device: of the allocator's large blocks (over 1 MiB) and of its small ones.
 Live = Mapping[int, tuple[int, int]]
 
 
 class Goal(Protocol):
-    """Which step is the last to record, and which are timed."""
+    """Decides which step is the last to record, and which are timed."""
 
     def may_end(self) -> None:
-        """A step may have ended here: later it is known whether it did."""
+        """Note that a step may have ended here. Whether it did is known later."""
 
     def is_last(self, step: int) -> bool:
-        """Whether nothing after this step, which ended where :meth:`may_end` was last called, is to be recorded."""
+        """Whether this step, which ended where :meth:`may_end` was last called, is the last one to record."""
 
     def is_timed(self, step: int) -> bool:
-        """Whether the step that begins is to be timed; of several the last one counts."""
+        """Whether to time the step that begins. Of several timed steps the last one counts."""
 
     def note(self) -> str:
-        """What a reader must know when the run is over; empty for nothing."""
+        """A note for the report when the run is over. Empty for no note."""
 
 
 class After:
-    """So many steps, and the last one is timed.
+    """A fixed number of steps, of which the last is timed.
 
     Args:
-        limit: How many.
-        stops: Whether nothing is recorded after them.
+        limit: Number of steps.
+        stops: Whether recording stops after them.
     """
 
     def __init__(self, limit: int, *, stops: bool = True) -> None:
@@ -46,32 +46,32 @@ class After:
         self._stops = stops
 
     def may_end(self) -> None:
-        """Nothing is looked at."""
+        """Do nothing."""
 
     def is_last(self, step: int) -> bool:
-        """Whether it is the ``limit``-th."""
+        """Whether this is the ``limit``-th step."""
         return self._stops and step >= self._limit
 
     def is_timed(self, step: int) -> bool:
-        """Whether it is the ``limit``-th."""
+        """Whether this is the ``limit``-th step."""
         return step == self._limit
 
     def note(self) -> str:
-        """Nothing."""
+        """No note."""
         return ""
 
 
 class Steady:
-    """Steps until one ends with as much live memory as the step before: then the next one would be the same again.
+    """Steps until one ends with as much live memory as the step before, so that the next one would be the same.
 
-    Live memory is what the caching allocator has given out, on each device: blocks of its large pools are compared to
-    the byte, those of its small pools (up to 1 MiB each) may differ by less than 1 MiB. Every optimizer must have
-    stepped. From step 2 on each step is timed until then, so that the last one counts.
+    Live memory is what the caching allocator has allocated on each device. Blocks of its large pools must match to the
+    byte. Blocks of its small pools (up to 1 MiB each) may differ by less than 1 MiB in total. Every optimizer must have
+    stepped. Each step from step 2 on is timed until then, so that the last one counts.
 
     Args:
-        live: What is live now.
+        live: Returns what is live now.
         waits: Whether an optimizer has not stepped yet.
-        stops: Whether nothing is recorded after them.
+        stops: Whether recording stops after the steady step.
     """
 
     def __init__(self, live: Callable[[], Live], waits: Callable[[], bool], *, stops: bool = True) -> None:
@@ -82,12 +82,12 @@ class Steady:
         self._why = ""
 
     def may_end(self) -> None:
-        """Look at what is live."""
+        """Read what is live."""
         if not self.is_steady:
             self._now = self._live()
 
     def is_last(self, step: int) -> bool:
-        """Whether it is steady, or the most that is tried."""
+        """Whether the step is steady, or the last one to try."""
         if not self.is_steady:
             before, self._before = self._before, self._now
             if before is not None and step >= LEAST_STEPS:
@@ -96,11 +96,11 @@ class Steady:
         return self._stops and (self.is_steady or step >= MOST_STEPS)
 
     def is_timed(self, step: int) -> bool:
-        """Whether it may be the steady one."""
+        """Whether the step may be the steady one."""
         return LEAST_STEPS <= step <= MOST_STEPS and not self.is_steady
 
     def note(self) -> str:
-        """That it was not steady, and why."""
+        """Why the run was not steady, if it was not."""
         return f"not steady: {self._why}: --steps 10" if self._why else ""
 
     def _difference(self, before: Live, now: Live, step: int) -> str:
@@ -116,12 +116,12 @@ class Steady:
 def make_goal(
     steps: int | Literal["auto"], until: int | Until | None, live: Callable[[], Live], waits: Callable[[], bool]
 ) -> Goal:
-    """The goal that ``--steps`` and ``--until`` describe.
+    """Make the goal that ``--steps`` and ``--until`` describe.
 
     Args:
-        steps: How many, or "auto".
-        until: How many, or what ends the run instead; None for the steps alone.
-        live: What is live now, see :class:`Steady`.
+        steps: Number of steps, or "auto".
+        until: Number of steps, or what ends the run instead. None if only ``steps`` counts.
+        live: See :class:`Steady`.
         waits: See :class:`Steady`.
     """
     if isinstance(until, int):

@@ -1,4 +1,4 @@
-"""CUDA graphs: what ran while one was captured runs again when it is replayed."""
+"""CUDA graphs: what ran during a capture runs again in each replay."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from fakedist.patch import patched
 
 @dataclass
 class Captured:
-    """What a graph runs.
+    """What a CUDA graph runs.
 
     Attributes:
-        works: Whether a forward or a backward is in it, or nothing that is known.
-        optimizers: Those whose ``step()`` is in it, in order.
+        works: Whether it holds a forward or a backward, or nothing known.
+        optimizers: The optimizers whose ``step()`` it holds, in order.
     """
 
     works: bool = False
     optimizers: list[weakref.ref[torch.optim.Optimizer]] = field(default_factory=list)
 
     def replayed(self) -> list[torch.optim.Optimizer]:
-        """The optimizers that step in a replay."""
+        """The optimizers that step in a replay and are still alive."""
         return [optimizer for each in self.optimizers if (optimizer := each()) is not None]
 
 
 class Graphs:
-    """Knows what each CUDA graph runs.
+    """Tracks what each CUDA graph runs.
 
     Args:
         begins: Called before a graph is replayed.
 
     Attributes:
-        capturing: What the graph that is captured now runs; None while none is.
+        capturing: What the graph that is being captured runs. None outside a capture.
     """
 
     def __init__(self, begins: Callable[[Captured], None]) -> None:
@@ -50,7 +50,7 @@ class Graphs:
         """Follow captures and replays.
 
         Raises:
-            RecordingError: This torch captures otherwise.
+            RecordingError: This version of torch captures in another way.
         """
 
         def begin(graph: Any, *args: Any, **kwargs: Any) -> Any:

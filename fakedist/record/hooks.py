@@ -1,4 +1,4 @@
-"""Where torch tells us that a module, a backward or an optimizer starts and ends. Each is undone on leaving."""
+"""Hooks that report where modules, backwards and optimizers start and end. Leaving each context removes its hooks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ _ENGINE = "_execution_engine"
 
 @contextmanager
 def out_of_memory_observer(observe: Callable[[int, int, int, int], None]) -> Iterator[Callable[[], None]]:
-    """Call ``observe(device, requested, total, free)`` when the allocator gives up. torch has no way to detach it.
+    """Call ``observe(device, requested, total, free)`` when the allocator runs out of memory.
 
-    Gives what attaches it, to be called once CUDA is initialised: attaching it initialises CUDA.
+    Torch has no way to detach the observer, so leaving the context only silences it.
+
+    Yields:
+        A function that attaches the observer. Call it once CUDA is initialised, because attaching initialises CUDA.
     """
     watching = True
     attach = present(torch._C, "_cuda_attach_out_of_memory_observer")
@@ -39,10 +42,10 @@ def out_of_memory_observer(observe: Callable[[int, int, int, int], None]) -> Ite
 
 @contextmanager
 def module_hooks(begins: Callable[[nn.Module], None], ended: Callable[[nn.Module], None]) -> Iterator[None]:
-    """Call ``begins`` before and ``ended`` after every module's forward, also one that raises.
+    """Call ``begins`` before and ``ended`` after every module's forward, even one that raises.
 
-    ``torch.compile`` traces hooks with the modules; it must find nothing in these, so that it compiles the same graphs.
-    ``module.compile()`` has the hooks inside of what is compiled, so that its calls are told from around that.
+    ``torch.compile`` traces hooks with the modules. These hooks are empty to it, so that it compiles the same graphs.
+    ``module.compile()`` compiles the hooks with the module, so its calls are reported from outside the compiled code.
     """
     watching = True
 
@@ -84,12 +87,12 @@ def module_hooks(begins: Callable[[nn.Module], None], ended: Callable[[nn.Module
 def backward_hook(backward: Callable[[Any, bool], Any]) -> Iterator[None]:
     """Wrap every run of the autograd engine that Python starts in ``backward(outputs, creates_graph)``.
 
-    At the engine's own door: not everybody comes by way of ``torch.autograd``, Megatron calls the engine itself.
+    The hook is on the engine itself, because some callers (Megatron) bypass ``torch.autograd``.
     """
     engine: Any = type(present(Variable, _ENGINE))
 
     class Watched(engine):  # type: ignore[misc]
-        """The engine; torch.compile looks for an instance of its class."""
+        """The engine. ``torch.compile`` looks for an instance of its class."""
 
         def run_backward(
             self, tensors: Any, grad_tensors: Any, keep_graph: bool, create_graph: bool, *args: Any, **kwargs: Any
@@ -105,7 +108,7 @@ def backward_hook(backward: Callable[[Any, bool], Any]) -> Iterator[None]:
 def optimizer_hooks(
     begins: Callable[[torch.optim.Optimizer], None], ended: Callable[[torch.optim.Optimizer], None]
 ) -> Iterator[None]:
-    """Call ``begins`` before and ``ended`` after every ``optimizer.step()``; ``ended`` not where it raises."""
+    """Call ``begins`` before and ``ended`` after every ``optimizer.step()``. A step that raises skips ``ended``."""
     before = torch_optimizer.register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: begins(optimizer))
     after = torch_optimizer.register_optimizer_step_post_hook(lambda optimizer, args, kwargs: ended(optimizer))
     try:
@@ -128,7 +131,7 @@ def fsdp_unshard_hook(unsharded: Callable[[nn.Module, torch.Tensor], None]) -> I
     """Call ``unsharded(module, parameter)`` whenever FSDP2 has gathered a parameter, in forward and in backward.
 
     Raises:
-        RecordingError: This torch's FSDP2 works otherwise, so that gathered parameters could not be told.
+        RecordingError: This version's FSDP2 works in another way, so gathered parameters could not be reported.
     """
     fsdp_param = present(sys.modules[FSDP_PARAM], "FSDPParam")
     original = present(fsdp_param, "to_unsharded")

@@ -1,10 +1,10 @@
-"""Which module each piece of a graph is of, from Dynamo's graph to the code that Inductor writes and keeps.
+"""Tracks which module each part of a graph belongs to, from Dynamo's graph to the code that Inductor generates.
 
-Dynamo gives the nodes of its graph the modules that they ran in (``nn_module_stack``); AOTAutograd and Inductor copy
-that, to the nodes of the backward as ``fwd_nn_module_stack``. Generated code names modules by number, in the order in
-which Dynamo's graph first mentions them. The code is kept in caches, where the same code serves alike graphs of other
-modules; Dynamo itself runs in every process, so that its graph says which modules the numbers mean. How a graph's nodes
-are divided into modules is a part of the caches' keys.
+Dynamo notes the modules in which the nodes of its graph ran (``nn_module_stack``). AOTAutograd and Inductor copy this,
+to the nodes of the backward as ``fwd_nn_module_stack``. Generated code names modules by number, in the order in which
+Dynamo's graph first mentions them. Caches keep the code, and the same code serves identical graphs of other modules.
+Dynamo itself runs in every process, so its graph gives the meaning of the numbers. How a graph's nodes are divided
+among modules is part of the caches' keys.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from fakedist.patch import patched, present
 from fakedist.record.generated import COMPILED, with_modules
 
 _STACKS = ("nn_module_stack", "fwd_nn_module_stack")
-#: The modules of a node, outermost first: (id of the module or 0, its name as the compiled function has it).
+#: The modules of a node, outermost first: (id of the module or 0, its name in the compiled function).
 Stack = tuple[tuple[int, str], ...]
 
 
 class Modules:
-    """The modules that the nodes of a graph of Dynamo's are of, numbered.
+    """The numbered modules of the nodes of a Dynamo graph.
 
     Args:
         graph: Dynamo's graph.
-        calling: Layer that calls it when it is compiled.
+        calling: The layer that calls the graph when it is compiled.
 
     Attributes:
-        stacks: Of each number, the modules.
-        layers: Of each number, the layer; -1 where it is not known. Filled in by who knows layers.
+        stacks: The modules of each number.
+        layers: The layer of each number, -1 if it is not known. The recorder fills this in.
     """
 
     def __init__(self, graph: fx.GraphModule, calling: int) -> None:
@@ -51,29 +51,29 @@ class Modules:
                 self.stacks.append(stack)
 
     def number(self, node: fx.Node) -> int:
-        """The number of a node's module, also of a node that was made of one of Dynamo's."""
+        """The number of a node's module. Works for nodes derived from Dynamo's too."""
         stack = _stack(node)
         return self._numbers.get(stack[-1][1], COMPILED) if stack else COMPILED
 
     def division(self, graph: fx.GraphModule) -> tuple[int, ...]:
-        """The number of each node's module: what generated code depends on, and a cache's key must have."""
+        """The number of each node's module. Generated code depends on it, so it must be in a cache's key."""
         return tuple(map(self.number, _nodes(graph)))
 
     def of_buffers(self, lowering: Any) -> dict[str, int]:
-        """The number of each buffer's module, of a graph that Inductor has lowered."""
+        """The number of each buffer's module, for a graph that Inductor has lowered."""
         order = {node: place for place, node in enumerate(lowering.graph.nodes)}
         found = {}
         for name, buffer in lowering.name_to_buffer.items():
             origins = [*(getattr(buffer, "origins", None) or ()), getattr(buffer, "origin_node", None)]
             nodes = [node for node in origins if isinstance(node, fx.Node) and node.op == "call_function"]
-            # What is fused into a buffer ends with the node whose value it holds.
+            # The last of the nodes fused into a buffer is the one whose value it holds.
             last = max(nodes, key=lambda node: order.get(node, -1), default=None)
             found[str(name)] = COMPILED if last is None else self.number(last)
         return found
 
 
 def _nodes(graph: fx.GraphModule) -> Iterator[fx.Node]:
-    """Nodes of a graph and of the graphs in it (checkpointed pieces)."""
+    """The nodes of a graph and of the graphs inside it (checkpointed parts)."""
     for module in graph.modules():
         if isinstance(module, fx.GraphModule):
             yield from module.graph.nodes
@@ -86,11 +86,11 @@ def _stack(node: fx.Node) -> Stack:
 
 
 class Watched:
-    """Follows compilations, and knows of each compiled graph which modules its code's numbers mean.
+    """Follows compilations, and knows which modules the numbers in a compiled graph's code mean.
 
     Args:
         begun: Called with the modules of a graph that is about to be compiled.
-        calling: Gives the layer that runs now.
+        calling: Returns the layer that runs now.
     """
 
     def __init__(self, begun: Callable[[Modules], None], calling: Callable[[], int]) -> None:
@@ -99,7 +99,7 @@ class Watched:
         self._of_graph: dict[int, tuple[weakref.ref[Any], Modules]] = {}
 
     def modules(self, compiled: Any) -> Modules | None:
-        """Modules of a compiled graph (Inductor's ``CompiledFxGraph``); None if they are not known."""
+        """The modules of a compiled graph (Inductor's ``CompiledFxGraph``). None if they are not known."""
         known = self._of_graph.get(id(compiled))
         return known[1] if known is not None and known[0]() is compiled else None
 
@@ -108,7 +108,7 @@ class Watched:
         """Follow what Inductor compiles.
 
         Raises:
-            RecordingError: This torch's Inductor compiles otherwise.
+            RecordingError: This version's Inductor compiles in another way.
         """
         from torch._inductor import codecache, compile_fx, graph, output_code
 
@@ -128,7 +128,7 @@ class Watched:
         return getattr(self._now, "modules", None)
 
     def _within(self, modules: Modules, call: Callable[..., Any]) -> Callable[..., Any]:
-        """A compiler as it is called for these modules, perhaps much later: for a backward that begins."""
+        """Wrap a compiler so that it runs for these modules, even if called much later, for a backward that begins."""
 
         @functools.wraps(call)
         def within(*args: Any, **kwargs: Any) -> Any:
@@ -147,7 +147,7 @@ class Watched:
         def compile_fx(*args: Any, **kwargs: Any) -> Any:
             call = signature.bind(*args, **kwargs)
             graph = next(iter(call.arguments.values()))
-            if self._modules is not None or not isinstance(graph, fx.GraphModule):  # it calls itself
+            if self._modules is not None or not isinstance(graph, fx.GraphModule):  # compile_fx calls itself
                 return original(*args, **kwargs)
             modules = Modules(graph, self._calling())
             self._begun(modules)

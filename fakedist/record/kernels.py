@@ -1,7 +1,7 @@
-"""The timed step as CUPTI saw it: ``torch.profiler``'s raw events, on their way into the journal.
+"""The timed step as CUPTI saw it: ``torch.profiler``'s raw events, written to the journal.
 
-The events are written as they are; which layer and phase a kernel belongs to is found when the rank has ended
-(``analysis/timed``), so that nothing of it is done in the script's process.
+The events are written unchanged. ``analysis/timed`` finds the layer and phase of each kernel after the rank has ended,
+so that the script's process does none of that work.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from fakedist.run.traces import COLUMNS
 
 _SIDES = re.compile(r'"(grid|block)": ?\[(\d+), ?(\d+), ?(\d+)\]')
 _NODE = re.compile(r'"graph node id": ?(\d+)')
-#: Names of CUDA's runtime and driver functions; of torch's operations none is like these. Of those that are newer than
-#: itself, as cudart 13's __cudaLaunchKernel, torch 2.11 knows no name.
+#: Names of functions of CUDA's runtime and driver. No torch operation has such a name. Torch 2.11 has no name for
+#: functions newer than itself, such as cudart 13's __cudaLaunchKernel.
 _CALL = re.compile(r"(?:__)?cu(?:da)?[A-Z]\w+$|INVALID$|unknown$")
-#: What the profiler reports as done by the GPU, and is not.
+#: Events that the profiler reports as GPU work although they are none.
 _NO_WORK = re.compile(r"(?:Context|Event|Stream) Sync|Stream Wait|Iteration Start")
 
 
@@ -30,7 +30,7 @@ class CuptiTracer:
     """``torch.profiler`` around the timed step.
 
     Args:
-        source: What its times are: measured, or simulated on the virtual GPU.
+        source: Where its times come from: measured, or simulated on the virtual GPU.
     """
 
     def __init__(self, source: str = "measured") -> None:
@@ -41,13 +41,13 @@ class CuptiTracer:
         self._event = present(torch._C._profiler, "_RecordFunctionFast")
 
     def begin(self, text: str) -> None:
-        """Start the profiler, then say which step it is."""
+        """Start the profiler, then mark which step it is."""
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-        # Without it events have no metadata: no grid, no graph.
+        # Without this option events have no metadata: no grid, no graph.
         config = present(torch._C._profiler, "_ExperimentalConfig")(expose_kineto_event_metadata=True)
-        # acc_events: one cycle is all there is, and without it some versions warn.
+        # acc_events: there is only one cycle, and some versions warn without it.
         self._profile = torch.profiler.profile(
             activities=activities, acc_events=True, with_flops=True, experimental_config=config
         )
@@ -55,11 +55,11 @@ class CuptiTracer:
         self._mark(text)
 
     def phase(self, text: str) -> None:
-        """From now on it is this phase."""
+        """Mark that this phase begins."""
         self._mark(text)
 
     def end(self) -> None:
-        """Stop the profiler, when everything that was launched has ended."""
+        """Stop the profiler once everything that was launched has ended."""
         profile, self._profile = self._profile, None
         assert profile is not None
         profile.stop()
@@ -67,7 +67,7 @@ class CuptiTracer:
         self._events = present(profile.profiler, "kineto_results").events()
 
     def records(self) -> list[dict[str, Any]]:
-        """The events, the GPU's name, and what its times are."""
+        """The events, the GPU's name and the source of its times."""
         return [profiler_record(self._events, self._gpu) | {"source": self._source}]
 
     def _mark(self, text: str) -> None:
@@ -76,10 +76,10 @@ class CuptiTracer:
 
 
 def profiler_record(events: Iterable[Any], gpu: str) -> dict[str, Any]:
-    """The journal's record of what ``torch.profiler`` saw.
+    """Make the journal's record of what ``torch.profiler`` saw.
 
     Args:
-        events: ``_KinetoEvent``s of torch, or what has their methods.
+        events: Torch's ``_KinetoEvent`` objects, or objects with their methods.
         gpu: The GPU's name.
     """
     columns = {table: {name: array(code) for name, code in codes.items()} for table, codes in COLUMNS.items()}
@@ -130,7 +130,7 @@ def profiler_record(events: Iterable[Any], gpu: str) -> dict[str, Any]:
                 text=texts.setdefault(name, len(texts)),
             )
     device = columns["device"]
-    for row, correlation in enumerate(device["correlation"]):  # of nodes, torch 2.11 says no number
+    for row, correlation in enumerate(device["correlation"]):  # torch 2.11 gives nodes no number
         device["node"][row] |= correlation in graph_launches
     packed = {table: {name: column.tobytes() for name, column in found.items()} for table, found in columns.items()}
     return {"kind": "profiler", "gpu": gpu, "texts": list(texts), **packed}

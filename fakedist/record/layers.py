@@ -10,13 +10,13 @@ import torch
 from torch import nn
 from torch.nn.modules import module as nn_module
 
-#: Attributes under which torch.compile, activation checkpointing and FSDP1 keep what they wrap; DDP's is "module".
+#: Attributes in which torch.compile, activation checkpointing and FSDP1 keep what they wrap. DDP's is "module".
 _WRAPPED = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
 OUTSIDE = 0
 
 
 def class_name(module: nn.Module) -> str:
-    """Name of the module's class; of the class that the author wrote where FSDP2 made a subclass of it."""
+    """Name of the module's class, or of the author's class if FSDP2 made a subclass of it."""
     cls = type(module)
     if (
         cls.__name__.startswith("FSDP") and len(cls.__bases__) == 2
@@ -26,13 +26,13 @@ def class_name(module: nn.Module) -> str:
 
 
 def _is_wrapper(module: nn.Module) -> bool:
-    """Whether a module only wraps another one, its single child."""
+    """Whether a module only wraps its single child."""
     names = list(module._modules)
     return len(names) == 1 and (names[0] in _WRAPPED or (names[0] == "module" and not module._parameters))
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """What wrappers wrap."""
+    """The module inside any wrappers."""
     while _is_wrapper(module) and (inner := next(iter(module._modules.values()))) is not None:
         module = inner
     return module
@@ -41,11 +41,12 @@ def unwrapped(module: nn.Module) -> nn.Module:
 class LayerTable:
     """Numbers layers and knows each module's name.
 
-    Layer 0 is outside of any module. A root module is called ``(ClassName)``, its children by their names from there;
-    those of a second root start with its name, so that no two layers share one.
-    A module that stands in several places has several names; the one under the calling layer is taken.
-    A module that no other has, made inside another's forward or without parameters, is named under the one that calls
-    it, ``layers.0.(Softmax)``: all that are made there of one class, step after step, are one layer.
+    Layer 0 is outside any module. A root module is called ``(ClassName)``, and its children have their names relative
+    to it. Names below a second root start with that root's name, so that no two layers share one.
+    A module that is registered in several places has several names. The one under the calling layer is used.
+    A module that no other module registers, and that was made inside another's forward or has no parameters, is named
+    under the module that calls it: ``layers.0.(Softmax)``. All modules of one class made there, step after step, are
+    one layer.
     """
 
     def __init__(self) -> None:
@@ -67,15 +68,15 @@ class LayerTable:
         return rows
 
     def name(self, layer: int) -> str:
-        """Name of a layer."""
+        """The name of a layer."""
         return self._names[layer]
 
     def roots(self) -> list[nn.Module]:
-        """Root modules alive, in the order in which they were first seen."""
+        """The root modules that are alive, in the order in which they were first seen."""
         return [module for reference in self._roots.values() if (module := reference()) is not None]
 
     def layer(self, module: nn.Module, calling: int = OUTSIDE) -> int:
-        """Layer of a module, called from the layer ``calling``."""
+        """The layer of a module, called from the layer ``calling``."""
         known = self._of_module.get(id(module))
         if known is None or known[0]() is not module:
             top = self._top_of(module)
@@ -83,26 +84,29 @@ class LayerTable:
                 return self._layer_under(calling, module, top)
             self._name_everything_from(top)
             known = self._of_module.get(id(module))
-            if known is None or known[0]() is not module:  # the parent that registered it has let go of it
+            if known is None or known[0]() is not module:  # the parent that registered it has dropped it
                 self._name_everything_from(module)
                 known = self._of_module[id(module)]
         layers = known[1]
         if len(layers) == 1:
             return layers[0]
-        if calling in layers:  # its end
+        if calling in layers:  # the end of its forward
             return calling
         prefix = self._names[calling]
         return next((layer for layer in layers if prefix and self._names[layer].startswith(prefix + ".")), layers[0])
 
     def layer_by_id(self, key: int, calling: int = OUTSIDE) -> int | None:
-        """Layer of the module with this ``id()``; None if none that lives is known by it."""
+        """The layer of the module with this ``id()``. None if no live module is known by it."""
         for known in (self._of_module.get(key), self._parents.get(key)):
             if known is not None and (module := known[0]()) is not None:
                 return self.layer(module, calling)
         return None
 
     def moved(self, layer: int, origin: int, target: int) -> int:
-        """The layer that is below ``target`` what ``layer`` is below ``origin``; itself if it is not below that."""
+        """The layer with the same relative name below ``target`` as ``layer`` has below ``origin``.
+
+        A layer that is not below ``origin`` is returned unchanged.
+        """
         below: list[str] = []
         at = layer
         while at not in (origin, OUTSIDE):
@@ -114,24 +118,24 @@ class LayerTable:
         return self._ids.get(".".join([above, *below] if above else below), target)
 
     def remember_parent(self, parent: nn.Module, child: nn.Module) -> None:
-        """``parent`` has registered ``child``."""
+        """Remember that ``parent`` has registered ``child``."""
         self._parents[id(child)] = (weakref.ref(child), weakref.ref(parent))
 
     def knows(self, module: nn.Module) -> bool:
-        """Whether a module ran, or is part of one that did."""
+        """Whether a module ran or is part of one that did."""
         known = self._of_module.get(id(module))
         return known is not None and known[0]() is module
 
     def copy(self, name: str, of_class: str) -> int:
-        """Layer of a copy of a model that never ran, which has a name of its own."""
+        """The layer of a copy of a model that never ran. It has its own name."""
         return self._number(name, of_class, "")
 
     def remember_made(self, module: nn.Module) -> None:
-        """``module`` was made, or changed, inside another one's forward."""
+        """Remember that ``module`` was made or changed inside another module's forward."""
         self._made[id(module)] = weakref.ref(module)
 
     def _is_callers(self, top: nn.Module) -> bool:
-        """Whether a module that no other has is the calling one's: made there, or without parameters."""
+        """Whether an unregistered module belongs to its caller: made there, or without parameters."""
         known, made = self._of_module.get(id(top)), self._made.get(id(top))
         if known is not None and known[0]() is top:
             return False
@@ -140,7 +144,7 @@ class LayerTable:
         return not any(module._parameters or module._buffers for module in top.modules())
 
     def _layer_under(self, calling: int, module: nn.Module, top: nn.Module) -> int:
-        """Layer of a module in the tree of ``top``, which the layer ``calling`` runs, or is itself."""
+        """The layer of a module in the tree of ``top``, which the layer ``calling`` runs or is itself."""
         row = calling
         while row not in self._called and row != OUTSIDE:
             row = self.rows[row][3]
@@ -184,7 +188,7 @@ class LayerTable:
         self._roots[id(root)] = weakref.ref(root)
 
     def _label_of(self, root: nn.Module) -> str:
-        """Name of a root: its class, numbered where another model has it already."""
+        """The name of a root: its class, numbered if another model already has that name."""
         label, count = f"({class_name(root)})", 1
         while label in self._labels and self._labels[label]() not in (root, None):
             count += 1
@@ -203,7 +207,7 @@ class LayerTable:
 
 
 def _named(root: nn.Module, name: str = "", path: tuple[int, ...] = ()) -> Iterator[tuple[str, nn.Module]]:
-    """Every module below ``root`` with every name it has, parents first; a wrapper adds nothing to a name."""
+    """Every module below ``root`` with every name it has, parents first. A wrapper adds nothing to a name."""
     yield name, root
     wrapper = _is_wrapper(root)
     for child_name, child in root._modules.items():
@@ -215,10 +219,10 @@ def _named(root: nn.Module, name: str = "", path: tuple[int, ...] = ()) -> Itera
 
 @contextmanager
 def remember_parents(table: LayerTable, in_forward: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Tell ``table`` of every module that a module registers, so that names are known before the model first runs.
+    """Report every registered module to ``table``, so that names are known before the model first runs.
 
     Args:
-        table: Told of them, and of modules that get their parts inside a forward.
+        table: Receives them, and the modules that get their parts inside a forward.
         in_forward: Whether a module's forward is running.
     """
 

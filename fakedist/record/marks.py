@@ -1,4 +1,4 @@
-"""What a block of memory is for, as far as someone knows it: parameters, gradients, optimizer state, workspaces."""
+"""Marks what blocks of memory are for, where that is known: parameters, gradients, optimizer state, workspaces."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from fakedist.run.schema import ALIKE, ALIKE_CODE, CATEGORIES, SHARD, SHARD_CODE
 
 _CODES = {name: code for code, name in enumerate(CATEGORIES)} | {SHARD: SHARD_CODE, ALIKE: ALIKE_CODE}
 KEEP_LAYER = -1
-#: Attributes of a parameter that frameworks keep a gradient in besides ``grad`` (Megatron: ``main_grad``).
+#: Attributes of a parameter that hold a gradient: ``grad``, and what frameworks add (Megatron: ``main_grad``).
 _GRADIENTS = ("grad", "main_grad")
-#: Attributes of a parameter that hold what an optimizer updates in its place, or this rank's part of that (Megatron).
+#: Attributes of a parameter with the tensor, or this rank's part of it, that an optimizer updates instead (Megatron).
 _COPIES = ("main_param",)
-#: Attributes of a module that hold its parameters once more (Transformer Engine: in eight bits, for all microbatches).
+#: Attributes of a module with copies of its parameters (Transformer Engine: in eight bits, for all microbatches).
 _AGAIN = ("_fp8_workspaces",)
-#: Which elements of a tensor are whose: (layer, (first, number)).
+#: Which elements of a tensor belong to which layer: (layer, (first, number)).
 Parts = list[tuple[int, tuple[int, int]]]
 
 
 def device_storages(tensor: object) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Where every CUDA tensor inside a tensor lies, wrappers too: address of its storage, (start, bytes) in that."""
+    """Locate every CUDA tensor in a tensor or wrapper: address of its storage, and (start, bytes) in that storage."""
     if not isinstance(tensor, torch.Tensor):
         return
     local = getattr(tensor, "_local_tensor", None)  # DTensor
@@ -47,9 +47,9 @@ def device_storages(tensor: object) -> Iterator[tuple[int, tuple[int, int]]]:
 
 
 class Marks:
-    """Marks on blocks, and who owns each parameter.
+    """Marks on blocks, and the layer that owns each parameter.
 
-    A mark says: the block allocated last at this address, by an operation up to this one, belongs to that category and
+    A mark means: the block last allocated at this address, by an operation up to this one, belongs to that category and
     layer. It holds for the block's whole life, so it may come late.
 
     Args:
@@ -70,7 +70,7 @@ class Marks:
         self._columns |= {"start": array("q"), "bytes": array("q")}
 
     def take(self) -> dict[str, bytes]:
-        """Columns op, address, category, layer, start, bytes since the last call."""
+        """The columns op, address, category, layer, start and bytes since the last call."""
         taken = {name: column.tobytes() for name, column in self._columns.items()}
         self._columns = {name: array(column.typecode) for name, column in self._columns.items()}
         return taken
@@ -86,24 +86,24 @@ class Marks:
         columns["bytes"].append(part[1])
 
     def mark_tensor(self, tensor: object, category: str, layer: int) -> None:
-        """Mark every block that a tensor lives in."""
+        """Mark every block that holds a tensor."""
         for address, part in device_storages(tensor):
             self.mark(address, category, layer, part)
             if category == "parameter" and address in self._gathers:
                 self._mark_shard(self._gathers[address], layer, part)
 
     def gathered(self, mine: torch.Tensor, whole: torch.Tensor, place: int) -> None:
-        """An all_gather is to put this rank's part of flat parameters, say, at its place into the whole of them."""
+        """Remember an all_gather that copies this rank's part, of flat parameters for example, into the whole."""
         (source, _), (target, (start, _)) = next(device_storages(mine)), next(device_storages(whole))
         if source != target:
             self._gathers[target] = (source, start + place * mine.nbytes, mine.nbytes)
 
     def step_ended(self) -> None:
-        """What was gathered in the step is not looked for any more: its addresses will be those of other blocks."""
+        """Forget what the step gathered. Other blocks will have its addresses."""
         self._gathers.clear()
 
     def _mark_shard(self, gather: tuple[int, int, int], layer: int, part: tuple[int, int]) -> None:
-        """Mark what of a parameter in a gathered buffer came from this rank's own part."""
+        """Mark the piece of a parameter in a gathered buffer that came from this rank's own part."""
         source, start, size = gather
         first, last = max(part[0], start), min(sum(part), start + size)
         if first < last:
@@ -112,13 +112,13 @@ class Marks:
     # ---- parameters and gradients
 
     def scan(self, root: nn.Module) -> None:
-        """Mark the parameters, buffers and gradients of a model; the first module that has a tensor owns it."""
+        """Mark the parameters, buffers and gradients of a model. The first module that has a tensor owns it."""
         self._layers.layer(root)
         for module in root.modules():
             self.module(module, self._layers.layer(module))
 
     def module(self, module: nn.Module, layer: int) -> None:
-        """Mark a module's own parameters, their copies and buffers where they are now, and gradients from now on."""
+        """Mark a module's own parameters, their copies and its buffers as they are now, and gradients from now on."""
         for parameter in module._parameters.values():
             if parameter is not None:
                 self.parameter(parameter, layer)
@@ -127,7 +127,7 @@ class Marks:
                 self.mark_tensor(buffer, "parameter", layer)
         for name in _AGAIN:
             for copy in module.__dict__.get(name, {}).values():
-                # Not always a tensor: inside of a module Transformer Engine keeps only the parts of one.
+                # Not always a tensor: inside a module Transformer Engine keeps only the parts of one.
                 for tensor in (copy,) if isinstance(copy, torch.Tensor) else vars(copy).values():
                     self.mark_tensor(tensor, "parameter", layer)
 
@@ -139,14 +139,14 @@ class Marks:
             if parameter.requires_grad and parameter.is_leaf:
                 hook = partial(self._gradient_ready, layer)
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
-        elif known[1] == OUTSIDE != layer:  # a module has it after all
+        elif known[1] == OUTSIDE != layer:  # a module owns it after all
             self._owners[id(parameter)] = (known[0], layer)
         else:
             layer = known[1]
         self._where_it_is(parameter, layer)
 
     def _watch(self, parameter: torch.Tensor) -> None:
-        """What no module has, and a backward adds a gradient to, is a parameter and no copy of one."""
+        """Watch a tensor without a module. If a backward adds a gradient to it, it is a parameter and not a copy."""
         known = self._watched.get(id(parameter))
         if (known is None or known() is not parameter) and parameter.requires_grad and parameter.is_leaf:
             self._watched[id(parameter)] = weakref.ref(parameter)
@@ -157,12 +157,12 @@ class Marks:
             self.parameter(parameter, OUTSIDE)
 
     def owner(self, parameter: torch.Tensor | None) -> int:
-        """Layer that owns a parameter; ``KEEP_LAYER`` where none is known to."""
+        """The layer that owns a parameter, or ``KEEP_LAYER`` if none is known."""
         known = self._owners.get(id(parameter))
         return known[1] if known is not None and known[0]() is parameter else KEEP_LAYER
 
     def owner_of_node(self, node: Any) -> int:
-        """Layer of the parameter that an AccumulateGrad node adds to."""
+        """The layer of the parameter to which an AccumulateGrad node adds."""
         return max(0, self.owner(getattr(node, "variable", None)))
 
     def _gradient_ready(self, layer: int, parameter: torch.Tensor) -> None:
@@ -176,12 +176,12 @@ class Marks:
             self.mark_tensor(tensor, "gradient", layer)
         for buffer in deepspeed.gradient_buffers(parameter):
             for address, _ in device_storages(buffer):
-                self.mark(address, "gradient", OUTSIDE, (0, 0))  # what no gradient is in is nobody's
+                self.mark(address, "gradient", OUTSIDE, (0, 0))  # bytes that hold no gradient belong to no layer
 
     # ---- optimizer state
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Mark the gradients and the state of an optimizer; parameters that no module has (fp32 copies) are state."""
+        """Mark an optimizer's gradients and state. Parameters that no module has (fp32 copies) count as state."""
         self._optimizers[id(optimizer)] = weakref.ref(optimizer)
         known = _Ranges(self._memory_of_parameters())
         for group in optimizer.param_groups:
@@ -200,13 +200,13 @@ class Marks:
                 self._state(value, parts if alike else [], parts[0][0] if parts else layer)
 
     def optimizers(self) -> None:
-        """Mark the state of every optimizer that ever stepped (one that ran out of memory in its step)."""
+        """Mark the state of every optimizer that ever stepped, including one that ran out of memory in its step."""
         for reference in list(self._optimizers.values()):
             if (optimizer := reference()) is not None:
                 self.optimizer(optimizer)
 
     def claimed(self) -> dict[tuple[int, int], int]:
-        """Bytes of what is known to be a parameter, a gradient or an optimizer's, by address of storage and start."""
+        """Bytes of known parameters, gradients and optimizer tensors, by (address of the storage, start)."""
         known = [reference() for reference, _ in self._owners.values()]
         tensors = [each for p in known for each in (p, *(getattr(p, name, None) for name in (*_GRADIENTS, *_COPIES)))]
         for reference in self._optimizers.values():
@@ -226,25 +226,25 @@ class Marks:
                     yield address + offset, address + offset + bytes_, layer
 
     def _state(self, tensor: torch.Tensor, parts: Parts, layer: int = KEEP_LAYER) -> None:
-        """Mark a tensor of an optimizer: these parts of it are layers', or all of it is the one's."""
+        """Mark a tensor of an optimizer: each part for its layer or, without parts, all of it for one layer."""
         for address, (start, bytes_) in device_storages(tensor):
             size = tensor.element_size()
             shared = [(owner, (start + first * size, number * size)) for owner, (first, number) in parts]
             for owner, part in shared or [(layer, (start, bytes_))]:
                 state = (id(tensor), address, owner, part)
-                if state not in self._states:  # its owner may become known later
+                if state not in self._states:  # the owner may become known later
                     self._states.add(state)
                     self.mark(address, "optimizer_state", owner, part)
 
     def close(self) -> None:
-        """Take the hooks off the parameters."""
+        """Remove the hooks from the parameters."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
 
 class _Ranges:
-    """Pieces of device memory that belong to layers.
+    """Ranges of device memory that belong to layers.
 
     Args:
         ranges: (first byte, byte after the last, layer) of each.
@@ -255,7 +255,7 @@ class _Ranges:
         self._starts = [first for first, _, _ in self._ranges]
 
     def parts(self, tensor: object) -> Parts:
-        """Which elements of a tensor lie in whose memory; none of one that is not in one piece on a device."""
+        """The elements of a tensor that lie in each layer's memory. Empty if it is not one piece on a device."""
         places = list(device_storages(tensor))
         if not isinstance(tensor, torch.Tensor) or len(places) != 1:
             return []
@@ -272,7 +272,7 @@ class _Ranges:
 
 
 def _tensors(state: object) -> Iterable[torch.Tensor]:
-    """Tensors in an optimizer's state of one parameter, however nested."""
+    """The tensors in an optimizer's state of one parameter, however nested."""
     if isinstance(state, torch.Tensor):
         yield state
     elif isinstance(state, dict):

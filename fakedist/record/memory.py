@@ -1,4 +1,4 @@
-"""The caching allocator's own history, taken away in pieces before it can overflow."""
+"""The caching allocator's own history, drained in pieces before it can overflow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fakedist.run.schema import ACTIONS
 _ACTION_CODES = {name: code for code, name in enumerate(ACTIONS)}
 _RECORD = "_record_memory_history"
 _RESET_PEAK = "_cuda_resetPeakMemoryStats"
-#: Functions that allocate what cuBLAS works in, for products that the dispatcher does not see (Transformer Engine).
+#: Functions that allocate a cuBLAS workspace for matrix products outside the dispatcher (Transformer Engine).
 _WORKSPACE_FUNCTIONS = {"get_cublas_workspace", "get_workspace"}
 
 
@@ -28,10 +28,10 @@ class History:
 
     Attributes:
         is_on: Whether allocations are recorded.
-        peaks_were_reset: The script reset the allocator's peak statistics, so they do not tell the run's peak.
-        requests_ignored: How often the script wanted to record the history itself.
-        on_workspace: Called with (address, op, bytes) for a block that a GEMM allocated beside its output, or that a
-            library allocated for its own GEMMs: cuBLAS's workspace, kept by the library or for that one call.
+        peaks_were_reset: Whether the script reset the allocator's peak statistics, so that they miss the run's peak.
+        requests_ignored: How often the script tried to record the history itself.
+        on_workspace: Called with (address, op, bytes) for a block that a GEMM allocated in addition to its output, or
+            that a library allocated for its own GEMMs. It is cuBLAS's workspace, kept or for that one call.
     """
 
     def __init__(self, append: Callable[[dict[str, Any]], None], gemms: dict[int, tuple[int, ...]]) -> None:
@@ -48,7 +48,7 @@ class History:
         self._record: Callable[..., None] = present(torch.cuda.memory, _RECORD)
 
     def start(self) -> None:
-        """Start or restart the history, empty. Only allocations carry a Python stack. CUDA must be initialised."""
+        """Start or restart an empty history. Only allocations carry a Python stack. CUDA must be initialised."""
         self.is_on = True
         self._record(enabled="all", context="alloc", stacks="python", clear_history=True)
 
@@ -96,7 +96,7 @@ class History:
             else:
                 stack.append(-1)
             gemm = self._gemms.get(number)
-            # Of an operand's size it would be a contiguous copy of that.
+            # A block of an operand's size would be a contiguous copy of that operand.
             beside = gemm is not None and at != gemm[0] and entry["size"] not in gemm[1:]
             if name == "alloc" and (beside or stack[-1] in self._workspace_stacks):
                 self.on_workspace(at, self._highest, entry["size"])
@@ -115,7 +115,7 @@ class History:
         }
 
     def _stack(self, frames: list[dict[str, Any]], frame_ids: dict[int, int]) -> int:
-        """Number of a stack, innermost frame first, without the frames of this package."""
+        """The number of a stack, innermost frame first, without this package's frames."""
         numbers = []
         for frame in frames:
             number = frame_ids.get(id(frame))
@@ -132,7 +132,7 @@ class History:
         return stack
 
     def statistics(self) -> list[dict[str, Any]]:
-        """The allocator's own statistics of every device in use: the check of what the journal is replayed to."""
+        """The allocator's own statistics for every device in use. The replay of the journal is checked against them."""
         records = []
         for device in range(torch.cuda.device_count() if self.is_on else 0):
             stats = torch.cuda.memory_stats(device)
@@ -152,10 +152,10 @@ class History:
 
 
 def check_allocator() -> None:
-    """See that the allocator keeps a history; CUDA may be initialised or not.
+    """Check that the allocator keeps a history. CUDA need not be initialised.
 
     Raises:
-        RecordingError: It does not.
+        RecordingError: It keeps none.
     """
     backend = torch.cuda.get_allocator_backend()
     if backend != "native":
@@ -168,7 +168,7 @@ def check_allocator() -> None:
 
 
 def allocator_settings() -> str:
-    """What the allocator goes by, as in PYTORCH_ALLOC_CONF; CUDA must be initialised."""
+    """The allocator's settings, as in PYTORCH_ALLOC_CONF. CUDA must be initialised."""
     found = torch._C._cuda_memorySnapshot(None).get("allocator_settings", {})
     told = [found[name] for name in SETTINGS if name in found]
     return next(map(str, filter(None, told or [os.environ.get(name) for name in SETTINGS])), "")
@@ -176,10 +176,10 @@ def allocator_settings() -> str:
 
 @contextmanager
 def allocator_history(history: History) -> Iterator[None]:
-    """Keep the script from switching the history off or clearing it; leaving stops it.
+    """Keep the script from switching the history off or clearing it. Leaving the context stops the history.
 
     Raises:
-        RecordingError: This torch lacks a function that is needed.
+        RecordingError: This version of torch lacks a function that is needed.
     """
     reset_peaks = present(torch._C, _RESET_PEAK)
     for name in ("_cuda_memorySnapshot", "_cuda_setMemoryMetadata"):

@@ -1,4 +1,4 @@
-"""Every operation that reaches a kernel, numbered: the number ties allocations to step, phase, layer and name."""
+"""Numbers every operation that reaches a kernel. The number ties allocations to step, phase, layer and name."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from fakedist.record.timer import Timer
 
 Execute = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
-#: Operations that use a cuBLAS workspace, which the caching allocator gives and the library keeps.
+#: Operations that use a cuBLAS workspace, which the caching allocator allocates and the library keeps.
 _GEMMS = {"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "_scaled_mm", "_scaled_mm_v2", "_grouped_mm"} | {
     "_scaled_grouped_mm", "_addmm_activation", "_int_mm", "linear", "addbmm", "addr", "vdot",
 }  # fmt: skip
 
-#: What is written down beside operations: the graphs that Inductor compiled.
+#: The name under which runs of Inductor's compiled graphs are recorded among the operations.
 GRAPH = "inductor::graph"
 
 
 class _Kind:
-    """What is known of one operation: its number and how to treat it."""
+    """What is known about one kind of operation: its number and how to treat it."""
 
     __slots__ = ("is_gemm", "is_view", "name", "number")
 
     def __init__(self, number: int, func: Any) -> None:
         self.number = number
         self.name = str(func)
-        # Views and the profiler's marks allocate nothing: what comes after belongs to the operation before.
+        # Views and the profiler's marks allocate nothing, so what follows them belongs to the operation before.
         self.is_view = not isinstance(func, str) and (func.is_view or func.namespace == "profiler")
         self.is_gemm = not isinstance(func, str) and func._schema.name.removeprefix("aten::") in _GEMMS
 
 
 class Operations:
-    """Numbers each operation, writes down which it was and where, and tells the allocator's history its number.
+    """Numbers each operation, records its kind and scope, and passes its number to the allocator's history.
 
-    A context manager: entering begins, leaving ends it.
+    A context manager: entering begins the numbering, leaving ends it.
 
     Args:
         position: Where the rank is.
@@ -51,9 +51,9 @@ class Operations:
 
     Attributes:
         names: Operations (number, name) seen for the first time.
-        records: Whether operations are numbered and written down, or only run.
-        timer: Who is told of each operation; None while nobody is.
-        also_this_thread: Called by another thread than the one that began, to have its operations numbered too.
+        records: Whether operations are numbered and recorded, or only run.
+        timer: Receives each operation. None while no step is timed.
+        also_this_thread: Another thread than the one that began calls this to have its operations numbered too.
         gemms: For each GEMM, by its number: address of its output, then bytes of its operands.
     """
 
@@ -84,7 +84,7 @@ class Operations:
         self._exit.close()
 
     def cuda_begins(self, execute: Execute, tell_allocator: Callable[[str], None]) -> None:
-        """Operations are run by ``execute`` from now on, and the allocator is told which one runs."""
+        """From now on, run operations with ``execute`` and pass their numbers to the allocator."""
         self._execute, self._tell_allocator = execute, tell_allocator
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -97,7 +97,7 @@ class Operations:
         op = self._number(kind)
         scope = self._scope[-1]
         if not op & 255:
-            self._tick()  # may take the numbers away
+            self._tick()  # may drain the numbers
         timer = self.timer
         if timer is None:
             result = self._execute(func, args, kwargs)
@@ -114,10 +114,10 @@ class Operations:
 
     @contextmanager
     def graph(self, begins: Callable[[int], Placed | None]) -> Iterator[None]:
-        """A compiled graph runs: what it allocates between the operations that it calls is its own.
+        """Number the run of a compiled graph. What it allocates between the operations that it calls is its own.
 
         Args:
-            begins: Given the number of its call, says what is known of it.
+            begins: Given the number of its call, returns what is known about it.
         """
         op = self._number_own(GRAPH)
         before, self._graph = self._graph, str(op)
@@ -130,7 +130,7 @@ class Operations:
             self._tell_timer(-1 if before is None else int(before), "" if before is None else GRAPH)
 
     def place_in_graph(self) -> tuple[int, str, int, bool] | None:
-        """Step, phase, layer and recompute of what a compiled graph launches now in this thread; None outside."""
+        """Step, phase, layer and recompute of what a compiled graph launches now in this thread. None outside one."""
         return None if self._placed is None else self._position.places[self._scope_now()]
 
     def take(self) -> tuple[int, bytes, bytes]:
@@ -145,7 +145,7 @@ class Operations:
             self.timer.moved(self._position.places[self._position.scope()], (op, operation))
 
     def _number(self, kind: _Kind) -> int:
-        """Write down the next operation; its number."""
+        """Record the next operation and return its number."""
         position = self._position
         self._operation.append(kind.number)
         self._scope.append(self._scope_now())

@@ -1,4 +1,4 @@
-"""What lies outside of the caching allocator: NCCL's settings, and how much a real GPU holds beside it."""
+"""What is outside the caching allocator: NCCL's settings, and the other memory in use on a real GPU."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from fakedist.run.nccl import of_environment
 
 
 def nccl_record() -> dict[str, Any]:
-    """The version of NCCL that the job would have loaded, and what its environment says now."""
+    """The version of NCCL that the job would have loaded, and its environment now."""
     version = ".".join(map(str, torch.cuda.nccl.version()))
     return {"kind": "nccl", "version": version, "environment": of_environment(os.environ)}
 
 
 def outside_record(device: int) -> dict[str, Any] | None:
-    """Bytes in use on the real GPU less what the caching allocator reserved; None where CUDA cannot say any more.
+    """Bytes in use on the real GPU, and bytes that the caching allocator reserved. None if CUDA no longer answers.
 
-    Other processes on the same GPU are in it.
+    The bytes in use include other processes on the same GPU.
 
     Args:
-        device: Its index.
+        device: The GPU's index.
     """
     try:
         free, total = torch.cuda.mem_get_info(device)
         reserved = torch.cuda.memory_reserved(device)
-    except RuntimeError:  # an error of CUDA that lasts: every call fails after it
+    except RuntimeError:  # a sticky CUDA error: every later call fails
         return None
     return {"kind": "outside", "device": device, "used_bytes": total - free, "reserved_bytes": reserved}

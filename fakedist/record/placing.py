@@ -1,4 +1,4 @@
-"""Where compiled graphs are when they run: which layer each line of generated code works for."""
+"""Places running compiled graphs: which layer each line of generated code works for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fakedist.record.inductor import Modules, Watched
 from fakedist.record.layers import OUTSIDE, LayerTable
 from fakedist.record.marks import device_storages
 
-#: Frames between an operation and the generated code that called it.
+#: Most frames between an operation and the generated code that called it.
 _MOST_FRAMES = 16
 
 
@@ -24,10 +24,10 @@ class Placed:
 
     Attributes:
         code: Number of its generated code.
-        placing: Number of its layers.
-        filename: Where its code lies.
-        generated: What is known of its code.
-        layers: Layer of each module that the code numbers; the last is the calling layer, which -1 stands for.
+        placing: Number of its list of layers.
+        filename: The file of its code.
+        generated: What is known about its code.
+        layers: The layer of each module that the code numbers. The last one, index -1, is the calling layer.
         may_reuse_inputs: Whether its code runs whenever the graph does, so that it reuses memory of its inputs.
     """
 
@@ -39,7 +39,7 @@ class Placed:
     may_reuse_inputs: bool
 
     def layer_here(self) -> int | None:
-        """The layer of the line of generated code that runs in this thread; None outside of it."""
+        """The layer of the line of generated code that runs in this thread. None outside that code."""
         frame: Any = sys._getframe(1)
         for _ in range(_MOST_FRAMES):
             if frame is None:
@@ -52,14 +52,14 @@ class Placed:
 
 
 class Placing:
-    """Places compiled graphs, and writes down how.
+    """Places compiled graphs, and records where.
 
     Args:
         layers: Names of modules.
-        watched: Which modules graphs are of.
+        watched: The modules of each graph.
 
     Attributes:
-        new: Rows for the journal, by kind, since last taken.
+        new: Rows for the journal, by kind, since the last call of :meth:`take`.
     """
 
     def __init__(self, layers: LayerTable, watched: Watched) -> None:
@@ -70,16 +70,16 @@ class Placing:
         self.new: dict[str, list[tuple[Any, ...]]] = {"generated": [], "placings": [], "graphs": [], "held": []}
 
     def take(self) -> list[dict[str, Any]]:
-        """Records for the journal."""
+        """The records for the journal since the last call."""
         taken, self.new = self.new, {kind: [] for kind in self.new}
         return [{"kind": kind, "rows": rows} for kind, rows in taken.items() if rows]
 
     def begins(self, compiled: Any, inputs: Any, op: int, calling: int) -> Placed | None:
-        """A compiled graph runs from here on: what is known of it.
+        """Begin the run of a compiled graph, and return what is known about it.
 
         Args:
             compiled: Inductor's compiled graph.
-            inputs: What it is called with.
+            inputs: The inputs that it is called with.
             op: Number of its call.
             calling: The layer that calls it.
         """
@@ -132,7 +132,7 @@ class Placing:
 
 
 def layers_of(modules: Modules, layers: LayerTable) -> list[int]:
-    """The layer of each module that a graph numbers: of the innermost in its stack that is known; -1 for none."""
+    """The layer of each module that a graph numbers: that of the innermost known module in its stack, or -1."""
     found = []
     for stack in modules.stacks:
         known = (layers.layer_by_id(key, modules.calling) for key, _ in reversed(stack))
@@ -146,7 +146,7 @@ def _filename(compiled: Any) -> str:
 
 
 def is_dynamos(module: torch.nn.Module) -> bool:
-    """Whether Dynamo made a module: the pieces that it cuts a graph into (DDP's buckets) run as modules."""
+    """Whether Dynamo made a module. The pieces into which it cuts a graph (DDP's buckets) run as modules."""
     name = type(module).__module__
     if name == "torch._dynamo.eval_frame":  # an OptimizedModule: the script's own model, or such a graph
         inner = module._modules.get("_orig_mod")

@@ -1,4 +1,4 @@
-"""Where the rank is while it runs: step, phase, layer. Kept up by hooks, asked by every operation."""
+"""Where the rank is: step, phase and layer. Hooks update it and every operation reads it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fakedist.record.layers import OUTSIDE
 
 @dataclass
 class _Thread:
-    """A thread's stack of running modules, and which layer made the autograd nodes of which sequence numbers.
+    """A thread's stack of running modules, and which layer created which autograd nodes, by sequence number.
 
-    Autograd numbers nodes per thread in the order of their making; ``bounds[i]`` is the first number made while
-    ``layers[i]`` was the innermost layer.
+    Autograd numbers the nodes of a thread in the order of their creation. ``bounds[i]`` is the first number created
+    while ``layers[i]`` was the innermost layer.
     """
 
     stack: list[int] = field(default_factory=list)
@@ -25,7 +25,7 @@ class _Thread:
     layers: list[int] = field(default_factory=list)
 
     def entered(self, layer: int) -> None:
-        """From the next autograd node on, ``layer`` is the innermost."""
+        """Make ``layer`` the innermost layer from the next autograd node on."""
         sequence = torch._C._autograd._get_sequence_nr()
         if self.bounds and self.bounds[-1] == sequence:
             self.layers[-1] = layer
@@ -36,7 +36,7 @@ class _Thread:
 
 @dataclass(frozen=True)
 class _Engine:
-    """A running backward: who called it, how deep its modules were, whether it builds a graph of its own."""
+    """A running backward: the thread that called it, its module depth then, and whether it builds a graph itself."""
 
     thread: int
     tape: _Thread
@@ -49,9 +49,10 @@ class Position:
 
     Attributes:
         op: Number of the next operation.
-        step: Current step; 0 is ``init``.
-        places: Step, phase, layer and recompute of each scope, by its number.
-        regions: (first op, last op, layer) of the ranges of operations that saved activations, ended since last taken.
+        step: Current step. 0 is ``init``.
+        places: Step, phase, layer and recompute of each scope, indexed by the scope's number.
+        regions: (first op, last op, layer) of ranges of operations that saved activations, and that ended since the
+            list was last taken.
     """
 
     def __init__(self, phase_changed: Callable[[str], None] | None = None) -> None:
@@ -72,13 +73,13 @@ class Position:
         self._recompute_layer = OUTSIDE
         self._phase_changed = phase_changed or (lambda phase: None)
 
-    # ---- asked by every operation
+    # ---- read by every operation
 
     def scope(self, inside: int | None = None) -> int:
-        """Number of (step, phase, layer, recompute) of the operation that runs now in this thread.
+        """Number of the scope (step, phase, layer, recompute) of the operation that runs now in this thread.
 
         Args:
-            inside: The layer that a compiled graph works for, which its caller does not tell; None outside of one.
+            inside: The layer that a compiled graph works for, which the position cannot know. None outside a graph.
         """
         if self._engines:
             recompute = torch.is_grad_enabled() and not self._engines[-1].creates_graph
@@ -112,37 +113,37 @@ class Position:
         """Whether a backward is running."""
         return bool(self._engines)
 
-    # ---- told by hooks
+    # ---- called by hooks
 
     def module_begins(self, layer: int) -> None:
-        """A module's forward starts in this thread."""
+        """Enter a module: its forward starts in this thread."""
         thread = self._threads.setdefault(threading.get_ident(), _Thread())
         thread.stack.append(layer)
         thread.entered(layer)
 
     def module_ended(self, layer: int) -> None:
-        """A module's forward is over; modules above it that an exception cut short are too."""
+        """Leave a module, and any modules above it on the stack that an exception cut short."""
         thread = self._threads.setdefault(threading.get_ident(), _Thread())
         if layer in thread.stack:
             while thread.stack.pop() != layer:
                 pass
         thread.entered(thread.stack[-1] if thread.stack else OUTSIDE)
         if not thread.stack and not self._engines and self._forward_from < 0:
-            self._set_phase(self._resting)  # nothing was saved for a backward: an evaluation
+            self._set_phase(self._resting)  # an evaluation: nothing was saved for a backward
 
     def is_root_call(self) -> bool:
-        """Whether a module that starts now was called by no other module, outside of any backward."""
+        """Whether a module that starts now is called by no other module and outside any backward."""
         thread = self._threads.get(threading.get_ident())
         return not self._engines and not (thread and thread.stack)
 
     def root_forward(self) -> None:
-        """A root module's forward starts: with grad enabled, what it leaves alive is saved for backward."""
+        """Begin a root module's forward. With grad enabled, what it leaves alive is saved for backward."""
         if torch.is_grad_enabled() and self._forward_from < 0:
             self._forward_from = self.op
         self._set_phase("forward")
 
     def backward_begins(self, creates_graph: bool) -> None:
-        """``backward()`` or ``autograd.grad()`` starts, possibly inside another one (reentrant checkpointing)."""
+        """Begin ``backward()`` or ``autograd.grad()``, possibly inside another backward (reentrant checkpointing)."""
         if not self._engines and self._forward_from >= 0:
             self.regions.append((self._forward_from, self.op - 1, OUTSIDE))
             self._forward_from = -1
@@ -155,7 +156,7 @@ class Position:
             self._phase_changed("backward")
 
     def backward_ended(self) -> None:
-        """The innermost running backward is over."""
+        """End the innermost running backward."""
         if self._recompute_from >= 0:
             self._recompute_switched(False, OUTSIDE)
         self._engines.pop()
@@ -166,27 +167,27 @@ class Position:
             self._rest()
 
     def optimizer_begins(self) -> None:
-        """``optimizer.step()`` starts; a closure that it calls runs forward and backward as any other code."""
+        """Begin ``optimizer.step()``. A closure that it calls runs forward and backward like any other code."""
         self._optimizer_depth += 1
         self._steps_in_backward = bool(self._engines)
         self._phase = "optimizer"
         self._phase_changed("optimizer")
 
     def optimizer_ended(self) -> None:
-        """``optimizer.step()`` is over."""
+        """End ``optimizer.step()``."""
         self._optimizer_depth = max(0, self._optimizer_depth - 1)
         if not self._optimizer_depth:
             self._steps_in_backward = False
             self._rest()
 
     def step_went_on(self, step: int) -> None:
-        """The step after this one, which had begun, was still this one; what happened in it is of this one."""
+        """Merge the step that had begun after this one back into this one, with everything that happened in it."""
         self.step = step
         self.places = [(min(place[0], step), *place[1:]) for place in self.places]
         self._scopes = {key: scope for key, scope in self._scopes.items() if key[0] <= step}
 
     def close(self) -> None:
-        """End the open regions: what they allocated and is alive now would have been used by a backward."""
+        """End the open regions. A backward would have used what they allocated and is still alive."""
         if self._recompute_from >= 0:
             self._recompute_switched(False, OUTSIDE)
         if self._forward_from >= 0:
@@ -201,13 +202,13 @@ class Position:
             self._phase_changed(phase)
 
     def _rest(self) -> None:
-        """A backward or an optimizer's step is over; told also where the phase was that before."""
+        """Return to the resting phase after a backward or an optimizer's step. Reported even if it does not change."""
         self._phase = self._resting
         self._phase_changed(self.phase)
 
     @property
     def _resting(self) -> str:
-        """What the phase is while no module and no backward runs."""
+        """The phase while no module and no backward runs."""
         return "optimizer" if self._optimizer_depth else "other"
 
     def _recompute_switched(self, on: bool, layer: int) -> None:
@@ -228,7 +229,7 @@ class Position:
             return OUTSIDE
         sequence = node._sequence_nr()
         at = bisect_right(engine.tape.bounds, sequence) - 1
-        if sequence < 1 << 62:  # AccumulateGrad has the largest number there is, so that it runs first
+        if sequence < 1 << 62:  # AccumulateGrad has the largest possible number, so that it runs first
             return engine.tape.layers[at] if at >= 0 else OUTSIDE
         return self.owner_of_node(node)
 

@@ -1,4 +1,4 @@
-"""The recorder: puts steps, layers, operations, marks and the allocator's history together, and into the journal."""
+"""The recorder: combines steps, layers, operations, marks and the allocator's history, and writes the journal."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ _active: Recorder | None = None
 
 
 def active() -> Recorder | None:
-    """The recorder of this process, if one is running."""
+    """The recorder that runs in this process, or None."""
     return _active
 
 
 def _forked() -> None:
-    """A forked process (a DataLoader's worker) is not the rank: it records nothing and must not touch CUDA."""
+    """Drop the recorder in a forked process (a DataLoader's worker). It is not the rank and must not touch CUDA."""
     global _active
     if _active is not None:
         recorder, _active = _active, None
@@ -61,19 +61,19 @@ os.register_at_fork(after_in_child=_forked)
 class Recorder:
     """Records one rank from before its model is built until it ends.
 
-    A context manager: entering hooks torch, leaving takes every hook off again.
+    A context manager: entering it hooks torch, leaving it removes every hook.
 
     Args:
-        journal: Where records go.
-        steps: Steps to record, or "auto"; then :class:`~fakedist.record.steps.StopRun` is raised inside the script.
-        execute: Runs an operation: ``execute(func, args, kwargs) -> result``; None for torch itself.
-        progress: Told (phase, step, allocated peak in bytes), at most ten times a second.
-        timer: Times the last of the steps; None for nobody.
-        until: What ends the recording instead: a step, "validation", "save" or "end" (the script's own).
+        journal: Receives the records.
+        steps: Steps to record, or "auto". After them :class:`~fakedist.record.steps.StopRun` is raised in the script.
+        execute: Runs an operation: ``execute(func, args, kwargs) -> result``. None lets torch run it.
+        progress: Called with (phase, step, allocated peak in bytes), at most ten times a second.
+        timer: Times the last of the steps. None times no step.
+        until: What ends the recording instead: a step, "validation", "save" or "end" (the script's own end).
 
     Attributes:
-        cuda: Tells when CUDA is initialised; the allocator's history begins there.
-        ledger: Where the process groups write their calls.
+        cuda: Reports when CUDA is initialised. The allocator's history starts at that moment.
+        ledger: Records the calls on process groups.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Recorder:
         self._position.owner_of_node = self._marks.owner_of_node
         self.cuda = Beginning()
         self._execute = execute or _run_plainly
-        # Before CUDA begins the allocator cannot be told: it would ask CUDA for the device.
+        # Before CUDA is initialised, the allocator cannot take the number of an operation: it would ask for the device.
         self._operations = Operations(self._position, self._execute_before_cuda, self._tick, lambda text: None)
         self._executes = execute is not None
         self._watched = Watched(self._compiles, lambda: self._position.layer)
@@ -134,7 +134,7 @@ class Recorder:
             stack.enter_context(compiled_graphs(self._graph, self._watched))
             stack.enter_context(self._timing.watching())
             stack.enter_context(self._training.watching())
-            # Where operations are run by somebody else than torch, they are to the end.
+            # With an `execute` of its own, the run needs it until the end, past the memory recording.
             (stack if self._executes else memory).enter_context(self._operations)
             stack.enter_context(self.cuda.watching())
             self.cuda.then(self._cuda_begins)
@@ -154,7 +154,7 @@ class Recorder:
             self._history.start()
         self._observe_failures()
         tell = torch._C._cuda_setMemoryMetadata
-        tell(str(self._position.op - 1))  # the operation that runs, if any
+        tell(str(self._position.op - 1))  # the operation that is running, if any
         self._operations.cuda_begins(self._execute, tell)
 
     def _execute_before_cuda(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -162,27 +162,27 @@ class Recorder:
         return self._execute(func, args, kwargs)
 
     def record_this_thread(self) -> None:
-        """Record this thread's operations too: recording was begun in another."""
+        """Also record the operations of this thread. Recording started in another thread."""
         self._operations.also_this_thread()
 
     def trace(self, tracer: Tracer) -> None:
-        """Have one more step traced when the others are recorded; before this is entered."""
+        """Have one more step traced after the recorded ones. Call this before entering the recorder."""
         self._steps.more = self._timed.trace(tracer)
 
     @property
     def stopped(self) -> bool:
-        """Whether the run was ended by :class:`~fakedist.record.steps.StopRun`."""
+        """Whether :class:`~fakedist.record.steps.StopRun` ended the run."""
         return self._steps.stopped
 
     def step(self) -> None:
-        """A training step ended here, says the script (``fakedist.step()``)."""
+        """End a training step here, at the script's request (``fakedist.step()``)."""
         self._training.step()
 
     def close(self, outcome: dict[str, object]) -> None:
-        """Write everything that is still in memory, and how the run ended. Further calls do nothing.
+        """Write what is still in memory, and how the run ended. Further calls do nothing.
 
         Args:
-            outcome: ``outcome``, ``code``, ``message`` and ``line``; the last phase and step are added.
+            outcome: ``outcome``, ``code``, ``message`` and ``line``. The recorder adds the last phase and step.
         """
         if self._closed:
             return
@@ -211,11 +211,11 @@ class Recorder:
         self._journal.append({"kind": "outcome", **outcome, **last})
 
     def forget(self) -> None:
-        """Take every hook off torch and write nothing any more."""
+        """Remove every hook from torch and write nothing more."""
         self._closed = True
         self._exit.close()
 
-    # ---- what hooks say
+    # ---- called by hooks
 
     def _module_begins(self, module: nn.Module) -> None:
         position = self._position
@@ -244,7 +244,7 @@ class Recorder:
         self._timing.moved()
 
     def _scan_once(self, module: nn.Module) -> None:
-        """Parameters are marked before the model first runs; FSDP's are then still sharded."""
+        """Mark a model's parameters before it first runs, while FSDP's are still sharded."""
         if not self._records:
             return
         if fsdp_is_loaded() and not self._watches_fsdp:
@@ -302,7 +302,7 @@ class Recorder:
             self.ledger.told = self._timed.call if self._timed.is_on else None
 
     def _step_went_on(self, step: int) -> None:
-        """A step that had ended had not: another optimizer stepped in it."""
+        """Reopen a step that was reported as ended, because another optimizer stepped in it."""
         self._timing.step_went_on(step)
         if self._records:
             self._drain.names()
@@ -310,7 +310,7 @@ class Recorder:
         self._position.step_went_on(step)
 
     def _stop_recording(self) -> None:
-        """What follows is timed: nothing of the recording may slow it down, nor is it in the memory's tables."""
+        """Stop recording before the timed step, which it must not slow down and which is not in the memory tables."""
         self._position.close()
         self._drain.all()
         self._write_statistics()
@@ -336,7 +336,7 @@ class Recorder:
         free = f"{device_free} bytes of the device were free"
         self._journal.append({**record, "layer": layer, "line": script_line(), "message": free})
 
-    # ---- what the ledger asks
+    # ---- called by the ledger
 
     def _operation_and_scope(self) -> tuple[int, int]:
         return self._position.op, self._position.scope()
@@ -357,7 +357,7 @@ class Recorder:
     def _phase_changed(self, phase: str) -> None:
         if self._timed.is_on:
             self._timed.phase(phase)
-        self._timing.moved()  # what an extension launches now belongs here, without any operation of torch
+        self._timing.moved()  # an extension may launch kernels here without any torch operation
         self._tick()
 
     def _tick(self) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints that the script saves."""
+"""Detects the checkpoints that the script saves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from fakedist.patch import patched, present
 
-#: Modules and their functions that write a checkpoint; what one calls of the others is a part of it.
+#: Modules and their functions that write a checkpoint. A nested call among them is part of the same checkpoint.
 _SAVE = (
     ("torch", ("save",)),
     ("torch.distributed.checkpoint", ("save", "async_save", "save_state_dict")),
@@ -22,12 +22,12 @@ _SAVE = (
 
 @contextmanager
 def saves(saved: Callable[[], None]) -> Iterator[None]:
-    """Call ``saved`` whenever a checkpoint has been written; what it raises is raised there.
+    """Call ``saved`` whenever a checkpoint has been written. What it raises propagates into the script.
 
-    Imports what would be patched: a script that takes a function out of its module has the patched one.
+    This imports the modules to patch, so that a script that imports a function from one gets the patched function.
 
     Raises:
-        RecordingError: This torch saves otherwise.
+        RecordingError: This version of torch saves in another way.
     """
     depth = 0
 

@@ -1,4 +1,4 @@
-"""Where a training step ends, found without the script's help, and the exception that stops the run."""
+"""Finds where training steps end, without the script's help, and defines the exception that stops the run."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from dataclasses import dataclass, field
 
 from fakedist.record.goal import Goal
 
-#: Stands for all optimizers that step inside of a backward, one for each parameter: they step in any order.
+#: One key for all optimizers that step inside a backward, one per parameter. They step in any order.
 _IN_BACKWARD = -1
-#: A step holds at most this many more steps of one optimizer than the step before: then that optimizer counts steps.
+#: If an optimizer steps this many times more than in the step before, its steps are taken as training steps.
 _MOST_REPEATS = 16
 
 
 class StopRun(BaseException):
     """Raised inside the script after the last wanted step.
 
-    A ``BaseException``, so that ``except Exception`` around a training step does not swallow it, while ``finally`` and
+    A ``BaseException``, so ``except Exception`` around a training step does not swallow it, while ``finally`` and
     ``atexit`` still run.
     """
 
     def __str__(self) -> str:
-        # Context managers of the script may log it (Megatron-LM's straggler detector does).
+        # The script's context managers may log it, as Megatron-LM's straggler detector does.
         return "the recorded steps are done: fakedist ends the run here"
 
 
 @dataclass
 class _Step:
-    """A step: when it began, which optimizers stepped in it how often, and the first of them."""
+    """A step: when it began, how often each optimizer stepped in it, and which one stepped first."""
 
     start_us: int = field(default_factory=lambda: time.time_ns() // 1000)
     end_us: int = 0
@@ -42,33 +42,34 @@ class _Step:
 class Steps:
     """Counts training steps.
 
-    Step 0 is everything before the first sign of work (``init``): a root module's forward, a backward or the replay of
-    a CUDA graph. A step ends at the first sign of work after an ``optimizer.step()``; gradient accumulation has none in
-    between, and does not count. Jobs without any sign of work are told apart by their first optimizer stepping again,
-    and so are closures, which work inside of ``optimizer.step()``. Jobs without an optimizer call ``fakedist.step()``,
-    which switches the search off. An optimizer that steps before any work makes its state (torch's distributed
-    checkpoints, Megatron-FSDP) and is ``init``.
+    A sign of work is a root module's forward, a backward or the replay of a CUDA graph. Step 0 (``init``) is everything
+    before the first one. A step ends at the first sign of work after an ``optimizer.step()``. Gradient accumulation has
+    no optimizer step in between, so it does not count. Where a job shows no sign of work, or works only in closures
+    inside ``optimizer.step()``, a step ends when its first optimizer steps again. Jobs without an optimizer call
+    ``fakedist.step()``, which switches the search off. An optimizer that steps before any work only creates its state
+    (torch's distributed checkpoints, Megatron-FSDP), and that is ``init``.
 
-    Where several optimizers step in turn (a GAN's), a step ends where the work for the optimizer that stepped first in
-    it begins again: at the last sign of work before that. This is known only afterwards, so that each sign of work
-    after an optimizer's step begins a new step until the next optimizer steps; if that is not the first, ``merged`` is
-    told that the new step is still the old one. A step is over at once, as with one optimizer, when every optimizer has
-    stepped as often as in the step before; before there is one, when none waits that never stepped (``waits``). An
-    optimizer that steps only every k-th time (a generator after each fifth critic) is of the step in which it does.
+    Where several optimizers step in turn (a GAN's), a step ends where the work for its first optimizer begins again: at
+    the last sign of work before that optimizer steps. This is known only afterwards. So each sign of work after an
+    optimizer's step begins a new step until the next optimizer steps. If that is not the first one, ``merged`` is
+    called: the new step is still the old one. A step ends at once, as with one optimizer, when every optimizer has
+    stepped as often as in the step before; in the first step, when no optimizer is left that never stepped (``waits``).
+    An optimizer that steps only every k-th time (a generator after each fifth critic) belongs to the step in which it
+    steps.
 
     Args:
-        goal: Which step is the last; :class:`StopRun` is raised where the next one would begin.
-        ended: Called with (step, start_us, end_us) when a step ends; Unix time in microseconds.
-        merged: Called with a step that went on, though ``ended`` may have been told of it.
+        goal: Decides which step is the last. :class:`StopRun` is raised where the next one would begin.
+        ended: Called with (step, start_us, end_us) when a step ends. Unix time in microseconds.
+        merged: Called with a step that went on, even if ``ended`` was already called for it.
         waits: Whether an optimizer exists that has never stepped, given the ``id`` of those that have.
-        stop_error: Makes what is raised.
+        stop_error: Makes the exception to raise.
 
     Attributes:
-        number: Of the current step.
-        more: Steps to run after the last recorded one, of which ``ended`` is told too.
-        done: The last recorded step; None before it ended.
+        number: Number of the current step.
+        more: Steps to run after the last recorded one. ``ended`` is called for them too.
+        done: The last recorded step. None until it has ended.
         stopped: Whether :class:`StopRun` was raised.
-        optimizer_steps: How often an optimizer stepped.
+        optimizer_steps: How often any optimizer stepped.
     """
 
     def __init__(
@@ -86,8 +87,8 @@ class Steps:
         self._goal, self._ended, self._merged, self._waits = goal, ended, merged, waits
         self._stop_error = stop_error
         self._step = _Step()
-        self._before: _Step | None = None  # a step that may have ended: the current one began after it
-        self._usual: Counter[int] | None = None  # which optimizers stepped in the step before, how often
+        self._before: _Step | None = None  # a step that may have ended, before the current one
+        self._usual: Counter[int] | None = None  # how often each optimizer stepped in the step before
         self._references: dict[int, weakref.ref[object]] = {}
         self._inside_optimizer = 0
         self._works = self._works_inside = False
@@ -95,12 +96,12 @@ class Steps:
 
     @property
     def last(self) -> int:
-        """The last step that was begun and is recorded."""
+        """The last recorded step that has begun."""
         return self.number if self.done is None else min(self.number, self.done)
 
     @property
     def is_manual(self) -> bool:
-        """Whether the script says where steps end."""
+        """Whether the script itself marks where steps end."""
         return self._manual
 
     def waits(self) -> bool:
@@ -108,15 +109,15 @@ class Steps:
         return self._waits(self._references)
 
     def work(self) -> None:
-        """A sign of work: a root module's forward, a ``backward()`` or a CUDA graph's replay is about to run."""
-        if self._inside_optimizer:  # a closure: its forwards and backwards are within the optimizer's one step
+        """Take a sign of work: a root module's forward, a ``backward()`` or a CUDA graph's replay is about to run."""
+        if self._inside_optimizer:  # a closure: its forwards and backwards belong to the optimizer's one step
             self._works_inside = True
             if self.number == 0:
                 self._begin()
             return
         self._works = True
         if self._before is None or self._before.told:
-            self._stop_if_done()  # again: a bare `except:` swallowed the first one
+            self._stop_if_done()  # raises again if a bare `except:` swallowed the first StopRun
         if self.number == 0:
             self._begin()
         elif self._step.stepped and not self._manual:
@@ -140,9 +141,9 @@ class Steps:
             self.optimizer_steps += 1
 
     def manual(self) -> None:
-        """The script says that a step ended here (``fakedist.step()``).
+        """End a step here, at the script's request (``fakedist.step()``).
 
-        The first step then began with the first module's forward; where no module ran, with the recording.
+        The first step then began with the first module's forward or, if no module ran, with the recording.
         """
         self._manual, self._before = True, None
         if self.number == 0:
@@ -154,7 +155,7 @@ class Steps:
         self._stop_if_done()
 
     def close(self) -> None:
-        """The run is over: the last step ended too if its optimizer stepped, and where it may have ended it did."""
+        """End the run. The last step has ended if its optimizer stepped, and a step that may have ended has."""
         if self._manual:
             return
         if self._before is not None and not self._before.told:
@@ -173,7 +174,7 @@ class Steps:
     # ---- inside
 
     def _optimizer_again(self, key: int) -> None:
-        """Whether a step ended before this optimizer steps."""
+        """Decide whether a step ended, before this optimizer steps."""
         before = self._before
         if before is not None:
             self._before = None
@@ -197,7 +198,7 @@ class Steps:
             self._stop_if_done()
 
     def _may_end(self) -> None:
-        """A step may have ended here; it did if that is sure."""
+        """Note that a step may have ended here, and end it if that is certain."""
         self._goal.may_end()
         before, number = self._step, self.number
         before.end_us = time.time_ns() // 1000
@@ -209,7 +210,7 @@ class Steps:
             self._stop_if_done()
 
     def _is_whole(self, step: _Step) -> bool:
-        """Whether all optimizers stepped that are to step in it, as far as is known."""
+        """Whether every optimizer that belongs to the step has stepped, as far as is known."""
         if self._usual is None:
             return not self.waits()
         return all(step.stepped[key] >= times for key, times in self._usual.items() if self._is_alive(key))
@@ -233,7 +234,7 @@ class Steps:
             self.stop()
 
     def _refer_to(self, optimizer: object) -> None:
-        """Know when an optimizer is gone: another one may have its number then."""
+        """Track the life of an optimizer. Once it is gone, another optimizer may get the same ``id``."""
         key = id(optimizer)
         if key not in self._references:
             self._references[key] = weakref.ref(optimizer, lambda _: self._references.pop(key, None))

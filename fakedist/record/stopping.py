@@ -1,4 +1,4 @@
-"""Stopping a script that another program runs: a test runner or a notebook must not take the stop for a failure."""
+"""Stops a script that a test runner or a notebook runs, without the stop looking like a failure."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 from fakedist.patch import patched
 from fakedist.record.steps import StopRun
 
-#: Methods by which unittest reports what a test raised, and where the error is among their arguments.
+#: Methods by which unittest reports what a test raised, and the position of the error among their arguments.
 _REPORTS = {"addError": 2, "addFailure": 2, "addSubTest": 3}
 
 
 class Stopping:
-    """Makes what is raised inside the script to end the run.
+    """Makes the exception that is raised inside the script to end the run.
 
-    - unittest catches whatever a test raises: its results are told to end there, with nothing failed.
-    - pytest does too, but for its own ``Exit``: the error is one as well, with exit code 0.
-    - IPython prints a traceback and goes on with the next cell: it prints none.
+    - unittest catches whatever a test raises. Its results are made to stop there, without a failure.
+    - pytest catches everything but its own ``Exit``. So the exception is also an ``Exit``, with exit code 0.
+    - IPython prints a traceback and goes on with the next cell. Here it prints none.
 
-    A context manager: leaving takes its patches off.
+    A context manager: leaving it removes its patches.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Stopping:
         self._undo.close()
 
     def error(self) -> StopRun:
-        """What to raise now."""
+        """The exception to raise now."""
         if self._is_first:
             self._is_first = False
             for owner, name, replacement in _unittest_patches():
@@ -49,14 +49,14 @@ class Stopping:
 
 
 def _pytest_stop(exit_error: Any) -> StopRun:
-    """The stop as an ``Exit`` of pytest's."""
+    """The stop as one of pytest's ``Exit`` exceptions."""
     kind: Any = type("StopRun", (StopRun, exit_error), {"__module__": StopRun.__module__})
     found: StopRun = kind(str(StopRun()), returncode=0)
     return found
 
 
 def _runs(filename: str) -> bool:
-    """Whether code of such a file called us."""
+    """Whether code in a file whose name ends like this called us."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_filename.endswith(filename):
@@ -66,7 +66,7 @@ def _runs(filename: str) -> bool:
 
 
 def _unittest_patches() -> Iterator[tuple[type, str, Callable[..., None]]]:
-    """Every method that reports an error, of all classes of results, and what to put in its place."""
+    """Every method that reports an error, in all result classes, and its replacement."""
     result = getattr(sys.modules.get("unittest.result"), "TestResult", None)
     classes: list[type] = [] if result is None else [result]
     for each in classes:

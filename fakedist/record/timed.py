@@ -1,9 +1,9 @@
-"""The timed step: what tells a tracer where the rank is, while nothing else is recorded.
+"""The timed step: tells a tracer where the rank is, while nothing else is recorded.
 
-When the last recorded step has ended, the allocator's history and the numbering of operations are switched off. One
-step warms up (torch.compile finds its tensors' dispatch keys changed, and compiles again), the next one is traced: by
-CUPTI through torch.profiler, or by Nsight Systems around this process. Its operations come from torch's own observers,
-its layers from ranges that the module hooks open; phases, which may overlap the script's own ranges, are no stack.
+After the last recorded step, the allocator's history and the numbering of operations are switched off. One step warms
+up: torch.compile finds that its tensors' dispatch keys have changed, and compiles again. The next step is traced, by
+CUPTI through torch.profiler or by Nsight Systems around this process. Its operations come from torch's own observers,
+its layers from ranges that the module hooks open. Phases are not a stack, because they may overlap the script's ranges.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ from torch.utils import _python_dispatch
 from fakedist.patch import present
 from fakedist.run.ranges import CALL, CAPTURE, LAYER, PHASE, STEP
 
-#: One warms up, one is timed.
+#: One step warms up, one is timed.
 _NUM_STEPS = 2
-#: torch's fast record_function: an event for its observers, nothing where there are none.
+#: Torch's fast record_function: an event for torch's observers, and nothing without observers.
 _Event = Any
 
 
 class Tracer(Protocol):
-    """Who traces the step."""
+    """Traces the step."""
 
     def begin(self, text: str) -> None:
-        """From now on everything is traced; ``text`` says which step it is.
+        """Trace everything from now on. ``text`` names the step.
 
         Raises:
-            RuntimeError: It cannot be.
+            RuntimeError: The step cannot be traced.
         """
 
     def phase(self, text: str) -> None:
-        """From now on it is this phase."""
+        """Mark that this phase begins."""
 
     def end(self) -> None:
-        """The step is over."""
+        """End the step."""
 
     def records(self) -> list[dict[str, Any]]:
-        """What the journal gets of it."""
+        """The records for the journal."""
 
 
 class TimedStep:
-    """The step that is traced, and the one before it that warms up.
+    """The step that is traced, and the warm-up step before it.
 
     Args:
-        name: Gives the name of a layer.
+        name: Returns the name of a layer.
 
     Attributes:
-        is_on: Whether the step runs.
+        is_on: Whether the traced step is running.
     """
 
     def __init__(self, name: Callable[[int], str]) -> None:
@@ -67,12 +67,12 @@ class TimedStep:
         self._texts: dict[int, str] = {}
 
     def trace(self, tracer: Tracer) -> int:
-        """Have ``tracer`` trace the step; returns how many steps there are to run for that."""
+        """Have ``tracer`` trace the step. Returns how many more steps must run for that."""
         self._tracer = tracer
         return _NUM_STEPS
 
     def begins_after(self, step: int) -> bool:
-        """Whether the script may go on untold after this step, the last recorded one."""
+        """Whether recording may stop after this step, the last recorded one, so that a later one can be timed."""
         if self._tracer is None:
             return False
         self._step = step + _NUM_STEPS
@@ -83,7 +83,7 @@ class TimedStep:
         return True
 
     def step_ended(self, step: int, phase: str) -> bool:
-        """Tell of the end of a step after the recorded ones; returns whether the next one is timed."""
+        """End a step after the recorded ones. Returns whether the next one is timed."""
         if step == self._step - 1:
             self._begin(phase)
         elif step == self._step and self.is_on:
@@ -92,7 +92,7 @@ class TimedStep:
         return self.is_on
 
     def close(self) -> list[dict[str, Any]]:
-        """Nothing runs any more: what is left for the journal."""
+        """Finish, and return the remaining records for the journal."""
         if self._tracer is None:
             return []
         if self.is_on:
@@ -121,7 +121,7 @@ class TimedStep:
         self._tracer.end()
 
     def layer_begins(self, layer: int) -> None:
-        """A module's forward starts in this thread."""
+        """Open the range of a layer whose forward starts in this thread."""
         text = self._texts.get(layer)
         if text is None:
             text = self._texts[layer] = LAYER + self._name(layer)
@@ -130,7 +130,7 @@ class TimedStep:
         self._open.__dict__.setdefault("events", []).append((layer, event))
 
     def layer_ended(self, layer: int) -> None:
-        """It is over, and so are those in it that an error cut short."""
+        """Close a layer's range, and the ranges inside it that an error cut short."""
         events: list[tuple[int, _Event]] = self._open.__dict__.setdefault("events", [])
         if any(each == layer for each, _ in events):
             while True:
@@ -140,25 +140,25 @@ class TimedStep:
                     return
 
     def call(self, sequence: int) -> None:
-        """A collective of ours is about to run: a moment that says its number."""
+        """Mark the moment before one of our collectives runs, with its number."""
         with self._event(f"{CALL}{sequence}"):
             pass
 
     def phase(self, phase: str) -> None:
-        """From now on it is this phase."""
+        """Mark that this phase begins."""
         assert self._tracer is not None
         self._tracer.phase(f"{PHASE}{phase}")
 
 
 class NsysTracer:
-    """Nsight Systems, which runs this process: ranges are NVTX's, and one of them says what to capture."""
+    """Nsight Systems, which runs this process. Ranges are NVTX ranges, and one of them tells nsys what to capture."""
 
     def __init__(self) -> None:
         self._inside = ExitStack()
         self._phase: Any = None
 
     def begin(self, text: str) -> None:
-        """Open the range that nsys captures, then have torch push its operations."""
+        """Open the range that nsys captures, then have torch emit ranges for its operations."""
         torch.cuda.synchronize()
         for each in (CAPTURE, text):
             self._inside.callback(torch.cuda.nvtx.range_end, torch.cuda.nvtx.range_start(each))
@@ -166,18 +166,18 @@ class NsysTracer:
         self._inside.enter_context(torch.autograd.profiler.emit_nvtx())
 
     def phase(self, text: str) -> None:
-        """The range of the phase: no stack, so that the script's own ranges may overlap it."""
+        """Open the phase's range. It is not on a stack, so the script's own ranges may overlap it."""
         self._end_phase()
         self._phase = torch.cuda.nvtx.range_start(text)
 
     def end(self) -> None:
-        """What was launched ends before the range does."""
+        """Wait for what was launched, then close the ranges."""
         torch.cuda.synchronize()
         self._end_phase()
         self._inside.close()
 
     def records(self) -> list[dict[str, Any]]:
-        """Nothing: nsys has it all."""
+        """No records: they are in nsys's report."""
         return []
 
     def _end_phase(self) -> None:

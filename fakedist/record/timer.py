@@ -1,4 +1,4 @@
-"""Timing one step: who wants it, and when."""
+"""The interface of a timer for one step's kernels."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ Place = tuple[int, str, int, bool]
 
 
 class Timer(Protocol):
-    """Who times a step's kernels.
+    """Times a step's kernels.
 
     Attributes:
-        inside: Gives the place of what a compiled graph launches now in this thread; None outside of one.
+        inside: Returns the place of what a compiled graph launches now in this thread. None outside one.
     """
 
     inside: Callable[[], Place | None]
 
     def begin(self) -> None:
-        """The step begins."""
+        """Begin the step."""
 
     def end(self, step: int) -> dict[str, Any]:
-        """The step is over: the journal's record of its kernels."""
+        """End the step, and return the journal's record of its kernels."""
 
     def capture_begins(self) -> None:
-        """The capture of a CUDA graph begins."""
+        """Begin the capture of a CUDA graph."""
 
     def capture_ended(self) -> None:
-        """That capture is over."""
+        """End the capture."""
 
     def operation(self, op: int, operation: str, place: Place) -> int:
-        """An operation begins in this thread, at a place: (step, phase, layer, recompute); gives a tag for it."""
+        """Begin an operation in this thread at a place (step, phase, layer, recompute). Returns a tag for it."""
 
     def done(self, tag: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """The operation with that tag is over."""
+        """End the operation with that tag."""
 
     def moved(self, place: Place, graph: tuple[int, str] | None = None) -> None:
-        """This thread is elsewhere now; with a graph: a compiled one begins, or -1 and nothing if it ended."""
+        """Move this thread to another place. ``graph`` is a compiled graph that begins, or (-1, "") if one ended."""
 
     def collective(self, sequence: int, op: int, operation: str, place: Place) -> AbstractContextManager[None]:
-        """Around a collective, on its stream."""
+        """The context for a collective, on its stream."""
 
 
 @contextmanager
 def captures(begins: Callable[[], None], ended: Callable[[], None]) -> Iterator[None]:
-    """Call ``begins`` before a CUDA graph is captured and ``ended`` after it, also where that fails.
+    """Call ``begins`` before a CUDA graph is captured and ``ended`` after it, even if the capture fails.
 
     Raises:
-        RecordingError: This torch captures otherwise.
+        RecordingError: This version of torch captures in another way.
     """
 
     def begin(graph: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Which step is timed: the last one that is wanted, by whoever times it."""
+"""Chooses the step to time, the last one wanted, and connects the timer to it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fakedist.record.timer import Timer, captures
 
 
 class Timing:
-    """Has steps timed; of several the last one counts.
+    """Has steps timed. Of several, the last one counts.
 
     Args:
-        timer: Who times them; None for nobody.
-        wanted: Whether a step that begins is to be timed.
+        timer: Times the steps. None times no step.
+        wanted: Whether to time a step that begins.
         position: Where the rank is.
-        operations: What it runs.
-        ledger: What it says to other ranks.
+        operations: The operations that it runs.
+        ledger: The calls that it makes on process groups.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Timing:
         self._position = position
         self._operations = operations
         self._ledger = ledger
-        self._step = 0  # that is timed now
+        self._step = 0  # the step that is timed now
         self._at = 0
         self._was_timed = False
         self._why_not = ""
@@ -44,7 +44,7 @@ class Timing:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """CUDA graphs that are captured before the step may be launched in it."""
+        """Follow captures of CUDA graphs: the timed step may launch graphs that were captured before it."""
         if self._timer is None:
             yield
             return
@@ -52,7 +52,7 @@ class Timing:
             yield
 
     def follow(self) -> None:
-        """The position's step is another now, or still the same."""
+        """Take up the position's step, which may have changed."""
         step = self._position.step
         if self._timer is None or step == self._at:
             return
@@ -63,18 +63,18 @@ class Timing:
             self._timer.begin()
 
     def step_ended(self, step: int) -> dict[str, Any] | None:
-        """A step is over: the journal's record of its kernels if it was timed."""
+        """End a step. Returns the journal's record of its kernels if it was timed."""
         if self._timer is None or step != self._step:
             return None
         found = self._end()
-        if self._at != step:  # it ended a while ago, as is known only now: the next step's work is in it too
+        if self._at != step:  # its end is known only now, so the times contain work of the next step too
             self._why_not = f"it was not known at once that step {step}, which was timed, had ended"
             return None
         self._was_timed = True
         return found
 
     def step_went_on(self, step: int) -> None:
-        """This step had not ended: the next one, which had begun, has not, and the times of this one are not whole."""
+        """Undo the end of a step. The next one has not begun after all, and the times of this one are incomplete."""
         self._at = step
         if self._step == step + 1:
             self._end()
@@ -83,13 +83,13 @@ class Timing:
             self._why_not = f"step {step}, which was timed, went on"
 
     def moved(self) -> None:
-        """Where the rank is has changed: a module or a phase began or ended in this thread."""
+        """Tell the timer that a module or a phase began or ended in this thread."""
         timer = self._operations.timer
         if timer is not None:
             timer.moved(self._place())
 
     def close(self, last_step: int) -> str:
-        """The run is over; what is to be said of it where no step was timed."""
+        """End the run. Returns a note if no step was timed, else an empty string."""
         if self._timer is None:
             return ""
         unfinished = self._step
@@ -116,7 +116,7 @@ class Timing:
         return self._position.places[self._position.scope()]
 
     def _tell_operations(self) -> None:
-        """Operations are told while a step is timed or a graph captured, collectives too."""
+        """Report operations and collectives to the timer only while a step is timed or a graph is captured."""
         timer = self._timer if self._step or self._num_captures else None
         self._operations.timer = timer
         self._ledger.around = None if timer is None else self._around

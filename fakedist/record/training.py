@@ -1,4 +1,4 @@
-"""The training that the script does: what torch's hooks say of forwards, backwards and optimizers, as steps."""
+"""Turns what torch's hooks report of forwards, backwards and optimizers into training steps."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from fakedist.record.waiting import any_waits
 
 
 class Training:
-    """Follows the steps, keeps the position's step, and ends the run when enough is recorded.
+    """Follows the steps, updates the position's step, and ends the run when enough is recorded.
 
     Args:
         position: Where the rank is.
         steps: Steps to record, or "auto".
-        until: What ends the recording instead: a step, "validation", "save" or "end" (the script's own).
+        until: What ends the recording instead: a step, "validation", "save" or "end" (the script's own end).
 
     Attributes:
         steps: The steps.
-        goal: Which of them is the last one.
-        ended: Called when a step ends, see :class:`~fakedist.record.steps.Steps`.
+        goal: Decides which of them is the last.
+        ended: Called when a step ends. See :class:`~fakedist.record.steps.Steps`.
         went_on: Called with a step that had not ended after all.
-        moved: Called when the step may be another.
+        moved: Called when the step may have changed.
     """
 
     def __init__(self, position: Position, steps: int | Literal["auto"], until: int | Until | None) -> None:
@@ -58,7 +58,7 @@ class Training:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Follow CUDA graphs, and checkpoints if they end the run."""
+        """Follow CUDA graphs and, if saving one ends the run, checkpoints."""
         with ExitStack() as stack:
             stack.enter_context(self._graphs.watching())
             stack.enter_context(self._stopping)
@@ -67,17 +67,17 @@ class Training:
             yield
 
     def root_forward(self, module: nn.Module) -> None:
-        """A module that no other module called is about to run forward."""
+        """Take note of a forward that is about to run, of a module that no other module called."""
         self._evaluations.root_forward(module, self.steps.optimizer_steps > 0)
         self._work()
 
     def backward(self) -> None:
-        """``backward()`` is about to run, inside of no other."""
+        """Take note of an outermost ``backward()`` that is about to run."""
         self._evaluations.training()
         self._work()
 
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """``optimizer.step()`` was called; while a graph is captured it does not run yet."""
+        """``optimizer.step()`` was called. During the capture of a graph it does not run yet."""
         if self._graphs.capturing is None:
             self._follow(partial(self.steps.optimizer_begins, optimizer, self._position.in_backward()))
 
@@ -89,16 +89,16 @@ class Training:
             self._graphs.capturing.optimizers.append(weakref.ref(optimizer))
 
     def step(self) -> None:
-        """The script says that a step ended here."""
+        """End a step here, at the script's request."""
         self._follow(self.steps.manual)
 
     @property
     def is_counted(self) -> bool:
-        """Whether there is anything that ends steps."""
+        """Whether anything ends steps: an optimizer or the script."""
         return self.steps.optimizer_steps > 0 or self.steps.is_manual
 
     def facts(self) -> dict[str, object]:
-        """What the outcome's record has of it."""
+        """The facts about training for the outcome's record."""
         steps, evaluated = self.steps, self._evaluations.seen
         found = {"last_step": steps.last, "evaluated": evaluated, "optimizer_steps": steps.optimizer_steps}
         return {**found, "counts_itself": steps.is_manual}
@@ -130,7 +130,7 @@ class Training:
 
 
 def live_bytes() -> Live:
-    """What the caching allocator has given out on each device that has any."""
+    """What the caching allocator has allocated, on each device with allocations."""
     if not torch.cuda.is_initialized():
         return {}
     found = {}

@@ -1,4 +1,4 @@
-"""What the script calls an object: the name of the variable or the attribute that holds it."""
+"""Finds what the script calls an object: the name of the variable or attribute that holds it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fakedist.frames import OURS, TORCH
 
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 _FRAME_FIELD = 3  # PyFrameObject: ob_refcnt, ob_type, f_back, f_frame
-_FAR = 32  # more words than come before the locals of a _PyInterpreterFrame
-#: Attributes in which wrappers keep what they hold: they say nothing of it.
+_FAR = 32  # more words than precede the locals of a _PyInterpreterFrame
+#: Attributes in which wrappers keep what they hold. The names say nothing about it.
 _SAY_NOTHING = {"module", "model", "_modules", "params", "parameters", "shadow_params", "shadow", "state", "data"}
 _LEVELS = 3
 
 
 def variable_name(held: object) -> str:
-    """The name of a variable, or of an attribute, that holds an object or a holder of it; empty where none is known."""
+    """The name of a variable or attribute that holds an object or a holder of it. Empty if none is known."""
     for _ in range(_LEVELS):
         holders = [each for each in gc.get_referrers(held) if not isinstance(each, (FrameType, list, tuple))]
         if name := _local_name({id(held), *(id(each) for each in holders if isinstance(each, CellType))}):
@@ -38,7 +38,7 @@ def variable_name(held: object) -> str:
 
 
 def _keys(holder: object, held: object) -> Iterator[str]:
-    """Names under which a namespace has an object: a module's, an instance's or a plain dict."""
+    """The names under which a namespace (a module's, an instance's or a plain dict) holds an object."""
     space = holder if isinstance(holder, dict) else getattr(holder, "__dict__", None)
     if isinstance(space, dict):
         for key, value in list(space.items()):
@@ -56,7 +56,7 @@ def _owner(holder: object) -> object:
 
 
 def _local_name(addresses: set[int]) -> str:
-    """A local variable of a running function outside of torch and this package that is one of these, or its cell."""
+    """The name of a local variable that holds one of these, in a running function outside torch and fakedist."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not frame.f_code.co_filename.startswith((OURS, TORCH, "<")):
@@ -70,8 +70,8 @@ def _local_name(addresses: set[int]) -> str:
 def _locals(frame: FrameType) -> Iterator[tuple[str, int]]:
     """Names and addresses of a running function's variables.
 
-    Before Python 3.13, ``f_locals`` is a copy that stays with the frame and keeps all that is in it alive: the peak
-    would be another. The frame itself is read instead.
+    Before Python 3.13, ``f_locals`` is a copy that stays with the frame and keeps everything in it alive, which would
+    change the peak. So this reads the frame itself.
     """
     if sys.version_info >= (3, 13):
         yield from ((name, id(value)) for name, value in frame.f_locals.items())
@@ -93,7 +93,7 @@ def _word(address: int, place: int) -> int:
 
 
 def _first_local() -> int:
-    """Which word of a running function's inside is its first variable, seen at one whose variables are known."""
+    """Index of the word in an interpreter frame that holds the first local, found in a frame with a known local."""
     marker = object()
     frame = sys._getframe()
     place = frame.f_code.co_varnames.index("marker")

@@ -1,4 +1,4 @@
-"""Optimizers that exist and have not stepped yet."""
+"""Finds optimizers that exist and have not stepped yet."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 
 def any_waits(stepped: Container[int]) -> bool:
-    """Whether an optimizer has parameters that none of those that stepped has.
+    """Whether an optimizer that has not stepped has parameters that no optimizer that stepped has.
 
-    One that shares its parameters wraps another one, or is wrapped. Found among all objects of Python, once or twice a
-    run: optimizers are made by classes that no hook of torch's tells of.
+    An optimizer that shares its parameters with another wraps it, or is wrapped by it. This searches all Python
+    objects, once or twice a run, because no torch hook reports the creation of every class of optimizer.
 
     Args:
         stepped: The ``id`` of each optimizer that stepped.
