@@ -1,4 +1,4 @@
-"""What is known of the contents of device memory, storage by storage."""
+"""What is known about the contents of device memory, storage by storage."""
 
 from __future__ import annotations
 
