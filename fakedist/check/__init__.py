@@ -1,1 +1,1 @@
-"""Budgets and baselines: what a change may cost, judged where there is no GPU."""
+"""Budgets and baselines: how much a change may cost, checked on machines without a GPU."""

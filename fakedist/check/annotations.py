@@ -1,4 +1,4 @@
-"""Findings at the lines that they come from: GitHub's annotations, and SARIF 2.1.0 for code scanning."""
+"""Findings at the lines that cause them: GitHub annotations, and SARIF 2.1.0 for code scanning."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RULES = {
 
 
 def github_annotations(checked: Checked) -> list[str]:
-    """Workflow commands that mark the lines in a pull request.
+    """GitHub workflow commands that mark the lines in a pull request.
 
     https://docs.github.com/actions/reference/workflow-commands-for-github-actions
     """
@@ -32,7 +32,7 @@ def github_annotations(checked: Checked) -> list[str]:
 
 
 def sarif_text(checked: Checked) -> str:
-    """The same as SARIF 2.1.0: paths are relative to the directory of the configuration."""
+    """The findings as SARIF 2.1.0. Paths are relative to the configuration's directory."""
     results = [
         {
             "ruleId": rule,
@@ -47,7 +47,7 @@ def sarif_text(checked: Checked) -> str:
                     }
                 }
             ],
-            # The figure, not its value, tells one result from another.
+            # The figure, not its value, identifies a result.
             "partialFingerprints": {"fakedist/v1": message.partition(" is ")[0]},
         }
         for rule, message, file, line in _marks(checked)
@@ -63,7 +63,7 @@ def sarif_text(checked: Checked) -> str:
 
 
 def _marks(checked: Checked) -> list[tuple[str, str, str, int]]:
-    """Rule, message, file, line of everything that is wrong."""
+    """The rule, message, file and line of everything that is wrong."""
     found = []
     for finding in checked.exceeded:
         rule = "budget" if finding.is_over_budget else "baseline"
@@ -73,7 +73,7 @@ def _marks(checked: Checked) -> list[tuple[str, str, str, int]]:
 
 
 def _place(checked: Checked, line: str) -> tuple[str, int]:
-    """A line below the configuration's directory; the configuration itself where there is none."""
+    """The file and line, if the file is below the configuration's directory. Otherwise the configuration, line 1."""
     match = _LINE.fullmatch(line)
     if match is not None:
         path = checked.config.root / match["file"]

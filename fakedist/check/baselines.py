@@ -1,4 +1,4 @@
-"""Baselines: the figures that a job is compared with, one small file a job, made to be read in a review."""
+"""Baselines: the figures with which a job is compared, one small file per job, readable in a code review."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fakedist.run.summary import Summary
 
 SCHEMA_VERSION = 1
 _MAKES_ONE = "fakedist check --update {}"
-#: Settings of the job that its figures hang on.
+#: Settings of the job that determine its figures.
 _SETTINGS = (
     "target",
     "arguments",
@@ -35,11 +35,11 @@ _SETTINGS = (
 
 @dataclass(frozen=True)
 class Baseline:
-    """What a job took when its baseline was made.
+    """A job's figures when its baseline was made.
 
     Attributes:
-        settings: The job as it was then, and ``torch`` and ``gpu``.
-        ranks: Its ranks.
+        settings: The job's settings then, with ``torch`` and ``gpu``.
+        ranks: The job's ranks, by number.
     """
 
     settings: dict[str, Any]
@@ -47,15 +47,16 @@ class Baseline:
 
 
 def baseline_path(config: CheckConfig, job: CheckJob) -> Path:
-    """Where a job's baseline is."""
+    """The path of a job's baseline."""
     return config.baselines / f"{job.name}.json"
 
 
 def read_baseline(config: CheckConfig, job: CheckJob) -> Baseline | None:
-    """A job's baseline; None where there is none.
+    """Read a job's baseline. None if it does not exist.
 
     Raises:
-        CheckError: It is damaged or of a newer schema; or it is missing, or lacks a rank, and the job has tolerances.
+        CheckError: The baseline is damaged or has a newer schema. Or the job has tolerances, and the baseline is
+            missing or lacks a rank.
     """
     path = baseline_path(config, job)
     again = _MAKES_ONE.format(job.name)
@@ -88,10 +89,10 @@ def read_baseline(config: CheckConfig, job: CheckJob) -> Baseline | None:
 
 
 def settings_of(job: CheckJob, summary: Summary) -> dict[str, Any]:
-    """What the figures of a job hang on."""
+    """The settings that determine a job's figures."""
     values = job.jobs[0].to_dict()
     if values["steps"] == "auto":
-        values["steps"] = len(summary.steps)  # as many as were recorded
+        values["steps"] = len(summary.steps)  # the number of recorded steps
     return {
         **json.loads(json.dumps({key: values[key] for key in _SETTINGS})),
         "torch": summary.torch,
@@ -100,7 +101,7 @@ def settings_of(job: CheckJob, summary: Summary) -> dict[str, Any]:
 
 
 def stale_settings(baseline: Baseline, settings: Mapping[str, Any]) -> list[str]:
-    """Where a baseline is about something else than what ran, a phrase each; torch and GPU first."""
+    """The settings in which a baseline differs from what ran, one phrase each. Torch and GPU come first."""
     keys = ["torch", "gpu", *(key for key in _SETTINGS if key in settings)]
     return [
         f"{key.replace('_', ' ').replace('target', 'script').replace('gpu', 'GPU')} {_text(was)} -> {_text(now)}"
@@ -110,7 +111,7 @@ def stale_settings(baseline: Baseline, settings: Mapping[str, Any]) -> list[str]
 
 
 def baseline_text(settings: Mapping[str, Any], ranks: Mapping[int, Rank]) -> str:
-    """A baseline as its file has it: sorted, a figure a line."""
+    """The text of a baseline's file: sorted, one figure per line."""
     values = {
         "schema_version": SCHEMA_VERSION,
         "settings": settings,
@@ -120,10 +121,10 @@ def baseline_text(settings: Mapping[str, Any], ranks: Mapping[int, Rank]) -> str
 
 
 def write_baselines(texts: Mapping[Path, str]) -> None:
-    """Replace baselines: all are written beside the old ones before the first of those is replaced.
+    """Replace baselines. All new files are written next to the old ones before the first old one is replaced.
 
     Raises:
-        CheckError: They cannot be written; those that were there are as they were.
+        CheckError: They cannot be written. The old ones are unchanged.
     """
     scratch = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in texts}
     try:

@@ -1,4 +1,4 @@
-"""A whole check: everything is looked at before anything runs, everything has run before anything is written."""
+"""A whole check. It checks every input before any job runs, and writes nothing before every job has run."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from fakedist.units import format_bytes
 
 @dataclass
 class Checked:
-    """How a check came out.
+    """The result of a check.
 
     Attributes:
-        config: What was to be checked.
+        config: The configuration that was checked.
         findings: Every figure that was judged, in the order of the configuration.
-        notes: Ranks that left the job and take nothing.
-        warnings: Where a baseline is about something else than what ran: said before anything is judged.
-        failures: Scripts that failed; nothing is said about their figures.
-        misfits: What did not fit its GPU: job and rank, with what was asked for.
+        notes: Ranks that left the job and use no GPU memory.
+        warnings: Baselines whose settings differ from what ran. Printed before the findings.
+        failures: Scripts that failed. Their figures are not judged.
+        misfits: Ranks that did not fit the GPU: job and rank, with what was requested.
         updated: Baselines that were written.
     """
 
@@ -53,23 +53,23 @@ class Checked:
 
     @property
     def exceeded(self) -> list[Finding]:
-        """What is above its budget or its baseline."""
+        """The findings that exceed their budget or their baseline."""
         return [finding for finding in self.findings if finding.is_exceeded]
 
     @property
     def exit_code(self) -> int:
-        """1 where a script failed, 4 where a rank does not fit, 3 where a budget is exceeded, else 0."""
+        """1 if a script failed, 4 if a rank does not fit, 3 if a figure exceeds its budget or baseline, else 0."""
         return 1 if self.failures else 4 if self.misfits else 3 if self.exceeded else 0
 
 
 @dataclass(frozen=True)
 class Running:
-    """How jobs are run.
+    """How to run jobs.
 
     Attributes:
-        directory: Where the run directories go.
-        at_once: Jobs at once; None asks the machine.
-        finished: Told of every rank that ended, with its seconds.
+        directory: The directory for the run directories.
+        at_once: Number of ranks to run at once. None chooses by the machine.
+        finished: Called for every rank that ended, with its seconds.
     """
 
     directory: Path
@@ -82,11 +82,11 @@ def check(config: CheckConfig, running: Running, *, update: bool) -> Checked:
 
     Args:
         config: What to check.
-        running: How.
-        update: Whether to make baselines of what ran, instead of comparing with those there are.
+        running: How to run the jobs.
+        update: Whether to make baselines from the runs instead of comparing the runs with the existing ones.
 
     Raises:
-        FakedistError: The configuration, a baseline or this machine does not allow it; nothing was written.
+        FakedistError: The configuration, a baseline or this machine does not allow the check. Nothing was written.
     """
     with contextlib.chdir(config.root):
         for job in config.jobs:
@@ -120,7 +120,7 @@ def _task(job: CheckJob, each: Job, running: Running) -> Task:
 
 
 def _wrongly_empty(job: CheckJob, runs: dict[int, Run], baseline: Baseline | None) -> list[ScriptError]:
-    """Ranks that took nothing though they should: none of the job did, or they do in the baseline."""
+    """Failures for ranks that allocated nothing although they should: no rank did, or their baseline did."""
     empty = {rank: ending(run.summary, run.manifest["cwd"]) for rank, run in runs.items() if _takes_nothing(run)}
     if len(empty) == len(runs):
         told = f"{job.name}: no rank of it allocated anything on the GPU: nothing is judged"
@@ -153,7 +153,7 @@ def _see_that_it_can_run(job: CheckJob) -> None:
 
 
 def judge_job(checked: Checked, job: CheckJob, runs: dict[int, Run], baseline: Baseline | None) -> dict[int, Rank]:
-    """Judge every rank of a job; their figures."""
+    """Judge every rank of a job, and return the ranks' figures."""
     figures = {limit.figure for limit in (*job.budgets, *job.tolerances)}
     ranks = {
         rank: measure(run, set() if _takes_nothing(run) else figures, f"job {job.name!r}, rank {rank}")
@@ -186,7 +186,7 @@ def judge_job(checked: Checked, job: CheckJob, runs: dict[int, Run], baseline: B
 
 
 def _unlike_times(now: Rank, before: Rank) -> str:
-    """Why times of a run and of its baseline cannot be held against each other as they are; empty where they can."""
+    """Why the times of a run and of its baseline are not directly comparable. Empty if they are."""
     if not (now.time_source and before.time_source):
         return ""
     if now.time_source != before.time_source:

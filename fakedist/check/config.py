@@ -1,4 +1,4 @@
-"""What ``check`` has to do: ``[tool.fakedist.check]`` of pyproject.toml, or ``[check]`` of fakedist.toml."""
+"""The configuration of ``check``: ``[tool.fakedist.check]`` in pyproject.toml, or ``[check]`` in fakedist.toml."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _EXAMPLE = '[[{}.jobs]] with name = "...", script = "train.py", world_size = 8'
 
 @dataclass(frozen=True)
 class CheckJob:
-    """A job and what it may take.
+    """A job and its limits.
 
     Attributes:
-        name: Its name; its baseline is called after it.
-        jobs: The job of every rank that runs.
-        budgets: What none of them may exceed.
-        tolerances: How much more than its baseline each may take.
+        name: The job's name. Its baseline's file has the same name.
+        jobs: The job of every rank to run.
+        budgets: Limits that no rank may exceed.
+        tolerances: How much each rank may exceed its baseline.
     """
 
     name: str
@@ -41,10 +41,10 @@ class CheckJob:
 
 @dataclass(frozen=True)
 class CheckConfig:
-    """All that ``check`` has to do.
+    """The configuration of a check.
 
     Attributes:
-        path: The file it was read from; scripts and baselines are found from its directory.
+        path: The file it was read from. Paths of scripts and baselines are relative to its directory.
         baselines: Directory of the baselines.
         jobs: The jobs, in the order of the file.
     """
@@ -55,14 +55,14 @@ class CheckConfig:
 
     @property
     def root(self) -> Path:
-        """Where jobs run."""
+        """The directory in which jobs run."""
         return self.path.parent
 
     def chosen(self, names: tuple[str, ...]) -> CheckConfig:
-        """The same with these jobs alone; with all where none is named.
+        """The configuration with only the named jobs, or with all jobs if ``names`` is empty.
 
         Raises:
-            CheckError: A job that is not there.
+            CheckError: A named job does not exist.
         """
         known = [job.name for job in self.jobs]
         for name in names:
@@ -72,10 +72,10 @@ class CheckConfig:
 
 
 def find_config(start: Path) -> Path:
-    """The configuration nearest to a directory, in it or above.
+    """Find the nearest configuration, in a directory or above it.
 
     Raises:
-        CheckError: There is none.
+        CheckError: No configuration exists.
     """
     for folder in (start.resolve(), *start.resolve().parents):
         if (folder / OWN_NAME).is_file():
@@ -93,7 +93,7 @@ def read_config(path: Path) -> CheckConfig:
     """Read a configuration.
 
     Raises:
-        CheckError: It is missing, no TOML, or says something that makes no sense.
+        CheckError: The file is missing, is not TOML, or has an invalid value.
     """
     is_project = path.name == PROJECT_NAME
     values = _inside(_load(path), *(("tool", "fakedist", "check") if is_project else ("check",)))
@@ -111,7 +111,7 @@ def read_config(path: Path) -> CheckConfig:
     if not entries or not all(isinstance(entry, dict) for entry in entries):
         raise CheckError(f"{section.where}: there are no jobs", f"add {example}")
     jobs: list[CheckJob] = []
-    taken: set[str] = set()  # in small letters: not every file system tells their baselines apart
+    taken: set[str] = set()  # in lower case: some file systems ignore case in the baselines' names
     for number, entry in enumerate(entries, start=1):
         job = _job(Section(f"{path.name} job {entry.get('name', number)!r}", entry), (tolerances, section))
         if job.name.lower() in taken:
@@ -160,7 +160,7 @@ def _job(section: Section, default: tuple[Any, Section]) -> CheckJob:
 
 
 def _settings(section: Section) -> dict[str, Any]:
-    """What goes into the Job, but for the rank."""
+    """The settings of the Job, except the rank."""
     script, module = section.take("script", str), section.take("module", str)
     if (script is None) == (module is None):
         raise CheckError(f"{section.where}: a job has a script or a module, and not both", 'script = "train.py"')

@@ -1,4 +1,4 @@
-"""The judgement as text: a table, and a line for each figure that is exceeded."""
+"""The result of a check as text: a table, and a line for each exceeded figure."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def finding_columns(findings: list[Finding]) -> list[Column]:
         Column("allowed", [finding.tolerance and f"+{finding.tolerance}" for finding in findings], rank=1),
         Column("", [verdict(finding) for finding in findings], is_text=True),
     ]
-    # Budgets without baselines, and the other way round, leave columns with nothing in them.
+    # Budgets without baselines, and baselines without budgets, leave empty columns.
     return [column for column in columns if any(column.cells)]
 
 
 def verdict(finding: Finding) -> str:
-    """One or two words on a finding; none where nothing was asked."""
+    """The verdict on a finding in one word. Empty if it has no limit."""
     if finding.is_over_budget:
         return "EXCEEDED"
     if finding.is_over_baseline:
@@ -41,7 +41,7 @@ def verdict(finding: Finding) -> str:
 
 
 def render_checked(checked: Checked, console: Console) -> None:
-    """Print how a check came out: what to know first, the table, what is exceeded."""
+    """Print the result of a check: warnings and notes, the table, what is exceeded."""
     for warning in checked.warnings:
         console.print(Text(warning, style="yellow"), soft_wrap=True)
     for note in checked.notes:
@@ -62,7 +62,7 @@ def render_checked(checked: Checked, console: Console) -> None:
 
 
 def checked_markdown(checked: Checked) -> str:
-    """How a check came out, as Markdown."""
+    """The result of a check as Markdown."""
     lines = [f"### fakedist check: {outcome(checked)}", ""]
     lines += [f"- {escaped(told)}" for told in (*checked.warnings, *checked.notes)]
     lines += [f"- **{escaped(finding.message)}**" for finding in checked.exceeded]
@@ -75,7 +75,7 @@ def checked_markdown(checked: Checked) -> str:
 
 
 def checked_object(checked: Checked) -> dict[str, Any]:
-    """How a check came out, as ``--json`` prints it."""
+    """The result of a check as ``--json`` prints it."""
     return {
         "exit_code": checked.exit_code,
         "warnings": checked.warnings,
@@ -100,13 +100,13 @@ def checked_object(checked: Checked) -> dict[str, Any]:
 
 
 def times_title(checked: Checked) -> str:
-    """What the title of the table says of its times: "; times estimated"; empty without any."""
+    """The part of the table's title about times: "; times estimated". Empty without times."""
     sources = sorted({finding.source for finding in checked.findings if finding.source})
     return f"; times {' and '.join(sources)}" if sources else ""
 
 
 def outcome(checked: Checked) -> str:
-    """How it came out, a few words."""
+    """The outcome of a check in a few words."""
     if checked.failures:
         return f"{_many(len(checked.failures), 'script')} failed"
     if checked.misfits:

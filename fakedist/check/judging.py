@@ -1,4 +1,4 @@
-"""The judgement: which figure exceeds what, by how much, and which layer is to blame."""
+"""Judges figures: which one exceeds which limit, by how much, and which layer is to blame."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Finding:
     Attributes:
         job: The job's name.
         rank: The rank.
-        figure: Which figure.
-        value: What it is: bytes or microseconds.
-        budget: The most it may be (the least, for a headroom); None without a budget.
-        baseline: What it was; None without a baseline.
-        allowed: The most it may be for its baseline; None without a tolerance.
-        tolerance: That tolerance, as it was written.
-        blame: The layers that it comes from and what makes them, one phrase; empty where nothing is exceeded.
-        source: Where a time is from, measured or estimated; empty for bytes.
-        line: Where their blocks are made, ``file:line (function)``; empty where that is not known.
+        figure: The figure.
+        value: Its value, in bytes or microseconds.
+        budget: Its upper limit, or lower limit for a headroom. None without a budget.
+        baseline: Its value in the baseline. None without a baseline.
+        allowed: The upper limit that follows from the baseline. None without a tolerance.
+        tolerance: The tolerance, as written in the configuration.
+        blame: The layers that cause it and what allocates there, as one phrase. Empty if nothing is exceeded.
+        source: The source of a time, measured or estimated. Empty for bytes.
+        line: Where those layers' blocks are allocated, ``file:line (function)``. Empty if not known.
     """
 
     job: str
@@ -50,7 +50,7 @@ class Finding:
 
     @property
     def name(self) -> str:
-        """What tables call it: times say whether they are measured or estimated."""
+        """The figure's name in tables. A time includes whether it is measured or estimated."""
         return f"{self.figure.name} ({self.source})" if self.source else self.figure.name
 
     @property
@@ -62,21 +62,21 @@ class Finding:
 
     @property
     def is_over_baseline(self) -> bool:
-        """Whether it grew by more than was allowed."""
+        """Whether the figure grew by more than its tolerance."""
         return self.allowed is not None and self.value > self.allowed
 
     @property
     def is_exceeded(self) -> bool:
-        """Whether anything is."""
+        """Whether the budget or the baseline is exceeded."""
         return self.is_over_budget or self.is_over_baseline
 
     def amount(self, value: float) -> str:
-        """A value of this figure as text."""
+        """A value of this figure, as text."""
         return format_us(value) if self.figure.is_time else format_bytes(value)
 
     @property
     def message(self) -> str:
-        """What is exceeded and whose fault it is, one line."""
+        """What is exceeded and which layers are to blame, in one line."""
         parts = []
         if self.is_over_budget and self.budget is not None:
             gap, side = abs(self.value - self.budget), "under" if self.figure.kind == "headroom" else "over"
@@ -92,14 +92,14 @@ class Finding:
 
 
 def judge(job: CheckJob, rank: int, now: Rank, before: Rank | None, places: pd.DataFrame) -> list[Finding]:
-    """Every figure of a rank that has a budget or a tolerance; both peaks in any case.
+    """Judge every figure of a rank that has a budget or a tolerance, and always both peaks.
 
     Args:
         job: The job.
         rank: The rank.
-        now: What ran.
-        before: Its baseline; None without one.
-        places: Blocks at the peak by place.
+        now: The rank as it ran.
+        before: The rank in its baseline. None without a baseline.
+        places: Blocks at the peak, by place.
     """
     budgets = {limit.figure: limit for limit in job.budgets}
     tolerances = {limit.figure: limit for limit in job.tolerances}
@@ -131,7 +131,7 @@ def _allowed(was: float | None, tolerance: Limit | None) -> float | None:
 
 
 def _blamed(finding: Finding, now: Rank, before: Rank | None, places: pd.DataFrame) -> Finding:
-    """The finding with the layers that it comes from."""
+    """Add the layers that cause it to a finding."""
     figure = finding.figure
     if figure.is_time:
         return replace(finding, blame=_time_blame(figure, now, before))
@@ -140,7 +140,7 @@ def _blamed(finding: Finding, now: Rank, before: Rank | None, places: pd.DataFra
     nothing = now.parts.iloc[:0]
     changes = part_changes(nothing if before is None else before.parts, now.parts)
     cause = _cause(changes, figure)
-    if cause is None or cause.part <= 0:  # it did not grow: what is it made of?
+    if cause is None or cause.part <= 0:  # it did not grow, so blame what most of it consists of
         cause = _cause(part_changes(nothing, now.parts), figure)
         before = None
     if cause is None:
@@ -151,7 +151,7 @@ def _blamed(finding: Finding, now: Rank, before: Rank | None, places: pd.DataFra
 
 
 def _time_blame(figure: Figure, now: Rank, before: Rank | None) -> str:
-    """The kernels that took longer, or where nothing is known of before, those that take most: one phrase."""
+    """The kernels that take longer than before or, without a baseline, the ones that take longest, as one phrase."""
     of = [
         each.times if figure.kind == "step_time" else _of_family(each.times, figure.part)
         for each in (now, before or now)
@@ -177,7 +177,7 @@ def _cause(changes: pd.DataFrame, figure: Figure) -> Cause | None:
 
 
 def say_makeup(run: Run) -> str:
-    """What most of a run's peak is made of: "activations of layers.*.mlp, 2.88 GiB, made at model.py:212 (forward)"."""
+    """The main part of a run's peak: "activations of layers.*.mlp, 2.88 GiB, made at model.py:212 (forward)"."""
     parts = pattern_parts(run.table("layers"))
     cause = find_cause(part_changes(parts.iloc[:0], parts))
     if cause is None:

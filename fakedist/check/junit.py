@@ -1,6 +1,6 @@
-"""JUnit XML, as CI services read it: a suite a job and rank, a case a figure.
+"""JUnit XML for CI services: one suite per job and rank, one case per figure.
 
-Valid against the two schemas that are in use: Jenkins' (xunit plugin) and that of Apache Ant (windyroad/JUnit-Schema).
+It is valid against both schemas in use: Jenkins' (xunit plugin) and Apache Ant's (windyroad/JUnit-Schema).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 
 def junit_text(checked: Checked) -> str:
-    """How a check came out, as JUnit XML. A script that failed is an error, an exceeded figure a failure."""
+    """The result of a check as JUnit XML. A script that failed is an error, an exceeded figure is a failure."""
     root = ElementTree.Element("testsuites")
     by_rank: dict[str, list[Finding]] = {}
     for finding in checked.findings:
@@ -78,5 +78,5 @@ def _outputs(suite: ElementTree.Element, text: str) -> None:
 
 
 def _clean(text: str) -> str:
-    """Without what XML cannot hold."""
+    """Remove characters that XML cannot hold."""
     return _NOT_XML.sub("?", text)

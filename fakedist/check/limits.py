@@ -1,4 +1,4 @@
-"""Budgets and tolerances: which figure, and how much."""
+"""Budgets and tolerances: limits on figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fakedist.units import parse_bytes, parse_share, parse_us
 #: Figures of a rank as a whole.
 PLAIN = ("peak_allocated", "peak_reserved", "headroom", "step_time")
 _FAMILIES = tuple(name for name in FAMILIES if name != "communication")
-#: Figures of a part of it, by the part's name.
+#: Figures of a part of a rank, by the part's name.
 PARTED = ("categories", "layers", "groups", "families")
 
 
@@ -24,7 +24,7 @@ class Figure:
 
     Attributes:
         kind: One of PLAIN or PARTED.
-        part: The category, the layers' pattern, the group or the family of kernels; empty for those of PLAIN.
+        part: The category, the layers' pattern, the group or the family of kernels. Empty for a PLAIN figure.
     """
 
     kind: str
@@ -32,7 +32,7 @@ class Figure:
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """The figure's name in tables."""
         if self.kind in PLAIN:
             return self.kind.replace("_", " ")
         one = {"categories": "category", "layers": "layers", "groups": "group", "families": "kernels of"}
@@ -40,19 +40,19 @@ class Figure:
 
     @property
     def is_time(self) -> bool:
-        """Whether it is in microseconds; all others are in bytes."""
+        """Whether the figure is in microseconds. All others are in bytes."""
         return self.kind in ("step_time", "families")
 
 
 @dataclass(frozen=True)
 class Limit:
-    """How much of a figure is allowed, or how much more of it than there was.
+    """How much of a figure is allowed, or how much growth over its baseline.
 
     Attributes:
-        figure: Which.
-        amount: Bytes or microseconds; a share where ``is_share``.
+        figure: The figure.
+        amount: Bytes or microseconds, or a share if ``is_share``.
         is_share: Whether the amount is a share: of the baseline, or of the GPU's memory for a headroom.
-        text: As it was written.
+        text: The limit as written.
     """
 
     figure: Figure
@@ -61,28 +61,28 @@ class Limit:
     text: str
 
     def of(self, whole: float) -> float:
-        """The amount, where it is a share: of ``whole``."""
+        """The amount. A share is taken of ``whole``."""
         return self.amount * whole if self.is_share else self.amount
 
 
 def read_budgets(section: Section) -> tuple[Limit, ...]:
-    """The budgets of a job.
+    """Read the budgets of a job.
 
     Raises:
-        CheckError: A figure or unit that does not exist.
+        CheckError: A figure or unit does not exist.
     """
     return _read(section, PLAIN, _budget)
 
 
 def read_tolerances(value: Any, section: Section) -> tuple[Limit, ...]:
-    """How much more than its baseline a job may take.
+    """Read how much a job may exceed its baseline.
 
     Args:
         value: A text for both peaks, or a table of figures.
-        section: Where it was written.
+        section: The section that contains it.
 
     Raises:
-        CheckError: A figure or unit that does not exist.
+        CheckError: A figure or unit does not exist.
     """
     where = f"{section.where}, max_increase"
     if isinstance(value, str):
@@ -134,7 +134,7 @@ def _parser(figure: Figure) -> Callable[[str], float]:
 
 
 def _parsed(how: tuple[Callable[[str], float], str], figure: Figure, value: Any, where: str) -> float:
-    """A value as a number; ``how`` is what reads it, and an example of what it reads."""
+    """Parse a value as a number. ``how`` is the parser and an example of its input."""
     parse, example = how
     key = figure.part or figure.kind
     hint = f'write it like {key} = "{example}"'

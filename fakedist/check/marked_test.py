@@ -1,7 +1,7 @@
-"""The child of a marked test: ``python -m fakedist.check.marked_test ARGUMENTS``, itself run as a rank of a job.
+"""The child process of a marked test: ``python -m fakedist.check.marked_test ARGUMENTS``, run as a rank of a job.
 
-pytest finds and runs the one test, with its fixtures; what the test raised leaves this process as it would leave a
-script, so that the run ends as a script's does.
+pytest finds and runs the one test with its fixtures. What the test raises leaves this process as it would leave a
+script, so the run ends like a script's run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Generator
 
 import pytest
 
-#: What ends a run in a way of its own: the last step, a full GPU, a signal. By name: torch need not be loaded.
+#: Exceptions that end a run in a special way: the last step, a full GPU, a signal. By name, as torch may not be loaded.
 _KEPT = ("StopRun", "OutOfMemoryError", "Terminated", "JournalFailed", "KeyboardInterrupt")
 
 
@@ -19,7 +19,7 @@ class Watcher:
     """Keeps what the test raised.
 
     Attributes:
-        error: What it raised; None if it did not.
+        error: What the test raised, or None.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Watcher:
 
 
 def run_test(arguments: list[str]) -> int:
-    """Run the one test; its exit code where it did not raise."""
+    """Run the one test. Returns its exit code if it did not raise."""
     watcher = Watcher()
     code = int(pytest.main(arguments, plugins=[watcher]))
     error = watcher.error

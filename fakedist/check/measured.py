@@ -1,4 +1,4 @@
-"""What a run says about a job: the figures that budgets and baselines are about."""
+"""The figures of a run that budgets and baselines refer to."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _NO_TIMES = pd.DataFrame({"path": [], "category": [], "us": []})
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank of a job of the configuration, as it ran or as its baseline has it.
+    """One rank of a configured job, as it ran or as in its baseline.
 
     Attributes:
-        record: Plain figures, as baselines hold them.
-        parts: Columns path, category, bytes: own bytes of layers at the peak.
-        times: Columns path, category (the family of kernels), us: own time of layers in the timed step.
+        record: Plain figures, in the form that baselines hold.
+        parts: Layers' own bytes at the peak, with columns path, category, bytes.
+        times: Layers' own time in the timed step, with columns path, category (the family of kernels), us.
     """
 
     record: dict[str, Any]
@@ -40,7 +40,7 @@ class Rank:
 
     @classmethod
     def of_record(cls, record: dict[str, Any]) -> Rank:
-        """A rank as a baseline has it."""
+        """Make a rank from a baseline's record."""
         rows = [(path, name, bytes_) for path, held in record["layers"].items() for name, bytes_ in held.items()]
         parts = pd.DataFrame(rows, columns=["path", "category", "bytes"]).astype({"bytes": "int64"})
         timed = record.get("time", {}).get("layers", {})
@@ -50,11 +50,11 @@ class Rank:
 
     @property
     def time_source(self) -> str:
-        """Whether its times are measured or estimated; empty without any."""
+        """Whether its times are measured or estimated. Empty without times."""
         return str(self.record.get("time", {}).get("source", ""))
 
     def value(self, figure: Figure) -> float | None:
-        """A figure; None where it is not known."""
+        """The value of a figure. None if it is not known."""
         record = self.record
         if figure.kind == "headroom":
             return float(record["capacity_bytes"] - record["peak_reserved_bytes"])
@@ -75,15 +75,15 @@ class Rank:
 
 
 def measure(run: Run, figures: set[Figure], where: str) -> Rank:
-    """The figures of a run.
+    """Read the figures of a run.
 
     Args:
         run: The run.
-        figures: Those that are asked for; parts that the model does not have are errors.
+        figures: The figures to read. Parts that the model does not have are errors.
         where: Job and rank, for messages.
 
     Raises:
-        CheckError: A layer pattern or a group that names nothing of this run.
+        CheckError: A layer pattern or a group matches nothing in this run.
     """
     summary, layers = run.summary, run.table("layers")
     parts = pattern_parts(layers)
@@ -123,7 +123,7 @@ def measure(run: Run, figures: set[Figure], where: str) -> Rank:
 
 
 def _time_record(summary: Summary, times: pd.DataFrame) -> dict[str, Any]:
-    """The timed step; on a GPU without one the wall time of the last, which has no kernels."""
+    """The timed step or, on a GPU without a timed step, the wall time of the last step, without kernels."""
     if summary.timed is None:
         if summary.device != "cuda" or not summary.steps:
             return {}
@@ -139,7 +139,7 @@ def _time_record(summary: Summary, times: pd.DataFrame) -> dict[str, Any]:
 
 
 def peak_places(run: Run) -> pd.DataFrame:
-    """Blocks at the peak by place, as changes from nothing: columns path, category, line, change_bytes and more."""
+    """Blocks at the peak, by place, as changes from zero. Columns: path, category, line, change_bytes and more."""
     layers = run.table("layers")
     paths, _ = layer_paths(layers, layers, match_layers(layers, layers))
     blocks = read_table(run.path, "blocks", BLOCK_COLUMNS).to_pandas()

@@ -1,6 +1,6 @@
-"""The pytest plugin: a test that is a rank of a job, and a fixture that runs one. Each runs in a child process.
+"""The pytest plugin: tests that are ranks of jobs, and a fixture that runs ranks. Each runs in a child process.
 
-Loaded by every pytest that finds fakedist installed, so nothing of weight is imported before it is needed.
+Every pytest loads it if fakedist is installed, so it imports nothing heavy before it is needed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 if TYPE_CHECKING:
     from fakedist.report.run import Run
 
-#: Set in the child: the marked function runs there, as any other test does.
+#: Set in the child, where the marked function runs like any other test.
 INSIDE_VARIABLE = "FAKEDIST_MARKED_TEST"
 _SKIPPED = "skipped: "
 _WIDTH = 120
@@ -30,27 +30,27 @@ _MARK = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the mark known."""
+    """Register the mark."""
     config.addinivalue_line("markers", _MARK)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fixtures of marked tests are made in the child alone."""
+    """Leave the fixtures of marked tests to the child process."""
     for item in items:
         if _is_marked(item) and isinstance(item, pytest.Function):
             item.fixturenames = []
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Refuse what cannot be run in a child process: it would run here, and nothing would be judged."""
+    """Refuse a marked test that cannot run in a child process: it would run here without being judged."""
     if _is_marked(item) and (not isinstance(item, pytest.Function) or issubclass(item.cls or object, TestCase)):
         pytest.fail("fakedist: mark functions and methods of plain classes, not those of unittest.TestCase", False)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a marked test in a child process, and judge what it took."""
+    """Run a marked test in a child process, and judge its figures."""
     if not _is_marked(pyfuncitem):
         return None
     mark = pyfuncitem.get_closest_marker("fakedist")
@@ -68,7 +68,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 class Fakedist:
-    """What the fixture gives: :meth:`profile` as :func:`fakedist.profile`, with run directories below ``tmp_path``."""
+    """The fixture's value: :meth:`profile` is :func:`fakedist.profile` with run directories below ``tmp_path``."""
 
     def __init__(self, item: pytest.Item, directory: Path) -> None:
         self._item = item
@@ -76,7 +76,7 @@ class Fakedist:
         self._number = 0
 
     def profile(self, target: str | os.PathLike[str], *arguments: str, **options: Any) -> Run:
-        """Run one rank of a job in a child process; if the test fails, its tables are shown."""
+        """Run one rank of a job in a child process. If the test fails, the run's tables are shown."""
         from fakedist.api import profile
 
         self._number += 1
@@ -95,7 +95,7 @@ def _is_marked(item: pytest.Item) -> bool:
 
 
 def _profiled(item: pytest.Item, make: Callable[[], Run]) -> Run:
-    """Make a run; its tables, or the script's own output, are shown if the test fails."""
+    """Make a run. If the test fails, the run's tables or the script's output are shown."""
     from fakedist.errors import FakedistError, ScriptError
 
     try:
@@ -140,20 +140,20 @@ def _run_marked(item: pytest.Function, options: Mapping[str, Any], run_directory
 
 
 def _inner_arguments(item: pytest.Function) -> list[str]:
-    """Pytest's arguments in the child: this test alone, found as it was found here."""
+    """Pytest's arguments in the child: only this test, found in the same way as here."""
     config = item.config
     place = item.nodeid.partition("::")[2]
     arguments = [f"{item.path}::{place}", "-q", "-s", "--no-header", "-p", "no:cacheprovider", "-o", "addopts="]
     arguments += [f"--rootdir={config.rootpath}", f"--import-mode={config.getoption('importmode')}"]
     if config.inipath is not None:
         arguments += ["-c", str(config.inipath)]
-    # Installed, it is found as here; given with -p or in a conftest, it must not be found a second time.
+    # An installed plugin is found as it is here. One given with -p or in a conftest must not be found a second time.
     is_installed = config.pluginmanager.get_plugin("fakedist") is not None
     return [*arguments, *(["-p", "fakedist"] if is_installed else ["-p", "no:fakedist", "-p", __name__])]
 
 
 def _read_limits(mark: pytest.Mark) -> dict[str, tuple[str, int]]:
-    """The limits of a mark, as they were written and in bytes."""
+    """The limits of a mark, as written and in bytes."""
     from fakedist.errors import JobError
     from fakedist.units import parse_bytes
 
@@ -170,7 +170,7 @@ def _read_limits(mark: pytest.Mark) -> dict[str, tuple[str, int]]:
 
 
 def _exceeded(run: Run, limits: Mapping[str, tuple[str, int]]) -> list[str]:
-    """A line for each limit of the mark that the run exceeds."""
+    """One line for each limit of the mark that the run exceeds."""
     from fakedist.report.wording import verdict
     from fakedist.units import format_bytes
 
@@ -194,7 +194,7 @@ def _exceeded(run: Run, limits: Mapping[str, tuple[str, int]]) -> list[str]:
 
 
 def _blame(run: Run) -> str:
-    """The layers that most of the peak is made of."""
+    """The layers that hold most of the peak."""
     from fakedist.check.judging import say_makeup
 
     told = say_makeup(run)

@@ -1,4 +1,4 @@
-"""Jobs run as ``fakedist profile`` would, each in a process of its own, several at once."""
+"""Runs jobs as ``fakedist profile`` does, each in its own process, several at once."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from fakedist.launch.machine import free_memory_bytes, num_cores
 from fakedist.run.manifest import load_manifest
 from fakedist.units import GIB
 
-#: Host memory that a running job is taken to need: a 70B model's rank with its tables takes half of it.
+#: Host memory that is assumed for a running job. A rank of a 70B model with its tables takes half of it.
 JOB_MEMORY_BYTES = 4 * GIB
 _OUTPUT_CHARACTERS = 8_000
 _ENDED_WELL = ("finished", "stopped")
 
-# The fakedist that runs here runs there too, also from a bare clone, and nothing beside the script stands in for it.
+# The child runs the same fakedist, even from a bare clone, and nothing next to the script can shadow it.
 _BOOT = "import sys; sys.path[0] = sys.argv.pop(1); from fakedist.cli import main; sys.exit(main())"
 
 
@@ -37,10 +37,10 @@ class Task:
     """One rank to run.
 
     Attributes:
-        name: What messages call it: "llama-70b rank 0".
-        job: What to run.
-        directory: Where its records go; with peers a directory for the run directories of all of them.
-        may_leave: Whether it may leave the job during init and take nothing, as a spare rank does.
+        name: Its name in messages: "llama-70b rank 0".
+        job: The job to run.
+        directory: The run directory or, with peers, the directory that holds the run directories of all ranks.
+        may_leave: Whether it may leave the job during init without using the GPU, as a spare rank does.
     """
 
     name: str
@@ -55,11 +55,11 @@ class Task:
 
 
 class Runner:
-    """Runs tasks in processes of their own.
+    """Runs each task in its own process.
 
     Args:
-        root: Directory they run in.
-        finished: Told of every task that ended, with its seconds.
+        root: The directory in which tasks run.
+        finished: Called for every task that ended, with its seconds.
     """
 
     def __init__(self, root: Path, finished: Callable[[Task, float], None] = lambda task, seconds: None) -> None:
@@ -73,12 +73,12 @@ class Runner:
         """Run one task to its end.
 
         Raises:
-            ScriptError: Its script failed, was killed, or never used the GPU. A rank that does not fit has not failed.
+            ScriptError: The script failed, was killed or never used the GPU. A rank that does not fit has not failed.
         """
         start = time.monotonic()
         boot = [sys.executable, "-c", _BOOT, str(Path(__file__).parent.parent.parent), "profile"]
         options = ["--force", "--json", f"--output={task.directory}"]
-        # Not beside the run directory: where the disk is full, this is what says so.
+        # Not next to the run directory: if that disk is full, this log holds the error.
         with tempfile.NamedTemporaryFile("w", prefix="fakedist-", suffix=".log") as log:
             with self._process([*boot, *options, *profile_arguments(task.job)], log) as one:
                 code = one.wait()
@@ -89,11 +89,11 @@ class Runner:
         """Run every task, as many at once as cores and memory allow.
 
         Args:
-            tasks: What to run.
-            at_once: How many at once; None asks the machine.
+            tasks: The tasks to run.
+            at_once: How many to run at once. None chooses by the machine.
 
         Returns:
-            What failed, in the order of the tasks.
+            The failures, in the order of the tasks.
         """
         number = at_once or max(1, min(num_cores(), free_memory_bytes() // JOB_MEMORY_BYTES, len(tasks)))
         if any(task.job.device == "cuda" for task in tasks):
@@ -118,7 +118,7 @@ class Runner:
         with self._lock:
             if self._is_over:
                 raise ScriptError("not run: another one was interrupted")
-            # A session of its own: Ctrl-C reaches this process alone, which passes it on.
+            # The child gets its own session. Ctrl-C reaches only this process, which forwards it.
             one = subprocess.Popen(
                 command, cwd=self._root, stdout=subprocess.DEVNULL, stderr=log, text=True, start_new_session=True
             )
@@ -144,7 +144,7 @@ class Runner:
 
 @contextmanager
 def _ended_like_interrupted() -> Iterator[None]:
-    """SIGTERM, which a CI service sends to what it cancels, ends what runs here as Ctrl-C does."""
+    """Treat SIGTERM, which a CI service sends to cancel a job, like Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -156,7 +156,7 @@ def _ended_like_interrupted() -> Iterator[None]:
 
 
 def _see_that_it_ran(task: Task, code: int, log: Path) -> None:
-    """Raise what is to be said of a run that came to nothing."""
+    """Raise an error for a run that failed."""
     output = log.read_text(errors="replace")[-_OUTPUT_CHARACTERS:].rstrip()
     again = profile_command(task.job)
     try:
@@ -169,7 +169,7 @@ def _see_that_it_ran(task: Task, code: int, log: Path) -> None:
         raise ScriptError(f"{task.name}: the run was killed half-way (exit {code}): nothing is judged", again, output)
     ended_well = outcome in _ENDED_WELL or (outcome == "exit" and ending["code"] == 0)
     if (ended_well and code != 0) or (outcome == "out_of_memory" and code != OUT_OF_MEMORY_CODE):
-        # What is there is of an earlier run, which could not be replaced.
+        # The files belong to an earlier run, which could not be replaced.
         raise ScriptError(f"{task.name}: the run could not begin (exit {code})", again, output)
     if not ended_well and outcome != "out_of_memory":
         raise ScriptError(f"{task.name}: {_failure(ending)}: nothing is judged", again, output)

@@ -1,4 +1,4 @@
-"""One table of a TOML file, read key by key: what is wrong is said with its place, and what was probably meant."""
+"""Reads a table of a TOML file key by key. Errors name the place and suggest what was probably meant."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _KINDS: dict[type, str] = {str: "a text", int: "a whole number", dict: "a table"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """What somebody probably wanted to write, as a hint; all there is where nothing comes near."""
+    """A hint with the word that was probably meant, or with all known words if none is close."""
     choices = list(known)
     if close := difflib.get_close_matches(word, choices, n=1, cutoff=0.5):
         return f"did you mean {close[0]!r}?"
@@ -24,7 +24,7 @@ class Section:
     """A table of the configuration.
 
     Args:
-        where: What it is called in messages.
+        where: Its name in messages.
         values: The table.
     """
 
@@ -34,10 +34,10 @@ class Section:
         self._known: list[str] = []
 
     def take(self, key: str, kind: type[_Value]) -> _Value | None:
-        """The value of a key; None where it is not there.
+        """Take the value of a key. None if the key is missing.
 
         Raises:
-            CheckError: It is of another kind.
+            CheckError: The value is of another kind.
         """
         self._known.append(key)
         value = self._values.get(key)
@@ -46,7 +46,7 @@ class Section:
         return value
 
     def take_either(self, key: str, *kinds: type) -> Any:
-        """The value of a key that may be of several kinds; None where it is not there."""
+        """Take the value of a key that may be of several kinds. None if the key is missing."""
         self._known.append(key)
         value = self._values.get(key)
         if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
@@ -55,26 +55,26 @@ class Section:
         return value
 
     def take_texts(self, key: str) -> tuple[str, ...]:
-        """A list of texts; empty where it is not there."""
+        """Take a list of texts. Empty if the key is missing."""
         found = self.take(key, list) or []
         if not all(isinstance(each, str) for each in found):
             raise CheckError(f"{self.where}: {key} is a list of texts, not {found!r}", 'write numbers as texts: "8"')
         return tuple(found)
 
     def take_table(self, key: str) -> Section:
-        """A table inside; an empty one where it is not there."""
+        """Take a nested table. Empty if the key is missing."""
         return Section(f"{self.where}, {key}", self.take(key, dict) or {})
 
     def items(self) -> list[tuple[str, Any]]:
-        """All keys, whatever they are called, with their values."""
+        """Take all keys, whatever their names, with their values."""
         self._known += self._values
         return list(self._values.items())
 
     def end(self) -> None:
-        """No other key may be there.
+        """Check that no other key is left.
 
         Raises:
-            CheckError: One is.
+            CheckError: A key is left.
         """
         for key in self._values:
             if key not in self._known:
