@@ -1,1 +1,1 @@
-"""Two runs side by side: what appeared, went, grew and shrank. Tables of both in, one table of changes out."""
+"""Compares two runs: what appeared, is gone, grew or shrank. Tables of both in, one table of changes out."""

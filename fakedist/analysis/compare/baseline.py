@@ -1,4 +1,4 @@
-"""A run in as few figures as a later one needs to be compared with: by layer and category, repeated layers as one."""
+"""Reduces a run to the figures that later runs are compared with, by layer and category. Repeated layers are one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fakedist.run.schema import CATEGORIES
 
 
 def pattern_parts(layers: pd.DataFrame) -> pd.DataFrame:
-    """Own bytes at the peak: columns path (numbers of repeated layers as ``*``), category, bytes; they add up to it.
+    """Own bytes at the peak: columns path (numbers of repeated layers as ``*``), category, bytes. They add up to it.
 
     Args:
         layers: The table ``layers``.
@@ -29,13 +29,13 @@ def pattern_times(layers: pd.DataFrame, times: pd.DataFrame) -> pd.DataFrame:
 
     Args:
         layers: The table ``layers``.
-        times: The table ``layer_times``; without rows nothing was timed.
+        times: The table ``layer_times``. It has no rows if nothing was timed.
     """
     return layer_parts(times, dict(enumerate(layer_patterns(layers))))
 
 
 def part_changes(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
-    """What changed between two of :func:`pattern_parts`: path, name (the same), category, change_bytes."""
+    """Changes between two results of :func:`pattern_parts`: path, name (equal to path), category, change_bytes."""
     keys = ["path", "category"]
     found = before.merge(after, on=keys, how="outer", suffixes=("_before", "_after"))
     change = found["bytes_after"].fillna(0) - found["bytes_before"].fillna(0)
@@ -43,17 +43,17 @@ def part_changes(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
 
 
 def layers_bytes(layers: pd.DataFrame, pattern: str) -> int | None:
-    """Bytes at the peak of all layers that a pattern names, with what is below them; None where it names none.
+    """Bytes at the peak of all layers that match a pattern, with children; None if no layer matches.
 
     Args:
         layers: The table ``layers``.
-        pattern: A name in which ``*`` stands for any part between two dots: ``layers.*.mlp``.
+        pattern: A name in which ``*`` matches any part between two dots: ``layers.*.mlp``.
     """
     named = [names_layer(pattern, str(name) or OUTSIDE) for name in layers["name"]]
     return int(layers["peak_own_bytes"][named].sum()) if any(named) else None
 
 
 def names_layer(pattern: str, name: str) -> bool:
-    """Whether a pattern names a layer, or one above it."""
+    """Whether a pattern matches a layer or one above it."""
     wanted, parts = pattern.split("."), name.split(".")
     return len(wanted) <= len(parts) and all(fnmatchcase(part, want) for part, want in zip(parts, wanted, strict=False))

@@ -1,4 +1,4 @@
-"""Which blocks at the peak appeared, went, grew and shrank, by the place that made them."""
+"""Which blocks at the peak appeared, are gone, grew or shrank, by the place that allocated them."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _LINE = re.compile(r"(?P<file>.*):(?P<line>\d+) \((?P<function>.*)\)")
 def peak_blocks(
     blocks: pd.DataFrame, stacks: pd.DataFrame, paths: dict[int, str], folders: tuple[str, str]
 ) -> pd.DataFrame:
-    """The blocks of one run that were alive at its peak, ready to be compared.
+    """The blocks of one run that were alive at its peak, in the form that :func:`block_changes` compares.
 
     Args:
         blocks: The table ``blocks``; columns bytes, alloc_event, operation, phase, layer, category, stack, at_peak.
         stacks: The table ``stacks``; column line.
-        paths: What each layer is called in the comparison.
-        folders: That the job was started in, from which lines are named, and that of its script.
+        paths: Each layer's name in the comparison.
+        folders: The working directory of the job, which lines are relative to, and the directory of its script.
 
     Returns:
         Columns bytes, alloc_event, operation, phase, category, path, line, and place: file and function of the line,
-        which stay when lines, the script or the whole checkout move.
+        which stay the same when lines, the script or the whole checkout move.
     """
     alive = blocks[blocks["at_peak"]]
     stack = alive["stack"].to_numpy()
     cwd, script_folder = (folder.rstrip("/") + "/" for folder in folders)
-    lines = [*stacks["line"].astype(str), ""]  # -1, no stack, is the last
+    lines = [*stacks["line"].astype(str), ""]  # stack -1 (none) indexes the last
     found = alive[["bytes", "alloc_event"]].copy()
     for name in ("operation", "phase", "category"):
         found[name] = alive[name].astype(str)
@@ -46,11 +46,11 @@ def block_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
 
     Args:
         a: :func:`peak_blocks` of one run.
-        b: That of the other.
+        b: :func:`peak_blocks` of the other.
 
     Returns:
-        Columns path, category, phase, operation, line (where it is first seen in b; in a if b has none), num_a, num_b,
-        a_bytes, b_bytes, change_bytes, what. The changes add up to that of the peak.
+        Columns path, category, phase, operation, line (the first in b; in a if b has none), num_a, num_b, a_bytes,
+        b_bytes, change_bytes, what. The changes add up to the change of the peak.
     """
     keys = ["path", "category", "phase", "operation", "place"]
     sides = []

@@ -1,4 +1,4 @@
-"""Which collectives appeared, went, and carry more or less."""
+"""Which collectives appeared, are gone, or carry more or fewer bytes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ def collective_changes(a: list[CollectiveTotal], b: list[CollectiveTotal]) -> pd
     """Calls and bytes by group and operation.
 
     Args:
-        a: ``collectives`` of a summary.
-        b: That of the other run.
+        a: ``collectives`` of one summary.
+        b: ``collectives`` of the other.
 
     Returns:
-        Columns group, operation, and a_, b_ of group_size, num_calls, bytes_in, bytes_out; change_bytes (in and out);
-        what. Groups of one description count as one; equal rows are left out; greatest change first.
+        Columns group, operation; group_size, num_calls, bytes_in, bytes_out, each with the prefixes a_ and b_;
+        change_bytes (in plus out); what. Groups with the same description count as one. Equal rows are left out. The
+        largest change comes first.
     """
     keys = ["group", "operation"]
     sides = []

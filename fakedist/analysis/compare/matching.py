@@ -1,4 +1,4 @@
-"""Which layer of one run is which layer of the other: by name, and through re-numbering, renames and moves."""
+"""Matches the layers of two runs by name, and through renumbering, renames and moves."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import pandas as pd
 
 from fakedist.analysis.layers import with_children
 
-#: How alike two layers of different names must be, from 0 to 1, to be called one layer that was renamed.
+#: How alike two layers with different names must be, from 0 to 1, to count as one renamed layer.
 RENAMED_FROM = 0.5
 
 Pair = tuple[int, int]
 
 
 def layer_patterns(table: pd.DataFrame) -> list[str]:
-    """Names of layers with ``*`` for the numbers of repeated ones: layers.3.mlp is layers.*.mlp.
+    """Names of layers with ``*`` for the numbers of repeated ones: layers.3.mlp becomes layers.*.mlp.
 
-    A number is that of a repeated layer where all numbered siblings are of its class, or three of them. The second
-    linear layer of a feed-forward that is written as a sequence keeps its number.
+    A number belongs to a repeated layer if all its numbered siblings, or at least three of them, have its class. The
+    second linear layer of a feed-forward written as a sequence keeps its number.
 
     Args:
-        table: Columns name, class_name, parent; parents before children.
+        table: Columns name, class_name, parent, with parents before children.
     """
     names = [str(name) for name in table["name"]]
     parents, classes = table["parent"].tolist(), table["class_name"].tolist()
@@ -49,10 +49,10 @@ def match_layers(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
 
     Args:
         a: The table ``layers`` of one run.
-        b: That of the other.
+        b: The table ``layers`` of the other.
 
     Returns:
-        Every layer of both once, columns ``a`` and ``b`` (rows of the tables; -1 where it has no counterpart) and
+        Every layer of both runs once: columns ``a`` and ``b`` (rows of the tables; -1 without a counterpart) and
         ``how``: same, renumbered, renamed, moved, gone, appeared.
     """
     trees = _Tree(a), _Tree(b)
@@ -66,9 +66,9 @@ def match_layers(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
 
 
 def renamed_layers(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> list[dict[str, str]]:
-    """Layers that are called otherwise in the second run: objects with ``was``, ``name``, ``how``.
+    """Layers with another name in the second run: objects with ``was``, ``name``, ``how``.
 
-    Repeated layers are named once, with ``*``; what lies below a layer that is named here is left out.
+    Repeated layers are listed once, with ``*``. Layers below a listed layer are left out.
     """
     names = [str(name) for name in a["name"]], [str(name) for name in b["name"]]
     patterns = layer_patterns(a), layer_patterns(b)
@@ -79,7 +79,7 @@ def renamed_layers(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> l
         was, name = names[0][at], names[1][to]
         above = was.rpartition(".")[0], name.rpartition(".")[0]
         if was == name or (was.rpartition(".")[2] == name.rpartition(".")[2] and above[0] != above[1] and all(above)):
-            continue  # it has the name of what is above it, which is told
+            continue  # only the name of a layer above it changed, which is listed
         key = (patterns[0][at], patterns[1][to], str(how))
         found[key] = found.get(key, 0) + 1
         alone[key] = (was, name)
@@ -108,14 +108,14 @@ class _Tree:
         return self.names[layer].rpartition(".")[2]
 
     def shape(self, layer: int) -> Any:
-        """Its class, and names and shapes below it; its own name left out: equal for layers that are built alike."""
+        """Its class, and the names and shapes below it, without its own name. Layers built alike have equal shapes."""
         if layer not in self._shapes:
             below = tuple((self.last(child), self.shape(child)) for child in self.children[layer])
             self._shapes[layer] = (self.classes[layer], below)
         return self._shapes[layer]
 
     def signature(self, layer: int) -> Any:
-        """Its shape and how large its parameters are."""
+        """Its shape and the bytes of its parameters."""
         return (self.shape(layer), self.parameter_bytes[layer])
 
 
@@ -128,11 +128,11 @@ class _Matcher:
     of_b: set[int] = field(default_factory=set)
 
     def match(self, at: int, to: int, how: str) -> None:
-        """Pair two layers, and all below them as well as they go."""
+        """Pair two layers, and the layers below them as far as they match."""
         self.pairs[at, to] = how
         self.of_a.add(at)
         self.of_b.add(to)
-        # What lies below a layer that was moved or renamed kept its place in it.
+        # Layers below a renamed layer kept their place in it.
         below = "same" if how in ("renamed", "appeared") else how
         left, right = self._free(self.a.children[at], self.of_a), self._free(self.b.children[to], self.of_b)
         for one, other, found in [*self._numbered(left, right), *self._named(left, right)]:
@@ -142,7 +142,7 @@ class _Matcher:
             self.match(one, other, "renamed")
 
     def match_moved(self) -> None:
-        """Pair what lies elsewhere in the other tree (below a wrapper, say), where it is the only one of its shape."""
+        """Pair layers that moved in the tree (below a wrapper, say), if they are the only ones of their shape."""
         places: tuple[dict[Any, list[int]], dict[Any, list[int]]] = (defaultdict(list), defaultdict(list))
         for tree, taken, by_shape in ((self.a, self.of_a, places[0]), (self.b, self.of_b, places[1])):
             for layer in self._free(range(len(tree.names)), taken):
@@ -161,7 +161,7 @@ class _Matcher:
         return [(layer, by_name[name], "same") for layer in left if (name := self.a.last(layer)) in by_name]
 
     def _numbered(self, left: list[int], right: list[int]) -> list[tuple[int, int, str]]:
-        """Pair the numbered ones in their order: a removed or inserted one shifts those behind it."""
+        """Pair the numbered layers in order. A removed or inserted layer shifts those after it."""
         left = [layer for layer in left if self.a.last(layer).isdecimal()]
         right = [layer for layer in right if self.b.last(layer).isdecimal()]
         names = [self.a.last(layer) for layer in left], [self.b.last(layer) for layer in right]
@@ -175,7 +175,7 @@ class _Matcher:
         return found
 
     def _alike(self, left: list[int], right: list[int]) -> list[Pair]:
-        """Pair what is left among siblings, most alike first."""
+        """Pair the remaining siblings, most alike first."""
         scores = [
             (score, -abs(place - spot), -place, one, other)
             for place, one in enumerate(left)
@@ -202,20 +202,20 @@ class _Matcher:
 
 
 def _have_gaps(names: list[str]) -> bool:
-    """Whether the numbers are not all from 0 on: then they are names that somebody gave, and nothing is re-numbered."""
+    """Whether the numbers are not 0, 1, 2, ...: then they are names chosen by the script, and nothing is renumbered."""
     return [int(name) for name in names] != list(range(len(names)))
 
 
 def _aligned(left: list[Any], right: list[Any]) -> list[Pair]:
-    """Pair two rows of signatures in order, so that as much as can be is paired with its like.
+    """Pair two sequences of signatures in order, so that the total likeness is the largest possible.
 
-    Equal ones at the front are paired first: of layers that are all alike, the last are those that came or went.
+    Equal signatures at the front are paired first: of layers that are all alike, the last ones are new or gone.
     """
     front = 0
     while front < min(len(left), len(right)) and left[front] == right[front]:
         front += 1
     found = [(at, at) for at in range(front)]
-    # best[at][to]: what can be had from the rest of both rows.
+    # best[at][to]: the largest likeness of the rest of both sequences.
     best = [[0] * (len(right) + 1) for _ in range(len(left) + 1)]
     for at in range(len(left) - 1, front - 1, -1):
         for to in range(len(right) - 1, front - 1, -1):
@@ -238,4 +238,4 @@ def _signature_likeness(one: Any, other: Any) -> int:
     (shape, bytes_), (other_shape, other_bytes) = one, other
     if shape == other_shape:
         return 4 if bytes_ == other_bytes else 3
-    return 1 if shape[0] == other_shape[0] else 0  # the class alone
+    return 1 if shape[0] == other_shape[0] else 0  # only the class is the same

@@ -26,14 +26,14 @@ def figure_changes(a: Summary, b: Summary) -> pd.DataFrame:
 
 
 def category_changes(a: dict[str, int], b: dict[str, int]) -> pd.DataFrame:
-    """Bytes at the peak by category, greatest change first; the changes add up to that of the peak."""
+    """Bytes at the peak by category, largest change first. The changes add up to the change of the peak."""
     rows = [(name, a.get(name, 0), b.get(name, 0)) for name in CATEGORIES]
     found = _with_change(pd.DataFrame(rows, columns=["category", "a_bytes", "b_bytes"]))
     return by_effect(found[(found["a_bytes"] != 0) | (found["b_bytes"] != 0)])
 
 
 def phase_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
-    """Most allocated in each phase of each step: step, phase, a_bytes, b_bytes, change_bytes, what; in order of b."""
+    """Peak of each phase of each step: step, phase, a_bytes, b_bytes, change_bytes, what, in the order of b."""
     peaks = [
         {
             (int(step), str(phase)): int(bytes_)
@@ -51,16 +51,16 @@ def phase_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
 
 
 def layer_parts(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> pd.DataFrame:
-    """Bytes at the peak of every layer, its own, in both runs; the changes add up to that of the peak.
+    """Own bytes of every layer at the peak in both runs. The changes add up to the change of the peak.
 
     Args:
         a: The table ``layers`` of one run.
-        b: That of the other.
-        matches: Who is who, as :func:`fakedist.analysis.compare.matching.match_layers` found.
+        b: The table ``layers`` of the other.
+        matches: The result of :func:`fakedist.analysis.compare.matching.match_layers`.
 
     Returns:
-        One row for each layer and category with anything in it: a, b (rows or -1), how, category, a_bytes, b_bytes,
-        name (b's, or a's where it is gone), was (a's name), before (its pattern), path (its pattern in terms of b).
+        One row for each layer and category that is not empty: a, b (rows or -1), how, category, a_bytes, b_bytes, name
+        (b's, or a's if the layer is gone), was (a's name), before (a's pattern), path (the pattern in terms of b).
     """
     paths = _paths(a, b, matches)
     frames = []
@@ -73,11 +73,11 @@ def layer_parts(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> pd.D
 
 
 def layer_changes(parts: pd.DataFrame) -> pd.DataFrame:
-    """Changes by layer and category, repeated layers as one row, greatest first; they add up to that of the peak.
+    """Changes by layer and category, largest first. Repeated layers are one row. They add up to the peak's change.
 
     Returns:
-        Columns name, was (empty where the name stayed), category, num_layers (how many changed), a_bytes, b_bytes,
-        change_bytes, what (appeared, gone, grew, shrank).
+        Columns name, was (empty if the name stayed the same), category, num_layers (how many changed), a_bytes,
+        b_bytes, change_bytes, what (appeared, gone, grew, shrank).
     """
     changed = parts[parts["change_bytes"] != 0]
     only = changed["how"].where(changed["how"].isin(("gone", "appeared")), "both")
@@ -104,10 +104,10 @@ def layer_changes(parts: pd.DataFrame) -> pd.DataFrame:
 
 
 def most_changes(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> pd.DataFrame:
-    """Most that one layer held in the last step, with children; of repeated ones the one with most.
+    """The most that one layer held in the last step, with children. Repeated layers show the largest of them.
 
     Returns:
-        Columns name, num_a, num_b, a_bytes, b_bytes, change_bytes, what; greatest change first.
+        Columns name, num_a, num_b, a_bytes, b_bytes, change_bytes, what, largest change first.
     """
     sides = {
         "a_bytes": _taken(a, matches["a"], "most_total_bytes"),
@@ -123,7 +123,7 @@ def most_changes(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> pd.
 
 
 def layer_paths(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> tuple[dict[int, str], dict[int, str]]:
-    """What each layer of both runs is called in the comparison: in terms of b, numbers as ``*``."""
+    """Each layer's name in the comparison, for both runs: in terms of b, with numbers as ``*``."""
     paths = _paths(a, b, matches)["path"]
     sides = [
         {layer: path for layer, path in zip(matches[side].tolist(), paths, strict=True) if layer >= 0} for side in "ab"
@@ -132,7 +132,7 @@ def layer_paths(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> tupl
 
 
 def by_effect(found: pd.DataFrame) -> pd.DataFrame:
-    """Rows with the greatest change first."""
+    """Rows sorted by size of change, largest first."""
     order = found["change_bytes"].abs().sort_values(ascending=False, kind="stable").index
     return found.loc[order].reset_index(drop=True)
 
@@ -163,7 +163,7 @@ def _paths(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> dict[str,
     translated: dict[str, str] = {patterns_a[at]: patterns_b[to] for at, to in to_b.items()}
 
     def in_terms_of_b(at: int) -> str:
-        """A gone layer's pattern: what those like it are called now, or below what its parent is called."""
+        """A gone layer's pattern: the new name of layers with the same pattern, else its name below its parent's."""
         if patterns_a[at] in translated:
             return translated[patterns_a[at]]
         parent = parents[at]
@@ -182,7 +182,7 @@ def _paths(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> dict[str,
 
 
 def _former(group: pd.DataFrame, was: str) -> str:
-    """What a row was called before; empty where that is what it is called now."""
+    """A row's former name; empty if it is unchanged."""
     if len(group) == 1:
         former = str(group["was"].iloc[0])
         return "" if former == group["name"].iloc[0] else former

@@ -1,4 +1,4 @@
-"""What two runs were that is not the same: whoever reads the figures must know first."""
+"""The settings in which two runs differ. A reader must know them before the figures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from fakedist.run.summary import Exit, Summary
 
-#: Settings of a job: their key and what they are called.
+#: Settings of a job: their keys and display names.
 _JOB = {
     "world_size": "world size",
     "rank": "rank",
@@ -27,11 +27,11 @@ _JOB = {
 def different_settings(
     a: dict[str, Any], b: dict[str, Any], summaries: tuple[Summary, Summary]
 ) -> list[dict[str, str]]:
-    """Every setting that two manifests disagree about: objects with ``name``, ``a``, ``b``.
+    """Every setting in which two manifests differ: objects with ``name``, ``a``, ``b``.
 
     Args:
-        a: A manifest.
-        b: That of the other run.
+        a: The manifest of one run.
+        b: The manifest of the other.
         summaries: The figures of both.
     """
     pairs: list[tuple[str, Any, Any]] = [(name, a["job"].get(key), b["job"].get(key)) for key, name in _JOB.items()]
@@ -49,12 +49,12 @@ def different_settings(
 
 
 def _nccl(a: dict[str, Any], b: dict[str, Any]) -> tuple[Any, Any]:
-    """NCCL's variables of two jobs; an older fakedist knew of none."""
+    """NCCL's variables of two jobs. An older fakedist did not record them."""
     return a.get("nccl_environment") or [], b.get("nccl_environment") or []
 
 
 def unlike_times(a: Summary, b: Summary) -> list[str]:
-    """Why the times of two summaries cannot be held against each other as they are, a sentence each."""
+    """Why the times of two summaries are not directly comparable, one sentence each."""
     if a.timed is None or b.timed is None:
         return []
     timed = (a.timed, b.timed)
@@ -73,7 +73,7 @@ def _times(summary: Summary) -> str:
 
 
 def incomplete(summary: Summary) -> str:
-    """How a run fell short of its end, one phrase; empty where it did not."""
+    """How a run ended early, in one phrase; empty if it did not."""
     ending = summary.exit
     if ending.outcome in ("finished", "stopped"):
         return ""

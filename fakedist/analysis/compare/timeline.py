@@ -1,4 +1,4 @@
-"""Two runs on one axis: the same phase of the same step at the same place, however many events each has in it."""
+"""Two runs on one axis: the same phase of the same step is at the same place, however many events each run has."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Stretch:
     """A piece of the common axis.
 
     Attributes:
-        step: Step.
-        phase: Phase; empty where the two runs went through the step in different phases.
-        events: First event and first event after it, of one run and of the other; equal where a run has none.
-        at: Where it begins and ends on the axis, from 0 to 1.
+        step: The step.
+        phase: The phase; empty if the two runs have different phases in this step.
+        events: For each run, the first event and the first event after the piece; equal if the run has no events.
+        at: Where the piece begins and ends on the axis, from 0 to 1.
     """
 
     step: int
@@ -28,13 +28,13 @@ class Stretch:
 
 
 def common_axis(spans: tuple[pd.DataFrame, pd.DataFrame], num_events: tuple[int, int]) -> list[Stretch]:
-    """Pieces of an axis that two runs have in common, in order.
+    """The pieces of an axis that two runs share, in order.
 
-    A piece is as wide as the run with more events in it needs.
+    The width of a piece is set by the run with more events in it.
 
     Args:
-        spans: The tables ``spans`` of both; without rows, a run is one piece.
-        num_events: Events of both.
+        spans: The tables ``spans`` of both. A run without rows is one piece.
+        num_events: Number of events of each run.
     """
     steps = [_by_step(table, total) for table, total in zip(spans, num_events, strict=True)]
     pieces: list[Stretch] = []
@@ -69,15 +69,15 @@ def _by_step(spans: pd.DataFrame, num_events: int) -> dict[int, list[tuple[str, 
 
 
 def on_axis(curve: Array, pieces: list[Stretch], side: int, num_columns: int) -> tuple[Array, Array]:
-    """A curve over events, on the common axis: the least and the most in every column.
+    """Map a curve over events to the common axis, as the minimum and maximum of each column.
 
-    Columns without an event of their own hold what the one before left.
+    A column without events keeps the last value of the column before.
 
     Args:
-        curve: A value after every event.
+        curve: The value after each event.
         pieces: The axis.
-        side: Which run's events.
-        num_columns: Columns of the axis.
+        side: The run: 0 or 1.
+        num_columns: Number of columns of the axis.
     """
     column = np.zeros(len(curve), "i8")
     for piece in pieces:
@@ -88,7 +88,7 @@ def on_axis(curve: Array, pieces: list[Stretch], side: int, num_columns: int) ->
     last = np.full(num_columns, -1)
     np.minimum.at(least, column, curve)
     np.maximum.at(most, column, curve)
-    last[column] = curve  # of several events of a column, the last one stays
+    last[column] = curve  # of several events in a column, the last one counts
     known = np.maximum.accumulate(np.where(last >= 0, np.arange(num_columns), -1))
     before = np.where(known >= 0, last[np.maximum(known, 0)], 0)
     empty = most < 0

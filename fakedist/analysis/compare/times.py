@@ -11,7 +11,7 @@ from fakedist.run.plain import to_plain
 from fakedist.run.schema import KINDS
 from fakedist.run.step_time import StepTime
 
-#: Parts of a step and what they are called.
+#: Parts of a step and their display names.
 _PARTS = {
     "step_us": "step",
     "busy_us": "computes",
@@ -20,28 +20,28 @@ _PARTS = {
     "wait_us": "waits",
     "kernel_us": "all kernels",
 }
-#: Changes below this are those of adding up.
+#: Smaller changes are rounding errors of sums.
 _NOTHING_US = 0.01
 
 
 def part_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
-    """The parts of the step of two steps: name, a_us, b_us, change_us, what; in this order."""
+    """The parts of two steps: columns name, a_us, b_us, change_us, what, in the order of ``_PARTS``."""
     pairs = [(name, getattr(a, key), getattr(b, key)) for key, name in _PARTS.items()]
     return with_change(pd.DataFrame([row for row in pairs if row[1] or row[2]], columns=["name", "a_us", "b_us"]))
 
 
 def phase_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
-    """Time of kernels by phase of two steps: name, a_us, b_us, change_us, what; in the order of a step."""
+    """Kernel time of two steps by phase: columns name, a_us, b_us, change_us, what, in the order of a step."""
     kinds = [(name, a.by_kind.get(name, 0.0), b.by_kind.get(name, 0.0)) for name in KINDS]
     return with_change(pd.DataFrame([row for row in kinds if row[1] or row[2]], columns=["name", "a_us", "b_us"]))
 
 
 def family_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
-    """Families of two steps, greatest change first.
+    """Families of kernels of two steps, largest change first.
 
     Returns:
-        Columns family, num_a, num_b, unknown_a, unknown_b (kernels of unknown duration), a_us, b_us, change_us, what;
-        no change is told where one run knows what the other does not.
+        Columns family, num_a, num_b, unknown_a, unknown_b (kernels of unknown duration), a_us, b_us, change_us, what.
+        The change is 0 if only one of the runs has kernels of unknown duration.
     """
     sides = [
         pd.DataFrame(to_plain(each.by_family), columns=["family", "num_kernels", "num_unknown", "time_us"])
@@ -51,20 +51,20 @@ def family_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
 
 
 def name_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
-    """Kernels of two tables ``kernel_names`` by name, greatest change first.
+    """Kernels of two tables ``kernel_names`` by name, largest change first.
 
     Returns:
-        Columns name, and those of :func:`family_changes`.
+        Column name, and the columns of :func:`family_changes`.
     """
     return _joined([each[each["family"] != "communication"] for each in (a, b)], ["name", "family"])
 
 
 def layer_parts(times: pd.DataFrame, paths: dict[int, str]) -> pd.DataFrame:
-    """Own time of layers by family: columns path, category (the family), us; they add up to all kernels.
+    """Own time of layers by family: columns path, category (the family), us. It adds up to the time of all kernels.
 
     Args:
         times: The table ``layer_times``.
-        paths: What each layer is called in a comparison; repeated ones alike.
+        paths: Each layer's name in a comparison. Repeated layers share a name.
     """
     path = pd.Series([paths.get(row, "") or OUTSIDE for row in range(len(times))], index=times.index, dtype=object)
     frames = [
@@ -76,10 +76,10 @@ def layer_parts(times: pd.DataFrame, paths: dict[int, str]) -> pd.DataFrame:
 
 
 def layer_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
-    """Changes between two of :func:`layer_parts`, greatest first; they add up to that of all kernels.
+    """Changes between two results of :func:`layer_parts`, largest first. They add up to the change of all kernels.
 
     Returns:
-        Columns path, name (the same), category, a_us, b_us, change_us, what.
+        Columns path, name (equal to path), category, a_us, b_us, change_us, what.
     """
     found = a.merge(b, on=["path", "category"], how="outer", suffixes=("_a", "_b")).fillna({"us_a": 0.0, "us_b": 0.0})
     found = found.rename(columns={"us_a": "a_us", "us_b": "b_us"}).assign(name=found["path"])
@@ -98,7 +98,7 @@ def with_change(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_effect(found: pd.DataFrame) -> pd.DataFrame:
-    """Rows with the greatest change first."""
+    """Rows sorted by size of change, largest first."""
     order = found["change_us"].abs().sort_values(ascending=False, kind="stable").index
     return found.loc[order].reset_index(drop=True)
 

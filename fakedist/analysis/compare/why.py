@@ -9,7 +9,7 @@ import pandas as pd
 
 from fakedist.analysis.compare.memory import OUTSIDE
 
-#: A part stands for the whole if its change is within these shares of it.
+#: A part accounts for the whole if its change is between these multiples of the whole's change.
 _STANDS_FOR = (0.8, 1.25)
 
 
@@ -18,11 +18,11 @@ class Cause:
     """What accounts for most of a change: of the peak in bytes, of a step's kernels in microseconds.
 
     Attributes:
-        change: Of the figure.
-        category: The category (the family, of kernels) that changed most that way.
-        path: The layers it is about, numbers as ``*``; empty where no part of the model stands out.
-        part: Their change.
-        layer: The one layer it is about; the path where they are several.
+        change: The change of the figure.
+        category: The category (for kernels, the family) that changed most in the same direction.
+        path: The layers responsible, with numbers as ``*``; empty if no part of the model is prominent.
+        part: The change of these layers.
+        layer: The layer's name if there is only one, else the path.
     """
 
     change: float
@@ -33,14 +33,14 @@ class Cause:
 
 
 def find_cause(parts: pd.DataFrame, column: str = "change_bytes") -> Cause | None:
-    """The category that changed most the way the figure did, and the deepest layer that stands for it.
+    """The category that changed most in the figure's direction, and the deepest layer that accounts for its change.
 
     Args:
-        parts: Columns path, name, category and the next one: what is the layers' own, which adds up to the figure.
+        parts: Columns path, name, category and ``column``: the layers' own changes, which add up to the figure's.
         column: The column with the changes.
 
     Returns:
-        None where the figure is the same.
+        The cause; None if the figure did not change.
     """
     total = float(parts[column].sum())
     if not total:
@@ -57,12 +57,12 @@ def find_cause(parts: pd.DataFrame, column: str = "change_bytes") -> Cause | Non
 
 
 def is_below(paths: pd.Series, path: str) -> pd.Series:
-    """Which paths are this one or lie below it; all of them if it is empty."""
+    """Which paths are ``path`` or below it; all of them if it is empty."""
     return (paths == path) | paths.str.startswith(path + ".") | (not path)
 
 
 def _descend(paths: pd.Series, changes: pd.Series) -> tuple[str, float]:
-    """Down the tree of names as long as one branch stands for what is above it."""
+    """Descend the tree of names for as long as one branch accounts for the change above it."""
     change = float(changes.sum())
     sums: dict[tuple[str, ...], float] = defaultdict(int)
     for path, part in zip(paths, changes.tolist(), strict=True):
@@ -87,11 +87,11 @@ def _steps(path: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Place:
-    """What makes the blocks of a cause.
+    """What allocates the blocks of a cause.
 
     Attributes:
-        line: The job's line, ``file:line (function)``; empty where none is known, as in most of a backward.
-        operation: The operation; empty where none is known either.
+        line: The job's line, ``file:line (function)``; empty if unknown, as in most of backward.
+        operation: The operation; empty if unknown.
         phase: The phase it runs in.
     """
 
@@ -100,7 +100,7 @@ class Place:
     phase: str = ""
 
     def phrase(self, verb: str) -> str:
-        """The verb and the place behind a comma: ", made at model.py:212 (forward)"; empty where none is known."""
+        """The verb and the place after a comma: ", made at model.py:212 (forward)"; empty if the place is unknown."""
         if self.line:
             return f", {verb} at {self.line}"
         return f", {verb} in {self.operation.removeprefix('aten.')} ({self.phase})" if self.operation else ""
@@ -118,7 +118,7 @@ def place_of(cause: Cause, blocks: pd.DataFrame) -> Place:
     found = found[found["change_bytes"] * way > 0]
     if not len(found):
         return Place()
-    # A line says more than an operation, but not where it stands for next to nothing.
+    # A line is more useful than an operation, unless it accounts for next to nothing.
     told = found[found["line"] != ""]
     if len(told) and told["change_bytes"].abs().max() * 2 >= found["change_bytes"].abs().max():
         found = told
@@ -127,7 +127,7 @@ def place_of(cause: Cause, blocks: pd.DataFrame) -> Place:
 
 
 def of_layers(layer: str) -> str:
-    """Whose blocks they are: "of layers.*.mlp", or what is said where no layer stands out."""
+    """The layers in words: "of layers.*.mlp", "outside of modules", or "all over the model" without a layer."""
     if layer == OUTSIDE:
         return "outside of modules"
     return f"of {layer}" if layer else "all over the model"

@@ -1,1 +1,1 @@
-"""Reports of Nsight Systems: read, and joined with the ranges that the program pushed."""
+"""Reads Nsight Systems reports and joins their kernels with the ranges that the program pushed."""

@@ -1,4 +1,4 @@
-"""A report of Nsight Systems as SQLite: opened with care, and read column by column."""
+"""Opens an Nsight Systems report exported to SQLite, checks it, and reads it column by column."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _EXPORT = "nsys export --type sqlite REPORT.nsys-rep   makes it again"
 
 
 class Database:
-    """An export that is open for reading; whatever version of nsys made it.
+    """An export open for reading, made by any version of nsys.
 
     Args:
-        called: What errors call it.
-        connection: It, opened.
+        called: The path that error messages name.
+        connection: The open connection.
     """
 
     def __init__(self, called: Path, connection: sqlite3.Connection) -> None:
@@ -34,21 +34,21 @@ class Database:
         self.tables = {str(name) for (name,) in names}
 
     def columns(self, table: str) -> set[str]:
-        """Names of a table's columns; none if there is no such table."""
+        """Names of a table's columns; empty if the table does not exist."""
         return {str(row[1]) for row in self._connection.execute(f'PRAGMA table_info("{table}")')}
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
-        """All rows of a short answer."""
+        """All rows of a short result."""
         return self._connection.execute(query).fetchall()
 
     def chunks(self, query: str) -> Iterator[list[tuple[Any, ...]]]:
-        """The rows of a long answer, some at a time."""
+        """The rows of a long result, in chunks."""
         cursor = self._connection.execute(query)
         while rows := cursor.fetchmany(_CHUNK_ROWS):
             yield rows
 
     def integers(self, table: str, names: Sequence[str], where: str = "") -> dict[str, Ints]:
-        """Columns of whole numbers; -1 where a row has none, or the table has no such column."""
+        """Integer columns; -1 if a row has no value, or the table has no such column."""
         known = self.columns(table)
         if not known:
             return {name: np.zeros(0, np.int64) for name in names}
@@ -69,7 +69,7 @@ class Database:
         return found
 
     def pairs(self, *tables: str) -> dict[str, str]:
-        """Names and values of the first of these tables that there is: older versions call them otherwise."""
+        """Names and values of the first of these tables that exists. Older versions use other table names."""
         for table in tables:
             if {"name", "value"} <= self.columns(table):
                 return {str(name): str(value) for name, value in self.rows(f'SELECT name, value FROM "{table}"')}
@@ -82,10 +82,10 @@ def open_database(path: Path, called: Path | None = None) -> Iterator[Database]:
 
     Args:
         path: The file.
-        called: What errors call it: the report that it was exported from.
+        called: The path that error messages name: the report that the file was exported from.
 
     Raises:
-        ReportError: There is none, it is not SQLite or not nsys's, or it is incomplete; also while it is read.
+        ReportError: The file is missing, is not SQLite or not nsys's, or is incomplete. Reading can raise it too.
     """
     _check(path)
     try:
@@ -103,7 +103,7 @@ def open_database(path: Path, called: Path | None = None) -> Iterator[Database]:
 
 
 def _check(path: Path) -> None:
-    """What SQLite itself would not notice, or would say in its own words."""
+    """Check what SQLite itself would not notice, or would report in its own words."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -114,7 +114,7 @@ def _check(path: Path) -> None:
         raise ReportError(f"{path} is empty", _EXPORT)
     if not head.startswith(_MAGIC):
         raise ReportError(f"{path} is no SQLite file", "give what `nsys export --type sqlite` or `nsys profile` wrote")
-    page_bytes = int.from_bytes(head[16:18], "big")  # sqlite.org/fileformat.html: 1 stands for 65,536
+    page_bytes = int.from_bytes(head[16:18], "big")  # sqlite.org/fileformat.html: 1 means 65,536
     pages = int.from_bytes(head[28:32], "big")
     if size < pages * (65536 if page_bytes == 1 else page_bytes):
         raise ReportError(f"{path} is cut off: the export or a copy of it was interrupted", _EXPORT)

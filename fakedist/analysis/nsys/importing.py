@@ -1,4 +1,4 @@
-"""A report becomes a run: the kernels of one it was recorded with, or a run directory of its own."""
+"""Imports a report: as the kernels of the run it was recorded with, or as a new run directory."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def recorded_kernels(run_directory: Path, exported: Path, report: Path) -> dict[
     """The journal's record of the kernels of a recorded run.
 
     Args:
-        run_directory: The run.
-        exported: The report of its timed step, as SQLite.
-        report: The report.
+        run_directory: The run's directory.
+        exported: The report of the run's timed step, as SQLite.
+        report: The report itself.
 
     Raises:
         ReportError: The report cannot be read, or has no kernels.
@@ -36,10 +36,10 @@ def recorded_kernels(run_directory: Path, exported: Path, report: Path) -> dict[
 
 @dataclass(frozen=True)
 class Imported:
-    """What was found in a report that nobody recorded a run with.
+    """The contents of a report that does not belong to a recorded run.
 
     Attributes:
-        report: What the user gave.
+        report: The path that the user gave.
         kernels: The journal's record of the kernels.
         layers: The journal's rows of the layers that its ranges name.
     """
@@ -53,8 +53,8 @@ def read_report(report: Path, exported: Path, choice: Choice) -> Imported:
     """Read a report.
 
     Args:
-        report: What the user gave.
-        exported: It, as SQLite.
+        report: The path that the user gave.
+        exported: The report as SQLite.
         choice: Which step of which process.
 
     Raises:
@@ -68,7 +68,7 @@ def read_report(report: Path, exported: Path, choice: Choice) -> Imported:
 
 
 def write_run(found: Imported, run_directory: Path) -> None:
-    """Make a run of a report, in a new run directory."""
+    """Write a report as a run, into a new run directory."""
     import_manifest(run_directory, found.report, "nsys")
     journal = JournalWriter(run_directory / JOURNAL_NAME)
     journal.append({"kind": "gpu", "gpu_name": found.kernels["source"]["gpu"], "torch": "", "notes": []})

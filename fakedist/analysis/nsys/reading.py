@@ -1,4 +1,4 @@
-"""What is read of a report: ranges, launches, and what the GPU did. Times in nanoseconds from the report's zero."""
+"""Reads the ranges and the GPU activity from a report. Times are in nanoseconds from the report's origin."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fakedist.analysis.timed.events import Activity, Ranges
 from fakedist.analysis.timed.intervals import Ints
 from fakedist.analysis.timed.names import IGNORED, TAILS, Meaning, meaning, without_numbers
 
-#: globalTid holds the process above its lowest 24 bits, which are the thread's; globalPid has none of those.
+#: The lowest 24 bits of globalTid are the thread, the bits above are the process. globalPid has no thread bits set.
 THREAD_BITS = 24
-#: ENUM_NSYS_EVENT_TYPE; the same numbers in every version from 2022.4 on.
+#: ENUM_NSYS_EVENT_TYPE, with the same numbers in every version since 2022.4.
 _PUSH_POP, _START_END, _DOMAIN = 59, 60, 75
 _IDS = (("domainId", 0), ("textId", -1))
 _NO_TEXT = -2
@@ -26,11 +26,11 @@ _COPIES = ("?", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", 
 
 
 def read_ranges(database: Database, process: int) -> Ranges:
-    """The ranges of a process that say anything; marks, and ranges of no meaning, are left out.
+    """The ranges of a process. Marks and ranges without a meaning are left out.
 
     Args:
         database: The report.
-        process: The upper bits of its ``globalTid``.
+        process: The upper bits of the process's ``globalTid``.
     """
     known = database.columns("NVTX_EVENTS")
     if not known:
@@ -60,15 +60,15 @@ def read_ranges(database: Database, process: int) -> Ranges:
 
 
 def _without_numbers(text: str) -> tuple[str, str]:
-    """SQL for a text without what makes each different, and for autograd's number: as ``names.without_numbers``.
+    """SQL for a text without the parts that make each unique, and for autograd's number: ``names.without_numbers``.
 
-    Ten million texts are cut in a tenth of the time that Python takes for it.
+    For ten million texts this takes a tenth of the time of Python.
     """
     name = "".join(
         f"WHEN instr({text}, '{tail}') THEN substr({text}, 1, instr({text}, '{tail}') - 1) " for tail in TAILS
     )
     place = f"instr({text}, '{TAILS[0]}')"
-    # A cast takes the digits that a text begins with.
+    # CAST reads the digits at the beginning of a text.
     number = f"CASE WHEN {place} THEN CAST(substr({text}, {place} + {len(TAILS[0])}) AS INTEGER) ELSE -1 END"
     return f"CASE {name}ELSE {text} END", number
 
@@ -81,7 +81,7 @@ def _numbers(values: tuple[int | None, ...]) -> npt.NDArray[np.int64]:
 
 
 class _Known(dict[Any, Any]):
-    """What was understood once."""
+    """A cache that computes missing values."""
 
     def __init__(self, understand: Callable[[Any], Any]) -> None:
         self._understand = understand
@@ -92,10 +92,10 @@ class _Known(dict[Any, Any]):
 
 
 class _Texts:
-    """Rows of meanings by what rows of NVTX_EVENTS hold; every text is understood once.
+    """Maps rows of NVTX_EVENTS to rows of meanings. Each text is interpreted once.
 
     Attributes:
-        meanings: What texts say.
+        meanings: The meanings of texts.
     """
 
     def __init__(self, database: Database) -> None:
@@ -116,14 +116,14 @@ class _Texts:
             }
 
     def by_name(self, domain: npt.NDArray[np.int64], names: Sequence[str | None]) -> npt.NDArray[np.int64]:
-        """Rows of meanings; -1 for what says nothing, _NO_TEXT where there is no text."""
+        """Rows of meanings; -1 for a text without a meaning, _NO_TEXT without a text."""
         domains = np.unique(domain).tolist()
         if len(domains) == 1:
             return np.array(list(map(self._names[domains[0]].__getitem__, names)), np.int64)
         return np.array([self._names[of][name] for of, name in zip(domain.tolist(), names, strict=True)], np.int64)
 
     def by_id(self, domain: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Rows of meanings, and autograd's numbers, of texts in StringIds."""
+        """Rows of meanings and autograd's numbers, for texts in StringIds."""
         found = [self._ids[key] for key in zip(domain.tolist(), ids.tolist(), strict=True)]
         return np.array(found, np.int64).reshape(-1, 2).T
 
@@ -142,7 +142,7 @@ class _Texts:
 
 
 def read_activity(database: Database) -> Activity:
-    """What the GPU did, in the order of its start."""
+    """Activity on the GPU, in order of start."""
     names: dict[str, int] = {}
     shapes: dict[tuple[str, str], int] = {("", ""): 0}
     parts = [
@@ -170,7 +170,7 @@ def _part(columns: dict[str, Ints], name: Ints, shape: Ints | None = None) -> Ac
 def _kernels(database: Database, names: dict[str, int], shapes: dict[tuple[str, str], int]) -> Activity:
     table = "CUPTI_ACTIVITY_KIND_KERNEL"
     known = database.columns(table)
-    # The demangled name says which elementwise kernel it is; the short one does not.
+    # The demangled name distinguishes elementwise kernels; the short name does not.
     named = next((name for name in ("demangledName", "name", "mangledName", "shortName") if name in known), "shortName")
     columns = database.integers(table, (*_DEVICE_COLUMNS, named, *_SHAPE))
     name = columns.pop(named)
@@ -197,13 +197,13 @@ def _memory(database: Database, table: str, names: dict[str, int]) -> Activity:
     numbers = [names.setdefault(text, len(names)) for text in texts]
     part = _part(columns, np.array(numbers, np.int64)[place])
     part.is_copy[:] = True
-    # What the GPU's memory gives and takes.
+    # A copy within the GPU's memory reads and writes it.
     columns["bytes"] = np.where((kind == 8) & (columns["bytes"] > 0), 2 * columns["bytes"], columns["bytes"])
     return part
 
 
 def _graphs(database: Database, names: dict[str, int]) -> Activity:
-    """Graphs of which nsys traced only the launch (``--cuda-graph-trace=graph``, its default)."""
+    """CUDA graphs of which nsys traced only the launch (``--cuda-graph-trace=graph``, its default)."""
     columns = database.integers("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", (*_DEVICE_COLUMNS, "bytes"))
     number = names.setdefault("CUDA graph", len(names)) if len(columns["start"]) else 0
     part = _part(columns, np.full(len(columns["start"]), number, np.int64))

@@ -1,4 +1,4 @@
-"""From a report to one step's trace: which process, which step, and where the host launched what the GPU did."""
+"""Extracts one step's trace from a report: which process, which step, and where the host launched each activity."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fakedist.errors import ReportError
 
 @dataclass(frozen=True)
 class Choice:
-    """Which part of a report is wanted.
+    """Which part of a report to read.
 
     Attributes:
-        step: Number of the step; None for the last whole one.
-        process: The process; None for the one that ran most kernels.
+        step: Number of the step; None for the last complete one.
+        process: The process; None for the one that ran the most kernels.
     """
 
     step: int | None = None
@@ -65,7 +65,7 @@ def read_trace(database: Database, choice: Choice) -> Trace:
 
 
 def gpu_name(database: Database) -> str:
-    """Name of the first GPU of the machine; empty where the report does not say."""
+    """Name of the machine's first GPU; empty if the report does not contain it."""
     if "name" not in database.columns("TARGET_INFO_GPU"):
         return ""
     found = database.rows("SELECT name FROM TARGET_INFO_GPU LIMIT 1")
@@ -78,7 +78,7 @@ def tool_version(database: Database) -> str:
 
 
 def _process(database: Database, activity: Activity, choice: Choice, notes: list[str]) -> int:
-    """The chosen process, as in the upper bits of ``globalPid``."""
+    """The chosen process, as the upper bits of ``globalPid``."""
     found, counts = np.unique(activity.columns["globalPid"] >> THREAD_BITS, return_counts=True)
     numbers = {int(each) & 0xFFFFFF: int(each) for each in found}
     if choice.process is None:
@@ -97,7 +97,7 @@ def _process(database: Database, activity: Activity, choice: Choice, notes: list
 
 
 def _launches(database: Database, activity: Activity) -> tuple[Ints, Ints]:
-    """For each activity the thread that launched it, and when; -1, and its own start, where that was not traced."""
+    """For each activity, the thread and time of its launch; -1 and its own start if the launch was not traced."""
     calls = database.integers("CUPTI_ACTIVITY_KIND_RUNTIME", ("correlationId", "globalTid", "start"))
     process = int(activity.columns["globalPid"][0]) >> THREAD_BITS if len(activity) else -1
     mine = (calls["globalTid"] >> THREAD_BITS == process) & (calls["correlationId"] > 0)
@@ -113,7 +113,7 @@ def _launches(database: Database, activity: Activity) -> tuple[Ints, Ints]:
 
 
 def _captures(database: Database, activity: Activity, process: int) -> tuple[Ints, Ints]:
-    """For nodes of CUDA graphs the thread that captured them and when, where the report saw that; else -1."""
+    """For nodes of CUDA graphs, the thread that captured them and when; -1 if the report does not contain it."""
     nodes = activity.columns["graphNodeId"]
     thread, time = np.full(len(nodes), -1, np.int64), np.full(len(nodes), -1, np.int64)
     table = next((name for name in ("CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS") if name in database.tables), "")
@@ -125,7 +125,7 @@ def _captures(database: Database, activity: Activity, process: int) -> tuple[Int
     found = dict(zip(node.tolist(), zip(original.tolist(), by.tolist(), at.tolist(), strict=True), strict=True))
     for place in np.flatnonzero(nodes > 0).tolist():
         number = int(nodes[place])
-        for _ in range(8):  # an instance is a clone of a graph, which may itself be one
+        for _ in range(8):  # an instance is a clone of a graph, which may itself be a clone
             if number not in found:
                 break
             number, thread[place], time[place] = found[number]
@@ -133,7 +133,7 @@ def _captures(database: Database, activity: Activity, process: int) -> tuple[Int
 
 
 def _window(ranges: Ranges, activity: Activity, thread: Ints, choice: Choice, notes: list[str]) -> tuple[int, int, int]:
-    """Beginning, end and number of the chosen step."""
+    """Start, end and number of the chosen step."""
     steps = ranges.where(ranges.kind == STEP)
     if not len(steps.start):
         if choice.step is not None:
@@ -142,7 +142,7 @@ def _window(ranges: Ranges, activity: Activity, thread: Ints, choice: Choice, no
         first = min(int(activity.columns["start"].min()), int(ranges.start.min(initial=np.iinfo(np.int64).max)))
         return first, int(activity.columns["end"].max()), 1
     launching = np.bincount(np.searchsorted(*_grouped(steps.thread, thread))) if len(thread) else np.zeros(0)
-    if launching.any():  # loaders count batches too: the thread that launches knows its steps
+    if launching.any():  # data loaders count batches too; the steps are in the thread that launches
         steps = steps.where(steps.thread == np.unique(steps.thread)[launching.argmax()])
     lanes = np.unique(steps.thread, return_inverse=True)[1]
     steps = steps.where(Intervals(lanes, steps.start, steps.end).parents() < 0)
@@ -160,6 +160,6 @@ def _window(ranges: Ranges, activity: Activity, thread: Ints, choice: Choice, no
 
 
 def _grouped(threads: Ints, launching: Ints) -> tuple[Ints, Ints]:
-    """Threads that have ranges, and of all launches those from one of them."""
+    """The threads with ranges, and the launches' threads, limited to those."""
     having = np.unique(threads)
     return having, launching[np.isin(launching, having)]

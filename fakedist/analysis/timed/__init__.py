@@ -1,1 +1,1 @@
-"""A timed step: kernels and the ranges that they were launched in, whoever traced them."""
+"""A timed step: its kernels and the ranges they were launched in, whatever traced them."""

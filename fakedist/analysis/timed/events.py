@@ -1,4 +1,4 @@
-"""What a trace holds: ranges of the host, and what the GPU did. Times in nanoseconds from one zero."""
+"""The contents of a trace: ranges on the host and activity on the GPU. Times are in nanoseconds with one origin."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from fakedist.analysis.timed.names import IGNORED, LAYER, OPERATION, PHASE, STEP
 
 @dataclass
 class Ranges:
-    """Ranges that say something.
+    """The ranges with a meaning.
 
     Attributes:
-        meanings: What texts say.
-        meaning: For each range a row of ``meanings``.
-        thread: Its thread, any number but -1.
+        meanings: The meanings of texts.
+        meaning: For each range, its row of ``meanings``.
+        thread: Its thread; any number except -1.
         start: When it begins.
-        end: When it ends; the trace's last moment where it never did.
-        sequence: Autograd's sequence number in it; -1 without one.
-        num_ignored: Ranges that say nothing.
-        flops: Floating-point operations of each operation, 0 where they are not counted; None where the trace has none.
+        end: When it ends; the end of the trace if it never does.
+        sequence: Autograd's sequence number in its text; -1 without one.
+        num_ignored: Number of ranges without a meaning, which are left out.
+        flops: Floating-point operations of each operation, 0 where they are not counted; None if the trace has none.
     """
 
     meanings: list[Meaning]
@@ -43,7 +43,7 @@ class Ranges:
         return np.array([each.kind for each in self.meanings] or [IGNORED], np.int8)[self.meaning]
 
     def with_functions(self) -> Ranges:
-        """Autograd functions of the script are operations: torch calls them as their class, and numbers them."""
+        """Treat the script's autograd functions as operations. torch names them after their class and numbers them."""
         ours = np.array([each.is_ours for each in self.meanings] or [False])[self.meaning]
         rows = np.flatnonzero((self.kind == LAYER) & (self.sequence >= 0) & ~ours)
         if not len(rows):
@@ -55,12 +55,12 @@ class Ranges:
         return dataclasses.replace(self, meanings=[*self.meanings, *functions], meaning=meaning)
 
     def told_by_us(self) -> Ranges:
-        """Without the script's own steps, phases and layers, where there are ours."""
+        """Drop the script's own steps, phases and layers if fakedist's are in the trace."""
         ours = np.array([each.is_ours for each in self.meanings] or [False])[self.meaning]
         return self.where(ours | ~np.isin(self.kind, (STEP, PHASE, LAYER))) if ours.any() else self
 
     def where(self, mask: npt.NDArray[np.bool_]) -> Ranges:
-        """Some of the ranges."""
+        """The ranges that a mask selects."""
         arrays = {name: getattr(self, name)[mask] for name in ("meaning", "thread", "start", "end", "sequence")}
         if self.flops is not None:
             arrays["flops"] = self.flops[mask]
@@ -69,15 +69,15 @@ class Ranges:
 
 @dataclass
 class Activity:
-    """What the GPU did: kernels, copies, fills and whole graphs, in the order of their start.
+    """Activity on the GPU: kernels, copies, fills and whole graphs, in order of start.
 
     Attributes:
-        columns: start, end, streamId, correlationId, graphNodeId, bytes (-1: unknown), and more that a trace has.
-        name: A row of ``names`` for each.
-        shape: A row of ``shapes`` for each.
-        is_copy: Whether it is a copy or a fill; a row each.
-        is_graph: Whether it is a whole graph, of which only the launch was traced.
-        names: Texts.
+        columns: start, end, streamId, correlationId, graphNodeId, bytes (-1: unknown), and others that a trace has.
+        name: The row of ``names`` of each.
+        shape: The row of ``shapes`` of each.
+        is_copy: Whether each is a copy or a fill.
+        is_graph: Whether each is a whole graph, of which only the launch was traced.
+        names: Names.
         shapes: Grid and block as text.
     """
 
@@ -93,7 +93,7 @@ class Activity:
         return len(self.name)
 
     def where(self, mask: npt.NDArray[Any]) -> Activity:
-        """Some of it: by a mask, or rows in their new order."""
+        """The rows that a mask selects, or the given rows in their order."""
         columns = {name: column[mask] for name, column in self.columns.items()}
         arrays = {name: getattr(self, name)[mask] for name in ("name", "shape", "is_copy", "is_graph")}
         return dataclasses.replace(self, columns=columns, **arrays)

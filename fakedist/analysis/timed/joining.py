@@ -1,8 +1,8 @@
-"""Kernels joined with the ranges that they were launched in.
+"""Joins kernels with the ranges that they were launched in.
 
-A kernel belongs where the host launched it: the launch has a thread and a time, and the ranges of that thread which are
-open then say the layer, the operation and the rest. In a backward, autograd's own thread runs nodes; where ranges carry
-autograd's sequence numbers, a node's layer is that of the forward operation which made it.
+A kernel belongs where the host launched it. The launch has a thread and a time, and the ranges open in that thread at
+that time give the layer, the operation and the rest. In backward, autograd's own thread runs nodes. If ranges carry
+autograd's sequence numbers, a node's layer is that of the forward operation that created the node.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fakedist.analysis.timed.names import CALL, DERIVATIVE, LAYER, NODE, OPERATI
 
 Bools = npt.NDArray[np.bool_]
 _OURS = "fakedist::"
-#: Beside -1, outside of any range.
+#: Marks a layer as unknown, as opposed to -1, outside of any range.
 _UNKNOWN = -2
 
 
@@ -27,14 +27,14 @@ class Places:
     """Where launches happened.
 
     Attributes:
-        layer: For each launch the innermost layer's range, a row of the ranges; -1 outside of any.
+        layer: For each launch, the row of the innermost layer's range; -1 outside of any.
         operation: The innermost operation's or node's range; -1 outside of any.
-        phase: The range that says the phase; -1 where none does. Inside of a node it is backward, whatever ranges say.
-        in_node: Whether autograd ran a node.
-        recompute: Whether the launch is of a forward that runs again inside of a node.
-        call: Number of the collective of ours that it is part of; -1 if it is of none.
-        in_collective: Whether it is part of a collective of ours.
-        unknown: Whether a node launched it of which no forward operation is known.
+        phase: The range that gives the phase; -1 without one. Inside a node the phase is backward in any case.
+        in_node: Whether autograd was running a node.
+        recompute: Whether the launch belongs to a forward that is recomputed inside a node.
+        call: Number of fakedist's collective that it is part of; -1 if it is part of none.
+        in_collective: Whether it is part of one of fakedist's collectives.
+        unknown: Whether it was launched by a node whose forward operation is unknown.
     """
 
     layer: Ints
@@ -48,7 +48,7 @@ class Places:
 
 
 class _Chosen:
-    """Some of the ranges, for looking up which of them a launch is in."""
+    """A subset of the ranges, for looking up which of them a launch is in."""
 
     def __init__(self, ranges: Ranges, lanes: Ints, mask: Bools, one_lane: bool = False) -> None:
         self.rows = np.flatnonzero(mask)
@@ -58,18 +58,18 @@ class _Chosen:
         self._intervals = Intervals(self.lane, self.start, self.end)
 
     def innermost(self, lane: Ints, time: Ints) -> Ints:
-        """Row of the ranges for each launch; -1 without any."""
+        """For each launch, the row of its innermost range; -1 without one."""
         found = self._intervals.innermost(np.zeros_like(lane) if self._one_lane else lane, time)
         if not len(self.rows):
             return found
         return np.where(found >= 0, self.rows[found], -1)
 
     def is_inside(self) -> Bools:
-        """Whether each of the chosen is inside of another one."""
+        """Whether each chosen range is inside another chosen range."""
         return self._intervals.parents() >= 0
 
     def before(self, lane: Ints, time: Ints) -> Ints:
-        """Row of the last range that began before each point in its thread, closed or not; -1 without any."""
+        """For each point, the row of the last range that began before it in its thread, ended or not; -1 if none."""
         found = np.full(len(lane), -1, np.int64)
         for each in np.unique(lane):
             mine, asked = np.flatnonzero(self.lane == each), lane == each
@@ -85,8 +85,8 @@ def find_places(ranges: Ranges, thread: Ints, time: Ints) -> Places:
 
     Args:
         ranges: Ranges of the process.
-        thread: Each launch's thread; -1 where no launch is known, and so no range.
-        time: When; in nanoseconds, as the ranges.
+        thread: Each launch's thread; -1 if the launch is unknown, and so without ranges.
+        time: When each was launched, in nanoseconds like the ranges.
     """
     threads, lanes = np.unique(np.concatenate([ranges.thread, thread]), return_inverse=True)
     lanes, lane = lanes[: len(ranges.thread)].astype(np.int64), lanes[len(ranges.thread) :].astype(np.int64)
@@ -101,7 +101,7 @@ def find_places(ranges: Ranges, thread: Ints, time: Ints) -> Places:
     layer[elsewhere] = layers.innermost(np.full(int(elsewhere.sum()), main), time[elsewhere])
     start = np.append(ranges.start, -1)  # row -1: before everything
     in_node = node >= 0
-    # Deeper than the node: a forward that runs again, with ranges of its own.
+    # A layer deeper than the node belongs to a recomputed forward, which has its own ranges.
     of_node = in_node & (start[layer] < start[node])
     sequence = _numbers_of_nodes(ranges, lanes, nodes)
     made = _layers_of_nodes(_Forward(ranges, lanes, layers), nodes, sequence, node[of_node])
@@ -123,29 +123,29 @@ def find_places(ranges: Ranges, thread: Ints, time: Ints) -> Places:
 
 
 def _busiest(ranges: Ints, launches: Ints) -> int:
-    """The thread that the program pushes its ranges in: of those with any, the one that launches most."""
+    """The thread in which the program pushes its ranges: of the threads with ranges, the one with the most launches."""
     having = launches[np.isin(launches, ranges)]
     chosen = having if len(having) else ranges
     return int(np.bincount(chosen).argmax()) if len(chosen) else -1
 
 
 def _with_gradient(ranges: Ranges) -> Bools:
-    """Operations that autograd may make a node of: torch numbers no others.
+    """Operations that autograd may create a node for. torch numbers no others.
 
-    Inside of a node those are the operations of a forward that runs again.
+    Inside a node these are the operations of a recomputed forward.
     """
     found: Bools = (ranges.kind == OPERATION) & (ranges.sequence >= 0)
     return found
 
 
 def _numbers_of_nodes(ranges: Ranges, lanes: Ints, nodes: _Chosen) -> Ints:
-    """For each range that is a node the number of the forward operation which made it, -1 if it has none.
+    """For each range that is a node, the number of the forward operation that created it; -1 without one.
 
-    torch.profiler writes it at the node, emit_nvtx at the function that the node calls.
+    torch.profiler writes the number on the node, emit_nvtx on the function that the node calls.
     """
     found = np.where(ranges.kind == NODE, ranges.sequence, -1)
     functions = np.flatnonzero((ranges.kind == DERIVATIVE) & (ranges.sequence >= 0))
-    functions = functions[np.argsort(-ranges.start[functions], kind="stable")]  # the first of a node is its own
+    functions = functions[np.argsort(-ranges.start[functions], kind="stable")]  # a node's first function is its own
     node = nodes.innermost(lanes[functions], ranges.start[functions])
     found[node[node >= 0]] = ranges.sequence[functions[node >= 0]]
     return found
@@ -157,7 +157,7 @@ def _of_ours(ranges: Ranges) -> Bools:
 
 
 def _calls(ranges: Ranges, lanes: Ints, ours: Ints) -> Ints:
-    """The number that was written down just before a collective began."""
+    """The number in the mark emitted just before each collective began."""
     marks = _Chosen(ranges, lanes, ranges.kind == CALL)
     number = np.array([each.number for each in ranges.meanings] or [-1], np.int64)
     found = np.full(len(ours), -1, np.int64)
@@ -168,7 +168,7 @@ def _calls(ranges: Ranges, lanes: Ints, ours: Ints) -> Ints:
 
 
 def _phases(ranges: Ranges, lanes: Ints, lane: Ints, time: Ints) -> Ints:
-    """The range that says the phase: of the launch's own thread, else of any: they wait for one another."""
+    """The range that gives the phase: in the launch's thread, else in any (threads wait for each other)."""
     says = np.array([each.phase != "" and each.kind in (PHASE, LAYER) for each in ranges.meanings] or [False])
     mask = says[ranges.meaning]
     found = _Chosen(ranges, lanes, mask).innermost(lane, time)
@@ -178,11 +178,11 @@ def _phases(ranges: Ranges, lanes: Ints, lane: Ints, time: Ints) -> Ints:
 
 
 class _Forward:
-    """Which layer made the autograd node of a sequence number. Each thread counts for itself."""
+    """Looks up the layer that created an autograd node by its sequence number. Each thread counts separately."""
 
     def __init__(self, ranges: Ranges, lanes: Ints, layers: _Chosen) -> None:
         rows = np.flatnonzero(_with_gradient(ranges))
-        # The last operation that was given a number made the node; those before it made none.
+        # The last operation with a number created the node. Those before it created none.
         rows = rows[np.lexsort((ranges.start[rows], ranges.sequence[rows], lanes[rows]))]
         last = np.ones(len(rows), bool)
         last[:-1] = (lanes[rows[1:]] != lanes[rows[:-1]]) | (ranges.sequence[rows[1:]] != ranges.sequence[rows[:-1]])
@@ -191,8 +191,8 @@ class _Forward:
         self._main = int(np.bincount(lanes[rows]).argmax()) if len(rows) else -1
 
     def layer(self, node: Ints, sequence: Ints, inner: Bools) -> Ints:
-        """The layer's range for each node; ``inner``: those that run inside of another one."""
-        lane = np.where(inner, self.lanes[node], self._main)  # a backward in a backward is of what ran again there
+        """The layer's range for each node. ``inner`` marks nodes that run inside another node."""
+        lane = np.where(inner, self.lanes[node], self._main)  # an inner backward is of what was recomputed there
         key = self._keys(lane, sequence)
         known = self._keys(self.lanes[self._rows], self.ranges.sequence[self._rows])
         place = np.minimum(np.searchsorted(known, key), max(len(known) - 1, 0))
@@ -210,13 +210,13 @@ class _Forward:
 
 
 def _layers_of_nodes(forward: _Forward, nodes: _Chosen, sequence: Ints, node: Ints) -> Ints:
-    """Ranges of the layers of what nodes launched; gradients that are accumulated count for the node that ran before.
+    """For each launch from a node, its layer's range. Gradient accumulation counts for the node that ran before it.
 
     Args:
-        forward: Layers by number.
+        forward: Layers by sequence number.
         nodes: All nodes.
-        sequence: The number of each range that is a node.
-        node: Of each launch.
+        sequence: The sequence number of each range that is a node.
+        node: The node of each launch.
     """
     asked, place = np.unique(node, return_inverse=True)
     ranges, lanes = forward.ranges, forward.lanes

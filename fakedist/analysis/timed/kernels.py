@@ -1,4 +1,4 @@
-"""From a trace to the journal's record of a timed step's kernels."""
+"""Turns a trace into the journal's record of a timed step's kernels."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from fakedist.run.schema import FAMILIES, PHASES
 
 @dataclass
 class Trace:
-    """One step as it was traced.
+    """The trace of one step.
 
     Attributes:
         ranges: Ranges of the step.
-        activity: What the GPU did in it.
-        thread: For each of it the thread that launched it; -1 where that is not known.
-        launch: When; where it is not known, when it began.
-        made_in: For nodes of a CUDA graph the thread that captured them; -1 for all else.
-        made_at: When.
-        begin: Beginning of the step.
+        activity: Activity on the GPU during the step.
+        thread: For each activity, the thread that launched it; -1 if unknown.
+        launch: When it was launched; if that is unknown, when it began.
+        made_in: For nodes of a CUDA graph, the thread that captured them; -1 for everything else.
+        made_at: When they were captured.
+        begin: Start of the step.
         step: Its number.
         notes: What a reader must know about these times.
     """
@@ -51,8 +51,8 @@ def kernel_record(trace: Trace, layers: LayerNumbers, source: Mapping[str, Any])
 
     Args:
         trace: The step.
-        layers: Numbers of layers; gets those that it does not know.
-        source: Where it is from: tool, gpu and more; the step, its time and the notes are added.
+        layers: Numbers of layers. Unknown layers are added to it.
+        source: Where the trace comes from: tool, gpu and more. The step, its time and the notes are added.
     """
     activity, ranges = trace.activity, trace.ranges
     captured = trace.made_in != -1
@@ -102,7 +102,7 @@ def _numbered(found: list[str], texts: dict[str, int]) -> Ints:
 
 
 def _phases(ranges: Ranges, places: Places) -> npt.NDArray[np.uint8]:
-    """Places in ``PHASES``."""
+    """Indices into ``PHASES``."""
     other = PHASES.index("other")
     of_meaning = np.array([PHASES.index(m.phase) if m.phase in PHASES else other for m in ranges.meanings] or [other])
     told = of_meaning[ranges.meaning][places.phase] if len(ranges.meaning) else np.full(len(places.phase), other)
@@ -113,7 +113,7 @@ def _phases(ranges: Ranges, places: Places) -> npt.NDArray[np.uint8]:
 def _operations_and_families(
     activity: Activity, ranges: Ranges, places: Places, phase: npt.NDArray[np.uint8], texts: dict[str, int]
 ) -> tuple[Ints, npt.NDArray[np.uint8]]:
-    """Numbers of the operations' texts, and families; each distinct kernel of an operation is looked at once."""
+    """Numbers of the operations' texts, and families. Each distinct kernel of an operation is classified once."""
     said = np.full(len(activity), -1, np.int64)
     known = places.operation >= 0
     said[known] = ranges.meaning[places.operation[known]]
@@ -127,17 +127,17 @@ def _operations_and_families(
         families.append(FAMILIES.index("communication" if in_collective else family))
     place = place.ravel()
     found = np.array(families, np.uint8)[place]
-    found[activity.is_graph] = FAMILIES.index("other")  # whatever is in it
+    found[activity.is_graph] = FAMILIES.index("other")  # whatever it contains
     return np.array(operations, np.int64)[place], found
 
 
 def _flops(ranges: Ranges, places: Places, family: npt.NDArray[np.uint8], time: Ints) -> npt.NDArray[np.float64]:
-    """Each product's share of its operation's floating-point operations, by time; NaN where they are not counted."""
+    """Each matrix product's share, by time, of its operation's floating-point operations; NaN if not counted."""
     found = np.full(len(time), np.nan)
     if ranges.flops is None or not len(ranges.flops):
         return found
     known = (places.operation >= 0) & (ranges.flops[places.operation] > 0)
-    known &= family == FAMILIES.index("gemm")  # not what fills a product's workspace
+    known &= family == FAMILIES.index("gemm")  # excludes kernels that fill a product's workspace
     operation, share = places.operation[known], np.maximum(time[known], 1)
     whole = np.bincount(operation, share)
     found[known] = ranges.flops[operation] * share / whole[operation]
@@ -150,7 +150,7 @@ def _operation(name: str) -> str:
 
 
 def _notes(trace: Trace, places: Places, phase: npt.NDArray[np.uint8]) -> list[str]:
-    """Where the attribution is coarse, counted."""
+    """Notes that count the kernels whose attribution is coarse."""
     notes, columns = [], trace.activity.columns
     count = len(trace.activity)
     if unknown := int((trace.thread == -1).sum()):

@@ -1,4 +1,4 @@
-"""What the text of a range says: a step, a phase, a layer, an operation; our own ranges and other tools'."""
+"""Interprets the text of a range, fakedist's or another tool's: a step, a phase, a layer or an operation."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ _PHASES = (
     ("backward", re.compile(r"backward|(?:^|[\W_])bwd(?:[\W_]|$)", re.IGNORECASE)),
     ("forward", re.compile(r"forward|(?:^|[\W_])fwd(?:[\W_]|$)", re.IGNORECASE)),
 )
-#: A range that is nothing but a phase: its words are those of the phase and these.
+#: A range that is only a phase: it consists of the phase's words and these.
 _FILLERS = re.compile(
     r"(?:forward|backward|fwd|bwd|optimi[sz]er|optim|step|pass|compute|func|model|loss|micro|batch|\d|[\W_])+",
     re.IGNORECASE,
 )
-#: Domains that libraries push their ranges into: not the program's layers.
+#: Domains of libraries, whose ranges are not the program's layers.
 _LIBRARY = re.compile(r"nccl|cccl|cub\b|thrust|cu(?:blas|dnn|sparse|solver|fft|tensor|da)|nvshmem|libcu", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a range's text says.
+    """The meaning of a range's text.
 
     Attributes:
         kind: STEP, PHASE, LAYER, OPERATION, NODE (autograd runs a node), DERIVATIVE (that node's own function), CALL
-            (one of our collectives) or IGNORED.
-        name: Of the layer or operation; empty where there is none.
-        phase: forward, backward or optimizer, where the text says so; for our own ranges any phase.
-        number: Of the step or the call; -1 without one.
-        is_ours: Whether the range is of ours.
+            (one of fakedist's collectives) or IGNORED.
+        name: The name of the layer or operation; empty without one.
+        phase: forward, backward or optimizer, if the text names it. fakedist's own ranges can name any phase.
+        number: The number of the step or call; -1 without one.
+        is_ours: Whether fakedist emitted the range.
     """
 
     kind: int
@@ -53,7 +53,7 @@ class Meaning:
 
 
 def without_numbers(text: str) -> tuple[str, int]:
-    """A range's text without what makes each different, and autograd's sequence number; -1 without one."""
+    """A range's text without the parts that make each one unique, and autograd's sequence number; -1 without one."""
     found = _SEQUENCE.search(text) if ", " in text else None
     for tail in TAILS:
         if tail in text:
@@ -63,7 +63,7 @@ def without_numbers(text: str) -> tuple[str, int]:
 
 
 def meaning(text: str, domain: str = "") -> Meaning:
-    """What a range says, by its text without numbers and the name of its domain."""
+    """The meaning of a range, from its text without numbers and the name of its domain."""
     if text.startswith(ranges.OWN):
         return _own(text)
     if domain and _LIBRARY.match(domain):
@@ -97,4 +97,4 @@ def _own(text: str) -> Meaning:
 
 def _phase(text: str) -> str:
     found = [phase for phase, words in _PHASES if words.search(text)]
-    return found[0] if len(found) == 1 else ""  # "forward-backward" says neither
+    return found[0] if len(found) == 1 else ""  # "forward-backward" is neither

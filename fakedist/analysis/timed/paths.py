@@ -1,4 +1,4 @@
-"""Which row of ``layers`` a range stands for."""
+"""Maps ranges to rows of the table ``layers``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class LayerNumbers:
     """Rows of the table ``layers`` by name.
 
     Args:
-        known: (number, name, class name, parent) of the layers of a recording, whose ranges bear these names; None for
-            a trace that nobody recorded: a layer is then called after all the ranges around it.
+        known: (number, name, class name, parent) of a recording's layers, whose ranges have these names. None for a
+            trace without a recording: a layer is then named after all the ranges around it.
 
     Attributes:
-        rows: Rows as the journal has them.
+        rows: Rows in the journal's format.
     """
 
     def __init__(self, known: list[tuple[int, str, str, int]] | None = None) -> None:
@@ -28,7 +28,7 @@ class LayerNumbers:
         self._is_recorded = known is not None
 
     def of(self, ranges: Ranges, rows: Ints) -> Ints:
-        """The layer of each of these rows of ``ranges``; row -1 is outside of modules."""
+        """The layer of each of these rows of ``ranges``. Row -1 is outside of modules."""
         if not len(ranges.meaning):
             return np.full(len(rows), OUTSIDE, np.int64)
         asked = rows >= 0
@@ -43,7 +43,7 @@ class LayerNumbers:
         return found
 
     def _by_own_name(self, ranges: Ranges, rows: Ints) -> Ints:
-        """Layers by ranges of ours, whose names are qualified: the report is of a run that is not at hand."""
+        """Layers from fakedist's own ranges, whose names are qualified, without the run that the report belongs to."""
         names = [each.name for each in ranges.meanings if each.is_ours and each.name]
         root = next((name for name in names if name.startswith("(") and name.endswith(")")), "")
         said, place = np.unique(ranges.meaning[rows], return_inverse=True)
@@ -56,7 +56,7 @@ class LayerNumbers:
         return self._by_name[name]
 
     def _by_path(self, ranges: Ranges, rows: Ints) -> Ints:
-        """Layers by the ranges around them, outermost first."""
+        """Layers named after the ranges around them, outermost first."""
         of_layers = np.flatnonzero(ranges.kind == LAYER)
         lanes = np.unique(ranges.thread[of_layers], return_inverse=True)[1]
         parents = Intervals(lanes, ranges.start[of_layers], ranges.end[of_layers]).parents()

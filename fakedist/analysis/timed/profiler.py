@@ -1,4 +1,4 @@
-"""What torch.profiler saw of the timed step, as a trace."""
+"""Reads torch.profiler's record of the timed step as a trace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TYPES = {"q": "<i8", "I": "<u4"}
 
 
 def profiler_trace(record: dict[str, Any]) -> Trace:
-    """The timed step.
+    """The trace of the timed step.
 
     Args:
         record: The journal's record ``profiler``.
@@ -46,7 +46,7 @@ def profiler_trace(record: dict[str, Any]) -> Trace:
 
 
 def _ranges(operations: dict[str, Ints], texts: list[str]) -> tuple[Ranges, list[tuple[int, int]]]:
-    """The ranges, of which phases last until the next one; and when steps began, with their numbers."""
+    """The ranges (a phase lasts until the next one), and (start, number) of the steps."""
     said = [meaning(text) for text in texts]
     kinds = np.array([each.kind for each in said] or [IGNORED])[operations["text"]]
     start, end = operations["start"], operations["end"].copy()
@@ -68,9 +68,9 @@ def _ranges(operations: dict[str, Ints], texts: list[str]) -> tuple[Ranges, list
 
 
 def _launches(tables: dict[str, dict[str, Ints]]) -> tuple[Ints, Ints]:
-    """For each of what the GPU did the thread that launched it, and when: by its CUDA call, else by its operation.
+    """For each GPU activity, the thread and the time of its launch: from its CUDA call, else from its operation.
 
-    A call's own thread number is CUPTI's; the operation around it has torch's, which is the ranges'.
+    A call has CUPTI's thread number. The operation around it has torch's number, which the ranges use too.
     """
     device, calls, operations = tables["device"], tables["calls"], tables["operations"]
     call = _found(calls["correlation"], device["correlation"])
@@ -84,7 +84,7 @@ def _launches(tables: dict[str, dict[str, Ints]]) -> tuple[Ints, Ints]:
 
 
 def _found(keys: Ints, asked: Ints) -> Ints:
-    """For each number its row of ``keys``; -1 if it is not there."""
+    """For each number, its row of ``keys``; -1 if it is missing."""
     if not len(keys):
         return np.full(len(asked), -1, np.int64)
     order = np.argsort(keys, kind="stable")
@@ -93,7 +93,7 @@ def _found(keys: Ints, asked: Ints) -> Ints:
 
 
 def _taken(column: Ints, rows: Ints) -> Ints:
-    """Rows of a column; -1 for row -1."""
+    """The given rows of a column; -1 for row -1."""
     return np.where(rows >= 0, column[rows], -1) if len(column) else np.full(len(rows), -1, np.int64)
 
 

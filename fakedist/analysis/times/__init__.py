@@ -1,1 +1,1 @@
-"""Where the time of a step goes: one table of kernels in, one table an answer out."""
+"""Where the time of a step goes. The table of kernels goes in; each answer is a table."""

@@ -1,4 +1,4 @@
-"""When the GPU computes, when it waits, and for whom: overlapping streams count once."""
+"""When the GPU computes, when it waits, and for what. Overlapping streams count once."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _ROUNDING_US = 1e-3
 
 @dataclass(frozen=True)
 class Busy:
-    """How a step's time is spent; the four parts add up to the step.
+    """How a step's time is spent. The four parts add up to the step.
 
     Attributes:
-        step_us: From the beginning of the step to the end of all that it launched.
+        step_us: From the start of the step to the end of everything that it launched.
         busy_us: At least one stream computes.
         communication_us: Nothing computes, and a collective of known duration runs.
-        launch_gap_us: Nothing runs, and what comes next was launched after that began: the host is late.
-        wait_us: Nothing runs for any other reason; where launches are not known, for any reason.
-        of_kernel_us: For each kernel the launch gap that it ended; the one at the step's end belongs to none.
+        launch_gap_us: Nothing runs, and the next kernel was launched after the gap began: the host is late.
+        wait_us: Nothing runs for any other reason; for any reason at all if launches are unknown.
+        of_kernel_us: For each kernel, the launch gap that it ended. The gap at the step's end belongs to no kernel.
     """
 
     step_us: float
@@ -34,11 +34,11 @@ class Busy:
 
 
 def find_busy(kernels: pd.DataFrame, step_us: float) -> Busy:
-    """Share out a step's time.
+    """Divide a step's time into its parts.
 
     Args:
-        kernels: What :func:`fakedist.analysis.times.kinds.timed` gave.
-        step_us: The step's time; kernels that end after it make it longer.
+        kernels: The result of :func:`fakedist.analysis.times.kinds.timed`.
+        step_us: The step's time. Kernels that end later make it longer.
     """
     known = kernels["is_known"].to_numpy(bool)
     start = np.maximum(kernels["start_us"].to_numpy("f8")[known], 0.0)
@@ -49,13 +49,13 @@ def find_busy(kernels: pd.DataFrame, step_us: float) -> Busy:
     order = np.argsort(start, kind="stable")
     start, end = start[order], end[order]
     launch = kernels["launch_us"].to_numpy("f8")[known][order]
-    free = np.concatenate([[0.0], np.maximum.accumulate(end)])  # when the GPU has run out of work, before each kernel
+    free = np.concatenate([[0.0], np.maximum.accumulate(end)])  # before each kernel, when the GPU had run out of work
     gap = np.maximum(start - free[:-1], 0.0)
-    is_late = launch > free[:-1]  # never where the launch is not known
+    is_late = launch > free[:-1]  # never true if the launch is unknown
     late = np.where(is_late, gap, 0.0)
     of_kernel = np.zeros(len(kernels))
     of_kernel[np.flatnonzero(known)[order]] = late
-    tail = step_us - float(free[-1])  # after the last kernel only the host can be at work
+    tail = step_us - float(free[-1])  # after the last kernel only the host works
     waits = float(gap.sum() - late.sum())
     late_us = float(late.sum()) + (tail if np.isfinite(launch).any() else 0.0)
     waits += 0.0 if np.isfinite(launch).any() else tail
@@ -65,7 +65,7 @@ def find_busy(kernels: pd.DataFrame, step_us: float) -> Busy:
 
 
 def union_us(start: Array, end: Array) -> float:
-    """How long at least one of these stretches lasts."""
+    """Total time covered by at least one of these intervals."""
     if not len(start):
         return 0.0
     order = np.argsort(start, kind="stable")

@@ -1,4 +1,4 @@
-"""Time by family of kernels and by name: how long, how often, how close to what the GPU could do."""
+"""Time by family and by name of kernels: how long, how often, and how close to the GPU's limits."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ _SUMS = ("num_kernels", "num_unknown", "time_us", "flops", "flops_us", "moved_by
 
 
 def family_table(kernels: pd.DataFrame) -> pd.DataFrame:
-    """Every family that ran, most time first: columns as of :func:`name_table`, and ``compute_us``, ``memory_us``,
-    ``launch_us``: the time that each bound limits.
+    """Every family that ran, most time first.
+
+    Columns: those of ``_SUMS``, as in :func:`name_table`, and ``compute_us``, ``memory_us``, ``launch_us``: the time
+    that each bound limits.
 
     Args:
-        kernels: What :func:`fakedist.analysis.times.kinds.timed` gave.
+        kernels: The result of :func:`fakedist.analysis.times.kinds.timed`.
     """
     rows = _counted(kernels)
     bound = rows["bound"].astype(str).to_numpy()
@@ -28,10 +30,10 @@ def family_table(kernels: pd.DataFrame) -> pd.DataFrame:
 
 
 def name_table(kernels: pd.DataFrame) -> pd.DataFrame:
-    """The table ``kernel_names``: kernels of one name and family, most time first.
+    """The table ``kernel_names``: a row for each name and family of kernels, most time first.
 
     Args:
-        kernels: What :func:`fakedist.analysis.times.kinds.timed` gave.
+        kernels: The result of :func:`fakedist.analysis.times.kinds.timed`.
     """
     rows = _counted(kernels)
     rows["name"] = rows["name"].astype("category")
@@ -50,7 +52,7 @@ def name_table(kernels: pd.DataFrame) -> pd.DataFrame:
 
 
 def _main_bound(rows: pd.DataFrame, keys: list[str]) -> pd.Series:
-    """What limits most of the time of each group."""
+    """The bound that limits most of each group's time."""
     told = rows[rows["bound"].astype(str) != ""]
     sums = told.astype({"bound": str}).groupby([*keys, "bound"], sort=False, observed=True)["time_us"].sum()
     most = sums.reset_index().sort_values("time_us", ascending=False, kind="stable").drop_duplicates(keys)
@@ -58,7 +60,7 @@ def _main_bound(rows: pd.DataFrame, keys: list[str]) -> pd.Series:
 
 
 def _counted(kernels: pd.DataFrame) -> pd.DataFrame:
-    """One row per kernel with what is summed: NaN counts as nothing, and in what is known beside it."""
+    """One row per kernel with the columns to sum. NaN counts as 0, and so does the time that goes with it."""
     flops, moved = kernels["flops"].to_numpy("f8"), kernels["moved_bytes"].to_numpy("f8")
     known_us = kernels["known_us"].to_numpy()
     counts = {

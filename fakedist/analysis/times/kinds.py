@@ -1,4 +1,4 @@
-"""What every question about kernels starts from: which are the job's compute, in which part of the step, how long."""
+"""The common basis of all tables of times: which kernels compute, in which part of the step, and for how long."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import pandas as pd
 from fakedist.analysis.recording import Array
 from fakedist.run.schema import FAMILIES, KINDS
 
-#: Families of compute; communication is never counted among them.
+#: Families of compute. Communication is not one of them.
 COMPUTE_FAMILIES = tuple(name for name in FAMILIES if name != "communication")
-#: Families whose floating-point operations make up those of a model; unknown ones among them are told.
+#: Families whose floating-point operations make up the model's. Kernels whose operations are unknown are counted.
 _COUNTED = ("gemm", "attention")
 
 
 def places(values: pd.Series, known: tuple[str, ...]) -> Array:
-    """Texts as places in ``known``.
+    """Texts as indices into ``known``.
 
     Raises:
-        ValueError: A text is none of them.
+        ValueError: A text is not in ``known``.
     """
     categories = values.astype("category")
     of_category = np.array([known.index(str(name)) for name in categories.cat.categories], "i8")
@@ -26,11 +26,11 @@ def places(values: pd.Series, known: tuple[str, ...]) -> Array:
 
 
 def timed(kernels: pd.DataFrame) -> pd.DataFrame:
-    """The table ``kernels`` with what all tables of times need.
+    """The table ``kernels`` with the columns that all tables of times need.
 
-    Added columns: ``kind`` and ``family`` as places in ``KINDS`` and ``FAMILIES``; ``is_compute``; ``is_call`` (a
-    collective's only or first kernel); ``is_known`` (its duration); ``known_us`` (the duration, 0 where it is not
-    known); ``lacks_flops`` (a matrix product or attention whose operations are not counted).
+    Added columns: ``kind`` and ``family`` as indices into ``KINDS`` and ``FAMILIES``; ``is_compute``; ``is_call`` (a
+    collective's only or first kernel); ``is_known`` (the duration is known); ``known_us`` (the duration, 0 if unknown);
+    ``lacks_flops`` (a matrix product or attention whose operations are not counted).
     """
     phase = kernels["phase"].astype(str)
     kind = phase.where(phase.isin(KINDS), "other").where(~kernels["recompute"].astype(bool), "recompute")
@@ -51,10 +51,10 @@ def timed(kernels: pd.DataFrame) -> pd.DataFrame:
 
 
 def kind_family_us(kernels: pd.DataFrame) -> Array:
-    """Known time of compute, in microseconds: a row for each of ``KINDS``, a column for each of ``FAMILIES``.
+    """Known compute time in microseconds, shape (number of ``KINDS``, number of ``FAMILIES``).
 
     Args:
-        kernels: What :func:`timed` gave.
+        kernels: The result of :func:`timed`.
     """
     compute = kernels[kernels["is_compute"]]
     sums = np.zeros((len(KINDS), len(FAMILIES)))

@@ -1,4 +1,4 @@
-"""Time by layer: own and with children, forward to optimizer; repeated layers folded into one row."""
+"""Time by layer, own and with children, from forward to optimizer. Repeated layers fold into one row."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _CALLS = ["num_calls", "num_unknown_calls", "communication_us"]
 
 
 def layer_time_table(kernels: pd.DataFrame, layers: pd.DataFrame, gap_us: Array) -> pd.DataFrame:
-    """The table ``layer_times``: a row for each row of ``layers``; every kernel is in one of them.
+    """The table ``layer_times``: one row for each row of ``layers``. Every kernel counts in exactly one.
 
     Args:
-        kernels: What :func:`fakedist.analysis.times.kinds.timed` gave.
+        kernels: The result of :func:`fakedist.analysis.times.kinds.timed`.
         layers: The table ``layers``.
-        gap_us: For each kernel the time that the GPU waited for its launch.
+        gap_us: For each kernel, the time that the GPU waited for its launch.
     """
     num, layer = len(layers), kernels["layer"].to_numpy("i8")
     compute = kernels["is_compute"].to_numpy(bool)
@@ -66,7 +66,7 @@ def fold_times(times: pd.DataFrame, layers: pd.DataFrame, folds: list[Fold]) -> 
     Args:
         times: The table ``layer_times``.
         layers: The table ``layers``.
-        folds: What :func:`fakedist.analysis.layers.fold_layers` or ``unfolded`` gave.
+        folds: The result of :func:`fakedist.analysis.layers.fold_layers` or ``unfolded``.
     """
     totals = {name: with_children(layers, times[name].to_numpy()) for name in (*_SUMMED, *_CALLS)}
     own, whole = times["own_us"].to_numpy(), times["total_us"].to_numpy()

@@ -1,4 +1,4 @@
-"""Kernels as bars of a drawing: each its own where there are few, neighbours as one where nobody tells them apart."""
+"""Kernels as bars of a drawing. A few kernels each get a bar; among many, indistinguishable neighbours share one."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import pandas as pd
 from fakedist.analysis.recording import Array
 from fakedist.run.schema import KINDS
 
-_KIND_FROM_DEPTH = 2  # the model, the list of its layers, a layer
+_KIND_FROM_DEPTH = 2  # depth 0 is the model, 1 the list of its layers, 2 a layer
 
 
 def bars(kernels: pd.DataFrame, most: int) -> pd.DataFrame:
     """At most about ``most`` bars, by stream and start.
 
-    Of more kernels than that, neighbours on a stream with less than a 4,000th of the step between them become one where
-    they are of one layer, kind and bound to communication or not; if that is not enough, those that begin in the same
-    short stretch of time become one, whatever they are.
+    If there are more kernels, neighbours on a stream merge if less than a 4,000th of the step lies between them and
+    they have the same layer and kind and are both compute or both communication. If there are still too many bars,
+    kernels that begin in the same short interval merge, whatever they are.
 
     Args:
-        kernels: What :func:`fakedist.analysis.times.kinds.timed` gave.
-        most: How many.
+        kernels: The result of :func:`fakedist.analysis.times.kinds.timed`.
+        most: The number of bars to aim for.
 
     Returns:
-        Columns stream, start_us, end_us, first (row of its longest kernel in ``kernels``), num_kernels; and known
-        (whether its duration is: collectives of unknown duration are never merged).
+        Columns stream, start_us, end_us, first (row in ``kernels`` of the bar's longest kernel), num_kernels, and known
+        (whether the duration is known; collectives of unknown duration are never merged).
     """
     start = kernels["start_us"].to_numpy("f8")
     stream = kernels["stream"].to_numpy("u8")
@@ -50,7 +50,7 @@ def _merged(order: Array, first: Array, columns: tuple[Array, Array, Array, Arra
     stream, start, end, known = columns
     bar = np.repeat(np.arange(len(first)), np.diff(first, append=len(order)))
     until = np.maximum.reduceat(end, first) if len(order) else end
-    if len(first) > 1:  # a kernel may be let begin before the one ahead of it has ended; bars stand one behind another
+    if len(first) > 1:  # kernels on a stream can overlap (one may start early), bars must not
         same = stream[first[1:]] == stream[first[:-1]]
         until[:-1] = np.where(same, np.minimum(until[:-1], start[first[1:]]), until[:-1])
     longest = np.lexsort((-(end - start), bar))[first] if len(order) else order
@@ -67,14 +67,14 @@ def _merged(order: Array, first: Array, columns: tuple[Array, Array, Array, Arra
 
 
 def _different(columns: list[Array]) -> Array:
-    """Rows that are not as the one before."""
+    """Rows that differ from the row before."""
     found = np.ones(len(columns[0]), bool)
     found[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
     return found
 
 
 def _after(rows: Array) -> Array:
-    """The rows after these."""
+    """The rows that follow these."""
     return np.concatenate([[False], rows[:-1]])
 
 
@@ -86,14 +86,15 @@ def _reached(end: Array, new_stream: Array) -> Array:
 
 
 def layer_runs(kernels: pd.DataFrame, parents: Array) -> pd.DataFrame:
-    """When which layer ran: a stretch a row, on the stream that computes most, nested by the layers' tree.
+    """When each layer ran, on the stream that computes most. One row per interval, nested like the tree of layers.
 
     Args:
-        kernels: What :func:`fakedist.analysis.times.kinds.timed` gave.
+        kernels: The result of :func:`fakedist.analysis.times.kinds.timed`.
         parents: Column ``parent`` of the table ``layers``.
 
     Returns:
-        Columns layer, kind, depth, start_us, end_us; parents before their children, nothing overlaps at one depth.
+        Columns layer, kind, depth, start_us, end_us. Parents come before their children, and rows of the same depth do
+        not overlap.
     """
     rows = main_stream(kernels)
     columns = ["layer", "kind", "depth", "start_us", "end_us"]
@@ -103,7 +104,7 @@ def layer_runs(kernels: pd.DataFrame, parents: Array) -> pd.DataFrame:
     start, kind = rows["start_us"].to_numpy("f8"), rows["kind"].to_numpy()
     end = np.maximum.accumulate(start + rows["known_us"].to_numpy())
     path = chains[rows["layer"].to_numpy("i8")]
-    # What backward computes again for a layer stands apart, but does not cut the model to pieces.
+    # A recomputed forward is an interval of its own within a layer, but does not split the model above it.
     backward = [KINDS.index(name) for name in ("recompute", "backward")]
     part = np.where(np.isin(kind, backward), backward[1], kind)
     changed = _different([part])
@@ -124,7 +125,7 @@ def layer_runs(kernels: pd.DataFrame, parents: Array) -> pd.DataFrame:
 
 
 def longest_runs(runs: pd.DataFrame, most: int) -> pd.DataFrame:
-    """The longest ``most`` of what :func:`layer_runs` gave, in their order; what is left goes on nesting."""
+    """The ``most`` longest rows of :func:`layer_runs`, in their order. They still nest."""
     if len(runs) <= most:
         return runs
     kept: pd.DataFrame = runs.loc[(runs["end_us"] - runs["start_us"]).nlargest(most).index.sort_values()]
@@ -132,7 +133,7 @@ def longest_runs(runs: pd.DataFrame, most: int) -> pd.DataFrame:
 
 
 def kind_runs(kernels: pd.DataFrame) -> pd.DataFrame:
-    """When the step went forward, backward and so on, on the stream that computes most: kind, start_us, end_us."""
+    """When forward, backward and so on ran, on the stream that computes most: kind, start_us, end_us."""
     rows = main_stream(kernels)
     kind, start = rows["kind"].to_numpy(), rows["start_us"].to_numpy("f8")
     end = np.maximum.accumulate(start + rows["known_us"].to_numpy()) if len(rows) else start
@@ -143,7 +144,7 @@ def kind_runs(kernels: pd.DataFrame) -> pd.DataFrame:
 
 
 def main_stream(kernels: pd.DataFrame) -> pd.DataFrame:
-    """Compute of the stream that has most of it, in the order of their start."""
+    """The compute kernels of the stream with the most compute time, in order of start."""
     compute = kernels[kernels["is_compute"] & kernels["is_known"]]
     if not len(compute):
         return compute
@@ -153,7 +154,7 @@ def main_stream(kernels: pd.DataFrame) -> pd.DataFrame:
 
 
 def _chains(parents: Array) -> Array:
-    """For each layer its ancestors from the root down to itself, padded with 0 (outside of modules)."""
+    """For each layer, the path from the root down to itself, padded with 0 (outside of modules)."""
     chains: list[list[int]] = []
     for layer, parent in enumerate(parents.tolist()):
         chains.append([*(chains[parent] if parent > 0 else []), layer] if layer else [0])

@@ -1,4 +1,4 @@
-"""Where the time of the timed step goes, in one object: what ``--json`` has under ``time``."""
+"""Where the time of the timed step goes, as one object: the ``time`` of ``--json``."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from fakedist.run.step_time import FamilyTime, KernelTime, LayerTime, Peaks, Ste
 Row = TypeVar("Row")
 
 NUM_TOP = 20
-#: The peak that a utilisation is of, as is the custom: dense bf16, whatever the job computes in.
+#: The peak rate that utilisation refers to: by convention dense bf16, whatever dtype the job uses.
 PEAK_DTYPE = "bf16"
 
 
 @dataclass(frozen=True)
 class Times:
-    """What the kernels of a step say.
+    """The times of a step, from its kernels.
 
     Attributes:
         layers: The table ``layer_times``.
         names: The table ``kernel_names``.
-        summary: Where the time goes; None without a kernel.
+        summary: Where the time goes; None without kernels.
     """
 
     layers: pd.DataFrame
@@ -39,13 +39,13 @@ class Times:
 
 
 def find_times(kernels: pd.DataFrame, layers: pd.DataFrame, step_us: float, peaks: Peaks | None) -> Times:
-    """Answer every question about a step's time.
+    """Compute every table and figure about a step's time.
 
     Args:
         kernels: The table ``kernels``.
         layers: The table ``layers``.
-        step_us: From the beginning of the step to the end of everything that it launched.
-        peaks: What the GPU does at most; None where that is not known.
+        step_us: From the start of the step to the end of everything that it launched.
+        peaks: The GPU's peak rates; None if they are unknown.
     """
     ready = timed(kernels)
     busy = find_busy(ready, step_us)
@@ -100,13 +100,13 @@ def _tables(
 
 
 def folded_layer_times(times: pd.DataFrame, layers: pd.DataFrame, *, fold: bool = True) -> list[LayerTime]:
-    """Layers that run anything; repeated ones folded into one row unless ``fold`` is False."""
+    """Layers that ran any kernel or collective. Repeated layers fold into one row unless ``fold`` is False."""
     found = fold_times(times, layers, fold_layers(layers) if fold else unfolded(layers))
     return rows_of(LayerTime, found[(found["num_kernels"] > 0) | (found["num_calls"] > 0)])
 
 
 def rows_of(kind: type[Row], table: pd.DataFrame) -> list[Row]:
-    """The rows of a table as records; what is not known is None, since JSON has no NaN."""
+    """The rows of a table as records. Unknown values become None, because JSON has no NaN."""
     return [
         kind(**{str(name): None if value != value else value for name, value in row.items()})
         for row in table.to_dict("records")

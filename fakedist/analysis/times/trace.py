@@ -1,7 +1,7 @@
-"""``trace.json.gz``: the step on a time axis for Perfetto, in Chrome's trace event format; times in microseconds.
+"""``trace.json.gz``: the step on a time axis for Perfetto, in Chrome's trace event format. Times are in microseconds.
 
-Process 1 is the timed step on the GPU: its phases, its layers (nested), a track a stream, collectives among them, and
-memory where the step's allocations are recorded. Process 2 is the whole run as this machine's clock saw it.
+Process 1 is the timed step on the GPU: its phases, its layers (nested), one track per stream (collectives included),
+and memory if the step's allocations were recorded. Process 2 is the whole run by this machine's clock.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from fakedist.run.plain import to_plain
 from fakedist.run.schema import FAMILIES, KINDS
 from fakedist.run.step_time import KernelSource
 
-#: Bars of all streams together, and slices of the layers; a browser opens as many in seconds.
+#: Limit for the bars of all streams together, and for the slices of layers. A browser opens this many in seconds.
 MOST_BARS = 300_000
-#: Points of the memory counter; each is the most of its stretch.
+#: Limit for the points of the memory counter. Each is the maximum of its interval.
 MOST_POINTS = 20_000
 _GPU, _HOST = 1, 2
 _PHASES, _LAYERS, _FIRST_STREAM = 1, 2, 10
@@ -37,14 +37,14 @@ def write_trace(
 ) -> list[str]:
     """Write the trace of a run.
 
-    Returns:
-        What is not in it, a sentence each; the trace says so too.
-
     Args:
         run_directory: The run directory.
         tables: The run's tables by name.
         job: ``job`` of the manifest.
-        source: Where the kernels are from; None without any.
+        source: Where the kernels come from; None without kernels.
+
+    Returns:
+        What the trace leaves out, one sentence each. The trace contains these sentences too.
     """
     path = run_directory / TRACE_NAME
     left_out: list[str] = []
@@ -73,8 +73,8 @@ def trace_events(tables: dict[str, pd.DataFrame], source: KernelSource | None, l
 
     Args:
         tables: Tables by name: kernels, layers, calls, groups, events, spans.
-        source: Where the kernels are from; None without any.
-        left_out: Gets a sentence for everything that is not among them.
+        source: Where the kernels come from; None without kernels.
+        left_out: Receives a sentence for everything that is left out.
     """
     kernels = tables["kernels"]
     if len(kernels):
@@ -109,7 +109,7 @@ def _name(what: str, process: int, thread: int, text: str) -> str:
 
 
 def _slices(process: int, thread: int, track: str, runs: pd.DataFrame, names: list[str]) -> Iterator[str]:
-    """A track of slices; those of one track nest or do not touch."""
+    """A track of slices. Slices on one track nest or are disjoint."""
     yield _name("thread_name", process, thread, track)
     texts = [json.dumps(name) for name in names]
     of_run = runs["row" if "row" in runs else "kind"].to_numpy("i8")
@@ -120,7 +120,7 @@ def _slices(process: int, thread: int, track: str, runs: pd.DataFrame, names: li
 
 
 def _slice(name: str, track: tuple[int, int], when: tuple[float, float], more: str = "") -> str:
-    """A slice; its times are cut to nanoseconds at both ends alike, so that what nests goes on nesting."""
+    """A slice. Both ends are rounded to nanoseconds the same way, so nested slices stay nested."""
     begin, until = round(when[0] * 1e3), round(when[1] * 1e3)
     return (
         f'{{"ph":"X","name":{name},"pid":{track[0]},"tid":{track[1]},'
@@ -133,7 +133,7 @@ def _us(nanoseconds: int) -> str:
 
 
 def call_texts(calls: pd.DataFrame, groups: pd.DataFrame) -> dict[int, str]:
-    """What collectives are called, by sequence number: "all_gather_into_tensor on tp: 64 MiB"."""
+    """Names of collectives by sequence number: "all_gather_into_tensor on tp"."""
     names = [str(row["description"] or row["name"]) for row in groups.to_dict("records")]
     columns = [calls[name].tolist() for name in ("sequence", "operation", "group")]
     return {
@@ -143,8 +143,8 @@ def call_texts(calls: pd.DataFrame, groups: pd.DataFrame) -> dict[int, str]:
 
 
 def _streams(kernels: pd.DataFrame, found: pd.DataFrame, layers: list[str], calls: dict[int, str]) -> Iterator[str]:
-    """A track a stream. A bar of several kernels says how many, and shows the longest."""
-    handles = found["stream"].unique().tolist()  # in order: the default one is 0
+    """One track per stream. A bar of several kernels gives their number and shows the longest."""
+    handles = found["stream"].unique().tolist()  # sorted: the default stream is 0
     streams = {stream: _FIRST_STREAM + at for at, stream in enumerate(handles)}
     for at, stream in enumerate(handles):
         yield _name("thread_name", _GPU, _FIRST_STREAM + at, f"stream {at}" + (f" ({stream:#x})" if stream else ""))
@@ -171,7 +171,7 @@ def _streams(kernels: pd.DataFrame, found: pd.DataFrame, layers: list[str], call
 
 
 def _memory_on_gpu(kernels: pd.DataFrame, events: pd.DataFrame) -> tuple[Array, pd.DataFrame]:
-    """Allocator events of the timed step, each when the operation that made it launched what it launched."""
+    """Allocator events of the timed step, each at the time when its operation launched its kernels."""
     numbered = kernels[kernels["op"] >= 0]
     launched = numbered["launch_us"].notna()
     numbered = numbered[launched] if launched.any() else numbered
@@ -186,7 +186,7 @@ def _memory_on_gpu(kernels: pd.DataFrame, events: pd.DataFrame) -> tuple[Array, 
 
 
 def _memory(process: int, time: Array, events: pd.DataFrame) -> Iterator[str]:
-    """The counter of allocated and reserved memory: of many events the one in each stretch that holds most."""
+    """The counter of allocated and reserved memory. Of many events, the largest in each interval is kept."""
     if not len(events):
         return
     columns = events[["allocated_bytes", "reserved_bytes"]].to_numpy("i8")
@@ -200,7 +200,7 @@ def _memory(process: int, time: Array, events: pd.DataFrame) -> Iterator[str]:
 
 
 def _host_phases(spans: pd.DataFrame, time: Array) -> Iterator[str]:
-    """Steps with their phases on the wall clock of the allocator's events."""
+    """Steps with their phases, by the wall-clock times of the allocator's events."""
     yield _name("thread_name", _HOST, _PHASES, "steps")
     first = spans["first_event"].to_numpy("i8")
     begins = time[np.minimum(first, len(time) - 1)]
