@@ -1,1 +1,1 @@
-"""Figures as people read them: terminal text and JSON."""
+"""Reports for people and programs: terminal text, Markdown, CSV, JSON and the page."""

@@ -23,7 +23,7 @@ class Moves:
 
     Attributes:
         of_event: For each event, the last move up to it; -1 before the first.
-        num: How many there are.
+        num: Number of moves.
     """
 
     of_event: Array
@@ -32,12 +32,12 @@ class Moves:
 
 @dataclass(frozen=True)
 class Colouring:
-    """What the colours of the timeline stand for.
+    """What the colours of the timeline mean.
 
     Attributes:
-        of_block: For each block the place of its name.
-        names: What the legend says.
-        colours: Categories whose colours are taken, one a name.
+        of_block: For each block, the index of its name.
+        names: The names in the legend.
+        colours: For each name, the category whose colour it uses.
     """
 
     of_block: Array
@@ -46,13 +46,13 @@ class Colouring:
 
 
 def by_category(blocks: pd.DataFrame) -> Colouring:
-    """Colours stand for categories."""
+    """Colour blocks by category."""
     spoken = tuple(name.replace("_", " ") for name in CATEGORIES)
     return Colouring(_codes(blocks["category"], CATEGORIES), spoken, CATEGORIES)
 
 
 def by_largest_lines(blocks: pd.DataFrame, lines: list[str]) -> Colouring:
-    """Colours stand for the lines that hold most at the peak, where no categories are known."""
+    """Colour blocks by the lines that hold most at the peak, for runs without categories."""
     line = pd.Series([*lines, ""]).iloc[blocks["stack"].to_numpy()].reset_index(drop=True)
     held = blocks["bytes"].reset_index(drop=True)[blocks["at_peak"].to_numpy()].groupby(line).sum()
     most = held.sort_values(ascending=False, kind="stable").index.drop("", errors="ignore")[: len(CATEGORIES) - 1]
@@ -62,25 +62,25 @@ def by_largest_lines(blocks: pd.DataFrame, lines: list[str]) -> Colouring:
 
 
 def add_timeline(pack: Pack, run: Run, blocks: pd.DataFrame, lines: list[str], colouring: Colouring) -> Moves:
-    """Every block that was allocated: its kind, and after how many moves it was freed.
+    """Add every block that was allocated: its kind, and after how many moves it was freed.
 
-    A move is an allocation or a free. Blocks stand in the order of allocation, so the moves that are no block's free
-    are the blocks' allocations one after the other: two numbers a block say everything. A kind is what blocks have in
-    common: bytes, category, layer, operation and line.
+    A move is an allocation or a free. Blocks are in order of allocation, so the moves that free no block are the
+    blocks' allocations in order, and two numbers per block are enough. Blocks of a kind have the same bytes, category,
+    layer, operation and line.
 
     Args:
-        pack: Where they go.
+        pack: Where the data go.
         run: The run.
         blocks: Its table ``blocks``.
         lines: The job's line of each stack.
-        colouring: What colours stand for.
+        colouring: What the colours mean.
     """
     num_events = run.num_rows("events")
     made, freed = blocks["alloc_event"].to_numpy(), blocks["free_event"].to_numpy()
     is_move = np.zeros(num_events + 1, bool)
     is_move[made] = True
     is_move[freed] = True
-    is_move[num_events] = False  # what was never freed
+    is_move[num_events] = False  # for blocks that were never freed
     of_event = np.cumsum(is_move[:num_events]) - 1
     lives = np.zeros(len(blocks), "i8")
     ended = freed < num_events
@@ -96,7 +96,7 @@ def add_timeline(pack: Pack, run: Run, blocks: pd.DataFrame, lines: list[str], c
         "category": colouring.of_block,
         "layer": layer,
         "operation": blocks["operation"].cat.codes.to_numpy(),
-        "line": line[blocks["stack"].to_numpy()],  # -1, no stack, is the empty one at the end
+        "line": line[blocks["stack"].to_numpy()],  # stack -1 (none) indexes the empty line at the end
     }
     kind, first = kinds_of_rows(keys)
     pack.add("block_kind", kind)
@@ -114,27 +114,27 @@ def add_timeline(pack: Pack, run: Run, blocks: pd.DataFrame, lines: list[str], c
 
 
 def _codes(values: pd.Series, names: tuple[str, ...]) -> Array:
-    """Categories as places in ``names``."""
+    """Categories as indices into ``names``."""
     places = np.array([names.index(str(name)) for name in values.cat.categories], "i8")
     return places[values.cat.codes.to_numpy()] if len(places) else np.zeros(0, "i8")
 
 
 def kinds_of_rows(columns: dict[str, Array]) -> tuple[Array, Array]:
-    """Rows that are alike: for each row the number of its kind, and for each kind its first row."""
+    """Group equal rows: for each row the number of its kind, and for each kind its first row."""
     num_rows = len(next(iter(columns.values())))
     kind = np.zeros(num_rows, "i8")
     for values in columns.values():
         code, names = pd.factorize(values)
-        kind = pd.factorize(kind * len(names) + code)[0]  # below rows times names, so that it never overflows
+        kind = pd.factorize(kind * len(names) + code)[0]  # below rows times names, so it never overflows
     first = np.unique(kind, return_index=True)[1]
     return kind, first
 
 
 def add_reserved(pack: Pack, run: Run, moves: Moves) -> None:
-    """Reserved bytes wherever they change."""
+    """Add reserved bytes at each change."""
     reserved = run.table("events", ["reserved_bytes"])["reserved_bytes"].to_numpy()
     changed = np.flatnonzero(np.diff(reserved, prepend=0))
-    # What the segment is for is the next move; several changes before one move are seen as the largest of them.
+    # A segment is for the next move. Of several changes before one move, the largest is kept.
     move = np.minimum(moves.of_event[changed] + 1, max(moves.num - 1, 0))
     found = pd.DataFrame({"move": move, "bytes": reserved[changed]}).groupby("move")["bytes"].max()
     pack.add("reserved_move", found.index.to_numpy())
@@ -142,7 +142,7 @@ def add_reserved(pack: Pack, run: Run, moves: Moves) -> None:
 
 
 def add_spans(pack: Pack, run: Run, moves: Moves) -> None:
-    """Where phases begin, in moves."""
+    """Add where phases begin, in moves."""
     if not run.has("spans"):
         return
     spans = run.table("spans")
@@ -155,7 +155,7 @@ def add_spans(pack: Pack, run: Run, moves: Moves) -> None:
 
 
 def add_layers(pack: Pack, layers: pd.DataFrame, folds: list[Fold]) -> None:
-    """Own bytes of every layer at the peak, and which layers each folded row of the table stands for."""
+    """Add own bytes of every layer at the peak, and the layers in each folded row of the table."""
     pack.meta["categories"] = CATEGORIES
     pack.meta["layers"] = layers["name"].astype(str).tolist()
     pack.meta["classes"] = layers["class_name"].astype(str).tolist()
@@ -167,13 +167,13 @@ def add_layers(pack: Pack, layers: pd.DataFrame, folds: list[Fold]) -> None:
 
 
 def add_folds(pack: Pack, folds: list[Fold]) -> None:
-    """Which layers each folded row of a table stands for."""
+    """Add the layers in each folded row of a table."""
     pack.add("fold_size", [len(fold.layers) for fold in folds])
     pack.add("fold_layers", [layer for fold in folds for layer in fold.layers])
 
 
 def add_calls(pack: Pack, run: Run, moves: Moves) -> None:
-    """Collective calls, each at the move that came next, by group and operation."""
+    """Add collective calls by group and operation, each at the next move after it."""
     calls = run.table("calls", ["op", "operation", "group", "bytes_in", "bytes_out"])
     if not len(calls):
         return

@@ -23,7 +23,7 @@ def render_comparison(comparison: Comparison, *, all_rows: bool, console: Consol
     Args:
         comparison: What to print.
         all_rows: Whether small changes are shown too.
-        console: Where to.
+        console: Where to print.
     """
     console.print(Text(comparison.why, style="bold"), soft_wrap=True)
     if comparison.time:
@@ -39,7 +39,7 @@ def render_comparison(comparison: Comparison, *, all_rows: bool, console: Consol
 
 
 def comparison_markdown(comparison: Comparison, *, all_rows: bool = False) -> str:
-    """A comparison as Markdown: the reason, the figures, the rest folded."""
+    """A comparison as Markdown: the reason, the figures, and the rest in collapsed sections."""
     first, *rest = comparison_sheets(comparison, all_rows=all_rows)
     lines = [f"**{comparison.why}**", ""]
     if comparison.time:
@@ -54,7 +54,7 @@ def comparison_markdown(comparison: Comparison, *, all_rows: bool = False) -> st
 
 
 def comparison_sheets(comparison: Comparison, *, all_rows: bool) -> list[Sheet]:
-    """The tables of a comparison that have anything in them; the figures come first."""
+    """The tables of a comparison that are not empty, with the figures first."""
     figures = comparison.figures
     sheets = [
         Sheet("Memory, measured", [_text("", figures["name"]), *_sizes(figures), _relative(figures)]),

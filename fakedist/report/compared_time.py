@@ -14,7 +14,7 @@ from fakedist.report.time_text import short_kernel, unknown_time
 
 
 def time_change_sheets(time: TimeComparison, *, all_rows: bool) -> list[Sheet]:
-    """Tables of what changed in the timed step; those without a change are left out.
+    """Tables of what changed in the timed step. Tables without a change are left out.
 
     Args:
         time: The comparison.
@@ -61,7 +61,7 @@ def _counts(rows: pd.DataFrame) -> Column:
 
 
 def _times(rows: pd.DataFrame) -> list[Column]:
-    """A, B, the change, and in percent."""
+    """Columns for A, B and the change, absolute and in percent."""
     found = []
     for side in "ab":
         unknown = rows[f"unknown_{side}"].tolist() if f"unknown_{side}" in rows else [0] * len(rows)

@@ -1,4 +1,4 @@
-"""Two runs side by side, as the reports see them: every table of changes, and the one line that says why."""
+"""A comparison of two runs for the reports: every table of changes, and one line with the reason."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Comparison:
     """What changed from one run to another.
 
     Args:
-        a: Directory of the run that is there for comparison.
-        b: Directory of the run in question: changes are from ``a`` to ``b``.
+        a: Directory of the reference run.
+        b: Directory of the run in question. Changes are from ``a`` to ``b``.
 
     Raises:
-        RunDirectoryError: One of them is no run directory, or a damaged one.
+        RunDirectoryError: One of them is not a run directory, or is damaged.
     """
 
     def __init__(self, a: Path, b: Path) -> None:
@@ -48,12 +48,12 @@ class Comparison:
 
     @cached_property
     def differences(self) -> list[dict[str, str]]:
-        """Settings that are not the same: ``name``, ``a``, ``b``."""
+        """Settings that differ: ``name``, ``a``, ``b``."""
         return settings.different_settings(self.a.manifest, self.b.manifest, self.summaries)
 
     @cached_property
     def warnings(self) -> list[str]:
-        """What a reader must know before the figures, a sentence each."""
+        """What a reader must know before the figures, one sentence each."""
         sides = zip("AB", self.summaries, strict=True)
         found = [f"{side} {phrase}" for side, each in sides if (phrase := settings.incomplete(each))]
         return found + settings.unlike_times(*self.summaries)
@@ -70,12 +70,12 @@ class Comparison:
 
     @cached_property
     def phases(self) -> pd.DataFrame:
-        """Most allocated by step and phase."""
+        """Peak by step and phase."""
         return memory.phase_changes(*self._tables("phases"))
 
     @cached_property
     def matches(self) -> pd.DataFrame:
-        """Which layer is which."""
+        """Which layer of one run is which layer of the other."""
         return matching.match_layers(*self._tables("layers"))
 
     @cached_property
@@ -90,12 +90,12 @@ class Comparison:
 
     @cached_property
     def most(self) -> pd.DataFrame:
-        """Changes of what one layer held at most."""
+        """Changes in the most that one layer held."""
         return memory.most_changes(*self._tables("layers"), self.matches)
 
     @cached_property
     def renamed(self) -> list[dict[str, str]]:
-        """Layers that are called otherwise now: ``was``, ``name``, ``how``; repeated ones once, only the topmost."""
+        """Layers with a new name: ``was``, ``name``, ``how``. Repeated layers once, and only the topmost."""
         return matching.renamed_layers(*self._tables("layers"), self.matches)
 
     @cached_property
@@ -118,7 +118,7 @@ class Comparison:
 
     @cached_property
     def streams(self) -> list[dict[str, Any]]:
-        """Calls of a step, where they run and beside what, ``side`` "A" or "B"; nothing where that is the same."""
+        """Calls of a step, their streams and what can run at once, ``side`` "A" or "B"; empty if both are the same."""
         if not all(run.has("spans") for run in (self.a, self.b)):
             return []  # an older fakedist wrote none
         told = [RunTopology(run).told() for run in (self.a, self.b)]
@@ -129,7 +129,7 @@ class Comparison:
 
     @cached_property
     def time(self) -> TimeComparison | None:
-        """Changes of the timed step; None where one of the runs has none."""
+        """Changes of the timed step; None if one of the runs has none."""
         if any(each.timed is None for each in self.summaries):
             return None
         paths = memory.layer_paths(*self._tables("layers"), self.matches)
@@ -158,7 +158,7 @@ class Comparison:
 
 
 def say_cause(cause: why.Cause, place: why.Place) -> str:
-    """A change of the peak, what accounts for it and where that is made, one line."""
+    """A change of the peak, what accounts for it and where that is allocated, in one line."""
     seen = place.phrase("first seen" if cause.part > 0 else "last seen")
     return f"{format_change(cause.change)} at the peak: {say_part(cause)}{seen}"
 
@@ -175,12 +175,12 @@ def format_change(bytes_: float) -> str:
 
 
 def format_relative(bytes_: float, of: float) -> str:
-    """A change in percent of what was; empty where there was nothing."""
+    """A change in percent of the former value; empty if that was 0."""
     return f"{bytes_ / of:+.1%}".replace("-0.0%", "0.0%").replace("+0.0%", "0.0%") if of else ""
 
 
 def time_object(comparison: Comparison) -> dict[str, Any] | None:
-    """What of that is about the timed step; null where one of the runs has none."""
+    """The part of that object about the timed step; null if one of the runs has none."""
     time = comparison.time
     if time is None:
         return None

@@ -18,11 +18,11 @@ from fakedist.report.writing import replace_text
 from fakedist.units import format_bytes
 
 _SCRIPTS = ("base", "tables", "kernels", "theme", "compare")
-_NUM_COLUMNS = 8_000  # enough for a step of several to be zoomed into
+_NUM_COLUMNS = 8_000  # enough to zoom into one of several steps
 
 
 def write_comparison_page(comparison: Comparison, path: Path) -> None:
-    """Write the page; a file that is there is replaced, whole or not at all.
+    """Write the page. An existing file is replaced atomically.
 
     Raises:
         RunDirectoryError: A table is missing or damaged.

@@ -1,4 +1,4 @@
-"""The timed steps of two runs side by side: every table of changes, and the one line that says why."""
+"""A comparison of two runs' timed steps: every table of changes, and one line with the reason."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class TimeComparison:
     """What changed in the timed step, from one run to another.
 
     Args:
-        runs: Both; each has a timed step.
-        paths: What each layer of either is called.
+        runs: Both runs. Each has a timed step.
+        paths: For each run, the names of its layers in the comparison.
 
     Raises:
-        RunDirectoryError: A table is missing or damaged; when it is asked for.
+        RunDirectoryError: On access to a table that is missing or damaged.
     """
 
     def __init__(self, runs: tuple[Run, Run], paths: tuple[dict[int, str], dict[int, str]]) -> None:
@@ -32,12 +32,12 @@ class TimeComparison:
 
     @cached_property
     def parts(self) -> pd.DataFrame:
-        """The step, and what it is spent for."""
+        """The step, and how its time is spent."""
         return times.part_changes(*self.times)
 
     @cached_property
     def phases(self) -> pd.DataFrame:
-        """Forward, recompute, backward and so on: the changes add up to that of all kernels."""
+        """Forward, recompute, backward and so on. The changes add up to the change of all kernels."""
         return times.phase_changes(*self.times)
 
     @cached_property
@@ -47,7 +47,7 @@ class TimeComparison:
 
     @cached_property
     def layers(self) -> pd.DataFrame:
-        """Own time of layers by family; the changes add up to that of all kernels."""
+        """Own time of layers by family. The changes add up to the change of all kernels."""
         sides = [
             times.layer_parts(run.table("layer_times"), paths)
             for run, paths in zip(self.runs, self._paths, strict=True)
@@ -61,7 +61,7 @@ class TimeComparison:
 
     @property
     def of(self) -> str:
-        """Whether these times are measured or estimated, of each run where they differ."""
+        """Whether these times are measured or estimated, for each run if they differ."""
         a, b = self.words
         return a if a == b else f"A {a}, B {b}"
 

@@ -1,4 +1,4 @@
-"""What the page of a comparison draws of two timed steps: both along one axis, and phases and layers side by side."""
+"""The comparison page's drawings of two timed steps: both on one axis, and phases and layers side by side."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COLUMNS = ["path", "category", "a_us", "b_us"]
 
 
 def time_context(time: TimeComparison) -> dict[str, Any]:
-    """All that the page says of both steps.
+    """The page's variables for both steps.
 
     Args:
         time: The comparison.
@@ -84,7 +84,7 @@ def _by_phase(kernels: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 def layers_with_most(parts: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """One name for all layers but those with most time in either run, and the names in order.
+    """Merge all layers but those with the most time in either run under one name. Also returns the names in order.
 
     Args:
         parts: Columns path, category, a_us, b_us.
@@ -99,7 +99,7 @@ def layers_with_most(parts: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 
 def _rows(parts: pd.DataFrame, names: list[str]) -> list[dict[str, Any]]:
-    """Bars of both runs for each name, as wide as its time is of the greatest one, divided by family."""
+    """Bars of both runs for each name, divided by family, with widths relative to the longest time."""
     sums = parts.groupby("path")[["a_us", "b_us"]].sum()
     most = float(sums.to_numpy().max(initial=0.0)) or 1.0
     found = []

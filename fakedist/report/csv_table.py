@@ -13,12 +13,12 @@ def table_csv(run: Run, name: str, *, all_layers: bool = False) -> str:
 
     Args:
         run: The run.
-        name: A name of ``run.schema.TABLES``; of ``layers`` and ``layer_times`` the rows are the report's: folded, with
+        name: A name in ``run.schema.TABLES``. Rows of ``layers`` and ``layer_times`` are the report's: folded, with
             children.
         all_layers: Whether repeated layers stay apart.
 
     Raises:
-        JobError: There is no such table.
+        JobError: No table has this name.
         RunDirectoryError: It is missing or damaged.
     """
     if name not in TABLES:

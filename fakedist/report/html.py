@@ -1,4 +1,4 @@
-"""The report as one page: everything in it, nothing fetched, no script but its own."""
+"""The report as one self-contained page: it fetches nothing and runs no script but its own."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _BLOCK_COLUMNS = (
 
 
 def write_page(run: Run, path: Path) -> None:
-    """Write the page of a run; a file that is there is replaced, whole or not at all.
+    """Write the page of a run. An existing file is replaced atomically.
 
     Raises:
         RunDirectoryError: A table is missing or damaged.
@@ -70,12 +70,12 @@ def page(run: Run) -> str:
 
 
 def template_text(template: str, scripts: Sequence[str], context: dict[str, Any]) -> str:
-    """A page of ours as text, with its style and its one script inside.
+    """Render a page as text, with its style and its single script inline.
 
     Args:
         template: Name of the template.
         scripts: Names of the parts of its script.
-        context: All that the template says.
+        context: The template's variables.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
@@ -91,7 +91,7 @@ def template_text(template: str, scripts: Sequence[str], context: dict[str, Any]
 
 
 def _context(run: Run) -> dict[str, Any]:
-    """All that the page says, as text, by section; None for a section without anything to say."""
+    """The page's contents as text, by section; None for an empty section."""
     summary, cwd = run.summary, run.manifest["cwd"]
     pack = Pack()
     context: dict[str, Any] = {
@@ -133,7 +133,7 @@ def _context(run: Run) -> dict[str, Any]:
 
 
 def _time(pack: Pack, run: Run, time: StepTime) -> dict[str, Any]:
-    """The section of times, and what its drawings need."""
+    """The section of times, and the data for its drawings."""
     kernels, layers = time_charts.read_kernels(run), run.table("layers")
     folds = fold_layers(layers)
     time_charts.add_kernels(pack, run, kernels, layers, time)

@@ -12,14 +12,14 @@ from fakedist.run.plain import to_plain
 
 
 def summary_object(run_directory: Path, *, all_layers: bool = False) -> dict[str, Any]:
-    """One object with the run's figures; keys as in :class:`fakedist.run.summary.Summary`, and ``run_directory``.
+    """One object with the run's figures: the keys of :class:`fakedist.run.summary.Summary`, and ``run_directory``.
 
     Args:
         run_directory: The run directory.
         all_layers: Whether repeated layers stay apart.
 
     Raises:
-        RunDirectoryError: It is not a run directory, or a damaged one.
+        RunDirectoryError: It is not a run directory, or is damaged.
     """
     run = open_run(run_directory)
     summary = run.summary

@@ -8,14 +8,14 @@ from fakedist.report.sheet import Column
 
 
 def markdown_table(columns: Sequence[Column]) -> list[str]:
-    """The lines of a table; figures stand right."""
+    """The lines of a table, with figures right-aligned."""
     rules = ["---" if column.is_text else "---:" for column in columns]
     lines = [_line([column.name for column in columns]), _line(rules)]
     return lines + [_line([escaped(cell) for cell in row]) for row in zip(*(c.cells for c in columns), strict=True)]
 
 
 def escaped(text: str) -> str:
-    """Text that stays what it is inside a table: layers.*.mlp, a|b, _foreach_add."""
+    """Text escaped for a table: layers.*.mlp, a|b, _foreach_add."""
     for mark in "\\|*_<>`[]":
         text = text.replace(mark, "\\" + mark)
     return " ".join(text.split())

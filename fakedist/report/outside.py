@@ -1,4 +1,4 @@
-"""Device memory outside of the caching allocator, in words for terminal, Markdown and page. In no other figure."""
+"""Device memory outside the caching allocator, in words for terminal, Markdown and page. Other figures exclude it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MORE_IN = "--json (estimated_outside)"
 
 
 def outside_figures(summary: Summary, outside: Outside) -> list[tuple[str, str, str]]:
-    """Name, figure and more of each amount; what is not known is named too."""
+    """Name, figure and details of each amount, including the names of unknown amounts."""
     rows = []
     if found := outside.communicators:
         low, high = sum(each.low_bytes for each in found), sum(each.high_bytes for each in found)
@@ -49,7 +49,7 @@ def _communicators(outside: Outside) -> str:
 
 
 def communicator_sheet(outside: Outside) -> Sheet | None:
-    """What each communicator takes, most first; None where there is none."""
+    """The memory of each communicator, most first; None without communicators."""
     if not outside.communicators:
         return None
     rows = outside.communicators[:_NUM_SHOWN]
@@ -69,7 +69,7 @@ def communicator_sheet(outside: Outside) -> Sheet | None:
 
 
 def parts_text(parts: dict[str, tuple[int, int]], most: int) -> str:
-    """What a communicator is made of, at most, largest first; of more than ``most`` parts the rest is dots."""
+    """The upper ends of a communicator's parts, largest first. Parts after the first ``most`` are shown as dots."""
     ordered = sorted(parts.items(), key=lambda pair: -pair[1][1])
     told = ", ".join(f"{name} {format_bytes(high)}" for name, (_, high) in ordered[:most])
     return told + (", ..." if len(ordered) > most else "")

@@ -1,8 +1,8 @@
-"""Numbers for the page's drawings, as small as they get: one block of bytes, compressed, as text.
+"""Packs numbers for the page's drawings as small as possible: one compressed block of bytes, as text.
 
 The block is a little-endian u32 with the length of a JSON header, the header padded with blanks to a multiple of 8,
-and the arrays, each on a multiple of 8. Integers are stored byte by byte (all lowest bytes, then all second ones):
-neighbours are alike then, and gzip finds it.
+and the arrays, each on a multiple of 8. Integers are stored byte by byte (all lowest bytes, then all second ones), so
+that neighbours are similar and gzip compresses them well.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Pack:
     """Named arrays and one JSON object.
 
     Attributes:
-        meta: What is no array; the page finds it beside them.
+        meta: Everything that is not an array. The page reads it from the header.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Pack:
         self._arrays: dict[str, Array] = {}
 
     def add(self, name: str, values: Any) -> None:
-        """Add one array: integers of nothing or more as the narrowest type, everything else as float64."""
+        """Add an array: non-negative integers in the narrowest type, everything else as float64."""
         array = np.asarray(values)
         if array.dtype.kind in "iub":
             most = int(array.max(initial=0))

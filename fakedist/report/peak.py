@@ -1,4 +1,4 @@
-"""The peak block by block: the largest ones with their Python stacks, and all of them by the line that made them."""
+"""The peak block by block: the largest blocks with their Python stacks, and all blocks by allocating line."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ NUM_LINES = 40
 
 
 def job_lines(run: Run, cwd: str) -> list[str]:
-    """For each stack the innermost line outside of torch, from where the command was given."""
+    """For each stack, the innermost line outside of torch, relative to the working directory."""
     return [short_line(line, cwd) for line in run.table("stacks")["line"].astype(str)]
 
 
 def largest_blocks(run: Run, blocks: pd.DataFrame, lines: list[str], cwd: str) -> list[dict[str, Any]]:
-    """The largest blocks at the peak in the order of the table ``largest``, each with its stack, innermost first."""
+    """The largest blocks at the peak in the order of the table ``largest``, with their stacks, innermost first."""
     alive = blocks[blocks["at_peak"]].sort_values(["bytes", "alloc_event"], ascending=[False, True]).head(NUM_BLOCKS)
     names, owners = block_owners(run)
     stacks = _stacks(run, sorted(set(alive["stack"])), cwd)
@@ -43,7 +43,7 @@ def largest_blocks(run: Run, blocks: pd.DataFrame, lines: list[str], cwd: str) -
 
 
 def block_owners(run: Run) -> tuple[list[str], dict[int, str]]:
-    """Names of all layers, and of blocks that several own what stands in the place of one."""
+    """Names of all layers, and for blocks that several layers own, the text shown instead of a name."""
     layers = run.table("layers", ["name", "parent"])
     names = layers["name"].astype(str).tolist()
     if not run.has("shares"):  # an older fakedist
@@ -52,7 +52,7 @@ def block_owners(run: Run) -> tuple[list[str], dict[int, str]]:
 
 
 def _stacks(run: Run, wanted: list[int], cwd: str) -> dict[int, list[str]]:
-    """Stacks as text, a line a frame."""
+    """Stacks as text, one line per frame."""
     rows = [number for number in wanted if number >= 0]
     if not rows:
         return {}
@@ -66,15 +66,15 @@ def _stacks(run: Run, wanted: list[int], cwd: str) -> dict[int, list[str]]:
 
 
 def by_line(blocks: pd.DataFrame, lines: list[str]) -> tuple[list[dict[str, Any]], int]:
-    """Blocks alive at the peak, summed by the line that made them; and how many lines are left out.
+    """Blocks alive at the peak, summed by the line that allocated them, and how many lines are left out.
 
-    Blocks without a line are C++'s (autograd, a reducer); they are summed by operation.
+    Blocks without a line come from C++ (autograd, a reducer). They are summed by operation.
     """
     alive = blocks[blocks["at_peak"]]
     texts = pd.Series([*lines, ""])
     table = pd.DataFrame(
         {
-            "line": texts.iloc[alive["stack"].to_numpy()].to_numpy(),  # -1, no stack, is the empty one at the end
+            "line": texts.iloc[alive["stack"].to_numpy()].to_numpy(),  # stack -1 (none) is the empty line
             "operation": alive["operation"].astype(str).map(short_operation).to_numpy(),
             "category": alive["category"].astype(str).to_numpy(),
             "bytes": alive["bytes"].to_numpy(),

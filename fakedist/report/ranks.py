@@ -20,10 +20,10 @@ class RankRow:
     """One rank that has run.
 
     Attributes:
-        rank: Which.
-        run_directory: Its run; None where it could not begin.
+        rank: The rank.
+        run_directory: Its run; None if it could not start.
         exit: ``outcome``, ``code`` and ``message`` of its end, as in run.json.
-        wall_s: Seconds that its run took, recording and tables included.
+        wall_s: Seconds that its run took, including recording and tables.
     """
 
     rank: int
@@ -53,12 +53,12 @@ def render_ranks(rows: Sequence[RankRow], world_size: int, console: Console) -> 
 
 
 def ranks_object(rows: Sequence[RankRow], world_size: int, exit_code: int) -> dict[str, Any]:
-    """What ``--json`` prints for several ranks: ``ranks`` has what it prints for each of them, and ``wall_s``."""
+    """What ``--json`` prints for several ranks. ``ranks`` has what it prints for each rank, and ``wall_s``."""
     return {"world_size": world_size, "exit_code": exit_code, "ranks": [rank_object(row) for row in rows]}
 
 
 def rank_object(row: RankRow, *, brief: bool = False) -> dict[str, Any]:
-    """One rank's object; of a rank that could not begin its end alone."""
+    """One rank's object. For a rank that could not start, it has only how it ended."""
     if row.run_directory is None:
         return {"rank": row.rank, "exit": row.exit, "wall_s": row.wall_s}
     found = summary_object(row.run_directory)

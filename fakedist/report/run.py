@@ -1,4 +1,4 @@
-"""A run directory as the reports see it: the manifest, and each table when it is asked for."""
+"""A run directory as the reports use it: the manifest, and tables that are read on demand."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Run:
     """One finished run.
 
     Args:
-        path: Its directory.
+        path: The run directory.
 
     Raises:
-        RunDirectoryError: It is not one, it is still running, or its tables were never made.
+        RunDirectoryError: It is not a run directory, the run has not ended, or its tables cannot be made.
     """
 
     is_snapshot = False
@@ -51,7 +51,7 @@ class Run:
         """The run's figures.
 
         Raises:
-            RunDirectoryError: run.json holds something else.
+            RunDirectoryError: run.json is damaged.
         """
         try:
             return from_plain(Summary, self.manifest["summary"], "summary")
@@ -63,7 +63,7 @@ class Run:
 
     @property
     def is_imported(self) -> bool:
-        """Whether another program recorded it: there are kernels and layers, and nothing of memory."""
+        """Whether another program recorded the run. It then has kernels and layers, but nothing about memory."""
         return "imported" in self.manifest
 
     @property
@@ -93,12 +93,12 @@ class Run:
 
     @property
     def peak_allocated_bytes(self) -> int:
-        """Most that tensors held at once."""
+        """The most bytes that tensors held at once."""
         return self.summary.peak_allocated_bytes
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """Most that the caching allocator held at once."""
+        """The most bytes that the caching allocator held at once."""
         return self.summary.peak_reserved_bytes
 
     @property
@@ -108,12 +108,12 @@ class Run:
 
     @property
     def headroom_bytes(self) -> int:
-        """What of it was never reserved; below zero where there was more than the GPU has."""
+        """The part of the GPU's memory that was never reserved; negative if more was reserved than the GPU has."""
         return self.capacity_bytes - self.peak_reserved_bytes
 
     @property
     def by_category(self) -> dict[str, int]:
-        """Bytes at the peak by category; they add up to it."""
+        """Bytes at the peak by category. They add up to it."""
         return dict(self.summary.by_category)
 
     @property
@@ -123,7 +123,7 @@ class Run:
 
     @property
     def memory(self) -> RunMemory:
-        """What was held, as DataFrames."""
+        """The memory that was held, as DataFrames."""
         return RunMemory(self)
 
     @property
@@ -132,10 +132,10 @@ class Run:
         return RunTime(self)
 
     def layers(self, *, fold: bool = True) -> pd.DataFrame:
-        """Layers with what they held at the peak, with children; columns as of ``analysis.layers.fold_table``.
+        """The memory of layers at the peak, with children. Columns: see ``analysis.layers.fold_table``.
 
         Args:
-            fold: Whether repeated layers stand in one row.
+            fold: Whether repeated layers fold into one row.
 
         Raises:
             RunDirectoryError: The table is missing or damaged.
@@ -172,11 +172,11 @@ class Run:
         return [*(fact for fact in self.facts if fact[0] not in ("run", "page", "file")), *rows]
 
     def has(self, name: str) -> bool:
-        """Whether the run has a table; an older fakedist wrote fewer."""
+        """Whether the run has a table. An older fakedist wrote fewer."""
         return has_table(self.path, name)
 
     def num_rows(self, name: str) -> int:
-        """Rows of a table, without reading them.
+        """Number of rows of a table, without reading them.
 
         Raises:
             RunDirectoryError: It is missing or damaged.
@@ -184,7 +184,7 @@ class Run:
         return count_rows(self.path, name)
 
     def table(self, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """One table, or some of its columns; text that repeats comes as categories.
+        """One table, or some of its columns, whose strings are then categoricals.
 
         Raises:
             RunDirectoryError: It is missing or damaged.
@@ -195,13 +195,13 @@ class Run:
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
-    """A run directory, or any torch memory snapshot (the memory half of one).
+    """Open a run directory, or any torch memory snapshot as a run with memory only.
 
     Args:
         path: The directory that ``fakedist profile`` made, or the file that torch.cuda.memory._dump_snapshot() wrote.
 
     Raises:
-        RunDirectoryError: It is neither, or cannot be read.
+        RunDirectoryError: The path is neither, or cannot be read.
     """
     if not Path(path).is_file():
         return Run(Path(path))

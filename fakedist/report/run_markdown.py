@@ -13,14 +13,14 @@ from fakedist.run.step_time import KernelSource, StepTime
 from fakedist.run.summary import Advice, Outside, Summary
 from fakedist.units import format_bytes
 
-#: GitHub refuses comments of more than 65,536 characters; a bot may want to say more beside the report.
+#: GitHub refuses comments of more than 65,536 characters. The rest leaves a bot room for text of its own.
 MAX_CHARACTERS = 60_000
 _MAX_ROWS = 200
 _OPEN = ("By category at the peak",)  # what a reader sees without opening anything
 
 
 def run_markdown(run: Run, *, all_layers: bool = False) -> str:
-    """The verdict, and every table folded away behind its title.
+    """The verdict, and every table collapsed under its title.
 
     Args:
         run: The run.
@@ -77,7 +77,7 @@ def _time(time: StepTime, source: KernelSource) -> list[str]:
 
 
 def _outside(summary: Summary, outside: Outside) -> list[str]:
-    """What lies beside the caching allocator, and folded away the communicators."""
+    """Memory outside the caching allocator, with the communicators collapsed."""
     rows = [
         f"- {name}: **{escaped(figure)}**" + (f" ({escaped(more)})" if more else "")
         for name, figure, more in outside_figures(summary, outside)

@@ -1,4 +1,4 @@
-"""What each section of the page says: figures as text, in the words and with the rounding of the terminal."""
+"""The contents of the page's sections: figures as text, with the terminal's words and rounding."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def verdict_section(run: Run, summary: Summary) -> dict[str, Any]:
 
 
 def _ended_early(run: Run, summary: Summary) -> str:
-    """How the rank ended, where that was not where its figures should end."""
+    """How the rank ended, if it ended before its figures were complete."""
     if summary.left_during_init is not None:
         return f"This rank {ending(summary, run.manifest['cwd'])}."
     if run.is_snapshot or run.is_imported or not broke_off(summary):
@@ -121,11 +121,11 @@ def _versions(summary: Summary, versions: dict[str, str], own: str) -> str:
 
 
 def memory_section(summary: Summary, colouring: Colouring) -> dict[str, Any]:
-    """Memory over the step: the table of phases beside the drawing.
+    """Memory over the step: the table of phases and the drawing's legend.
 
     Args:
         summary: The run's figures.
-        colouring: What the colours of the drawing stand for.
+        colouring: What the colours of the drawing mean.
     """
     peak = (summary.peak_step, summary.peak_phase)
     found = [row for row in summary.by_phase if row.peak_reserved_bytes]
@@ -164,8 +164,8 @@ def peak_section(
 
     Args:
         summary: The run's figures.
-        largest: What :func:`fakedist.report.peak.largest_blocks` gave.
-        lines: What :func:`fakedist.report.peak.by_line` gave.
+        largest: The result of :func:`fakedist.report.peak.largest_blocks`.
+        lines: The result of :func:`fakedist.report.peak.by_line`.
     """
     peak = summary.peak_allocated_bytes
     categories = sorted(
@@ -185,7 +185,7 @@ def peak_section(
 
 
 def layers_section(summary: Summary, folded: pd.DataFrame) -> dict[str, Any]:
-    """Every layer with what it holds, repeated ones in one row that opens."""
+    """Every layer with the memory it holds. Repeated layers share a row that can be expanded."""
     peak = summary.peak_allocated_bytes
     rows: list[dict[str, Any]] = []
     for number, fold in enumerate(folded.to_dict("records")):
@@ -217,7 +217,7 @@ def layers_section(summary: Summary, folded: pd.DataFrame) -> dict[str, Any]:
 
 
 def _largest_rows(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
-    """The rows that a browser can bear, in their order, and how many there are besides."""
+    """As many of the largest rows as a browser can handle, in their order, and how many are left out."""
     if len(rows) <= _MOST_ROWS:
         return rows, 0
     sizes = sorted((max(row["figures"][-3][0], row["figures"][-1][0]) for row in rows), reverse=True)
@@ -227,7 +227,7 @@ def _largest_rows(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int
 
 
 def communication_section(run: Run, summary: Summary) -> dict[str, Any] | None:
-    """Groups and calls; None without either."""
+    """Groups and calls; None without groups."""
     groups = run.table("groups")
     if not len(groups):
         return None
@@ -266,7 +266,7 @@ def advice_section(summary: Summary) -> list[dict[str, Any]]:
 
 
 def reading_section(run: Run, summary: Summary) -> dict[str, Any]:
-    """What a reader must know: notes, what is missing, what was made up."""
+    """What a reader must know: notes, unanswered functions, made-up values."""
     return {
         "notes": note_texts(summary.notes, run.manifest["cwd"]),
         "provenance": list(run.manifest["provenance"].items()),

@@ -1,4 +1,4 @@
-"""The page over HTTP, for who sits at another machine: this machine alone, one address that nobody guesses, no writing.
+"""Serves the page over HTTP for a user at another machine: on localhost only, at one unguessable address, read-only.
 
 ``ssh -L 8000:127.0.0.1:8000 host`` brings it to a laptop.
 """
@@ -45,12 +45,12 @@ class PageServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """The page's address."""
         return f"http://{HOST}:{self.server_port}{self.path}"
 
 
 class _Handler(BaseHTTPRequestHandler):
-    # Names of methods and arguments are http.server's.
+    # The names of methods and arguments come from http.server.
     server: PageServer
     server_version = "fakedist"
     sys_version = ""
@@ -63,7 +63,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(with_body=False)
 
     def _answer(self, *, with_body: bool) -> None:
-        # A page of another site that names this machine differently may not read it (DNS rebinding).
+        # Another site's page that reaches this machine by another name may not read it (DNS rebinding).
         known = {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}
         is_ours = self.headers.get("Host", "") in known
         if not is_ours or not secrets.compare_digest(self.path.encode(), self.server.path.encode()):
@@ -78,4 +78,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(self.server.body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Say nothing: the address is a secret."""
+        """Log nothing: the address is a secret."""

@@ -1,4 +1,4 @@
-"""Tables for a terminal of any width: what does not fit is left out, least important first, and named."""
+"""Tables for a terminal of any width. Columns that do not fit are left out, least important first, and named."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Column:
     Attributes:
         name: Its heading.
         cells: Its text in every row.
-        is_text: Text stands left and is folded if it must be; figures stand right and are never cut.
-        rank: Columns of the highest rank are left out first; those of rank 0 always stay.
+        is_text: Text is left-aligned and wraps if necessary. Figures are right-aligned and never cut.
+        rank: Columns with the highest rank are left out first. Rank 0 always stays.
     """
 
     name: str
@@ -32,12 +32,12 @@ class Column:
 
     @property
     def width(self) -> int:
-        """Cells of the terminal that it takes."""
+        """Width in terminal cells."""
         return max(cell_len(text) for text in (self.name, *self.cells))
 
 
 def print_table(console: Console, title: str, columns: Sequence[Column]) -> None:
-    """Print a table below its title, with as many of its columns as there is room for."""
+    """Print a table below its title, with as many of its columns as fit."""
     shown = _fitting(columns, console.width)
     table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="dim")
     for column in shown:
@@ -60,12 +60,12 @@ def print_heading(console: Console, title: str) -> None:
 
 
 def print_remark(console: Console, text: str) -> None:
-    """Print what a reader may want to know about the table above."""
+    """Print a remark about the table above."""
     print_lines(console, Padding(Text(text, style="dim"), (0, 0, 0, 2)))
 
 
 def print_lines(console: Console, renderable: RenderableType) -> None:
-    """Print without the blanks that pad each line to the full width."""
+    """Print without padding each line to the full width."""
     for line in console.render_lines(renderable, pad=False):
         text = Text.assemble(*((part.text, part.style or "") for part in line))
         text.rstrip()

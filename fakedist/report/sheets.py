@@ -15,10 +15,10 @@ from fakedist.run.schema import CATEGORIES
 from fakedist.run.summary import CollectiveTotal, LargeBlock, Summary
 from fakedist.units import format_bytes, format_us
 
-_EMPTY_RANK = 9  # columns with nothing in them go before all others
+_EMPTY_RANK = 9  # empty columns are left out before all others
 _NUM_LARGEST = 10
 _NUM_CHANGES = 12
-_NUM_STEPS = 4  # of more steps only the first two, the one with the peak and the last are shown
+_NUM_STEPS = 4  # of more steps, only the first two, the one with the peak and the last are shown
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Sheet:
     """One table.
 
     Attributes:
-        title: What stands above it.
+        title: Its title.
         columns: Its columns.
-        remarks: What a reader may want to know about it, a line each.
+        remarks: Remarks about it, one line each.
     """
 
     title: str
@@ -43,13 +43,13 @@ Columns = Callable[[pd.DataFrame], list[Column]]
 def changed_sheet(
     title: str, changes: pd.DataFrame, columns: Columns, in_all: Callable[[pd.DataFrame], str], all_rows: bool
 ) -> Sheet | None:
-    """A table of changes without what did not change, and without small changes unless they are asked for.
+    """A table of changes, without unchanged rows, and without small changes unless ``all_rows``.
 
     Args:
-        title: What stands above it.
-        changes: The changes, largest first; ``what`` says "same" of those that are none.
-        columns: Makes its columns.
-        in_all: Says what some changes amount to together.
+        title: The table's title.
+        changes: The changes, largest first. ``what`` is "same" for unchanged rows.
+        columns: Makes the table's columns.
+        in_all: Puts the sum of some changes into words.
         all_rows: Whether small changes are shown too.
     """
     changed = changes[changes["what"] != "same"]
@@ -63,7 +63,7 @@ def changed_sheet(
 
 
 def run_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
-    """Every table of a run that has anything in it.
+    """Every table of a run that is not empty.
 
     Args:
         run: The run.
@@ -127,7 +127,7 @@ def category_sheet(summary: Summary) -> Sheet:
 
 
 def layer_sheet(layers: pd.DataFrame, summary: Summary, all_layers: bool) -> Sheet:
-    """Bytes at the peak by layer; see ``render`` in ``terminal`` for ``all_layers``."""
+    """Bytes at the peak by layer. ``terminal.render`` documents ``all_layers``."""
     peak = summary.peak_allocated_bytes
     found = fold_table(layers, unfolded(layers) if all_layers else fold_layers(layers))
     kept = found[["peak_total_bytes", "most_total_bytes"]].max(axis=1) > (0 if all_layers else peak * MIN_SHARE)

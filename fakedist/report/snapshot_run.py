@@ -1,4 +1,4 @@
-"""A torch memory snapshot as the reports see a run: its memory half."""
+"""A torch memory snapshot as a run for the reports: memory only."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from fakedist.report.run import Run
 from fakedist.run.schema import SCHEMA_VERSION
 from fakedist.run.snapshot import read_snapshot
 
-_UNKNOWN = ("spans", "phases")  # tables that say nothing without steps
+_UNKNOWN = ("spans", "phases")  # tables without a meaning if steps are unknown
 
 
 class SnapshotRun(Run):
-    """What a snapshot says, as a run of unknown steps.
+    """A snapshot as a run with unknown steps.
 
     Args:
         path: The pickle.
 
     Raises:
-        RunDirectoryError: It is no snapshot, or wants to run code.
+        RunDirectoryError: It is not a snapshot, or tries to run code.
     """
 
     is_snapshot = True
@@ -50,15 +50,15 @@ class SnapshotRun(Run):
         )
 
     def has(self, name: str) -> bool:
-        """Whether a snapshot says anything of a table's subject."""
+        """Whether a snapshot has anything for a table."""
         return name in self._tables and name not in _UNKNOWN
 
     def num_rows(self, name: str) -> int:
-        """Rows of a table."""
+        """Number of rows of a table."""
         return len(self._tables[name])
 
     def table(self, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """One table, or some of its columns; text that repeats comes as categories."""
+        """One table, or some of its columns, whose strings are then categoricals."""
         if columns is None:
             return self._tables[name]
         frame = self._tables[name][list(columns)].copy()
@@ -78,7 +78,7 @@ class SnapshotRun(Run):
 
 
 def _manifest(path: Path) -> dict[str, Any]:
-    """run.json of a run that nobody recorded."""
+    """A run.json for a snapshot, which has none."""
     job: dict[str, Any] = {"world_size": None, "rank": None, "target": path.name, "is_module": False, "arguments": []}
     return {
         "schema_version": SCHEMA_VERSION,

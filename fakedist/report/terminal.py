@@ -1,4 +1,4 @@
-"""The tables of a run on a terminal."""
+"""Prints the tables of a run on a terminal."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def render(run_directory: Path, *, all_layers: bool, console: Console) -> None:
     Args:
         run_directory: The run directory.
         all_layers: Whether repeated layers stay apart and small ones are shown.
-        console: Where to.
+        console: Where to print.
 
     Raises:
-        RunDirectoryError: It is not a run directory, or a damaged one.
+        RunDirectoryError: It is not a run directory, or is damaged.
     """
     run = open_run(run_directory)
     summary = run.summary
@@ -84,7 +84,7 @@ def _peak(console: Console, summary: Summary, cwd: str) -> None:
 
 
 def _outside(console: Console, summary: Summary, outside: Outside) -> None:
-    """What lies beside the caching allocator; its table by communicator."""
+    """Memory outside the caching allocator, with a table by communicator."""
     print_heading(console, OUTSIDE_TITLE)
     told = Table.grid(padding=(0, 2))
     for name, figure, more in outside_figures(summary, outside):
@@ -95,7 +95,7 @@ def _outside(console: Console, summary: Summary, outside: Outside) -> None:
 
 
 def _time(console: Console, time: StepTime, source: KernelSource) -> None:
-    """The step's time and what it is spent for."""
+    """The step's time and how it is spent."""
     print_heading(console, f"Time of step {source.step}, {source_word(source)}")
     told = Table.grid(padding=(0, 2))
     for name, figure, more in time_figures(time):

@@ -1,4 +1,4 @@
-"""``run.time``: where the time of the timed step goes, as DataFrames for a notebook. Microseconds throughout."""
+"""``run.time``: where the time of the timed step goes, as DataFrames for a notebook, in microseconds."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class RunTime:
 
     @property
     def source(self) -> str:
-        """Whether these times are measured or estimated; empty where no step was timed."""
+        """Whether these times are measured or estimated; empty if no step was timed."""
         return self._run.summary.kernels.source if self._run.summary.kernels else ""
 
     def summary(self) -> StepTime:
-        """The step's time and what it is spent for.
+        """The step's time and how it is spent.
 
         Raises:
             RunDirectoryError: No step of this run was timed.
@@ -45,10 +45,10 @@ class RunTime:
         return found
 
     def layers(self, *, fold: bool = True) -> pd.DataFrame:
-        """Time by layer, with children; columns as of ``analysis.times.layers.fold_times``.
+        """Time by layer, with children. Columns: see ``analysis.times.layers.fold_times``.
 
         Args:
-            fold: Whether repeated layers stand in one row.
+            fold: Whether repeated layers fold into one row.
 
         Raises:
             RunDirectoryError: No step of this run was timed.
@@ -58,7 +58,7 @@ class RunTime:
         return fold_times(self._run.table("layer_times"), layers, fold_layers(layers) if fold else unfolded(layers))
 
     def families(self) -> pd.DataFrame:
-        """Time by family of kernels, most first; communication is no part of ``share``."""
+        """Time by family of kernels, most first. ``share`` does not include communication."""
         return pd.DataFrame(to_plain(self.summary().by_family))
 
     def names(self) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""The data behind the page's drawings of a step's time: the timeline by stream, its layers, the roofline, the table."""
+"""The data behind the page's drawings of a step's time: the timeline by stream, its layers, roofline and table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fakedist.report.time_text import short_kernel
 from fakedist.run.schema import FAMILIES, KINDS
 from fakedist.run.step_time import Peaks, StepTime
 
-#: Bars of the timeline, all streams together, and stretches of its layers: some 10 bytes each in the page.
+#: Limits for the bars of the timeline (all streams together) and the intervals of its layers: about 10 bytes each.
 MOST_BARS = 60_000
 MOST_RUNS = 40_000
 MOST_POINTS = 300
@@ -27,13 +27,13 @@ _COLUMNS = (
     *("name", "family", "stream", "start_us", "duration_us", "operation", "phase", "recompute", "layer", "call"),
     *("flops", "moved_bytes", "bound"),
 )
-_TICKS = 1 << 31  # of a step: a nanosecond each in one of two seconds, and as many bytes whatever it takes
-#: Columns of the table of layers: figures with children that the page sums itself where a folded row is opened.
+_TICKS = 1 << 31  # per step: 1 ns each in a step of 2 s, and the same bytes for any duration
+#: Columns of the table of layers: figures with children, which the page sums itself when a folded row is expanded.
 LAYER_FIGURES = ("forward_us", "recompute_us", "backward_us", "optimizer_us", "other_us", "total_us", "launch_gap_us")
 
 
 def read_kernels(run: Run) -> pd.DataFrame:
-    """The table ``kernels`` as the drawings need it.
+    """The table ``kernels`` in the form that the drawings need.
 
     Raises:
         RunDirectoryError: It is missing or damaged.
@@ -42,12 +42,12 @@ def read_kernels(run: Run) -> pd.DataFrame:
 
 
 def add_kernels(pack: Pack, run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, time: StepTime) -> None:
-    """The timeline: bars by stream, the layers and phases above them.
+    """Add the timeline: bars by stream, with the layers and phases above them.
 
     Args:
-        pack: Where it goes.
+        pack: Where the data go.
         run: The run.
-        kernels: What :func:`read_kernels` gave.
+        kernels: The result of :func:`read_kernels`.
         layers: The table ``layers``.
         time: Where the time goes.
     """
@@ -93,7 +93,7 @@ def _add_times(pack: Pack, prefix: str, table: pd.DataFrame, tick: float) -> Non
 
 
 def _bar_names(run: Run, rows: pd.DataFrame) -> tuple[Array, list[str]]:
-    """For each bar the place of its label: the kernel's name, or that of the collective that it stands for."""
+    """For each bar, the index of its label: the kernel's name, or the name of the collective it is a copy for."""
     text = rows["name"].astype(str).map(lambda name: short_kernel(name, 120))
     if (rows["call"] >= 0).any():
         calls = call_texts(run.table("calls", ["sequence", "operation", "group"]), run.table("groups"))
@@ -103,7 +103,7 @@ def _bar_names(run: Run, rows: pd.DataFrame) -> tuple[Array, list[str]]:
 
 
 def add_layer_times(pack: Pack, times: pd.DataFrame, layers: pd.DataFrame) -> None:
-    """Figures of every layer with children, for folded rows that are opened: whole nanoseconds."""
+    """Add figures of every layer with children, in whole nanoseconds, for folded rows that are expanded."""
     for name in LAYER_FIGURES:
         own = times["own_us" if name == "total_us" else name].to_numpy("f8")
         pack.add(f"time_{name}", np.round(with_children(layers, own) * 1e3).astype("i8"))
@@ -111,7 +111,7 @@ def add_layer_times(pack: Pack, times: pd.DataFrame, layers: pd.DataFrame) -> No
 
 
 def roofline(run: Run, peaks: Peaks | None) -> dict[str, Any] | None:
-    """Points and roofs of the roofline: kernels by name, whose operations and bytes are known; None without any."""
+    """Points and roofs of the roofline: kernels by name with known operations and bytes; None without any."""
     names = run.table("kernel_names")
     known = names[(names["flops"] > 0) & (names["moved_bytes"] > 0) & (names["flops_us"] > 0)]
     if not len(known) or not peaks:

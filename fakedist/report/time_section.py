@@ -1,4 +1,4 @@
-"""What the page says of a step's time, as text."""
+"""The page's section about a step's time, as text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: l
 
     Args:
         run: The run.
-        kernels: What :func:`fakedist.report.time_charts.read_kernels` gave.
+        kernels: The result of :func:`fakedist.report.time_charts.read_kernels`.
         layers: The table ``layers``.
         folds: Its layers, folded.
     """
@@ -59,12 +59,12 @@ def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: l
 
 
 def layer_columns(run: Run, folds: list[Fold], source: KernelSource) -> dict[str, Any]:
-    """What the table of layers at the peak says of time: columns, and by number of the fold their cells.
+    """The columns of times in the table of layers at the peak, with their cells by number of the fold.
 
     Args:
         run: The run.
         folds: Its layers, folded.
-        source: Where the kernels are from.
+        source: Where the kernels come from.
     """
     table = fold_times(run.table("layer_times"), run.table("layers"), folds)
     used = [name for name in ("forward_us", "recompute_us", "backward_us") if table[name].any()]
@@ -77,7 +77,7 @@ def layer_columns(run: Run, folds: list[Fold], source: KernelSource) -> dict[str
 
 
 def step_figure(summary: Summary) -> dict[str, str] | None:
-    """The step's time for the verdict; None where no step was timed."""
+    """The step's time for the verdict; None if no step was timed."""
     if summary.timed is None:
         return None
     time, source = summary.timed
@@ -127,7 +127,7 @@ def _kinds(kernels: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _families(time: StepTime) -> dict[str, Any]:
-    """The terminal's table, with what each cell is sorted by."""
+    """The terminal's table, with each cell's sort key."""
     columns = [column for column in family_columns(time) if set(column.cells) != {"-"}]
     rows = []
     for row, cells in zip(time.by_family, zip(*(column.cells for column in columns), strict=True), strict=True):
@@ -138,7 +138,7 @@ def _families(time: StepTime) -> dict[str, Any]:
 
 
 def _number(text: str) -> float:
-    """What a cell of figures is sorted by."""
+    """The sort key of a cell of figures."""
     digits = text.replace(",", "").rstrip("%")
     try:
         return float(digits)
@@ -182,7 +182,7 @@ def _layers(times: pd.DataFrame, layers: pd.DataFrame, folds: list[Fold], whole:
 
 
 def _each(row: dict[str, Any]) -> tuple[float, str]:
-    """Least, median and most of one repeat; what it is sorted by."""
+    """The sort key, and the least, median and largest time of one repeat."""
     if row["num_repeats"] < 2:
         return row["total_us"], ""
     return row["median_us"], " / ".join(us_or_dash(row[f"{name}_us"]) for name in ("least", "median", "largest"))

@@ -25,13 +25,13 @@ from fakedist.report.wording import MIN_SHARE, layer_label
 from fakedist.run.step_time import StepTime
 from fakedist.units import format_us
 
-_EMPTY_RANK = 9  # columns with nothing in them go before all others
+_EMPTY_RANK = 9  # empty columns are left out before all others
 _NUM_TOP = 10
 Rows = list[dict[str, Any]]
 
 
 def time_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
-    """Tables of the timed step's kernels; none where nothing was timed.
+    """Tables of the timed step's kernels; empty if nothing was timed.
 
     Args:
         run: The run.
@@ -94,18 +94,18 @@ def layer_time_sheet(tables: tuple[pd.DataFrame, pd.DataFrame], time: StepTime, 
 
 
 def bound_of(row: dict[str, Any]) -> str:
-    """What limits most of a folded layer's time; a row of ``analysis.times.layers.fold_times``."""
+    """The bound that limits most of a folded layer's time, from a row of ``analysis.times.layers.fold_times``."""
     return main_bound(row["bound_compute_us"], row["bound_memory_us"], row["bound_launch_us"])
 
 
 def _times(name: str, rows: Rows, key: str, rank: int, several: bool = False) -> Column:
-    """Times of rows; of those alone that stand for several layers, where that is asked for."""
+    """Times of rows. With ``several``, only of rows with several layers."""
     values = [row[key] if not several or row["num_repeats"] > 1 else 0.0 for row in rows]
     return Column(name, [us_or_dash(value) for value in values], rank=rank if any(values) else _EMPTY_RANK)
 
 
 def family_sheet(time: StepTime, word: str) -> Sheet:
-    """Time by family of kernels, and how close to the GPU's peaks it is.
+    """Time by family of kernels, and how close each is to the GPU's peaks.
 
     Args:
         time: Where the time goes.
@@ -121,7 +121,7 @@ def family_sheet(time: StepTime, word: str) -> Sheet:
 
 
 def family_columns(time: StepTime) -> list[Column]:
-    """The columns of that table; the first one is the family."""
+    """The columns of that table. The first is the family."""
     rows, peaks = time.by_family, time.peaks
     flops_peak, bytes_peak = (peaks.flops.get(PEAK_DTYPE), peaks.bytes_per_s) if peaks else (None, None)
     columns = [
@@ -143,7 +143,7 @@ def _rate(name: str, cells: list[str], rank: int) -> Column:
 
 
 def top_sheet(time: StepTime, word: str) -> Sheet:
-    """The kernels that take most time, by name.
+    """The kernels that take the most time, by name.
 
     Args:
         time: Where the time goes.

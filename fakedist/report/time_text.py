@@ -1,4 +1,4 @@
-"""Times in words: what terminal, page and Markdown say of a step's time."""
+"""Times in words, for the terminal, the page and Markdown."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ NOT_KNOWN = "not known"
 
 
 def source_word(source: KernelSource) -> str:
-    """Measured or estimated; and by what."""
+    """Measured or estimated, and by what."""
     tools = {"cupti": "CUPTI", "nsys": "Nsight Systems", "model": "a model of the GPU"}
     return f"{source.source} by {tools.get(source.tool, source.tool)}"
 
 
 def short_kernel(name: str, most: int = _MOST_NAME) -> str:
-    """A kernel's name without what all names share, cut."""
+    """A kernel's name without common prefixes, cut to ``most`` characters."""
     for noise in _NOISE:
         name = name.replace(noise, "")
     return name if len(name) <= most else name[: most - 1] + "…"
 
 
 def flops_rate(flops: float, duration_us: float) -> str:
-    """Achieved TFLOP/s, without the unit; a dash where nothing is counted."""
+    """Achieved TFLOP/s, without the unit; a dash if nothing was counted."""
     return _tera(flops / duration_us / 1e6) if flops and duration_us else "-"
 
 
 def bytes_rate(moved_bytes: float, duration_us: float) -> str:
-    """Achieved TB/s, without the unit; a dash where nothing is counted."""
+    """Achieved TB/s, without the unit; a dash if nothing was counted."""
     return _tera(moved_bytes / duration_us / 1e6) if moved_bytes and duration_us else "-"
 
 
@@ -39,24 +39,24 @@ def _tera(value: float) -> str:
 
 
 def share_of_peak(amount: float, duration_us: float, peak: float | None) -> str:
-    """What that is of the GPU's peak; a dash where either is not known."""
+    """The achieved rate as a share of the GPU's peak; a dash if either is unknown."""
     return f"{amount / (duration_us * 1e-6) / peak:.1%}" if amount and duration_us and peak else "-"
 
 
 def us_or_dash(duration_us: float) -> str:
-    """Microseconds as text; nothing as a dash."""
+    """Microseconds as text; a dash for 0."""
     return format_us(duration_us) if duration_us else "-"
 
 
 def main_bound(compute_us: float, memory_us: float, launch_us: float) -> str:
-    """What limits most of a row's time, and how much of it: "memory 62%"; empty where it is not known."""
+    """The bound that limits most of a row's time, and its share: "memory 62%"; empty if unknown."""
     bounds = {"compute": compute_us, "memory": memory_us, "launch": launch_us}
     name = max(bounds, key=lambda each: bounds[each])
     return f"{name} {bounds[name] / sum(bounds.values()):.0%}" if bounds[name] else ""
 
 
 def unknown_time(time_us: float, num_unknown: int) -> str:
-    """A time of which a part may not be known: "not known", "3.0 ms + 2 not known"."""
+    """A time of which a part may be unknown: "not known", "3.0 ms + 2 not known"."""
     if not num_unknown:
         return us_or_dash(time_us)
     return f"{format_us(time_us)} + {num_unknown:,} {NOT_KNOWN}" if time_us else NOT_KNOWN
@@ -81,7 +81,7 @@ def time_figures(time: StepTime) -> list[tuple[str, str, str]]:
 
 
 def utilisation(time: StepTime) -> tuple[str, str] | None:
-    """Model FLOPs utilisation of compute, and what it is of; None where a part of it is not known."""
+    """Model FLOPs utilisation of compute, and what it refers to; None if it is unknown."""
     share = time.model_flops_utilisation
     if share is None or time.peaks is None or not time.flops:
         return None
@@ -93,7 +93,7 @@ def utilisation(time: StepTime) -> tuple[str, str] | None:
 
 
 def without_communication(time: StepTime) -> str:
-    """What of the communication a step's time does not have in it; empty where that is nothing."""
+    """The communication that a step's time does not include; empty if it includes everything."""
     if not (unknown := time.num_unknown_calls):
         return ""
     return f"without {unknown:,} of {time.num_calls:,} collectives, whose duration is {NOT_KNOWN}"

@@ -1,4 +1,4 @@
-"""The groups of a rank as text and as one object: what it says on each in a step, and what can run at once."""
+"""The groups of a rank as text and as one object: its calls on each in a step, and what can run at once."""
 
 from __future__ import annotations
 
@@ -58,20 +58,20 @@ class RunTopology:
 
     @property
     def when(self) -> str:
-        """What part of the run the calls are of."""
+        """The part of the run that the calls belong to."""
         return f"step {self.found.step}" if self.found.step else "init"
 
     def sheets(self) -> list[Sheet]:
-        """The tables: who is in each group, what is said on it, and beside what."""
+        """The tables: the ranks of each group, the calls on it, and what can run at the same time."""
         found = [self._groups_sheet()]
         if self.rows:
             found += [self._calls_sheet(), self._streams_sheet()]
         return found
 
     def told(self) -> list[dict[str, Any]]:
-        """A row for each group, operation and place where it runs.
+        """A row for each group, operation and stream.
 
-        Its group, operation, num_calls, bytes (in and out), bytes_in, bytes_out; as text stream and beside.
+        Keys: group, operation, num_calls, bytes (in plus out), bytes_in, bytes_out, and stream and beside as text.
         """
         return [
             {
@@ -125,7 +125,7 @@ class RunTopology:
         }
 
     def _spoken(self, other: Any) -> str:
-        """What another call is named as."""
+        """The name of another row."""
         return other if isinstance(other, str) else f"{self.rows[other]['name']} {short(self.rows[other]['operation'])}"
 
     def _groups_sheet(self) -> Sheet:
@@ -163,7 +163,7 @@ class RunTopology:
 
 
 def stream_columns(told: list[dict[str, Any]]) -> list[Column]:
-    """Calls, where they run and beside what, of rows as :meth:`RunTopology.told` gives them; bytes are in and out."""
+    """Columns for calls, their streams and what runs at the same time, from rows of :meth:`RunTopology.told`."""
     return [
         Column("group", [row["group"] for row in told], is_text=True),
         Column("operation", [row["operation"] for row in told], is_text=True),
@@ -179,7 +179,7 @@ def render_topology(topology: RunTopology, console: Console) -> None:
 
     Args:
         topology: What to print.
-        console: Where to.
+        console: Where to print.
     """
     for name, value in topology.run.facts:
         if name in ("job", "rank", "ended", "run"):
@@ -194,7 +194,7 @@ def render_topology(topology: RunTopology, console: Console) -> None:
 
 
 def short(operation: str) -> str:
-    """An operation without what only tells how its tensors lie: all_gather for all_gather_into_tensor_coalesced."""
+    """An operation without what describes its tensors' layout: all_gather for all_gather_into_tensor_coalesced."""
     for part in _SHORT:
         operation = operation.replace(part, "")
     return operation

@@ -1,4 +1,4 @@
-"""What terminal, page and Markdown say in the same words: the verdict, the command, how the run ended."""
+"""Wording that terminal, page and Markdown share: the verdict, the command, how the run ended."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fakedist.run.sources import INDUCTORS
 from fakedist.run.summary import Advice, Outside, Summary
 from fakedist.units import format_bytes
 
-#: Columns of the layer table: their categories, and which goes first where there is no room.
+#: Columns of the layer table: their categories, and their rank for leaving columns out.
 LAYER_COLUMNS = {
     "params": (("parameter",), 0),
     "grads": (("gradient",), 3),
@@ -32,10 +32,10 @@ class Verdict:
     """Whether the rank fits.
 
     Attributes:
-        fits: Yes or no.
+        fits: Whether it fits.
         word: "fits", "fits so far" (the rank broke off, or was stopped), "may not fit" or "does not fit".
         more: What follows the word.
-        is_sure: Whether it does not hang on where in its span an estimate lies, nor on why the rank broke off.
+        is_sure: Whether it depends neither on where in its span an estimate lies nor on why the rank broke off.
     """
 
     fits: bool
@@ -62,7 +62,7 @@ def verdict(summary: Summary, cwd: str) -> Verdict | None:
 
 
 def _beside_outside(summary: Summary) -> Verdict:
-    """Whether what is reserved fits beside what PyTorch does not see; both headrooms."""
+    """Whether reserved memory fits together with what PyTorch does not see, and both headrooms."""
     left, outside = summary.capacity_bytes - summary.peak_reserved_bytes, summary.estimated_outside
     low, high, name = (outside.low_bytes, outside.high_bytes, _outside_name(outside)) if outside else (0, 0, "")
     if not summary.fits or high > left:
@@ -76,7 +76,7 @@ def _beside_outside(summary: Summary) -> Verdict:
 
 
 def broke_off(summary: Summary) -> bool:
-    """Whether the rank ended where its figures should not end."""
+    """Whether the rank ended before its figures were complete."""
     is_early = summary.exit.outcome not in ("finished", "stopped", "running", "out_of_memory")
     return (
         is_early
@@ -86,14 +86,14 @@ def broke_off(summary: Summary) -> bool:
 
 
 def _outside_name(outside: Outside) -> str:
-    """What of the memory outside of the caching allocator is in the estimate."""
+    """The parts of the memory outside the caching allocator that the estimate includes."""
     if not outside.communicators:
         return "the CUDA context"
     return "NCCL and the CUDA context" if outside.context_bytes else "NCCL"
 
 
 def span_text(low: int, high: int) -> str:
-    """Bytes from a least to a most: "0.49 to 1.05 GiB", "84.00 MiB to 2.10 GiB"."""
+    """A range of bytes: "0.49 to 1.05 GiB", "84.00 MiB to 2.10 GiB"."""
     least, most = format_bytes(low), format_bytes(high)
     if least == most:
         return most
@@ -101,12 +101,12 @@ def span_text(low: int, high: int) -> str:
 
 
 def job_command(job: dict[str, Any]) -> str:
-    """The script and its arguments as they were typed."""
+    """The script and its arguments as typed."""
     return " ".join([("-m " if job["is_module"] else "") + job["target"], *job["arguments"]])
 
 
 def peak_place(summary: Summary) -> str:
-    """Step and phase of the peak; nothing where they are not known."""
+    """Step and phase of the peak; empty if they are unknown."""
     return f"step {summary.peak_step}, {summary.peak_phase}" if summary.peak_phase else ""
 
 
@@ -117,7 +117,7 @@ def peaks_text(summary: Summary) -> str:
 
 
 def command_line(command: list[str]) -> str:
-    """The whole command as it can be typed again, but for what names itself a secret: pages are mailed."""
+    """The whole command, ready to be typed again, without values that are named as secrets: pages are mailed."""
     program = Path(command[0]).name if command else ""
     names = {"__main__.py": "python -m fakedist", "cli.py": "python cli.py"}
     return " ".join([names.get(program, program), *(shlex.quote(_SECRET.sub(r"\1=...", each)) for each in command[1:])])
@@ -136,24 +136,24 @@ def ending(summary: Summary, cwd: str) -> str:
 
 
 def short_operation(operation: str) -> str:
-    """An operation without the namespace that most have."""
+    """An operation without the common namespace ``aten``."""
     return operation.removeprefix("aten.")
 
 
 def short_line(line: str, cwd: str) -> str:
-    """A source file or a line of it, from where the command was given, or from where packages are."""
+    """A source file or line, relative to the working directory or to where packages are installed."""
     return _PACKAGES.sub("", line.removeprefix(cwd.rstrip("/") + "/") if cwd else line)
 
 
 def note_texts(notes: list[str], cwd: str) -> list[str]:
-    """The notes with their files from where the command was given, or from where packages are."""
+    """The notes, with files relative to the working directory or to where packages are installed."""
     notes = [_PACKAGES_WITHIN.sub("", note) for note in notes]
     root = cwd.rstrip("/")
     return [note.replace(f" {root}/", " ") for note in notes] if root else notes
 
 
 def layer_label(name: str, num_repeats: int = 1) -> str:
-    """A layer's name as tables show it."""
+    """A layer's name in tables."""
     return (name or "(outside of modules)") + (f" x{num_repeats}" if num_repeats > 1 else "")
 
 
@@ -166,5 +166,5 @@ def advice_text(advice: Advice) -> dict[str, str]:
 
 
 def or_dash(bytes_: int) -> str:
-    """Bytes as text; nothing as a dash."""
+    """Bytes as text; a dash for 0."""
     return format_bytes(bytes_) if bytes_ else "-"

@@ -1,4 +1,4 @@
-"""Text into a file that somebody named."""
+"""Writes text into a file that the user named."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _ELSEWHERE = "choose another place"
 
 
 def see_that_it_can_be_written(path: Path, *, is_directory: bool = False) -> None:
-    """Look before the work: the place is a directory that exists, or can be made, and may be written to.
+    """Check before the work that a file can be written: its directory exists or can be created, and is writable.
 
     Args:
-        path: The file, which is replaced where it is there.
-        is_directory: Whether it is a directory instead, for files in it.
+        path: The file. An existing one will be replaced.
+        is_directory: Whether the path is a directory for files instead.
 
     Raises:
         JobError: It cannot be written.
@@ -28,13 +28,13 @@ def see_that_it_can_be_written(path: Path, *, is_directory: bool = False) -> Non
         raise JobError(
             f"{path} cannot be written: {folder} is {'a' if folder.is_dir() else 'no'} directory", _ELSEWHERE
         )
-    # A file is replaced, so that its directory must let that be; a pipe or a terminal is written to.
+    # Replacing a file needs a writable directory. A pipe or a terminal is written to directly.
     if not os.access(folder.resolve().parent if folder.is_file() else folder, os.W_OK):
         raise JobError(f"{path} cannot be written: {os.strerror(errno.EACCES)}", _ELSEWHERE)
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file; one that is there is replaced, whole or not at all. A pipe or a terminal is written to.
+    """Write a file. An existing file is replaced atomically; a pipe or a terminal is written to directly.
 
     Raises:
         JobError: It cannot be written.
@@ -54,7 +54,7 @@ def replace_text(path: Path, text: str) -> None:
 def _replace(path: Path, text: str) -> None:
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        scratch.write_text(text, encoding="utf-8", errors="replace")  # names may hold half a surrogate pair
+        scratch.write_text(text, encoding="utf-8", errors="replace")  # names may contain lone surrogates
         scratch.replace(path)
     finally:
         with suppress(OSError):
