@@ -71,6 +71,8 @@ class Copies:
     def _mark(self, holder: object, tensors: Iterable[torch.Tensor], category: str, of_class: str) -> None:
         """Mark the tensors of a copy. Its layer is named after the variable that holds it, or after its class."""
         pieces = _pieces(tensors)
+        if not pieces:  # ZeRO-3 empties parameters that it has released, and a list of those is like the model's
+            return
         key = (id(holder), *next(iter(pieces)))  # the variable may be gone when it is seen again
         if key not in self._names:
             self._names[key] = variable_name(holder) or (of_class if _is_a_copys(of_class) else "")

@@ -152,4 +152,6 @@ def test_memory_is_the_same_with_and_without(run: Timed, tmp_path: Path, run_fak
 def test_a_script_that_ends_before_the_timed_step_is_told(tmp_path: Path, run_fakedist: RunFakedist) -> None:
     early = run_job(tmp_path / "run", run_fakedist, "--steps=9")
     assert len(early.kernels) == 0
-    assert any("step 9 is timed, and the run ended in step 4 (--steps 4" in note for note in early.summary["notes"])
+    assert any(
+        "the run ended in step 4, before the one that is timed (--steps 4" in note for note in early.summary["notes"]
+    )
