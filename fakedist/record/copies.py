@@ -25,6 +25,9 @@ _LEAST = 0.01  # share of known memory below which no search is made: it takes a
 Shapes = dict[str, tuple[int, ...]]
 
 
+# Methods are nn.Module's own: Megatron's DistributedDataParallel keeps a list under the name ``buffers``.
+
+
 class Copies:
     """Finds copies of models and marks their memory. Each copy has its own layer.
 
@@ -47,10 +50,10 @@ class Copies:
 
     def mark(self) -> None:
         """Mark every copy that is alive now."""
-        trained = [root for root in self._layers.roots() if any(p.requires_grad for p in root.parameters())]
+        trained = [root for root in self._layers.roots() if any(p.requires_grad for p in nn.Module.parameters(root))]
         if not trained:
             return
-        pieces = self._marks.claimed() | _pieces(buffer for root in trained for buffer in root.buffers())
+        pieces = self._marks.claimed() | _pieces(buffer for root in trained for buffer in nn.Module.buffers(root))
         known = sum(pieces.values())
         if torch.cuda.memory_allocated() - known < known * _LEAST:
             return
@@ -98,26 +101,26 @@ def _is_like_one_of(module: nn.Module, trained: list[nn.Module]) -> bool:
     shapes = _shapes(inner)
     for root in trained:
         top = unwrapped(root)
-        for part in top.modules():
+        for part in nn.Module.modules(top):
             if class_name(part) == class_name(inner) and (part is top or part._modules) and _shapes(part) == shapes:
                 return bool(shapes)
     return False
 
 
 def _shapes(module: nn.Module) -> Shapes:
-    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    return {name: tuple(parameter.shape) for name, parameter in nn.Module.named_parameters(module)}
 
 
 def _state(module: nn.Module) -> dict[str, torch.Tensor]:
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {**dict(nn.Module.named_parameters(module)), **dict(nn.Module.named_buffers(module))}
 
 
 def _counts(root: nn.Module) -> Iterator[Counter[tuple[int, ...]]]:
     """Tensors per shape in a list of a model's parameters: of all, of the trained ones, and of all with buffers."""
-    parameters = list(root.parameters())
+    parameters = list(nn.Module.parameters(root))
     yield Counter(tuple(p.shape) for p in parameters)
     yield Counter(tuple(p.shape) for p in parameters if p.requires_grad)
-    yield Counter(tuple(t.shape) for t in (*parameters, *root.buffers()))
+    yield Counter(tuple(t.shape) for t in (*parameters, *nn.Module.buffers(root)))
 
 
 def _tensors_of(holder: Any) -> list[torch.Tensor]:

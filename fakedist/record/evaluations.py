@@ -55,4 +55,4 @@ class Evaluations:
         if grad:
             return not module.training and id(module) in self._trained
         known = module.training and id(module) in self._in_training
-        return not known and any(parameter.requires_grad for parameter in module.parameters())
+        return not known and any(parameter.requires_grad for parameter in nn.Module.parameters(module))
