@@ -37,7 +37,7 @@ class Run:
 
 
 def run_job(directory: Path, run_fakedist: RunFakedist, job: str, *arguments: str, measured: bool) -> Run:
-    options = ("--world-size", "8", "--rank", "0", "--device", "virtual", "--json", "-o", directory)
+    options = ("--world-size", "8", "--rank", "0", "--device", "virtual", "--steps", "2", "--json", "-o", directory)
     finished = run_fakedist("profile", *options, JOBS / job, *arguments, env=REHEARSAL if measured else {})
     names = ("kernels", "layers", "calls", "layer_times")
     tables = {name: pd.read_parquet(directory / "tables" / f"{name}.parquet") for name in names}
