@@ -16,6 +16,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 
 class FakedistError(Exception):
     """An error: one line says what happened, another what to type next.
@@ -83,3 +85,13 @@ class InventedValueError(FakedistError):
 
 class WorldError(FakedistError):
     """The faked world cannot answer what the script asked of another rank."""
+
+
+def chain_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, then what it came from: its causes or contexts, at most 100."""
+    link: BaseException | None = error
+    for _ in range(100):
+        if link is None:
+            return
+        yield link
+        link = link.__cause__ or link.__context__

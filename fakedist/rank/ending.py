@@ -14,6 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from fakedist.errors import chain_of
+
 OUT_OF_MEMORY_CODE = 4
 INTERRUPTED_CODE = 128 + signal.SIGINT
 TERMINATED_CODE = 128 + signal.SIGTERM
@@ -29,7 +31,7 @@ def how_it_ended(error: BaseException) -> tuple[str, int, str]:
     """Return the outcome, exit code and message for an error that the script raised."""
     from fakedist.record.steps import StopRun
 
-    chain = list(_chain(error))
+    chain = list(chain_of(error))
     text = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
     if isinstance(error, Terminated) and parent_is_gone():
         return "killed", TERMINATED_CODE, "with fakedist profile, which was killed"
@@ -60,15 +62,6 @@ def line_of(error: BaseException) -> str:
         if not code.co_filename.startswith((library, "<")) or code.co_filename.startswith(f"{library}/site-packages"):
             line = f"{code.co_filename}:{number} ({code.co_name})"
     return line
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    link: BaseException | None = error
-    for _ in range(100):
-        if link is None:
-            return
-        yield link
-        link = link.__cause__ or link.__context__
 
 
 def other_threads() -> bool:

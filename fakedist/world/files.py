@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from fakedist.errors import chain_of
 from fakedist.frames import is_the_scripts
 from fakedist.patch import patched
 from fakedist.run.tape import Lost, Moved
@@ -111,7 +112,9 @@ def what_is_lost(
     if named:
         return Lost(f"{named[0]}, which this rank looked for, {told}", may_be_written)
     waited = [path for path in seen if os.path.isdir(os.path.dirname(path)) and not _is_own_temporary(path)]
-    if waited and any(isinstance(link, TimeoutError) or type(link).__name__ == "Terminated" for link in _chain(error)):
+    if waited and any(
+        isinstance(link, TimeoutError) or type(link).__name__ == "Terminated" for link in chain_of(error)
+    ):
         return Lost(f"{waited[0]}, for which this rank seems to wait, {told}", may_be_written)
     return None
 
@@ -133,25 +136,16 @@ def _taken_away(rank: int, moved: Moved) -> Lost:
     )
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    link: BaseException | None = error
-    for _ in range(100):
-        if link is None:
-            return
-        yield link
-        link = link.__cause__ or link.__context__
-
-
 def _named(error: BaseException) -> Iterator[str]:
     """Files named by FileNotFoundError anywhere in the chain of errors."""
-    for link in _chain(error):
+    for link in chain_of(error):
         if isinstance(link, FileNotFoundError) and isinstance(link.filename, (str, bytes)):
             yield os.path.abspath(os.fsdecode(link.filename))
 
 
 def _in_frames(error: BaseException) -> Iterator[str]:
     """Paths in the variables of the frames that the error went through, innermost first."""
-    for link in _chain(error):
+    for link in chain_of(error):
         for frame, _ in reversed(list(traceback.walk_tb(link.__traceback__))):
             if is_the_scripts(frame.f_code.co_filename):
                 yield from _in_frame(frame)

@@ -41,7 +41,7 @@ def test_what_the_script_raised_says_how_it_ended(error: BaseException, outcome:
 
 
 def test_sigterm_because_the_parent_was_killed_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "getppid", lambda: 0)  # another than before, also where init is the parent
+    monkeypatch.setattr(os, "getppid", lambda: 0)  # differs from the real parent, even if that is init
     outcome, code, message = ending.how_it_ended(Terminated(143))
     assert (outcome, code, message) == ("killed", 143, "with fakedist profile, which was killed")
 
