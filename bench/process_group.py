@@ -80,13 +80,13 @@ def world(kind: str, size: int) -> Iterator[None]:
         dist.destroy_process_group()
         return
     from fakedist.job import Job
-    from fakedist.record.collectives import Ledger
+    from fakedist.record.ledger import Ledger
     from fakedist.run.journal import JournalWriter
     from fakedist.world.reroute import fake_world
 
     with tempfile.TemporaryDirectory() as directory:
         journal = JournalWriter(Path(directory) / "journal.bin")
-        ledger = Ledger(journal, lambda: (0, 0), lambda address, num_bytes: None)
+        ledger = Ledger(journal, lambda: (0, 0), lambda address, num_bytes: None, lambda *gather: None)
         with fake_world(Job(world_size=size, rank=0, target="bench"), ledger):
             dist.init_process_group("nccl")
             yield

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fakedist.record.collectives import Journal, Ledger
 from fakedist.record.layers import LayerTable
+from fakedist.record.ledger import Journal, Ledger
 from fakedist.record.marks import Marks
 from fakedist.record.memory import History
 from fakedist.record.operations import Operations

@@ -15,7 +15,6 @@ from fakedist.errors import RecordingError
 from fakedist.frames import script_line
 from fakedist.job import Until
 from fakedist.record.beginning import Beginning
-from fakedist.record.collectives import Journal, Ledger
 from fakedist.record.compiled import compiled_graphs, is_tracing
 from fakedist.record.copies import Copies
 from fakedist.record.draining import Drain, Sources
@@ -29,6 +28,7 @@ from fakedist.record.hooks import (
 )
 from fakedist.record.inductor import Modules, Watched
 from fakedist.record.layers import OUTSIDE, LayerTable, remember_parents
+from fakedist.record.ledger import Journal, Ledger
 from fakedist.record.marks import KEEP_LAYER, Marks
 from fakedist.record.memory import History, allocator_history
 from fakedist.record.operations import Execute, Operations

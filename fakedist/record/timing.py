@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from fakedist.record.collectives import Ledger
+from fakedist.record.ledger import Ledger
 from fakedist.record.operations import Operations
 from fakedist.record.position import Position
 from fakedist.record.timer import Timer, captures

@@ -21,9 +21,25 @@ class LedgerLike(Protocol):
         """Record that a group is bound to its device: NCCL creates the communicator with it, not at the first call."""
 
     def write(
-        self, operation: str, group: int, inputs: Tensors, outputs: Tensors, call: tuple[bool, int] = (False, -1)
+        self,
+        operation: str,
+        group: int,
+        inputs: Tensors,
+        outputs: Tensors,
+        *,
+        is_async: bool = False,
+        peer: int = -1,
     ) -> None:
-        """Record a call."""
+        """Record a call.
+
+        Args:
+            operation: all_reduce, all_gather_into_tensor, ...
+            group: Number of its group.
+            inputs: Tensors that this rank sends.
+            outputs: Tensors that this rank receives.
+            is_async: Whether the call returns before it is done.
+            peer: The peer's group rank; -1 for collectives.
+        """
 
     def timed(self, operation: str) -> AbstractContextManager[None] | None:
         """A context that times the call just recorded, on its device; None unless a step is being timed."""
@@ -40,7 +56,14 @@ class NullLedger:
         """Do nothing."""
 
     def write(
-        self, operation: str, group: int, inputs: Tensors, outputs: Tensors, call: tuple[bool, int] = (False, -1)
+        self,
+        operation: str,
+        group: int,
+        inputs: Tensors,
+        outputs: Tensors,
+        *,
+        is_async: bool = False,
+        peer: int = -1,
     ) -> None:
         """Do nothing."""
 

@@ -314,7 +314,7 @@ class RankGroup(Group):
             if self._asked == "nccl":
                 checks.check_dense(inputs, outputs)
         self._sequence += 1
-        self._ledger.write(operation, self.number, inputs, outputs, (is_async, -1))
+        self._ledger.write(operation, self.number, inputs, outputs, is_async=is_async)
         stream = timed = None
         if some and some[0].is_cuda:
             timed = self._ledger.timed(operation)
@@ -330,7 +330,7 @@ class RankGroup(Group):
         """Begin a send or receive. On CUDA it always runs on its own stream, which the allocator records."""
         checks.check_device(self._by_device, tensors[0].device)
         inputs, outputs = (tensors, []) if operation == "send" else ([], tensors)
-        self._ledger.write(operation, self.number, inputs, outputs, (False, peer))
+        self._ledger.write(operation, self.number, inputs, outputs, peer=peer)
         if not tensors[0].is_cuda:
             return Call(Given(operation, None, False, self._coalesced), None)
         shared = self._coalesced is not None or self.bound_device_id is not None

@@ -201,7 +201,7 @@ class Notes:
         return 0
     def bind(self, group):
         pass
-    def write(self, *call):
+    def write(self, *call, **more):
         pass
 
 def streams(call):

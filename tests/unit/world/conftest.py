@@ -35,10 +35,12 @@ class Notes:
         group: int,
         inputs: Sequence[torch.Tensor],
         outputs: Sequence[torch.Tensor],
-        call: tuple[bool, int] = (False, -1),
+        *,
+        is_async: bool = False,
+        peer: int = -1,
     ) -> None:
         given, got = (sum(tensor.nbytes for tensor in tensors) for tensors in (inputs, outputs))
-        self.calls.append((operation, group, given, got, call))
+        self.calls.append((operation, group, given, got, (is_async, peer)))
 
 
 Enter = Callable[..., Notes]

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 import torch
 
-from fakedist.record.collectives import Ledger
+from fakedist.record.ledger import Ledger
 
 
 class Kept:
@@ -30,14 +30,14 @@ def kept() -> Kept:
 
 
 def test_a_call_is_one_row(kept: Kept) -> None:
-    kept.ledger.write("all_gather", 2, [torch.ones(2).half()], [torch.ones(3), torch.ones(4)], (True, -1))
+    kept.ledger.write("all_gather", 2, [torch.ones(2).half()], [torch.ones(3), torch.ones(4)], is_async=True)
     kept.ledger.flush()
     assert kept.rows("collectives") == [(0, "all_gather", 2, 4, 28, "float16", True, 0, 7, 3, -1)]
     assert kept.marked == []  # CPU tensors are not device memory
 
 
 def test_a_receive_has_its_peer_and_the_type_of_its_output(kept: Kept) -> None:
-    kept.ledger.write("recv", 0, [], [torch.ones(2, dtype=torch.int64)], (False, 5))
+    kept.ledger.write("recv", 0, [], [torch.ones(2, dtype=torch.int64)], peer=5)
     kept.ledger.flush()
     assert kept.rows("collectives") == [(0, "recv", 0, 0, 16, "int64", False, 0, 7, 3, 5)]
 

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
+from fakedist.run.records import CallRow
+
 _BATCH = 4096
 _names: dict[torch.dtype, str] = {}
 
@@ -47,7 +49,7 @@ class Ledger:
         self._mark = mark
         self._gathered = gathered
         self._places: list[int] = []
-        self._rows: list[tuple[Any, ...]] = []
+        self._rows: list[CallRow] = []
         self.is_on = True
         self.told: Callable[[int], None] | None = None
         self.around: Callable[[int, str], AbstractContextManager[None]] | None = None
@@ -79,7 +81,9 @@ class Ledger:
         group: int,
         inputs: Sequence[torch.Tensor],
         outputs: Sequence[torch.Tensor],
-        call: tuple[bool, int] = (False, -1),
+        *,
+        is_async: bool = False,
+        peer: int = -1,
     ) -> None:
         """Record one call.
 
@@ -88,7 +92,8 @@ class Ledger:
             group: Number of its group.
             inputs: Tensors that this rank sends.
             outputs: Tensors that this rank receives.
-            call: Whether it is asynchronous, and the peer's group rank (-1 for collectives).
+            is_async: Whether the call returns before it is done.
+            peer: The peer's group rank; -1 for collectives.
         """
         if not self.is_on:
             return
@@ -109,7 +114,7 @@ class Ledger:
         bytes_in = inputs[0].nbytes if len(inputs) == 1 else _bytes(inputs)
         bytes_out = bytes_in if outputs is inputs else _bytes(outputs)
         self._rows.append(
-            (self._sequence, operation, group, bytes_in, bytes_out, dtype, call[0], stream, op, scope, call[1])
+            CallRow(self._sequence, operation, group, bytes_in, bytes_out, dtype, is_async, stream, op, scope, peer)
         )
         if self.told is not None:
             self.told(self._sequence)
@@ -129,7 +134,7 @@ class Ledger:
         """Move the recorded calls to the journal."""
         if self._rows:
             rows, self._rows = self._rows, []
-            self._journal.append({"kind": "collectives", "rows": rows})
+            self._journal.append({"kind": "collectives", "rows": [tuple(row) for row in rows]})
 
 
 def _bytes(tensors: Sequence[torch.Tensor]) -> int:
