@@ -22,9 +22,9 @@ def stress(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cuda = build.find_cuda()
     made = tmp_path_factory.mktemp("stress")
     (made / "generated.c").write_text(build.generated_source(cuda))
-    sources = [*sorted(build.SOURCE_DIRECTORY.glob("*.c")), made / "generated.c", STRESS]
+    sources = [*build.sources(), made / "generated.c", STRESS]
     # AddressSanitizer keeps its own memory where the driver's addresses begin.
-    flags = [*SANITIZED, "-DRANGE_BASE=0x200000000000ull", f"-I{build.SOURCE_DIRECTORY}", f"-isystem{cuda.include}"]
+    flags = [*SANITIZED, "-DRANGE_BASE=0x200000000000ull", *build.include_flags(cuda)]
     command = [build.find_compiler(), *flags, *map(str, sources), "-ldl", "-o", str(made / "stress")]
     subprocess.run(command, check=True, timeout=300)
     return made / "stress"

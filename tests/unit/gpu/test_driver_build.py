@@ -1,11 +1,15 @@
-"""Which functions of the installed libraries the virtual GPU's driver answers, and which it leaves to them."""
+"""The driver's build: which functions it answers and which it leaves to the libraries, its errors, its cache."""
 
 from __future__ import annotations
 
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 
+from fakedist.errors import SetupError
+from fakedist.gpu.driver import build
 from fakedist.gpu.driver.build import answered_names, is_harmless
 
 
@@ -49,3 +53,47 @@ def test_a_descriptor_is_made_and_destroyed_by_the_same_side() -> None:
     made = {match[1] for name in answered if (match := re.fullmatch(r"cudnnCreate(\w*Descriptor)", name))}
     destroyed = {match[1] for name in answered if (match := re.fullmatch(r"cudnnDestroy(\w*Descriptor)", name))}
     assert made == destroyed == {f"{kind}Descriptor" for kind in ("CTCLoss", "Dropout", "RNN", "RNNData")}
+
+
+def _copied_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: str) -> None:
+    """The driver consists of its headers and one source, ``broken.c``."""
+    copied = tmp_path / "driver"
+    shutil.copytree(build.SOURCE_DIRECTORY, copied, ignore=shutil.ignore_patterns("*.c", "*.py", "__pycache__"))
+    (copied / "broken.c").write_text(broken)
+    monkeypatch.setattr(build, "SOURCE_DIRECTORY", copied)
+    monkeypatch.setattr(build, "generated_source", lambda cuda: "")
+    monkeypatch.setenv("FAKEDIST_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("int broken(void) { return mistaken; }", r"broken\.c:1:\d+: error: .mistaken. undeclared"),
+        ("int broken(void) { return mistaken(); }", r"broken\.c:1:\d+: error: implicit declaration of .*mistaken"),
+        ("int missing(void); int broken(void) { return missing(); }", r"undefined reference to .missing"),
+    ],
+)
+def test_the_compilers_and_linkers_own_words_are_shown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str, words: str
+) -> None:
+    _copied_sources(monkeypatch, tmp_path, source)
+    with pytest.raises(SetupError, match=r"could not build the virtual GPU's driver \(exit status 1\)") as error:
+        build.ensure_driver()
+    assert re.search(words, error.value.message)
+    assert "gcc" in error.value.hint
+    assert list((tmp_path / "cache").iterdir()) == [], "nothing is left in the cache"
+
+
+@pytest.mark.parametrize("changed", ["memory.c", "virtual_gpu.h", "crt/host_defines.h"])
+def test_every_source_and_header_has_a_driver_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, changed: str
+) -> None:
+    """Checkouts of different versions share the cache: neither may run the other's driver."""
+    before = build.driver_path()
+    copied = tmp_path / "driver"
+    shutil.copytree(build.SOURCE_DIRECTORY, copied)
+    monkeypatch.setattr(build, "SOURCE_DIRECTORY", copied)
+    assert build.driver_path() == before
+    with (copied / changed).open("a") as file:
+        file.write("/* changed */\n")
+    assert build.driver_path() != before
