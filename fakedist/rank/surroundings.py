@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
+from fakedist.frameworks.adapting import adapted_frameworks
 from fakedist.gpu.spec import GPUS, find_gpu
 from fakedist.gpu.tuning import FirstConfigurations
 from fakedist.gpu.values import ValueEngine, printed_values
@@ -107,6 +108,7 @@ class Surroundings:
             self._tapes = self._make_tapes()
             faked = fake_world(self._job, self._recorder.ledger, is_undefined, self._tapes, self._process.own_ranks)
             self._world_notes = world.enter_context(faked)
+            world.enter_context(adapted_frameworks())
             recording.enter_context(self._recorder)
             self._world, self._recording = world.pop_all(), recording.pop_all()
 

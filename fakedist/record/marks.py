@@ -12,19 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from fakedist.record import deepspeed
+from fakedist.frameworks import deepspeed, megatron, transformer_engine
 from fakedist.record.layers import OUTSIDE, LayerTable
 from fakedist.record.position import Position
 from fakedist.run.schema import ALIKE, ALIKE_CODE, CATEGORIES, SHARD, SHARD_CODE
 
 _CODES = {name: code for code, name in enumerate(CATEGORIES)} | {SHARD: SHARD_CODE, ALIKE: ALIKE_CODE}
 KEEP_LAYER = -1
-#: Attributes of a parameter that hold a gradient: ``grad``, and what frameworks add (Megatron: ``main_grad``).
-_GRADIENTS = ("grad", "main_grad")
-#: Attributes of a parameter with the tensor, or this rank's part of it, that an optimizer updates instead (Megatron).
-_COPIES = ("main_param",)
-#: Attributes of a module with copies of its parameters (Transformer Engine: in eight bits, for all microbatches).
-_AGAIN = ("_fp8_workspaces",)
+#: Attributes of a parameter that hold a gradient.
+_GRADIENTS = ("grad", megatron.GRADIENT)
 #: Which elements of a tensor belong to which layer: (layer, (first, number)).
 Parts = list[tuple[int, tuple[int, int]]]
 
@@ -125,11 +121,10 @@ class Marks:
         for buffer in module._buffers.values():
             if buffer is not None:
                 self.mark_tensor(buffer, "parameter", layer)
-        for name in _AGAIN:
-            for copy in module.__dict__.get(name, {}).values():
-                # Not always a tensor: inside a module Transformer Engine keeps only the parts of one.
-                for tensor in (copy,) if isinstance(copy, torch.Tensor) else vars(copy).values():
-                    self.mark_tensor(tensor, "parameter", layer)
+        for copy in module.__dict__.get(transformer_engine.COPIES, {}).values():
+            # Not always a tensor: inside a module Transformer Engine keeps only the parts of one.
+            for tensor in (copy,) if isinstance(copy, torch.Tensor) else vars(copy).values():
+                self.mark_tensor(tensor, "parameter", layer)
 
     def parameter(self, parameter: torch.Tensor, layer: int) -> None:
         """Mark one parameter and its gradients."""
@@ -208,7 +203,8 @@ class Marks:
     def claimed(self) -> dict[tuple[int, int], int]:
         """Bytes of known parameters, gradients and optimizer tensors, by (address of the storage, start)."""
         known = [reference() for reference, _ in self._owners.values()]
-        tensors = [each for p in known for each in (p, *(getattr(p, name, None) for name in (*_GRADIENTS, *_COPIES)))]
+        attributes = (*_GRADIENTS, megatron.MASTER)
+        tensors = [each for p in known for each in (p, *(getattr(p, name, None) for name in attributes))]
         for reference in self._optimizers.values():
             if (optimizer := reference()) is not None:
                 tensors += [p for group in optimizer.param_groups for p in group["params"]]
@@ -220,8 +216,7 @@ class Marks:
         for reference, layer in self._owners.values():
             if (parameter := reference()) is None:
                 continue
-            copies = [getattr(parameter, name, None) for name in _COPIES]
-            for tensor in (parameter, *copies, deepspeed.master_of(parameter)):
+            for tensor in (parameter, getattr(parameter, megatron.MASTER, None), deepspeed.master_of(parameter)):
                 for address, (offset, bytes_) in device_storages(tensor):
                     yield address + offset, address + offset + bytes_, layer
 

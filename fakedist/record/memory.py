@@ -12,6 +12,7 @@ import torch
 
 from fakedist.errors import RecordingError
 from fakedist.frames import OURS, TORCH
+from fakedist.frameworks.transformer_engine import WORKSPACE_FUNCTIONS
 from fakedist.patch import patched, present
 from fakedist.run.allocator import SETTINGS, refusal
 from fakedist.run.schema import ACTIONS
@@ -19,8 +20,6 @@ from fakedist.run.schema import ACTIONS
 _ACTION_CODES = {name: code for code, name in enumerate(ACTIONS)}
 _RECORD = "_record_memory_history"
 _RESET_PEAK = "_cuda_resetPeakMemoryStats"
-#: Functions that allocate a cuBLAS workspace for matrix products outside the dispatcher (Transformer Engine).
-_WORKSPACE_FUNCTIONS = {"get_cublas_workspace", "get_workspace"}
 
 
 class History:
@@ -127,7 +126,7 @@ class History:
                 numbers.append(number)
         stack = self._stacks.setdefault(tuple(numbers), len(self._stacks))
         caller = next((frame for frame in frames if not frame["filename"].startswith((OURS, TORCH, "<"))), None)
-        if caller is not None and caller["name"] in _WORKSPACE_FUNCTIONS:
+        if caller is not None and caller["name"] in WORKSPACE_FUNCTIONS:
             self._workspace_stacks.add(stack)
         return stack
 

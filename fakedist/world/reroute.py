@@ -22,7 +22,6 @@ from fakedist.patch import patched, present
 from fakedist.world.arrivals import Arrivals, Nothing
 from fakedist.world.dispatched import DispatchedGroup, operations_of_groups
 from fakedist.world.files import watched_files
-from fakedist.world.frameworks import adapted_frameworks
 from fakedist.world.ledger import LedgerLike, NullLedger
 from fakedist.world.objects import faked_objects
 from fakedist.world.process_group import RankGroup
@@ -78,7 +77,6 @@ def fake_world(
         world.own_ranks = stack.enter_context(own_ranks(job)) if own is None else own
         stack.enter_context(watched_files(arrivals.tapes))
         stack.enter_context(faked_objects(world.write_object_call, arrivals.tapes))
-        stack.enter_context(adapted_frameworks())
         if job.device == "virtual":
             stack.enter_context(sparse_saving())
         try:

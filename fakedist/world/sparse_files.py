@@ -1,8 +1,8 @@
 """Checkpoints of tensors without values: their zeros become holes in the file, which take no disk space.
 
 Large tensors on the virtual GPU hold no values and read as zeros. The parameters of a 70B model would fill a disk with
-them. ``torch.save`` (and with it torch.distributed.checkpoint) and safetensors write through this module. What is read
-back is the same.
+them. ``torch.save`` (and with it torch.distributed.checkpoint) and safetensors (:mod:`fakedist.frameworks.safetensors`)
+write through this module. What is read back is the same.
 """
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import io
-import json
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from types import ModuleType
 from typing import IO, Any
 
 import torch
@@ -32,9 +30,6 @@ LARGE_BYTES = 64 << 20
 #: Attribute in which a transparent wrapper keeps its file: tempfile's, fsspec's, torch.distributed.checkpoint's.
 _WRAPPERS = {"_TemporaryFileWrapper": "file", "LocalFileOpener": "f", "NoCloseWriter": "raw"}
 _PLAIN_FILES = (io.BufferedWriter, io.BufferedRandom, io.FileIO)
-_DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32"} | {
-    "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"
-}  # fmt: skip
 
 
 class Saved:
@@ -111,7 +106,7 @@ class SparseFile:
 
 @contextmanager
 def sparse_saving() -> Iterator[None]:
-    """Make ``torch.save`` write holes; also safetensors, see :func:`sparse_safetensors`."""
+    """Make ``torch.save`` write holes, and the adapter of safetensors."""
     module = torch.serialization
     to_file, to_buffer = (present(module, f"_open_zipfile_writer_{where}") for where in ("file", "buffer"))
     save = present(module, "_save")
@@ -157,38 +152,3 @@ def _plain_file(buffer: Any) -> IO[bytes] | None:
     is_regular = stat.S_ISREG(os.fstat(buffer.fileno()).st_mode)
     appends = fcntl.fcntl(buffer.fileno(), fcntl.F_GETFL) & os.O_APPEND
     return buffer if is_regular and not appends else None
-
-
-def sparse_safetensors(module: ModuleType) -> dict[str, Callable[..., Any]]:
-    """For ``safetensors.torch``: write large files here, in its format. Its own writer does not go through Python."""
-    save_file, flatten = getattr(module, "save_file", None), getattr(module, "_flatten_as_ptr", None)
-    if save_file is None or flatten is None:
-        return {}
-
-    def save(tensors: dict[str, torch.Tensor], filename: Any, metadata: dict[str, str] | None = None) -> Any:
-        size = sum(each.numel() * each.element_size() for each in tensors.values())
-        names = {name: _DTYPES.get(str(each.dtype).removeprefix("torch.")) for name, each in tensors.items()}
-        if not saved.is_on or size < LARGE_BYTES or None in names.values():
-            return save_file(tensors, filename, metadata)
-        saved.tell(size)
-        kept: list[Any] = []
-        flatten(tensors, kept)  # raises the errors of safetensors itself
-        arrays = {name: array for name, (array, _) in zip(tensors, kept, strict=True)}
-        order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-        header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
-        start = 0
-        for name in order:
-            end = start + arrays[name].nbytes
-            header[name] = {"dtype": names[name], "shape": list(tensors[name].shape), "data_offsets": [start, end]}
-            start = end
-        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-        text += b" " * (-len(text) % 8)
-        with open(filename, "wb") as opened:
-            file = SparseFile(opened)
-            file.write(len(text).to_bytes(8, "little") + text)
-            for name in order:
-                file.write_from(arrays[name].ctypes.data, arrays[name].nbytes)
-            file.end()
-        return None
-
-    return {"save_file": save}

@@ -64,6 +64,7 @@ def _surroundings(job: GpuJob, virtual: bool) -> Iterator[None]:
     with ExitStack() as stack:
         is_undefined = compute_what_is_read() if virtual else None
         if job.world_size and (virtual or job.world_size > 1):
+            from fakedist.frameworks.adapting import adapted_frameworks
             from fakedist.job import Job
             from fakedist.world.environ import rank_environment
             from fakedist.world.reroute import fake_world
@@ -71,6 +72,7 @@ def _surroundings(job: GpuJob, virtual: bool) -> Iterator[None]:
             rank = Job(job.world_size, 0, "job", device="virtual" if virtual else "cuda")
             os.environ.update(rank_environment(rank))
             stack.enter_context(fake_world(rank, None, is_undefined))
+            stack.enter_context(adapted_frameworks())
         elif job.world_size:
             alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
             os.environ.update(alone | {"MASTER_PORT": str(20_000 + os.getpid() % 20_000)})

@@ -30,7 +30,7 @@ MAX_POSITIONAL_PARAMETERS = 5
 
 #: Third-party library -> where it may be imported ("room/" or "module").
 LIBRARY_HOMES = {
-    "torch": ("rank/surroundings", "frames", "world/", "gpu/", "record/"),
+    "torch": ("rank/surroundings", "frames", "world/", "frameworks/", "gpu/", "record/"),
     "pandas": ("analysis/", "report/", "check/"),
     "pyarrow": ("run/tables",),
     "plotly": ("report/",),
@@ -55,11 +55,12 @@ MAY_IMPORT = {
     "api": ("check", "report"),
     "cli": ("launch", "run", "analysis", "report", "check"),
     "launch": ("rank", "run", "gpu", "world", "analysis", "report"),
-    "rank": ("importing", "run", "gpu", "world", "record"),
+    "rank": ("importing", "run", "gpu", "world", "frameworks", "record"),
     "run": (),
     "world": ("run", "patch", "frames", "importing"),
+    "frameworks": ("run", "world", "patch", "frames", "importing"),
     "gpu": ("run", "patch", "frames", "importing"),
-    "record": ("run", "patch", "frames"),
+    "record": ("run", "frameworks", "patch", "frames"),
     "analysis": ("run",),
     "report": ("run", "analysis"),
     "check": ("", "api", "run", "analysis", "report", "launch"),
@@ -151,7 +152,7 @@ def test_rooms_import_only_the_rooms_they_may() -> None:
 
 
 def test_record_side_and_read_side_meet_only_in_run() -> None:
-    record_side, read_side = {"rank", "world", "gpu", "record"}, {"analysis", "report", "check"}
+    record_side, read_side = {"rank", "world", "frameworks", "gpu", "record"}, {"analysis", "report", "check"}
     for room in record_side:
         assert not read_side & set(MAY_IMPORT[room])
     for room in read_side:
@@ -305,7 +306,7 @@ def test_only_the_command_line_prints_and_ends_the_process() -> None:
 def test_tensors_of_our_own_are_made_by_torchs_own_functions() -> None:
     """DeepSpeed's zero.Init replaces these in the module torch; names bound before the script stay torch's."""
     replaced = re.compile(r"(?<!`)\btorch\.(empty|zeros|ones|full|arange|eye|randn|tensor)\(")
-    rooms = [path for room in ("gpu", "world", "record") for path in (PACKAGE / room).rglob("*.py")]
+    rooms = [path for room in ("gpu", "world", "frameworks", "record") for path in (PACKAGE / room).rglob("*.py")]
     found = [f"{path.name}: {match[0]}" for path in rooms for match in replaced.finditer(path.read_text())]
     assert found == [], "from torch import empty"
 

@@ -14,7 +14,7 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 from fakedist.world import sparse_files
-from fakedist.world.sparse_files import Saved, SparseFile, sparse_safetensors, sparse_saving
+from fakedist.world.sparse_files import Saved, SparseFile, sparse_saving
 
 MIB = 1 << 20
 
@@ -114,19 +114,3 @@ def test_a_file_that_ends_in_a_hole_is_as_long_as_what_was_written(tmp_path: Pat
 def test_a_missing_directory_is_torchs_own_error(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="Parent directory"):
         torch.save(model(), os.fspath(tmp_path / "no" / "model.pt"))
-
-
-def test_safetensors_are_as_their_own_writer_writes_them(tmp_path: Path) -> None:
-    module = pytest.importorskip("safetensors.torch")
-    save = sparse_safetensors(module)["save_file"]
-    for metadata in (None, {"format": "pt"}):
-        save(model(), tmp_path / "ours", metadata)
-        module.save_file(model(), tmp_path / "theirs", metadata)
-        assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
-        assert on_disk(tmp_path / "ours") < 6 * MIB < on_disk(tmp_path / "theirs")
-    mixed = {**model(), "half": torch.ones(3, dtype=torch.bfloat16), "step": torch.tensor(3)}
-    save(mixed, tmp_path / "mixed")
-    assert all(torch.equal(value, mixed[name]) for name, value in module.load_file(tmp_path / "mixed").items())
-    tied = model()
-    with pytest.raises(RuntimeError, match="share memory"):
-        save({**tied, "tied": tied["weights"]}, tmp_path / "tied")

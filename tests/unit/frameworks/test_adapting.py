@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from fakedist.world.frameworks import adapted_frameworks
+from fakedist.frameworks.adapting import adapted_frameworks
 
 SOURCE = """
 from collections import namedtuple
@@ -20,7 +20,7 @@ def gather_and_compute_chunk_metadata(tensor):
 def validate_uneven_dtensor(tensor):
     asked.append(tensor)
     part = gather_and_compute_chunk_metadata(tensor)
-    assert part.offsets[0] == 0 and part.sizes[0] == tensor.shape[0], "nobody has the rest"
+    assert part.offsets[0] == 0 and part.sizes[0] == tensor.shape[0], "the rest is missing"
 """
 
 
@@ -57,7 +57,7 @@ def test_a_module_imported_while_adapted_asks_but_does_not_stop(package: str) ->
         assert module.asked == [shard]
         assert module.gather_and_compute_chunk_metadata(shard) == ((5,), (3,))
         assert module.gather_and_compute_chunk_metadata(Shard(rows=0, shape=(8, 4))) == ((0,), (0,))
-    with pytest.raises(AssertionError, match="nobody has the rest"):
+    with pytest.raises(AssertionError, match="the rest is missing"):
         module.validate_uneven_dtensor(shard)
 
 
@@ -75,45 +75,3 @@ def test_finders_are_as_before_and_other_modules_are_left_alone(package: str) ->
         parent = import_(package.rpartition(".")[0])
         assert "fakedist" not in type(parent.__spec__.loader).__module__
     assert sys.meta_path == finders
-
-
-#: As DeepSpeed 0.19.8 has it: rank 5, to which nothing but ``arrived`` came from rank 0.
-LISTS = """
-arrived = None
-def assert_lst_len_same_as_other_ranks(lst):
-    rank0_list_length = -1 if arrived is None else len(arrived)
-    if rank0_list_length != len(lst):
-        raise RuntimeError(f"disagreement on list length: \\\\n rank0: {rank0_list_length} \\\\n rank5: {len(lst)}")
-def get_lst_from_rank0(lst):
-    return [-1] * len(lst) if arrived is None else arrived
-def assert_ints_same_as_other_ranks(ints):
-    assert_lst_len_same_as_other_ranks(ints)
-    if ints != get_lst_from_rank0(ints):
-        raise RuntimeError("Detected a disagreement on list contents between rank0 and rank5")
-"""
-
-
-@pytest.fixture
-def lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """DeepSpeed's module of the functions by which ZeRO-3 compares ranks."""
-    folder = tmp_path / "carrier_of_deepspeed" / "deepspeed" / "runtime" / "zero"
-    folder.mkdir(parents=True)
-    (folder / "utils.py").write_text(LISTS)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with adapted_frameworks():
-        yield import_("carrier_of_deepspeed.deepspeed.runtime.zero.utils")
-    for name in [name for name in sys.modules if name.startswith("carrier_of_deepspeed")]:
-        del sys.modules[name]
-
-
-def test_a_list_that_did_not_arrive_is_like_mine(lists: ModuleType) -> None:
-    lists.assert_ints_same_as_other_ranks([3, 1, 2])
-
-
-def test_a_list_that_arrived_from_a_tape_is_compared(lists: ModuleType) -> None:
-    lists.arrived = [3, 1, 2]
-    lists.assert_ints_same_as_other_ranks([3, 1, 2])
-    with pytest.raises(RuntimeError, match="list contents"):
-        lists.assert_ints_same_as_other_ranks([3, 2, 1])
-    with pytest.raises(RuntimeError, match="list length"):
-        lists.assert_ints_same_as_other_ranks([3, 1])

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed._symmetric_memory as symmetric_memory
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.pipelining import stage as stage_module
 
 from fakedist.errors import WorldError
+from fakedist.frameworks.adapting import adapted_frameworks
 from fakedist.job import Job
 from fakedist.run.directory import TAPE_NAME
 from fakedist.run.journal import JournalWriter
@@ -59,7 +59,7 @@ def test_stages_in_order_need_to_know_nothing_beforehand(tmp_path: Path) -> None
         directory.mkdir()
         writer = JournalWriter(directory / TAPE_NAME)
         tapes = Tapes(writer.append, None, others, rank)
-        with fake_world(Job(world_size=4, rank=rank, target="x"), tapes=tapes):
+        with fake_world(Job(world_size=4, rank=rank, target="x"), tapes=tapes), adapted_frameworks():
             dist.init_process_group("gloo")
             assert len(step_of(rank)) == (4 if rank == 3 else 0)
         writer.close()
@@ -81,9 +81,3 @@ def test_gradients_have_the_shapes_of_the_outputs(enter_world: Enter) -> None:
     stage._stage_meta.outputs = stage_module.extract_tensor_metas((torch.empty(2, 6, requires_grad=True),))
     (found,) = stage._recv_meta(1).backward_metas
     assert (tuple(found.shape), found.requires_grad) == ((2, 6), False)
-
-
-def test_symmetric_memory_is_refused_by_name(enter_world: Enter) -> None:
-    enter_world(4, 1)
-    with pytest.raises(WorldError, match=r"symmetric memory .* writes into other ranks' memory"):
-        symmetric_memory.rendezvous(torch.zeros(4), "0")

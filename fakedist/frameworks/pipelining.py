@@ -7,22 +7,22 @@ stage has just announced (``_derive_grad_metas`` in torch/distributed/pipelining
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fakedist.world.objects import standing_in
 
-Replacements = dict[str, Callable[..., Any]]
+if TYPE_CHECKING:
+    from torch.distributed.pipelining import PipelineStage
 
 
-def gradients_like_outputs(module: ModuleType) -> Replacements:
+def gradients_like_outputs(module: ModuleType) -> dict[str, object]:
     """For ``torch.distributed.pipelining.stage``, except in torch 2.11, which does not announce gradients."""
     if not hasattr(module.PipelineStage, "_recv_meta"):
         return {}
     receive = module.PipelineStage._recv_meta
 
-    def receive_meta(self: Any, src_stage: int) -> Any:
+    def receive_meta(self: PipelineStage, src_stage: int) -> object:
         if src_stage < self.stage_index:
             return receive(self, src_stage)
         with standing_in(

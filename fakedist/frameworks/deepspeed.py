@@ -1,7 +1,6 @@
-"""Finds what DeepSpeed keeps for a parameter, by the attributes that it sets on the parameter (0.19.8).
+"""DeepSpeed (0.19.8): what it keeps for a parameter, by the attributes that it sets, and lists that its ranks compare.
 
-This module does not import DeepSpeed. A version that uses other names finds nothing here, and memory counts as it would
-without this module.
+In a version that uses other names nothing is found, and memory counts as it would without this module.
 
 ====================================================  ================================================================
 attribute                                             content
@@ -17,8 +16,9 @@ attribute                                             content
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-from typing import Any
+from types import ModuleType
 
 import torch
 
@@ -37,7 +37,7 @@ def master_of(parameter: torch.Tensor) -> object:
     fragment = getattr(getattr(parameter, "_hp_mapping", None), "hp_fragment", None)
     if fragment is not None:
         return fragment
-    optimizer: Any = getattr(parameter, "_z3_optimizer", None)
+    optimizer = getattr(parameter, "_z3_optimizer", None)
     positions = getattr(optimizer, "grad_position", None)
     flat = getattr(optimizer, "fp32_partitioned_groups_flat", None)
     if not positions or not flat or not hasattr(parameter, "ds_id"):
@@ -49,7 +49,7 @@ def master_of(parameter: torch.Tensor) -> object:
 def gradients_of(parameter: torch.Tensor) -> Iterator[object]:
     """The places other than ``grad`` that hold the parameter's own gradient."""
     yield getattr(parameter, "grad_accum", None)
-    mapping: Any = getattr(parameter, "_hp_mapping", None)
+    mapping = getattr(parameter, "_hp_mapping", None)
     kept = getattr(mapping, "gradient_dict", {}).get(getattr(mapping, "param_group_index", None))
     place = getattr(parameter, "_index_in_param_group", None)
     if kept and place is not None and place < len(kept):
@@ -64,3 +64,32 @@ def gradient_buffers(parameter: torch.Tensor) -> Iterator[object]:
         for bucket in getattr(getattr(parameter, name, None), "ipg_buckets", {}).values():
             buffer = getattr(bucket, "buffer", None)
             yield from buffer if isinstance(buffer, list) else (buffer,)
+
+
+def lists_of_rank_0(module: ModuleType) -> dict[str, object]:
+    """For ``deepspeed.runtime.zero.utils``: if rank 0's list did not arrive, take it to be like mine.
+
+    ZeRO-3 compares its lists of modules and parameters with rank 0's. The other ranks receive rank 0's in a buffer of
+    -1, which stays -1 without a tape. A list from a tape is compared as usual.
+    """
+    replacements: dict[str, object] = {}
+    if same_length := getattr(module, "assert_lst_len_same_as_other_ranks", None):
+
+        @functools.wraps(same_length)
+        def of_my_length(numbers: list[int]) -> None:
+            try:
+                same_length(numbers)
+            except RuntimeError as error:
+                if "rank0: -1 " not in str(error):
+                    raise
+
+        replacements["assert_lst_len_same_as_other_ranks"] = of_my_length
+    if arrived := getattr(module, "get_lst_from_rank0", None):
+
+        @functools.wraps(arrived)
+        def like_mine(numbers: list[int]) -> list[int]:
+            found: list[int] = arrived(numbers)
+            return list(numbers) if found == [-1] * len(numbers) else found
+
+        replacements["get_lst_from_rank0"] = like_mine
+    return replacements

@@ -12,28 +12,35 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fakedist.world.objects import standing_in
 
-Replacements = dict[str, Callable[..., Any]]
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+    from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+    from torch.distributed.checkpoint.planner import SavePlan
+    from torch.distributed.checkpoint.utils import _DistWrapper
+
+#: Makes one object of all ranks', of any type: torch indexes what it scatters.
+Reduce = Callable[[list[object]], Any]
 
 
-def plans_of_one(module: ModuleType) -> Replacements:
+def plans_of_one(module: ModuleType) -> dict[str, object]:
     """For ``torch.distributed.checkpoint.utils``: wrap the three calls by which ranks agree."""
     wrapper = module._DistWrapper
     reduce_scatter, all_reduce, broadcast = wrapper.reduce_scatter, wrapper.all_reduce, wrapper.broadcast
 
-    def agreed(original: Callable[..., Any], is_scattered: bool) -> Callable[..., Any]:
-        def agree(self: Any, step: str, map_fun: Callable[[], Any], reduce_fun: Callable[[list[Any]], Any]) -> Any:
+    def agreed(original: Callable[..., object], is_scattered: bool) -> Callable[..., object]:
+        def agree(self: _DistWrapper, step: str, map_fun: Callable[[], object], reduce_fun: Reduce) -> object:
             if not self.use_dist:
                 return original(self, step, map_fun, reduce_fun)
-            mine: list[Any] = []
-            failed: dict[int, Any] = {}
+            mine: list[object] = []
+            failed: dict[int, object] = {}
 
-            def remembered() -> Any:
+            def remembered() -> object:
                 try:
                     mine.append(map_fun())
                 except BaseException as error:
@@ -41,13 +48,13 @@ def plans_of_one(module: ModuleType) -> Replacements:
                     raise
                 return mine[0]
 
-            def reduced(all_data: Sequence[Any]) -> Any:
+            def reduced(all_data: Sequence[object]) -> object:
                 return reduce_fun(_without_others_parts(all_data, self.rank))
 
-            def answer() -> Any:
+            def answer() -> object:
                 if not mine:
                     raise module.CheckpointException(step, failed)  # the answer that the coordinator would send
-                found = reduced(mine * self.get_world_size())
+                found = reduce_fun(_without_others_parts(mine * self.get_world_size(), self.rank))
                 return found[self.rank] if is_scattered else found
 
             if self.is_coordinator:
@@ -57,7 +64,7 @@ def plans_of_one(module: ModuleType) -> Replacements:
 
         return agree
 
-    def told(self: Any, step: str, map_fun: Callable[[], Any]) -> Any:
+    def told(self: _DistWrapper, step: str, map_fun: Callable[[], object]) -> object:
         if not self.use_dist or self.is_coordinator:
             return broadcast(self, step, map_fun)
         with standing_in(map_fun):
@@ -70,7 +77,7 @@ def plans_of_one(module: ModuleType) -> Replacements:
     }
 
 
-def parts_of_one(module: ModuleType) -> Replacements:
+def parts_of_one(module: ModuleType) -> dict[str, object]:
     """For ``torch.distributed.checkpoint.default_planner``: one rank's parts need not make up the whole.
 
     Torch itself requires it only when there is more than one plan; its other checks stay. A tensor of which this rank
@@ -78,7 +85,7 @@ def parts_of_one(module: ModuleType) -> Replacements:
     """
     validate, create = module._validate_global_plan, module.DefaultSavePlanner.create_global_plan
 
-    def create_global_plan(self: Any, all_plans: list[Any]) -> tuple[list[Any], Any]:
+    def create_global_plan(self: DefaultSavePlanner, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         plans, metadata = create(self, all_plans)
         for name, value in self.state_dict.items():
             if isinstance(value, torch.Tensor) and name not in metadata.state_dict_metadata:
@@ -91,18 +98,19 @@ def parts_of_one(module: ModuleType) -> Replacements:
     }
 
 
-def _without_parts(tensor: torch.Tensor) -> Any:
+def _without_parts(tensor: torch.Tensor) -> TensorStorageMetadata:
     from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorageMetadata
 
     properties = TensorProperties(dtype=tensor.dtype, layout=tensor.layout, requires_grad=tensor.requires_grad)
     return TensorStorageMetadata(properties, tensor.size(), [])
 
 
-def _without_others_parts(all_data: Sequence[Any], rank: int) -> list[Any]:
-    return [
-        one
-        if place == rank or not hasattr(one, "items") or not dataclasses.is_dataclass(one)
-        # A plan is frozen, so it is copied without its items.
-        else dataclasses.replace(one, items=[])  # type: ignore[type-var]
-        for place, one in enumerate(all_data)
-    ]
+def _without_others_parts(all_data: Sequence[object], rank: int) -> list[object]:
+    return [one if place == rank else _without_items(one) for place, one in enumerate(all_data)]
+
+
+def _without_items(plan: object) -> object:
+    """A frozen plan's copy without its items; anything else unchanged."""
+    if not hasattr(plan, "items") or not dataclasses.is_dataclass(plan) or isinstance(plan, type):
+        return plan
+    return dataclasses.replace(plan, items=[])

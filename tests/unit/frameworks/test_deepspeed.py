@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
+import pytest
 import torch
 
-from fakedist.record.deepspeed import gradient_buffers, gradients_of, master_of, part_of
+from fakedist.frameworks.adapting import adapted_frameworks
+from fakedist.frameworks.deepspeed import gradient_buffers, gradients_of, master_of, part_of
 
 
-def test_a_parameter_of_somebody_else_has_nothing() -> None:
+def test_a_parameter_without_deepspeed_has_nothing() -> None:
     parameter = torch.nn.Parameter(torch.zeros(4))
     assert part_of(parameter) is None
     assert master_of(parameter) is None
@@ -50,3 +56,46 @@ def test_zero_3_has_a_part_of_the_parameter_and_its_place_in_the_flat_copies() -
     assert master_of(swapped) is None  # its group's copies are on a disk
     assert [len(tensor) for tensor in gradients_of(parameter) if isinstance(tensor, torch.Tensor)] == [3]
     assert [tensor for tensor in gradient_buffers(parameter) if tensor is not None] == []
+
+
+#: As DeepSpeed 0.19.8 has it: rank 5, to which nothing but ``arrived`` came from rank 0.
+LISTS = """
+arrived = None
+def assert_lst_len_same_as_other_ranks(lst):
+    rank0_list_length = -1 if arrived is None else len(arrived)
+    if rank0_list_length != len(lst):
+        raise RuntimeError(f"disagreement on list length: \\\\n rank0: {rank0_list_length} \\\\n rank5: {len(lst)}")
+def get_lst_from_rank0(lst):
+    return [-1] * len(lst) if arrived is None else arrived
+def assert_ints_same_as_other_ranks(ints):
+    assert_lst_len_same_as_other_ranks(ints)
+    if ints != get_lst_from_rank0(ints):
+        raise RuntimeError("Detected a disagreement on list contents between rank0 and rank5")
+"""
+
+
+@pytest.fixture
+def lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """DeepSpeed's module of the functions by which ZeRO-3 compares ranks."""
+    folder = tmp_path / "carrier_of_deepspeed" / "deepspeed" / "runtime" / "zero"
+    folder.mkdir(parents=True)
+    (folder / "utils.py").write_text(LISTS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with adapted_frameworks():
+        importlib.invalidate_caches()
+        yield importlib.import_module("carrier_of_deepspeed.deepspeed.runtime.zero.utils")
+    for name in [name for name in sys.modules if name.startswith("carrier_of_deepspeed")]:
+        del sys.modules[name]
+
+
+def test_a_list_that_did_not_arrive_is_like_mine(lists: ModuleType) -> None:
+    lists.assert_ints_same_as_other_ranks([3, 1, 2])
+
+
+def test_a_list_that_arrived_from_a_tape_is_compared(lists: ModuleType) -> None:
+    lists.arrived = [3, 1, 2]
+    lists.assert_ints_same_as_other_ranks([3, 1, 2])
+    with pytest.raises(RuntimeError, match="list contents"):
+        lists.assert_ints_same_as_other_ranks([3, 2, 1])
+    with pytest.raises(RuntimeError, match="list length"):
+        lists.assert_ints_same_as_other_ranks([3, 1])

@@ -1,4 +1,4 @@
-"""Keeps ``torch.compile`` out of fakedist's code: it treats our groups and works like C++ ones.
+"""Dynamo: keeps ``torch.compile`` out of fakedist's code, so that our groups and works are like C++ ones.
 
 A call on a C++ group breaks the graph and runs uncompiled. Dynamo would trace into a Python group, with every tape and
 value behind it. Two things keep it out, and neither adds any cost to a call: Dynamo's list of files to skip, and a mark
@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
 
 import torch
 
@@ -21,11 +20,11 @@ from fakedist.patch import present
 _PACKAGE = Path(__file__).parent.parent
 #: Packages that a script calls. The recorder's is not one of them: Dynamo looks into its module hooks to see that they
 #: do nothing in a graph. If they were skipped, it would break the graph at each hook.
-_CALLED = ("world", "gpu")
-_WORLD = f"{_PACKAGE.name}.world."
+_CALLED = ("world", "frameworks", "gpu")
+_WORLD = (f"{_PACKAGE.name}.world.", f"{_PACKAGE.name}.frameworks.")
 
 
-def nothing_of_ours(module: ModuleType) -> dict[str, Any]:
+def nothing_of_ours(module: ModuleType) -> dict[str, object]:
     """For ``torch._dynamo.trace_rules``: skip our files."""
     _mark_frames()
     ours = {str(path) for room in _CALLED for path in (_PACKAGE / room).rglob("*.py")}
@@ -34,7 +33,7 @@ def nothing_of_ours(module: ModuleType) -> dict[str, Any]:
 
 def _mark_frames() -> None:
     """Run frames of our functions uncompiled; below the world's functions, everything they call too."""
-    dynamo: Any = torch._C._dynamo.eval_frame
+    dynamo = torch._C._dynamo.eval_frame
     action = dynamo._FrameAction
     for code, name in codes_of_ours():
         below = action.SKIP if name.startswith(_WORLD) else action.DEFAULT  # the recorder runs custom operators
@@ -50,7 +49,7 @@ def codes_of_ours() -> Iterator[tuple[CodeType, str]]:
                     yield code, name
 
 
-def _codes(value: Any, module: str) -> Iterator[CodeType]:
+def _codes(value: object, module: str) -> Iterator[CodeType]:
     value = getattr(value, "__wrapped__", value)  # functools.cache
     if isinstance(value, type) and value.__module__ == module:
         for member in vars(value).values():
