@@ -103,12 +103,12 @@ def measure(code: str, a: Path, b: Path) -> tuple[float, float, float]:
 
 
 _BUILD = """
-from fakedist.analysis.build import build_tables
+from fakedist.analysis.building import build_tables
 build_tables(Path(a))
 """
 _PAGE = """
-from fakedist.report.html import write_page
-from fakedist.report.run import Run
+from fakedist.report.page.run_page import write_page
+from fakedist.results.run import Run
 write_page(Run(Path(a)), Path(a) / 'report.html')
 """
 _COMMAND = """

@@ -114,7 +114,7 @@ import json, resource, sys, time
 from pathlib import Path
 import numpy as np
 started = time.monotonic()
-from fakedist.analysis.nsys.importing import read_report
+from fakedist.analysis.nsys.imported import read_report
 from fakedist.analysis.nsys.tracing import Choice
 found = read_report(Path(sys.argv[1]), Path(sys.argv[1]), Choice())
 seconds = time.monotonic() - started

@@ -25,8 +25,8 @@ from fakedist.errors import (
 
 if TYPE_CHECKING:
     from fakedist.api import profile
-    from fakedist.report.run import Run
-    from fakedist.report.run import open_run as open  # noqa: A004
+    from fakedist.results.run import Run
+    from fakedist.results.run import open_run as open  # noqa: A004
 
 __all__ = [
     "CheckError",
@@ -47,8 +47,8 @@ __all__ = [
 #: Loaded when they are asked for: a training script that imports fakedist pays for nothing.
 _LOADED_LATER = {
     "profile": ("fakedist.api", "profile"),
-    "Run": ("fakedist.report.run", "Run"),
-    "open": ("fakedist.report.run", "open_run"),
+    "Run": ("fakedist.results.run", "Run"),
+    "open": ("fakedist.results.run", "open_run"),
 }
 
 

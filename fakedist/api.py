@@ -12,7 +12,7 @@ from fakedist.check.running import Runner, Task
 from fakedist.check.section import did_you_mean
 from fakedist.errors import JobError
 from fakedist.job import Collectives, Device, Job, Launcher, Until, Values
-from fakedist.report.run import Run
+from fakedist.results.run import Run
 from fakedist.units import parse_bytes
 
 

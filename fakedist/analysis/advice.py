@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pandas as pd
 
-from fakedist.analysis.layers import Fold, fold_layers
+from fakedist.analysis.layer_table import Fold, fold_layers
 from fakedist.analysis.recording import Array
 from fakedist.run.summary import Advice
 from fakedist.units import format_bytes
@@ -23,7 +23,7 @@ _LOSS = r"log_softmax|nll_loss|cross_entropy"
 _NUM_CHECKPOINTS = 2  # at most this many stacks of layers get advice
 
 
-class History:
+class Evidence:
     """The tables of a run, in the form that the rules use.
 
     Args:
@@ -78,30 +78,30 @@ def find_advice(tables: dict[str, pd.DataFrame]) -> list[Advice]:
     """Advice for a run, largest saving first.
 
     Args:
-        tables: See :class:`History`.
+        tables: See :class:`Evidence`.
     """
     if not len(tables["blocks"]):
         return []
-    history = History(tables)
-    found = [advice for rule in RULES for advice in rule(history)]
-    worth = max(MIN_BYTES, MIN_SHARE * history.peak)
+    evidence = Evidence(tables)
+    found = [advice for rule in RULES for advice in rule(evidence)]
+    worth = max(MIN_BYTES, MIN_SHARE * evidence.peak)
     return sorted((each for each in found if each.gives_bytes >= worth), key=lambda each: -each.gives_bytes)
 
 
-def _checkpoint(history: History) -> Iterator[Advice]:
+def _checkpoint(evidence: Evidence) -> Iterator[Advice]:
     """Activations saved inside repeated layers that a checkpoint would recompute."""
-    stacks = _outermost([fold for fold in fold_layers(history.layers) if len(fold.layers) > 1])
-    blocks = history.blocks
-    saved = history.category("activation") & ~blocks["recompute"].to_numpy()
+    stacks = _outermost([fold for fold in fold_layers(evidence.layers) if len(fold.layers) > 1])
+    blocks = evidence.blocks
+    saved = evidence.category("activation") & ~blocks["recompute"].to_numpy()
     found = []
     for fold in stacks:
-        owner = _owners(history.layers, fold)[blocks["layer"].to_numpy()]
+        owner = _owners(evidence.layers, fold)[blocks["layer"].to_numpy()]
         inside = np.flatnonzero(saved & (owner >= 0))
-        held = history.at_peak(saved & (owner >= 0))
-        if held < MIN_SHARE * history.peak:
+        held = evidence.at_peak(saved & (owner >= 0))
+        if held < MIN_SHARE * evidence.peak:
             continue
-        bytes_, starts, ends = _without_saving(history, inside, owner[inside])
-        gives = history.saved(bytes_, starts, ends)
+        bytes_, starts, ends = _without_saving(evidence, inside, owner[inside])
+        gives = evidence.saved(bytes_, starts, ends)
         text = (
             f"the activations saved inside these {len(fold.layers)} layers hold {format_bytes(held)} at the peak; with "
             "torch.utils.checkpoint each keeps its output alone and computes the rest again in backward"
@@ -129,32 +129,32 @@ def _owners(layers: pd.DataFrame, fold: Fold) -> Array:
     return owner
 
 
-def _without_saving(history: History, inside: Array, owner: Array) -> tuple[Array, Array, Array]:
+def _without_saving(evidence: Evidence, inside: Array, owner: Array) -> tuple[Array, Array, Array]:
     """For each block, the bytes that a checkpoint drops and the first and last event of that time.
 
     A repeat's forward pass is a run of its blocks in order of allocation. From its end until its backward begins
     (before its first free), only the last block, its output, stays. In backward all its blocks exist again.
     """
-    made, freed = (history.blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
-    gone = np.zeros(len(history.blocks))
+    made, freed = (evidence.blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
+    gone = np.zeros(len(evidence.blocks))
     starts, ends = made.copy(), freed.copy()
     passes = np.cumsum(np.diff(owner, prepend=-2) != 0) - 1
     last = np.flatnonzero(np.diff(passes, append=-2))
-    first_free = np.full(len(last), len(history.allocated))
+    first_free = np.full(len(last), len(evidence.allocated))
     np.minimum.at(first_free, passes, freed[inside])
-    gone[inside] = history.blocks["bytes"].to_numpy()[inside]
+    gone[inside] = evidence.blocks["bytes"].to_numpy()[inside]
     gone[inside[last]] = 0
     starts[inside] = made[inside[last]][passes] + 1
     ends[inside] = first_free[passes] - 1
     return gone, starts, ends
 
 
-def _shard_optimizer(history: History) -> Iterator[Advice]:
+def _shard_optimizer(evidence: Evidence) -> Iterator[Advice]:
     """Optimizer state that every rank of a group duplicates, because the group all-reduces its gradients."""
-    state = history.category("optimizer_state")
-    held = history.at_peak(state)
-    parameters = history.at_peak(history.category("parameter"))
-    calls = history.calls[history.calls["operation"].astype(str).str.startswith("all_reduce")]
+    state = evidence.category("optimizer_state")
+    held = evidence.at_peak(state)
+    parameters = evidence.at_peak(evidence.category("parameter"))
+    calls = evidence.calls[evidence.calls["operation"].astype(str).str.startswith("all_reduce")]
     phase = calls["phase"].astype(str)
     if not held or held < parameters / 2 or not len(calls):  # less than half: already sharded
         return
@@ -164,7 +164,7 @@ def _shard_optimizer(history: History) -> Iterator[Advice]:
         # A group that all-reduces in forward too is tensor-parallel.
         if bytes_ < 0.9 * parameters or ((phase == "forward") & (calls["group"] == group)).any():
             continue
-        row = history.groups.iloc[int(str(group))]
+        row = evidence.groups.iloc[int(str(group))]
         size, name = int(row["size"]), str(row["description"] or row["name"])
         if size < 2:
             continue
@@ -172,26 +172,26 @@ def _shard_optimizer(history: History) -> Iterator[Advice]:
             f"every one of the {size:,} ranks of {name} holds the same optimizer state, {format_bytes(held)} at the "
             f"peak; ZeroRedundancyOptimizer or FSDP2 (fully_shard) keeps a {size:,}th of it here"
         )
-        gives = history.saved(np.where(state, history.blocks["bytes"] * (1 - 1 / size), 0))
+        gives = evidence.saved(np.where(state, evidence.blocks["bytes"] * (1 - 1 / size), 0))
         yield Advice("shard-optimizer", f"shard the optimizer over {name}", text, gives)
 
 
-def _fuse_loss(history: History) -> Iterator[Advice]:
+def _fuse_loss(evidence: Evidence) -> Iterator[Advice]:
     """Full logits and their gradient, which an unfused cross entropy holds several times over."""
-    is_loss = history.operation(_LOSS)
-    stack = history.blocks["stack"].to_numpy()
-    lines = {history.lines[number] for number in np.unique(stack[is_loss])} - {""}
+    is_loss = evidence.operation(_LOSS)
+    stack = evidence.blocks["stack"].to_numpy()
+    lines = {evidence.lines[number] for number in np.unique(stack[is_loss])} - {""}
     # The cast of the logits is on the same line as the loss.
-    on_line = np.array([line in lines for line in history.lines])[stack]
-    chosen = is_loss | (history.operation("_to_copy") & on_line)
-    if not (held := history.at_peak(chosen)):
+    on_line = np.array([line in lines for line in evidence.lines])[stack]
+    chosen = is_loss | (evidence.operation("_to_copy") & on_line)
+    if not (held := evidence.at_peak(chosen)):
         return
     where = f" ({_short(sorted(lines)[0])})" if lines else ""
     text = (
         f"the loss{where} holds {format_bytes(held)} at the peak in whole logits; in {_LOSS_PIECES} chunks, with a "
         "fused linear cross entropy, or sharded over the vocabulary (loss parallel) it holds a part of that"
     )
-    gives = history.saved(np.where(chosen, history.blocks["bytes"] * (1 - 1 / _LOSS_PIECES), 0))
+    gives = evidence.saved(np.where(chosen, evidence.blocks["bytes"] * (1 - 1 / _LOSS_PIECES), 0))
     yield Advice("fuse-loss", f"compute the loss in {_LOSS_PIECES} chunks, or fused", text, gives)
 
 
@@ -200,32 +200,32 @@ def _short(line: str) -> str:
     return line.partition(" (")[0].rpartition("/")[2]
 
 
-def _fuse_optimizer(history: History) -> Iterator[Advice]:
+def _fuse_optimizer(evidence: Evidence) -> Iterator[Advice]:
     """Temporaries for all parameters at once, which an unfused optimizer allocates."""
-    in_optimizer = _is(history.blocks["phase"], lambda name: name == "optimizer")
-    chosen = history.operation("_foreach_") & in_optimizer & history.category("temporary")
-    if held := history.at_peak(chosen):
+    in_optimizer = _is(evidence.blocks["phase"], lambda name: name == "optimizer")
+    chosen = evidence.operation("_foreach_") & in_optimizer & evidence.category("temporary")
+    if held := evidence.at_peak(chosen):
         text = (
             f"the optimizer's step holds {format_bytes(held)} of temporaries at the peak; fused=True has none, and "
             "foreach=False one parameter's at a time"
         )
-        gives = history.saved(np.where(chosen, history.blocks["bytes"], 0))
+        gives = evidence.saved(np.where(chosen, evidence.blocks["bytes"], 0))
         yield Advice("fuse-optimizer", "use the fused optimizer", text, gives)
 
 
-def _drop_gradients(history: History) -> Iterator[Advice]:
+def _drop_gradients(evidence: Evidence) -> Iterator[Advice]:
     """Gradients of the previous step that are kept through the forward."""
-    gradient = np.flatnonzero(history.category("gradient"))
-    made, freed = (history.blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
-    bytes_ = history.blocks["bytes"].to_numpy()
-    gone = np.zeros(len(history.blocks))
+    gradient = np.flatnonzero(evidence.category("gradient"))
+    made, freed = (evidence.blocks[name].to_numpy() for name in ("alloc_event", "free_event"))
+    bytes_ = evidence.blocks["bytes"].to_numpy()
+    gone = np.zeros(len(evidence.blocks))
     starts, ends = made.copy(), freed.copy()
     kept = 0
-    phase = history.spans["phase"].astype(str)
-    for step in sorted(set(history.spans["step"]) - {0, 1}):
-        of_step = history.spans["step"] == step
-        forward = history.spans.loc[of_step & (phase == "forward"), "first_event"]
-        backward = history.spans.loc[of_step & (phase == "backward"), "first_event"]
+    phase = evidence.spans["phase"].astype(str)
+    for step in sorted(set(evidence.spans["step"]) - {0, 1}):
+        of_step = evidence.spans["step"] == step
+        forward = evidence.spans.loc[of_step & (phase == "forward"), "first_event"]
+        backward = evidence.spans.loc[of_step & (phase == "backward"), "first_event"]
         if not len(forward) or not len(backward):
             continue
         idle = gradient[(made[gradient] < forward.iloc[0]) & (freed[gradient] > backward.iloc[0])]
@@ -237,24 +237,24 @@ def _drop_gradients(history: History) -> Iterator[Advice]:
             f"gradients of the step before, {format_bytes(kept)}, are kept through the forward; "
             "zero_grad(set_to_none=True), after the optimizer's step, frees them"
         )
-        yield Advice("drop-gradients", "free the gradients after the step", text, history.saved(gone, starts, ends))
+        yield Advice("drop-gradients", "free the gradients after the step", text, evidence.saved(gone, starts, ends))
 
 
-def _expandable_segments(history: History) -> Iterator[Advice]:
+def _expandable_segments(evidence: Evidence) -> Iterator[Advice]:
     """Reserved memory that the allocator cannot use because its free blocks have the wrong sizes."""
-    if history.grows:
+    if evidence.grows:
         return
-    unused = history.reserved_peak - history.peak
+    unused = evidence.reserved_peak - evidence.peak
     text = (
-        f"at most {format_bytes(history.peak)} were allocated at once and {format_bytes(history.reserved_peak)} were "
+        f"at most {format_bytes(evidence.peak)} were allocated at once and {format_bytes(evidence.reserved_peak)} were "
         "reserved; PYTORCH_ALLOC_CONF=expandable_segments:True needs up to so much less"
     )
     of = "peak_reserved_bytes"
-    if unused >= 0.05 * history.reserved_peak:
+    if unused >= 0.05 * evidence.reserved_peak:
         yield Advice("expandable-segments", "let segments grow", text, unused, of)
 
 
-RULES: tuple[Callable[[History], Iterator[Advice]], ...] = (
+RULES: tuple[Callable[[Evidence], Iterator[Advice]], ...] = (
     _checkpoint,
     _shard_optimizer,
     _fuse_loss,

@@ -107,7 +107,7 @@ class Replay:
     unknown_frees: int
 
 
-class Ranges:
+class AddressRanges:
     """Address ranges that do not overlap, indexed by start and by end. Neighbours in the same segment are merged."""
 
     def __init__(self) -> None:
@@ -299,7 +299,7 @@ def _given(moves: Iterator[tuple[int, int, int, int, bool]], max_split_bytes: in
         moves: Event, action, address, bytes (of a block: its rounded request), and whether the block is in question.
         max_split_bytes: Larger blocks are not split.
     """
-    free = Ranges()
+    free = AddressRanges()
     held: dict[int, tuple[int, int]] = {}  # by address: bytes, segment
     found: dict[int, int] = {}
     for event, action, at, bytes_, is_asked in moves:

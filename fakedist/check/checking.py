@@ -24,8 +24,8 @@ from fakedist.errors import CheckError, FakedistError, JobError, ScriptError
 from fakedist.job import Job
 from fakedist.launch import launching
 from fakedist.launch.checked_script import ScriptSyntaxError
-from fakedist.report.run import Run
-from fakedist.report.wording import ending
+from fakedist.report.text.wording import ending
+from fakedist.results.run import Run
 from fakedist.units import format_bytes
 
 

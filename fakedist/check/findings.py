@@ -9,23 +9,23 @@ from rich.text import Text
 
 from fakedist.check.checking import Checked
 from fakedist.check.judging import Finding
-from fakedist.report.comparison import format_relative
-from fakedist.report.markdown import escaped, markdown_table
-from fakedist.report.sheet import Column, print_table
+from fakedist.report.compare.comparison import format_relative
+from fakedist.report.text.markdown import escaped, markdown_table
+from fakedist.report.text.sheet import SheetColumn, print_table
 
 
-def finding_columns(findings: list[Finding]) -> list[Column]:
+def finding_columns(findings: list[Finding]) -> list[SheetColumn]:
     """The columns of the table of findings."""
     columns = [
-        Column("job", [finding.job for finding in findings], is_text=True),
-        Column("rank", [str(finding.rank) for finding in findings]),
-        Column("figure", [finding.name for finding in findings], is_text=True),
-        Column("is", [finding.amount(finding.value) for finding in findings]),
-        Column("budget", [_amount(finding, finding.budget) for finding in findings]),
-        Column("baseline", [_amount(finding, finding.baseline) for finding in findings]),
-        Column("change", [_change(finding) for finding in findings]),
-        Column("allowed", [finding.tolerance and f"+{finding.tolerance}" for finding in findings], rank=1),
-        Column("", [verdict(finding) for finding in findings], is_text=True),
+        SheetColumn("job", [finding.job for finding in findings], is_text=True),
+        SheetColumn("rank", [str(finding.rank) for finding in findings]),
+        SheetColumn("figure", [finding.name for finding in findings], is_text=True),
+        SheetColumn("is", [finding.amount(finding.value) for finding in findings]),
+        SheetColumn("budget", [_amount(finding, finding.budget) for finding in findings]),
+        SheetColumn("baseline", [_amount(finding, finding.baseline) for finding in findings]),
+        SheetColumn("change", [_change(finding) for finding in findings]),
+        SheetColumn("allowed", [finding.tolerance and f"+{finding.tolerance}" for finding in findings], rank=1),
+        SheetColumn("", [verdict(finding) for finding in findings], is_text=True),
     ]
     # Budgets without baselines, and baselines without budgets, leave empty columns.
     return [column for column in columns if any(column.cells)]

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from fakedist.analysis.compare.baseline import names_layer, part_changes, pattern_parts
-from fakedist.analysis.compare.times import layer_changes
-from fakedist.analysis.compare.why import Cause, find_cause, place_of
+from fakedist.analysis.compare.changed_times import layer_changes
+from fakedist.analysis.compare.why import Cause, find_cause, origin_of
 from fakedist.check.config import CheckJob
 from fakedist.check.limits import Figure, Limit
 from fakedist.check.measured import Rank, peak_places
-from fakedist.report.comparison import format_relative, say_part
-from fakedist.report.comparison_time import say_time_part
-from fakedist.report.run import Run
+from fakedist.report.compare.comparison import format_relative, say_part
+from fakedist.report.compare.time_comparison import say_time_part
+from fakedist.results.run import Run
 from fakedist.units import format_bytes, format_us
 
 
@@ -145,7 +145,7 @@ def _blamed(finding: Finding, now: Rank, before: Rank | None, places: pd.DataFra
         before = None
     if cause is None:
         return finding
-    place = place_of(cause, places)
+    place = origin_of(cause, places)
     blame = say_part(cause, is_change=before is not None) + place.phrase("made")
     return replace(finding, blame=blame, line=place.line)
 
@@ -182,4 +182,4 @@ def say_makeup(run: Run) -> str:
     cause = find_cause(part_changes(parts.iloc[:0], parts))
     if cause is None:
         return ""
-    return say_part(cause, is_change=False) + place_of(cause, peak_places(run)).phrase("made")
+    return say_part(cause, is_change=False) + origin_of(cause, peak_places(run)).phrase("made")

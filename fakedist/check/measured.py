@@ -9,14 +9,14 @@ from typing import Any
 import pandas as pd
 
 from fakedist.analysis.compare.baseline import layers_bytes, pattern_parts, pattern_times
-from fakedist.analysis.compare.blocks import block_changes, peak_blocks
+from fakedist.analysis.compare.changed_blocks import block_changes, peak_blocks
+from fakedist.analysis.compare.changed_memory import layer_paths
 from fakedist.analysis.compare.matching import match_layers
-from fakedist.analysis.compare.memory import layer_paths
 from fakedist.check.limits import Figure
 from fakedist.check.section import did_you_mean
 from fakedist.errors import CheckError
-from fakedist.report.comparison import BLOCK_COLUMNS
-from fakedist.report.run import Run
+from fakedist.report.compare.comparison import BLOCK_COLUMNS
+from fakedist.results.run import Run
 from fakedist.run.schema import CATEGORIES
 from fakedist.run.summary import CollectiveTotal, Summary
 from fakedist.run.tables import read_table

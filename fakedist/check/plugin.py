@@ -16,7 +16,7 @@ from unittest import TestCase
 import pytest
 
 if TYPE_CHECKING:
-    from fakedist.report.run import Run
+    from fakedist.results.run import Run
 
 #: Set in the child, where the marked function runs like any other test.
 INSIDE_VARIABLE = "FAKEDIST_MARKED_TEST"
@@ -111,7 +111,7 @@ def _profiled(item: pytest.Item, make: Callable[[], Run]) -> Run:
         pytest.fail(told, pytrace=False)
     from rich.console import Console
 
-    from fakedist.report.terminal import render
+    from fakedist.report.text.terminal import render
 
     text = io.StringIO()
     render(run.path, all_layers=False, console=Console(file=text, width=_WIDTH))
@@ -124,7 +124,7 @@ def _run_marked(item: pytest.Function, options: Mapping[str, Any], run_directory
     from fakedist.check.running import Runner, Task
     from fakedist.check.section import did_you_mean
     from fakedist.errors import JobError
-    from fakedist.report.run import Run
+    from fakedist.results.run import Run
 
     known = ["world_size", "rank", *_LIMITS, *JobOptions.__annotations__]
     if unknown := [name for name in options if name not in known]:
@@ -171,7 +171,7 @@ def _read_limits(mark: pytest.Mark) -> dict[str, tuple[str, int]]:
 
 def _exceeded(run: Run, limits: Mapping[str, tuple[str, int]]) -> list[str]:
     """One line for each limit of the mark that the run exceeds."""
-    from fakedist.report.wording import verdict
+    from fakedist.report.text.wording import verdict
     from fakedist.units import format_bytes
 
     found = []

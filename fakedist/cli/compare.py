@@ -24,12 +24,12 @@ def compare(a: Path, b: Path, all_rows: bool, html: Path | None, **formats: bool
     """
     if sum((*formats.values(), html is not None)) > 1:
         raise click.UsageError("--json, --markdown and --html exclude each other")
-    from fakedist.report.compared import comparison_markdown, render_comparison
-    from fakedist.report.comparison import Comparison, comparison_object
+    from fakedist.report.compare.change_sheets import comparison_markdown, render_comparison
+    from fakedist.report.compare.comparison import Comparison, comparison_object
 
     comparison = Comparison(a, b)
     if html is not None:
-        from fakedist.report.comparison_page import write_comparison_page
+        from fakedist.report.compare.comparison_page import write_comparison_page
 
         write_comparison_page(comparison, html)
         click.echo(str(html))

@@ -28,7 +28,7 @@ def nsys(report: Path, output: Path | None, force: bool, as_json: bool, **option
     REPORT is a .nsys-rep, which the nsys of this machine exports, or what `nsys export --type sqlite` made of one.
     Its NVTX ranges say what is a step, a phase and a layer (docs/nsys.md).
     """
-    from fakedist.analysis.nsys.importing import read_report, write_run
+    from fakedist.analysis.nsys.imported import read_report, write_run
     from fakedist.analysis.nsys.tracing import Choice
     from fakedist.launch.nsight import export_sqlite
     from fakedist.run.directory import create_run_directory, free_name

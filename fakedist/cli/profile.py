@@ -157,7 +157,7 @@ def run_one(job: Job, output: Path | None, force: bool, streams: Streams) -> tup
 def _several(job: Job, ranks: Sequence[int], how: tuple[Path | None, bool, bool], streams: Streams) -> int:
     """Run several ranks and print one table of them."""
     from fakedist.launch.ranks import exit_code, profile_ranks
-    from fakedist.report.ranks import RankRow, ranks_object, render_ranks
+    from fakedist.report.text.rank_rows import RankRow, ranks_object, render_ranks
 
     output, force, as_json = how
     runs = sorted(profile_ranks(job, ranks, output, force, streams), key=lambda run: ranks.index(run.rank))

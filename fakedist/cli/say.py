@@ -19,11 +19,11 @@ PIPED_WIDTH = 160
 def print_report(run_directory: Path, as_json: bool, all_layers: bool) -> None:
     """Print the tables of a run, or its one JSON object."""
     if as_json:
-        from fakedist.report.json_object import summary_object
+        from fakedist.report.text.json_object import summary_object
 
         click.echo(json.dumps(summary_object(run_directory, all_layers=all_layers), indent=2))
         return
-    from fakedist.report.terminal import render
+    from fakedist.report.text.terminal import render
 
     render(run_directory, all_layers=all_layers, console=console())
 

@@ -75,8 +75,8 @@ def _profiled(arguments: tuple[str, ...], as_json: bool, options: dict[str, Any]
 
 
 def _print(runs: list[Path], as_json: bool) -> None:
-    from fakedist.report.run import Run
-    from fakedist.report.topology import RunTopology, render_topology
+    from fakedist.report.text.group_sheets import RunTopology, render_topology
+    from fakedist.results.run import Run
 
     topologies = [RunTopology(Run(run)) for run in runs]
     if as_json:

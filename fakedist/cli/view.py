@@ -15,8 +15,8 @@ import click
 @click.option("--port", type=int, metavar="N", help="Serve it on 127.0.0.1 instead, until Ctrl-C; 0 takes a free port.")
 def view(run: Path, port: int | None) -> int:
     """Open the page of a run in the browser; where there is none, say where the page is."""
-    from fakedist.report.html import page, write_page
-    from fakedist.report.run import open_run
+    from fakedist.report.page.run_page import page, write_page
+    from fakedist.results.run import open_run
     from fakedist.run.directory import PAGE_NAME
 
     found = open_run(run)
@@ -26,7 +26,7 @@ def view(run: Path, port: int | None) -> int:
             write_page(found, path)
         _open(path.as_uri())
         return 0
-    from fakedist.report.serve import PageServer
+    from fakedist.report.page.serve import PageServer
 
     with PageServer(page(found), port) as server:
         _open(server.url)

@@ -312,9 +312,9 @@ def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tup
     Raises:
         FakedistError: The run directory cannot be written, or the child could not be set up.
     """
-    from fakedist.analysis.build import build_tables
-    from fakedist.report.html import write_page
-    from fakedist.report.run import Run
+    from fakedist.analysis.building import build_tables
+    from fakedist.report.page.run_page import write_page
+    from fakedist.results.run import Run
     from fakedist.run.directory import PAGE_NAME, create_run_directory, default_name
     from fakedist.run.manifest import new_manifest, update_manifest
 

@@ -57,7 +57,7 @@ def join_report(run_directory: Path) -> None:
 
 
 def _kernels(run_directory: Path, report: Path) -> dict[str, Any]:
-    from fakedist.analysis.nsys.importing import recorded_kernels
+    from fakedist.analysis.nsys.imported import recorded_kernels
 
     with tempfile.TemporaryDirectory(dir=run_directory, prefix=".nsys-") as scratch:
         exported = Path(scratch) / "report.sqlite"

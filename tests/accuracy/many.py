@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from fakedist.analysis.build import build_tables
+from fakedist.analysis.building import build_tables
 from fakedist.job import Device, Job
 from fakedist.run.directory import create_run_directory
 from fakedist.run.manifest import load_manifest, new_manifest, update_manifest

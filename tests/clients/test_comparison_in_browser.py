@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fakedist.report.comparison import Comparison
-from fakedist.report.comparison_page import write_comparison_page
+from fakedist.report.compare.comparison import Comparison
+from fakedist.report.compare.comparison_page import write_comparison_page
 from tests.clients.browser import Reader, serious_faults
 from tests.unit.report.two_runs import run_of
 

@@ -15,10 +15,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fakedist.analysis.nsys.importing import recorded_kernels
+from fakedist.analysis.nsys.imported import recorded_kernels
 from fakedist.errors import SetupError
 from fakedist.launch.nsight import export_sqlite, find_nsys
-from fakedist.report.run import Run
+from fakedist.results.run import Run
 from fakedist.run.directory import KERNELS_NAME, NSYS_NAME
 from fakedist.run.journal import JournalWriter
 from tests.conftest import RunFakedist
@@ -66,7 +66,7 @@ def kernels(under_nsys: tuple[dict[str, Any], Path], tmp_path_factory: pytest.Te
     journal = JournalWriter(copy / KERNELS_NAME)
     journal.append(recorded_kernels(copy, exported, copy / f"{NSYS_NAME}.nsys-rep"))
     journal.close()
-    from fakedist.analysis.build import build_tables
+    from fakedist.analysis.building import build_tables
 
     build_tables(copy)
     found = Run(copy).table("kernels")

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from fakedist.analysis.build import build_tables
-from fakedist.report.html import write_page
-from fakedist.report.run import Run
+from fakedist.analysis.building import build_tables
+from fakedist.report.page.run_page import write_page
+from fakedist.results.run import Run
 from fakedist.units import format_bytes, format_us
 from tests.clients.browser import Reader, serious_faults
 from tests.unit.analysis.recorded import MIB, HandMade, new_run, wrote_nothing
-from tests.unit.analysis.times_by_hand import kernel, record
+from tests.unit.analysis.times.times_by_hand import kernel, record
 from tests.unit.report import handmade
 
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

@@ -31,7 +31,7 @@ MAX_POSITIONAL_PARAMETERS = 5
 #: Third-party library -> where it may be imported ("room/" or "module").
 LIBRARY_HOMES = {
     "torch": ("rank/surroundings", "frames", "world/", "frameworks/", "gpu/", "record/"),
-    "pandas": ("analysis/", "report/", "check/"),
+    "pandas": ("analysis/", "results/", "report/", "check/"),
     "pyarrow": ("run/tables",),
     "plotly": ("report/",),
     "jinja2": ("report/",),
@@ -43,7 +43,7 @@ LIBRARY_HOMES = {
 _EVERYWHERE = ("_version", "errors", "units", "job")
 #: Room or module -> the rooms and modules of fakedist that it may import besides itself and those of _EVERYWHERE.
 MAY_IMPORT = {
-    "__init__": ("api", "report"),
+    "__init__": ("api", "results"),
     "__main__": ("cli",),
     "_version": (),
     "errors": (),
@@ -52,9 +52,9 @@ MAY_IMPORT = {
     "importing": (),
     "patch": (),
     "frames": ("run",),
-    "api": ("check", "report"),
-    "cli": ("launch", "run", "analysis", "report", "check"),
-    "launch": ("rank", "run", "gpu", "world", "analysis", "report"),
+    "api": ("check", "results"),
+    "cli": ("launch", "run", "analysis", "results", "report", "check"),
+    "launch": ("rank", "run", "gpu", "world", "analysis", "results", "report"),
     "rank": ("importing", "run", "gpu", "world", "frameworks", "record"),
     "run": (),
     "world": ("run", "patch", "frames", "importing"),
@@ -62,8 +62,9 @@ MAY_IMPORT = {
     "gpu": ("run", "patch", "frames", "importing"),
     "record": ("run", "frameworks", "patch", "frames"),
     "analysis": ("run",),
-    "report": ("run", "analysis"),
-    "check": ("", "api", "run", "analysis", "report", "launch"),
+    "results": ("run", "analysis", "report"),
+    "report": ("run", "analysis", "results"),
+    "check": ("", "api", "run", "analysis", "results", "report", "launch"),
 }
 
 
@@ -152,7 +153,8 @@ def test_rooms_import_only_the_rooms_they_may() -> None:
 
 
 def test_record_side_and_read_side_meet_only_in_run() -> None:
-    record_side, read_side = {"rank", "world", "frameworks", "gpu", "record"}, {"analysis", "report", "check"}
+    record_side = {"rank", "world", "frameworks", "gpu", "record"}
+    read_side = {"analysis", "results", "report", "check"}
     for room in record_side:
         assert not read_side & set(MAY_IMPORT[room])
     for room in read_side:
@@ -199,7 +201,7 @@ def test_the_recording_half_loads_torch_and_nothing_of_the_reading_half() -> Non
 
 
 def test_reports_are_made_without_torch() -> None:
-    statements = "import fakedist.analysis.build, fakedist.report.terminal, fakedist.report.json_object"
+    statements = "import fakedist.analysis.building, fakedist.report.text.terminal, fakedist.report.text.json_object"
     assert "torch" not in loaded_by(statements)
 
 

@@ -6,9 +6,9 @@ from fnmatch import fnmatchcase
 
 import pandas as pd
 
+from fakedist.analysis.compare.changed_memory import OUTSIDE
+from fakedist.analysis.compare.changed_times import layer_parts
 from fakedist.analysis.compare.matching import layer_patterns
-from fakedist.analysis.compare.memory import OUTSIDE
-from fakedist.analysis.compare.times import layer_parts
 from fakedist.run.schema import CATEGORIES
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from fakedist.analysis.layers import with_children
+from fakedist.analysis.layer_table import with_children
 
 #: How alike two layers with different names must be, from 0 to 1, to count as one renamed layer.
 RENAMED_FROM = 0.5

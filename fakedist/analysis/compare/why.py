@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from fakedist.analysis.compare.memory import OUTSIDE
+from fakedist.analysis.compare.changed_memory import OUTSIDE
 
 #: A part accounts for the whole if its change is between these multiples of the whole's change.
 _STANDS_FOR = (0.8, 1.25)
@@ -86,7 +86,7 @@ def _steps(path: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Place:
+class Origin:
     """What allocates the blocks of a cause.
 
     Attributes:
@@ -106,7 +106,7 @@ class Place:
         return f", {verb} in {self.operation.removeprefix('aten.')} ({self.phase})" if self.operation else ""
 
 
-def place_of(cause: Cause, blocks: pd.DataFrame) -> Place:
+def origin_of(cause: Cause, blocks: pd.DataFrame) -> Origin:
     """Where most of a cause comes from.
 
     Args:
@@ -117,13 +117,13 @@ def place_of(cause: Cause, blocks: pd.DataFrame) -> Place:
     found = blocks[is_below(blocks["path"], cause.path) & (blocks["category"] == cause.category)]
     found = found[found["change_bytes"] * way > 0]
     if not len(found):
-        return Place()
+        return Origin()
     # A line is more useful than an operation, unless it accounts for next to nothing.
     told = found[found["line"] != ""]
     if len(told) and told["change_bytes"].abs().max() * 2 >= found["change_bytes"].abs().max():
         found = told
     most = found.iloc[int(found["change_bytes"].abs().argmax())]
-    return Place(str(most["line"]), str(most["operation"]), str(most["phase"]))
+    return Origin(str(most["line"]), str(most["operation"]), str(most["phase"]))
 
 
 def of_layers(layer: str) -> str:

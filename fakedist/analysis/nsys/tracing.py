@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fakedist.analysis.nsys.activity import THREAD_BITS, read_activity, read_ranges
 from fakedist.analysis.nsys.database import Database
-from fakedist.analysis.nsys.reading import THREAD_BITS, read_activity, read_ranges
 from fakedist.analysis.timed.events import Activity, Ranges
 from fakedist.analysis.timed.intervals import Intervals, Ints
 from fakedist.analysis.timed.kernels import Trace

@@ -18,7 +18,7 @@ from fakedist.analysis.outside.connections import (
     tree_bytes,
 )
 from fakedist.analysis.outside.fabric import Fabric
-from fakedist.analysis.outside.settings import Settings
+from fakedist.analysis.outside.nccl_settings import Settings
 from fakedist.analysis.outside.span import NOTHING, Span, exactly, total
 
 _PEER_OPERATIONS = ("send", "recv")
@@ -55,7 +55,7 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class Communicator:
+class CommunicatorMemory:
     """The memory of one communicator.
 
     Attributes:
@@ -72,7 +72,7 @@ class Communicator:
         return total(self.parts.values())
 
 
-def communicator(shape: Shape, usage: Usage, fabric: Fabric, settings: Settings) -> Communicator | None:
+def communicator_memory(shape: Shape, usage: Usage, fabric: Fabric, settings: Settings) -> CommunicatorMemory | None:
     """The memory of a group's communicator; None if the group has none.
 
     Args:
@@ -89,7 +89,7 @@ def communicator(shape: Shape, usage: Usage, fabric: Fabric, settings: Settings)
     if "pairs" in parts and all(operation in _PEER_OPERATIONS for operation in usage.operations):
         least = min(parts["channels"].low, channel_bytes(_pair(usage), fabric, settings).low)
         parts["channels"] = Span(least, parts["channels"].high)  # if no send was batched, only the pairs have channels
-    return Communicator(
+    return CommunicatorMemory(
         coll_channels(shape, fabric, settings), {name: each for name, each in parts.items() if each.high}
     )
 

@@ -37,7 +37,7 @@ def find_busy(kernels: pd.DataFrame, step_us: float) -> Busy:
     """Divide a step's time into its parts.
 
     Args:
-        kernels: The result of :func:`fakedist.analysis.times.kinds.timed`.
+        kernels: The result of :func:`fakedist.analysis.times.kernel_kinds.timed`.
         step_us: The step's time. Kernels that end later make it longer.
     """
     known = kernels["is_known"].to_numpy(bool)

@@ -19,7 +19,7 @@ def bars(kernels: pd.DataFrame, most: int) -> pd.DataFrame:
     kernels that begin in the same short interval merge, whatever they are.
 
     Args:
-        kernels: The result of :func:`fakedist.analysis.times.kinds.timed`.
+        kernels: The result of :func:`fakedist.analysis.times.kernel_kinds.timed`.
         most: The number of bars to aim for.
 
     Returns:
@@ -89,7 +89,7 @@ def layer_runs(kernels: pd.DataFrame, parents: Array) -> pd.DataFrame:
     """When each layer ran, on the stream that computes most. One row per interval, nested like the tree of layers.
 
     Args:
-        kernels: The result of :func:`fakedist.analysis.times.kinds.timed`.
+        kernels: The result of :func:`fakedist.analysis.times.kernel_kinds.timed`.
         parents: Column ``parent`` of the table ``layers``.
 
     Returns:

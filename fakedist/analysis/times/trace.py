@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from fakedist.analysis.recording import Array
-from fakedist.analysis.times.kinds import timed
+from fakedist.analysis.times.kernel_kinds import timed
 from fakedist.analysis.times.merging import bars, kind_runs, layer_runs, longest_runs
 from fakedist.run.directory import TRACE_NAME
 from fakedist.run.plain import to_plain

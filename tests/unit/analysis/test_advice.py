@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from fakedist.analysis.build import build_tables
+from fakedist.analysis.building import build_tables
 from fakedist.run.manifest import load_manifest
 from tests.unit.analysis.recorded import MIB, HandMade, new_run
 

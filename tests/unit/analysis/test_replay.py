@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fakedist.analysis.replay import AllocatorSettings, Ranges, Replay, parse_settings, replay, rounded_bytes
+from fakedist.analysis.replay import AddressRanges, AllocatorSettings, Replay, parse_settings, replay, rounded_bytes
 from fakedist.run.schema import ACTIONS
 from tests.unit.analysis.best_fit import random_history
 
@@ -163,7 +163,7 @@ def test_pages_that_a_script_switches_on_itself_are_seen_in_the_history() -> Non
 
 
 def test_ranges_are_cut_at_either_end_and_merged_again() -> None:
-    ranges = Ranges()
+    ranges = AddressRanges()
     ranges.put(0, 100, 7)
     ranges.cut(0, 10)
     ranges.cut(90, 10)

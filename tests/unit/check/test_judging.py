@@ -15,7 +15,7 @@ from fakedist.check.judging import Finding, judge
 from fakedist.check.limits import Figure
 from fakedist.check.measured import Rank, measure, peak_places
 from fakedist.errors import CheckError
-from fakedist.report.run import Run
+from fakedist.results.run import Run
 from tests.unit.analysis.recorded import GIB, KIB, MIB
 from tests.unit.report.two_runs import run_of
 

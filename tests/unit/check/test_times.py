@@ -15,7 +15,7 @@ from fakedist.check.findings import checked_markdown, checked_object, finding_co
 from fakedist.check.judging import Finding
 from fakedist.check.measured import Rank, measure
 from fakedist.errors import CheckError
-from fakedist.report.run import Run
+from fakedist.results.run import Run
 from tests.unit.report.two_runs import run_of
 
 HEAD = '[[check.jobs]]\nname = "net"\nscript = "train.py"\nworld_size = 8\nranks = [1]\n'

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fakedist.analysis.build import build_tables
+from fakedist.analysis.building import build_tables
 from fakedist.run.plain import to_plain
 from fakedist.run.summary import Exit, Summary
 from tests.unit.analysis.recorded import GIB, KIB, MIB, HandMade, new_run
-from tests.unit.analysis.times_by_hand import H100, NAN, kernel, record
+from tests.unit.analysis.times.times_by_hand import H100, NAN, kernel, record
 
 GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize2x1x1_execute_segment_k_off_kernel"
 GELU = "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl(at::TensorIteratorBase&)>"

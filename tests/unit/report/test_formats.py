@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.analysis.build import build_tables
+from fakedist.analysis.building import build_tables
 from fakedist.cli import main
-from fakedist.report.run import Run
-from fakedist.report.run_markdown import MAX_CHARACTERS, run_markdown
+from fakedist.report.text.run_markdown import MAX_CHARACTERS, run_markdown
+from fakedist.results.run import Run
 from tests.unit.analysis.recorded import MIB, HandMade, new_run
 from tests.unit.report.handmade import ended_well, out_of_memory
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fakedist.analysis.build import build_tables
+from fakedist.analysis.building import build_tables
 from tests.unit.analysis.recorded import MIB, HandMade, new_run
-from tests.unit.analysis.times_by_hand import NAN, kernel, record
+from tests.unit.analysis.times.times_by_hand import NAN, kernel, record
 
 
 def run_of(

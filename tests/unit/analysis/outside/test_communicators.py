@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fakedist.analysis.outside.communicators import Usage, communicator
+from fakedist.analysis.outside.communicators import Usage, communicator_memory
 from fakedist.analysis.outside.connections import Shape, channels_per_peer, coll_channels
 from fakedist.analysis.outside.fabric import AMPERE, BLACKWELL, HOPPER, PCIE, Fabric, find_fabric
-from fakedist.analysis.outside.settings import Settings, read_settings
+from fakedist.analysis.outside.nccl_settings import Settings, read_settings
 from fakedist.analysis.outside.span import Span
 
 MIB = 1 << 20
@@ -17,17 +17,17 @@ DEFAULT = Settings()
 
 def parts(shape: Shape, *operations: str, fabric: Fabric = HOPPER, **environment: str) -> dict[str, Span]:
     settings = read_settings({f"NCCL_{name}": value for name, value in environment.items()})
-    found = communicator(shape, Usage(frozenset(operations)), fabric, settings)
+    found = communicator_memory(shape, Usage(frozenset(operations)), fabric, settings)
     assert found is not None
     return found.parts
 
 
 def test_a_group_without_a_call_has_no_communicator() -> None:
-    assert communicator(NODE, Usage(), HOPPER, DEFAULT) is None
+    assert communicator_memory(NODE, Usage(), HOPPER, DEFAULT) is None
 
 
 def test_a_group_bound_to_its_device_has_its_channels_and_no_connection() -> None:
-    found = communicator(NODE, Usage(is_bound=True), HOPPER, DEFAULT)
+    found = communicator_memory(NODE, Usage(is_bound=True), HOPPER, DEFAULT)
     assert found is not None
     assert list(found.parts) == ["channels"]
 
@@ -75,17 +75,17 @@ def test_all_to_all_over_nodes_shares_pools_and_has_few_channels_a_peer() -> Non
 
 def test_a_pipeline_has_pools_for_other_nodes_and_perhaps_a_communicator_a_pair() -> None:
     usage = Usage(frozenset({"send", "recv"}), send_remote=1, recv_remote=1)
-    found = communicator(Shape(4, 1, 4), usage, HOPPER, DEFAULT)
+    found = communicator_memory(Shape(4, 1, 4), usage, HOPPER, DEFAULT)
     assert found is not None
     assert list(found.parts) == ["channels", "network pool", "pairs"]
-    bound = communicator(Shape(4, 1, 4), Usage(usage.operations, 0, 0, 1, 1, True), HOPPER, DEFAULT)
+    bound = communicator_memory(Shape(4, 1, 4), Usage(usage.operations, 0, 0, 1, 1, True), HOPPER, DEFAULT)
     assert bound is not None
     assert list(bound.parts) == ["channels", "network pool"]
 
 
 def test_sends_that_are_not_batched_need_no_more_than_the_channels_of_a_pair() -> None:
     usage = Usage(frozenset({"send"}), send_local=1)
-    found = communicator(NODE, usage, HOPPER, DEFAULT)
+    found = communicator_memory(NODE, usage, HOPPER, DEFAULT)
     assert found is not None
     assert found.parts["channels"] == Span((32 * 6 + 4) * MIB, (32 * 6 + 4 + 24 * 2 + 2) * MIB)
 
@@ -147,7 +147,7 @@ def test_without_runtime_connect_everything_is_connected_at_once() -> None:
 
 def test_ampere_splits_the_buffers_of_a_connection_between_both_sides() -> None:
     usage = Usage(frozenset({"send"}), send_local=1, is_bound=True)
-    found = communicator(NODE, usage, AMPERE, DEFAULT)
+    found = communicator_memory(NODE, usage, AMPERE, DEFAULT)
     assert found is not None
     assert found.parts["send and receive"] == Span(8 * 6 * MIB, 32 * 6 * MIB)
 

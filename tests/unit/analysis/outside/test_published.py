@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from fakedist.analysis.outside import fabric
-from fakedist.analysis.outside.communicators import Usage, communicator
+from fakedist.analysis.outside.communicators import Usage, communicator_memory
 from fakedist.analysis.outside.connections import Shape, pipes
-from fakedist.analysis.outside.settings import read_settings
+from fakedist.analysis.outside.nccl_settings import read_settings
 from fakedist.analysis.outside.span import Span, total
 
 DOCS = Path(__file__).parents[4] / "docs"
@@ -30,7 +30,7 @@ def model_bytes(figure: dict[str, Any]) -> list[int] | None:
     settings = read_settings(figure["environment"])
     joined, shape = getattr(fabric, figure["fabric"]), Shape(*figure["shape"])
     usage = Usage(frozenset(figure["operations"]))
-    span = _part(figure["part"], communicator(shape, usage, joined, settings), pipes(joined, settings))
+    span = _part(figure["part"], communicator_memory(shape, usage, joined, settings), pipes(joined, settings))
     if figure["part"] == "net on the host":
         span = Span(*[settings.ll_bytes + settings.ll128_bytes + settings.simple_bytes + 2 * 4096] * 2)
     return [span.low, span.high]

@@ -1,0 +1,274 @@
+"""Turns the journal into the tables and the summary. The parent does this after the rank has ended."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fakedist.analysis import memory_tables
+from fakedist.analysis.blocks import Blocks, action_names, build_blocks, event_places
+from fakedist.analysis.calls import call_table, collective_table, group_table
+from fakedist.analysis.coverage import coverage_notes
+from fakedist.analysis.layer_table import layer_table
+from fakedist.analysis.recording import Recording, read_recording
+from fakedist.analysis.snapshot_writing import build_snapshot
+from fakedist.analysis.summing_up import summarize
+from fakedist.analysis.times.kernel_kinds import kernel_table
+from fakedist.analysis.times.totals import find_times
+from fakedist.analysis.times.trace import write_trace
+from fakedist.run.manifest import load_manifest, update_manifest
+from fakedist.run.plain import from_plain, to_plain
+from fakedist.run.step_time import KernelSource, Peaks
+from fakedist.run.summary import Summary
+from fakedist.run.tables import check_tables, new_tables, write_table
+from fakedist.units import format_bytes
+
+
+def build_tables(run_directory: Path, *, may_be_empty: bool = True) -> None:
+    """Make the tables, the snapshot and the manifest's summary of a run that has ended, however it ended.
+
+    Args:
+        run_directory: The run directory.
+        may_be_empty: Whether a rank that was killed before its first record gets empty tables. If not, an empty journal
+            counts as damaged.
+
+    Raises:
+        RunDirectoryError: The directory is not a run directory, its journal is missing, damaged or not fakedist's, or
+            its tables are a symbolic link. Nothing has been written then.
+    """
+    manifest = load_manifest(run_directory)
+    check_tables(run_directory)
+    recording = read_recording(run_directory, may_be_empty=may_be_empty)
+    blocks = build_blocks(recording)
+    places = event_places(recording)
+    tables = make_tables(recording, blocks, places)
+    source = recording.kernel_source
+    times = find_times(tables["kernels"], tables["layers"], source.step_us if source else 0.0, _peaks(recording))
+    tables |= {"layer_times": times.layers, "kernel_names": times.names}
+    with new_tables(run_directory) as directory:
+        for name, table in tables.items():
+            write_table(directory, name, {column: table[column] for column in table.columns})
+    with no_collector():
+        build_snapshot(run_directory, recording, blocks)
+        cut = write_trace(run_directory, tables, manifest["job"], recording.kernel_source)
+    dropped = _dropped(recording)
+    summary = summarize(recording, manifest, tables, memory_tables.find_peak(recording, blocks, places))
+    notes = [*_notes(recording, blocks, manifest, summary), *dropped, *cut]
+    timed = {"time": _time_source(source)} if source and times.summary else {}
+    update_manifest(
+        run_directory,
+        provenance={**manifest["provenance"], **timed},
+        exit=to_plain(summary.exit),
+        versions={name: str(recording.gpu.get(name, "")) for name in ("python", "torch", "cuda")},
+        dropped=dropped,
+        notes=notes,
+        summary=to_plain(replace(summary, time=times.summary, notes=notes)),
+    )
+
+
+def make_tables(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Every table of ``run.schema.TABLES`` except the tables of times.
+
+    Args:
+        recording: The recording.
+        blocks: Its blocks.
+        places: Step and phase of each event, from :func:`fakedist.analysis.blocks.event_places`.
+    """
+    lines = memory_tables.stack_lines(recording)
+    phases = memory_tables.phase_table(blocks, places)
+    tables = {
+        "phases": phases,
+        "spans": memory_tables.span_table(places),
+        "steps": memory_tables.step_table(recording, blocks, places),
+        "layers": layer_table(recording, blocks, steady_window(places, recording)),
+        "largest": memory_tables.largest_blocks(recording, blocks, lines),
+        "groups": group_table(recording),
+        "calls": call_table(recording),
+        "kernels": kernel_table(recording),
+        "invented": _invented(recording),
+        "unanswered": pd.DataFrame(sorted(recording.unanswered.items()), columns=["function", "num_calls"]),
+        "blocks": blocks.frame.assign(at_peak=blocks.at_peak),
+        "shares": blocks.shares,
+        "events": _event_table(recording, blocks),
+        "frames": pd.DataFrame(recording.frames, columns=["filename", "line", "function"]),
+        "stacks": pd.DataFrame({"frames": [list(stack) for stack in recording.stacks], "line": lines}),
+    }
+    recorded = tables["calls"]["step"] != recording.timed_step  # the timed step only repeats what the others did
+    tables["collectives"] = collective_table(tables["calls"][recorded])
+    return tables
+
+
+def _peaks(recording: Recording) -> Peaks | None:
+    """The GPU's peak rates; None for simulated times, which cannot be compared with them."""
+    told, source = recording.gpu.get("peaks"), recording.kernel_source
+    return None if told is None or (source and source.source == "simulated") else from_plain(Peaks, told, "peaks")
+
+
+def _time_source(source: KernelSource) -> str:
+    """Where the times of the timed step come from."""
+    if source.source == "estimated":
+        return "estimated: a model of the GPU; collectives, whose duration it does not know, are not in it"
+    if source.source == "simulated":
+        return "simulated: the virtual GPU as CUPTI saw it, where each kernel takes 1 us; copies stand for collectives"
+    tool = {"cupti": "CUPTI", "nsys": "Nsight Systems"}.get(source.tool, source.tool)
+    return f"measured: {tool} on this GPU; copies stand for collectives"
+
+
+@contextmanager
+def no_collector() -> Iterator[None]:
+    """Turn the cycle collector off while a snapshot is built.
+
+    A snapshot has one dict per event. The collector would walk them again and again, which takes half the time.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def steady_window(places: pd.DataFrame, recording: Recording) -> tuple[int, int]:
+    """First event of the last completed step and first event after it; the whole run if no step completed."""
+    if not recording.steps:
+        return 0, len(places)
+    step = np.flatnonzero(places["step"].to_numpy() == recording.steps[-1]["step"])
+    return (int(step[0]), int(step[-1]) + 1) if len(step) else (0, len(places))
+
+
+def _event_table(recording: Recording, blocks: Blocks) -> pd.DataFrame:
+    events = recording.device_events
+    return pd.DataFrame(
+        {
+            "action": action_names(recording),
+            "address": events["address"],
+            "size_bytes": events["size"],
+            "stream": events["stream"],
+            "time_us": events["time_us"],
+            "op": events["op"],
+            "stack": events["stack"],
+            "allocated_bytes": blocks.replay.allocated_bytes,
+            "reserved_bytes": blocks.replay.reserved_bytes,
+        }
+    )
+
+
+def _invented(recording: Recording) -> pd.DataFrame:
+    rows = [
+        (operation, f"{filename}:{line}" if filename else "", count, values)
+        for operation, filename, line, count, values in recording.rows["invented"]
+    ]
+    table = pd.DataFrame(rows, columns=["operation", "line", "num_calls", "num_values"])
+    sums = table.groupby(["operation", "line"], as_index=False)[["num_calls", "num_values"]].sum()
+    return sums.sort_values("num_values", ascending=False, kind="stable").reset_index(drop=True)
+
+
+def _dropped(recording: Recording) -> list[str]:
+    """What the recording may lack, one sentence each."""
+    dropped = []
+    if not recording.outcome:
+        dropped.append("the rank ended without a word: what it did in its last two seconds may be missing")
+    if recording.truncated:
+        dropped.append("the recording ends in the middle of a record, which is left out")
+    return dropped
+
+
+def _left_note(recording: Recording, job: dict[str, Any]) -> str:
+    """The note for a rank that ended before doing any work. The cause may be a flag that only another rank knows.
+
+    In Megatron-LM, ranks that load no data learn from a broadcast whether there is any, and train only then.
+    """
+    note = "no training step: no module ran and no optimizer stepped; the figures are of all that the script did"
+    if recording.outcome.get("line"):
+        note = "this rank left the job during init, before a first step: the figures are those of its init alone"
+    calls = call_table(recording)
+    received = int(((calls["operation"] == "broadcast") & (calls["bytes_in"] == 0)).sum())
+    if not received or job.get("tapes"):
+        return note
+    broadcasts = "1 broadcast of another rank was" if received == 1 else f"{received:,} broadcasts of other ranks were"
+    return (
+        f"{note}; {broadcasts} answered with what this rank held itself: if it left the job for that, let it be "
+        f"answered from the sender's tape, with --rank 0,{job['rank']} where rank 0 sends"
+    )
+
+
+def _failure_notes(recording: Recording) -> list[str]:
+    """Notes on requests that the allocator could not serve but that did not end the script."""
+    failed = recording.out_of_memory
+    if failed is None or recording.outcome.get("outcome") == "out_of_memory":
+        return []
+    times = int(recording.stats.get(recording.device, {}).get("num_ooms", 0)) or 1
+    what = "once" if times == 1 else f"{times} times, last"
+    place = f" at {failed['line']}" if failed.get("line") else ""
+    text = (
+        f"the GPU's memory was too little {what} for {format_bytes(failed['requested_bytes'])}{place}, and the script "
+        "went on: the peak is what it was given, not what it asked for (--gpu-memory unlimited gives it all)"
+    )
+    return [text]
+
+
+#: Operations that pick indices, such as those of a router (gpu/values/choices.py).
+_CHOOSES = re.compile(r"\.(topk|sort|argsort|argmax|argmin)\b")
+
+
+def _invention_notes(rows: list[Any]) -> list[str]:
+    """Notes on made-up values: how many, and where the first one was read."""
+    invented = sum(values for *_, values in rows)
+    if not invented:
+        return []
+    text = (
+        f"{invented:,} values that the script read were made up, first at {_first_place(rows)}, because no kernel had "
+        "computed them (table invented): decisions that hang on them may differ on a real GPU"
+    )
+    chosen = [row for row in rows if _CHOOSES.search(row[0])]
+    if not chosen:
+        return [text]
+    even = (
+        f"{chosen[0][0]}, first at {_first_place(chosen)}, picked by values that no kernel had computed: each index "
+        "equally often, so that a router's tokens are spread evenly over its experts"
+    )
+    return [text, even]
+
+
+def _first_place(rows: list[Any]) -> str:
+    return next((f"{filename}:{line}" for _, filename, line, *_ in rows if filename), "a backward")
+
+
+def _notes(recording: Recording, blocks: Blocks, manifest: dict[str, Any], summary: Summary) -> list[str]:
+    left, outcome = summary.left_during_init, summary.exit.outcome
+    notes = [*recording.notes, *memory_tables.differences(recording, blocks)]
+    if left is not None:
+        notes.append(_left_note(recording, manifest["job"]))
+    is_before_forward = not any(phase == "forward" for _, _, phase, *_ in recording.rows["scopes"])
+    if is_before_forward and len(blocks.frame) and not (blocks.frame["category"] == "parameter").any():
+        notes.append(
+            "no forward ran, and from the first one it is learned which memory is of parameters and of which layer: "
+            "here it is all in other, outside of modules"
+        )
+    if len(recording.events) > 1:
+        others = sorted(set(recording.events) - {recording.device})
+        named = ", ".join(f"cuda:{device}" for device in others)
+        notes.append(f"the rank also used {named}; the tables are about cuda:{recording.device}")
+    elif recording.events and recording.device != recording.gpu.get("device_index", recording.device):
+        notes.append(f"the rank used cuda:{recording.device}, not the device of its LOCAL_RANK")
+    notes += _failure_notes(recording)
+    notes += _invention_notes(recording.rows["invented"])
+    notes += [
+        f"{name} is not answered by the virtual GPU ({calls:,} {'call' if calls == 1 else 'calls'}):"
+        " results after it may be wrong"
+        for name, calls in sorted(recording.unanswered.items())
+    ]
+    if manifest["job"].get("collectives") == "noop":
+        notes.append("collectives moved nothing (--collectives noop): values are whatever memory held")
+    if left is None:
+        notes += coverage_notes(recording, outcome, manifest["job"])
+    return notes

@@ -1,0 +1,156 @@
+"""The memory peak: when it was, what it consisted of, and the course of memory by phase and step."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fakedist.analysis.blocks import Blocks
+from fakedist.analysis.layer_table import owner_names
+from fakedist.analysis.recording import Recording
+from fakedist.run.schema import CATEGORIES
+from fakedist.run.sources import INDUCTORS
+
+LARGEST = 20
+
+
+def phase_table(blocks: Blocks, places: pd.DataFrame) -> pd.DataFrame:
+    """The table ``phases``: one row per phase of a step, in order of their first event."""
+    curve = places.assign(allocated=blocks.replay.allocated_bytes, reserved=blocks.replay.reserved_bytes)
+    curve["event"] = np.arange(len(curve))
+    groups = curve.groupby(["step", "phase"], sort=False, observed=True)
+    table = groups.agg(
+        peak_allocated_bytes=("allocated", "max"),
+        peak_reserved_bytes=("reserved", "max"),
+        end_allocated_bytes=("allocated", "last"),
+        first=("event", "first"),
+    ).reset_index()
+    return table.sort_values("first").drop(columns="first").reset_index(drop=True)
+
+
+def span_table(places: pd.DataFrame) -> pd.DataFrame:
+    """The table ``spans``: one row per run of consecutive events in one phase of a step."""
+    step, phase = places["step"].to_numpy(), pd.factorize(places["phase"])[0]
+    begins = np.ones(len(places), bool)
+    begins[1:] = (step[1:] != step[:-1]) | (phase[1:] != phase[:-1])
+    table = places[begins].reset_index(drop=True)
+    table["first_event"] = np.flatnonzero(begins)
+    return table
+
+
+def step_table(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> pd.DataFrame:
+    """The table ``steps``: one row per step that ended, in order.
+
+    A step that allocated nothing (it only replayed CUDA graphs) has the memory that was held when it began.
+    """
+    table = pd.DataFrame(
+        [(r["step"], r["start_us"], r["wall_us"]) for r in recording.steps], columns=["step", "start_us", "wall_us"]
+    ).astype("int64")
+    step = places["step"].to_numpy()
+    for name, curve in (("allocated", blocks.replay.allocated_bytes), ("reserved", blocks.replay.reserved_bytes)):
+        before = [curve[step < number][-1:] for number in table["step"]]
+        peaks = [curve[step == number] for number in table["step"]]
+        held = [int((peak if len(peak) else last).max(initial=0)) for peak, last in zip(peaks, before, strict=True)]
+        table[f"peak_{name}_bytes"] = np.array(held, "int64")
+    return table
+
+
+def by_category(blocks: Blocks) -> dict[str, int]:
+    """Bytes at the peak by category. They add up to the peak."""
+    alive = blocks.frame[blocks.at_peak]
+    sums = alive.groupby("category", observed=False)["bytes"].sum()
+    return {name: int(sums.get(name, 0)) for name in CATEGORIES}
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The peaks of a run.
+
+    Attributes:
+        allocated_bytes: The most bytes that tensors held at once.
+        reserved_bytes: The most bytes that the caching allocator held at once.
+        step: Step of the allocated peak.
+        phase: Phase of the allocated peak.
+        by_category: Bytes at the allocated peak by category. They add up to it.
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int
+    step: int
+    phase: str
+    by_category: dict[str, int]
+
+
+def find_peak(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> Peak:
+    """The peaks of the run, with the place and the categories of the allocated peak."""
+    allocated, reserved = blocks.replay.allocated_bytes, blocks.replay.reserved_bytes
+    at: Any = places.iloc[blocks.peak_event] if blocks.peak_event >= 0 else {"step": 0, "phase": "init"}
+    return Peak(
+        int(allocated.max(initial=0)),
+        int(reserved.max(initial=0)),
+        step=int(at["step"]),
+        phase=str(at["phase"]),
+        by_category=by_category(blocks),
+    )
+
+
+def differences(recording: Recording, blocks: Blocks) -> list[str]:
+    """Where the replay disagrees with the allocator's own statistics, one sentence each. Empty if it is exact."""
+    stats = recording.stats.get(recording.device)
+    notes = []
+    if unknown := blocks.replay.unknown_frees:
+        were = "1 block was" if unknown == 1 else f"{unknown} blocks were"
+        notes.append(f"{were} allocated before the recording began and not counted")
+    if stats is None:
+        return notes
+    found = {
+        "allocated": int(blocks.replay.allocated_bytes.max(initial=0)),
+        "reserved": int(blocks.replay.reserved_bytes.max(initial=0)),
+    }
+    for name, bytes_ in found.items():
+        own = int(stats[f"{name}_peak_bytes"])
+        if bytes_ < own or (bytes_ > own and not stats["peaks_were_reset"]):
+            notes.append(
+                f"the {name} peak of {bytes_} bytes differs from the allocator's own statistics by {bytes_ - own} bytes"
+            )
+    return notes
+
+
+def largest_blocks(recording: Recording, blocks: Blocks, lines: list[str]) -> pd.DataFrame:
+    """The table ``largest``: the largest blocks at the peak, largest first."""
+    alive = blocks.frame[blocks.at_peak].sort_values(["bytes", "alloc_event"], ascending=[False, True]).head(LARGEST)
+    names = layer_names(recording)
+    table = alive[["bytes", "category", "phase", "step", "operation"]].astype({"category": str, "phase": str})
+    table["operation"] = table["operation"].astype(str)
+    parents = [row[3] for row in recording.rows["layers"]] or [-1]
+    owners = owner_names(blocks.shares[blocks.shares["block"].isin(alive.index)], names, parents)
+    numbered = zip(alive.index.tolist(), alive["layer"].tolist(), strict=True)
+    table["layer"] = [owners.get(block, names[layer]) for block, layer in numbered]
+    table["line"] = [lines[stack] if stack >= 0 else "" for stack in alive["stack"]]
+    order = ["bytes", "category", "layer", "phase", "step", "operation", "line"]
+    return table[order].reset_index(drop=True)
+
+
+#: Files of torch, code without a file, and code generated by Inductor.
+_NOT_THE_SCRIPTS = re.compile(rf"/torch/|^<|{INDUCTORS.pattern}")
+
+
+def layer_names(recording: Recording) -> list[str]:
+    """Names of layers by number. Layer 0, outside of any module, has an empty name."""
+    return [row[1] for row in recording.rows["layers"]] or [""]
+
+
+def stack_lines(recording: Recording) -> list[str]:
+    """For each stack, the innermost line outside of torch as ``file:line (function)``; empty without one.
+
+    Code that Inductor generated for a compiled graph counts as torch's.
+    """
+    told = [
+        "" if _NOT_THE_SCRIPTS.search(filename) else f"{filename}:{line} ({function})"
+        for filename, line, function in recording.frames
+    ]
+    return [next((told[frame] for frame in stack if told[frame]), "") for stack in recording.stacks]

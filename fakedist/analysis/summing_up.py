@@ -1,0 +1,177 @@
+"""The figures of a run, computed from its recording and its tables."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import pandas as pd
+
+from fakedist.analysis.advice import find_advice
+from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
+from fakedist.analysis.memory_tables import Peak, layer_names
+from fakedist.analysis.outside.outside_memory import beside_reserved, estimate_outside
+from fakedist.analysis.recording import Recording
+from fakedist.analysis.times.totals import rows_of
+from fakedist.job import UNLIMITED_BYTES
+from fakedist.run.plain import from_plain
+from fakedist.run.schema import CATEGORIES
+from fakedist.run.summary import (
+    CollectiveTotal,
+    Exit,
+    LargeBlock,
+    LayerMemory,
+    LeftDuringInit,
+    OutOfMemory,
+    PhasePeak,
+    StepPeak,
+    Summary,
+)
+
+
+def summarize(recording: Recording, manifest: dict[str, Any], tables: dict[str, pd.DataFrame], peak: Peak) -> Summary:
+    """The figures of a run, without its times and notes.
+
+    Args:
+        recording: The recording.
+        manifest: run.json as the parent left it.
+        tables: Tables by name.
+        peak: The result of :func:`fakedist.analysis.memory_tables.find_peak`.
+    """
+    job, gpu = manifest["job"], recording.gpu
+    ending = _ending(recording, manifest)
+    capacity = int(gpu.get("capacity_bytes", 0))
+    if job.get("gpu_memory_bytes") == UNLIMITED_BYTES:
+        capacity = int(gpu.get("spec_memory_bytes") or capacity)
+    outside = beside_reserved(peak.reserved_bytes, estimate_outside(tables, *_outside(recording, job)), capacity)
+    return Summary(
+        world_size=job["world_size"],
+        rank=job["rank"],
+        device=job["device"],
+        gpu=gpu.get("gpu_name", ""),
+        torch=gpu.get("torch", ""),
+        exit=ending,
+        left_during_init=_left_during_init(recording, ending),
+        fits=ending.outcome != "out_of_memory" and outside.beside_reserved != "does not fit",
+        capacity_bytes=capacity,
+        peak_allocated_bytes=peak.allocated_bytes,
+        peak_reserved_bytes=peak.reserved_bytes,
+        peak_step=peak.step,
+        peak_phase=peak.phase,
+        estimated_outside=outside,
+        by_phase=rows_of(PhasePeak, tables["phases"].astype({"phase": str})),
+        by_category=peak.by_category,
+        layers=layer_memory(tables["layers"]),
+        largest_blocks=rows_of(LargeBlock, tables["largest"]),
+        collectives=_collectives(tables),
+        steps=rows_of(StepPeak, tables["steps"].drop(columns="start_us")),
+        kernels=recording.kernel_source,
+        time=None,
+        out_of_memory=_out_of_memory(recording, ending, tables["events"]),
+        advice=find_advice(tables),
+        invented_values=int(tables["invented"]["num_values"].sum()),
+    )
+
+
+def layer_memory(layers: pd.DataFrame, *, fold: bool = True) -> list[LayerMemory]:
+    """Layers that held any memory. Repeated layers fold into one row unless ``fold`` is False."""
+    rows = fold_table(layers, fold_layers(layers) if fold else unfolded(layers)).to_dict("records")
+    return [
+        LayerMemory(
+            name=row["name"],
+            class_name=row["class_name"],
+            num_repeats=row["num_repeats"],
+            peak_bytes=_by_category(row, "peak"),
+            peak_own_bytes=row["peak_own_bytes"],
+            peak_total_bytes=row["peak_total_bytes"],
+            least_peak_bytes=row["least_peak_bytes"],
+            median_peak_bytes=row["median_peak_bytes"],
+            largest_peak_bytes=row["largest_peak_bytes"],
+            most_bytes=_by_category(row, "most_total"),
+            most_total_bytes=row["most_total_bytes"],
+        )
+        for row in rows
+        if row["peak_total_bytes"] or row["most_total_bytes"]
+    ]
+
+
+def _by_category(row: Mapping[Hashable, Any], prefix: str) -> dict[str, int]:
+    return {name: bytes_ for name in CATEGORIES if (bytes_ := row[f"{prefix}_{name}_bytes"])}
+
+
+def _ending(recording: Recording, manifest: dict[str, Any]) -> Exit:
+    """How the run ended: as the parent saw it, unless the rank itself knows better."""
+    seen = from_plain(Exit, manifest["exit"], "exit")
+    told = recording.outcome
+    if not told and seen.outcome == "running":  # neither the rank nor its parent lived long enough to record more
+        return Exit("killed", seen.code, "with fakedist profile, which was killed")
+    if told and seen.outcome in ("running", "exit", told["outcome"]):
+        code = seen.code if seen.code is not None else told["code"]
+        return Exit(told["outcome"], code, told.get("message", ""))
+    return seen
+
+
+def _left_during_init(recording: Recording, ending: Exit) -> LeftDuringInit | None:
+    """Where the script ended by itself before its first step; None if it did not or never imported torch."""
+    told = recording.outcome
+    if ending.outcome not in ("exit", "finished") or not told or told["last_step"] or not recording.gpu:
+        return None
+    return LeftDuringInit(told.get("line", ""))
+
+
+def _outside(recording: Recording, job: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A recording's inputs to the estimate of memory outside the caching allocator: where it ran, and what was seen."""
+    nccl, found = recording.nccl, recording.outside
+    place = {"gpu_name": recording.gpu.get("gpu_name", ""), "gpus_per_node": job["gpus_per_node"]}
+    return place, {
+        "environment": nccl.get("environment", {}),
+        "version": nccl.get("version", ""),
+        "bound": recording.bound,
+        "measured_bytes": found["used_bytes"] - found["reserved_bytes"] if found else None,
+    }
+
+
+def _collectives(tables: dict[str, pd.DataFrame]) -> list[CollectiveTotal]:
+    groups = tables["groups"]
+    found = []
+    for row in rows_of(_Calls, tables["collectives"]):
+        group = groups.iloc[row.group] if row.group < len(groups) else None
+        name = "" if group is None else str(group["description"] or group["name"])
+        size = 0 if group is None else int(group["size"])
+        found.append(CollectiveTotal(name, size, row.operation, row.num_calls, row.bytes_in, bytes_out=row.bytes_out))
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Calls:
+    """A row of the table ``collectives``."""
+
+    group: int
+    operation: str
+    num_calls: int
+    bytes_in: int
+    bytes_out: int
+
+
+def _out_of_memory(recording: Recording, ending: Exit, events: pd.DataFrame) -> OutOfMemory | None:
+    """The request that ended the run: its size, what made it, and the memory held at that moment."""
+    failed = recording.out_of_memory
+    if failed is None or ending.outcome != "out_of_memory":
+        return None
+    operation = ""
+    if 0 <= failed["op"] < len(recording.op_operation):
+        operation = dict(recording.rows["operations"]).get(int(recording.op_operation[failed["op"]]), "")
+    names = layer_names(recording)
+    then = events[events["action"] == "oom"]
+    allocated, reserved = (
+        int(then[name].iloc[-1]) if len(then) else 0 for name in ("allocated_bytes", "reserved_bytes")
+    )
+    return OutOfMemory(
+        requested_bytes=failed["requested_bytes"],
+        layer=failed["layer"] if isinstance(failed["layer"], str) else names[failed["layer"]],
+        operation=operation,
+        line=failed.get("line", ""),
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+    )

@@ -1,0 +1,121 @@
+"""The comparison page's drawings of two timed steps: both on one axis, and phases and layers side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from fakedist.analysis.times.kernel_kinds import kind_family_us
+from fakedist.report.compare.comparison import format_relative
+from fakedist.report.compare.time_comparison import TimeComparison, format_us_change
+from fakedist.report.page.pack import Pack
+from fakedist.report.page.time_drawings import add_kernels, read_kernels
+from fakedist.report.text.time_wording import us_or_dash, without_communication
+from fakedist.results.run import Run
+from fakedist.run.schema import FAMILIES, KINDS
+from fakedist.run.step_time import StepTime
+from fakedist.units import format_us
+
+_MOST_LAYERS = 14
+_COLUMNS = ["path", "category", "a_us", "b_us"]
+
+
+def time_context(time: TimeComparison) -> dict[str, Any]:
+    """The page's variables for both steps.
+
+    Args:
+        time: The comparison.
+
+    Raises:
+        RunDirectoryError: A table is missing or damaged.
+    """
+    kernels = [read_kernels(run) for run in time.runs]
+    phases = _by_phase(kernels)
+    kinds = [name for name in KINDS if name in set(phases["path"])]
+    layers = time.layers[_COLUMNS]
+    seen = [family for family in FAMILIES if family in {*phases["category"], *layers["category"]}]
+    return {
+        "of": time.of,
+        "why": time.why,
+        "steps": [_step(name, run) for name, run in zip("AB", time.runs, strict=True)],
+        "numbers": [
+            _numbers(run, each, times) for run, each, times in zip(time.runs, kernels, time.times, strict=True)
+        ],
+        "charts": [
+            {
+                "title": "Kernels by phase",
+                "rows": _rows(phases, kinds),
+            },
+            {"title": "Kernels by layer, its own", "rows": _rows(*layers_with_most(layers))},
+        ],
+        "families": seen,
+    }
+
+
+def _step(name: str, run: Run) -> dict[str, str]:
+    assert run.summary.timed is not None
+    time, source = run.summary.timed
+    return {
+        "name": name,
+        "text": format_us(time.step_us),
+        "word": source.source,
+        "number": str(source.step),
+        "more": without_communication(time) or "",
+    }
+
+
+def _numbers(run: Run, kernels: pd.DataFrame, time: StepTime) -> str:
+    pack = Pack()
+    add_kernels(pack, run, kernels, run.table("layers"), time)
+    return pack.text()
+
+
+def _by_phase(kernels: list[pd.DataFrame]) -> pd.DataFrame:
+    """Columns path (the phase), category (the family), a_us, b_us."""
+    a, b = (kind_family_us(each) for each in kernels)
+    rows = [
+        (kind, family, a[at, to], b[at, to])
+        for at, kind in enumerate(KINDS)
+        for to, family in enumerate(FAMILIES)
+        if a[at, to] or b[at, to]
+    ]
+    return pd.DataFrame(rows, columns=_COLUMNS)
+
+
+def layers_with_most(parts: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Merge all layers but those with the most time in either run under one name. Also returns the names in order.
+
+    Args:
+        parts: Columns path, category, a_us, b_us.
+    """
+    sums = parts.groupby("path", sort=True)[["a_us", "b_us"]].sum()
+    order = sums.max(axis=1).sort_values(ascending=False, kind="stable").index.tolist()
+    if len(order) <= _MOST_LAYERS + 1:
+        return parts, order
+    rest = f"{len(order) - _MOST_LAYERS:,} more"
+    kept = set(order[:_MOST_LAYERS])
+    return parts.assign(path=[path if path in kept else rest for path in parts["path"]]), [*order[:_MOST_LAYERS], rest]
+
+
+def _rows(parts: pd.DataFrame, names: list[str]) -> list[dict[str, Any]]:
+    """Bars of both runs for each name, divided by family, with widths relative to the longest time."""
+    sums = parts.groupby("path")[["a_us", "b_us"]].sum()
+    most = float(sums.to_numpy().max(initial=0.0)) or 1.0
+    found = []
+    for name in names:
+        a, b = (float(sums[f"{side}_us"][name]) for side in "ab")
+        own = parts[parts["path"] == name].groupby("category", sort=False)[["a_us", "b_us"]].sum()
+        sides = [_bar(side, us, own[f"{side.lower()}_us"], most) for side, us in (("A", a), ("B", b))]
+        relative = format_relative(b - a, a)
+        found.append({"name": name, "sides": sides, "change": format_us_change(b - a), "relative": relative})
+    return found
+
+
+def _bar(side: str, us: float, by_family: pd.Series, most: float) -> dict[str, Any]:
+    parts = [
+        {"family": family, "width": f"{100 * by_family[family] / most:.3f}%", "text": format_us(by_family[family])}
+        for family in FAMILIES
+        if by_family.get(family)
+    ]
+    return {"side": side, "text": us_or_dash(us), "parts": parts}

@@ -1,0 +1,93 @@
+"""The peak block by block: the largest blocks with their Python stacks, and all blocks by allocating line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from fakedist.analysis.layer_table import owner_names
+from fakedist.report.text.wording import short_line, short_operation
+from fakedist.results.run import Run
+
+NUM_BLOCKS = 50
+NUM_LINES = 40
+
+
+def job_lines(run: Run, cwd: str) -> list[str]:
+    """For each stack, the innermost line outside of torch, relative to the working directory."""
+    return [short_line(line, cwd) for line in run.table("stacks")["line"].astype(str)]
+
+
+def largest_blocks(run: Run, blocks: pd.DataFrame, lines: list[str], cwd: str) -> list[dict[str, Any]]:
+    """The largest blocks at the peak in the order of the table ``largest``, with their stacks, innermost first."""
+    alive = blocks[blocks["at_peak"]].sort_values(["bytes", "alloc_event"], ascending=[False, True]).head(NUM_BLOCKS)
+    names, owners = block_owners(run)
+    stacks = _stacks(run, sorted(set(alive["stack"])), cwd)
+    found = []
+    for number, row in zip(alive.index, alive.to_dict("records"), strict=True):
+        line = lines[row["stack"]] if row["stack"] >= 0 else ""
+        found.append(
+            {
+                "number": int(number),
+                "bytes": int(row["bytes"]),
+                "category": "" if run.is_snapshot else str(row["category"]),
+                "layer": owners.get(int(number), names[row["layer"]]),
+                "made_in": "" if run.is_snapshot else f"{row['step']} {row['phase']}",
+                "operation": short_operation(str(row["operation"])),
+                "line": line,
+                "stack": [(text, text == line) for text in stacks.get(row["stack"], [])],
+            }
+        )
+    return found
+
+
+def block_owners(run: Run) -> tuple[list[str], dict[int, str]]:
+    """Names of all layers, and for blocks that several layers own, the text shown instead of a name."""
+    layers = run.table("layers", ["name", "parent"])
+    names = layers["name"].astype(str).tolist()
+    if not run.has("shares"):  # an older fakedist
+        return names, {}
+    return names, owner_names(run.table("shares"), names, layers["parent"].tolist())
+
+
+def _stacks(run: Run, wanted: list[int], cwd: str) -> dict[int, list[str]]:
+    """Stacks as text, one line per frame."""
+    rows = [number for number in wanted if number >= 0]
+    if not rows:
+        return {}
+    frames = run.table("stacks")["frames"]
+    told = run.table("frames")
+    texts: dict[int, str] = {}
+    for number in {frame for row in rows for frame in frames[row]}:
+        frame = told.iloc[int(number)]
+        texts[number] = f"{short_line(str(frame['filename']), cwd)}:{frame['line']} ({frame['function']})"
+    return {row: [texts[number] for number in frames[row]] for row in rows}
+
+
+def by_line(blocks: pd.DataFrame, lines: list[str]) -> tuple[list[dict[str, Any]], int]:
+    """Blocks alive at the peak, summed by the line that allocated them, and how many lines are left out.
+
+    Blocks without a line come from C++ (autograd, a reducer). They are summed by operation.
+    """
+    alive = blocks[blocks["at_peak"]]
+    texts = pd.Series([*lines, ""])
+    table = pd.DataFrame(
+        {
+            "line": texts.iloc[alive["stack"].to_numpy()].to_numpy(),  # stack -1 (none) is the empty line
+            "operation": alive["operation"].astype(str).map(short_operation).to_numpy(),
+            "category": alive["category"].astype(str).to_numpy(),
+            "bytes": alive["bytes"].to_numpy(),
+        }
+    )
+    table["operation"] = table["operation"].where(table["line"] == "", "")
+    sums = table.groupby(["line", "operation", "category"])["bytes"].agg(["sum", "size"]).reset_index()
+    rows: dict[str, dict[str, Any]] = {}
+    for row in sums.sort_values("sum", ascending=False, kind="stable").to_dict("records"):
+        what = row["line"] or f"(no Python line) {row['operation']}".rstrip()
+        of_line = rows.setdefault(what, {"line": what, "bytes": 0, "num": 0, "categories": []})
+        of_line["bytes"] += int(row["sum"])
+        of_line["num"] += int(row["size"])
+        of_line["categories"].append(row["category"].replace("_", " "))
+    found = sorted(rows.values(), key=lambda row: -row["bytes"])
+    return found[:NUM_LINES], max(len(found) - NUM_LINES, 0)

@@ -1,0 +1,279 @@
+"""The contents of the page's sections: figures as text, with the terminal's words and rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from fakedist.analysis.calls import ranks_of
+from fakedist.report.page.memory_drawings import Colouring
+from fakedist.report.page.time_section import step_figure
+from fakedist.report.text.group_sheets import AT_ONCE, RunTopology
+from fakedist.report.text.wording import (
+    LAYER_COLUMNS,
+    MIN_SHARE,
+    advice_text,
+    broke_off,
+    command_line,
+    ending,
+    job_command,
+    layer_label,
+    note_texts,
+    or_dash,
+    peak_place,
+    short_line,
+    verdict,
+)
+from fakedist.results.run import Run
+from fakedist.run.plain import to_plain
+from fakedist.run.summary import PhasePeak, Summary
+from fakedist.units import format_bytes, format_us
+
+_STEPS_SHOWN = 8
+_MOST_ROWS = 1_000  # of a table
+
+
+def verdict_section(run: Run, summary: Summary) -> dict[str, Any]:
+    """The answer: peak, share of the GPU, fits or not, headroom, wall time."""
+    allocated, reserved = summary.peak_allocated_bytes, summary.peak_reserved_bytes
+    capacity = summary.capacity_bytes
+    whole = max(capacity, reserved) or 1
+    parts = [(name, bytes_) for name, bytes_ in summary.by_category.items() if bytes_]
+    return {
+        "fits": verdict(summary, run.manifest["cwd"]),
+        "left": _ended_early(run, summary),
+        "allocated": format_bytes(allocated) if allocated else "",
+        "when": peak_place(summary),
+        "reserved": format_bytes(reserved),
+        "capacity": format_bytes(capacity) if capacity else "",
+        "share": f"{reserved / capacity:.1%}" if capacity else "",
+        "headroom": format_bytes(capacity - reserved) if summary.fits and capacity >= reserved else "",
+        "limit": _percent(capacity, whole) if 0 < capacity < whole else "",
+        "parts": [_part(name, bytes_, whole) for name, bytes_ in parts],
+        "reserved_rest": {"text": format_bytes(reserved - allocated), "width": _percent(reserved - allocated, whole)},
+        "time": step_figure(summary),
+        "steps": [(each.step, format_us(each.wall_us)) for each in summary.steps[-_STEPS_SHOWN:]],
+        "num_notes": len(summary.notes),
+        "provenance": [
+            (
+                name.replace("wall_us", "wall time").replace("_", " "),
+                text.partition(": ")[0] if ": " in text else "measured",
+                text,
+            )
+            for name, text in run.manifest["provenance"].items()
+        ],
+    }
+
+
+def _ended_early(run: Run, summary: Summary) -> str:
+    """How the rank ended, if it ended before its figures were complete."""
+    if summary.left_during_init is not None:
+        return f"This rank {ending(summary, run.manifest['cwd'])}."
+    if run.is_snapshot or run.is_imported or not broke_off(summary):
+        return ""
+    return f"The figures are of what ran until the rank ended: {ending(summary, run.manifest['cwd'])}."
+
+
+def _part(name: str, bytes_: int, whole: int) -> dict[str, Any]:
+    named = name.replace("_", " ")
+    return {"name": name, "spoken": named, "text": format_bytes(bytes_), "width": _percent(bytes_, whole)}
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.3f}%"
+
+
+def facts_section(run: Run, summary: Summary) -> dict[str, Any]:
+    """What ran: command, world, rank and its place in each group, versions, GPU."""
+    manifest, job = run.manifest, run.manifest["job"]
+    if run.is_snapshot or run.is_imported:
+        return {"title": job_command(job), "rows": run.facts, "places": []}
+    versions = manifest["versions"]
+    rows = [
+        ("command", command_line(manifest["command"])),
+        ("in", manifest["cwd"]),
+        ("job", job_command(job)),
+        ("ended", ending(summary, manifest["cwd"])),
+        ("rank", f"{summary.rank:,} of {summary.world_size:,} ({job['gpus_per_node']} GPUs a node)"),
+        ("device", f"{summary.device}: {summary.gpu or 'never reached'}"),
+        ("versions", _versions(summary, versions, manifest["fakedist"])),
+        ("git commit", manifest["git_commit"]),
+        ("when", manifest["created"]),
+    ]
+    groups = run.table("groups").to_dict("records")
+    places = [
+        {
+            "name": str(row["description"] or row["name"]),
+            "place": f"{row['group_rank']:,} of {row['size']:,}",
+            "ranks": str(row["ranks"]),
+            "backend": str(row["backend"]),
+        }
+        for row in groups
+    ]
+    return {"title": job_command(job), "rows": [row for row in rows if row[1]], "places": places}
+
+
+def _versions(summary: Summary, versions: dict[str, str], own: str) -> str:
+    named = [("torch", summary.torch), ("CUDA", versions.get("cuda")), ("Python", versions.get("python"))]
+    return ", ".join([*(f"{name} {version}" for name, version in named if version), f"fakedist {own}"])
+
+
+def memory_section(summary: Summary, colouring: Colouring) -> dict[str, Any]:
+    """Memory over the step: the table of phases and the drawing's legend.
+
+    Args:
+        summary: The run's figures.
+        colouring: What the colours of the drawing mean.
+    """
+    peak = (summary.peak_step, summary.peak_phase)
+    found = [row for row in summary.by_phase if row.peak_reserved_bytes]
+    half = _MOST_ROWS // 2
+    is_shown = [at < half or at >= len(found) - half or row.step == peak[0] for at, row in enumerate(found)]
+    rows = [row for row, shown in zip(found, is_shown, strict=True) if shown]
+    steps = sorted({row.step for row in rows if row.step > 0})
+    return {
+        "steps": steps if len(steps) <= _STEPS_SHOWN else [*steps[:3], *steps[-3:]],
+        "num_more": len(found) - len(rows),
+        "phases": [
+            {
+                "step": row.step,
+                "phase": row.phase,
+                "is_peak": (row.step, row.phase) == peak,
+                "figures": [(bytes_, format_bytes(bytes_)) for bytes_ in _phase_bytes(row)],
+            }
+            for row in rows
+        ],
+        "legend": [
+            {"colour": colour, "name": name}
+            for at, (colour, name) in enumerate(zip(colouring.colours, colouring.names, strict=True))
+            if (colouring.of_block == at).any()
+        ],
+    }
+
+
+def _phase_bytes(row: PhasePeak) -> tuple[int, int, int]:
+    return row.peak_allocated_bytes, row.peak_reserved_bytes, row.end_allocated_bytes
+
+
+def peak_section(
+    summary: Summary, largest: list[dict[str, Any]], lines: tuple[list[dict[str, Any]], int]
+) -> dict[str, Any]:
+    """The peak by category, by line and block by block.
+
+    Args:
+        summary: The run's figures.
+        largest: The result of :func:`fakedist.report.page.peak_blocks.largest_blocks`.
+        lines: The result of :func:`fakedist.report.page.peak_blocks.by_line`.
+    """
+    peak = summary.peak_allocated_bytes
+    categories = sorted(
+        ((name, bytes_) for name, bytes_ in summary.by_category.items() if bytes_), key=lambda row: -row[1]
+    )
+    return {
+        "total": format_bytes(peak),
+        "categories": [_part(name, bytes_, peak) | {"share": f"{bytes_ / peak:.1%}"} for name, bytes_ in categories],
+        "blocks": [
+            row | {"text": format_bytes(row["bytes"]), "spoken": row["category"].replace("_", " ")} for row in largest
+        ],
+        "lines": [
+            row | {"text": format_bytes(row["bytes"]), "share": f"{row['bytes'] / peak:.1%}"} for row in lines[0]
+        ],
+        "num_more_lines": lines[1],
+    }
+
+
+def layers_section(summary: Summary, folded: pd.DataFrame) -> dict[str, Any]:
+    """Every layer with the memory it holds. Repeated layers share a row that can be expanded."""
+    peak = summary.peak_allocated_bytes
+    rows: list[dict[str, Any]] = []
+    for number, fold in enumerate(folded.to_dict("records")):
+        figures = [sum(fold[f"peak_{name}_bytes"] for name in categories) for categories, _ in LAYER_COLUMNS.values()]
+        figures += [fold["peak_total_bytes"], fold["peak_own_bytes"], fold["most_total_bytes"]]
+        rows.append(
+            {
+                "fold": number,
+                "label": layer_label(fold["name"]),
+                "class_name": fold["class_name"],
+                "num_repeats": fold["num_repeats"],
+                "is_small": max(fold["peak_total_bytes"], fold["most_total_bytes"]) <= peak * MIN_SHARE,
+                "figures": [(bytes_, or_dash(bytes_)) for bytes_ in figures],
+            }
+        )
+    rows, num_more = _largest_rows(rows)
+    largest = [max((row["figures"][at][0] for row in rows), default=0) or 1 for at in range(len(LAYER_COLUMNS) + 3)]
+    for row in rows:
+        row["figures"] = [(*pair, _percent(pair[0], most)) for pair, most in zip(row["figures"], largest, strict=True)]
+    return {
+        "columns": [(name, " ".join(categories)) for name, (categories, _) in LAYER_COLUMNS.items()],
+        "rows": rows,
+        "times": None,
+        "num_small": sum(row["is_small"] for row in rows),
+        "num_more": num_more,
+        "when": f"in step {summary.steps[-1].step}" if summary.steps else "in the run",
+        "min_share": f"{MIN_SHARE:.1%}",
+    }
+
+
+def _largest_rows(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
+    """As many of the largest rows as a browser can handle, in their order, and how many are left out."""
+    if len(rows) <= _MOST_ROWS:
+        return rows, 0
+    sizes = sorted((max(row["figures"][-3][0], row["figures"][-1][0]) for row in rows), reverse=True)
+    least = sizes[_MOST_ROWS]
+    kept = [row for row in rows if max(row["figures"][-3][0], row["figures"][-1][0]) > least]
+    return kept, len(rows) - len(kept)
+
+
+def communication_section(run: Run, summary: Summary) -> dict[str, Any] | None:
+    """Groups and calls; None without groups."""
+    groups = run.table("groups")
+    if not len(groups):
+        return None
+    job = run.manifest["job"]
+    topology = RunTopology(run) if run.has("spans") else None  # an older fakedist wrote none
+    return {
+        "groups": [_group(row, job["gpus_per_node"]) for row in groups.to_dict("records")],
+        "calls": _with_texts(to_plain(summary.collectives[:_MOST_ROWS])),
+        "streams": _with_texts(topology.told()[:_MOST_ROWS]) if topology else [],
+        "when": topology.when if topology else "",
+        "at_once": AT_ONCE,
+        "num_more": max(len(summary.collectives) - _MOST_ROWS, 0),
+        "world": f"{job['world_size']:,}",
+        "num_nodes": -(-job["world_size"] // job["gpus_per_node"]),
+        "per_node": job["gpus_per_node"],
+    }
+
+
+def _with_texts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row | {f"{key}_text": format_bytes(row[key]) for key in ("bytes_in", "bytes_out")} for row in rows]
+
+
+def _group(row: Mapping[Any, Any], per_node: int) -> dict[str, Any]:
+    nodes = {rank // per_node for rank in ranks_of(str(row["ranks"]))}
+    where = "within one node" if len(nodes) == 1 else f"across {len(nodes):,} nodes"
+    return {
+        "name": str(row["description"] or row["name"]),
+        "ranks": str(row["ranks"]),
+        "text": f"{row['size']:,} ranks {where}; this one is {row['group_rank']:,}",
+    }
+
+
+def advice_section(summary: Summary) -> list[dict[str, Any]]:
+    """What would help, as text."""
+    return [advice_text(each) for each in summary.advice]
+
+
+def reading_section(run: Run, summary: Summary) -> dict[str, Any]:
+    """What a reader must know: notes, unanswered functions, made-up values."""
+    return {
+        "notes": note_texts(summary.notes, run.manifest["cwd"]),
+        "provenance": list(run.manifest["provenance"].items()),
+        "invented": [
+            {**row, "line": short_line(str(row["line"]), run.manifest["cwd"])}
+            for row in run.table("invented").to_dict("records")
+        ],
+        "unanswered": run.table("unanswered").to_dict("records"),
+        "path": str(run.path),
+    }

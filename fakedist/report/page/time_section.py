@@ -1,0 +1,212 @@
+"""The page's section about a step's time, as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from fakedist.analysis.layer_table import Fold
+from fakedist.analysis.times.kernel_kinds import kind_family_us
+from fakedist.analysis.times.layer_times import fold_times
+from fakedist.report.page.time_drawings import LAYER_FIGURES
+from fakedist.report.text.time_sheets import bound_of, family_columns
+from fakedist.report.text.time_wording import (
+    flops_rate,
+    short_kernel,
+    source_word,
+    time_figures,
+    unknown_time,
+    us_or_dash,
+    without_communication,
+)
+from fakedist.report.text.wording import MIN_SHARE, layer_label
+from fakedist.results.run import Run
+from fakedist.run.schema import FAMILIES, KINDS
+from fakedist.run.step_time import KernelSource, KernelTime, StepTime
+from fakedist.run.summary import Summary
+from fakedist.units import format_us
+
+_MOST_ROWS = 1_000  # of a table
+_HEADINGS = ("forward", "recompute", "backward", "optimizer", "other", "total", "host late")
+
+
+def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: list[Fold]) -> dict[str, Any]:
+    """Where the time of the timed step goes.
+
+    Args:
+        run: The run.
+        kernels: The result of :func:`fakedist.report.page.time_drawings.read_kernels`.
+        layers: The table ``layers``.
+        folds: Its layers, folded.
+    """
+    assert run.summary.timed is not None
+    time, source = run.summary.timed
+    told = source_word(source)
+    return {
+        "word": source.source,
+        "source": told[:1].upper() + told[1:],
+        "step": source.step,
+        "notes": source.notes,
+        "figures": time_figures(time),
+        "shares": _shares(time),
+        "kinds": _kinds(kernels),
+        "families": _families(time),
+        "layers": _layers(run.table("layer_times"), layers, folds, time.kernel_us or 1.0),
+        "top": [_top(row, time) for row in time.top_kernels],
+        "min_share": f"{MIN_SHARE:.1%}",
+    }
+
+
+def layer_columns(run: Run, folds: list[Fold], source: KernelSource) -> dict[str, Any]:
+    """The columns of times in the table of layers at the peak, with their cells by number of the fold.
+
+    Args:
+        run: The run.
+        folds: Its layers, folded.
+        source: Where the kernels come from.
+    """
+    table = fold_times(run.table("layer_times"), run.table("layers"), folds)
+    used = [name for name in ("forward_us", "recompute_us", "backward_us") if table[name].any()]
+    columns = [table[name].tolist() for name in used]
+    return {
+        "word": source.source,
+        "columns": [(name, name.removesuffix("_us")) for name in used],
+        "cells": [[(us, us_or_dash(us)) for us in row] for row in zip(*columns, strict=True)] or [[]] * len(table),
+    }
+
+
+def step_figure(summary: Summary) -> dict[str, str] | None:
+    """The step's time for the verdict; None if no step was timed."""
+    if summary.timed is None:
+        return None
+    time, source = summary.timed
+    more = without_communication(time)
+    return {
+        "text": format_us(time.step_us),
+        "word": source.source,
+        "step": str(source.step),
+        "more": more or "communication simulated",
+    }
+
+
+def _shares(time: StepTime) -> list[dict[str, str]]:
+    """The parts of the step, as a bar."""
+    step_us = time.step_us or 1.0
+    parts = {
+        "busy": ("computes", time.busy_us),
+        "communication": ("only communicates", time.communication_us),
+        "launch_gap": ("host late", time.launch_gap_us),
+        "wait": ("waits", time.wait_us),
+    }
+    return [
+        {"key": key, "name": name, "text": format_us(us), "width": _percent(us, step_us)}
+        for key, (name, us) in parts.items()
+        if us
+    ]
+
+
+def _kinds(kernels: pd.DataFrame) -> list[dict[str, Any]]:
+    """Forward, backward and so on, each by family."""
+    sums = kind_family_us(kernels)
+    most = sums.sum(axis=1).max() or 1.0
+    return [
+        {
+            "name": kind,
+            "text": format_us(float(of_kind.sum())),
+            "width": _percent(float(of_kind.sum()), most),
+            "parts": [
+                {"family": family, "text": format_us(float(us)), "width": _percent(float(us), float(of_kind.sum()))}
+                for family, us in zip(FAMILIES, of_kind, strict=True)
+                if us
+            ],
+        }
+        for kind, of_kind in zip(KINDS, sums, strict=True)
+        if of_kind.sum()
+    ]
+
+
+def _families(time: StepTime) -> dict[str, Any]:
+    """The terminal's table, with each cell's sort key."""
+    columns = [column for column in family_columns(time) if set(column.cells) != {"-"}]
+    rows = []
+    for row, cells in zip(time.by_family, zip(*(column.cells for column in columns), strict=True), strict=True):
+        figures = [(_number(cell), cell) for cell in cells[1:]]
+        figures[1] = (row.time_us, cells[2])
+        rows.append({"family": cells[0], "cells": figures})
+    return {"columns": [column.name for column in columns], "rows": rows}
+
+
+def _number(text: str) -> float:
+    """The sort key of a cell of figures."""
+    digits = text.replace(",", "").rstrip("%")
+    try:
+        return float(digits)
+    except ValueError:
+        return 0.0
+
+
+def _layers(times: pd.DataFrame, layers: pd.DataFrame, folds: list[Fold], whole: float) -> dict[str, Any]:
+    table = fold_times(times, layers, folds)
+    table["fold"] = range(len(table))
+    found = table[(table["total_us"] > 0) | (table["num_calls"] > 0)]
+    shown = found.loc[found["total_us"].nlargest(_MOST_ROWS).index.sort_values()]
+    used = [(name, title) for name, title in zip(LAYER_FIGURES, _HEADINGS, strict=True) if shown[name].any()]
+    most = {name: float(shown[name].max()) or 1.0 for name, _ in used}
+    records: list[dict[str, Any]] = shown.to_dict("records")  # type: ignore[assignment]
+    rows = [
+        {
+            "fold": row["fold"],
+            "label": layer_label(row["name"]),
+            "class_name": row["class_name"],
+            "num_repeats": row["num_repeats"],
+            "is_small": row["total_us"] <= whole * MIN_SHARE,
+            "figures": [(row[name], us_or_dash(row[name]), _percent(row[name], most[name])) for name, _ in used],
+            "own": (row["own_us"], us_or_dash(row["own_us"])),
+            "each": _each(row),
+            "rate": (row["flops"] / (row["total_us"] or 1.0), flops_rate(row["flops"], row["total_us"])),
+            "bound": bound_of(row),
+            "calls": (row["num_calls"], _calls(row)),
+        }
+        for row in records
+    ]
+    return {
+        "columns": used,
+        "rows": rows,
+        "has_bound": any(row["bound"] for row in rows),
+        "has_rate": any(row["rate"][0] for row in rows),
+        "has_calls": any(row["calls"][0] for row in rows),
+        "num_small": sum(row["is_small"] for row in rows),
+        "num_more": len(found) - len(shown),
+    }
+
+
+def _each(row: dict[str, Any]) -> tuple[float, str]:
+    """The sort key, and the least, median and largest time of one repeat."""
+    if row["num_repeats"] < 2:
+        return row["total_us"], ""
+    return row["median_us"], " / ".join(us_or_dash(row[f"{name}_us"]) for name in ("least", "median", "largest"))
+
+
+def _calls(row: dict[str, Any]) -> str:
+    if not row["num_calls"]:
+        return "-"
+    return f"{row['num_calls']:,}: {unknown_time(row['communication_us'], row['num_unknown_calls'])}"
+
+
+def _top(row: KernelTime, time: StepTime) -> dict[str, Any]:
+    return {
+        "name": short_kernel(row.name, 200),
+        "family": row.family,
+        "num": row.num_kernels,
+        "time": (row.time_us, unknown_time(row.time_us, row.num_unknown)),
+        "share": f"{row.time_us / (time.kernel_us or 1.0):.1%}",
+        "median": (row.median_us or 0.0, "-" if row.median_us is None else format_us(row.median_us)),
+        "layers": row.num_layers,
+        "rate": (row.flops / (row.flops_us or 1.0), flops_rate(row.flops, row.flops_us)),
+        "bound": row.bound,
+    }
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{100 * part / (whole or 1.0):.3f}%"

@@ -1,0 +1,31 @@
+"""A table of a run as CSV: plain numbers, bytes and microseconds."""
+
+from __future__ import annotations
+
+from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
+from fakedist.errors import JobError
+from fakedist.results.run import Run
+from fakedist.run.schema import TABLES
+
+
+def table_csv(run: Run, name: str, *, all_layers: bool = False) -> str:
+    """One table.
+
+    Args:
+        run: The run.
+        name: A name in ``run.schema.TABLES``. Rows of ``layers`` and ``layer_times`` are the report's: folded, with
+            children.
+        all_layers: Whether repeated layers stay apart.
+
+    Raises:
+        JobError: No table has this name.
+        RunDirectoryError: It is missing or damaged.
+    """
+    if name not in TABLES:
+        raise JobError(f"there is no table {name!r}", f"--table is one of {', '.join(sorted(TABLES))}")
+    table = run.table(name)
+    if name == "layers":
+        table = fold_table(table, unfolded(table) if all_layers else fold_layers(table))
+    if name == "layer_times" and len(table):
+        table = run.time.layers(fold=not all_layers)
+    return str(table.to_csv(index=False))

@@ -1,0 +1,226 @@
+"""The groups of a rank as text and as one object: its calls on each in a step, and what can run at once."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from fakedist.analysis.calls import ranks_of
+from fakedist.analysis.topology import COMPUTE, HOST, OWN, Topology, find_topology
+from fakedist.report.text.memory_sheets import Sheet
+from fakedist.report.text.sheet import SheetColumn, print_remark, print_table
+from fakedist.results.run import Run
+from fakedist.run.plain import to_plain
+from fakedist.units import format_bytes
+
+_SHORT = ("_into_tensor", "_tensor", "_coalesced", "_single")
+AT_ONCE = (
+    "calls of one group, and what is on one stream, run one after the other; the rest can run at once, at most until "
+    "something waits for it"
+)
+_MOST_RANKS = 4  # named one by one in the line
+
+
+class RunTopology:
+    """The groups of a run.
+
+    Args:
+        run: The run.
+
+    Raises:
+        RunDirectoryError: A table is missing or damaged.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.found: Topology = find_topology(self.run.table)
+        self.rows: list[dict[str, Any]] = [
+            {**{str(key): value for key, value in row.items()}, "name": self._name(row["group"])}
+            for row in self.found.calls.to_dict("records")
+        ]
+
+    @cached_property
+    def line(self) -> str:
+        """The one line: "TP [0,1] all_reduce every layer; PP [0,2] send, recv; DP [0,4] all_reduce after backward"."""
+        parts = []
+        for number, group in enumerate(self._groups):
+            spoken: dict[str, list[str]] = {}
+            for row in self.rows:
+                if row["group"] == number and group["size"] > 1:
+                    spoken.setdefault(_briefly(row), []).append(short(row["operation"]))
+            if spoken:
+                said = ", ".join(f"{', '.join(operations)} {when}".rstrip() for when, operations in spoken.items())
+                parts.append(f"{self._name(number)} [{_brief_ranks(group)}] {said}")
+        return "; ".join(parts)
+
+    @property
+    def when(self) -> str:
+        """The part of the run that the calls belong to."""
+        return f"step {self.found.step}" if self.found.step else "init"
+
+    def sheets(self) -> list[Sheet]:
+        """The tables: the ranks of each group, the calls on it, and what can run at the same time."""
+        found = [self._groups_sheet()]
+        if self.rows:
+            found += [self._calls_sheet(), self._streams_sheet()]
+        return found
+
+    def told(self) -> list[dict[str, Any]]:
+        """A row for each group, operation and stream.
+
+        Keys: group, operation, num_calls, bytes (in plus out), bytes_in, bytes_out, and stream and beside as text.
+        """
+        return [
+            {
+                "group": row["name"],
+                "operation": short(row["operation"]),
+                "num_calls": row["num_calls"],
+                "bytes": row["bytes_in"] + row["bytes_out"],
+                **{key: row[key] for key in ("bytes_in", "bytes_out")},
+                "stream": _stream(row),
+                "beside": ", ".join(map(self._spoken, row["beside"])) or "-",
+            }
+            for row in self.rows
+        ]
+
+    def as_object(self) -> dict[str, Any]:
+        """The object of ``fakedist topology --json``."""
+        summary = self.run.summary
+        return {
+            "run_directory": str(self.run.path),
+            "world_size": summary.world_size,
+            "rank": summary.rank,
+            "left_during_init": to_plain(summary.left_during_init),
+            "step": self.found.step,
+            "line": self.line,
+            "groups": [self._group_object(number, group) for number, group in enumerate(self._groups)],
+        }
+
+    @cached_property
+    def _groups(self) -> list[dict[Any, Any]]:
+        return self.found.groups.to_dict("records")
+
+    def _name(self, number: int) -> str:
+        group = self.found.groups.iloc[number]
+        return str(group["description"] or group["name"])
+
+    def _num_nodes(self, group: dict[Any, Any]) -> int:
+        per_node = self.run.manifest["job"]["gpus_per_node"]
+        return len({rank // per_node for rank in ranks_of(str(group["ranks"]))})
+
+    def _group_object(self, number: int, group: dict[Any, Any]) -> dict[str, Any]:
+        kept = ("operation", "num_calls", "bytes_in", "bytes_out", "when", "num_layers", "of_layers", "peers", "stream")
+        return {
+            "name": self._name(number),
+            **{key: group[key] for key in ("ranks", "size", "group_rank", "backend")},
+            "num_nodes": self._num_nodes(group),
+            "calls": [
+                {**{key: row[key] for key in kept}, "beside": [self._spoken(other) for other in row["beside"]]}
+                for row in self.rows
+                if row["group"] == number
+            ],
+        }
+
+    def _spoken(self, other: Any) -> str:
+        """The name of another row."""
+        return other if isinstance(other, str) else f"{self.rows[other]['name']} {short(self.rows[other]['operation'])}"
+
+    def _groups_sheet(self) -> Sheet:
+        groups = self._groups
+        calls = {row["group"] for row in self.rows}
+        remarks = []
+        if silent := [self._name(number) for number in range(len(groups)) if number not in calls]:
+            remarks.append(f"no calls in {self.when}: {', '.join(silent)}")
+        columns = [
+            SheetColumn("group", [self._name(number) for number in range(len(groups))], is_text=True),
+            SheetColumn("ranks", [str(group["ranks"]) for group in groups], is_text=True),
+            SheetColumn("size", [f"{group['size']:,}" for group in groups]),
+            SheetColumn("this rank is", [f"{group['group_rank']:,}" for group in groups]),
+            SheetColumn("nodes", [f"{self._num_nodes(group):,}" for group in groups], rank=1),
+            SheetColumn("backend", [str(group["backend"]) for group in groups], is_text=True, rank=2),
+        ]
+        return Sheet("Groups", columns, remarks)
+
+    def _calls_sheet(self) -> Sheet:
+        rows = self.rows
+        columns = [
+            SheetColumn("group", [row["name"] for row in rows], is_text=True),
+            SheetColumn("operation", [short(row["operation"]) for row in rows], is_text=True),
+            SheetColumn("calls", [f"{row['num_calls']:,}" for row in rows]),
+            SheetColumn("bytes in", [format_bytes(row["bytes_in"]) for row in rows]),
+            SheetColumn("bytes out", [format_bytes(row["bytes_out"]) for row in rows]),
+            SheetColumn("when", [_when(row) for row in rows], is_text=True),
+        ]
+        return Sheet(f"Calls of this rank in {self.when}, simulated", columns)
+
+    def _streams_sheet(self) -> Sheet:
+        counted = ("calls", "bytes")  # the table above has them
+        columns = [column for column in stream_columns(self.told()) if column.name not in counted]
+        return Sheet("What can run at once, simulated", columns, [AT_ONCE])
+
+
+def stream_columns(told: list[dict[str, Any]]) -> list[SheetColumn]:
+    """Columns for calls, their streams and what runs at the same time, from rows of :meth:`RunTopology.told`."""
+    return [
+        SheetColumn("group", [row["group"] for row in told], is_text=True),
+        SheetColumn("operation", [row["operation"] for row in told], is_text=True),
+        SheetColumn("calls", [f"{row['num_calls']:,}" for row in told]),
+        SheetColumn("bytes", [format_bytes(row["bytes"]) for row in told]),
+        SheetColumn("stream", [row["stream"] for row in told], is_text=True),
+        SheetColumn("at once with", [row["beside"] for row in told], is_text=True),
+    ]
+
+
+def render_topology(topology: RunTopology, console: Console) -> None:
+    """Print the groups of a run.
+
+    Args:
+        topology: What to print.
+        console: Where to print.
+    """
+    for name, value in topology.run.facts:
+        if name in ("job", "rank", "ended", "run"):
+            console.print(Text(f"{name:<8}", style="dim") + Text(value, style="not dim"), soft_wrap=True)
+    if topology.line:
+        console.print()
+        console.print(Text(topology.line, style="bold"))
+    for sheet in topology.sheets():
+        print_table(console, sheet.title, sheet.columns)
+        for remark in sheet.remarks:
+            print_remark(console, remark)
+
+
+def short(operation: str) -> str:
+    """An operation without what describes its tensors' layout: all_gather for all_gather_into_tensor_coalesced."""
+    for part in _SHORT:
+        operation = operation.replace(part, "")
+    return operation
+
+
+def _brief_ranks(group: dict[Any, Any]) -> str:
+    text = str(group["ranks"])
+    return ",".join(map(str, ranks_of(text))) if group["size"] <= _MOST_RANKS else text
+
+
+def _briefly(row: dict[str, Any]) -> str:
+    """When calls are made, in a word or two."""
+    if row["num_layers"]:
+        return "every layer" if row["num_layers"] == row["of_layers"] else f"{row['num_layers']} layers"
+    return "" if row["peers"] else str(row["when"][0])
+
+
+def _when(row: dict[str, Any]) -> str:
+    when, num_layers, of_layers = ", ".join(row["when"]), row["num_layers"], row["of_layers"]
+    if not num_layers:
+        return when
+    return f"{when}; " + ("every layer" if num_layers == of_layers else f"{num_layers} of {of_layers} layers")
+
+
+def _stream(row: dict[str, Any]) -> str:
+    words = {OWN: "its group's", COMPUTE: "compute", HOST: "none: the host"}
+    if row["peers"]:
+        return "one for each peer"
+    return words.get(row["stream"], f"side {row['stream']}")

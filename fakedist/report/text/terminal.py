@@ -1,0 +1,124 @@
+"""Prints the tables of a run on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fakedist.report.text.memory_sheets import Sheet, run_sheets
+from fakedist.report.text.outside_sheet import OUTSIDE_TITLE, communicator_sheet, outside_figures
+from fakedist.report.text.sheet import print_heading, print_lines, print_remark, print_table
+from fakedist.report.text.time_sheets import time_sheets
+from fakedist.report.text.time_wording import source_word, time_figures
+from fakedist.report.text.wording import advice_text, note_texts, peak_place, verdict
+from fakedist.results.run import Run, open_run
+from fakedist.run.step_time import KernelSource, StepTime
+from fakedist.run.summary import Advice, Outside, Summary
+from fakedist.units import format_bytes
+
+
+def render(run_directory: Path, *, all_layers: bool, console: Console) -> None:
+    """Print every table of a run.
+
+    Args:
+        run_directory: The run directory.
+        all_layers: Whether repeated layers stay apart and small ones are shown.
+        console: Where to print.
+
+    Raises:
+        RunDirectoryError: It is not a run directory, or is damaged.
+    """
+    run = open_run(run_directory)
+    summary = run.summary
+    _facts(console, run)
+    if not run.is_imported:
+        _peak(console, summary, run.manifest["cwd"])
+    _sheets(console, run_sheets(run, all_layers=all_layers))
+    if summary.estimated_outside:
+        _outside(console, summary, summary.estimated_outside)
+    if summary.timed:
+        _time(console, *summary.timed)
+        _sheets(console, time_sheets(run, all_layers=all_layers))
+    if summary.advice:
+        _advice(console, summary.advice)
+    _notes(console, note_texts(summary.notes, run.manifest["cwd"]))
+
+
+def _sheets(console: Console, sheets: Sequence[Sheet]) -> None:
+    for sheet in sheets:
+        print_table(console, sheet.title, sheet.columns)
+        for remark in sheet.remarks:
+            print_remark(console, remark)
+
+
+def _facts(console: Console, run: Run) -> None:
+    for name, value in run.facts:
+        console.print(
+            Text(f"{name:<8}", style="dim") + Text(value, style="not dim"),
+            soft_wrap=True,
+        )
+
+
+def _peak(console: Console, summary: Summary, cwd: str) -> None:
+    allocated, reserved = summary.peak_allocated_bytes, summary.peak_reserved_bytes
+    capacity = summary.capacity_bytes
+    print_heading(console, "Peak memory, measured")
+    rows = [
+        ("allocated", format_bytes(allocated), peak_place(summary)),
+        ("reserved", format_bytes(reserved), ""),
+    ]
+    if capacity:
+        rows.append(("capacity", format_bytes(capacity), f"{reserved / capacity:.1%} of it reserved at the peak"))
+    for name, figure, more in rows:
+        console.print(Text(f"  {name:<10}{figure:>12}   {more}".rstrip()), soft_wrap=True)
+    if found := verdict(summary, cwd):
+        if found.fits:
+            colour = "bold green" if found.is_sure else "bold yellow"
+            console.print(Text("  ") + Text(found.word, colour) + Text(found.more), soft_wrap=True)
+        else:
+            console.print(Text(f"  {found.word}{found.more}", "bold red"), soft_wrap=True)
+
+
+def _outside(console: Console, summary: Summary, outside: Outside) -> None:
+    """Memory outside the caching allocator, with a table by communicator."""
+    print_heading(console, OUTSIDE_TITLE)
+    told = Table.grid(padding=(0, 2))
+    for name, figure, more in outside_figures(summary, outside):
+        told.add_row(f"  {name}", Text(figure), Text(more, style="dim"))
+    print_lines(console, told)
+    if sheet := communicator_sheet(outside):
+        _sheets(console, [sheet])
+
+
+def _time(console: Console, time: StepTime, source: KernelSource) -> None:
+    """The step's time and how it is spent."""
+    print_heading(console, f"Time of step {source.step}, {source_word(source)}")
+    told = Table.grid(padding=(0, 2))
+    for name, figure, more in time_figures(time):
+        told.add_row(f"  {name}", Text(figure, justify="right"), Text(more))
+    print_lines(console, told)
+    for note in source.notes:
+        print_remark(console, note)
+
+
+def _advice(console: Console, pieces: list[Advice]) -> None:
+    print_heading(console, "What would help, estimated: each by itself")
+    told = Table.grid(padding=(0, 2))
+    for piece in map(advice_text, pieces):
+        told.add_row(f"{piece['gives']:>12}", Text(f"{piece['of']}: {piece['title']} (rule {piece['rule']})"))
+        told.add_row("", Text(piece["text"], style="dim"))
+    print_lines(console, told)
+
+
+def _notes(console: Console, texts: list[str]) -> None:
+    if not texts:
+        return
+    print_heading(console, "Notes")
+    notes = Table.grid(padding=(0, 1))
+    for note in texts:
+        notes.add_row("  -", Text(note))
+    print_lines(console, notes)

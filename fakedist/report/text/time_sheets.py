@@ -1,0 +1,167 @@
+"""The tables of a step's time as text, for a terminal and for Markdown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from fakedist.analysis.layer_table import fold_layers, unfolded
+from fakedist.analysis.times.layer_times import fold_times
+from fakedist.analysis.times.totals import PEAK_DTYPE
+from fakedist.report.text.memory_sheets import Sheet
+from fakedist.report.text.sheet import SheetColumn
+from fakedist.report.text.time_wording import (
+    bytes_rate,
+    flops_rate,
+    main_bound,
+    share_of_peak,
+    short_kernel,
+    unknown_time,
+    us_or_dash,
+)
+from fakedist.report.text.wording import MIN_SHARE, layer_label
+from fakedist.results.run import Run
+from fakedist.run.step_time import StepTime
+from fakedist.units import format_us
+
+_EMPTY_RANK = 9  # empty columns are left out before all others
+_NUM_TOP = 10
+Rows = list[dict[str, Any]]
+
+
+def time_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
+    """Tables of the timed step's kernels; empty if nothing was timed.
+
+    Args:
+        run: The run.
+        all_layers: Whether repeated layers stay apart and small ones are shown.
+
+    Raises:
+        RunDirectoryError: A table is missing or damaged.
+    """
+    if run.summary.timed is None:
+        return []
+    time, source = run.summary.timed
+    tables = run.table("layer_times"), run.table("layers", ["name", "class_name", "parent"])
+    word = source.source
+    return [
+        layer_time_sheet(tables, time, word, all_layers),
+        family_sheet(time, word),
+        top_sheet(time, word),
+    ]
+
+
+def layer_time_sheet(tables: tuple[pd.DataFrame, pd.DataFrame], time: StepTime, word: str, all_layers: bool) -> Sheet:
+    """Time by layer, with children.
+
+    Args:
+        tables: The tables ``layer_times`` and ``layers``.
+        time: Where the time goes.
+        word: Measured or estimated.
+        all_layers: Whether repeated layers stay apart and small ones are shown.
+    """
+    times, layers = tables
+    found = fold_times(times, layers, unfolded(layers) if all_layers else fold_layers(layers))
+    least = 0.0 if all_layers else time.kernel_us * MIN_SHARE
+    rows: Rows = found[found["total_us"] > least].to_dict("records")  # type: ignore[assignment]
+    columns = [SheetColumn("layer", [layer_label(row["name"], row["num_repeats"]) for row in rows], is_text=True)]
+    for name, key, rank in (
+        ("forward", "forward_us", 0),
+        ("recompute", "recompute_us", 1),
+        ("backward", "backward_us", 0),
+        ("optimizer", "optimizer_us", 3),
+        ("other", "other_us", 7),
+        ("total", "total_us", 0),
+    ):
+        columns.append(_times(name, rows, key, rank))
+    whole = time.kernel_us or 1.0
+    columns.append(SheetColumn("share", [f"{row['total_us'] / whole:.1%}" for row in rows], rank=4))
+    columns.append(_times("own", rows, "own_us", 5))
+    columns += [_times(name, rows, f"{name}_us", 6, several=True) for name in ("least", "median", "largest")]
+    rates = [flops_rate(row["flops"], row["total_us"]) for row in rows]
+    columns.append(SheetColumn("TFLOP/s", rates, rank=2 if set(rates) != {"-"} else _EMPTY_RANK))
+    bounds = [bound_of(row) for row in rows]
+    columns.append(SheetColumn("bound", bounds, is_text=True, rank=1 if any(bounds) else _EMPTY_RANK))
+    columns.append(_times("host late", rows, "launch_gap_us", 3))
+    columns.append(SheetColumn("kernels", [f"{row['num_kernels']:,}" for row in rows], rank=8))
+    remarks = ["sums of kernels: where streams overlap they are more than the step; communication is left out"]
+    if any(row["num_repeats"] > 1 for row in rows):
+        remarks.append("least, median, largest: of one such layer, with children")
+    if left_out := int((found["total_us"] > 0).sum()) - len(rows):
+        remarks.append(f"left out: {left_out} of less than {MIN_SHARE:.1%} of the time; --all-layers shows them")
+    return Sheet(f"Time by layer, {word}, with children", columns, remarks)
+
+
+def bound_of(row: dict[str, Any]) -> str:
+    """The bound that limits most of a folded layer's time, from a row of ``analysis.times.layer_times.fold_times``."""
+    return main_bound(row["bound_compute_us"], row["bound_memory_us"], row["bound_launch_us"])
+
+
+def _times(name: str, rows: Rows, key: str, rank: int, several: bool = False) -> SheetColumn:
+    """Times of rows. With ``several``, only of rows with several layers."""
+    values = [row[key] if not several or row["num_repeats"] > 1 else 0.0 for row in rows]
+    return SheetColumn(name, [us_or_dash(value) for value in values], rank=rank if any(values) else _EMPTY_RANK)
+
+
+def family_sheet(time: StepTime, word: str) -> Sheet:
+    """Time by family of kernels, and how close each is to the GPU's peaks.
+
+    Args:
+        time: Where the time goes.
+        word: Measured or estimated.
+    """
+    rows = time.by_family
+    remarks = ["share: of all kernels but communication, which is counted apart"]
+    if time.peaks:
+        remarks.append(f"of peak: of dense {PEAK_DTYPE}, whatever the kernels compute in; rates: where they are known")
+    if any(row.family == "communication" and row.time_us for row in rows):
+        remarks.append("communication: copies that stand for it here, simulated; no time of the real job")
+    return Sheet(f"Time by family of kernels, {word}", family_columns(time), remarks)
+
+
+def family_columns(time: StepTime) -> list[SheetColumn]:
+    """The columns of that table. The first is the family."""
+    rows, peaks = time.by_family, time.peaks
+    flops_peak, bytes_peak = (peaks.flops.get(PEAK_DTYPE), peaks.bytes_per_s) if peaks else (None, None)
+    columns = [
+        SheetColumn("family", [row.family for row in rows], is_text=True),
+        SheetColumn("kernels", [f"{row.num_kernels:,}" for row in rows]),
+        SheetColumn("time", [unknown_time(row.time_us, row.num_unknown) for row in rows]),
+        SheetColumn("share", ["-" if row.share is None else f"{row.share:.1%}" for row in rows]),
+        _rate("TFLOP/s", [flops_rate(row.flops, row.flops_us) for row in rows], 1),
+        _rate("of peak", [share_of_peak(row.flops, row.flops_us, flops_peak) for row in rows], 2),
+        _rate("TB/s", [bytes_rate(row.moved_bytes, row.moved_us) for row in rows], 1),
+        _rate("of bandwidth", [share_of_peak(row.moved_bytes, row.moved_us, bytes_peak) for row in rows], 2),
+    ]
+    bounds = [main_bound(row.compute_us, row.memory_us, row.launch_us) for row in rows]
+    return [*columns, SheetColumn("bound", bounds, is_text=True, rank=1)] if any(bounds) else columns
+
+
+def _rate(name: str, cells: list[str], rank: int) -> SheetColumn:
+    return SheetColumn(name, cells, rank=rank if set(cells) != {"-"} else _EMPTY_RANK)
+
+
+def top_sheet(time: StepTime, word: str) -> Sheet:
+    """The kernels that take the most time, by name.
+
+    Args:
+        time: Where the time goes.
+        word: Measured or estimated.
+    """
+    rows = time.top_kernels[:_NUM_TOP]
+    whole = time.kernel_us or 1.0
+    bounds = [row.bound for row in rows]
+    columns = [
+        SheetColumn("kernel", [short_kernel(row.name) for row in rows], is_text=True),
+        SheetColumn("family", [row.family for row in rows], is_text=True, rank=2),
+        SheetColumn("times", [f"{row.num_kernels:,}" for row in rows]),
+        SheetColumn("total", [unknown_time(row.time_us, row.num_unknown) for row in rows]),
+        SheetColumn("share", [f"{row.time_us / whole:.1%}" for row in rows], rank=1),
+        SheetColumn("median", ["-" if row.median_us is None else format_us(row.median_us) for row in rows], rank=2),
+        _rate("TFLOP/s", [flops_rate(row.flops, row.flops_us) for row in rows], 3),
+        _rate("TB/s", [bytes_rate(row.moved_bytes, row.moved_us) for row in rows], 4),
+    ]
+    if any(bounds):
+        columns.append(SheetColumn("bound", bounds, is_text=True, rank=1))
+    return Sheet(f"Kernels that take most time, {word}", columns)

@@ -1,0 +1,1 @@
+"""A run as an object: its figures and tables, without any rendering."""

@@ -1,0 +1,357 @@
+"""Whole runs from their journals, however they ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+
+from fakedist.analysis import building
+from fakedist.analysis.building import build_tables
+from fakedist.errors import RunDirectoryError
+from fakedist.results.run import Run
+from fakedist.run.directory import JOURNAL_NAME, SNAPSHOT_NAME
+from fakedist.run.journal import MAGIC, JournalWriter
+from fakedist.run.schema import TABLES
+from fakedist.run.summary import Summary
+from fakedist.run.tables import write_table
+from fakedist.units import UNLIMITED_BYTES
+from tests.unit.analysis.recorded import GIB, KIB, MIB, HandMade, new_run
+
+
+def one_step() -> HandMade:
+    made = HandMade()
+    made.op("forward", 1, made.layer("head"))
+    made.alloc(0, 4 * MIB)
+    made.step(1)
+    made.ended()
+    return made
+
+
+def built(directory: Path) -> dict[str, Any]:
+    """The manifest after the tables were made."""
+    build_tables(directory)
+    manifest = json.loads((directory / "run.json").read_text())
+    assert isinstance(manifest, dict)
+    return manifest
+
+
+#: What is said of a run that was stopped.
+NOT_REACHED = (
+    "the script was stopped after {}; not recorded: validation, saving and what else follows "
+    "(--until end records the whole script)"
+)
+
+
+def test_every_table_and_key_of_the_schema_is_there(tmp_path: Path) -> None:
+    manifest = built(one_step().write(new_run(tmp_path)))
+    assert sorted(path.stem for path in (tmp_path / "tables").iterdir()) == sorted(TABLES)
+    for name, table in TABLES.items():
+        schema = pyarrow.parquet.read_schema(tmp_path / "tables" / f"{name}.parquet")
+        assert [(column.name, column.type) for column in table.columns] == [
+            (field.name, str(field.type).replace("element", "item").replace("<item: ", "<")) for field in schema
+        ]
+    assert list(manifest["summary"]) == [field.name for field in dataclasses.fields(Summary)]
+    assert (tmp_path / SNAPSHOT_NAME).exists()
+    assert manifest["versions"] == {"python": "3.11.0", "torch": "2.15.0", "cuda": "13.2"}
+    assert manifest["dropped"] == []
+
+
+def test_figures_add_up(tmp_path: Path) -> None:
+    summary = built(one_step().write(new_run(tmp_path)))["summary"]
+    assert summary["peak_allocated_bytes"] == 4 * MIB
+    assert sum(summary["by_category"].values()) == 4 * MIB
+    assert sum(layer["peak_own_bytes"] for layer in summary["layers"]) == 4 * MIB
+    assert summary["notes"] == [NOT_REACHED.format("1 step")]
+    assert summary["fits"] is True
+    assert summary["exit"] == {"outcome": "stopped", "code": 0, "message": ""}
+
+
+def empty_file(directory: Path) -> None:
+    (directory / JOURNAL_NAME).touch()
+
+
+def killed_before_the_first_record(directory: Path) -> None:
+    (directory / JOURNAL_NAME).write_bytes(MAGIC)
+
+
+def killed_in_the_first_word(directory: Path) -> None:
+    (directory / JOURNAL_NAME).write_bytes(MAGIC[:2])
+
+
+@pytest.mark.parametrize("left", [empty_file, killed_before_the_first_record, killed_in_the_first_word])
+def test_a_rank_that_wrote_nothing_still_has_its_tables(tmp_path: Path, left: Callable[[Path], None]) -> None:
+    left(new_run(tmp_path, "killed"))
+    manifest = built(tmp_path)
+    summary = manifest["summary"]
+    assert summary["exit"]["outcome"] == "killed"
+    assert (summary["peak_allocated_bytes"], summary["layers"], summary["by_phase"]) == (0, [], [])
+    assert "the rank ended without a word" in manifest["notes"][0]
+    assert sorted(path.stem for path in (tmp_path / "tables").iterdir()) == sorted(TABLES)
+
+
+def test_a_journal_cut_off_anywhere_gives_what_it_has(tmp_path: Path) -> None:
+    whole = one_step().write(new_run(tmp_path / "whole")) / JOURNAL_NAME
+    data = whole.read_bytes()
+    for number, length in enumerate([*range(0, len(data), 307), len(data) - 1]):
+        run = new_run(tmp_path / str(number), "killed")
+        (run / JOURNAL_NAME).write_bytes(data[:length])
+        manifest = built(run)
+        assert manifest["summary"]["peak_allocated_bytes"] in (0, 4 * MIB)
+    assert manifest["summary"]["peak_allocated_bytes"] == 4 * MIB
+    cut = "the recording ends in the middle of a record, which is left out"
+    assert cut in manifest["notes"]
+    assert manifest["dropped"][-1] == cut
+
+
+def gone(directory: Path) -> None:
+    (directory / JOURNAL_NAME).unlink()
+
+
+def of_something_else(directory: Path) -> None:
+    (directory / JOURNAL_NAME).write_bytes(b"PK\x03\x04 and more")
+
+
+def without_records(directory: Path) -> None:
+    (directory / JOURNAL_NAME).write_bytes(MAGIC)
+
+
+def with_foreign_records(directory: Path) -> None:
+    (directory / JOURNAL_NAME).unlink()
+    journal = JournalWriter(directory / JOURNAL_NAME)
+    journal.append({"kind": "events"})
+
+
+def with_columns_cut_short(directory: Path) -> None:
+    (directory / JOURNAL_NAME).unlink()
+    journal = JournalWriter(directory / JOURNAL_NAME)
+    journal.append({"kind": "ops", "operation": b"123", "scope": b"1234"})
+
+
+@pytest.mark.parametrize(
+    ("damage", "cause"),
+    [
+        (gone, "is missing"),
+        (of_something_else, "is not a journal of fakedist"),
+        (without_records, "holds no record"),
+        (empty_file, "holds no record"),
+        (with_foreign_records, "has a record 'events' that is not fakedist's: 'frames'"),
+        (with_columns_cut_short, "has a column that is not fakedist's"),
+    ],
+)
+def test_a_damaged_recording_is_refused_and_nothing_is_written(
+    tmp_path: Path, damage: Callable[[Path], None], cause: str
+) -> None:
+    built(one_step().write(new_run(tmp_path)))
+    manifest = json.loads((tmp_path / "run.json").read_text())
+    del manifest["summary"]
+    (tmp_path / "run.json").write_text(json.dumps(manifest))
+    if damage is empty_file:
+        gone(tmp_path)
+    damage(tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(RunDirectoryError, match=rf"^the recording is damaged: \S+journal\.bin {cause}"):
+        Run(tmp_path)
+    assert contents(tmp_path) == before
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_tables_are_never_written_through_a_link(tmp_path: Path) -> None:
+    run = one_step().write(new_run(tmp_path / "run"))
+    target = tmp_path / "target"
+    target.mkdir()
+    (run / "tables").symlink_to(target)
+    before = contents(run)
+    with pytest.raises(RunDirectoryError, match="tables is a symbolic link"):
+        build_tables(run)
+    assert list(target.iterdir()) == []
+    assert contents(run) == before
+
+
+def test_tables_that_fail_to_be_made_leave_those_that_were_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built(one_step().write(new_run(tmp_path)))
+    (tmp_path / "tables" / "layers.parquet").write_bytes(b"as it was")
+    before = contents(tmp_path)
+
+    def disk_full(directory: Path, name: str, columns: dict[str, Any]) -> None:
+        if name == "events":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_table(directory, name, columns)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(building, "write_table", disk_full)
+        with pytest.raises(OSError, match="No space"):
+            build_tables(tmp_path)
+    assert contents(tmp_path) == before
+    build_tables(tmp_path)
+    assert contents(tmp_path)[str(tmp_path / "tables" / "layers.parquet")] != b"as it was"
+    assert not list(tmp_path.glob(".tables-*"))
+
+
+def test_a_run_whose_parent_was_killed_is_told_as_killed(tmp_path: Path) -> None:
+    made = one_step()
+    made.others = [record for record in made.others if record["kind"] != "outcome"]
+    run = Run(made.write(new_run(tmp_path, "running")))
+    assert run.summary.exit.outcome == "killed"
+    assert dict(run.facts)["ended"] == "killed (with fakedist profile, which was killed) after 1 step"
+
+
+def test_a_rank_that_ran_out_of_memory_does_not_fit_and_says_who_asked(tmp_path: Path) -> None:
+    made = HandMade()
+    layer = made.layer("layers.7.mlp")
+    op = made.op("forward", 1, layer, name="aten.addmm.default")
+    made.alloc(0, MIB)
+    made.event("oom", 0, 6 * GIB)
+    line = "/job/model.py:33 (forward)"
+    made.record("oom", device=0, requested_bytes=6 * GIB, op=op, layer="layers.7.mlp", line=line, message="free: 2 GiB")
+    made.ended("out_of_memory", 4, "CUDA out of memory")
+    summary = built(made.write(new_run(tmp_path, "out_of_memory")))["summary"]
+    assert summary["fits"] is False
+    assert summary["exit"] == {"outcome": "out_of_memory", "code": 4, "message": "CUDA out of memory"}
+    assert summary["out_of_memory"] == {
+        "requested_bytes": 6 * GIB,
+        "layer": "layers.7.mlp",
+        "operation": "aten.addmm.default",
+        "line": line,
+        "allocated_bytes": MIB,
+        "reserved_bytes": GIB,
+    }
+
+
+def test_a_request_that_failed_and_was_handled_is_no_out_of_memory(tmp_path: Path) -> None:
+    made = one_step()
+    made.record("oom", device=0, requested_bytes=6 * GIB, op=-1, layer="", line="", message="")
+    found = built(made.write(new_run(tmp_path)))
+    assert found["summary"]["out_of_memory"] is None
+    assert found["summary"]["fits"] is True
+    assert [note for note in found["notes"] if "too little once for 6.00 GiB, and the script went on" in note]
+
+
+@pytest.mark.parametrize(("segment", "fits"), [(78 * GIB, True), (79 * GIB + 512, False)])
+def test_with_unlimited_memory_the_peak_is_held_against_the_models_own(
+    tmp_path: Path, segment: int, fits: bool
+) -> None:
+    made = one_step()
+    made.gpu |= {"capacity_bytes": UNLIMITED_BYTES, "spec_memory_bytes": 80 * GIB}
+    made.event("segment_alloc", 2 * GIB, segment)
+    summary = built(made.write(new_run(tmp_path, gpu_memory_bytes=UNLIMITED_BYTES)))["summary"]
+    assert summary["capacity_bytes"] == 80 * GIB
+    assert summary["fits"] is fits
+
+
+def test_the_rank_knows_better_than_its_exit_code_but_not_than_a_kill(tmp_path: Path) -> None:
+    def ending(seen: str, *said: Any) -> dict[str, Any]:
+        made = HandMade()
+        if said:
+            made.ended(*said)
+        return dict(built(made.write(new_run(tmp_path / f"{seen}{said}", seen)))["summary"]["exit"])
+
+    assert ending("exit", "exception", 1, "ValueError: no") == {
+        "outcome": "exception",
+        "code": 0,
+        "message": "ValueError: no",
+    }
+    assert ending("timeout", "interrupted", 130, "")["outcome"] == "timeout"
+    assert ending("killed")["outcome"] == "killed"
+
+
+def test_the_tables_are_about_the_ranks_own_device(tmp_path: Path) -> None:
+    made = HandMade()
+    made.gpu["device_index"] = 1
+    made.op()
+    made.alloc(0, 16 * MIB, device=0)
+    made.alloc(0, 4 * MIB, device=1)
+    made.ended()
+    manifest = built(made.write(new_run(tmp_path)))
+    assert manifest["summary"]["peak_allocated_bytes"] == 4 * MIB
+    assert manifest["notes"] == [
+        "the rank also used cuda:0; the tables are about cuda:1",
+        NOT_REACHED.format("0 steps"),
+    ]
+
+
+def test_a_rank_that_used_another_device_is_reported_there(tmp_path: Path) -> None:
+    made = HandMade()
+    made.gpu["device_index"] = 1
+    made.op()
+    made.alloc(0, 16 * MIB, device=0)
+    made.ended()
+    manifest = built(made.write(new_run(tmp_path)))
+    assert manifest["summary"]["peak_allocated_bytes"] == 16 * MIB
+    assert manifest["notes"] == [
+        "the rank used cuda:0, not the device of its LOCAL_RANK",
+        NOT_REACHED.format("0 steps"),
+    ]
+
+
+def test_a_run_without_a_forward_says_why_everything_is_other(tmp_path: Path) -> None:
+    made = HandMade()
+    made.op("init", 0)
+    made.alloc(0, 8 * MIB)
+    (note,) = [note for note in built(made.write(new_run(tmp_path / "died")))["notes"] if "no forward ran" in note]
+    assert note.endswith("it is all in other, outside of modules")
+    made.op("forward", 1)
+    assert not [note for note in built(made.write(new_run(tmp_path / "went")))["notes"] if "no forward ran" in note]
+
+
+def test_notes_say_what_a_reader_must_know(tmp_path: Path) -> None:
+    made = one_step()
+    made.gpu["notes"] = ["its drivers differ by some MiB"]
+    made.record("note", text="a word of the rank")
+    made.record("invented", rows=[("aten.item", "/job/train.py", 3, 2, 2), ("aten.item", "/job/train.py", 3, 1, 5)])
+    made.record("invented", rows=[("aten.topk.default", "/job/router.py", 8, 1, 4)])
+    made.record("unanswered", rows=[("cudaGraphLaunch", 3)])
+    made.stats(MIB, GIB)
+    notes = built(made.write(new_run(tmp_path, collectives="noop")))["notes"]
+    assert notes[:2] == ["its drivers differ by some MiB", "a word of the rank"]
+    assert [note.split(" ")[0] for note in notes[2:]] == [
+        "the",
+        "11",
+        "aten.topk.default,",
+        "cudaGraphLaunch",
+        "collectives",
+        "the",
+    ]
+    assert "first at /job/train.py:3," in notes[3]
+    assert "first at /job/router.py:8," in notes[4]
+    invented = pyarrow.parquet.read_table(tmp_path / "tables" / "invented.parquet").to_pylist()
+    assert invented[0] == {"operation": "aten.item", "line": "/job/train.py:3", "num_calls": 3, "num_values": 7}
+    assert [row["num_values"] for row in invented] == [7, 4]
+
+
+def test_the_window_of_a_layers_most_is_the_last_step_that_ended(tmp_path: Path) -> None:
+    made = HandMade()
+    layer = made.layer("head")
+    for step, size in ((1, 64), (2, 8), (3, 32)):
+        made.op("forward", step, layer)
+        made.alloc(0, size * KIB)
+        made.free(0, size * KIB)
+    made.step(1)
+    made.step(2)
+    layers = built(made.write(new_run(tmp_path)))["summary"]["layers"]
+    assert [(row["name"], row["most_total_bytes"]) for row in layers] == [("head", 8 * KIB)]
+
+
+@pytest.mark.parametrize("tapes", [(), ("rank0",)])
+@pytest.mark.parametrize("bytes_in", [0, 24])
+def test_a_rank_that_left_after_a_broadcast_of_another_is_told_of_tapes(
+    tmp_path: Path, tapes: tuple[str, ...], bytes_in: int
+) -> None:
+    made = HandMade()
+    made.op("other", 0)
+    made.record("collectives", rows=[(1, "broadcast", 0, bytes_in, 24 - bytes_in, "int64", False, 0, 0, 0, -1)])
+    made.record("outcome", outcome="finished", code=0, message="", last_phase="init", last_step=0)
+    (note,) = built(made.write(new_run(tmp_path, "finished", tapes=tapes)))["notes"]
+    assert note.startswith("no training step: no module ran and no optimizer stepped")
+    assert ("with --rank 0,1 where rank 0 sends" in note) == (not tapes and not bytes_in)

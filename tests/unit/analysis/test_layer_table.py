@@ -1,0 +1,191 @@
+"""Memory by layer, and repeated layers in one row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from fakedist.analysis.blocks import build_blocks
+from fakedist.analysis.layer_table import Fold, fold_layers, fold_table, layer_table, owner_names, unfolded
+from tests.unit.analysis.recorded import MIB, HandMade
+
+
+def tree(*layers: tuple[str, str], root: str = "(Model)") -> pd.DataFrame:
+    """Names, classes and parents of the table ``layers``; parents by name."""
+    rows = [("", "", -1), (root, root.strip("()"), 0)]
+    for name, class_name in layers:
+        above = name.rpartition(".")[0]
+        parent = next((row for row, (other, _, _) in enumerate(rows) if row > 1 and other == above), 1)
+        rows.append((name, class_name, parent))
+    return pd.DataFrame(rows, columns=["name", "class_name", "parent"])
+
+
+def blocks_of(*numbers: int, wide: frozenset[int] = frozenset()) -> list[tuple[str, str]]:
+    found = [("layers", "ModuleList")]
+    for number in numbers:
+        found += [(f"layers.{number}", "Block"), (f"layers.{number}.attention", "Attention")]
+        found += [(f"layers.{number}.mlp", "MoE" if number in wide else "Mlp")]
+    return found
+
+
+def told(folds: list[Fold]) -> list[tuple[str, int]]:
+    return [(fold.name, len(fold.layers)) for fold in folds]
+
+
+def test_repeated_layers_are_one_row_with_their_children() -> None:
+    folds = fold_layers(tree(("embed", "Embedding"), *blocks_of(*range(80)), ("head", "Linear")))
+    assert told(folds) == [
+        ("", 1),
+        ("(Model)", 1),
+        ("embed", 1),
+        ("layers", 1),
+        ("layers.0-79", 80),
+        ("layers.0-79.attention", 80),
+        ("layers.0-79.mlp", 80),
+        ("head", 1),
+    ]
+    assert [fold.depth for fold in folds] == [0, 0, 1, 1, 2, 3, 3, 1]
+
+
+def test_siblings_that_are_made_differently_stay_apart() -> None:
+    folds = fold_layers(tree(*blocks_of(0, 1, 2, 3, 4, wide=frozenset({2}))))
+    names = [fold.name for fold in folds if fold.class_name == "Block"]
+    assert names == ["layers.0-1", "layers.2", "layers.3-4"]
+
+
+def test_numbers_that_do_not_follow_each_other_stay_apart() -> None:
+    folds = fold_layers(tree(*blocks_of(0, 1, 4, 5)))
+    assert [fold.name for fold in folds if fold.class_name == "Block"] == ["layers.0-1", "layers.4-5"]
+
+
+def test_repeats_inside_of_repeats_are_folded_both_times() -> None:
+    layers = [("stages", "ModuleList")]
+    for stage in range(2):
+        layers.append((f"stages.{stage}", "Sequential"))
+        layers += [(f"stages.{stage}.{number}", "Linear") for number in range(3)]
+    assert told(fold_layers(tree(*layers)))[2:] == [("stages", 1), ("stages.0-1", 2), ("stages.0-1.0-2", 6)]
+
+
+def test_what_a_root_only_calls_changes_no_other_name() -> None:
+    layers = [("", "", -1), ("(GPT)", "GPT", 0), ("layers", "ModuleList", 1)]
+    layers += [("layers.0", "Block", 2), ("layers.1", "Block", 2), ("(GPT).(Softmax)", "Softmax", 1)]
+    layers += [("layers.0.(Softmax)", "Softmax", 3), ("layers.1.(Softmax)", "Softmax", 4)]
+    folds = fold_layers(pd.DataFrame(layers, columns=["name", "class_name", "parent"]))
+    expected = [("", 1), ("(GPT)", 1), ("layers", 1), ("layers.0-1", 2), ("layers.0-1.(Softmax)", 2)]
+    assert told(folds) == [*expected, ("(GPT).(Softmax)", 1)]
+
+
+def test_names_that_are_no_numbers_are_never_folded() -> None:
+    assert told(fold_layers(tree(("a", "Linear"), ("b", "Linear"))))[2:] == [("a", 1), ("b", 1)]
+
+
+def test_several_models_are_several_roots() -> None:
+    table = pd.DataFrame(
+        [("", "", -1), ("(A)", "A", 0), ("w", "Linear", 1), ("(B)", "B", 0), ("(B).w", "Linear", 3)],
+        columns=["name", "class_name", "parent"],
+    )
+    assert told(fold_layers(table)) == [("", 1), ("(A)", 1), ("w", 1), ("(B)", 1), ("(B).w", 1)]
+
+
+def test_unfolded_rows_are_one_layer_each_and_know_their_depth() -> None:
+    folds = unfolded(tree(*blocks_of(0, 1)))
+    assert told(folds)[2:6] == [("layers", 1), ("layers.0", 1), ("layers.0.attention", 1), ("layers.0.mlp", 1)]
+    assert [fold.depth for fold in folds][:6] == [0, 0, 1, 2, 3, 3]
+
+
+def two_layers(directory: Path) -> pd.DataFrame:
+    """Two repeated layers below one model: 4 MiB and 2 MiB of weights; a temporary in each forward of step 2."""
+    made = HandMade()
+    root = made.layer("(Model)", "Model")
+    container = made.layer("layers", "ModuleList", root)
+    layers = [made.layer(f"layers.{number}", "Linear", container) for number in range(2)]
+    made.op("init", 0)
+    for number, layer in enumerate(layers):
+        made.alloc(number * 8 * MIB, (4 - 2 * number) * MIB)
+        made.mark(number * 8 * MIB, "parameter", layer, MIB)
+    for layer in layers:
+        made.op("forward", 2, layer)
+        made.alloc(32 * MIB, 3 * MIB)
+        made.free(32 * MIB, 3 * MIB)
+    made.op("forward", 2, root)
+    made.alloc(32 * MIB, 16 * MIB)
+    recording = made.read(directory)
+    blocks = build_blocks(recording)
+    return layer_table(recording, blocks, (3, len(recording.device_events["op"])))
+
+
+def test_a_layer_has_its_own_bytes_and_those_of_its_children(tmp_path: Path) -> None:
+    table = two_layers(tmp_path)
+    assert table["peak_own_bytes"].tolist() == [0, 16 * MIB, 0, 4 * MIB, 2 * MIB]
+    assert table["peak_total_bytes"].tolist() == [0, 22 * MIB, 6 * MIB, 4 * MIB, 2 * MIB]
+    assert table["peak_parameter_bytes"].tolist() == [0, 0, 0, 4 * MIB, 2 * MIB]
+
+
+def test_the_most_of_a_layer_is_what_it_held_at_once(tmp_path: Path) -> None:
+    table = two_layers(tmp_path)
+    assert table["most_own_bytes"].tolist() == [0, 16 * MIB, 0, 7 * MIB, 5 * MIB]
+    assert table["most_total_bytes"].tolist() == [0, 22 * MIB, 9 * MIB, 7 * MIB, 5 * MIB]
+    assert table["most_temporary_bytes"].tolist() == [0, 16 * MIB, 0, 3 * MIB, 3 * MIB]
+    assert table["most_total_temporary_bytes"].tolist() == [0, 16 * MIB, 3 * MIB, 3 * MIB, 3 * MIB]
+    assert table["most_total_parameter_bytes"].tolist() == [0, 6 * MIB, 6 * MIB, 4 * MIB, 2 * MIB]
+
+
+def test_a_folded_row_is_the_sum_at_the_peak_and_the_largest_of_one(tmp_path: Path) -> None:
+    table = two_layers(tmp_path)
+    row = fold_table(table, fold_layers(table)).set_index("name").loc["layers.0-1"]
+    assert (row["num_repeats"], row["peak_own_bytes"], row["peak_parameter_bytes"]) == (2, 6 * MIB, 6 * MIB)
+    assert (row["most_own_bytes"], row["most_total_bytes"]) == (7 * MIB, 7 * MIB)
+
+
+def test_what_is_outside_of_modules_is_in_the_first_row_and_nobodys_child(tmp_path: Path) -> None:
+    made = HandMade()
+    made.layer("(Model)", "Model")
+    made.op("optimizer")
+    made.alloc(0, MIB)
+    recording = made.read(tmp_path)
+    table = layer_table(recording, build_blocks(recording), (0, 2))
+    assert table["peak_total_bytes"].tolist() == [MIB, 0]
+    assert table["most_total_bytes"].tolist() == [MIB, 0]
+
+
+def test_shares_are_their_owners_at_the_peak_and_over_the_step(tmp_path: Path) -> None:
+    made = HandMade()
+    first, second = made.layer("a"), made.layer("b")
+    made.op("init", 0)
+    made.alloc(0, 4 * MIB)
+    made.mark(0, "parameter", first, MIB)
+    made.mark(0, "parameter", second, 2 * MIB)
+    recording = made.read(tmp_path)
+    table = layer_table(recording, build_blocks(recording), (0, 2))
+    assert table["peak_own_bytes"].tolist() == [MIB, MIB, 2 * MIB]
+    assert table["most_own_bytes"].tolist() == [MIB, MIB, 2 * MIB]
+    assert table["peak_parameter_bytes"].sum() == 4 * MIB
+
+
+def test_a_recording_without_layers_still_has_the_outside(tmp_path: Path) -> None:
+    made = HandMade(layers=[])
+    recording = made.read(tmp_path)
+    table = layer_table(recording, build_blocks(recording), (0, 0))
+    assert table["name"].tolist() == [""]
+    assert table["peak_own_bytes"].tolist() == [0]
+
+
+def test_a_block_of_several_layers_is_named_by_what_is_above_them_all() -> None:
+    table = tree(*blocks_of(0, 1), ("head", "Linear"))
+    names, parents = table["name"].tolist(), table["parent"].tolist()
+    row = {name: number for number, name in enumerate(names)}
+    owners = {
+        3: ["layers.0.attention", "layers.0.mlp"],
+        5: ["layers.0.mlp", "layers.1.mlp", "layers.1"],
+        8: ["layers.1.mlp", "head"],
+        9: ["", "layers.1"],
+        11: [""],
+    }
+    rows = [(block, row[name], 1) for block, of_block in owners.items() for name in of_block]
+    assert owner_names(pd.DataFrame(rows, columns=["block", "layer", "bytes"]), names, parents) == {
+        3: "2 layers of layers.0",
+        5: "3 layers of layers",
+        8: "2 layers of (Model)",
+        9: "layers.1",
+    }

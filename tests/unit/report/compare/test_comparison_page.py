@@ -1,0 +1,56 @@
+"""The page of a comparison: the terminal's numbers, nothing fetched, text that stays text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fakedist.cli import main
+from fakedist.report.compare.change_sheets import comparison_sheets
+from fakedist.report.compare.comparison import Comparison
+from fakedist.report.compare.comparison_page import comparison_page
+from tests.unit.analysis.recorded import MIB
+from tests.unit.report.reading import read_page
+from tests.unit.report.two_runs import run_of
+
+
+def test_the_page_says_what_the_terminal_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [run_of(tmp_path / "a"), run_of(tmp_path / "b", activation=12 * MIB, mlp="ffn", line=212)]
+    assert main(["compare", *map(str, runs), "--html", str(tmp_path / "page.html")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'page.html'}\n"
+    text = (tmp_path / "page.html").read_text()
+    comparison = Comparison(*runs)
+    read = read_page(text)
+    assert f"<h1>{comparison.why}</h1>" in text
+    assert read.figures["peak_A"] == "73.00 MiB"
+    assert read.figures["peak_B"] == "85.00 MiB"
+    for sheet in comparison_sheets(comparison, all_rows=True):
+        assert f"<h3>{sheet.title}</h3>".replace("'", "&#39;") in text
+        for line in zip(*(column.cells for column in sheet.columns), strict=True):
+            cells = [cell for cell in line if cell]
+            shown = [[cell for cell in row if cell] for rows in read.tables.values() for row in rows]
+            assert cells in shown, sheet.title
+
+
+def test_nothing_is_fetched_and_only_our_script_may_run(tmp_path: Path) -> None:
+    text = comparison_page(Comparison(run_of(tmp_path / "a"), run_of(tmp_path / "b")))
+    read = read_page(text)
+    assert all(address.startswith(("#", "data:")) for address in read.fetched)
+    assert read.handlers == []
+    assert len(read.scripts) == 2
+    assert "default-src 'none'; script-src 'sha256-" in text
+
+
+def test_what_a_run_calls_its_layers_is_no_markup(tmp_path: Path) -> None:
+    hostile = "<img src=x onerror=alert(1)>{{ 7 * 7 }}"
+    text = comparison_page(Comparison(run_of(tmp_path / "a"), run_of(tmp_path / "b", mlp=hostile, activation=MIB)))
+    assert "<img" not in text
+    assert "&lt;img" in text
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+    run_of(tmp_path / "a")
+    (tmp_path / "page.html").write_text("old")
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "none"), "--html", str(tmp_path / "page.html")]) == 1
+    assert (tmp_path / "page.html").read_text() == "old"

@@ -1,0 +1,128 @@
+"""Two timed steps side by side: figures that add up, the one line that says why, and what cannot be compared."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from fakedist.report.compare.change_sheets import comparison_markdown, render_comparison
+from fakedist.report.compare.comparison import Comparison, comparison_object
+from fakedist.report.compare.comparison_page import comparison_page
+from fakedist.report.compare.time_bars import layers_with_most, time_context
+from fakedist.report.compare.time_comparison import TimeComparison
+from tests.unit.report.two_runs import run_of
+
+
+def both(tmp_path: Path, a: dict[str, Any], b: dict[str, Any]) -> Comparison:
+    return Comparison(run_of(tmp_path / "a", **{"gemm_us": 100, **a}), run_of(tmp_path / "b", **{"gemm_us": 100, **b}))
+
+
+def times(tmp_path: Path, a: dict[str, Any], b: dict[str, Any]) -> TimeComparison:
+    found = both(tmp_path, a, b).time
+    assert found is not None
+    return found
+
+
+def shown(comparison: Comparison) -> str:
+    stream = StringIO()
+    render_comparison(comparison, all_rows=False, console=Console(file=stream, width=120))
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("b", [{"gemm_us": 130}, {"num_layers": 5}, {"mlp": "ffn", "gemm_us": 90}, {"num_layers": 1}])
+def test_changes_add_up_to_that_of_all_kernels_however_they_are_told(tmp_path: Path, b: dict[str, Any]) -> None:
+    time = times(tmp_path, {}, b)
+    change = (b.get("gemm_us", 100) + 5) * b.get("num_layers", 3) - 105 * 3
+    assert time.parts.set_index("name").loc["all kernels", "change_us"] == pytest.approx(change)
+    for table in (time.phases, time.families, time.layers, time.names):
+        assert table["change_us"].sum() == pytest.approx(change)
+
+
+@pytest.mark.parametrize(
+    ("b", "told"),
+    [
+        ({"gemm_us": 140}, "+120 us in the kernels of the step, estimated: gemm of layers.*.mlp, +120 us"),
+        ({"gemm_us": 90}, "-30.0 us in the kernels of the step, estimated: gemm of layers.*.mlp, -30.0 us"),
+        (
+            {"gemm_us": 140, "mlp": "ffn"},
+            "+120 us in the kernels of the step, estimated: gemm of layers.*.ffn, +120 us",
+        ),
+        ({}, "the kernels of the step take as long, 315 us, estimated"),
+    ],
+)
+def test_one_line_says_why(tmp_path: Path, b: dict[str, Any], told: str) -> None:
+    comparison = both(tmp_path, {}, b)
+    assert comparison.time is not None
+    assert comparison.time.why == told
+    assert told in shown(comparison)
+    assert told in comparison_markdown(comparison)
+    assert told in comparison_page(comparison).replace("&#43;", "+")
+
+
+def test_a_layer_under_another_name_is_the_same_layer(tmp_path: Path) -> None:
+    assert set(times(tmp_path, {}, {"mlp": "ffn"}).layers["what"]) == {"same"}
+
+
+def test_measured_and_estimated_are_never_compared_without_a_word(tmp_path: Path) -> None:
+    comparison = both(tmp_path, {}, {"source": "measured"})
+    (warning,) = comparison.warnings
+    assert warning.startswith("the times of A are estimated, those of B measured")
+    text = shown(comparison)
+    assert warning in " ".join(text.split())
+    assert "Time of the step, A estimated, B measured" in text
+    assert {"name": "times", "a": "estimated (model)", "b": "measured (cupti)"} in comparison.differences
+    assert comparison_object(comparison)["time"]["sources"] == ["estimated", "measured"]
+
+
+def test_what_one_run_does_not_know_is_no_change(tmp_path: Path) -> None:
+    time = times(tmp_path, {}, {"source": "measured"})
+    communication = time.families.set_index("family").loc["communication"]
+    assert (communication["change_us"], communication["what"]) == (0, "not known")
+    comparison = Comparison(tmp_path / "a", tmp_path / "b")
+    (row,) = [line.split() for line in shown(comparison).splitlines() if line.startswith("communication")]
+    assert row[:5] == ["communication", "1", "not", "known", "2.0"]
+
+
+def test_where_one_run_has_no_times_there_is_nothing_to_compare_and_it_is_told(tmp_path: Path) -> None:
+    comparison = both(tmp_path, {}, {"gemm_us": 0})
+    assert comparison.time is None
+    assert comparison_object(comparison)["time"] is None
+    assert {"name": "times", "a": "estimated (model)", "b": "none"} in comparison.differences
+    assert "Time of the step" not in shown(comparison)
+
+
+def test_the_object_is_json(tmp_path: Path) -> None:
+    found = json.loads(json.dumps(comparison_object(both(tmp_path, {}, {"gemm_us": 130})), allow_nan=False))
+    assert found["time"]["layers"][0]["path"] == "layers.*.mlp"
+    assert found["time"]["names"][0]["name"] == "big_gemm"
+
+
+@pytest.mark.parametrize("num_layers", [3, 40])
+def test_bars_of_the_page_are_all_kernels_and_none_is_wider_than_the_axis(tmp_path: Path, num_layers: int) -> None:
+    time = times(tmp_path, {"num_layers": num_layers}, {"num_layers": num_layers, "gemm_us": 130, "mlp": "ffn"})
+    for chart in time_context(time)["charts"]:
+        sums = [0.0, 0.0]
+        for row in chart["rows"]:
+            for at, side in enumerate(row["sides"]):
+                sums[at] += sum(float(part["width"][:-1]) for part in side["parts"])
+        assert sums[0] / sums[1] == pytest.approx(105 / 135, rel=1e-4)
+        widest = max(sum(float(part["width"][:-1]) for part in side["parts"]) for side in chart["rows"][0]["sides"])
+        assert widest == pytest.approx(100, abs=0.01)
+
+
+def test_layers_that_take_little_are_one_row_of_the_page(tmp_path: Path) -> None:
+    parts = pd.DataFrame(
+        [(f"part{at}", "gemm", 100.0 - at, 200.0 - at) for at in range(20)],
+        columns=["path", "category", "a_us", "b_us"],
+    )
+    kept, names = layers_with_most(parts)
+    assert names[-1] == "6 more"
+    assert len(names) == 15
+    assert kept["b_us"].sum() == parts["b_us"].sum()
+    assert set(kept["path"]) == set(names)

@@ -1,0 +1,70 @@
+"""What the page draws, unpacked the way the page unpacks it, against the tables."""
+
+import base64
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fakedist.report.page.memory_drawings import add_reserved, add_spans, add_timeline, by_category
+from fakedist.report.page.pack import Pack
+from fakedist.report.page.peak_blocks import job_lines
+from fakedist.results.run import Run
+from tests.unit.report import handmade
+
+
+def unpacked(text: str) -> tuple[dict[str, Any], dict[str, list[float]]]:
+    block = gzip.decompress(base64.b64decode(text))
+    length = int.from_bytes(block[:4], "little")
+    header = json.loads(block[4 : 4 + length])
+    found = {}
+    for name, (kind, at, count) in header["arrays"].items():
+        width = int(kind[1])
+        data = np.frombuffer(block, "u1", count * width, 4 + length + at)
+        if kind[0] == "u":
+            data = data.reshape(width, count).T
+        found[name] = np.ascontiguousarray(data).view(f"<{kind}").ravel().tolist()
+    return header["meta"], found
+
+
+@pytest.mark.parametrize("values", [[], [0, 255], [256, 1], [1 << 16, 3], [1 << 40, 5], [0.5, -1.0]])
+def test_numbers_come_back(values: list[float]) -> None:
+    pack = Pack()
+    pack.meta["x"] = "<&>\u2028"
+    pack.add("before", [1, 2, 3])
+    pack.add("values", np.array(values))
+    meta, found = unpacked(pack.text())
+    assert meta == {"x": "<&>\u2028"}
+    assert found == {"before": [1, 2, 3], "values": values}
+
+
+def test_the_timeline_is_the_allocators_own_curve(tmp_path: Path) -> None:
+    run = Run(handmade.ended_well(tmp_path / "run"))
+    pack = Pack()
+    blocks = run.table("blocks", [column for column in run.table("blocks").columns if column != "address"])
+    moves = add_timeline(pack, run, blocks, job_lines(run, "/job"), by_category(blocks))
+    add_reserved(pack, run, moves)
+    add_spans(pack, run, moves)
+    meta, found = unpacked(pack.text())
+    change, at = [0.0] * meta["num_moves"], 0
+    freed = set()
+    for kind, life in zip(found["block_kind"], found["block_life"], strict=True):
+        while at in freed:
+            at += 1
+        change[at] += found["kind_bytes"][int(kind)]
+        if life:
+            change[at + int(life)] -= found["kind_bytes"][int(kind)]
+            freed.add(at + int(life))
+        at += 1
+    events = run.table("events")
+    curve = events[events["action"].isin(("alloc", "free_requested"))]["allocated_bytes"]
+    assert np.cumsum(change).tolist() == curve.tolist()
+    assert found["reserved_bytes"] == [1 << 30]
+    spans = [
+        (meta["phases"][int(phase)], step) for phase, step in zip(found["span_phase"], found["span_step"], strict=True)
+    ]
+    assert spans[:4] == [("init", 0), ("forward", 1), ("backward", 1), ("optimizer", 1)]
+    assert found["span_move"][:2] == [0, 4]

@@ -1,0 +1,184 @@
+import re
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fakedist.analysis.building import build_tables
+from fakedist.cli import main
+from fakedist.report.page.run_page import page, write_page
+from fakedist.report.text.terminal import render
+from fakedist.results.run import Run
+from fakedist.run.manifest import update_manifest
+from tests.unit.analysis.recorded import MIB, HandMade, new_run, wrote_nothing
+from tests.unit.report import handmade
+from tests.unit.report.reading import PageText, read_page
+
+HOSTILE = ("<script>alert(1)</script>", "\"'><img src=x onerror=alert(1)>", "🔥 {{ 7 * 7 }} </td>", "x" * 10_000)
+
+
+def terminal_rows(run: Path) -> list[list[str]]:
+    """Every line of the terminal's report, cut into cells."""
+    stream = StringIO()
+    render(run, all_layers=False, console=Console(file=stream, width=2_000))
+    return [re.split(r"\s{2,}", line.strip()) for line in stream.getvalue().splitlines()]
+
+
+def section(rows: list[list[str]], title: str) -> list[list[str]]:
+    """The rows below a title and its headings, up to the empty line."""
+    start = rows.index([title]) + 2
+    return rows[start : rows.index([""], start)]
+
+
+def read(run: Path) -> PageText:
+    return read_page(page(Run(run)))
+
+
+@pytest.mark.parametrize(
+    ("title", "table"),
+    [
+        ("By phase", "phases"),
+        ("By category at the peak", "categories"),
+        ("By layer at the peak, with children", "layer-table"),
+        ("Largest blocks at the peak", "blocks"),
+        ("Collectives, simulated: this rank's calls", "calls"),
+    ],
+)
+def test_the_page_shows_the_numbers_of_the_terminal(tmp_path: Path, title: str, table: str) -> None:
+    run = handmade.ended_well(tmp_path / "run")
+    told = [row for row in section(terminal_rows(run), title) if len(row) > 2]
+    rows = read(run).tables[table][1:]
+    shown = [[cell for cell in row if cell] for row in rows]
+    assert told
+    for row in told:
+        assert any(row == each[: len(row)] for each in shown), (row, shown)
+
+
+def test_the_verdict_is_the_terminals(tmp_path: Path) -> None:
+    for name, make in (("well", handmade.ended_well), ("full", handmade.out_of_memory)):
+        run = make(tmp_path / name)
+        figures, rows = read(run).figures, terminal_rows(run)
+        told = {row[0]: row[1] for row in rows if row[0] in ("allocated", "reserved", "capacity") and len(row) > 1}
+        assert figures["peak_allocated"] == told["allocated"]
+        assert figures["peak_reserved"].startswith(told["reserved"])
+        assert figures["capacity"] == told["capacity"]
+        assert any(row[0].endswith(figures["verdict"]) for row in rows if "fit" in row[0])
+
+
+def test_a_run_that_broke_off_fits_so_far(tmp_path: Path) -> None:
+    made = HandMade()
+    made.op("init", 0)
+    made.alloc(0, MIB)
+    made.ended("exception", 1, "RuntimeError: <b>no</b>")
+    run = made.write(new_run(tmp_path / "run", outcome="exit", gpu_memory_bytes=1 << 36))
+    build_tables(run)
+    found = read(run)
+    assert found.figures["left"].endswith("until the rank ended: exception (RuntimeError: <b>no</b>) after 0 steps.")
+    assert "fits so far" in found.words
+    assert "  fits so far, headroom" in "\n".join("  ".join(["", *row]) for row in terminal_rows(run))
+    whole = read(handmade.ended_well(tmp_path / "well"))
+    assert "fits so far" in whole.words  # it was stopped
+    assert "left" not in whole.figures
+
+
+def test_notes_name_files_as_everything_else_does(tmp_path: Path) -> None:
+    made = HandMade()
+    rows = [("aten.item", "/env/lib/python3.11/site-packages/lib/a.py", 3, 1, 5)]
+    made.record("invented", rows=rows)
+    made.record("note", text="seen at /job/train.py:7: once")
+    run = made.write(new_run(tmp_path / "run"))
+    build_tables(run)
+    words = " ".join(read(run).words)
+    assert "first at lib/a.py:3, because" in words
+    assert "seen at train.py:7: once" in words
+    assert "/env/" not in words
+    assert "first at lib/a.py:3, because" in " ".join(cell for row in terminal_rows(run) for cell in row)
+
+
+def test_a_page_needs_nothing_but_itself(tmp_path: Path) -> None:
+    found = read(handmade.ended_well(tmp_path / "run"))
+    assert [each for each in found.fetched if not each.startswith("#")] == ["data:,"]
+    assert found.handlers == []
+    assert len(found.scripts) == 2
+
+
+def test_hostile_names_are_text(tmp_path: Path) -> None:
+    made = HandMade()
+    root = made.layer(HOSTILE[0], HOSTILE[1])
+    layers = [made.layer(name, name, root) for name in HOSTILE[1:]]
+    for number, (name, layer) in enumerate(zip(HOSTILE, [root, *layers], strict=True)):
+        stack = made.stack((f"/job/{name}.py", 1, name))
+        made.op("forward", 1, layer, name=name)
+        made.alloc(number * 64 * MIB, 32 * MIB, stack=stack)
+    made.record("groups", rows=[(0, HOSTILE[0], HOSTILE[1], (0, 1), 0, HOSTILE[2])])
+    made.record("collectives", rows=[(0, HOSTILE[2], 0, 1, 1, HOSTILE[0], False, 0, 1, 0, -1)])
+    made.record("note", text=HOSTILE[0])
+    made.ended(outcome="exception", code=1, message=HOSTILE[1])
+    run = made.write(new_run(tmp_path / "run", arguments=HOSTILE))
+    build_tables(run)
+    found = read(run)
+    assert len(found.scripts) == 2
+    assert not any("alert" in script for script in found.scripts)
+    assert found.handlers == []
+    words = " ".join(found.words)
+    assert all(" ".join(name.split()) in " ".join(words.split()) for name in HOSTILE)
+
+
+def test_a_run_that_never_reached_the_gpu_makes_a_page(tmp_path: Path) -> None:
+    run = wrote_nothing(tmp_path / "run")
+    build_tables(run)
+    found = read(run)
+    assert "nothing was allocated on the GPU" in " ".join(found.words)
+    assert "blocks" not in found.tables
+
+
+def test_a_run_of_one_allocation_makes_a_page(tmp_path: Path) -> None:
+    made = HandMade()
+    made.op("init", 0)
+    made.alloc(0, MIB)
+    run = made.write(new_run(tmp_path / "run"))
+    build_tables(run)
+    assert read(run).figures["peak_allocated"] == "1.00 MiB"
+
+
+def test_report_writes_the_page_where_it_is_told_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = handmade.ended_well(tmp_path / "run")
+    assert main(["report", str(run), "--html", str(tmp_path / "a page.html")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'a page.html'}\n"
+    assert (tmp_path / "a page.html").read_text().startswith("<!doctype html>")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_secrets_of_the_command_line_are_not_in_the_page(tmp_path: Path) -> None:
+    run = handmade.ended_well(tmp_path / "run")
+    update_manifest(run, command=["/bin/fakedist", "profile", "--env", "HF_TOKEN=hf_hunter2", "--env", "A=b c"])
+    words = " ".join(read(run).words)
+    assert "fakedist profile --env HF_TOKEN=... --env 'A=b c'" in words
+    assert "hunter2" not in page(Run(run))
+
+
+def test_a_page_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = handmade.ended_well(tmp_path / "run")
+    assert main(["report", str(run), "--html", str(tmp_path / "nowhere" / "a.html")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_of_very_many_layers_the_largest_are_in_the_page(tmp_path: Path) -> None:
+    made = HandMade()
+    for number in range(3_000):
+        layer = made.layer(f"odd{number}", "Linear")
+        made.op("forward", 1, layer)
+        made.alloc(number * (1 << 18), 512 * (1 + number % 100))
+    run = made.write(new_run(tmp_path / "run"))
+    build_tables(run)
+    found = read(run)
+    assert 900 < len(found.tables["layer-table"]) < 1_002
+    assert "more, in tables/layers.parquet" in " ".join(found.words)
+
+
+def test_the_same_run_makes_the_same_page(tmp_path: Path) -> None:
+    run = handmade.ended_well(tmp_path / "run")
+    write_page(Run(run), tmp_path / "one.html")
+    write_page(Run(run), tmp_path / "two.html")
+    assert (tmp_path / "one.html").read_bytes() == (tmp_path / "two.html").read_bytes()

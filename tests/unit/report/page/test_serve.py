@@ -1,0 +1,62 @@
+import http.client
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from fakedist.errors import SetupError
+from fakedist.report.page.serve import PageServer
+
+
+@pytest.fixture
+def server() -> Iterator[PageServer]:
+    with PageServer("<p>the page</p>", 0) as made:
+        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield made
+        made.shutdown()
+        thread.join()
+
+
+def ask(server: PageServer, path: str, method: str = "GET", host: str = "") -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=5)
+    connection.request(method, path, headers={"Host": host} if host else {})
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer.status, body
+
+
+def test_the_page_is_at_its_address_alone(server: PageServer) -> None:
+    assert server.url == f"http://127.0.0.1:{server.server_port}{server.path}"
+    assert ask(server, server.path) == (200, b"<p>the page</p>")
+    assert ask(server, server.path, "HEAD") == (200, b"")
+    for path in ("/", server.path[:-1], f"{server.path}../etc/passwd", "/x" + server.path, "/favicon.ico"):
+        assert ask(server, path)[0] == 404
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_nothing_can_be_written(server: PageServer, method: str) -> None:
+    assert ask(server, server.path, method)[0] == 501
+
+
+def test_another_name_for_this_machine_gets_nothing(server: PageServer) -> None:
+    assert ask(server, server.path, host="evil.example")[0] == 404
+    assert ask(server, server.path, host=f"localhost:{server.server_port}")[0] == 200
+
+
+def test_only_this_machine_is_listened_to(server: PageServer) -> None:
+    assert server.server_address[0] == "127.0.0.1"
+
+
+def test_every_server_has_an_address_of_its_own(server: PageServer) -> None:
+    with PageServer("", 0) as other:
+        assert other.path != server.path
+        assert len(other.path) > 30
+
+
+def test_a_port_that_is_taken_is_told(server: PageServer) -> None:
+    with pytest.raises(SetupError, match="cannot be used"):
+        PageServer("", server.server_port)
+    with pytest.raises(SetupError, match="cannot be used"):
+        PageServer("", 70_000)

@@ -1,0 +1,163 @@
+"""The page's section about time: the terminal's numbers, in a page that stays small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fakedist.analysis.building import build_tables
+from fakedist.report.page import time_drawings
+from fakedist.report.page.pack import Pack
+from fakedist.report.page.run_page import page
+from fakedist.results.run import Run
+from fakedist.run.plain import to_plain
+from fakedist.run.schema import FAMILIES
+from fakedist.units import format_us
+from tests.unit.analysis.recorded import HandMade, new_run
+from tests.unit.analysis.times.times_by_hand import H100, NAN, kernel, record
+from tests.unit.report.handmade import ended_well, measured, timed
+from tests.unit.report.reading import PageText, read_page
+
+HOSTILE = '<script>alert("k")</script>'
+
+
+class Kept(Pack):
+    """A pack whose arrays can be read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrays: dict[str, list[float]] = {}
+
+    def add(self, name: str, values: object) -> None:
+        self.arrays[name] = np.asarray(values).tolist()
+        super().add(name, values)
+
+
+def read(run: Path) -> PageText:
+    return read_page(page(Run(run)))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return timed(tmp_path_factory.mktemp("runs") / "run")
+
+
+def test_the_tables_are_the_runs(run: Path) -> None:
+    found, time = read(run), Run(run).summary.time
+    assert time is not None
+    rows = {row[0].strip(): row for row in found.tables["time-table"][1:]}
+    for layer in time.layers:
+        if layer.total_us:
+            cells = rows[(layer.name or "(outside of modules)") + (" x3" if layer.num_repeats > 1 else "")]
+            assert format_us(layer.total_us) in cells
+    families = {row[0]: row for row in found.tables["families"][1:]}
+    for family in time.by_family[:3]:
+        assert format_us(family.time_us) in families[family.family]
+    assert families["communication"][2] == "not known"
+    assert found.tables["top-kernels"][1][3] == format_us(time.top_kernels[0].time_us)
+    assert found.figures["step_time"].startswith("1.0 ms")
+    assert "without 2 of 2 collectives" in found.figures["step_time"]
+
+
+@pytest.mark.parametrize(
+    ("make", "word", "other"), [(timed, "estimated", "measured"), (measured, "measured", "estimated")]
+)
+def test_every_part_says_whether_it_is_measured_or_estimated(
+    tmp_path: Path, make: object, word: str, other: str
+) -> None:
+    text = page(Run(make(tmp_path / "run")))  # type: ignore[operator]
+    section = text[text.index('<section id="time"') : text.index('<section id="communication"')]
+    assert section.count(f'<span class="tag">{word}</span>') == 6 == section.count('<span class="tag">')
+    assert f'<span class="tag">{other}</span>' not in section
+
+
+def test_the_layers_at_the_peak_have_their_times_beside_their_bytes(run: Path) -> None:
+    table = read(run).tables["layer-table"]
+    assert table[0][1:4] == ["forward, estimated", "recompute, estimated", "backward, estimated"]
+    mlps = next(row for row in table if row[0].startswith("layers.0-2.mlp"))
+    assert mlps[1:4] == ["195 us"] * 3
+
+
+def test_a_run_without_times_has_no_section(tmp_path: Path) -> None:
+    text = page(Run(ended_well(tmp_path / "run")))
+    assert '<section id="time"' not in text
+    assert 'href="#time"' not in text
+
+
+def test_the_drawing_has_every_kernel_where_it_is(run: Path) -> None:
+    pack, found = Kept(), Run(run)
+    kernels = time_drawings.read_kernels(found)
+    time_drawings.add_kernels(pack, found, kernels, found.table("layers"), found.time.summary())
+    tick = pack.meta["tick_us"]
+    ordered = kernels.sort_values(["stream", "start_us"])
+    assert np.multiply(pack.arrays["bar_start"], tick) == pytest.approx(ordered["start_us"].to_numpy(), abs=1e-3)
+    length = ordered["duration_us"].fillna(0).to_numpy()
+    assert np.multiply(pack.arrays["bar_length"], tick) == pytest.approx(length, abs=2e-3)
+    kinds = [int(kind) for kind in pack.arrays["bar_kind"]]
+    families = [FAMILIES[int(pack.arrays["bars_family"][kind])] for kind in kinds]
+    assert families == [FAMILIES[at] for at in ordered["family"]]
+    labels = {pack.meta["kernels"][int(pack.arrays["bars_name"][kind])] for kind in kinds}
+    assert {"all_reduce on default_pg", "all_gather_into_tensor on tp"} <= labels
+    assert not pack.meta["merged"]
+
+
+def test_layers_that_are_opened_have_the_figures_of_their_row(run: Path) -> None:
+    pack, found = Kept(), Run(run)
+    times, layers = found.table("layer_times"), found.table("layers")
+    time_drawings.add_layer_times(pack, times, layers)
+    assert pack.arrays["time_total_us"] == (times["total_us"] * 1e3).round().tolist()
+    assert pack.arrays["time_forward_us"][1] == 195_000 == sum(pack.arrays["time_forward_us"][7:10])
+
+
+def test_the_roofline_leaves_out_what_is_not_known(tmp_path: Path) -> None:
+    made = HandMade()
+    made.gpu["peaks"] = to_plain(H100)
+    rows = [
+        kernel(0, 10, name="both", flops=1e9, moved_bytes=1e7),
+        kernel(10, 90, name="both", flops=9e9, moved_bytes=9e7),
+    ]
+    rows += [kernel(100, 5, name="no bytes", flops=1e9), kernel(110, 5, "copy", name="no flops", moved_bytes=1e6)]
+    rows.append(kernel(120, NAN, "communication"))
+    made.others.append(record(*rows))
+    made.ended()
+    run = made.write(new_run(tmp_path / "run"))
+    build_tables(run)
+    roofline = time_drawings.roofline(Run(run), Run(run).time.summary().peaks)
+    assert roofline is not None
+    (point,) = roofline["points"]
+    assert (point["name"], point["intensity"], point["rate"]) == ("both", 100, pytest.approx(1e10 / 100e-6))
+
+
+def test_names_of_kernels_are_text(tmp_path: Path) -> None:
+    made = HandMade()
+    layer = made.layer(HOSTILE)
+    made.others.append(record(kernel(0, 5, name=HOSTILE, layer=layer)))
+    made.ended()
+    run = made.write(new_run(tmp_path / "run"))
+    build_tables(run)
+    found = read(run)
+    assert len(found.scripts) == 2  # ours and the numbers
+    assert found.tables["top-kernels"][1][0] == HOSTILE
+    assert found.tables["time-table"][1][0].strip() == HOSTILE
+
+
+def test_a_page_of_many_kernels_says_that_neighbours_are_one_bar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time_drawings, "MOST_BARS", 50)
+    made = HandMade()
+    layers = [made.layer(f"l{at}") for at in range(5)]
+    made.others.append(record(*(kernel(at * 2.0, 1.9, layer=layers[at % 5], name=f"k{at}") for at in range(2_000))))
+    made.ended()
+    run = made.write(new_run(tmp_path / "run"))
+    build_tables(run)
+    pack, found = Kept(), Run(run)
+    time_drawings.add_kernels(
+        pack, found, time_drawings.read_kernels(found), found.table("layers"), found.time.summary()
+    )
+    assert pack.meta["merged"]
+    assert len(pack.arrays["bar_kind"]) <= 60
+    assert sum(pack.arrays["bar_num"]) == 2_000 == pack.meta["num_kernels"]
+    assert len(pack.meta["kernels"]) <= 60  # names of bars, not of kernels

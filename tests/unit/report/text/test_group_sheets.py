@@ -1,0 +1,96 @@
+"""Calls of a step with their bytes, where they run and beside what: in a comparison's text, on a run's page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fakedist.analysis.building import build_tables
+from fakedist.report.compare.change_sheets import render_comparison
+from fakedist.report.compare.comparison import Comparison
+from fakedist.report.page.run_page import page
+from fakedist.results.run import Run
+from tests.unit.analysis.recorded import MIB, HandMade, new_run
+from tests.unit.report.reading import read_page
+
+SIDE = 77
+
+
+def run_of(directory: Path, gather_group: int) -> Path:
+    """A step that gathers twice and reduce-scatters once, on a stream of its own, of 64 ranks each."""
+    made = HandMade()
+    root = made.layer("(Net)", "Net")
+    made.op("init", 0)
+    made.alloc(0, MIB)
+    forward = made.op("forward", 1, root)
+    made.alloc(2 * MIB, MIB)
+    backward = made.op("backward", 1, root)
+    made.region(forward, forward)
+    made.free(2 * MIB, MIB)
+    made.op("optimizer", 1)
+    made.step(1)
+    ranks = {"start": 0, "stop": 64, "step": 1}
+    made.record("groups", rows=[(0, "0", "default_pg", ranks, 5, "nccl"), (1, "1", "gather", ranks, 5, "nccl")])
+    calls = [("all_gather_into_tensor", gather_group, MIB, 64 * MIB, True, 0, forward, (1, "forward"))] * 2
+    calls += [("reduce_scatter_tensor", 0, 64 * MIB, MIB, False, SIDE, backward, (1, "backward"))]
+    rows = [
+        (number, name, group, read, written, "bfloat16", waits, stream, op, made.scopes[*when, root, False], -1)
+        for number, (name, group, read, written, waits, stream, op, when) in enumerate(calls)
+    ]
+    made.record("collectives", rows=rows)
+    made.ended()
+    run = made.write(new_run(directory))
+    build_tables(run)
+    return run
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_a_comparison_shows_calls_bytes_streams_and_overlap_of_both_at_any_width(tmp_path: Path, width: int) -> None:
+    console = Console(width=width, record=True, quiet=False)
+    with console.capture() as shown:
+        comparison = Comparison(run_of(tmp_path / "a", 0), run_of(tmp_path / "b", 1))
+        render_comparison(comparison, all_rows=False, console=console)
+    lines = shown.get().split("What can run at once in a step, simulated\n")[1].splitlines()
+    assert lines[0].split() == ["group", "operation", "calls", "bytes", "stream", "at", "once", "with"]
+    told = [line.split()[:6] for line in lines[1:] if line.startswith(("A ", "B "))]
+    assert told == [
+        ["A", "default_pg", "all_gather", "2", "130.00", "MiB"],
+        ["A", "default_pg", "reduce_scatter", "1", "65.00", "MiB"],
+        ["B", "gather", "all_gather", "2", "130.00", "MiB"],
+        ["B", "default_pg", "reduce_scatter", "1", "65.00", "MiB"],
+    ]
+    assert "no room for" not in " ".join(lines)
+    if width > 100:
+        assert [re.split(r"\s{2,}", line)[-2:] for line in lines[1:5]] == [
+            ["its group's", "compute"],
+            ["side 1", "compute"],
+            ["its group's", "compute, default_pg reduce_scatter"],
+            ["side 1", "compute, gather all_gather"],
+        ]
+
+
+def test_the_page_shows_where_the_calls_of_a_step_run_and_beside_what(tmp_path: Path) -> None:
+    shown = read_page(page(Run(run_of(tmp_path / "run", 1))))
+    assert shown.tables["streams"] == [
+        ["group", "operation", "calls", "bytes in", "bytes out", "stream", "at once with"],
+        [
+            "gather",
+            "all_gather",
+            "2",
+            "2.00 MiB",
+            "128.00 MiB",
+            "its group's",
+            "compute, default_pg reduce_scatter",
+        ],
+        ["default_pg", "reduce_scatter", "1", "64.00 MiB", "1.00 MiB", "side 1", "compute, gather all_gather"],
+    ]
+
+
+def test_a_run_of_an_older_fakedist_without_spans_has_a_page_and_is_compared(tmp_path: Path) -> None:
+    new, old = run_of(tmp_path / "a", 0), run_of(tmp_path / "b", 1)
+    (old / "tables/spans.parquet").unlink()
+    assert "streams" not in read_page(page(Run(old))).tables
+    assert Comparison(new, old).streams == []

@@ -1,0 +1,60 @@
+"""Tables of any width."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from fakedist.report.text.sheet import SheetColumn, print_table
+
+COLUMNS = [
+    SheetColumn("layer", ["mlp", "attention"], is_text=True),
+    SheetColumn("total", ["1.00 GiB", "12.00 MiB"]),
+    SheetColumn("grads", ["-", "2.00 MiB"], rank=1),
+    SheetColumn("own", ["3 B", "0 B"], rank=2),
+]
+
+
+def printed(width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
+    print_table(console, "By layer", COLUMNS)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def test_text_stands_left_and_figures_right() -> None:
+    assert printed(80) == [
+        "",
+        "By layer",
+        "layer          total     grads  own",
+        "mlp         1.00 GiB         -  3 B",
+        "attention  12.00 MiB  2.00 MiB  0 B",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("width", "left_out"),
+    [(35, []), (34, ["own"]), (30, ["own"]), (29, ["grads", "own"]), (20, ["grads", "own"])],
+)
+def test_columns_without_room_are_left_out_by_rank_and_named(width: int, left_out: list[str]) -> None:
+    lines = printed(width)
+    assert all(len(line) <= width for line in lines)
+    assert [name for name in ("grads", "own") if name not in lines[2]] == left_out
+    told = " ".join(line.strip() for line in lines[5:])
+    assert told == (f"no room for: {', '.join(left_out)}; a wider terminal has, and --json" if left_out else "")
+
+
+def test_text_is_folded_and_figures_stay_whole_where_nothing_more_can_be_left_out() -> None:
+    assert printed(16)[2:] == [
+        "layer      total",
+        "mlp     1.00 GiB",
+        "atten  12.00 MiB",
+        "tion",
+        "  no room for:",
+        "  grads, own; a",
+        "  wider terminal",
+        "  has, and",
+        "  --json",
+    ]

@@ -1,0 +1,149 @@
+"""The text of a report, to the letter. To renew the expected texts after a change that is meant, and read them:
+
+python -m tests.unit.report.test_terminal
+"""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fakedist.analysis.building import build_tables
+from fakedist.errors import RunDirectoryError
+from fakedist.report.text.terminal import render
+from tests.unit.analysis.recorded import GIB, HandMade, new_run, wrote_nothing
+from tests.unit.report.handmade import ended_well, measured, out_of_memory, timed
+
+EXPECTED = Path(__file__).parent / "expected"
+CASES = [(ended_well, 80), (ended_well, 160), (out_of_memory, 80), (out_of_memory, 160)]
+CASES += [(timed, 80), (timed, 120), (measured, 120)]
+
+
+def text(run: Path, width: int = 160, *, all_layers: bool = False) -> str:
+    """What a terminal of this width shows."""
+    console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
+    render(run, all_layers=all_layers, console=console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().replace(str(run), "RUN")
+
+
+@pytest.mark.parametrize(("make", "width"), CASES)
+def test_a_report_is_this_text(tmp_path: Path, make: Callable[[Path], Path], width: int) -> None:
+    assert text(make(tmp_path / "run"), width) == (EXPECTED / f"{make.__name__}_{width}.txt").read_text()
+
+
+@pytest.mark.parametrize("make", [ended_well, timed, measured])
+@pytest.mark.parametrize("width", [80, 160])
+def test_no_line_but_paths_and_messages_is_wider_than_the_terminal(
+    tmp_path: Path, width: int, make: Callable[[Path], Path]
+) -> None:
+    lines = text(make(tmp_path / "run"), width, all_layers=True).splitlines()
+    assert [line for line in lines if len(line) > width and not line.startswith("run ")] == []
+
+
+def test_no_line_ends_in_blanks(tmp_path: Path) -> None:
+    shown = text(ended_well(tmp_path / "run"), 80)
+    assert [line for line in shown.splitlines() if line != line.rstrip()] == []
+
+
+def test_of_many_steps_the_first_the_last_and_that_of_the_peak_are_shown(tmp_path: Path) -> None:
+    made = HandMade()
+    for step in range(10):
+        made.op("forward", step)
+        made.alloc(0, (3 if step == 5 else 1) * GIB // 4)
+        made.free(0, (3 if step == 5 else 1) * GIB // 4)
+        made.step(step)
+    made.ended()
+    run = made.write(new_run(tmp_path / "run"))
+    build_tables(run)
+    shown = text(run)
+    steps = [
+        line.split()[0]
+        for line in shown.splitlines()
+        if line.strip().startswith(tuple("0123456789")) and "forward" in line
+    ]
+    assert steps[:4] == ["0", "1", "5", "9"]
+    assert "5  forward <- peak" in shown
+    assert "6 of the steps 2 to 8 are in --json only" in shown
+
+
+def test_a_single_step_that_is_not_shown_is_named(tmp_path: Path) -> None:
+    made = HandMade()
+    for step in range(5):
+        made.op("forward", step)
+        made.alloc(0, (3 if step == 2 else 1) * GIB // 4)
+        made.free(0, (3 if step == 2 else 1) * GIB // 4)
+        made.step(step)
+    made.ended()
+    run = made.write(new_run(tmp_path / "run"))
+    build_tables(run)
+    assert "step 3 is in --json only" in text(run)
+
+
+def test_every_layer_is_shown_on_request(tmp_path: Path) -> None:
+    run = ended_well(tmp_path / "run")
+    for name in ("layers.0.mlp", "layers.1.mlp", "layers.2.mlp"):
+        assert f"\n{name} " in text(run, all_layers=True)
+        assert f"\n{name} " not in text(run)
+    assert "--all-layers" in text(run)
+    assert "--all-layers" not in text(run, all_layers=True)
+
+
+def test_a_run_that_only_just_does_not_fit_says_by_how_much(tmp_path: Path) -> None:
+    made = HandMade()
+    made.op()
+    made.event("segment_alloc", 2 * GIB, 80 * GIB)
+    made.ended()
+    run = made.write(new_run(tmp_path / "run"))
+    build_tables(run)
+    shown = text(run)
+    assert "  does not fit: it takes 81.00 GiB, 1.00 GiB more than the GPU has\n" in shown
+    assert "Largest blocks" not in shown  # there was none
+
+
+def test_a_rank_that_died_at_once_has_a_report_without_tables(tmp_path: Path) -> None:
+    run = wrote_nothing(tmp_path / "run")
+    build_tables(run)
+    shown = text(run)
+    assert "device  virtual: never reached, torch unknown\nended   killed after 0 steps\n" in shown
+    assert "By phase" not in shown
+    assert "fits" not in shown
+    assert "the rank ended without a word" in shown
+
+
+def test_names_with_brackets_are_text_and_no_style(tmp_path: Path) -> None:
+    made = HandMade()
+    layer = made.layer("[red]mlp[/]")
+    made.op("forward", 1, layer, name="aten.mm.default")
+    made.alloc(0, GIB)
+    made.record("note", text="see [bold]here[/bold]")
+    made.ended()
+    run = made.write(new_run(tmp_path / "run", arguments=("[a]",)))
+    build_tables(run)
+    shown = text(run)
+    assert "job     train.py [a]\n" in shown
+    assert "\n[red]mlp[/] " in shown
+    assert "  - see [bold]here[/bold]\n" in shown
+
+
+def test_tables_are_made_where_profile_was_killed_before_it_could(tmp_path: Path) -> None:
+    run = ended_well(tmp_path / "whole")
+    unfinished = HandMade().write(new_run(tmp_path / "run"))
+    assert not (unfinished / "tables").exists()
+    assert text(unfinished).startswith("job     train.py\n")
+    assert (unfinished / "tables").exists()
+    (run / "tables" / "layers.parquet").write_bytes(b"PAR1")
+    with pytest.raises(RunDirectoryError, match=r"layers.parquet cannot be read"):
+        text(run)
+
+
+if __name__ == "__main__":
+    EXPECTED.mkdir(exist_ok=True)
+    for make_, width_ in CASES:
+        with tempfile.TemporaryDirectory() as scratch:
+            (EXPECTED / f"{make_.__name__}_{width_}.txt").write_text(text(make_(Path(scratch) / "run"), width_))

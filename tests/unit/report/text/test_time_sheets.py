@@ -1,0 +1,90 @@
+"""Where the time goes, in every form that is not a page: DataFrames, JSON, CSV, Markdown."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from fakedist.errors import RunDirectoryError
+from fakedist.report.text.csv_table import table_csv
+from fakedist.report.text.json_object import summary_object
+from fakedist.report.text.run_markdown import run_markdown
+from fakedist.report.text.time_wording import main_bound, short_kernel, unknown_time
+from fakedist.results.run import Run
+from tests.unit.report.handmade import ended_well, measured, timed
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return Run(timed(tmp_path_factory.mktemp("runs") / "run"))
+
+
+def test_a_notebook_gets_tables_that_add_up(run: Run) -> None:
+    time = run.time
+    whole = time.summary().kernel_us
+    assert (time.source, whole) == ("estimated", 605)
+    layers = time.layers()
+    assert layers[layers["name"].isin(["", "(Transformer)"])]["total_us"].sum() == whole
+    assert layers["own_us"].sum() == time.layers(fold=False)["own_us"].sum() == whole
+    families = time.families()
+    assert families[families["family"] != "communication"]["time_us"].sum() == whole
+    assert families["share"].sum() == pytest.approx(1)  # communication has none
+    assert time.names().iloc[0]["num_kernels"] == 9
+    kernels = time.kernels()
+    assert len(kernels) == 21
+    assert set(kernels["layer_name"]) == {"", "(Transformer)", "layers.0.mlp", "layers.1.mlp", "layers.2.mlp"}
+
+
+def test_what_was_not_timed_is_an_error_that_says_so(tmp_path: Path) -> None:
+    found = Run(ended_well(tmp_path / "run"))
+    assert found.time.source == ""
+    for ask in (found.time.summary, found.time.layers, found.time.families, found.time.names, found.time.kernels):
+        with pytest.raises(RunDirectoryError, match=r"no step of .* was timed"):
+            ask()
+    assert found.summary.time is None
+
+
+def test_the_json_object_says_all_of_it(run: Run) -> None:
+    found = json.loads(json.dumps(summary_object(run.path), allow_nan=False))
+    assert found["kernels"]["source"] == "estimated"
+    time = found["time"]
+    assert [row["family"] for row in time["by_family"]] == ["gemm", "elementwise", "optimizer", "communication"]
+    assert time["num_unknown_calls"] == 2
+    assert time["top_kernels"][0]["bound"] == "compute"
+    assert {row["name"] for row in time["layers"]} >= {"layers.0-2.mlp", "(Transformer)"}
+
+
+def test_csv_has_the_rows_of_the_report_or_every_kernel(run: Run) -> None:
+    folded = pd.read_csv(io.StringIO(table_csv(run, "layer_times")))
+    assert folded[folded["name"] == "layers.0-2.mlp"]["total_us"].item() == 585
+    apart = pd.read_csv(io.StringIO(table_csv(run, "layer_times", all_layers=True)))
+    assert "layers.1.mlp" in set(apart["name"])
+    assert len(pd.read_csv(io.StringIO(table_csv(run, "kernels")))) == 21
+
+
+@pytest.mark.parametrize("make", [timed, measured])
+def test_markdown_says_where_every_table_is_from(tmp_path: Path, make: object) -> None:
+    text = run_markdown(Run(make(tmp_path / "run")))  # type: ignore[operator]
+    word = "estimated" if make is timed else "measured"
+    for title in ("Time by layer", "Time by family of kernels", "Kernels that take most time"):
+        assert f"<summary>{title}, {word}" in text
+    assert f"**Time of step 3**, {word} by " in text
+    assert ("duration is not known" in text) == (make is timed)
+
+
+def test_a_time_of_which_a_part_is_not_known_says_so() -> None:
+    assert [unknown_time(0, 2), unknown_time(1500, 2), unknown_time(0, 0)] == ["not known", "1.5 ms + 2 not known", "-"]
+
+
+def test_the_bound_of_a_row_is_that_of_most_of_its_time() -> None:
+    assert main_bound(1, 3, 0) == "memory 75%"
+    assert main_bound(0, 0, 0) == ""
+
+
+def test_names_of_kernels_lose_what_all_have() -> None:
+    assert short_kernel("void at::native::(anonymous namespace)::softmax<4>(int)") == "softmax<4>(int)"
+    assert short_kernel("k" * 100) == "k" * 43 + "…"
