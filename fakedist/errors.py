@@ -17,6 +17,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of fakedist. A script that ends by itself passes its own code through, which may be any of these."""
+
+    DONE = 0
+    #: An error of fakedist, or an exception of the script.
+    ERROR = 1
+    #: The command line, the job or the configuration is invalid.
+    USAGE = 2
+    #: A figure exceeds a budget or a baseline of ``fakedist check``.
+    EXCEEDED = 3
+    #: The rank does not fit the GPU.
+    OUT_OF_MEMORY = 4
+    #: The time given with ``--timeout`` was over, as for timeout(1).
+    TIMEOUT = 124
+    #: 128 + SIGINT.
+    INTERRUPTED = 130
+    #: 128 + SIGPIPE: the reader of stdout has gone.
+    BROKEN_PIPE = 141
+    #: 128 + SIGTERM.
+    TERMINATED = 143
 
 
 class FakedistError(Exception):
@@ -27,7 +50,7 @@ class FakedistError(Exception):
         hint: What to type next; empty if there is nothing to type.
     """
 
-    exit_code = 1
+    exit_code = ExitCode.ERROR
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -40,13 +63,13 @@ class FakedistError(Exception):
 class JobError(FakedistError):
     """The requested job is invalid. Exit code 2."""
 
-    exit_code = 2
+    exit_code = ExitCode.USAGE
 
 
 class CheckError(FakedistError):
     """The configuration of ``check`` or a baseline is invalid. Exit code 2."""
 
-    exit_code = 2
+    exit_code = ExitCode.USAGE
 
 
 class ScriptError(FakedistError):

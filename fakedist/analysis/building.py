@@ -25,6 +25,7 @@ from fakedist.analysis.times.kernel_kinds import kernel_table
 from fakedist.analysis.times.totals import find_times
 from fakedist.analysis.times.trace import write_trace
 from fakedist.run.manifest import load_manifest, update_manifest
+from fakedist.run.outcome import Outcome
 from fakedist.run.plain import from_plain, to_plain
 from fakedist.run.step_time import KernelSource, Peaks
 from fakedist.run.summary import Summary
@@ -204,7 +205,7 @@ def _left_note(recording: Recording, job: dict[str, Any]) -> str:
 def _failure_notes(recording: Recording) -> list[str]:
     """Notes on requests that the allocator could not serve but that did not end the script."""
     failed = recording.out_of_memory
-    if failed is None or recording.outcome.get("outcome") == "out_of_memory":
+    if failed is None or recording.outcome.get("outcome") == Outcome.OUT_OF_MEMORY:
         return []
     times = int(recording.stats.get(recording.device, {}).get("num_ooms", 0)) or 1
     what = "once" if times == 1 else f"{times} times, last"

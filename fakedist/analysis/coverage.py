@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from fakedist.analysis.recording import Recording
+from fakedist.run.outcome import Outcome
 
 
-def coverage_notes(recording: Recording, outcome: str, job: dict[str, Any]) -> list[str]:
+def coverage_notes(recording: Recording, outcome: Outcome, job: dict[str, Any]) -> list[str]:
     """Notes on what the recording does not cover, one sentence each.
 
     Args:
@@ -16,10 +17,15 @@ def coverage_notes(recording: Recording, outcome: str, job: dict[str, Any]) -> l
         job: The job from run.json.
     """
     told, num_steps = recording.outcome, len(recording.steps)
-    if outcome == "stopped":
+    if outcome is Outcome.STOPPED:
         return [_not_reached(num_steps, bool(told.get("evaluated")), job.get("until"))]
     is_known = "optimizer_steps" in told  # an older fakedist did not record it
-    if outcome in ("finished", "exit") and is_known and not told["optimizer_steps"] and not told["counts_itself"]:
+    if (
+        outcome in (Outcome.FINISHED, Outcome.EXIT)
+        and is_known
+        and not told["optimizer_steps"]
+        and not told["counts_itself"]
+    ):
         text = (
             "no training step: no optimizer stepped; the figures are of all that the script did, and "
             "fakedist.step() at the end of each iteration of its loop (inference, evaluation) counts them as steps"

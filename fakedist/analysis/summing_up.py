@@ -15,11 +15,11 @@ from fakedist.analysis.outside.outside_memory import beside_reserved, estimate_o
 from fakedist.analysis.recording import Recording
 from fakedist.analysis.times.totals import rows_of
 from fakedist.job import UNLIMITED_BYTES
+from fakedist.run.outcome import Ending, Outcome
 from fakedist.run.plain import from_plain
 from fakedist.run.schema import CATEGORIES
 from fakedist.run.summary import (
     CollectiveTotal,
-    Exit,
     LargeBlock,
     LayerMemory,
     LeftDuringInit,
@@ -53,7 +53,7 @@ def summarize(recording: Recording, manifest: dict[str, Any], tables: dict[str, 
         torch=gpu.get("torch", ""),
         exit=ending,
         left_during_init=_left_during_init(recording, ending),
-        fits=ending.outcome != "out_of_memory" and outside.beside_reserved != "does not fit",
+        fits=ending.outcome is not Outcome.OUT_OF_MEMORY and outside.beside_reserved != "does not fit",
         capacity_bytes=capacity,
         peak_allocated_bytes=peak.allocated_bytes,
         peak_reserved_bytes=peak.reserved_bytes,
@@ -100,22 +100,22 @@ def _by_category(row: Mapping[Hashable, Any], prefix: str) -> dict[str, int]:
     return {name: bytes_ for name in CATEGORIES if (bytes_ := row[f"{prefix}_{name}_bytes"])}
 
 
-def _ending(recording: Recording, manifest: dict[str, Any]) -> Exit:
+def _ending(recording: Recording, manifest: dict[str, Any]) -> Ending:
     """How the run ended: as the parent saw it, unless the rank itself knows better."""
-    seen = from_plain(Exit, manifest["exit"], "exit")
+    seen = from_plain(Ending, manifest["exit"], "exit")
     told = recording.outcome
-    if not told and seen.outcome == "running":  # neither the rank nor its parent lived long enough to record more
-        return Exit("killed", seen.code, "with fakedist profile, which was killed")
-    if told and seen.outcome in ("running", "exit", told["outcome"]):
+    if not told and seen.outcome is Outcome.RUNNING:  # neither the rank nor its parent lived long enough to record more
+        return Ending(Outcome.KILLED, seen.code, "with fakedist profile, which was killed")
+    if told and seen.outcome in (Outcome.RUNNING, Outcome.EXIT, told["outcome"]):
         code = seen.code if seen.code is not None else told["code"]
-        return Exit(told["outcome"], code, told.get("message", ""))
+        return Ending(Outcome(told["outcome"]), code, told.get("message", ""))
     return seen
 
 
-def _left_during_init(recording: Recording, ending: Exit) -> LeftDuringInit | None:
+def _left_during_init(recording: Recording, ending: Ending) -> LeftDuringInit | None:
     """Where the script ended by itself before its first step; None if it did not or never imported torch."""
     told = recording.outcome
-    if ending.outcome not in ("exit", "finished") or not told or told["last_step"] or not recording.gpu:
+    if not ending.ended_by_itself or not told or told["last_step"] or not recording.gpu:
         return None
     return LeftDuringInit(told.get("line", ""))
 
@@ -154,10 +154,10 @@ class _Calls:
     bytes_out: int
 
 
-def _out_of_memory(recording: Recording, ending: Exit, events: pd.DataFrame) -> OutOfMemory | None:
+def _out_of_memory(recording: Recording, ending: Ending, events: pd.DataFrame) -> OutOfMemory | None:
     """The request that ended the run: its size, what made it, and the memory held at that moment."""
     failed = recording.out_of_memory
-    if failed is None or ending.outcome != "out_of_memory":
+    if failed is None or ending.outcome is not Outcome.OUT_OF_MEMORY:
         return None
     operation = ""
     if 0 <= failed["op"] < len(recording.op_operation):

@@ -20,12 +20,13 @@ from fakedist.check.config import CheckConfig, CheckJob
 from fakedist.check.judging import Finding, judge
 from fakedist.check.measured import Rank, measure, peak_places
 from fakedist.check.running import Runner, Task
-from fakedist.errors import CheckError, FakedistError, JobError, ScriptError
+from fakedist.errors import CheckError, ExitCode, FakedistError, JobError, ScriptError
 from fakedist.job import Job
 from fakedist.launch import launching
 from fakedist.launch.checked_script import ScriptSyntaxError
 from fakedist.report.text.wording import ending
 from fakedist.results.run import Run
+from fakedist.run.outcome import Outcome
 from fakedist.units import format_bytes
 
 
@@ -57,9 +58,13 @@ class Checked:
         return [finding for finding in self.findings if finding.is_exceeded]
 
     @property
-    def exit_code(self) -> int:
+    def exit_code(self) -> ExitCode:
         """1 if a script failed, 4 if a rank does not fit, 3 if a figure exceeds its budget or baseline, else 0."""
-        return 1 if self.failures else 4 if self.misfits else 3 if self.exceeded else 0
+        if self.failures:
+            return ExitCode.ERROR
+        if self.misfits:
+            return ExitCode.OUT_OF_MEMORY
+        return ExitCode.EXCEEDED if self.exceeded else ExitCode.DONE
 
 
 @dataclass(frozen=True)
@@ -135,7 +140,7 @@ def _wrongly_empty(job: CheckJob, runs: dict[int, Run], baseline: Baseline | Non
 
 
 def _takes_nothing(run: Run) -> bool:
-    return not run.summary.peak_allocated_bytes and run.summary.exit.outcome != "out_of_memory"
+    return not run.summary.peak_allocated_bytes and run.summary.exit.outcome is not Outcome.OUT_OF_MEMORY
 
 
 def _see_that_it_can_run(job: CheckJob) -> None:
@@ -168,7 +173,7 @@ def judge_job(checked: Checked, job: CheckJob, runs: dict[int, Run], baseline: B
     if baseline is not None and (stale := stale_settings(baseline, settings_of(job, first.summary))):
         checked.warnings.append(f"the baseline of {job.name} is of something else: {', '.join(stale)}")
     for rank, run in runs.items():
-        if run.summary.exit.outcome == "out_of_memory":
+        if run.summary.exit.outcome is Outcome.OUT_OF_MEMORY:
             checked.misfits.append(f"{job.name} rank {rank} does not fit the GPU: {run.summary.exit.message}")
         before = baseline.ranks.get(rank) if baseline is not None else None
         if before is not None and (told := _unlike_times(ranks[rank], before)):

@@ -16,17 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fakedist.errors import RunDirectoryError, ScriptError
+from fakedist.errors import ExitCode, RunDirectoryError, ScriptError
 from fakedist.job import Job, profile_arguments, profile_command
-from fakedist.launch.launching import OUT_OF_MEMORY_CODE
 from fakedist.launch.machine import free_memory_bytes, num_cores
 from fakedist.run.manifest import load_manifest
+from fakedist.run.outcome import Ending, Outcome
+from fakedist.run.plain import from_plain
 from fakedist.units import GIB
 
 #: Host memory that is assumed for a running job. A rank of a 70B model with its tables takes half of it.
 JOB_MEMORY_BYTES = 4 * GIB
 _OUTPUT_CHARACTERS = 8_000
-_ENDED_WELL = ("finished", "stopped")
 
 # The child runs the same fakedist, even from a bare clone, and nothing next to the script can shadow it.
 _BOOT = "import sys; sys.path[0] = sys.argv.pop(1); from fakedist.cli import main; sys.exit(main())"
@@ -163,28 +163,27 @@ def _see_that_it_ran(task: Task, code: int, log: Path) -> None:
         manifest = load_manifest(task.run_directory)
     except RunDirectoryError:
         raise ScriptError(f"{task.name}: the run could not begin (exit {code})", again, output) from None
-    ending = manifest["exit"]
-    outcome = str(ending["outcome"])
+    ending = from_plain(Ending, manifest["exit"], "exit")
+    fits = ending.outcome is not Outcome.OUT_OF_MEMORY
     if "summary" not in manifest:
         raise ScriptError(f"{task.name}: the run was killed half-way (exit {code}): nothing is judged", again, output)
-    ended_well = outcome in _ENDED_WELL or (outcome == "exit" and ending["code"] == 0)
-    if (ended_well and code != 0) or (outcome == "out_of_memory" and code != OUT_OF_MEMORY_CODE):
+    if (ending.ended_well and code != 0) or (not fits and code != ExitCode.OUT_OF_MEMORY):
         # The files belong to an earlier run, which could not be replaced.
         raise ScriptError(f"{task.name}: the run could not begin (exit {code})", again, output)
-    if not ended_well and outcome != "out_of_memory":
+    if not ending.ended_well and fits:
         raise ScriptError(f"{task.name}: {_failure(ending)}: nothing is judged", again, output)
     left = task.may_leave and manifest["summary"]["left_during_init"] is not None
-    if ended_well and not left and not manifest["summary"]["peak_allocated_bytes"]:
+    if ending.ended_well and not left and not manifest["summary"]["peak_allocated_bytes"]:
         raise ScriptError(f"{task.name}: the script allocated nothing on the GPU: nothing is judged", again, output)
 
 
-def _failure(ending: dict[str, Any]) -> str:
-    message = f": {ending['message']}" if ending.get("message") else ""
+def _failure(ending: Ending) -> str:
+    message = f": {ending.message}" if ending.message else ""
     told = {
-        "exception": "the script failed",
-        "exit": f"the script failed with exit code {ending['code']}",
-        "timeout": "the script did not end in time",
-        "killed": "the script was killed",
-        "interrupted": "the script was interrupted",
+        Outcome.EXCEPTION: "the script failed",
+        Outcome.EXIT: f"the script failed with exit code {ending.code}",
+        Outcome.TIMEOUT: "the script did not end in time",
+        Outcome.KILLED: "the script was killed",
+        Outcome.INTERRUPTED: "the script was interrupted",
     }
-    return told.get(str(ending["outcome"]), f"the script ended as {ending['outcome']}") + message
+    return told.get(ending.outcome, f"the script ended as {ending.outcome}") + message

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fakedist.cli.say import console, last_line
-from fakedist.errors import ScriptError
+from fakedist.errors import ExitCode, ScriptError
 
 if TYPE_CHECKING:
     from fakedist.check.checking import Checked
@@ -62,7 +62,7 @@ def check(names: tuple[str, ...], update: bool, as_json: bool, **options: Any) -
             checked = run_check(config, running, update=update)
         except ScriptError as error:
             click.echo(error.output, err=True)
-            return last_line(1, error.message)
+            return last_line(ExitCode.ERROR, error.message)
     if as_json:
         from fakedist.check.findings import checked_object
 

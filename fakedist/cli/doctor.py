@@ -6,6 +6,8 @@ import json
 
 import click
 
+from fakedist.errors import ExitCode
+
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
@@ -23,4 +25,4 @@ def doctor(as_json: bool) -> int:
                 click.echo(f"{'':<22} {finding.hint}")
         works = " and ".join(f"--device {device}" for device in diagnosis.devices)
         click.echo(f"\n{works} works here" if works else "\nnothing works here yet")
-    return 0 if diagnosis.devices else 1
+    return ExitCode.DONE if diagnosis.devices else ExitCode.ERROR

@@ -19,12 +19,8 @@ from fakedist.cli.report import report
 from fakedist.cli.say import last_line, print_error
 from fakedist.cli.topology import topology
 from fakedist.cli.view import view
-from fakedist.errors import FakedistError
+from fakedist.errors import ExitCode, FakedistError
 from fakedist.launch.checked_script import ScriptSyntaxError
-
-INTERRUPTED_CODE = 130
-BROKEN_PIPE_CODE = 141
-USAGE_CODE = 2
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -44,21 +40,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # click 8.2 and newer; its message is the help
             click.echo(error.format_message(), err=True)
-            return USAGE_CODE
+            return ExitCode.USAGE
         context = error.ctx if isinstance(error, click.UsageError) else None
-        return print_error(error.format_message(), f"{context.command_path} --help" if context else "", USAGE_CODE)
+        return print_error(error.format_message(), f"{context.command_path} --help" if context else "", ExitCode.USAGE)
     except ScriptSyntaxError as error:
         click.echo(str(error), err=True)
-        return last_line(1, "the script does not compile; nothing was run")
+        return last_line(ExitCode.ERROR, "the script does not compile; nothing was run")
     except FakedistError as error:
         return print_error(error.message, error.hint, error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        return last_line(INTERRUPTED_CODE, "interrupted")
+        return last_line(ExitCode.INTERRUPTED, "interrupted")
     except BrokenPipeError:  # the reader of stdout went away: `fakedist report RUN | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE_CODE
+        return ExitCode.BROKEN_PIPE
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         where = f" ({error.filename})" if error.filename else ""
-        return print_error(f"the disk is full{where}", "make room on the disk, or write elsewhere with -o", 1)
+        return print_error(
+            f"the disk is full{where}", "make room on the disk, or write elsewhere with -o", ExitCode.ERROR
+        )

@@ -11,9 +11,9 @@ import click
 
 from fakedist.cli.say import last_line, remark
 from fakedist.job import Job, profile_command
+from fakedist.run.outcome import Ending, Outcome
 
 if TYPE_CHECKING:
-    from fakedist.launch.launching import Ending
     from fakedist.launch.ranks import RankRun
     from fakedist.run.tape import Guess
 
@@ -22,15 +22,15 @@ _MAX_GUESSES = 3
 
 def say_ending(ending: Ending, job: Job, run_directory: Path) -> int:
     """The last line on stderr says whose exit code it is; nothing is said of a run that simply ended."""
-    if ending.code == 0:
+    if not ending.code:
         return 0
     _say_what_may_have_failed_it(ending, job, run_directory)
     meanings = {
-        "out_of_memory": "the rank does not fit the GPU",
-        "timeout": ending.message or "the time given with --timeout was over",
-        "killed": f"the script was killed {ending.message}",
-        "interrupted": f"the script was interrupted ({ending.message})",
-        "exception": f"the script's own: {ending.message}",
+        Outcome.OUT_OF_MEMORY: "the rank does not fit the GPU",
+        Outcome.TIMEOUT: ending.message or "the time given with --timeout was over",
+        Outcome.KILLED: f"the script was killed {ending.message}",
+        Outcome.INTERRUPTED: f"the script was interrupted ({ending.message})",
+        Outcome.EXCEPTION: f"the script's own: {ending.message}",
     }
     return last_line(ending.code, meanings.get(ending.outcome, "the script's own exit code"))
 
@@ -38,7 +38,7 @@ def say_ending(ending: Ending, job: Job, run_directory: Path) -> int:
 def say_first_failure(runs: Sequence[RankRun], job: Job) -> int:
     """The last line on stderr names the first of several ranks that did not end well, and how."""
     failed = next((run for run in runs if run.ending.code), None)
-    if failed is None:
+    if failed is None or not failed.ending.code:
         return 0
     if failed.run_directory is not None:
         one = dataclasses.replace(job, rank=failed.rank)

@@ -19,7 +19,8 @@ from fakedist.job import Job, parse_length, place_from_environment
 from fakedist.units import parse_bytes
 
 if TYPE_CHECKING:
-    from fakedist.launch.launching import Ending, Streams
+    from fakedist.launch.launching import Streams
+    from fakedist.run.outcome import Ending
 
 STDERR = 2  # the descriptor
 
@@ -161,7 +162,7 @@ def _several(job: Job, ranks: Sequence[int], how: tuple[Path | None, bool, bool]
 
     output, force, as_json = how
     runs = sorted(profile_ranks(job, ranks, output, force, streams), key=lambda run: ranks.index(run.rank))
-    rows = [RankRow(run.rank, run.run_directory, vars(run.ending), run.wall_s) for run in runs]
+    rows = [RankRow(run.rank, run.run_directory, run.ending, run.wall_s) for run in runs]
     code = exit_code(runs)
     if as_json:
         click.echo(json.dumps(ranks_object(rows, job.world_size, code), indent=2))

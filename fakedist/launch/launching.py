@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import TextIO
 
-from fakedist.errors import RecordingError, SetupError
+from fakedist.errors import ExitCode, RecordingError, SetupError
 from fakedist.gpu.driver.build import ensure_driver, torch_build
 from fakedist.gpu.smi.offer import ensure_smi, smi_environment
 from fakedist.gpu.spec import find_gpu
@@ -26,15 +25,14 @@ from fakedist.launch.checked_script import check_script
 from fakedist.launch.machine import count_real_gpus, first_visible_gpu
 from fakedist.launch.nsight import find_nsys
 from fakedist.launch.progress import Listener, ProgressLine
-from fakedist.rank.teller import PIPE_VARIABLE
+from fakedist.rank.teller import PIPE_VARIABLE, Ended
 from fakedist.run.allocator import refusal
 from fakedist.run.directory import SMI_NAME
+from fakedist.run.outcome import Ending, Outcome
+from fakedist.run.plain import to_plain
 from fakedist.run.tape import find_tapes
 from fakedist.world.environ import rank_environment
 
-TIMEOUT_CODE = 124  # as timeout(1)
-OUT_OF_MEMORY_CODE = 4
-INTERRUPTED_CODE = 128 + signal.SIGINT
 #: Seconds between asking the child to end and killing it.
 GRACE_S = 10.0
 _POLL_S = 0.05
@@ -53,27 +51,6 @@ if not known:
     sys.path.append(sys.path.pop(0))
 sys.exit(main(sys.argv[2]))
 """
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How the rank ended.
-
-    Attributes:
-        outcome: "finished", "stopped", "exit", "exception", "interrupted" or "out_of_memory"; or "timeout" or
-            "killed", which only the parent sees.
-        code: The exit code of fakedist.
-        message: A detail, in one line. May be empty.
-    """
-
-    outcome: str
-    code: int
-    message: str = ""
-
-    @property
-    def failed(self) -> bool:
-        """Whether the script itself failed, and not because of the GPU's size or a Ctrl-C."""
-        return self.code != 0 and self.outcome in ("exception", "exit", "timeout", "killed")
 
 
 def _say_nothing(text: str) -> None:
@@ -151,23 +128,22 @@ def run_child(job: Job, run_directory: Path, streams: Streams) -> Ending:
         with watch.signals():
             while not watch.ended():
                 listener.wait(_POLL_S)
-                watch.listen(listener.latest)
-                if line is not None and "progress" in listener.latest:
-                    line.show(listener.latest.pop("progress"))
+                watch.listen(listener)
+                if line is not None and listener.progress is not None:
+                    line.show(listener.progress)
     finally:
         watch.end_group()
         child.wait()
         listener.close()
         if line is not None:
             line.clear()
-    if error := listener.latest.get("error"):
-        if error["before_start"]:
+    if failed := listener.failed:
+        if failed.before_start:
             shutil.rmtree(run_directory, ignore_errors=True)
-        raise RecordingError(str(error["error"]), str(error["hint"]))
-    told = listener.latest.get("outcome", {})
-    code = under_nsys.code_of_rank(child.returncode, told) if around else child.returncode
-    ending = _ending(code, watch, told)
-    if "started" not in listener.latest:
+        raise RecordingError(failed.error, failed.hint)
+    code = under_nsys.code_of_rank(child.returncode, listener.ended) if around else child.returncode
+    ending = _ending(code, watch, listener.ended)
+    if listener.started is None:
         shutil.rmtree(run_directory, ignore_errors=True)
         if watch.interrupts:
             raise KeyboardInterrupt
@@ -204,12 +180,13 @@ class _Watch:
         self._timeout_at = None if timeout_s is None else time.monotonic() + timeout_s
         self._kill_at: float | None = None
 
-    def listen(self, latest: Mapping[str, Mapping[str, Any]]) -> None:
+    def listen(self, listener: Listener) -> None:
         """Take in the rank's messages. A rank that could not set itself up gets a deadline to leave."""
-        if self._kill_at is None and latest.get("error", {}).get("before_start"):
+        if self._kill_at is None and listener.failed is not None and listener.failed.before_start:
             self._kill_at = time.monotonic() + GRACE_S
-        self.rank = latest.get("started", {}).get("pid", self.rank)
-        if self.rank != self.pid and "outcome" in latest and not self.rank_ended:
+        if listener.started is not None:
+            self.rank = listener.started.pid
+        if self.rank != self.pid and listener.ended is not None and not self.rank_ended:
             self.rank_ended, self._timeout_at = True, None
             self._kill_at = time.monotonic() + under_nsys.FINISH_S
 
@@ -285,19 +262,22 @@ class _Watch:
         return False
 
 
-def _ending(returncode: int, watch: _Watch, told: dict[str, object]) -> Ending:
+def _ending(returncode: int, watch: _Watch, told: Ended | None) -> Ending:
+    """How the rank ended: as this process saw it, else as the rank said itself."""
     if watch.timed_out:
-        at = f", at {told['line']}" if told.get("line") else ""
-        return Ending("timeout", TIMEOUT_CODE, f"the time given with --timeout was over{at}")
+        at = f", at {told.line}" if told is not None and told.line else ""
+        return Ending(Outcome.TIMEOUT, ExitCode.TIMEOUT, f"the time given with --timeout was over{at}")
     if watch.interrupts > 1:
-        return Ending("interrupted", INTERRUPTED_CODE, "Ctrl-C, twice")
+        return Ending(Outcome.INTERRUPTED, ExitCode.INTERRUPTED, "Ctrl-C, twice")
     if returncode < 0 and watch.terminated_by:  # the rank did not leave in time and was killed
-        return Ending("interrupted", 128 + signal.SIGTERM, watch.terminated_by)
+        return Ending(Outcome.INTERRUPTED, ExitCode.TERMINATED, watch.terminated_by)
     if returncode < 0:
         name = signal.Signals(-returncode).name
         hint = "; the machine may have run out of memory" if name == "SIGKILL" else ""
-        return Ending("killed", 128 - returncode, f"by {name}{hint}")
-    return Ending(str(told.get("outcome", "exit")), returncode, str(told.get("message", "")))
+        return Ending(Outcome.KILLED, 128 - returncode, f"by {name}{hint}")
+    if told is None:
+        return Ending(Outcome.EXIT, returncode)
+    return Ending(told.outcome, returncode, told.message)
 
 
 def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tuple[Path, Ending]:
@@ -325,7 +305,7 @@ def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tup
             shutil.rmtree(run_directory, ignore_errors=True)
             raise
         ending = run_child(job, run_directory, streams)
-        update_manifest(run_directory, exit=dataclasses.asdict(ending))
+        update_manifest(run_directory, exit=to_plain(ending))
         if job.nsys is not None:
             under_nsys.join_report(run_directory)
         build_tables(run_directory)

@@ -6,16 +6,23 @@ import json
 import os
 import select
 import shutil
-from typing import Any, TextIO
+from typing import TextIO
 
+from fakedist.rank.teller import Ended, Failed, Message, Progress, Started
+from fakedist.run.plain import PlainValueError, from_plain
 from fakedist.units import format_bytes
+
+_MESSAGES: dict[str, type[Message]] = {kind.__name__: kind for kind in (Started, Progress, Ended, Failed)}
 
 
 class Listener:
-    """The parent's end of the pipe.
+    """The parent's end of the pipe, with the last message of each kind; None for those that have not come.
 
     Attributes:
-        latest: The last message of each kind: "progress", "started", "outcome", "error".
+        started: The rank is set up.
+        progress: Where the script is.
+        ended: How the script ended.
+        failed: The error of fakedist's own that ended the run.
     """
 
     def __init__(self) -> None:
@@ -23,7 +30,10 @@ class Listener:
         os.set_blocking(self._reader, False)
         self._rest = b""
         self._open = True
-        self.latest: dict[str, dict[str, Any]] = {}
+        self.started: Started | None = None
+        self.progress: Progress | None = None
+        self.ended: Ended | None = None
+        self.failed: Failed | None = None
 
     def wait(self, seconds: float) -> None:
         """Read the messages that have arrived, after waiting at most this many seconds for one."""
@@ -58,12 +68,19 @@ class Listener:
 
     def _take(self, line: bytes) -> None:
         try:
-            message = json.loads(line)
-        except ValueError:
+            ((name, value),) = json.loads(line).items()
+            message = from_plain(_MESSAGES[name], value)
+        except (ValueError, AttributeError, KeyError, PlainValueError):  # the script wrote into the pipe
             return
-        if isinstance(message, dict):
-            kind = next((kind for kind in ("started", "outcome", "error") if kind in message), "progress")
-            self.latest[kind] = message
+        match message:
+            case Started():
+                self.started = message
+            case Progress():
+                self.progress = message
+            case Ended():
+                self.ended = message
+            case Failed():
+                self.failed = message
 
 
 class ProgressLine:
@@ -78,11 +95,11 @@ class ProgressLine:
         self._column = 0
         self._shown = ""
 
-    def show(self, message: dict[str, Any]) -> None:
-        """Show a progress message of the child: phase, step, steps, allocated_bytes."""
-        of = f"/{message['steps']}" if isinstance(message["steps"], int) else ""
-        step = f"step {message['step']}{of}" if message["step"] else "start"
-        text = f"[{step}, {message['phase']}, peak {format_bytes(message['allocated_bytes'])}]"
+    def show(self, progress: Progress) -> None:
+        """Show where the script is."""
+        of = f"/{progress.steps}" if isinstance(progress.steps, int) else ""
+        step = f"step {progress.step}{of}" if progress.step else "start"
+        text = f"[{step}, {progress.phase}, peak {format_bytes(progress.allocated_bytes)}]"
         if text == self._shown:
             return
         column = max(1, shutil.get_terminal_size().columns - len(text))

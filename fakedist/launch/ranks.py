@@ -12,9 +12,9 @@ from fakedist.errors import FakedistError, JobError, RunDirectoryError
 from fakedist.job import Job
 from fakedist.launch import launching
 from fakedist.run.directory import MANIFEST_NAME, default_name, is_in_use
+from fakedist.run.outcome import Ending, Outcome
 from fakedist.run.tape import ANY_RANK, Awaited, Tape, find_tapes
 
-INTERRUPTED = "interrupted"
 #: How many other ranks may run for one rank: a pipeline's stages, and as many again.
 MAX_PEERS = 32
 
@@ -26,13 +26,13 @@ class RankRun:
     Attributes:
         rank: The rank's number.
         run_directory: Its run. None if it could not start.
-        ending: How it ended. The outcome is "error" if it could not start.
+        ending: How it ended. The outcome is ``ERROR`` if it could not start.
         wall_s: Seconds that all of its runs took, including recording and tables.
     """
 
     rank: int
     run_directory: Path | None
-    ending: launching.Ending
+    ending: Ending
     wall_s: float
 
 
@@ -95,7 +95,7 @@ def profile_ranks(
             continue
         waiting.over(rank)
         yield run
-        if run.ending.outcome == INTERRUPTED:
+        if run.ending.outcome is Outcome.INTERRUPTED:
             break
     else:
         while (again := waiting.ready()) is not None:
@@ -103,14 +103,12 @@ def profile_ranks(
             if awaited:
                 continue
             yield run
-            if run.ending.outcome == INTERRUPTED:
+            if run.ending.outcome is Outcome.INTERRUPTED:
                 break
     yield from waiting.runs()
 
 
-def profile_with_peers(
-    job: Job, output: Path | None, force: bool, streams: launching.Streams
-) -> tuple[Path, launching.Ending]:
+def profile_with_peers(job: Job, output: Path | None, force: bool, streams: launching.Streams) -> tuple[Path, Ending]:
     """Run a rank. If it needs what only another rank's tape has, run that peer, then run the rank again.
 
     A peer that waits for another rank gets the same treatment, and so on. A rank that failed after a guess runs again
@@ -150,9 +148,9 @@ def profile_with_peers(
                 streams.say(f"rank {rank} waits for rank {new}; {MAX_PEERS} peers have run, and no more will")
             break
         run, awaited = waiting.run(rank)
-        if rank == job.rank or run.ending.outcome == INTERRUPTED:
+        if rank == job.rank or run.ending.outcome is Outcome.INTERRUPTED:
             ending = run.ending
-        if run.ending.outcome == INTERRUPTED:
+        if run.ending.outcome is Outcome.INTERRUPTED:
             break
         if run.ending.code and not awaited and rank != job.rank:
             streams.say(f"rank {rank} ended as {run.ending.outcome}: its tape goes as far as it came")
@@ -241,7 +239,7 @@ class _Runner:
         except FakedistError as error:
             if raises:
                 raise
-            ending = launching.Ending("error", error.exit_code, error.message)
+            ending = Ending(Outcome.ERROR, error.exit_code, error.message)
         if run_directory is not None:
             self._tapes[rank] = Tape(run_directory, rank)  # replaces a tape that was given
         self._wall_s[rank] = self._wall_s.get(rank, 0.0) + time.monotonic() - start

@@ -10,6 +10,7 @@ from typing import Any
 from fakedist.errors import FakedistError
 from fakedist.job import Job
 from fakedist.launch.nsight import ENVIRONMENT, export_sqlite, find_nsys, finished_report, profile_command
+from fakedist.rank.teller import Ended
 from fakedist.run.directory import KERNELS_NAME, NSYS_NAME
 from fakedist.run.journal import JournalWriter
 
@@ -28,13 +29,13 @@ def around(job: Job, run_directory: Path, environment: Mapping[str, str]) -> tup
     return command, {**ENVIRONMENT, **environment}
 
 
-def code_of_rank(code: int, told: Mapping[str, Any]) -> int:
+def code_of_rank(code: int, told: Ended | None) -> int:
     """The rank's exit code, from its own message or from nsys's code, where 128 + n means signal n.
 
     nsys may have failed itself, so the rank's message wins.
     """
-    if "code" in told:
-        return int(told["code"])
+    if told is not None:
+        return told.code
     return 128 - code if code > 128 else code
 
 

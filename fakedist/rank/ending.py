@@ -14,11 +14,9 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from fakedist.errors import chain_of
+from fakedist.errors import ExitCode, chain_of
+from fakedist.run.outcome import Ending, Outcome
 
-OUT_OF_MEMORY_CODE = 4
-INTERRUPTED_CODE = 128 + signal.SIGINT
-TERMINATED_CODE = 128 + signal.SIGTERM
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PF_EXITING = 4  # linux/sched.h
 
@@ -27,30 +25,30 @@ class Terminated(SystemExit):
     """SIGTERM arrived. Exits as ``sys.exit`` does, so ``finally`` and ``atexit`` run and the records are kept."""
 
 
-def how_it_ended(error: BaseException) -> tuple[str, int, str]:
-    """Return the outcome, exit code and message for an error that the script raised."""
+def how_it_ended(error: BaseException) -> Ending:
+    """How the script ended, by the error that it raised."""
     from fakedist.record.steps import StopRun
 
     chain = list(chain_of(error))
     text = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
     if isinstance(error, Terminated) and parent_is_gone():
-        return "killed", TERMINATED_CODE, "with fakedist profile, which was killed"
+        return Ending(Outcome.KILLED, ExitCode.TERMINATED, "with fakedist profile, which was killed")
     if isinstance(error, Terminated):
-        return "interrupted", TERMINATED_CODE, "SIGTERM"
+        return Ending(Outcome.INTERRUPTED, ExitCode.TERMINATED, "SIGTERM")
     if any(isinstance(link, StopRun) for link in chain):
         expected = isinstance(error, (StopRun, SystemExit))
-        return "stopped", 0, "" if expected else f"while stopping, the script raised {text}"
+        return Ending(Outcome.STOPPED, 0, "" if expected else f"while stopping, the script raised {text}")
     if isinstance(error, SystemExit):
         code = error.code
         if code is None or isinstance(code, int):
-            return "exit", (code or 0) & 0xFF, ""
-        return "exit", 1, str(code)
+            return Ending(Outcome.EXIT, (code or 0) & 0xFF)
+        return Ending(Outcome.EXIT, 1, str(code))
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted", INTERRUPTED_CODE, "Ctrl-C"
+        return Ending(Outcome.INTERRUPTED, ExitCode.INTERRUPTED, "Ctrl-C")
     out_of_memory = getattr(sys.modules.get("torch"), "OutOfMemoryError", ())
     if any(isinstance(link, out_of_memory) for link in chain):
-        return "out_of_memory", OUT_OF_MEMORY_CODE, text
-    return "exception", 1, text
+        return Ending(Outcome.OUT_OF_MEMORY, ExitCode.OUT_OF_MEMORY, text)
+    return Ending(Outcome.EXCEPTION, ExitCode.ERROR, text)
 
 
 def line_of(error: BaseException) -> str:
@@ -75,7 +73,7 @@ def terminate(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
         return
-    raise Terminated(TERMINATED_CODE)
+    raise Terminated(ExitCode.TERMINATED)
 
 
 _main_pid = os.getpid()

@@ -21,13 +21,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fakedist.errors import FakedistError
+from fakedist.errors import ExitCode, FakedistError
 from fakedist.gpu.spec import find_gpu
 from fakedist.gpu.virtual import VirtualGpu, virtual_gpu
 from fakedist.importing import when_imported
 from fakedist.job import Job
 from fakedist.rank.ending import (
-    INTERRUPTED_CODE,
     end_with_parent,
     how_it_ended,
     line_of,
@@ -38,10 +37,12 @@ from fakedist.rank.ending import (
     watched_exit,
 )
 from fakedist.rank.script import run_as_main, without_our_frames
-from fakedist.rank.teller import Teller
+from fakedist.rank.teller import Ended, Failed, Started, Teller
 from fakedist.run.directory import TAPE_NAME
 from fakedist.run.journal import JournalWriter
 from fakedist.run.manifest import load_manifest
+from fakedist.run.outcome import Ending, Outcome
+from fakedist.run.plain import to_plain
 from fakedist.world.spawned import OwnRanks, own_ranks
 
 if TYPE_CHECKING:
@@ -124,29 +125,24 @@ class Rank:
         enter(quiet_stop_in_threads(self._stopped_in_thread, SetupFailed))
         enter(when_imported(lambda name: name == "torch", self._torch_is_imported))
 
-    def close(self, outcome: str, code: int, message: str = "", line: str = "") -> None:
+    def close(self, ending: Ending, line: str = "") -> None:
         """Write what is still in memory, and how and where the script ended. Only the first call has an effect."""
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        if (
-            self._surroundings is not None
-            and self._surroundings.stopped
-            and not code
-            and outcome in ("finished", "exit")
-        ):
-            outcome, line = "stopped", ""  # a test runner (unittest, pytest) caught the stop and ended normally
-        how = {"outcome": outcome, "code": code, "message": message}
+        was_stopped = self._surroundings is not None and self._surroundings.stopped
+        if was_stopped and ending.ended_by_itself and not ending.code:
+            ending, line = Ending(Outcome.STOPPED, 0, ending.message), ""  # a test runner caught the stop
         with uninterrupted():
             try:
                 if self._surroundings is not None:
-                    self._surroundings.close({**how, "line": line})
+                    self._surroundings.close(ending, line)
                 else:
-                    self._write_without_torch({**how, "line": line})
+                    self._write_without_torch(ending, line)
             except JournalFailed as error:
                 self.give_up(error)
             else:
-                self._teller.tell({**how, "line": line})
+                self._teller.tell(Ended(ending.outcome, ending.code or 0, ending.message, line))
 
     def give_up(self, error: JournalFailed) -> None:
         """Stop recording after a failed write. The parent reports the error."""
@@ -162,7 +158,7 @@ class Rank:
         """Take everything down. The process is ending and no code of the script runs any more."""
         if os.getpid() != self._pid:
             return
-        self.close("finished", 0)
+        self.close(Ending(Outcome.FINISHED, 0))
         if self._surroundings is not None:
             self._surroundings.leave()
         self._before_torch.close()
@@ -209,19 +205,20 @@ class Rank:
         _tell_error(self._teller, message, hint, before_start=True)
         raise SetupFailed(message) from None
 
-    def _write_without_torch(self, how: dict[str, object]) -> None:
+    def _write_without_torch(self, ending: Ending, line: str) -> None:
         """Write the outcome of a script that never imported torch, or imported it past our import hook."""
         text = "the script never imported torch: there is nothing to report"
         if "torch" in sys.modules:
             text = "the script imported torch past Python's import system: nothing of what it did was recorded"
         self._journal.append({"kind": "note", "text": text})
+        how = {**to_plain(ending), "line": line}
         self._journal.append({"kind": "outcome", **how, "last_phase": "init", "last_step": 0})
 
     def _exits_at_once(self, code: int) -> None:
-        self.close("exit", code, "os._exit")
+        self.close(Ending(Outcome.EXIT, code, "os._exit"))
 
     def _stopped_in_thread(self) -> None:
-        self.close("stopped", 0, "in a thread")
+        self.close(Ending(Outcome.STOPPED, 0, "in a thread"))
 
 
 def main(run_directory: str) -> int | str | None:
@@ -239,15 +236,15 @@ def main(run_directory: str) -> int | str | None:
         _tell_error(teller, str(error), _MAKE_ROOM, before_start=True)
         return 1
     except KeyboardInterrupt:
-        return INTERRUPTED_CODE
+        return ExitCode.INTERRUPTED
     signal.signal(signal.SIGTERM, terminate)
-    teller.tell({"started": True, "pid": os.getpid()})
+    teller.tell(Started(os.getpid()))
     try:
         run_as_main(job)
     except BaseException as error:
         return _ended(rank, error)
     if not other_threads():
-        rank.close("finished", 0)
+        rank.close(Ending(Outcome.FINISHED, 0))
         rank.stop_recording()
     return 0
 
@@ -264,20 +261,20 @@ def _ended(rank: Rank, error: BaseException) -> int | str | None:
         return 1
     if rank.has_failed:
         return 1  # the parent has the reason, and any later error follows from it
-    outcome, code, message = how_it_ended(error)
-    rank.close(outcome, code, message, line_of(error))
+    ending = how_it_ended(error)
+    rank.close(ending, line_of(error))
     rank.stop_recording()
-    if isinstance(error, SystemExit) and outcome != "stopped":
+    if isinstance(error, SystemExit) and ending.outcome is not Outcome.STOPPED:
         return error.code
-    if outcome == "stopped" and not message:
+    if ending.outcome is Outcome.STOPPED and not ending.message:
         return 0
     sys.excepthook(type(error), error, error.__traceback__)
-    return code
+    return ending.code
 
 
 def _tell_error(teller: Teller, message: str, hint: str, before_start: bool) -> None:
     """Send an error of fakedist's own to the parent, which prints it."""
-    teller.tell({"error": message, "hint": hint, "before_start": before_start})
+    teller.tell(Failed(message, hint, before_start))
 
 
 _pending: list[Any] = []  # keeps pending callbacks alive until Python calls them

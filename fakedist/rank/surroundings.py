@@ -24,13 +24,15 @@ from fakedist.gpu.tuning import FirstConfigurations
 from fakedist.gpu.values import ValueEngine, printed_values
 from fakedist.gpu.virtual import VirtualGpu
 from fakedist.job import Job, profile_command
-from fakedist.rank.teller import Teller
+from fakedist.rank.teller import Progress, Teller
 from fakedist.record.kernels import CuptiTracer
 from fakedist.record.memory import allocator_settings, check_allocator
 from fakedist.record.outside import nccl_record, outside_record
 from fakedist.record.recorder import Recorder
 from fakedist.record.timed import NsysTracer, Tracer
 from fakedist.record.timer import Timer
+from fakedist.run.outcome import Ending, Outcome
+from fakedist.run.plain import to_plain
 from fakedist.run.tape import find_tapes, script_identity
 from fakedist.world.reroute import fake_world
 from fakedist.world.spawned import OwnRanks
@@ -112,8 +114,8 @@ class Surroundings:
             recording.enter_context(self._recorder)
             self._world, self._recording = world.pop_all(), recording.pop_all()
 
-    def close(self, how: dict[str, object]) -> None:
-        """Write what is still in memory, and how the script ended."""
+    def close(self, ending: Ending, line: str) -> None:
+        """Write what is still in memory, and how and where the script ended."""
         if self._gpu is None and self._recorder.cuda.is_past:
             torch.cuda.init()  # C++ may have initialised CUDA without Python's knowledge
             self._write_gpu()
@@ -121,10 +123,10 @@ class Surroundings:
         self._write_what_made_up_values_decided()
         self._write_what_the_host_did_not_compute()
         self._write_about_the_world()
-        self._write_what_may_have_failed_it(str(how["outcome"]))
+        self._write_what_may_have_failed_it(ending.outcome)
         self._write_what_torch_does_not_see()
         self._write_what_was_traced()
-        self._recorder.close(how)
+        self._recorder.close({**to_plain(ending), "line": line})
 
     def stop_recording(self) -> None:
         """Remove the recorder's hooks from torch. The faked world stays for the script's exit handlers."""
@@ -225,8 +227,7 @@ class Surroundings:
         return visible.index(wanted) if wanted in visible else 0
 
     def _progress(self, phase: str, step: int, allocated_bytes: int) -> None:
-        message = {"phase": phase, "step": step, "steps": self._job.steps, "allocated_bytes": allocated_bytes}
-        self._process.teller.tell(message)
+        self._process.teller.tell(Progress(phase, step, self._job.steps, allocated_bytes))
         if time.monotonic() - self._facts_at > _FACTS_EVERY_S:
             self._write_facts()
 
@@ -267,8 +268,8 @@ class Surroundings:
             )
             self._journal.append({"kind": "note", "text": text})
 
-    def _write_what_may_have_failed_it(self, outcome: str) -> None:
-        if outcome == "exception" and self._job.device == "virtual" and self._job.values == "off":
+    def _write_what_may_have_failed_it(self, outcome: Outcome) -> None:
+        if outcome is Outcome.EXCEPTION and self._job.device == "virtual" and self._job.values == "off":
             text = (
                 "with --values off nothing is computed, and what the script reads from the GPU is zeros: "
                 "its error may come of that; without --values off small tensors are computed"

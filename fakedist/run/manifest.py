@@ -14,6 +14,8 @@ from fakedist._version import __version__
 from fakedist.errors import RunDirectoryError
 from fakedist.job import Job
 from fakedist.run.directory import MANIFEST_NAME
+from fakedist.run.outcome import Ending, Outcome
+from fakedist.run.plain import to_plain
 from fakedist.run.schema import SCHEMA_VERSION
 
 _PROVENANCE = {
@@ -31,7 +33,7 @@ def new_manifest(run_directory: Path, job: Job) -> None:
         {
             **_made_here(),
             "job": job.to_dict(),
-            "exit": {"outcome": "running", "code": None, "message": ""},
+            "exit": to_plain(Ending(Outcome.RUNNING, None)),
             "versions": {},
             "provenance": _PROVENANCE,
             "dropped": [],
@@ -56,7 +58,7 @@ def import_manifest(run_directory: Path, report: Path, tool: str) -> None:
             **_made_here(),
             "imported": {"report": os.fspath(report.resolve()), "tool": tool},
             "job": {**unknown, **job},
-            "exit": {"outcome": "finished", "code": 0, "message": ""},
+            "exit": to_plain(Ending(Outcome.FINISHED, 0)),
             "versions": {},
             "provenance": {"kernels": f"measured: {tool}"},
             "dropped": [],

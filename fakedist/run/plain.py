@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import types
 import typing
@@ -17,14 +18,14 @@ class PlainValueError(ValueError):
 
 
 def to_plain(value: object) -> Any:
-    """Dataclasses as dictionaries in field order, tuples as lists, everything else unchanged."""
+    """Dataclasses as dictionaries in field order, tuples as lists, enums as their values, the rest unchanged."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
         return {str(key): to_plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [to_plain(each) for each in value]
-    return value
+    return value.value if isinstance(value, enum.Enum) else value
 
 
 def from_plain(kind: type[T], value: object, where: str = "") -> T:
@@ -44,6 +45,8 @@ def _reader(kind: Any) -> Callable[[object, str], Any]:
     """The reader for values of a type. Cached, because records come by the thousand."""
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return _dataclass_reader(kind)
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return _enum_reader(kind)
     if kind is Any or kind is object:
         return lambda value, where: value
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
@@ -82,6 +85,17 @@ def _dataclass_reader(kind: type) -> Callable[[object, str], Any]:
             elif is_required:
                 raise PlainValueError(f"{place} is missing")
         return kind(**known)
+
+    return read
+
+
+def _enum_reader(kind: type[enum.Enum]) -> Callable[[object, str], Any]:
+    members = {member.value: member for member in kind}
+
+    def read(value: object, where: str) -> Any:
+        if not isinstance(value, str | int) or value not in members:
+            _refuse(value, where, f"one of {', '.join(map(str, members))}")
+        return members[value]
 
     return read
 

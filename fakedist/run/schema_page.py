@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import inspect
 import re
 import types
@@ -79,6 +80,8 @@ def _rows(kind: type) -> Iterator[str]:
 def _type_text(hint: object) -> str:
     """A type as JSON has it: "integer or null", "list of LayerMemory"."""
     arguments = typing.get_args(hint)
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return ", ".join(str(member.value) for member in hint)
     match typing.get_origin(hint):
         case typing.Literal:
             return ", ".join(map(str, arguments))

@@ -5,23 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fakedist.run.outcome import Ending
 from fakedist.run.schema import SCHEMA_VERSION
 from fakedist.run.step_time import KernelSource, StepTime
-
-
-@dataclass(frozen=True)
-class Exit:
-    """How the rank ended.
-
-    Attributes:
-        outcome: running, finished, stopped, exit, exception, out_of_memory, interrupted, timeout, killed.
-        code: The exit code; None while the rank runs.
-        message: More about it, one line; may be empty.
-    """
-
-    outcome: str
-    code: int | None
-    message: str = ""
 
 
 @dataclass(frozen=True)
@@ -283,7 +269,7 @@ class Summary:
     device: str
     gpu: str
     torch: str
-    exit: Exit
+    exit: Ending
     left_during_init: LeftDuringInit | None
     fits: bool
     capacity_bytes: int

@@ -13,7 +13,7 @@ from fakedist.cli.profile import profile as profile_command_line
 from fakedist.errors import SetupError
 from fakedist.job import Job, profile_arguments
 from fakedist.launch import doctor, launching
-from fakedist.launch.launching import Ending
+from fakedist.run.outcome import Ending, Outcome
 
 
 class Launched:
@@ -22,7 +22,7 @@ class Launched:
     def __init__(self) -> None:
         self.job: Job | None = None
         self.streams: launching.Streams | None = None
-        self.ending = Ending("finished", 0)
+        self.ending = Ending(Outcome.FINISHED, 0)
         self.printed: list[tuple[Path, bool, bool]] = []
 
     def profile(self, job: Job, output: Path | None, force: bool, streams: launching.Streams) -> tuple[Path, Ending]:
@@ -196,15 +196,15 @@ def test_a_wrong_command_line_gets_one_clear_line_and_exit_code_2(
 @pytest.mark.parametrize(
     ("ending", "code", "last"),
     [
-        (Ending("finished", 0), 0, ""),
-        (Ending("stopped", 0), 0, ""),
-        (Ending("exit", 3), 3, "fakedist: exit 3: the script's own exit code"),
-        (Ending("exception", 1, "ValueError: x"), 1, "fakedist: exit 1: the script's own: ValueError: x"),
-        (Ending("out_of_memory", 4), 4, "fakedist: exit 4: the rank does not fit the GPU"),
-        (Ending("exit", 4), 4, "fakedist: exit 4: the script's own exit code"),
-        (Ending("killed", 139, "by SIGSEGV"), 139, "fakedist: exit 139: the script was killed by SIGSEGV"),
-        (Ending("interrupted", 130, "Ctrl-C"), 130, "fakedist: exit 130: the script was interrupted (Ctrl-C)"),
-        (Ending("timeout", 124), 124, "fakedist: exit 124: the time given with --timeout was over"),
+        (Ending(Outcome.FINISHED, 0), 0, ""),
+        (Ending(Outcome.STOPPED, 0), 0, ""),
+        (Ending(Outcome.EXIT, 3), 3, "fakedist: exit 3: the script's own exit code"),
+        (Ending(Outcome.EXCEPTION, 1, "ValueError: x"), 1, "fakedist: exit 1: the script's own: ValueError: x"),
+        (Ending(Outcome.OUT_OF_MEMORY, 4), 4, "fakedist: exit 4: the rank does not fit the GPU"),
+        (Ending(Outcome.EXIT, 4), 4, "fakedist: exit 4: the script's own exit code"),
+        (Ending(Outcome.KILLED, 139, "by SIGSEGV"), 139, "fakedist: exit 139: the script was killed by SIGSEGV"),
+        (Ending(Outcome.INTERRUPTED, 130, "Ctrl-C"), 130, "fakedist: exit 130: the script was interrupted (Ctrl-C)"),
+        (Ending(Outcome.TIMEOUT, 124), 124, "fakedist: exit 124: the time given with --timeout was over"),
     ],
 )
 def test_the_last_line_says_whose_exit_code_it_is(
@@ -286,7 +286,7 @@ def test_topology_shows_ranks_in_the_order_asked_for_and_says_which_could_not_be
     def launch_rank(job: Job, output: Path, force: bool, streams: launching.Streams) -> tuple[Path, Ending]:
         if job.rank == 1:
             raise SetupError("no room for it", "make some")
-        return output, Ending("finished", 0)
+        return output, Ending(Outcome.FINISHED, 0)
 
     shown: list[Path] = []
     monkeypatch.setattr(launching, "profile", launch_rank)

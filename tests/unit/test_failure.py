@@ -11,13 +11,13 @@ import pytest
 
 from fakedist.cli.failure import say_ending, say_first_failure
 from fakedist.job import Job
-from fakedist.launch.launching import Ending
 from fakedist.launch.ranks import RankRun
 from fakedist.run.directory import TAPE_NAME
 from fakedist.run.journal import JournalWriter
+from fakedist.run.outcome import Ending, Outcome
 
 JOB = Job(world_size=64, rank=31, target="train.py", arguments=("--name", "a b"), seed=7)
-FAILED = Ending("exception", 1, "FileNotFoundError: model.pt")
+FAILED = Ending(Outcome.EXCEPTION, 1, "FileNotFoundError: model.pt")
 LAST = "fakedist: exit 1: the script's own: FileNotFoundError: model.pt"
 CALL = ("broadcast_object_list", 4, (("range", 0, 64, 1), 0), -1, None, 1)
 
@@ -98,7 +98,7 @@ def test_an_error_that_has_said_what_to_type_is_not_followed_by_it_again(
 
 
 @pytest.mark.parametrize(
-    "ending", [Ending("stopped", 0), Ending("out_of_memory", 4), Ending("interrupted", 130, "Ctrl-C")]
+    "ending", [Ending(Outcome.STOPPED, 0), Ending(Outcome.OUT_OF_MEMORY, 4), Ending(Outcome.INTERRUPTED, 130, "Ctrl-C")]
 )
 def test_a_run_that_did_not_fail_for_itself_names_no_guess(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], ending: Ending
@@ -110,7 +110,7 @@ def test_the_first_of_several_ranks_that_failed_names_its_guess(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     JournalWriter(tmp_path / TAPE_NAME).append(guessed())
-    runs = [RankRun(0, None, Ending("finished", 0), 1.0), RankRun(5, tmp_path, FAILED, 1.0)]
+    runs = [RankRun(0, None, Ending(Outcome.FINISHED, 0), 1.0), RankRun(5, tmp_path, FAILED, 1.0)]
     assert say_first_failure(runs, JOB) == 1
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("fakedist: rank 5 had gone on with a guess")

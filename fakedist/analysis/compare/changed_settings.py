@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fakedist.run.summary import Exit, Summary
+from fakedist.run.outcome import Ending, Outcome
+from fakedist.run.summary import Summary
 
 #: Settings of a job: their keys and display names.
 _JOB = {
@@ -75,18 +76,17 @@ def _times(summary: Summary) -> str:
 def incomplete(summary: Summary) -> str:
     """How a run ended early, in one phrase; empty if it did not."""
     ending = summary.exit
-    if ending.outcome in ("finished", "stopped"):
+    if ending.outcome in (Outcome.FINISHED, Outcome.STOPPED):
         return ""
     steps = len(summary.steps)
     return f"{_ending(ending)} after {steps} step{'' if steps == 1 else 's'}: its figures are those until then"
 
 
-def _ending(ending: Exit) -> str:
-    outcome = ending.outcome.replace("_", " ")
-    if ending.outcome == "stopped":
-        outcome = "finished"  # stopped after --steps
+def _ending(ending: Ending) -> str:
+    if ending.outcome in (Outcome.FINISHED, Outcome.STOPPED):
+        return "finished"  # a run is stopped after --steps
     message = ending.message.split(". ")[0]
-    return outcome + (f" ({message})" if message and outcome != "finished" else "")
+    return ending.outcome.replace("_", " ") + (f" ({message})" if message else "")
 
 
 def _text(value: Any) -> str:

@@ -15,6 +15,8 @@ from fakedist.analysis.timed.paths import LayerNumbers
 from fakedist.run.directory import JOURNAL_NAME
 from fakedist.run.journal import JournalWriter
 from fakedist.run.manifest import import_manifest
+from fakedist.run.outcome import Ending, Outcome
+from fakedist.run.plain import to_plain
 
 
 def recorded_kernels(run_directory: Path, exported: Path, report: Path) -> dict[str, Any]:
@@ -74,7 +76,7 @@ def write_run(found: Imported, run_directory: Path) -> None:
     journal.append({"kind": "gpu", "gpu_name": found.kernels["source"]["gpu"], "torch": "", "notes": []})
     journal.append({"kind": "layers", "rows": found.layers})
     journal.append(found.kernels)
-    ended = {"outcome": "finished", "code": 0, "message": "", "last_step": found.kernels["source"]["step"]}
+    ended = {**to_plain(Ending(Outcome.FINISHED, 0)), "last_step": found.kernels["source"]["step"]}
     journal.append({"kind": "outcome", "last_phase": "other", **ended})
     journal.close()
     build_tables(run_directory)

@@ -12,6 +12,8 @@ from rich.text import Text
 
 from fakedist.report.text.json_object import summary_object
 from fakedist.report.text.sheet import SheetColumn, print_remark, print_table
+from fakedist.run.outcome import Ending
+from fakedist.run.plain import to_plain
 from fakedist.units import format_bytes
 
 
@@ -22,13 +24,13 @@ class RankRow:
     Attributes:
         rank: The rank.
         run_directory: Its run; None if it could not start.
-        exit: ``outcome``, ``code`` and ``message`` of its end, as in run.json.
+        exit: How it ended.
         wall_s: Seconds that its run took, including recording and tables.
     """
 
     rank: int
     run_directory: Path | None
-    exit: dict[str, Any]
+    exit: Ending
     wall_s: float
 
 
@@ -60,7 +62,7 @@ def ranks_object(rows: Sequence[RankRow], world_size: int, exit_code: int) -> di
 def rank_object(row: RankRow, *, brief: bool = False) -> dict[str, Any]:
     """One rank's object. For a rank that could not start, it has only how it ended."""
     if row.run_directory is None:
-        return {"rank": row.rank, "exit": row.exit, "wall_s": row.wall_s}
+        return {"rank": row.rank, "exit": to_plain(row.exit), "wall_s": row.wall_s}
     found = summary_object(row.run_directory)
     if brief:
         found = {key: found[key] for key in ("rank", "exit", "peak_allocated_bytes", "peak_reserved_bytes")}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fakedist.run.outcome import Outcome
 from fakedist.run.sources import INDUCTORS
 from fakedist.run.summary import Advice, Outside, Summary
 from fakedist.units import format_bytes
@@ -71,18 +72,14 @@ def _beside_outside(summary: Summary) -> Verdict:
         return Verdict(summary.fits, word, more, is_sure=not summary.fits)
     more = f"; {span_text(left - high, left - low)} beside {name}, estimated" if high else ""
     is_sure = not broke_off(summary)
-    is_all = is_sure and summary.exit.outcome != "stopped"
+    is_all = is_sure and summary.exit.outcome is not Outcome.STOPPED
     return Verdict(True, "fits" if is_all else "fits so far", f", headroom {format_bytes(left)}{more}", is_sure=is_sure)
 
 
 def broke_off(summary: Summary) -> bool:
     """Whether the rank ended before its figures were complete."""
-    is_early = summary.exit.outcome not in ("finished", "stopped", "running", "out_of_memory")
-    return (
-        is_early
-        and summary.left_during_init is None
-        and not (summary.exit.outcome == "exit" and summary.exit.code == 0)
-    )
+    is_complete = summary.exit.ended_well or summary.exit.outcome in (Outcome.RUNNING, Outcome.OUT_OF_MEMORY)
+    return not is_complete and summary.left_during_init is None
 
 
 def _outside_name(outside: Outside) -> str:
@@ -126,7 +123,7 @@ def command_line(command: list[str]) -> str:
 def ending(summary: Summary, cwd: str) -> str:
     """How the run ended, and after how many steps."""
     found, num_steps = summary.exit, len(summary.steps)
-    if found.outcome in ("finished", "exit") and not num_steps:
+    if found.ended_by_itself and not num_steps:
         if (left := summary.left_during_init) is not None and left.line:
             return f"left the job during init, before a first step: exit {found.code} at {short_line(left.line, cwd)}"
         return "finished without a training step" + (f": exit {found.code}" if found.code else "")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 from pathlib import Path
@@ -10,8 +11,11 @@ import pytest
 from fakedist.errors import JobError, RecordingError, SetupError
 from fakedist.job import Device, Job
 from fakedist.launch import launching
-from fakedist.launch.launching import Ending, Streams
-from fakedist.rank.teller import PIPE_VARIABLE
+from fakedist.launch.launching import Streams
+from fakedist.rank.teller import PIPE_VARIABLE, Failed, Message
+from fakedist.rank.teller import Ended as Told
+from fakedist.run.outcome import Ending, Outcome
+from fakedist.run.plain import to_plain
 
 JOB = Job(world_size=16, rank=9, target="train.py")
 
@@ -23,22 +27,27 @@ def run_directory(tmp_path: Path) -> Path:
     return directory
 
 
+def tell(message: Message) -> str:
+    """Code of the child that sends the parent a message."""
+    line = json.dumps({type(message).__name__: to_plain(message)}) + "\n"
+    return f"os.write(pipe, {line.encode()!r})"
+
+
 def child(monkeypatch: pytest.MonkeyPatch, code: str, started: bool = True) -> None:
-    """Have the child run ``code`` instead of the harness; ``tell(bytes)`` writes to the parent."""
+    """Have the child run ``code`` instead of the harness."""
     lines = ["import os, sys, signal, time, subprocess", f"pipe = int(os.environ['{PIPE_VARIABLE}'])"]
-    lines.append("tell = lambda line: os.write(pipe, line + b'\\n')")
     if started:
-        lines.append("tell(b'{\"started\": true}')")
+        lines.append('os.write(pipe, b\'{"Started": {"pid": %d}}\\n\' % os.getpid())')
     monkeypatch.setattr(launching, "_BOOT", "\n".join([*lines, code]))
 
 
 @pytest.mark.parametrize(
     ("code", "ending"),
     [
-        ('tell(b\'{"outcome": "finished", "code": 0, "message": ""}\')', Ending("finished", 0)),
-        ("sys.exit(3)", Ending("exit", 3)),
-        ('tell(b\'{"outcome": "out_of_memory", "message": "m"}\'); sys.exit(4)', Ending("out_of_memory", 4, "m")),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", Ending("killed", 139, "by SIGSEGV")),
+        (tell(Told(Outcome.FINISHED, 0)), Ending(Outcome.FINISHED, 0)),
+        ("sys.exit(3)", Ending(Outcome.EXIT, 3)),
+        (f"{tell(Told(Outcome.OUT_OF_MEMORY, 4, 'm'))}; sys.exit(4)", Ending(Outcome.OUT_OF_MEMORY, 4, "m")),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", Ending(Outcome.KILLED, 139, "by SIGSEGV")),
     ],
 )
 def test_the_ending_is_what_the_child_said_or_how_it_died(
@@ -63,22 +72,22 @@ def test_a_rank_that_does_not_leave_when_asked_to_is_killed_and_was_interrupted(
         monkeypatch,
         "signal.signal(signal.SIGTERM, signal.SIG_IGN); os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)",
     )
-    assert launching.run_child(JOB, run_directory, Streams()) == Ending("interrupted", 143, "SIGTERM")
+    assert launching.run_child(JOB, run_directory, Streams()) == Ending(Outcome.INTERRUPTED, 143, "SIGTERM")
 
 
 def test_the_end_of_the_given_time_names_the_line_that_the_script_had_come_to(
     monkeypatch: pytest.MonkeyPatch, run_directory: Path
 ) -> None:
-    line = b'{"outcome": "interrupted", "code": 143, "message": "SIGTERM", "line": "train.py:3 (wait_for)"}'
-    child(monkeypatch, f"signal.signal(signal.SIGTERM, lambda *_: (tell({line!r}), sys.exit(143))); time.sleep(60)")
+    told = tell(Told(Outcome.INTERRUPTED, 143, "SIGTERM", "train.py:3 (wait_for)"))
+    child(monkeypatch, f"signal.signal(signal.SIGTERM, lambda *_: ({told}, sys.exit(143))); time.sleep(60)")
     ending = launching.run_child(dataclasses.replace(JOB, timeout_s=1.0), run_directory, Streams())
-    assert ending == Ending("timeout", 124, "the time given with --timeout was over, at train.py:3 (wait_for)")
+    assert ending == Ending(Outcome.TIMEOUT, 124, "the time given with --timeout was over, at train.py:3 (wait_for)")
 
 
 def test_an_error_of_ours_before_the_script_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch, run_directory: Path
 ) -> None:
-    child(monkeypatch, 'tell(b\'{"error": "no", "hint": "do", "before_start": true}\'); sys.exit(1)', started=False)
+    child(monkeypatch, f"{tell(Failed('no', 'do', before_start=True))}; sys.exit(1)", started=False)
     with pytest.raises(RecordingError) as error:
         launching.run_child(JOB, run_directory, Streams())
     assert (error.value.message, error.value.hint) == ("no", "do")
@@ -110,8 +119,8 @@ def test_a_child_that_does_not_heed_is_killed(monkeypatch: pytest.MonkeyPatch, r
 @pytest.mark.parametrize(
     ("number", "times", "ignored", "ending"),
     [
-        (signal.SIGINT, 1, False, Ending("interrupted", 130, "told")),
-        (signal.SIGINT, 2, True, Ending("interrupted", 130, "Ctrl-C, twice")),
+        (signal.SIGINT, 1, False, Ending(Outcome.INTERRUPTED, 130, "told")),
+        (signal.SIGINT, 2, True, Ending(Outcome.INTERRUPTED, 130, "Ctrl-C, twice")),
     ],
 )
 def test_a_ctrl_c_reaches_the_child_once_and_the_second_kills_it(
@@ -119,7 +128,7 @@ def test_a_ctrl_c_reaches_the_child_once_and_the_second_kills_it(
 ) -> None:
     signals = f"[os.kill({os.getpid()}, {int(number)}) or time.sleep(0.3) for _ in range({times})]"
     handler = "signal.SIG_IGN" if ignored else "signal.default_int_handler"
-    told = 'tell(b\'{"outcome": "interrupted", "message": "told"}\'); sys.exit(130)'
+    told = f"{tell(Told(Outcome.INTERRUPTED, 130, 'told'))}; sys.exit(130)"
     body = f"signal.signal(signal.SIGINT, {handler})\ntry:\n    {signals}\n    time.sleep(600)\n"
     child(monkeypatch, f"{body}except KeyboardInterrupt:\n    {told}")
     assert launching.run_child(JOB, run_directory, Streams()) == ending
@@ -130,11 +139,10 @@ def test_a_ctrl_c_reaches_the_child_once_and_the_second_kills_it(
 def test_what_the_caller_ignores_stays_ignored(
     monkeypatch: pytest.MonkeyPatch, run_directory: Path, number: int
 ) -> None:
-    done = 'tell(b\'{"outcome": "finished", "code": 0, "message": ""}\')'
-    child(monkeypatch, f"os.kill({os.getpid()}, {number}); time.sleep(0.3); {done}")
+    child(monkeypatch, f"os.kill({os.getpid()}, {number}); time.sleep(0.3); {tell(Told(Outcome.FINISHED, 0))}")
     before = signal.signal(number, signal.SIG_IGN)
     try:
-        assert launching.run_child(JOB, run_directory, Streams()) == Ending("finished", 0)
+        assert launching.run_child(JOB, run_directory, Streams()) == Ending(Outcome.FINISHED, 0)
         assert signal.getsignal(number) is signal.SIG_IGN
     finally:
         signal.signal(number, before)

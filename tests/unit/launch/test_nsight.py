@@ -69,13 +69,13 @@ _AROUND = 'shift; while [ "${1#-}" != "$1" ]; do shift; done\nsetsid "$@" & wait
 _RANK = (
     "import json, os, sys\n"
     "pipe = int(os.environ['FAKEDIST_PROGRESS_FD'])\n"
-    "os.write(pipe, json.dumps({'started': True, 'pid': os.getpid()}).encode() + b'\\n')\n"
+    "os.write(pipe, json.dumps({'Started': {'pid': os.getpid()}}).encode() + b'\\n')\n"
 )
 
 
 def test_the_ranks_exit_code_is_given_back_whatever_nsys_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     install(tmp_path, monkeypatch, f"{_AROUND}exit 1")
-    told = "{'outcome': 'exit', 'code': 7, 'message': ''}"
+    told = "{'Ended': {'outcome': 'exit', 'code': 7}}"
     monkeypatch.setattr(launching, "_BOOT", f"{_RANK}os.write(pipe, json.dumps({told}).encode() + b'\\n'); sys.exit(7)")
     job = Job(world_size=8, rank=0, target="train.py", nsys=())
     (tmp_path / "run").mkdir()
@@ -85,7 +85,7 @@ def test_the_ranks_exit_code_is_given_back_whatever_nsys_says(monkeypatch: pytes
 
 def test_an_nsys_that_never_ends_is_ended_when_the_rank_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     install(tmp_path, monkeypatch, f"{_AROUND}exec sleep 321")
-    told = "{'outcome': 'finished', 'code': 0, 'message': ''}"
+    told = "{'Ended': {'outcome': 'finished', 'code': 0}}"
     monkeypatch.setattr(launching, "_BOOT", f"{_RANK}os.write(pipe, json.dumps({told}).encode() + b'\\n')")
     monkeypatch.setattr(under_nsys, "FINISH_S", 0.5)
     (tmp_path / "run").mkdir()

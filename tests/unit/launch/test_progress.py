@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 from collections.abc import Iterator
@@ -7,9 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from fakedist.launch.progress import Listener, ProgressLine
-from fakedist.rank.teller import PIPE_VARIABLE, Teller
+from fakedist.rank.teller import PIPE_VARIABLE, Ended, Progress, Teller
+from fakedist.run.outcome import Outcome
 
-MESSAGE = {"phase": "forward", "step": 1, "steps": 2, "allocated_bytes": 3 << 30}
+MESSAGE = Progress("forward", step=1, steps=2, allocated_bytes=3 << 30)
 
 
 @pytest.fixture
@@ -22,18 +24,19 @@ def listener() -> Iterator[Listener]:
 def test_the_parent_hears_the_latest_of_each_kind(listener: Listener) -> None:
     teller = Teller(listener.writer)
     for step in (1, 2):
-        teller.tell({**MESSAGE, "step": step})
-    teller.tell({"outcome": "finished", "code": 0, "message": ""})
+        teller.tell(dataclasses.replace(MESSAGE, step=step))
+    teller.tell(Ended(Outcome.FINISHED, 0))
     listener.wait(1.0)
-    assert listener.latest["progress"]["step"] == 2
-    assert listener.latest["outcome"]["outcome"] == "finished"
+    assert listener.progress == dataclasses.replace(MESSAGE, step=2)
+    assert listener.ended == Ended(Outcome.FINISHED, 0)
+    assert listener.started is listener.failed is None
     listener.close_writer()
 
 
 def test_a_long_text_is_cut_and_not_lost(listener: Listener) -> None:
-    Teller(listener.writer).tell({"outcome": "exception", "message": "x" * 100_000})
+    Teller(listener.writer).tell(Ended(Outcome.EXCEPTION, 1, "x" * 100_000))
     listener.wait(1.0)
-    assert listener.latest["outcome"]["message"] == "x" * 600
+    assert listener.ended == Ended(Outcome.EXCEPTION, 1, "x" * 600)
     listener.close_writer()
 
 
@@ -56,11 +59,14 @@ def test_the_script_does_not_see_the_pipe(monkeypatch: pytest.MonkeyPatch, liste
 
 
 def test_a_child_that_ends_in_the_middle_of_a_line_does_no_harm(listener: Listener) -> None:
-    os.write(listener.writer, b'{"outcome": "finished"}\nnot json\n{"outcome": "exc')
+    foreign = b'not json\n[1]\n{"Ended": 1}\n{"Ended": {"outcome": "foreign", "code": 0}}\n{"Other": {}}\n'
+    os.write(
+        listener.writer, b'{"Ended": {"outcome": "finished", "code": 0}}\n' + foreign + b'{"Ended": {"outcome": "exc'
+    )
     listener.close_writer()
     listener.wait(1.0)
     listener.wait(0.0)
-    assert listener.latest == {"outcome": {"outcome": "finished"}}
+    assert listener.ended == Ended(Outcome.FINISHED, 0)
 
 
 def test_the_line_leaves_the_cursor_where_the_script_left_it(monkeypatch: pytest.MonkeyPatch) -> None:

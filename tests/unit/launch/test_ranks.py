@@ -11,10 +11,11 @@ import pytest
 from fakedist.errors import JobError, RecordingError, RunDirectoryError
 from fakedist.job import Job
 from fakedist.launch import launching, ranks
-from fakedist.launch.launching import Ending, Streams
+from fakedist.launch.launching import Streams
 from fakedist.launch.ranks import exit_code, parse_ranks, profile_ranks, profile_with_peers
 from fakedist.run.directory import TAPE_NAME
 from fakedist.run.journal import JournalWriter
+from fakedist.run.outcome import Ending, Outcome
 from fakedist.run.tape import Awaited, Tape
 
 JOB = Job(world_size=16, rank=0, target="train.py")
@@ -57,7 +58,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
         jobs.append(job)
         if job.rank == 2:
             raise RecordingError("no memory")
-        return output, Ending("interrupted", 130) if job.rank == 3 else Ending("stopped", 0)
+        return output, Ending(Outcome.INTERRUPTED, 130) if job.rank == 3 else Ending(Outcome.STOPPED, 0)
 
     monkeypatch.setattr(launching, "profile", profile)
     monkeypatch.setattr(ranks, "find_tapes", lambda job: [])
@@ -114,10 +115,10 @@ class Stages:
             if stage >= self._first and arrived < nth:
                 call = ("send_object_list", 1 - job.rank, ((0, 1), 0), job.rank, None, nth)
                 tape.append({"kind": "awaited", "call": call})
-                return output, Ending("exception", 1, "WorldError: it waits")
+                return output, Ending(Outcome.EXCEPTION, 1, "WorldError: it waits")
             call = ("send_object_list", 0, 0, [], [b"shapes"])
             tape.append({"kind": "sent", "group": 0, "to": 1 - job.rank, "call": call})
-        return output, Ending("finished", 0)
+        return output, Ending(Outcome.FINISHED, 0)
 
 
 def run_stages(stages: Stages, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[dict[int, str], list[str]]:
@@ -193,12 +194,12 @@ class Pipeline:
         if before >= 0 and not (before in have and list(Tape(have[before], before).sent_to(job.rank))):
             call = ("send_object_list", before, ((before, job.rank), 0), job.rank, None, 1)
             tape.append({"kind": self._kind, "call": call, "told": ("recv_object_list", "train.py:1", "''", True)})
-            return output, Ending("exception", 1, "it waits")
+            return output, Ending(Outcome.EXCEPTION, 1, "it waits")
         if job.rank != self._never:
             tape.append({"kind": "group", "number": 0, "ranks": (job.rank, job.rank + 1), "nth": 0})
             call = ("send_object_list", 0, 0, [], [b"shapes"])
             tape.append({"kind": "sent", "group": 0, "to": job.rank + 1, "call": call})
-        return output, Ending("finished", 0)
+        return output, Ending(Outcome.FINISHED, 0)
 
 
 def run_peers(
@@ -253,7 +254,7 @@ def test_a_rank_that_failed_for_itself_has_no_peers(monkeypatch: pytest.MonkeyPa
     profile = pipeline.profile
 
     def does_not_fit(*how: Any) -> tuple[Path, Ending]:
-        return profile(*how)[0], Ending("out_of_memory", 4)
+        return profile(*how)[0], Ending(Outcome.OUT_OF_MEMORY, 4)
 
     monkeypatch.setattr(pipeline, "profile", does_not_fit)
     assert run_peers(pipeline, 5, monkeypatch, tmp_path)[0].code == 4

@@ -11,6 +11,7 @@ import torch
 from fakedist.rank import ending
 from fakedist.rank.ending import Terminated
 from fakedist.record.steps import StopRun
+from fakedist.run.outcome import Ending, Outcome
 
 
 def _during(error: BaseException, context: BaseException) -> BaseException:
@@ -37,18 +38,19 @@ def _during(error: BaseException, context: BaseException) -> BaseException:
     ],
 )
 def test_what_the_script_raised_says_how_it_ended(error: BaseException, outcome: str, code: int) -> None:
-    assert ending.how_it_ended(error)[:2] == (outcome, code)
+    found = ending.how_it_ended(error)
+    assert (found.outcome, found.code) == (outcome, code)
 
 
 def test_sigterm_because_the_parent_was_killed_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getppid", lambda: 0)  # differs from the real parent, even if that is init
-    outcome, code, message = ending.how_it_ended(Terminated(143))
-    assert (outcome, code, message) == ("killed", 143, "with fakedist profile, which was killed")
+    killed = Ending(Outcome.KILLED, 143, "with fakedist profile, which was killed")
+    assert ending.how_it_ended(Terminated(143)) == killed
 
 
 def test_a_message_is_one_line() -> None:
-    assert ending.how_it_ended(ValueError("first\nsecond"))[2] == "ValueError: first"
-    assert ending.how_it_ended(ValueError())[2] == "ValueError"
+    assert ending.how_it_ended(ValueError("first\nsecond")).message == "ValueError: first"
+    assert ending.how_it_ended(ValueError()).message == "ValueError"
 
 
 def test_where_the_script_left_is_its_own_line_not_the_librarys(tmp_path: Path) -> None:

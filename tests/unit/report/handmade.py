@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from fakedist.analysis.building import build_tables
+from fakedist.run.outcome import Ending, Outcome
 from fakedist.run.plain import to_plain
-from fakedist.run.summary import Exit, Summary
+from fakedist.run.summary import Summary
 from tests.unit.analysis.recorded import GIB, KIB, MIB, HandMade, new_run
 from tests.unit.analysis.times.times_by_hand import H100, NAN, kernel, record
 
@@ -123,7 +124,7 @@ def summary_of_nothing() -> Summary:
         device="virtual",
         gpu="NVIDIA H100 80GB HBM3",
         torch="2.15.0",
-        exit=Exit("finished", 0),
+        exit=Ending(Outcome.FINISHED, 0),
         left_during_init=None,
         fits=True,
         capacity_bytes=80 << 30,

@@ -14,6 +14,7 @@ from fakedist.analysis.building import build_tables
 from fakedist.errors import RunDirectoryError
 from fakedist.report.text.json_object import summary_object
 from fakedist.run import summary
+from fakedist.run.outcome import Ending
 from fakedist.run.schema import CATEGORIES, TABLES
 from tests.unit.analysis.recorded import MIB, wrote_nothing
 from tests.unit.report.handmade import ended_well, out_of_memory
@@ -46,7 +47,7 @@ def test_objects_inside_have_the_keys_that_the_schema_says(tmp_path: Path) -> No
     assert list(found["layers"][0]) == fields(summary.LayerMemory)
     assert list(found["steps"][0]) == fields(summary.StepPeak)
     assert list(found["out_of_memory"]) == fields(summary.OutOfMemory)
-    assert list(found["exit"]) == fields(summary.Exit)
+    assert list(found["exit"]) == fields(Ending)
     assert list(found["largest_blocks"][0]) == [column.name for column in TABLES["largest"].columns]
     talking = summary_object(ended_well(tmp_path / "well"))
     assert list(talking["collectives"][0]) == fields(summary.CollectiveTotal)

@@ -12,7 +12,8 @@ from fakedist.report.text.outside_sheet import outside_figures
 from fakedist.report.text.run_markdown import run_markdown
 from fakedist.report.text.wording import span_text, verdict
 from fakedist.results.run import Run
-from fakedist.run.summary import Communicator, Exit, Outside, Summary
+from fakedist.run.outcome import Ending, Outcome
+from fakedist.run.summary import Communicator, Outside, Summary
 from tests.unit.report.handmade import ended_well, summary_of_nothing
 
 GIB = 1 << 30
@@ -35,7 +36,7 @@ def summary(reserved: int, low: float, high: float, fits: bool = True, measured_
     )
     return replace(
         summary_of_nothing(),
-        exit=Exit("stopped", 0),
+        exit=Ending(Outcome.STOPPED, 0),
         fits=fits,
         capacity_bytes=80 * GIB,
         peak_reserved_bytes=reserved * GIB,
