@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fakedist.gpu.values.kinds import Kind
-from fakedist.gpu.values.reading import READS
+from fakedist.gpu.values.host_reads import READS
+from fakedist.gpu.values.operators import Operator
 from fakedist.gpu.values.storage import storage_of
 
 NAN = float("nan")
@@ -63,7 +63,7 @@ class Operation:
     """One operation of torch's dispatcher, and the work of its calls."""
 
     def __init__(self, func: Any) -> None:
-        kind = Kind(func)
+        kind = Operator(func)
         self._kind = kind
         self._packet = getattr(func, "_overloadpacket", None)
         name = kind.name
@@ -146,7 +146,7 @@ class Operation:
         """Two products in forward, five in backward. One of the five recomputes the scores."""
         argument, name = self._kind.argument, self._kind.name
         query, key, value = (argument(each, args, kwargs) for each in ("query", "key", "value"))
-        if not isinstance(query, torch.Tensor):
+        if not isinstance(query, torch.Tensor) or not isinstance(value, torch.Tensor):
             return Work(NAN, moved, dtype)
         heads, queries, keys = _attention_sizes(name, query, key, lambda each: argument(each, args, kwargs))
         causal = bool(argument("is_causal", args, kwargs)) or bool(argument("custom_mask_type", args, kwargs))

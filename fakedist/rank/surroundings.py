@@ -21,7 +21,7 @@ import torch
 from fakedist.frameworks.adapting import adapted_frameworks
 from fakedist.gpu.spec import GPUS, find_gpu
 from fakedist.gpu.tuning import FirstConfigurations
-from fakedist.gpu.values import ValueEngine, printed_values
+from fakedist.gpu.values import ValueEngine
 from fakedist.gpu.virtual import VirtualGpu
 from fakedist.job import Job, profile_command
 from fakedist.rank.teller import Progress, Teller
@@ -104,8 +104,7 @@ class Surroundings:
             if self._gpu is not None:
                 world.enter_context(self._tuning.taken())
             if self._values is not None:
-                world.enter_context(printed_values(self._values))
-                world.enter_context(self._values.replays())
+                world.enter_context(self._values.below_dispatch())
             is_undefined = None if self._values is None else self._values.is_undefined
             self._tapes = self._make_tapes()
             faked = fake_world(self._job, self._recorder.ledger, is_undefined, self._tapes, self._process.own_ranks)

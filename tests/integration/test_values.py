@@ -214,7 +214,7 @@ def test_a_replay_writes_what_its_capture_computed(engine: ValueEngine) -> None:
 
     logits, pool = torch.rand(256, 8, device="cuda"), torch.cuda.graph_pool_handle()
     masks, graphs = [], []
-    with engine.replays():
+    with engine.below_dispatch():
         for _ in range(2):
             graphs.append(torch.cuda.CUDAGraph())
             with torch.cuda.graph(graphs[-1], pool=pool):

@@ -7,23 +7,28 @@ experts do on average.
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from types import FrameType
 
 import torch
 from torch import arange, zeros
 
-from fakedist.gpu.values.kinds import Kind
+from fakedist.gpu.values.arguments import Arguments, Keywords, tensor_at
+from fakedist.gpu.values.operators import Operator
 
+#: Operators that return indices.
 CHOOSING = {"topk", "argmax", "argmin", "sort", "argsort", "max", "min", "median", "nanmedian", "kthvalue", "mode"}
+#: Its kernels write a router's mask, and the dispatcher does not see them.
+_FUSED_ROUTER = "transformer_engine.pytorch.router"
+_MAX_FRAMES = 32
 
 
-def choose(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], indices: torch.Tensor) -> torch.Tensor:
+def choose(operator: Operator, args: Arguments, kwargs: Keywords, indices: torch.Tensor) -> torch.Tensor:
     """Return an operation's index result as a host tensor. Indices are distinct along the dimension picked from."""
-    source: torch.Tensor = args[0]
-    dim: int | None = kind.argument("dim", args, kwargs)
-    if dim is None or not source.dim():
+    source, dim = tensor_at(args, 0), operator.argument("dim", args, kwargs)
+    if not isinstance(dim, int) or not source.dim():
         return zeros(indices.shape, dtype=torch.int64)
-    num_choices: int = source.shape[dim]
+    num_choices = source.shape[dim]
     keeps_dim = indices.dim() == source.dim()
     picked = indices.shape[dim] if keeps_dim else 1
     if picked == num_choices:  # a sort: every index once
@@ -44,3 +49,20 @@ def spread(shape: torch.Size, share: float) -> torch.Tensor:
     begins = torch.round(rows * share * columns).long()
     places = (arange(columns) - begins[:, None]) % columns
     return (places < (ends - begins)[:, None]).view(shape)
+
+
+def routed_share(mask: torch.Tensor) -> float | None:
+    """Experts per token as a share of all experts, if Transformer Engine's fused router is about to write the mask.
+
+    Its autograd functions have the number in a local variable, next to the logits, which are as large as the mask.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_MAX_FRAMES):
+        if frame is None:
+            return None
+        if frame.f_globals.get("__name__") == _FUSED_ROUTER and frame.f_code.co_name == "forward":
+            top_k, logits = frame.f_locals.get("topk"), frame.f_locals.get("logits")
+            if isinstance(top_k, int) and isinstance(logits, torch.Tensor) and logits.numel() == mask.numel():
+                return top_k / logits.shape[-1]
+        frame = frame.f_back
+    return None

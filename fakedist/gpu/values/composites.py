@@ -9,21 +9,14 @@ first. The engine runs the operations inside all of them (:mod:`fakedist.gpu.val
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 import torch
 
+from fakedist.gpu.values.arguments import PLAIN, Arguments, Keywords, as_device, device_tensors, tensor_at
 from fakedist.gpu.values.contents import is_small
 from fakedist.gpu.values.hollow import is_hollow
-from fakedist.gpu.values.host import Host, device_tensors
-from fakedist.gpu.values.kinds import Kind
-from fakedist.gpu.values.ranges import without_reads
-
-_PLAIN = torch.Tensor.__torch_dispatch__
-_Arguments = tuple[Any, ...]
-_Keywords = dict[str, Any]
+from fakedist.gpu.values.host import Host
+from fakedist.gpu.values.operators import Method, Operator
 
 _MADE_OF_READS = {"argwhere", "combinations", "corrcoef", "cov", "cross_entropy_loss", "istft", "linalg_matrix_exp"}
 _MADE_OF_READS |= {"matrix_exp", "nonzero_numpy", "one_hot", "quantile", "nanquantile"}
@@ -39,6 +32,8 @@ _OVERLOADS |= {
     for name in ("linspace", "logspace")
     for overload in ("Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor")
 }
+#: The range of nearly all normally distributed values.
+_NORMAL = (-4.0, 4.0)
 
 
 class Composites:
@@ -50,96 +45,115 @@ class Composites:
         kernel: Runs an operation that reads no values midway.
     """
 
-    def __init__(
-        self,
-        host: Host,
-        inside: Callable[[Any, _Arguments, _Keywords], Any],
-        kernel: Callable[[Kind, Any, _Arguments, _Keywords], Any],
-    ) -> None:
+    def __init__(self, host: Host, inside: Method, kernel: Method) -> None:
         self._host = host
         self._inside = inside
         self._kernel = kernel
 
-    def route(self, kind: Kind) -> Callable[..., Any] | None:
-        """Return the function that runs an operation; None if it is not one of these."""
-        if not kind.is_kernel:
+    def method(self, operator: Operator) -> Method | None:
+        """Return the function that runs an operator; None if it is not one of these."""
+        if not operator.is_kernel:
             return None
-        if _is_made_of_reads(kind):
+        if _is_made_of_reads(operator):
             return self._inside
-        special = {
+        special: dict[str, Method] = {
             "_coalesce": self._coalesced,
             "coalesce": self._coalesced,
             "ctc_loss": self._measured,
-            "histc": self._ranged,
+            "histc": self._histogram,
             "masked_scatter": self._scattered,
             "masked_scatter_": self._scattered,
             "masked_scatter_backward": self._counted,
-            "segment_reduce": self._ranged,
-        }.get(kind.name)
-        if special is None and kind.is_view and _is_composite(kind):
-            special = self._perhaps_viewed
-        return None if special is None else partial(special, kind)
+            "segment_reduce": self._unchecked,
+        }
+        if operator.name in special:
+            return special[operator.name]
+        return self._perhaps_viewed if operator.is_view and _is_composite(operator) else None
 
-    def _coalesced(self, kind: Kind, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
-        if not args[0].is_cuda or args[0].is_coalesced():
-            return func(*args, **kwargs)
-        return _coalesce(self._host, kind.full_name, args[0])
+    def _coalesced(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
+        source = tensor_at(args, 0)
+        if not source.is_cuda or source.is_coalesced():
+            return operator.func(*args, **kwargs)
+        return _coalesce(self._host, operator.full_name, source)
 
-    def _ranged(self, kind: Kind, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
-        if args[0].is_cuda:
-            args, kwargs = without_reads(self._host, kind, args, kwargs)
-        return self._kernel(kind, func, args, kwargs)
+    def _histogram(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
+        """``histc`` without a range reads the extremes."""
+        source = tensor_at(args, 0)
+        low, high = (operator.argument(name, args, kwargs) for name in ("min", "max"))
+        if low == high and source.is_cuda and source.numel():
+            bins = operator.argument("bins", args, kwargs)
+            args = (source, bins, *_extremes(self._host, operator.full_name, source))
+            kwargs = {name: value for name, value in kwargs.items() if name not in ("bins", "min", "max")}
+        return self._kernel(operator, args, kwargs)
 
-    def _scattered(self, kind: Kind, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
-        _fit_mask(self._host, args[1], args[0].numel(), args[2].numel())
-        return self._kernel(kind, func, args, kwargs)
+    def _unchecked(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
+        """``segment_reduce`` checks its arguments unless it is told not to."""
+        unchecked = kwargs | {"unsafe": True} if tensor_at(args, 0).is_cuda else kwargs
+        return self._kernel(operator, args, unchecked)
 
-    def _counted(self, kind: Kind, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
+    def _scattered(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
+        _fit_mask(self._host, tensor_at(args, 1), tensor_at(args, 0).numel(), tensor_at(args, 2).numel())
+        return self._kernel(operator, args, kwargs)
+
+    def _counted(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """The backward of ``masked_scatter`` counts what the mask chose."""
-        _fit_mask(self._host, args[1], args[0].numel(), math.prod(args[2]))
-        return self._inside(func, args, kwargs)
+        sizes = args[2]
+        assert isinstance(sizes, (list, tuple))
+        _fit_mask(self._host, tensor_at(args, 1), tensor_at(args, 0).numel(), math.prod(sizes))
+        return self._inside(operator, args, kwargs)
 
-    def _measured(self, kind: Kind, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
+    def _measured(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """``ctc_loss`` copies its lengths to the host. It is one operation only in inference mode."""
         lengths = [value for value in args[2:4] if isinstance(value, torch.Tensor)]
         if lengths and all(map(self._host.is_seen, lengths)):
-            settled = (self._host.settle(value, kind.full_name) if value.is_cuda else value for value in lengths)
+            settled = (self._host.settle(value, operator.full_name) if value.is_cuda else value for value in lengths)
             args = (*args[:2], *settled, *args[4:])
-        return self._kernel(kind, func, args, kwargs)
+        return self._kernel(operator, args, kwargs)
 
-    def _perhaps_viewed(self, kind: Kind, func: Any, args: _Arguments, kwargs: _Keywords) -> Any:
+    def _perhaps_viewed(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """``to``, ``reshape``, ``contiguous``: one operation only in inference mode. The result is a view or a copy."""
         source = args[0] if args else None
-        if not isinstance(source, torch.Tensor) or type(source).__torch_dispatch__ is not _PLAIN:
-            return func(*args, **kwargs)
-        if _goes_to_host(kind, args, kwargs):
-            return self._inside(func, args, kwargs)
+        if not isinstance(source, torch.Tensor) or type(source).__torch_dispatch__ is not PLAIN:
+            return operator.func(*args, **kwargs)
+        if _goes_to_host(operator, args, kwargs):
+            return self._inside(operator, args, kwargs)
         if source.is_cuda:
-            return self._kernel(kind, func, args, kwargs)
-        result = func(*args, **kwargs)
+            return self._kernel(operator, args, kwargs)
+        result = operator.func(*args, **kwargs)
         if isinstance(result, torch.Tensor) and result.is_cuda and is_small(result) and not is_hollow(source):
             self._host.write(result, source)
         return result
 
 
-def _is_made_of_reads(kind: Kind) -> bool:
-    """Whether an operation reads values midway."""
-    return kind.name in _MADE_OF_READS or kind.full_name in _OVERLOADS
+def _is_made_of_reads(operator: Operator) -> bool:
+    """Whether an operator reads values midway."""
+    return operator.name in _MADE_OF_READS or operator.full_name in _OVERLOADS
 
 
-def _is_composite(kind: Kind) -> bool:
-    """Whether autograd decomposes an operation, so that the dispatcher sees it whole only in inference mode."""
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(kind.qualified_name, "CompositeImplicitAutograd"))
+def _is_composite(operator: Operator) -> bool:
+    """Whether autograd decomposes an operator, so that the dispatcher sees it whole only in inference mode."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(operator.qualified_name, "CompositeImplicitAutograd")
 
 
-def _goes_to_host(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _goes_to_host(operator: Operator, args: Arguments, kwargs: Keywords) -> bool:
     """Whether ``to()``, as one operation, copies a device tensor to the host."""
-    if kind.name != "to" or not args[0].is_cuda:
+    if operator.name != "to" or not tensor_at(args, 0).is_cuda:
         return False
-    target = kind.argument("device", args, kwargs)
-    if target is None and isinstance(other := kind.argument("other", args, kwargs), torch.Tensor):
+    target = as_device(operator.argument("device", args, kwargs))
+    if target is None and isinstance(other := operator.argument("other", args, kwargs), torch.Tensor):
         target = other.device
-    return target is not None and torch.device(target).type == "cpu"
+    return target is not None and target.type == "cpu"
+
+
+def _extremes(host: Host, name: str, tensor: torch.Tensor) -> tuple[float, float]:
+    """The range of a histogram of all values: that of normally distributed values if the tensor is large."""
+    if is_small(tensor):
+        values = host.settle(tensor, name)
+        low, high = float(values.min()), float(values.max())
+    else:
+        host.inventions.count(name, 2)
+        low, high = _NORMAL
+    return (low - 1, high + 1) if low == high else (low, high)  # as PyTorch's kernel does
 
 
 def _fit_mask(host: Host, mask: torch.Tensor, num_places: int, num_values: int) -> None:

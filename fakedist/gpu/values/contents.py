@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import torch
 from torch import empty, full, ones, zeros
@@ -17,8 +18,8 @@ LIMIT_BYTES = 256 << 10
 MASK_LIMIT_BYTES = 1 << 20
 
 Fact = TypeVar("Fact")
-_expired: Any = torch.UntypedStorage._expired
-_free_weak_ref: Any = torch.UntypedStorage._free_weak_ref
+_expired: Callable[[int], object] = torch.UntypedStorage._expired
+_free_weak_ref: Callable[[int], object] = torch.UntypedStorage._free_weak_ref
 
 
 def is_small(tensor: torch.Tensor) -> bool:
@@ -42,7 +43,7 @@ def host_bytes(address: int, num_bytes: int) -> torch.Tensor:
     return empty(0, dtype=torch.uint8).set_(_host_storage(address, num_bytes))
 
 
-def _host_storage(address: int, num_bytes: int) -> Any:
+def _host_storage(address: int, num_bytes: int) -> torch.types.Storage:
     return torch._C._construct_storage_from_data_pointer(address, torch.device("cpu"), num_bytes)
 
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
+from fakedist.gpu.values.arguments import Arguments, Keywords, device_tensors, tensor_at
 from fakedist.gpu.values.choices import choose
 from fakedist.gpu.values.contents import host_view, is_small
 from fakedist.gpu.values.doubts import Doubt
-from fakedist.gpu.values.host import Host, device_tensors
-from fakedist.gpu.values.kinds import Kind
+from fakedist.gpu.values.host import Host
+from fakedist.gpu.values.operators import Operator
 from fakedist.gpu.values.shares import FOLLOWED, followed_name
 
 #: Largest operand that any operation makes up: losses, rewards, statistics of a batch. Making one up and computing
@@ -58,16 +58,16 @@ class Following:
     def __init__(self, host: Host) -> None:
         self._host = host
 
-    def complete(self, kind: Kind, inputs: Iterable[torch.Tensor]) -> bool:
+    def complete(self, operator: Operator, inputs: Iterable[torch.Tensor]) -> bool:
         """Whether all inputs hold values, after making up the missing ones if they are few."""
         missing: list[torch.Tensor] = []
-        limit = _MANY if kind.name in _CONDENSING else _FEW
+        limit = _MANY if operator.name in _CONDENSING else _FEW
         for tensor in inputs:
             if tensor.is_cuda and not self._host.holds(tensor):
                 if len(missing) >= _MAX_OPERANDS or not self._can_be_made_up(tensor, limit):
                     return False
                 missing.append(tensor)
-        if missing and kind.name in _ROUTING and _picks_for_rows(kind, missing[0]):
+        if missing and operator.name in _ROUTING and _picks_for_rows(operator, missing[0]):
             return False
         for tensor in missing:
             self._host.complete(tensor)
@@ -76,18 +76,18 @@ class Following:
     def _can_be_made_up(self, tensor: torch.Tensor, limit: int) -> bool:
         return tensor.numel() <= limit and is_small(tensor) and self._host.shares.of(tensor) is None
 
-    def mark(self, kind: Kind, args: tuple[Any, ...], results: list[torch.Tensor], doubt: Doubt) -> None:
+    def mark(self, operator: Operator, args: Arguments, results: list[torch.Tensor], doubt: Doubt) -> None:
         """Mark results computed from made-up values as doubtful too, unless any values would give the same result."""
         for index, result in enumerate(results):
-            if index or followed_name(kind.name) not in FOLLOWED:
+            if index or followed_name(operator.name) not in FOLLOWED:
                 self._host.shares.forget(result)
-            elif self._host.shares.is_certain(kind.name, args, result):
+            elif self._host.shares.is_certain(operator.name, args, result):
                 self._host.doubts.clear(result)
                 continue
             self._stay_finite(args, result)
             self._host.doubts.mark(result, doubt)
 
-    def _stay_finite(self, args: tuple[Any, ...], result: torch.Tensor) -> None:
+    def _stay_finite(self, args: Arguments, result: torch.Tensor) -> None:
         """Keep the root or logarithm of a made-up value, or a quotient, finite, as in a trained model."""
         if not result.is_floating_point() or result.dtype.itemsize == 1:
             return
@@ -98,31 +98,34 @@ class Following:
         non_negative = self._host.shares.is_non_negative(result)
         self._host.inventions.draw_missing(values, missing, non_negative=non_negative)
 
-    def routes(self, kind: Kind, args: tuple[Any, ...]) -> bool:
+    def routes(self, operator: Operator, args: Arguments) -> bool:
         """Whether an operation picks indices for several rows by made-up values."""
-        if kind.name not in _ROUTING or not _picks_for_rows(kind, args[0]):
+        if operator.name not in _ROUTING:
             return False
-        return args[0].is_cuda and self._host.doubt(args[:1]) is not None
+        source = tensor_at(args, 0)
+        return _picks_for_rows(operator, source) and source.is_cuda and self._host.doubt((source,)) is not None
 
-    def route(self, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def route(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """Pick each index equally often, and the values at those indices."""
-        result = func(*args, **kwargs)
+        result = operator.func(*args, **kwargs)
         tensors = list(device_tensors((result,)))
         indices = tensors[-1]
-        chosen = choose(kind, args, kwargs, indices)
-        self._host.inventions.count(kind.full_name, indices.numel())
+        chosen = choose(operator, args, kwargs, indices)
+        self._host.inventions.count(operator.full_name, indices.numel())
         self._host.write(indices, chosen)
         if len(tensors) == 2:
-            self._host.write(tensors[0], host_view(args[0]).gather(kind.argument("dim", args, kwargs), chosen))
-            self._host.doubts.mark(tensors[0], self._host.doubt(args[:1]) or Doubt())
+            source, dim = tensor_at(args, 0), operator.argument("dim", args, kwargs)
+            assert isinstance(dim, int)
+            self._host.write(tensors[0], host_view(source).gather(dim, chosen))
+            self._host.doubts.mark(tensors[0], self._host.doubt((source,)) or Doubt())
         return result
 
 
-def _picks_for_rows(kind: Kind, source: torch.Tensor) -> bool:
-    return source.dim() > 1 and (kind.name == "topk" or source.numel() > 1)
+def _picks_for_rows(operator: Operator, source: torch.Tensor) -> bool:
+    return source.dim() > 1 and (operator.name == "topk" or source.numel() > 1)
 
 
-def _is_finite(value: Any) -> bool:
+def _is_finite(value: object) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
     if isinstance(value, (list, tuple)):

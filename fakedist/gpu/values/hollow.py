@@ -8,15 +8,16 @@ size, and values read from them are made up and counted.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TypeGuard
 
 import torch
 from torch import ones, zeros
 
-from fakedist.gpu.values.host import Host, plain_tensors
+from fakedist.gpu.values.arguments import Arguments, Keywords, as_device, plain_tensors
+from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.inventions import script_line
-from fakedist.gpu.values.kinds import Kind
+from fakedist.gpu.values.operators import Operator
 from fakedist.gpu.values.shares import NON_NEGATIVE
 from fakedist.gpu.values.storage import storage_of
 
@@ -27,7 +28,7 @@ _FACTORIES = {"zeros", "ones", "full", "rand", "randn", "normal", "linspace", "e
 _META = torch.device("meta")
 
 
-def is_hollow(value: Any) -> bool:
+def is_hollow(value: object) -> TypeGuard[torch.Tensor]:
     """Whether a value is a float tensor on the host whose storage is too large to be computed."""
     return (
         isinstance(value, torch.Tensor)
@@ -53,7 +54,7 @@ class Hollow:
         self.first_line = ("", 0)
         self._host = host
 
-    def concerns(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def concerns(self, operator: Operator, args: Arguments, kwargs: Keywords) -> bool:
         """Whether an operation reads, writes or creates such tensors."""
         for value in args:
             if isinstance(value, torch.Tensor):
@@ -61,26 +62,26 @@ class Hollow:
                     return True
             elif _is_list_on_host(value) and any(map(is_hollow, value)):
                 return True
-        if kind.written_names and any(map(is_hollow, kwargs.values())):
+        if operator.written_names and any(map(is_hollow, kwargs.values())):
             return True
-        return kind.name in _FACTORIES and _makes_one(args, kwargs)
+        return operator.name in _FACTORIES and _makes_one(args, kwargs)
 
-    def run(self, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """Run an operation and return its written arguments, or results of the right size."""
-        if kind.dynamic and not kind.name.startswith("_local_scalar"):
-            return func(*args, **kwargs)  # the memory reads as zeros, which decide the size
+        if operator.dynamic and not operator.name.startswith("_local_scalar"):
+            return operator.func(*args, **kwargs)  # the memory reads as zeros, which decide the size
         self.count()
-        if kind.written:
-            return self._in_place(kind, func, args, kwargs)
+        if operator.written:
+            return self._in_place(operator, args, kwargs)
         try:
-            shaped = func(*_on_meta(args), **_keywords_on_meta(kwargs))
+            shaped = operator.func(*_on_meta(args), **_keywords_on_meta(kwargs))
         except Exception:  # the shapes depend on values
-            return func(*args, **kwargs)
+            return operator.func(*args, **kwargs)
         if isinstance(shaped, torch.Tensor) and not (shaped.is_floating_point() or shaped.is_complex()):
-            self._host.inventions.count(kind.full_name, shaped.numel())
-            return func(*map(_as_zeros, args), **kwargs)  # comparisons, isfinite: the memory reads as zeros
-        pinned = bool(kwargs.get("pin_memory")) or kind.name == "_pin_memory"
-        return self._made(shaped, kind, pinned)
+            self._host.inventions.count(operator.full_name, shaped.numel())
+            return operator.func(*map(_as_zeros, args), **kwargs)  # comparisons, isfinite: the memory reads as zeros
+        pinned = bool(kwargs.get("pin_memory")) or operator.name == "_pin_memory"
+        return self._made(shaped, operator, pinned)
 
     def take_element(self, tensor: torch.Tensor, operation: str) -> torch.Tensor:
         """Make up one element of such a tensor."""
@@ -92,53 +93,55 @@ class Hollow:
             self.first_line = script_line()
         self.operations += 1
 
-    def _in_place(self, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _in_place(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         lists = [value for value in args if isinstance(value, (list, tuple)) and value]
         lists = [value for value in lists if isinstance(value[0], torch.Tensor)]
         if lists:
             length = len(lists[0])
             rest = [i for i in range(length) if not any(is_hollow(each[i]) for each in lists if len(each) == length)]
             if rest:
-                func(*(_picked(value, rest, length) for value in args), **kwargs)
-        for tensor in plain_tensors([args[i] for i in kind.written if i < len(args)]):
+                operator.func(*(_picked(value, rest, length) for value in args), **kwargs)
+        for tensor in plain_tensors([args[i] for i in operator.written if i < len(args)]):
             if tensor.is_cuda:
                 self._host.spoil(tensor)
             elif not lists and not is_hollow(tensor):
-                self._host.inventions.fill(tensor, torch.ones_like(tensor, dtype=torch.bool), kind.full_name)
-        returns = func._schema.returns
+                self._host.inventions.fill(tensor, torch.ones_like(tensor, dtype=torch.bool), operator.full_name)
+        returns = operator.func._schema.returns
         if not returns:
             return None
-        written = [args[i] for i in kind.written if i < len(args)]
-        written += [value for name, value in kwargs.items() if name in kind.written_names]
+        written = [args[i] for i in operator.written if i < len(args)]
+        written += [value for name, value in kwargs.items() if name in operator.written_names]
         return written[0] if len(returns) == 1 else tuple(written)
 
-    def _made(self, shaped: Any, kind: Kind, pinned: bool) -> Any:
+    def _made(self, shaped: object, operator: Operator, pinned: bool) -> object:
         if isinstance(shaped, (list, tuple)):
-            return type(shaped)(self._made(value, kind, pinned) for value in shaped)
+            return type(shaped)(self._made(value, operator, pinned) for value in shaped)
         if not isinstance(shaped, torch.Tensor):
             return shaped
         made = torch.empty_strided(shaped.shape, shaped.stride(), dtype=shaped.dtype, pin_memory=pinned)
         if not is_hollow(made) and made.numel():
             everything = ones(made.shape, dtype=torch.bool)
-            self._host.inventions.fill(made, everything, kind.full_name, non_negative=kind.name in NON_NEGATIVE)
+            self._host.inventions.fill(made, everything, operator.full_name, non_negative=operator.name in NON_NEGATIVE)
         return made
 
 
-def _is_list_on_host(value: Any) -> bool:
-    listed = isinstance(value, (list, tuple)) and value and isinstance(value[0], torch.Tensor)
-    return bool(listed) and not value[0].is_cuda  # a list is on one device
+def _is_list_on_host(value: object) -> TypeGuard[Sequence[torch.Tensor]]:
+    if not isinstance(value, (list, tuple)) or not value:
+        return False
+    return isinstance(value[0], torch.Tensor) and not value[0].is_cuda  # a list is on one device
 
 
-def _makes_one(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    device = kwargs.get("device")
-    dtype = kwargs.get("dtype") or torch.get_default_dtype()
+def _makes_one(args: Arguments, kwargs: Keywords) -> bool:
+    device, dtype = as_device(kwargs.get("device")), kwargs.get("dtype")
+    if not isinstance(dtype, torch.dtype):
+        dtype = torch.get_default_dtype()
     sizes = [value for value in args if isinstance(value, (list, tuple))]
-    on_host = device is None or torch.device(device).type == "cpu"
+    on_host = device is None or device.type == "cpu"
     return on_host and dtype.is_floating_point and any(math.prod(s) * dtype.itemsize > HOST_LIMIT_BYTES for s in sizes)
 
 
-def _on_meta(values: Iterable[Any]) -> list[Any]:
-    found: list[Any] = []
+def _on_meta(values: Iterable[object]) -> list[object]:
+    found: list[object] = []
     for value in values:
         if isinstance(value, torch.Tensor):
             found.append(torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META))
@@ -149,7 +152,7 @@ def _on_meta(values: Iterable[Any]) -> list[Any]:
     return found
 
 
-def _keywords_on_meta(keywords: dict[str, Any]) -> dict[str, Any]:
+def _keywords_on_meta(keywords: Keywords) -> Keywords:
     found = dict(zip(keywords, _on_meta(keywords.values()), strict=True))
     if "device" in found:
         found["device"] = _META
@@ -158,11 +161,11 @@ def _keywords_on_meta(keywords: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _as_zeros(value: Any) -> Any:
+def _as_zeros(value: object) -> object:
     return zeros((), dtype=value.dtype).expand(value.shape) if is_hollow(value) else value
 
 
-def _picked(value: Any, positions: list[int], length: int) -> Any:
+def _picked(value: object, positions: list[int], length: int) -> object:
     if isinstance(value, (list, tuple)) and len(value) == length:
         return [value[i] for i in positions]
     return value

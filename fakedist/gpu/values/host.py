@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 
+from fakedist.gpu.values.arguments import Keywords
 from fakedist.gpu.values.choices import spread
 from fakedist.gpu.values.contents import Defined, host_view, is_small
 from fakedist.gpu.values.doubts import Doubt, Doubts
@@ -14,7 +14,6 @@ from fakedist.gpu.values.inventions import Inventions
 from fakedist.gpu.values.shares import Shares
 
 _CPU = torch.device("cpu")
-_PLAIN = torch.Tensor.__torch_dispatch__
 
 
 class Host:
@@ -95,9 +94,9 @@ class Host:
             self.write(result, values)
         return result
 
-    def arguments(self, values: Iterable[Any]) -> list[Any]:
+    def arguments(self, values: Iterable[object]) -> list[object]:
         """Arguments for a CPU kernel: host views instead of device tensors."""
-        found: list[Any] = []
+        found: list[object] = []
         for value in values:
             if isinstance(value, torch.Tensor) and value.is_cuda:
                 found.append(host_view(value))
@@ -107,7 +106,7 @@ class Host:
                 found.append(_CPU if isinstance(value, torch.device) else value)
         return found
 
-    def keywords(self, keywords: dict[str, Any]) -> dict[str, Any]:
+    def keywords(self, keywords: Keywords) -> Keywords:
         """Keyword arguments for a CPU kernel."""
         found = dict(zip(keywords, self.arguments(keywords.values()), strict=True))
         if found.get("device") is not None:
@@ -122,18 +121,3 @@ def _distinct(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     sizes = [min(size, 1) if not stride else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
     return tensor.as_strided(sizes, tensor.stride(), tensor.storage_offset())
-
-
-def plain_tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Tensors with memory of their own: no wrappers (AsyncCollectiveTensor), none made of others (sparse)."""
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            if type(value).__torch_dispatch__ is _PLAIN and value.layout is torch.strided and not value.is_nested:
-                yield value
-        elif isinstance(value, (list, tuple)):
-            yield from plain_tensors(value)
-
-
-def device_tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Those of :func:`plain_tensors` that are on a device."""
-    return (tensor for tensor in plain_tensors(values) if tensor.is_cuda)

@@ -14,7 +14,8 @@ LOOP_LIMIT = 1_000
 #: The most lines that the note names.
 _NAMED = 4
 
-_Place = tuple[str, int]
+#: A file and a line of the script.
+_Line = tuple[str, int]
 
 
 class Inventions:
@@ -30,10 +31,10 @@ class Inventions:
         self._seed = seed
         self._generator = torch.Generator().manual_seed(seed)
         self._counts: dict[tuple[str, str, int], list[int]] = {}
-        self._draws: dict[_Place, int] = {}
-        self._branches: dict[_Place, list[int]] = {}
-        self._runs: dict[_Place, tuple[bool, int]] = {}
-        self._cut: set[_Place] = set()
+        self._draws: dict[_Line, int] = {}
+        self._branches: dict[_Line, list[int]] = {}
+        self._runs: dict[_Line, tuple[bool, int]] = {}
+        self._cut: set[_Line] = set()
 
     def draw_missing(self, host: torch.Tensor, missing: torch.Tensor, *, non_negative: bool) -> None:
         """Make up the missing elements of a host tensor. They are counted when the script reads them."""
@@ -42,27 +43,27 @@ class Inventions:
         drawn = _drawn(host.dtype, count, self._generator, non_negative=non_negative)
         host[missing] = drawn.fill_(torch.finfo(host.dtype).tiny) if vanishing else drawn
 
-    def _is_in_loop(self, place: _Place) -> bool:
-        draws = self._draws[place] = self._draws.get(place, 0) + 1
-        if draws <= LOOP_LIMIT or not place[0]:
+    def _is_in_loop(self, line: _Line) -> bool:
+        draws = self._draws[line] = self._draws.get(line, 0) + 1
+        if draws <= LOOP_LIMIT or not line[0]:
             return False
-        self._cut.add(place)
+        self._cut.add(line)
         return True
 
     def decide(self, answer: bool | int) -> bool | int:
         """Return what the script gets when it reads a truth value or an integer that depends on made-up values."""
-        place = script_line()
-        branch = self._branches.setdefault(place, [0, 0])
+        line = script_line()
+        branch = self._branches.setdefault(line, [0, 0])
         branch[0] += 1
         branch[1] += bool(answer)
         if answer is not True and answer is not False:
             return answer
-        before, times = self._runs.get(place, (answer, 0))
+        before, times = self._runs.get(line, (answer, 0))
         times = times + 1 if before is answer else 1
-        if times > LOOP_LIMIT and place[0]:
-            self._cut.add(place)
+        if times > LOOP_LIMIT and line[0]:
+            self._cut.add(line)
             answer, times = not answer, 1
-        self._runs[place] = (answer, times)
+        self._runs[line] = (answer, times)
         return answer
 
     def branches(self) -> str:
@@ -70,7 +71,7 @@ class Inventions:
         if not self._branches:
             return ""
         lines = sorted(self._branches.items(), key=lambda entry: -entry[1][0])
-        named = ", ".join(f"{_named(place)} ({_times(reads, true)})" for place, (reads, true) in lines[:_NAMED])
+        named = ", ".join(f"{_named(line)} ({_times(reads, true)})" for line, (reads, true) in lines[:_NAMED])
         more = f" and {len(lines) - _NAMED} more lines" if len(lines) > _NAMED else ""
         cut = ", ".join(sorted(map(_named, self._cut)))
         ended = f"; {cut}: a loop did not end after {LOOP_LIMIT:,} made-up values, so it was ended" if cut else ""
@@ -130,8 +131,8 @@ def script_line() -> tuple[str, int]:
     return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
-def _named(place: _Place) -> str:
-    return f"{place[0]}:{place[1]}" if place[0] else "a backward"
+def _named(line: _Line) -> str:
+    return f"{line[0]}:{line[1]}" if line[0] else "a backward"
 
 
 def _times(reads: int, true: int) -> str:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
-_Place = tuple[int, int]
+#: The state of a CUDA generator.
+SeedAndOffset = tuple[int, int]
 
 
 class Randoms:
@@ -29,7 +29,7 @@ class Randoms:
         self._generators = threading.local()
         self._default = threading.Lock()
 
-    def place(self, device: torch.device, generator: torch.Generator | None) -> _Place:
+    def seed_and_offset(self, device: torch.device, generator: torch.Generator | None) -> SeedAndOffset:
         """Seed and offset of the generator that an operation on ``device`` draws from."""
         if generator is None or generator.device.type != "cuda":
             generator = _default_generator(device)
@@ -38,20 +38,20 @@ class Randoms:
         except RuntimeError:  # unavailable while the stream captures a graph
             return generator.initial_seed(), 0
 
-    def generator(self, place: _Place) -> torch.Generator:
+    def generator(self, state: SeedAndOffset) -> torch.Generator:
         """Return a host generator for that seed and offset. Each thread has one."""
         found: torch.Generator | None = getattr(self._generators, "own", None)
         if found is None:
             found = self._generators.own = torch.Generator()
-        return found.manual_seed(_mixed(place))
+        return found.manual_seed(_mixed(state))
 
     @contextmanager
-    def as_default(self, place: _Place) -> Iterator[None]:
+    def as_default(self, state: SeedAndOffset) -> Iterator[None]:
         """For operations without a generator argument: seed the host's default generator, and restore it afterwards."""
-        default: Any = torch.default_generator
+        default = torch.default_generator
         with self._default:
             before = default.get_state()
-            default.manual_seed(_mixed(place))
+            default.manual_seed(_mixed(state))
             try:
                 yield
             finally:
@@ -71,9 +71,9 @@ def _default_generator(device: torch.device) -> torch.Generator:
     return torch.cuda.default_generators[device.index or 0]
 
 
-def _mixed(place: _Place) -> int:
+def _mixed(state: SeedAndOffset) -> int:
     """Mix two numbers into one seed with splitmix64's finisher, so that neighbours get unrelated seeds."""
-    seed, offset = place
+    seed, offset = state
     mixed = (seed ^ (offset * 0x9E3779B97F4A7C15)) & 0xFFFFFFFFFFFFFFFF
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF

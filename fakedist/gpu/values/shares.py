@@ -9,11 +9,11 @@ the number of tokens per expert, as long as all experts get the same number.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
+from fakedist.gpu.values.arguments import Arguments, tensor_at, tensors
 from fakedist.gpu.values.contents import Storages
 
 _ALWAYS = {"isfinite": 1.0, "isnan": 0.0, "isinf": 0.0, "isposinf": 0.0, "isneginf": 0.0}
@@ -83,7 +83,7 @@ class Shares:
         """Whether values made up for the tensor must not be negative."""
         return self._non_negative.get(tensor) is not None
 
-    def _has_no_negative(self, value: Any) -> bool:
+    def _has_no_negative(self, value: object) -> bool:
         """Whether a number, or every value of a tensor (made up or seen), is not negative."""
         if not isinstance(value, torch.Tensor):
             return isinstance(value, (int, float)) and value >= 0
@@ -102,7 +102,7 @@ class Shares:
         self._shares.drop(tensor)
         self._non_negative.drop(tensor)
 
-    def follow(self, name: str, args: tuple[Any, ...], result: torch.Tensor) -> float | None:
+    def follow(self, name: str, args: Arguments, result: torch.Tensor) -> float | None:
         """Derive what is known about an operation's result from its arguments. Return its share, if known."""
         name = followed_name(name)
         share = self._share(name, args, result)
@@ -114,7 +114,7 @@ class Shares:
             self._non_negative.put(result, _is_positive(name, args))
         return share
 
-    def is_certain(self, name: str, args: tuple[Any, ...], result: torch.Tensor) -> bool:
+    def is_certain(self, name: str, args: Arguments, result: torch.Tensor) -> bool:
         """Whether a computed result is the same for any made-up arguments: ``isnan``, ``norm < 0``.
 
         What is known about its sign is remembered.
@@ -135,7 +135,7 @@ class Shares:
         """Record that nothing in the tensor is negative."""
         self._non_negative.put(tensor, False)
 
-    def _share(self, name: str, args: tuple[Any, ...], result: torch.Tensor) -> float | None:
+    def _share(self, name: str, args: Arguments, result: torch.Tensor) -> float | None:
         if name in _ALWAYS:
             return _ALWAYS[name]
         if name in _ZEROS or name in _ONES:
@@ -146,10 +146,10 @@ class Shares:
         if name in _SCATTER:
             return self._scattered(args)
         if name in _SAME and len(args) > 1:
-            return self._compared(name, args[0], args[1])
-        if name in _COUNT and args[0].dtype == torch.bool and self.of(args[0]) is None:
-            self.know(args[0], 0.5)  # as where a mask decides the size of a selection
-        known = [self.of(value) for value in _tensors(args)]
+            return self._compared(name, tensor_at(args, 0), args[1])
+        if name in _COUNT and (mask := tensor_at(args, 0)).dtype == torch.bool and self.of(mask) is None:
+            self.know(mask, 0.5)  # as where a mask decides the size of a selection
+        known = [self.of(value) for value in tensors(args)]
         if name == "copy_":
             known = known[1:]
         shares = [share for share in known if share is not None]
@@ -157,15 +157,15 @@ class Shares:
             return None
         return _combined(name, shares, args, result)
 
-    def _scattered(self, args: tuple[Any, ...]) -> float | None:
-        target, _, index, value = args[:4]
+    def _scattered(self, args: Arguments) -> float | None:
+        target, index, value = tensor_at(args, 0), tensor_at(args, 2), args[3]
         before = self.of(target)
-        if before is None or isinstance(value, torch.Tensor) or not target.numel():
+        if before is None or not isinstance(value, (int, float)) or not target.numel():
             return None
         replaced = min(1.0, float(index.numel() / target.numel()))
         return before + (float(value) - before) * replaced
 
-    def _compared(self, name: str, first: torch.Tensor, second: Any) -> float:
+    def _compared(self, name: str, first: torch.Tensor, second: object) -> float:
         """If nothing is known about a comparison, one half is true: a count of zero would divide losses by zero."""
         if isinstance(second, torch.Tensor):
             return _SAME[name] if first is second or _is_same(first, second) else 0.5
@@ -182,7 +182,7 @@ class Shares:
             return share
         return 1 - share if (name, second) in (("eq", 0), ("le", 0), ("ne", 1), ("lt", 1)) else 0.5
 
-    def _stays_non_negative(self, name: str, args: tuple[Any, ...]) -> bool:
+    def _stays_non_negative(self, name: str, args: Arguments) -> bool:
         if name in NON_NEGATIVE or name in _ZEROS or name in _ONES:
             return True
         if name in _FULL:
@@ -191,22 +191,26 @@ class Shares:
             exponent = args[1]
             return isinstance(exponent, (int, float)) and (exponent % 2 == 0 or self._has_no_negative(args[0]))
         if name == "masked_fill":
-            return self._has_no_negative(args[0]) and (self._is_all(args[1], False) or self._has_no_negative(args[2]))
+            mask = tensor_at(args, 1)
+            return self._has_no_negative(args[0]) and (self._is_all(mask, False) or self._has_no_negative(args[2]))
         if name == "where" and len(args) == 3:
-            return all(self._is_all(args[0], side == 2) or self._has_no_negative(args[side]) for side in (1, 2))
+            mask = tensor_at(args, 0)
+            return all(self._is_all(mask, side == 2) or self._has_no_negative(args[side]) for side in (1, 2))
         if name == "clamp":
-            low, high = (*args[1:3], None, None)[:2]
+            low, high = (args[position] if position < len(args) else None for position in (1, 2))
             if isinstance(low, (int, float)) and low >= 0:
                 return True
-            if isinstance(low, torch.Tensor) or isinstance(high, torch.Tensor) or (high is not None and high < 0):
+            if isinstance(low, torch.Tensor) or isinstance(high, torch.Tensor):
+                return False
+            if isinstance(high, (int, float)) and high < 0:
                 return False
             args = args[:1]
         elif name not in _KEEPS_SIGN or any(isinstance(value, (int, float)) and value < 0 for value in args[1:2]):
             return False
-        return all(map(self._has_no_negative, _tensors(args)))
+        return all(map(self._has_no_negative, tensors(args)))
 
 
-def _is_positive(name: str, args: tuple[Any, ...]) -> bool:
+def _is_positive(name: str, args: Arguments) -> bool:
     """Whether a result that is not negative is never zero either."""
     if name in _POSITIVE:
         return True
@@ -215,7 +219,7 @@ def _is_positive(name: str, args: tuple[Any, ...]) -> bool:
     return isinstance(args[1], (int, float)) and args[1] > 0
 
 
-def _combined(name: str, shares: list[float], args: tuple[Any, ...], result: torch.Tensor) -> float | None:
+def _combined(name: str, shares: list[float], args: Arguments, result: torch.Tensor) -> float | None:
     if name in _KEEP:
         return shares[0] if len(set(shares)) == 1 else None
     if name in _NOT:
@@ -226,7 +230,7 @@ def _combined(name: str, shares: list[float], args: tuple[Any, ...], result: tor
         both = shares[0] * shares[1]
         return both if name in _AND else shares[0] + shares[1] - both
     if name in _COUNT:
-        return shares[0] * float(args[0].numel() / max(1, result.numel()))
+        return shares[0] * float(tensor_at(args, 0).numel() / max(1, result.numel()))
     if name in _LEAST or name in _MOST:
         return shares[0] if shares[0] in (0.0, 1.0) else None
     return None
@@ -234,11 +238,3 @@ def _combined(name: str, shares: list[float], args: tuple[Any, ...], result: tor
 
 def _is_same(first: torch.Tensor, second: torch.Tensor) -> bool:
     return first.data_ptr() == second.data_ptr() and first.stride() == second.stride() and first.shape == second.shape
-
-
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)

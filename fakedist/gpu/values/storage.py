@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import empty
@@ -24,11 +24,11 @@ _MAX_WORDS = 24
 #: ``c10::intrusive_ptr_target`` counts its owners in the lower half of a word, and weak references in the upper half.
 _ONE_WEAK = 1 << 32
 _read = ctypes.c_uint64.from_address
-_free_weak_ref: Any = torch.UntypedStorage._free_weak_ref
+_free_weak_ref: Callable[[int], object] = torch.UntypedStorage._free_weak_ref
 
 
 @functools.cache
-def _places() -> tuple[int, int]:
+def _offsets() -> tuple[int, int]:
     """Offsets in bytes: of the StorageImpl in a TensorImpl, and of the size in a StorageImpl."""
     found: list[set[tuple[int, int]]] = []
     for num_bytes in _PROBES:
@@ -50,7 +50,7 @@ def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
     Raises:
         RecordingError: This torch has an unknown layout.
     """
-    in_tensor, in_storage = _places()
+    in_tensor, in_storage = _offsets()
     storage = _read(tensor._cdata + in_tensor).value
     return (storage, _read(storage + in_storage).value) if storage else (0, 0)
 
@@ -74,7 +74,7 @@ def _weak_count() -> int:
 
 
 @functools.cache
-def _add() -> Any:
+def _add() -> Callable[..., object] | None:
     """The virtual GPU driver's atomic add; None if the driver is not loaded."""
     return getattr(ctypes.CDLL(None), "fakedist_add", None)
 

@@ -1,4 +1,4 @@
-"""Indices that nobody computed are spread evenly."""
+"""Indices that no kernel computed are spread evenly."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fakedist.gpu.values.choices import choose, spread
-from fakedist.gpu.values.kinds import Kind
+from fakedist.gpu.values.operators import Operator
 
 ATEN = torch.ops.aten
 
@@ -16,7 +16,7 @@ def test_topk_picks_distinct_ones_and_all_equally_often(dim: int) -> None:
     source = torch.randn(64, 32)
     num_choices = source.shape[dim]
     indices = torch.topk(source, 4, dim=dim).indices
-    chosen = choose(Kind(ATEN.topk.default), (source, 4, dim), {}, indices)
+    chosen = choose(Operator(ATEN.topk.default), (source, 4, dim), {}, indices)
     assert chosen.shape == indices.shape
     assert torch.bincount(chosen.flatten(), minlength=num_choices).unique().numel() == 1
     rows = chosen.movedim(dim, -1)
@@ -25,26 +25,26 @@ def test_topk_picks_distinct_ones_and_all_equally_often(dim: int) -> None:
 
 def test_argmax_names_a_valid_index_in_every_row() -> None:
     source = torch.randn(6, 4)
-    chosen = choose(Kind(ATEN.argmax.default), (source, 1), {}, source.argmax(1))
+    chosen = choose(Operator(ATEN.argmax.default), (source, 1), {}, source.argmax(1))
     assert chosen.tolist() == [0, 1, 2, 3, 0, 1]
 
 
 def test_argmax_of_everything_is_the_first() -> None:
     source = torch.randn(6, 4)
-    assert choose(Kind(ATEN.argmax.default), (source,), {}, source.argmax()).item() == 0
+    assert choose(Operator(ATEN.argmax.default), (source,), {}, source.argmax()).item() == 0
 
 
 def test_a_sort_has_every_index_once() -> None:
     source = torch.randn(3, 5, 2)
-    chosen = choose(Kind(ATEN.sort.default), (source, 1), {}, source.sort(1).indices)
+    chosen = choose(Operator(ATEN.sort.default), (source, 1), {}, source.sort(1).indices)
     assert chosen.sort(1).values.unique(dim=0).shape[0] == 1
     assert chosen[2, :, 1].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_the_dimension_may_come_by_keyword() -> None:
     source = torch.randn(8, 4)
-    kind = Kind(ATEN.sort.stable)
-    chosen = choose(kind, (source,), {"stable": True, "dim": 0}, source.sort(0).indices)
+    operator = Operator(ATEN.sort.stable)
+    chosen = choose(operator, (source,), {"stable": True, "dim": 0}, source.sort(0).indices)
     assert chosen[:, 0].tolist() == list(range(8))
 
 

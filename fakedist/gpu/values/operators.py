@@ -1,11 +1,13 @@
-"""What the value engine must know about an operation, derived once from its schema."""
+"""What the value engine must know about an operator of torch, derived once from its schema."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
+from torch._ops import OpOverload
 
+from fakedist.gpu.values.arguments import Arguments, Keywords
 from fakedist.gpu.values.shares import FOLLOWED, followed_name
 
 #: What these write does not depend on the previous contents.
@@ -20,10 +22,11 @@ _EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_stride
 _KERNELS = {"aten", "prims", "prim"}
 
 
-class Kind:
-    """One operation.
+class Operator:
+    """One of torch's operators. Each call of it is an operation.
 
     Attributes:
+        func: Runs a call.
         name: Its name without namespace and overload, e.g. ``add_``.
         full_name: The name with both, e.g. ``aten.add_.Tensor``.
         qualified_name: The dispatcher's name, e.g. ``aten::add_.Tensor``.
@@ -46,6 +49,7 @@ class Kind:
         "empty",
         "followed",
         "full_name",
+        "func",
         "is_kernel",
         "is_view",
         "like",
@@ -58,15 +62,15 @@ class Kind:
         "written_names",
     )
 
-    def __init__(self, func: Any) -> None:
+    def __init__(self, func: OpOverload) -> None:
+        self.func = func
         self.full_name = str(func)
-        schema = getattr(func, "_schema", None)
-        arguments = list(schema.arguments) if schema is not None else []
-        namespace, _, name = schema.name.rpartition("::") if schema is not None else ("", "", self.full_name)
+        schema = func._schema
+        arguments = schema.arguments
+        namespace, _, name = schema.name.rpartition("::")
         self.name = name
-        overload = schema.overload_name if schema is not None else ""
-        self.qualified_name = f"{namespace}::{name}.{overload}" if overload else f"{namespace}::{name}"
-        tags = set(getattr(func, "tags", ()))
+        self.qualified_name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+        tags = set(func.tags)
         written = [i for i, argument in enumerate(arguments) if argument.alias_info and argument.alias_info.is_write]
         if name == "record_stream":  # its schema says that it writes
             written = []
@@ -74,7 +78,7 @@ class Kind:
         self.written = tuple(written)
         self.written_names = frozenset(arguments[i].name for i in written)
         self.is_kernel = namespace in _KERNELS
-        looks_on = bool(getattr(func, "is_view", False)) or name == "record_stream"
+        looks_on = func.is_view or name == "record_stream"
         self.is_view = looks_on and not written and not name.startswith("lift")
         self.empty = name in _EMPTY
         self.like = name in _LIKE
@@ -84,7 +88,13 @@ class Kind:
         self.takes_generator = "generator" in self._positions
         self.followed = followed_name(name) in FOLLOWED
 
-    def argument(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An argument's value, passed by position or keyword; None if the operation has no such argument."""
+    def argument(self, name: str, args: Arguments, kwargs: Keywords) -> object:
+        """An argument's value, passed by position or keyword; None if the operator has no such argument."""
         position, default = self._positions.get(name, (len(args), None))
         return args[position] if position < len(args) else kwargs.get(name, default)
+
+
+#: Runs a call of an operator, and returns what the device's kernel returned.
+Method = Callable[[Operator, Arguments, Keywords], object]
+#: The same, for one operator.
+Run = Callable[[Arguments, Keywords], object]

@@ -1,4 +1,4 @@
-"""Values that are read on the virtual GPU and that nobody computed: made up sensibly, once, and told."""
+"""Values that are read on the virtual GPU but that no kernel computed: made up sensibly, once, and counted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_what_is_read_and_was_not_computed_is_made_up_once_and_told(engine: Valu
     (row,) = engine.invented()
     operation, filename, line, count, values = row
     assert operation == "aten._local_scalar_dense.default"
-    assert filename.endswith("test_values_nobody_computed.py")
+    assert filename.endswith("test_values_made_up.py")
     assert line > 0
     assert (count, values) == (1, 1)
     assert engine.invented() == []

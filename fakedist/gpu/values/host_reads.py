@@ -7,22 +7,23 @@ result of that size. For masks too large to hold values, the share of true eleme
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import arange, empty, full
 
+from fakedist.gpu.values.arguments import Arguments, Keywords, device_tensors, tensor_at
 from fakedist.gpu.values.contents import is_small
-from fakedist.gpu.values.host import Host, device_tensors
-from fakedist.gpu.values.kinds import Kind
+from fakedist.gpu.values.host import Host
+from fakedist.gpu.values.operators import Operator
 
-#: These read values on the host without a sign of it in their schema: multinomial checks probabilities with ``item()``.
+#: Operators that read values on the host, although their schema does not show it: multinomial checks probabilities
+#: with ``item()``.
 READS = {"_local_scalar_dense", "equal", "is_nonzero", "item", "allclose", "multinomial"}
+#: Operators that take masks, which their kernels convert to positions.
 INDEXING = {"index", "index_put", "index_put_", "_unsafe_index", "_unsafe_index_put", "_index_put_impl_"}
 _MASKS = (torch.bool, torch.uint8)
 
 
-class Reading:
+class HostReads:
     """Answers those operations.
 
     Args:
@@ -32,10 +33,10 @@ class Reading:
     def __init__(self, host: Host) -> None:
         self._host = host
 
-    def answer(self, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def answer(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """Run an operation that reads device tensors. ``kwargs`` are for the host."""
         tensors = list(device_tensors((args, tuple(kwargs.values()))))
-        result = self._answer(kind, func, args, kwargs, tensors)
+        result = self._answer(operator, args, kwargs, tensors)
         if isinstance(result, int) and not all(map(self._is_sure, tensors)):
             return self._host.inventions.decide(result)
         return result
@@ -46,29 +47,29 @@ class Reading:
             return self._host.doubts.of(tensor) is None
         return self._host.shares.of(tensor) in (0.0, 1.0)
 
-    def _answer(
-        self, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
-    ) -> Any:
-        if kind.name in ("_local_scalar_dense", "item"):
-            return func(self._element(args[0], kind.full_name))
-        if kind.name == "multinomial" and not self._host.holds(args[0]):
-            self._host.shares.know_non_negative(args[0])  # probabilities
+    def _answer(self, operator: Operator, args: Arguments, kwargs: Keywords, tensors: list[torch.Tensor]) -> object:
+        if operator.name in ("_local_scalar_dense", "item"):
+            return operator.func(self._element(tensor_at(args, 0), operator.full_name))
+        if operator.name == "multinomial" and not self._host.holds(probabilities := tensor_at(args, 0)):
+            self._host.shares.know_non_negative(probabilities)
         if not all(is_small(tensor) for tensor in tensors):
-            return self._estimate(kind, func, args, kwargs)
+            return self._estimate(operator, args, kwargs)
         for tensor in tensors:
-            self._host.settle(tensor, kind.full_name)
-        return self._on_host(func, self._host.arguments(args), self._host.keywords(kwargs), tensors[0].device)
+            self._host.settle(tensor, operator.full_name)
+        return self._on_host(operator, self._host.arguments(args), kwargs, tensors[0].device)
 
-    def indices(self, kind: Kind, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def indices(self, operator: Operator, args: Arguments) -> Arguments:
         """Arguments of an indexing operation with positions instead of masks, as its kernel converts them first."""
         indices = args[1]
+        assert isinstance(indices, (list, tuple))
         if not any(isinstance(index, torch.Tensor) and index.dtype in _MASKS for index in indices):
             return args
-        found: list[Any] = []
+        found: list[object] = []
+        values = tensor_at(args, 2) if len(args) > 2 else None
+        wanted = values.shape[0] if values is not None and values.numel() > 1 and values.dim() else None
         for index in indices:
             if isinstance(index, torch.Tensor) and index.dtype in _MASKS:
-                wanted = args[2].shape[0] if len(args) > 2 and args[2].numel() > 1 and args[2].dim() else None
-                found.extend(self._positions(index, kind.full_name, wanted).unbind(1))
+                found.extend(self._positions(index, operator.full_name, wanted).unbind(1))
             else:
                 found.append(index)
         return (args[0], found, *args[2:])
@@ -82,8 +83,8 @@ class Reading:
             return full(tensor.shape, share).to(tensor.dtype)
         return host.inventions.element(tensor, operation, non_negative=host.shares.is_non_negative(tensor))
 
-    def _on_host(self, func: Any, args: list[Any], kwargs: dict[str, Any], device: torch.device) -> Any:
-        computed = func(*args, **kwargs)
+    def _on_host(self, operator: Operator, args: list[object], kwargs: Keywords, device: torch.device) -> object:
+        computed = operator.func(*args, **self._host.keywords(kwargs))
         if isinstance(computed, torch.Tensor):
             return self._host.to_device(computed, device)
         if isinstance(computed, (tuple, list)):
@@ -114,26 +115,28 @@ class Reading:
             self._host.inventions.count(operation, 1)
         return round(share * mask.numel())
 
-    def _estimate(self, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _estimate(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """The answer if not all tensors are small."""
-        first, operation = args[0], kind.full_name
-        if kind.name == "nonzero":
+        first, operation = tensor_at(args, 0), operator.full_name
+        if operator.name == "nonzero":
             return self._positions(first, operation, None)
-        if kind.name == "masked_select":
-            repeats = torch.broadcast_shapes(first.shape, args[1].shape).numel() // max(1, args[1].numel())
-            return first.new_empty((self._count(args[1], operation) * repeats,))
+        if operator.name == "masked_select":
+            mask = tensor_at(args, 1)
+            repeats = torch.broadcast_shapes(first.shape, mask.shape).numel() // max(1, mask.numel())
+            return first.new_empty((self._count(mask, operation) * repeats,))
         self._host.inventions.count(operation, 1)
-        if kind.name in ("equal", "allclose"):
-            return first.shape == args[1].shape
-        if kind.name == "bincount":
-            bins = max(1, kind.argument("minlength", args, kwargs) or 0)
+        if operator.name in ("equal", "allclose"):
+            return first.shape == tensor_at(args, 1).shape
+        if operator.name == "bincount":
+            least = operator.argument("minlength", args, kwargs)
+            bins = max(1, least if isinstance(least, int) else 0)
             even = full((bins,), first.numel() // bins)
             even[: first.numel() % bins] += 1
             return self._host.to_device(even, first.device)
-        stand_ins = [self._stand_in(value, operation, kind.name == "multinomial") for value in args]
-        return self._on_host(func, stand_ins, self._host.keywords(kwargs), first.device)
+        stand_ins = [self._stand_in(value, operation, operator.name == "multinomial") for value in args]
+        return self._on_host(operator, stand_ins, kwargs, first.device)
 
-    def _stand_in(self, value: Any, operation: str, ones: bool) -> Any:
+    def _stand_in(self, value: object, operation: str, ones: bool) -> object:
         """Return a host tensor for an argument. A large one repeats one number, which takes no memory."""
         if not isinstance(value, torch.Tensor) or not value.is_cuda:
             return value

@@ -1,0 +1,87 @@
+"""What torch does below its dispatch modes, where the engine sees nothing: print tensors and replay CUDA graphs.
+
+Graphs of one pool share memory: one graph's temporaries overlap another's results, and each replay writes its own
+again. No kernel does that here, so the bytes of a capture are kept when it ends and restored when it is replayed.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from fakedist.gpu.values.contents import Defined, host_bytes
+from fakedist.patch import patched, present
+
+#: A graph's memory as the host sees it, and the bytes to write there.
+_Writes = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+@contextmanager
+def printed(on_host: Callable[[torch.Tensor], torch.Tensor | None]) -> Iterator[None]:
+    """Print device tensors with their values. Those too large to hold any print as ``tensor(..., device=...)``.
+
+    Args:
+        on_host: Returns a device tensor's values on the host; None if it is too large.
+
+    Raises:
+        RecordingError: This torch prints in another way.
+    """
+    import torch._tensor_str as printer
+
+    original, contents = present(printer, "_str"), present(printer, "_tensor_str")
+
+    def _str(self: torch.Tensor, *, tensor_contents: str | None = None) -> object:
+        if type(self) in (torch.Tensor, torch.nn.Parameter) and self.is_cuda and tensor_contents is None:
+            host = on_host(self)
+            tensor_contents = "..." if host is None else contents(host, len("tensor("))
+        return original(self, tensor_contents=tensor_contents)
+
+    with patched(printer, "_str", _str):
+        yield
+
+
+@contextmanager
+def replayed(defined: Defined) -> Iterator[None]:
+    """Keep the values that captures define, and restore them when their graphs are replayed.
+
+    Raises:
+        RecordingError: This torch captures graphs in another way.
+    """
+    kept: weakref.WeakKeyDictionary[torch.cuda.CUDAGraph, _Writes] = weakref.WeakKeyDictionary()
+
+    def begin(graph: torch.cuda.CUDAGraph, *args: object, **kwargs: object) -> object:
+        defined.written = {}
+        return original_begin(graph, *args, **kwargs)
+
+    def end(graph: torch.cuda.CUDAGraph, *args: object, **kwargs: object) -> object:
+        try:
+            return original_end(graph, *args, **kwargs)
+        finally:
+            written, defined.written = defined.written or {}, None
+            places = [host_bytes(address, num_bytes) for address, num_bytes in written.items()]
+            kept[graph] = [(place, place.clone()) for place in places]
+            weakref.finalize(graph, _forget, defined.replayed, list(written))
+
+    def replay(graph: torch.cuda.CUDAGraph) -> object:
+        result = original_replay(graph)
+        for place, values in kept.get(graph, ()):
+            place.copy_(values)
+            defined.replayed[place.data_ptr()] = place.numel()
+        return result
+
+    graphs = torch.cuda.CUDAGraph
+    with (
+        patched(graphs, "capture_begin", begin) as original_begin,
+        patched(graphs, "capture_end", end) as original_end,
+        patched(graphs, "replay", replay) as original_replay,
+    ):
+        yield
+
+
+def _forget(replayed: dict[int, int], addresses: list[int]) -> None:
+    """A graph is gone, and its memory may be reused for anything."""
+    for address in addresses:
+        replayed.pop(address, None)
