@@ -10,9 +10,12 @@ DEMO := fakedist-demo-rank0of1024
 # A GPU machine may have a torch of its own and no network: make gpu takes what is there.
 GPU_PYTHON = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 OUT ?= gpu-results
+# Tests of a file stay in one process, since they share runs. Files begin in their order: whole runs first, unit tests last.
+WORKERS ?= 2
+PARALLEL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types budgets check format bench accuracy gallery gpu calibrate oldest clean
+.PHONY: help setup demo test test-all lint types budgets check format bench accuracy gallery gpu calibrate oldest clean
 .PHONY: frameworks clients clients-new clients-fast
 
 help: ## what can be made
@@ -34,8 +37,12 @@ demo: setup ## profile rank 0 of 1,024 of a 70B Llama, on the GPU of this machin
 	@echo
 	@echo "The run is in $(DEMO); the same tables again: $(BIN)/fakedist report $(DEMO)"
 
-test: setup ## all tests; TESTS=what is given to pytest
-	$(BIN)/python -m pytest $(TESTS)
+test: setup ## the tests but whole frameworks and long runs; TESTS=what is given to pytest
+	$(BIN)/python -m pytest $(PARALLEL) --short $(TESTS)
+
+test-all: frameworks ## all tests, whole frameworks and the oldest torch included; what CI runs
+	$(BIN)/python -m pytest $(PARALLEL) $(TESTS)
+	$(MAKE) oldest
 
 lint: setup
 	$(BIN)/ruff check .
@@ -85,7 +92,7 @@ gallery: setup ## make the reports of reports/ again
 	$(BIN)/python reports/make.py
 
 oldest: .venv-oldest/.installed ## tests on the oldest torch that is supported
-	$(OLDEST)/python -m pytest $(OLDEST_TESTS)
+	$(OLDEST)/python -m pytest $(PARALLEL) $(OLDEST_TESTS)
 
 .venv-oldest/.installed: pyproject.toml constraints-oldest.txt
 	test -x $(OLDEST)/python || $(PYTHON) -m venv .venv-oldest

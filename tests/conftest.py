@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 import pytest
 
+from tests.summary import summary
+
 ROOT = Path(__file__).parent.parent
 #: Says whose rank a process is; a test's own environment must not leak into the runs it starts.
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
@@ -40,7 +42,7 @@ class RunFakedist(Protocol):
     """The type of the fixture of the same name."""
 
     def __call__(
-        self, *arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None, timeout: float = 240
+        self, *arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None
     ) -> Finished: ...
 
 
@@ -55,20 +57,22 @@ def clean_environment() -> dict[str, str]:
 def run_fakedist(tmp_path_factory: pytest.TempPathFactory) -> RunFakedist:
     """Run ``fakedist ...`` in a process of its own, by default in an empty directory."""
 
-    def run(
-        *arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None, timeout: float = 240
-    ) -> Finished:
+    def run(*arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> Finished:
         finished = subprocess.run(
             [sys.executable, "-m", "fakedist", *map(str, arguments)],
             cwd=cwd or tmp_path_factory.mktemp("cwd"),
             env=clean_environment() | (env or {}),
             capture_output=True,
             text=True,
-            timeout=timeout,
         )
         return Finished(finished.returncode, finished.stdout, finished.stderr)
 
     return run
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What ``make test`` gives."""
+    parser.addoption("--short", action="store_true", help="leave out whole frameworks and what is marked long")
 
 
 def pytest_configure() -> None:
@@ -76,12 +80,22 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test belongs to the tier of its directory."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A test belongs to the tier of its directory. A short run leaves out the long ones, and all whole frameworks."""
     for item in items:
         tier = item.path.relative_to(ROOT / "tests").parts[0]
         if tier in TIERS:
             item.add_marker(getattr(pytest.mark, tier))
+        if config.option.short and (tier == "clients" or item.get_closest_marker("long")):
+            what = "a whole framework or launcher" if tier == "clients" else "takes long"
+            item.add_marker(pytest.mark.skip(reason=f"{what}: make test-all"), append=False)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many ran, how many were skipped, and why."""
+    terminalreporter.section("what ran")
+    for line in summary(terminalreporter.stats):
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture(autouse=True)
