@@ -62,7 +62,6 @@ def told(directory: Path, name: str) -> tuple[dict[str, Any], list[str]]:
         env=before,
         capture_output=True,
         text=True,
-        timeout=200,
     )
     assert finished.returncode == 0, finished.stderr
     environment, arguments = json.loads((directory / f"told.{job.rank}").read_text())

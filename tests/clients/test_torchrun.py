@@ -28,7 +28,6 @@ def torchrun(*arguments: str) -> list[tuple[int, float, float]]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=200,
     )
     assert finished.returncode == 0 or _ENDED_IN_GLOO in finished.stderr, finished.stderr
     return [(int(step), float(loss), float(norm)) for step, loss, norm in PRINTED.findall(finished.stdout)]

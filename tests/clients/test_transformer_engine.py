@@ -47,7 +47,7 @@ def found(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory) -
             names += ["linear_nvfp4", "fp8_weights_nvfp4"]
         directory = tmp_path_factory.mktemp(gpu)
         options = ["--device", "virtual", "--gpu", gpu, "--world-size", "64", "--rank", "0", "--steps", "1000"]
-        finished = run_fakedist("profile", *options, "--output", "run", JOB, *names, cwd=directory, timeout=400)
+        finished = run_fakedist("profile", *options, "--output", "run", JOB, *names, cwd=directory)
         assert finished.code == 0, finished.stderr
         assert pandas.read_parquet(directory / "run/tables/unanswered.parquet").empty
         for line in finished.stdout.splitlines():

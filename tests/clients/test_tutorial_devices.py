@@ -17,7 +17,7 @@ RANKS = (0, 4, 7)
 def test_a_tutorials_ranks_run_on_their_own_devices(tutorial: str, tmp_path: Path, run_fakedist: RunFakedist) -> None:
     ranks = ",".join(map(str, RANKS))
     options = ("--world-size", "8", "--rank", ranks, "-o", tmp_path / "run")
-    finished = run_fakedist("profile", *options, JOB, tutorial, timeout=480)
+    finished = run_fakedist("profile", *options, JOB, tutorial)
     assert finished.code == 0, finished.stderr
     chosen = [line for line in finished.stdout.splitlines() if line.startswith("DEVICE ")]
     assert chosen == [f"DEVICE {rank}" for rank in RANKS]

@@ -26,13 +26,13 @@ def stress(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # AddressSanitizer keeps its own memory where the driver's addresses begin.
     flags = [*SANITIZED, "-DRANGE_BASE=0x200000000000ull", *build.include_flags(cuda)]
     command = [build.find_compiler(), *flags, *map(str, sources), "-ldl", "-o", str(made / "stress")]
-    subprocess.run(command, check=True, timeout=300)
+    subprocess.run(command, check=True)
     return made / "stress"
 
 
 def test_sixteen_threads_leave_nothing_behind_and_touch_nothing_that_is_not_theirs(stress: Path) -> None:
     environment = os.environ | {"ASAN_OPTIONS": "detect_leaks=0"}  # ended captures are kept (streams.c)
-    done = subprocess.run([stress], env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([stress], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("cuTexRefCreate is not answered") == 1
     assert "AddressSanitizer" not in done.stderr
@@ -47,7 +47,7 @@ with virtual_gpu(find_gpu("h100-80g")):
     ctypes.CDLL("libcuda.so.1").cudaGetDeviceCount(ctypes.c_void_p(8))
 """
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == -11
     assert "fakedist: crash inside of cudaGetDeviceCount" in done.stderr
 
@@ -63,6 +63,6 @@ assert not torch.cuda.is_available()
 assert driver.cuTexRefCreate(None) != 0
 """
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "fakedist" not in done.stderr

@@ -106,7 +106,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedPr
         env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
         capture_output=True,
         text=True,
-        timeout=280,
     )
 
 

@@ -237,7 +237,6 @@ def test_the_driver_reads_the_visible_devices_as_cuda_does_at_the_first_call() -
         text=True,
         env=clean_environment(),
         cwd=ROOT,
-        timeout=240,
     )
     assert asked.returncode == 0, asked.stderr
     assert json.loads(asked.stdout) == {str(text): devices for text, devices in expected.items()}

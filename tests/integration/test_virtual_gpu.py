@@ -161,7 +161,7 @@ def test_processes_that_build_the_driver_at_once_all_get_it(tmp_path: Path) -> N
         subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
         for _ in range(4)
     ]
-    printed = {process.communicate(timeout=240)[0].strip() for process in running}
+    printed = {process.communicate()[0].strip() for process in running}
     assert [process.returncode for process in running] == [0, 0, 0, 0]
     assert len(printed) == 1
     assert [str(path / "libcuda.so.1") for path in tmp_path.iterdir()] == list(printed)

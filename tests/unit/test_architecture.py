@@ -171,7 +171,6 @@ def loaded_by(statements: str) -> set[str]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
     )
     return set(finished.stdout.rpartition("LOADED")[2].split()) & set(LIBRARY_HOMES)
 

@@ -51,9 +51,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, sources / name)
     options = ["--no-build-isolation", "--no-deps", "--no-index", "--quiet", "--wheel-dir", str(built)]
-    subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", *options, str(sources)], check=True, capture_output=True, timeout=120
-    )
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(sources)], check=True, capture_output=True)
     (made,) = built.glob("*.whl")
     return made
 
@@ -76,7 +74,7 @@ def test_the_wheel_runs_from_an_empty_folder(wheel: Path, tmp_path: Path) -> Non
         "print(fakedist.__file__, ensure_driver(), sep='\\n')"
     )
     finished = subprocess.run(
-        [sys.executable, "-c", statements], cwd=empty, env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", statements], cwd=empty, env=environment, capture_output=True, text=True
     )
     assert finished.returncode == 0, finished.stderr
     package, driver = finished.stdout.splitlines()

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -41,6 +41,25 @@ def child(monkeypatch: pytest.MonkeyPatch, code: str, started: bool = True) -> N
     monkeypatch.setattr(launching, "_BOOT", "\n".join([*lines, code]))
 
 
+class Clock:
+    """The time as the parent reads it. It stands still until ``begun`` exists, then every deadline is over."""
+
+    def __init__(self, begun: Path) -> None:
+        self._begun = begun
+        self.sleep = time.sleep
+
+    def monotonic(self) -> float:
+        return time.monotonic() if self._begun.exists() else -1e9
+
+
+@pytest.fixture
+def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Python for a child: from here on the given time is over, however long the child took to come here."""
+    begun = tmp_path / "begun"
+    monkeypatch.setattr(launching, "time", Clock(begun))
+    return f"open({str(begun)!r}, 'w').close()"
+
+
 @pytest.mark.parametrize(
     ("code", "ending"),
     [
@@ -70,16 +89,18 @@ def test_a_rank_that_does_not_leave_when_asked_to_is_killed_and_was_interrupted(
     monkeypatch.setattr(launching, "GRACE_S", 0.2)
     child(
         monkeypatch,
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN); os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)",
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)",
     )
     assert launching.run_child(JOB, run_directory, Streams()) == Ending(Outcome.INTERRUPTED, 143, "SIGTERM")
 
 
 def test_the_end_of_the_given_time_names_the_line_that_the_script_had_come_to(
-    monkeypatch: pytest.MonkeyPatch, run_directory: Path
+    monkeypatch: pytest.MonkeyPatch, run_directory: Path, begin: str
 ) -> None:
     told = tell(Told(Outcome.INTERRUPTED, 143, "SIGTERM", "train.py:3 (wait_for)"))
-    child(monkeypatch, f"signal.signal(signal.SIGTERM, lambda *_: ({told}, sys.exit(143))); time.sleep(60)")
+    handler = f"lambda *_: ({told}, sys.exit(143))"
+    monkeypatch.setattr(launching, "GRACE_S", 600.0)
+    child(monkeypatch, f"signal.signal(signal.SIGTERM, {handler}); {begin}; time.sleep(600)")
     ending = launching.run_child(dataclasses.replace(JOB, timeout_s=1.0), run_directory, Streams())
     assert ending == Ending(Outcome.TIMEOUT, 124, "the time given with --timeout was over, at train.py:3 (wait_for)")
 
@@ -103,34 +124,32 @@ def test_a_child_that_dies_before_the_script_begins_is_our_error(
     assert not run_directory.exists()
 
 
-def test_the_time_is_over(monkeypatch: pytest.MonkeyPatch, run_directory: Path) -> None:
-    child(monkeypatch, "time.sleep(600)")
+def test_the_time_is_over(monkeypatch: pytest.MonkeyPatch, run_directory: Path, begin: str) -> None:
+    child(monkeypatch, f"{begin}; time.sleep(600)")
     ending = launching.run_child(dataclasses.replace(JOB, timeout_s=0.5), run_directory, Streams())
     assert (ending.outcome, ending.code) == ("timeout", 124)
 
 
-def test_a_child_that_does_not_heed_is_killed(monkeypatch: pytest.MonkeyPatch, run_directory: Path) -> None:
-    child(monkeypatch, "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)")
+def test_a_child_that_does_not_heed_is_killed(monkeypatch: pytest.MonkeyPatch, run_directory: Path, begin: str) -> None:
+    child(monkeypatch, f"signal.signal(signal.SIGTERM, signal.SIG_IGN); {begin}; time.sleep(600)")
     monkeypatch.setattr(launching, "GRACE_S", 0.2)
     ending = launching.run_child(dataclasses.replace(JOB, timeout_s=0.5), run_directory, Streams())
     assert (ending.outcome, ending.code) == ("timeout", 124)
 
 
 @pytest.mark.parametrize(
-    ("number", "times", "ignored", "ending"),
+    ("heard", "ending"),
     [
-        (signal.SIGINT, 1, False, Ending(Outcome.INTERRUPTED, 130, "told")),
-        (signal.SIGINT, 2, True, Ending(Outcome.INTERRUPTED, 130, "Ctrl-C, twice")),
+        (f"{tell(Told(Outcome.INTERRUPTED, 130, 'told'))}; sys.exit(130)", Ending(Outcome.INTERRUPTED, 130, "told")),
+        ("os.kill(os.getppid(), signal.SIGINT); signal.pause()", Ending(Outcome.INTERRUPTED, 130, "Ctrl-C, twice")),
     ],
 )
 def test_a_ctrl_c_reaches_the_child_once_and_the_second_kills_it(
-    monkeypatch: pytest.MonkeyPatch, run_directory: Path, number: int, times: int, ignored: bool, ending: Ending
+    monkeypatch: pytest.MonkeyPatch, run_directory: Path, heard: str, ending: Ending
 ) -> None:
-    signals = f"[os.kill({os.getpid()}, {int(number)}) or time.sleep(0.3) for _ in range({times})]"
-    handler = "signal.SIG_IGN" if ignored else "signal.default_int_handler"
-    told = f"{tell(Told(Outcome.INTERRUPTED, 130, 'told'))}; sys.exit(130)"
-    body = f"signal.signal(signal.SIGINT, {handler})\ntry:\n    {signals}\n    time.sleep(600)\n"
-    child(monkeypatch, f"{body}except KeyboardInterrupt:\n    {told}")
+    monkeypatch.setattr(launching, "GRACE_S", 600.0)
+    body = "try:\n    os.kill(os.getppid(), signal.SIGINT)\n    time.sleep(600)\nexcept KeyboardInterrupt:\n"
+    child(monkeypatch, f"signal.signal(signal.SIGINT, signal.default_int_handler)\n{body}    {heard}")
     assert launching.run_child(JOB, run_directory, Streams()) == ending
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -139,7 +158,7 @@ def test_a_ctrl_c_reaches_the_child_once_and_the_second_kills_it(
 def test_what_the_caller_ignores_stays_ignored(
     monkeypatch: pytest.MonkeyPatch, run_directory: Path, number: int
 ) -> None:
-    child(monkeypatch, f"os.kill({os.getpid()}, {number}); time.sleep(0.3); {tell(Told(Outcome.FINISHED, 0))}")
+    child(monkeypatch, f"os.kill(os.getppid(), {number}); time.sleep(0.3); {tell(Told(Outcome.FINISHED, 0))}")
     before = signal.signal(number, signal.SIG_IGN)
     try:
         assert launching.run_child(JOB, run_directory, Streams()) == Ending(Outcome.FINISHED, 0)

@@ -40,7 +40,7 @@ def test_the_users_arguments_come_last() -> None:
 
 
 def test_an_export_that_hangs_is_ended_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    install(tmp_path, monkeypatch, f"touch {tmp_path}/out.sqlite; exec sleep 100")
+    install(tmp_path, monkeypatch, f"touch {tmp_path}/out.sqlite; exec sleep 600")
     with pytest.raises(ReportError, match="did not end within 1 s"):
         export_sqlite(tmp_path / "a.nsys-rep", tmp_path / "out.sqlite", 1.0)
     assert not (tmp_path / "out.sqlite").exists()
@@ -49,7 +49,7 @@ def test_an_export_that_hangs_is_ended_and_leaves_nothing(monkeypatch: pytest.Mo
 def test_an_export_that_fails_is_said_in_nsyss_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     install(tmp_path, monkeypatch, r"printf 'Exporting [1%%]\rmagic number mismatch\n'; exit 2")
     with pytest.raises(ReportError, match="failed with exit code 2: magic number mismatch"):
-        export_sqlite(tmp_path / "a.nsys-rep", tmp_path / "out.sqlite", 10.0)
+        export_sqlite(tmp_path / "a.nsys-rep", tmp_path / "out.sqlite", 600.0)
 
 
 def test_a_capture_that_never_began_leaves_no_report(tmp_path: Path) -> None:

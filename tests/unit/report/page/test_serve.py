@@ -19,7 +19,7 @@ def server() -> Iterator[PageServer]:
 
 
 def ask(server: PageServer, path: str, method: str = "GET", host: str = "") -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port)
     connection.request(method, path, headers={"Host": host} if host else {})
     answer = connection.getresponse()
     body = answer.read()
