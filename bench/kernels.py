@@ -108,8 +108,8 @@ build_tables(Path(a))
 """
 _PAGE = """
 from fakedist.report.page.run_page import write_page
-from fakedist.results.run import Run
-write_page(Run(Path(a)), Path(a) / 'report.html')
+from fakedist.results.opening import open_run
+write_page(open_run(Path(a)), Path(a) / 'report.html')
 """
 _COMMAND = """
 from fakedist.cli import main

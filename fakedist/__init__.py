@@ -25,8 +25,8 @@ from fakedist.errors import (
 
 if TYPE_CHECKING:
     from fakedist.api import profile
+    from fakedist.results.opening import open_run as open  # noqa: A004
     from fakedist.results.run import Run
-    from fakedist.results.run import open_run as open  # noqa: A004
 
 __all__ = [
     "CheckError",
@@ -48,7 +48,7 @@ __all__ = [
 _LOADED_LATER = {
     "profile": ("fakedist.api", "profile"),
     "Run": ("fakedist.results.run", "Run"),
-    "open": ("fakedist.results.run", "open_run"),
+    "open": ("fakedist.results.opening", "open_run"),
 }
 
 

@@ -12,6 +12,7 @@ from fakedist.check.running import Runner, Task
 from fakedist.check.section import did_you_mean
 from fakedist.errors import JobError
 from fakedist.job import Collectives, Device, Job, Launcher, Until, Values
+from fakedist.results.opening import open_run_directory
 from fakedist.results.run import Run
 from fakedist.units import parse_bytes
 
@@ -66,7 +67,7 @@ def profile(
     directory = Path(output) if output is not None else Path(tempfile.mkdtemp(prefix="fakedist-")) / "run"
     task = Task(f"{Path(job.target).name} rank {rank}", job, directory.resolve())
     Runner(Path.cwd()).run(task)
-    return Run(task.run_directory)
+    return open_run_directory(task.run_directory)
 
 
 def make_job(target: str | os.PathLike[str], arguments: tuple[str, ...], options: Mapping[str, object]) -> Job:

@@ -25,6 +25,7 @@ from fakedist.job import Job
 from fakedist.launch import launching
 from fakedist.launch.checked_script import ScriptSyntaxError
 from fakedist.report.text.wording import ending
+from fakedist.results.opening import open_run_directory
 from fakedist.results.run import Run
 from fakedist.run.outcome import Outcome
 from fakedist.units import format_bytes
@@ -102,13 +103,13 @@ def check(config: CheckConfig, running: Running, *, update: bool) -> Checked:
         checked = Checked(config, failures=failures)
         if not failures:
             for job in config.jobs:
-                runs = {each.rank: Run(tasks[job.name, each.rank].run_directory) for each in job.jobs}
+                runs = {each.rank: open_run_directory(tasks[job.name, each.rank].run_directory) for each in job.jobs}
                 checked.failures += _wrongly_empty(job, runs, before[job.name])
         if checked.failures:
             return checked
         texts = {}
         for job in config.jobs:
-            runs = {each.rank: Run(tasks[job.name, each.rank].run_directory) for each in job.jobs}
+            runs = {each.rank: open_run_directory(tasks[job.name, each.rank].run_directory) for each in job.jobs}
             ranks = judge_job(checked, job, runs, before[job.name])
             texts[baseline_path(config, job)] = baseline_text(
                 settings_of(job, next(iter(runs.values())).summary), ranks

@@ -124,7 +124,7 @@ def _run_marked(item: pytest.Function, options: Mapping[str, Any], run_directory
     from fakedist.check.running import Runner, Task
     from fakedist.check.section import did_you_mean
     from fakedist.errors import JobError
-    from fakedist.results.run import Run
+    from fakedist.results.opening import open_run_directory
 
     known = ["world_size", "rank", *_LIMITS, *JobOptions.__annotations__]
     if unknown := [name for name in options if name not in known]:
@@ -136,7 +136,7 @@ def _run_marked(item: pytest.Function, options: Mapping[str, Any], run_directory
     job = make_job("fakedist.check.marked_test", tuple(_inner_arguments(item)), chosen)
     task = Task(item.name, job, run_directory)
     Runner(item.config.invocation_params.dir).run(task)
-    return Run(task.run_directory)
+    return open_run_directory(task.run_directory)
 
 
 def _inner_arguments(item: pytest.Function) -> list[str]:

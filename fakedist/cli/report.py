@@ -33,18 +33,18 @@ def report(run: Path, form: str, as_json: bool, html: Path | None, **options: ob
         raise click.UsageError(f"--json and --format {form} exclude each other")
     if html is not None:
         from fakedist.report.page.run_page import write_page
-        from fakedist.results.run import open_run
+        from fakedist.results.opening import open_run
 
         write_page(open_run(run), html)
         click.echo(str(html))
     elif form == "markdown":
         from fakedist.report.text.run_markdown import run_markdown
-        from fakedist.results.run import open_run
+        from fakedist.results.opening import open_run
 
         click.echo(run_markdown(open_run(run), all_layers=all_layers), nl=False)
     elif form == "csv":
         from fakedist.report.text.csv_table import table_csv
-        from fakedist.results.run import open_run
+        from fakedist.results.opening import open_run
 
         click.echo(table_csv(open_run(run), str(options["table"]), all_layers=all_layers), nl=False)
     else:

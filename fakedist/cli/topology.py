@@ -76,9 +76,9 @@ def _profiled(arguments: tuple[str, ...], as_json: bool, options: dict[str, Any]
 
 def _print(runs: list[Path], as_json: bool) -> None:
     from fakedist.report.text.group_sheets import RunTopology, render_topology
-    from fakedist.results.run import Run
+    from fakedist.results.opening import open_run_directory
 
-    topologies = [RunTopology(Run(run)) for run in runs]
+    topologies = [RunTopology(open_run_directory(run)) for run in runs]
     if as_json:
         objects = [each.as_object() for each in topologies]
         click.echo(json.dumps(objects[0] if len(objects) == 1 else objects, indent=2))

@@ -16,12 +16,12 @@ import click
 def view(run: Path, port: int | None) -> int:
     """Open the page of a run in the browser; where there is none, say where the page is."""
     from fakedist.report.page.run_page import page, write_page
-    from fakedist.results.run import open_run
+    from fakedist.results.opening import open_run
     from fakedist.run.directory import PAGE_NAME
 
     found = open_run(run)
     if port is None:
-        path = (Path(tempfile.mkdtemp(prefix="fakedist-")) if found.is_snapshot else found.path) / PAGE_NAME
+        path = (Path(tempfile.mkdtemp(prefix="fakedist-")) if found.path.is_file() else found.path) / PAGE_NAME
         if not path.exists():  # an older fakedist made none
             write_page(found, path)
         _open(path.as_uri())

@@ -294,7 +294,7 @@ def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tup
     """
     from fakedist.analysis.building import build_tables
     from fakedist.report.page.run_page import write_page
-    from fakedist.results.run import Run
+    from fakedist.results.opening import open_run_directory
     from fakedist.run.directory import PAGE_NAME, create_run_directory, default_name
     from fakedist.run.manifest import new_manifest, update_manifest
 
@@ -309,5 +309,5 @@ def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tup
         if job.nsys is not None:
             under_nsys.join_report(run_directory)
         build_tables(run_directory)
-        write_page(Run(run_directory), run_directory / PAGE_NAME)
+        write_page(open_run_directory(run_directory), run_directory / PAGE_NAME)
     return run_directory, ending

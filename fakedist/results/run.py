@@ -1,95 +1,55 @@
-"""A run directory as the reports use it: the manifest, and tables that are read on demand."""
+"""A finished run: its figures, and its tables as DataFrames. Bytes and microseconds throughout."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from functools import cached_property
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
-from fakedist.errors import RunDirectoryError
-from fakedist.report.text.wording import ending, job_command, peak_place, peaks_text, verdict
 from fakedist.results.run_memory import RunMemory
+from fakedist.results.run_tables import RunTables
 from fakedist.results.run_time import RunTime
-from fakedist.run.directory import MANIFEST_NAME, PAGE_NAME, is_in_use
-from fakedist.run.manifest import load_manifest
-from fakedist.run.plain import PlainValueError, from_plain, to_plain
+from fakedist.run.plain import to_plain
 from fakedist.run.summary import Summary
-from fakedist.run.tables import count_rows, has_table, read_table
 from fakedist.units import format_bytes
 
 
 class Run:
-    """One finished run.
+    """One finished run. ``fakedist.open`` and ``fakedist.profile`` return one. A part that it lacks is None.
 
     Args:
-        path: The run directory.
+        path: The run directory, or the snapshot.
+        manifest: Its run.json.
+        summary: Its figures.
+        tables: Its tables.
+        device: The device of its memory, if that is not the job's.
 
-    Raises:
-        RunDirectoryError: It is not a run directory, the run has not ended, or its tables cannot be made.
+    Attributes:
+        path: The run directory, or the snapshot.
+        manifest: Its run.json.
+        summary: Its figures.
+        device: ``cuda`` or ``virtual``; of a snapshot ``cuda:0`` or another.
+        memory: The memory that was held; None if the run was imported from a tool that does not record memory.
+        by_category: Bytes at the peak by category, which add up to it; None for a snapshot, which says nothing of
+            steps, layers and categories.
+        time: Where the time of the timed step goes; None if no step was timed.
     """
 
-    is_snapshot = False
-
-    def __init__(self, path: Path) -> None:
-        self.path = path.resolve()
-        self.manifest = load_manifest(path)
-        if "summary" not in self.manifest:
-            if is_in_use(path):
-                raise RunDirectoryError(f"{path} is still being written", "wait for the run to end")
-            from fakedist.analysis.building import build_tables
-
-            build_tables(path, may_be_empty=False)  # the parent was killed before it could
-            self.manifest = load_manifest(path)
-
-    @cached_property
-    def summary(self) -> Summary:
-        """The run's figures.
-
-        Raises:
-            RunDirectoryError: run.json is damaged.
-        """
-        try:
-            return from_plain(Summary, self.manifest["summary"], "summary")
-        except PlainValueError as error:
-            path = self.path / MANIFEST_NAME
-            raise RunDirectoryError(
-                f"{path} cannot be read: {error}", "the run directory is damaged; run again"
-            ) from error
-
-    @property
-    def is_imported(self) -> bool:
-        """Whether another program recorded the run. It then has kernels and layers, but nothing about memory."""
-        return "imported" in self.manifest
-
-    @property
-    def facts(self) -> list[tuple[str, str]]:
-        """What ran, as names and texts."""
-        summary, job = self.summary, self.manifest["job"]
-        gpu, torch = (
-            summary.gpu or ("unknown" if self.is_imported else "never reached"),
-            summary.torch or "unknown",
-        )
-        page = self.path / PAGE_NAME
-        if self.is_imported:
-            return [
-                ("report", self.manifest["imported"]["report"]),
-                ("device", gpu),
-                ("run", str(self.path)),
-                *([("page", str(page))] if page.exists() else []),
-            ]
-        return [
-            ("job", job_command(job)),
-            ("rank", f"{summary.rank:,} of {summary.world_size:,} ({job['gpus_per_node']} GPUs a node)"),
-            ("device", f"{summary.device}: {gpu}, torch {torch}"),
-            ("ended", ending(summary, self.manifest["cwd"])),
-            ("run", str(self.path)),
-            *([("page", str(page))] if page.exists() else []),
-        ]
+    def __init__(
+        self, path: Path, manifest: dict[str, Any], summary: Summary, tables: RunTables, *, device: str = ""
+    ) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.summary = summary
+        self.device = device or summary.device
+        self._tables = tables
+        self.memory = None if "imported" in manifest else RunMemory(tables, summary)
+        self.by_category = dict(summary.by_category) if tables.has("phases") else None
+        self.time = RunTime(tables, *summary.timed) if summary.timed else None
 
     @property
     def peak_allocated_bytes(self) -> int:
@@ -112,24 +72,9 @@ class Run:
         return self.capacity_bytes - self.peak_reserved_bytes
 
     @property
-    def by_category(self) -> dict[str, int]:
-        """Bytes at the peak by category. They add up to it."""
-        return dict(self.summary.by_category)
-
-    @property
     def fits(self) -> bool:
         """Whether the rank fits its GPU."""
         return self.summary.fits
-
-    @property
-    def memory(self) -> RunMemory:
-        """The memory that was held, as DataFrames."""
-        return RunMemory(self)
-
-    @property
-    def time(self) -> RunTime:
-        """Where the time of the timed step goes, as DataFrames."""
-        return RunTime(self)
 
     def layers(self, *, fold: bool = True) -> pd.DataFrame:
         """The memory of layers at the peak, with children. Columns: see ``analysis.layer_table.fold_table``.
@@ -147,33 +92,9 @@ class Run:
         """This rank's collective calls: group, group_size, operation, num_calls, bytes_in, bytes_out."""
         return pd.DataFrame(to_plain(self.summary.collectives))
 
-    def __repr__(self) -> str:
-        rows = "".join(f"\n  {name}: {text}" for name, text in self._told())
-        return f"{type(self).__name__}({str(self.path)!r}){rows}"
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._told())
-        return f"<table>{rows}</table>"
-
-    def _told(self) -> list[tuple[str, str]]:
-        """The run in a few lines."""
-        summary = self.summary
-        found = verdict(summary, self.manifest["cwd"])
-        place = f" ({where})" if (where := peak_place(summary)) else ""
-        rows = [("peak", peaks_text(summary) + place)]
-        if found:
-            rows.append(("verdict", found.word + found.more))
-        held = sorted(((bytes_, name) for name, bytes_ in summary.by_category.items() if bytes_), reverse=True)
-        if not self.is_snapshot:
-            rows.append(
-                ("held", ", ".join(f"{name.replace('_', ' ')} {format_bytes(bytes_)}" for bytes_, name in held))
-            )
-        return [*(fact for fact in self.facts if fact[0] not in ("run", "page", "file")), *rows]
-
     def has(self, name: str) -> bool:
-        """Whether the run has a table. An older fakedist wrote fewer."""
-        return has_table(self.path, name)
+        """Whether the run has a table."""
+        return self._tables.has(name)
 
     def num_rows(self, name: str) -> int:
         """Number of rows of a table, without reading them.
@@ -181,7 +102,7 @@ class Run:
         Raises:
             RunDirectoryError: It is missing or damaged.
         """
-        return count_rows(self.path, name)
+        return self._tables.num_rows(name)
 
     def table(self, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """One table, or some of its columns, whose strings are then categoricals.
@@ -189,22 +110,30 @@ class Run:
         Raises:
             RunDirectoryError: It is missing or damaged.
         """
-        frame = read_table(self.path, name, columns).to_pandas(strings_to_categorical=columns is not None)
-        assert isinstance(frame, pd.DataFrame)
-        return frame
+        return self._tables.table(name, columns)
 
+    def __repr__(self) -> str:
+        rows = "".join(f"\n  {name}: {text}" for name, text in self._figures())
+        return f"{type(self).__name__}({str(self.path)!r}){rows}"
 
-def open_run(path: str | os.PathLike[str]) -> Run:
-    """Open a run directory, or any torch memory snapshot as a run with memory only.
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._figures())
+        return f"<table>{rows}</table>"
 
-    Args:
-        path: The directory that ``fakedist profile`` made, or the file that torch.cuda.memory._dump_snapshot() wrote.
-
-    Raises:
-        RunDirectoryError: The path is neither, or cannot be read.
-    """
-    if not Path(path).is_file():
-        return Run(Path(path))
-    from fakedist.results.snapshot_run import SnapshotRun
-
-    return SnapshotRun(Path(path))
+    def _figures(self) -> list[tuple[str, str]]:
+        """The figures that fit a few lines, by the names of the attributes that have them."""
+        summary = self.summary
+        rows = [("device", f"{self.device}: {summary.gpu}" if summary.gpu else self.device)]
+        if summary.rank is not None:
+            rows = [("rank", f"{summary.rank:,} of {summary.world_size:,}"), *rows]
+            rows.append(("outcome", f"{summary.exit.outcome}, {len(summary.steps)} steps"))
+        if self.memory is not None:
+            amounts = {"peak_allocated": self.peak_allocated_bytes, "peak_reserved": self.peak_reserved_bytes}
+            if self.capacity_bytes:
+                amounts["headroom"] = self.headroom_bytes
+            rows += [(name, format_bytes(bytes_)) for name, bytes_ in amounts.items()]
+            rows.append(("fits", "yes" if self.fits else "no"))
+        if self.time is not None:
+            rows.append(("time", f"{self.time.source}, step {self.time.step}"))
+        return rows

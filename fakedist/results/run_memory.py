@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
-if TYPE_CHECKING:
-    from fakedist.results.run import Run
+from fakedist.results.run_tables import RunTables
+from fakedist.run.summary import Summary
 
 
 class RunMemory:
     """The memory of a run.
 
     Args:
-        run: The run.
+        tables: The run's tables.
+        summary: The run's figures.
     """
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self, tables: RunTables, summary: Summary) -> None:
+        self._tables, self._summary = tables, summary
 
     def peak(self) -> pd.DataFrame:
         """Blocks alive at the peak, largest first. ``bytes`` adds up to ``run.peak_allocated_bytes``.
@@ -30,9 +29,9 @@ class RunMemory:
 
     def blocks(self) -> pd.DataFrame:
         """Every block of the run in order of allocation, with the columns of :meth:`peak` and ``at_peak``."""
-        blocks = self._run.table("blocks")
-        layers = self._run.table("layers")["name"]
-        lines = [*self._run.table("stacks")["line"], ""]  # stack -1 (none) indexes the empty line at the end
+        blocks = self._tables.table("blocks")
+        layers = self._tables.table("layers")["name"]
+        lines = [*self._tables.table("stacks")["line"], ""]  # stack -1 (none) indexes the empty line at the end
         found = blocks[["bytes", "category", "step", "phase", "operation", "at_peak"]].copy()
         found.insert(2, "layer", layers.iloc[blocks["layer"]].to_numpy())
         found.insert(6, "line", [lines[stack] for stack in blocks["stack"]])
@@ -40,18 +39,24 @@ class RunMemory:
 
     def by_category(self) -> pd.DataFrame:
         """Bytes at the peak by category: columns bytes, share (of the peak)."""
-        summary = self._run.summary
-        found = pd.Series(summary.by_category, dtype="int64").rename("bytes").to_frame()
-        return found.assign(share=found["bytes"] / max(summary.peak_allocated_bytes, 1))
+        found = pd.Series(self._summary.by_category, dtype="int64").rename("bytes").to_frame()
+        return found.assign(share=found["bytes"] / max(self._summary.peak_allocated_bytes, 1))
 
     def by_phase(self) -> pd.DataFrame:
-        """The table ``phases``."""
-        return self._run.table("phases")
+        """The table ``phases``.
+
+        Raises:
+            RunDirectoryError: The run is a snapshot, which has no phases.
+        """
+        return self._tables.table("phases")
 
     def timeline(self) -> pd.DataFrame:
-        """The allocator's memory after each event: action, time_us, allocated_bytes, reserved_bytes, step, phase."""
-        found = self._run.table("events")[["action", "time_us", "allocated_bytes", "reserved_bytes"]].copy()
-        if self._run.has("spans") and len(found):
-            spans = self._run.table("spans").set_index("first_event").reindex(range(len(found)), method="ffill")
+        """The allocator's memory after each event: action, time_us, allocated_bytes, reserved_bytes, step, phase.
+
+        A snapshot has no step and no phase.
+        """
+        found = self._tables.table("events")[["action", "time_us", "allocated_bytes", "reserved_bytes"]].copy()
+        if self._tables.has("spans") and len(found):
+            spans = self._tables.table("spans").set_index("first_event").reindex(range(len(found)), method="ffill")
             found["step"], found["phase"] = spans["step"].to_numpy(), spans["phase"].to_numpy()
         return found

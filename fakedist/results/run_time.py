@@ -2,72 +2,54 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from fakedist.analysis.layer_table import fold_layers, unfolded
 from fakedist.analysis.times.layer_times import fold_times
-from fakedist.errors import RunDirectoryError
+from fakedist.results.run_tables import RunTables
 from fakedist.run.plain import to_plain
-from fakedist.run.step_time import StepTime
-
-if TYPE_CHECKING:
-    from fakedist.results.run import Run
+from fakedist.run.step_time import KernelSource, StepTime
 
 
 class RunTime:
-    """The times of a run.
+    """The times of a run's timed step.
 
     Args:
-        run: The run.
+        tables: The run's tables.
+        step_time: Where the step's time goes.
+        source: Where its kernels come from.
+
+    Attributes:
+        source: Whether these times are measured, simulated or estimated.
+        step: The step that was timed.
     """
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
-    @property
-    def source(self) -> str:
-        """Whether these times are measured or estimated; empty if no step was timed."""
-        return self._run.summary.kernels.source if self._run.summary.kernels else ""
+    def __init__(self, tables: RunTables, step_time: StepTime, source: KernelSource) -> None:
+        self._tables, self._step_time = tables, step_time
+        self.source, self.step = source.source, source.step
 
     def summary(self) -> StepTime:
-        """The step's time and how it is spent.
-
-        Raises:
-            RunDirectoryError: No step of this run was timed.
-        """
-        found = self._run.summary.time
-        if found is None:
-            raise RunDirectoryError(
-                f"no step of {self._run.path} was timed", "fakedist profile again, without --no-kernels"
-            )
-        return found
+        """The step's time and how it is spent."""
+        return self._step_time
 
     def layers(self, *, fold: bool = True) -> pd.DataFrame:
         """Time by layer, with children. Columns: see ``analysis.times.layer_times.fold_times``.
 
         Args:
             fold: Whether repeated layers fold into one row.
-
-        Raises:
-            RunDirectoryError: No step of this run was timed.
         """
-        self.summary()
-        layers = self._run.table("layers")
-        return fold_times(self._run.table("layer_times"), layers, fold_layers(layers) if fold else unfolded(layers))
+        layers = self._tables.table("layers")
+        return fold_times(self._tables.table("layer_times"), layers, fold_layers(layers) if fold else unfolded(layers))
 
     def families(self) -> pd.DataFrame:
         """Time by family of kernels, most first. ``share`` does not include communication."""
-        return pd.DataFrame(to_plain(self.summary().by_family))
+        return pd.DataFrame(to_plain(self._step_time.by_family))
 
     def names(self) -> pd.DataFrame:
         """The table ``kernel_names``: time by name of kernel, most first."""
-        self.summary()
-        return self._run.table("kernel_names")
+        return self._tables.table("kernel_names")
 
     def kernels(self) -> pd.DataFrame:
         """The table ``kernels``, with the names of the layers as ``layer_name``."""
-        self.summary()
-        kernels, names = self._run.table("kernels"), self._run.table("layers")["name"]
+        kernels, names = self._tables.table("kernels"), self._tables.table("layers")["name"]
         return kernels.assign(layer_name=names.iloc[kernels["layer"]].to_numpy())

@@ -18,7 +18,7 @@ import pytest
 from fakedist.analysis.nsys.imported import recorded_kernels
 from fakedist.errors import SetupError
 from fakedist.launch.nsight import export_sqlite, find_nsys
-from fakedist.results.run import Run
+from fakedist.results.opening import open_run
 from fakedist.run.directory import KERNELS_NAME, NSYS_NAME
 from fakedist.run.journal import JournalWriter
 from tests.conftest import RunFakedist
@@ -69,8 +69,8 @@ def kernels(under_nsys: tuple[dict[str, Any], Path], tmp_path_factory: pytest.Te
     from fakedist.analysis.building import build_tables
 
     build_tables(copy)
-    found = Run(copy).table("kernels")
-    return found.assign(layer=Run(copy).table("layers")["name"].to_numpy()[found["layer"]])
+    found = open_run(copy).table("kernels")
+    return found.assign(layer=open_run(copy).table("layers")["name"].to_numpy()[found["layer"]])
 
 
 def add_kernels(path: Path) -> None:
@@ -129,7 +129,7 @@ def test_only_the_checkpointed_block_runs_again(kernels: pd.DataFrame) -> None:
 
 def test_the_copies_of_a_collective_are_communication(kernels: pd.DataFrame, under_nsys: tuple[Any, Path]) -> None:
     copies = kernels[kernels["family"] == "communication"]
-    calls = Run(under_nsys[1]).table("calls").set_index("sequence")
+    calls = open_run(under_nsys[1]).table("calls").set_index("sequence")
     assert len(copies)
     timed = calls.loc[copies["call"].unique()]
     assert timed["step"].tolist() == [4] * len(timed)
@@ -145,7 +145,7 @@ def test_the_optimizers_kernels_are_its_own(kernels: pd.DataFrame) -> None:
 def test_a_rank_that_is_killed_under_nsys_keeps_its_records(run_fakedist: RunFakedist, tmp_path: Path) -> None:
     finished = run_fakedist("profile", *OPTIONS, "--nsys", "--json", "-o", tmp_path / "run", JOB, "killed")
     assert finished.code == 137
-    summary = Run(tmp_path / "run").summary
+    summary = open_run(tmp_path / "run").summary
     assert summary.exit.outcome == "killed"
     assert [row.step for row in summary.steps] == [1, 2]
     assert [note for note in summary.notes if note.startswith("no kernels of nsys's: nsys wrote no report")]

@@ -9,7 +9,7 @@ import pytest
 
 from fakedist.analysis.building import build_tables
 from fakedist.report.page.run_page import write_page
-from fakedist.results.run import Run
+from fakedist.results.opening import open_run
 from fakedist.units import format_bytes, format_us
 from tests.clients.browser import Reader, serious_faults
 from tests.unit.analysis.recorded import MIB, HandMade, new_run, wrote_nothing
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore::Deprecati
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = handmade.timed(tmp_path_factory.mktemp("runs") / "run")
-    write_page(Run(run), run / "report.html")
+    write_page(open_run(run), run / "report.html")
     return run / "report.html"
 
 
@@ -59,7 +59,7 @@ def test_a_folded_layer_opens_to_each_of_them(reader: Reader, written: Path) -> 
     row.get_by_role("button").click()
     each = page.locator("#layer-table tr.repeat")
     assert [line.locator("th").inner_text() for line in each.all()] == [f"layers.{at}.mlp" for at in range(3)]
-    layers = Run(written.parent).table("layers")
+    layers = open_run(written.parent).table("layers")
     wanted = layers[layers["name"].str.endswith(".mlp")]["peak_total_bytes"]
     shown = [line.locator("td").nth(-3).inner_text() for line in each.all()]
     assert shown == [format_bytes(bytes_) for bytes_ in wanted]
@@ -81,7 +81,7 @@ def test_a_block_leads_to_its_line_and_to_the_timeline(reader: Reader, written: 
 def test_the_peak_of_the_drawing_is_the_peak(reader: Reader, written: Path) -> None:
     page = reader.open(written)
     page.get_by_role("button", name="the peak").click()
-    peak = Run(written.parent).summary.peak_allocated_bytes
+    peak = open_run(written.parent).summary.peak_allocated_bytes
     assert page.locator(".pinned").inner_text().startswith(format_bytes(peak))
     assert page.evaluate("fakedist.plot.timeline.peak.bytes") == peak
 
@@ -93,7 +93,7 @@ def test_every_moment_of_the_drawing_is_the_allocators(reader: Reader, written: 
         for (let move = 0; move < line.numMoves; move += 1) found.push(line.state(move).reduce((a, b) => a + b, 0));
         return found; }"""
     )
-    events = Run(written.parent).table("events")
+    events = open_run(written.parent).table("events")
     assert drawn == events[events["action"].isin(("alloc", "free_requested"))]["allocated_bytes"].tolist()
 
 
@@ -109,7 +109,7 @@ def test_any_stretch_knows_its_most_and_its_least(reader: Reader, tmp_path: Path
                 made.free(at * 4 * MIB, 512)
     run = made.write(new_run(tmp_path / "run"))
     build_tables(run)
-    write_page(Run(run), run / "report.html")
+    write_page(open_run(run), run / "report.html")
     page = reader.open(run / "report.html")
     wrong = page.evaluate(
         """() => { const line = fakedist.plot.timeline, totals = [];
@@ -129,7 +129,7 @@ def test_any_stretch_knows_its_most_and_its_least(reader: Reader, tmp_path: Path
 
 def test_what_is_pointed_at_is_the_block_that_lies_there(reader: Reader, written: Path) -> None:
     page = reader.open(written)
-    run = Run(written.parent)
+    run = open_run(written.parent)
     blocks = run.table("blocks")
     alive = blocks[blocks["at_peak"] & (blocks["category"] == "parameter")]
     assert len(alive) == 4
@@ -248,7 +248,7 @@ def test_hostile_names_are_text_everywhere(reader: Reader, tmp_path: Path) -> No
     made.others.append(record(*kernels, kernel(40, 5, "communication", call=0)))
     run = made.write(new_run(tmp_path / "run", arguments=HOSTILE))
     build_tables(run)
-    write_page(Run(run), run / "report.html")
+    write_page(open_run(run), run / "report.html")
     page = reader.open(run / "report.html")
     for button in page.get_by_role("button", name="show").all():
         button.click()
@@ -276,7 +276,7 @@ def test_a_small_run_makes_a_page(reader: Reader, tmp_path: Path, what: str) -> 
         made.free(4 * MIB, MIB)
     run = wrote_nothing(tmp_path / "run") if what == "nothing" else made.write(new_run(tmp_path / "run", "killed"))
     build_tables(run)
-    write_page(Run(run), run / "report.html")
+    write_page(open_run(run), run / "report.html")
     page = reader.open(run / "report.html")
     assert page.locator("canvas.main").count() == (what != "nothing")
 
@@ -304,7 +304,7 @@ def test_a_step_shows_its_kernels_zooms_and_opens_layers(reader: Reader, written
     row.get_by_role("button").click()
     each = page.locator("#time-table tr.repeat")
     assert [line.locator("th").inner_text() for line in each.all()] == [f"layers.{at}.mlp" for at in range(3)]
-    totals = Run(written.parent).table("layer_times")
+    totals = open_run(written.parent).table("layer_times")
     wanted = [format_us(us) for us in totals[totals["name"].str.endswith(".mlp")]["forward_us"]]
     assert [line.locator("td").first.inner_text() for line in each.all()] == wanted
     assert page.locator("#roofline circle").count() == 1  # the one kernel whose operations and bytes are known

@@ -62,7 +62,7 @@ MAY_IMPORT = {
     "gpu": ("run", "patch", "frames", "importing"),
     "record": ("run", "frameworks", "patch", "frames"),
     "analysis": ("run",),
-    "results": ("run", "analysis", "report"),
+    "results": ("run", "analysis"),
     "report": ("run", "analysis", "results"),
     "check": ("", "api", "run", "analysis", "results", "report", "launch"),
 }

@@ -12,7 +12,7 @@ import pandas as pd
 from fakedist.analysis.compare import changed_blocks, changed_calls, changed_memory, changed_settings, matching, why
 from fakedist.report.compare.time_comparison import TimeComparison
 from fakedist.report.text.group_sheets import RunTopology
-from fakedist.results.run import Run
+from fakedist.results.opening import open_run_directory
 from fakedist.run.tables import read_table
 from fakedist.units import format_bytes
 
@@ -43,7 +43,7 @@ class Comparison:
     """
 
     def __init__(self, a: Path, b: Path) -> None:
-        self.a, self.b = Run(a), Run(b)
+        self.a, self.b = open_run_directory(a), open_run_directory(b)
         self.summaries = self.a.summary, self.b.summary
 
     @cached_property

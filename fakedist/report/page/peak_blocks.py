@@ -31,9 +31,9 @@ def largest_blocks(run: Run, blocks: pd.DataFrame, lines: list[str], cwd: str) -
             {
                 "number": int(number),
                 "bytes": int(row["bytes"]),
-                "category": "" if run.is_snapshot else str(row["category"]),
+                "category": "" if run.by_category is None else str(row["category"]),
                 "layer": owners.get(int(number), names[row["layer"]]),
-                "made_in": "" if run.is_snapshot else f"{row['step']} {row['phase']}",
+                "made_in": "" if run.by_category is None else f"{row['step']} {row['phase']}",
                 "operation": short_operation(str(row["operation"])),
                 "line": line,
                 "stack": [(text, text == line) for text in stacks.get(row["stack"], [])],

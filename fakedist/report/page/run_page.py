@@ -110,14 +110,16 @@ def _context(run: Run) -> dict[str, Any]:
         blocks = run.table("blocks", _BLOCK_COLUMNS)
         lines = peak_blocks.job_lines(run, cwd)
         colouring = (
-            memory_drawings.by_largest_lines(blocks, lines) if run.is_snapshot else memory_drawings.by_category(blocks)
+            memory_drawings.by_largest_lines(blocks, lines)
+            if run.by_category is None
+            else memory_drawings.by_category(blocks)
         )
         _pack_memory(pack, run, blocks, lines, colouring)
         table = run.table("layers")
         folds = fold_layers(table)
         memory_drawings.add_layers(pack, table, folds)
         context["memory"] = sections.memory_section(summary, colouring)
-        if not run.is_snapshot:
+        if run.by_category is not None:
             context["layers"] = sections.layers_section(summary, fold_table(table, folds))
         context["peak"] = sections.peak_section(
             summary, peak_blocks.largest_blocks(run, blocks, lines, cwd), peak_blocks.by_line(blocks, lines)

@@ -10,6 +10,7 @@ import pandas as pd
 from fakedist.analysis.calls import ranks_of
 from fakedist.report.page.memory_drawings import Colouring
 from fakedist.report.page.time_section import step_figure
+from fakedist.report.text.facts import run_facts
 from fakedist.report.text.group_sheets import AT_ONCE, RunTopology
 from fakedist.report.text.wording import (
     LAYER_COLUMNS,
@@ -71,7 +72,7 @@ def _ended_early(run: Run, summary: Summary) -> str:
     """How the rank ended, if it ended before its figures were complete."""
     if summary.left_during_init is not None:
         return f"This rank {ending(summary, run.manifest['cwd'])}."
-    if run.is_snapshot or run.is_imported or not broke_off(summary):
+    if not broke_off(summary):
         return ""
     return f"The figures are of what ran until the rank ended: {ending(summary, run.manifest['cwd'])}."
 
@@ -88,8 +89,8 @@ def _percent(part: float, whole: float) -> str:
 def facts_section(run: Run, summary: Summary) -> dict[str, Any]:
     """What ran: command, world, rank and its place in each group, versions, GPU."""
     manifest, job = run.manifest, run.manifest["job"]
-    if run.is_snapshot or run.is_imported:
-        return {"title": job_command(job), "rows": run.facts, "places": []}
+    if summary.rank is None:  # another program recorded it
+        return {"title": job_command(job), "rows": run_facts(run), "places": []}
     versions = manifest["versions"]
     rows = [
         ("command", command_line(manifest["command"])),

@@ -26,6 +26,6 @@ def table_csv(run: Run, name: str, *, all_layers: bool = False) -> str:
     table = run.table(name)
     if name == "layers":
         table = fold_table(table, unfolded(table) if all_layers else fold_layers(table))
-    if name == "layer_times" and len(table):
+    if name == "layer_times" and run.time is not None:
         table = run.time.layers(fold=not all_layers)
     return str(table.to_csv(index=False))

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from fakedist.analysis.calls import ranks_of
 from fakedist.analysis.topology import COMPUTE, HOST, OWN, Topology, find_topology
+from fakedist.report.text.facts import run_facts
 from fakedist.report.text.memory_sheets import Sheet
 from fakedist.report.text.sheet import SheetColumn, print_remark, print_table
 from fakedist.results.run import Run
@@ -181,7 +182,7 @@ def render_topology(topology: RunTopology, console: Console) -> None:
         topology: What to print.
         console: Where to print.
     """
-    for name, value in topology.run.facts:
+    for name, value in run_facts(topology.run):
         if name in ("job", "rank", "ended", "run"):
             console.print(Text(f"{name:<8}", style="dim") + Text(value, style="not dim"), soft_wrap=True)
     if topology.line:

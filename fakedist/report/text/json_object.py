@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fakedist.analysis.summing_up import layer_memory
-from fakedist.results.run import open_run
+from fakedist.results.opening import open_run
 from fakedist.run.plain import to_plain
 
 

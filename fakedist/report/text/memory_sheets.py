@@ -74,14 +74,14 @@ def run_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
     """
     summary, cwd = run.summary, run.manifest["cwd"]
     found = []
-    if summary.peak_reserved_bytes and not run.is_snapshot:
+    if summary.peak_reserved_bytes and run.by_category is not None:
         found.append(phase_sheet(summary))
     if summary.peak_allocated_bytes:
-        if not run.is_snapshot:
+        if run.by_category is not None:
             found.append(category_sheet(summary))
             found.append(layer_sheet(run.table("layers"), summary, all_layers))
         sheet = largest_sheet(summary.largest_blocks, cwd)
-        known = [column for column in sheet.columns if not run.is_snapshot or column.name in ("bytes", "line")]
+        known = [column for column in sheet.columns if run.by_category is not None or column.name in ("bytes", "line")]
         found.append(replace(sheet, columns=known))
     if summary.collectives:
         found.append(collective_sheet(summary.collectives))

@@ -54,9 +54,9 @@ def _verdict(run: Run, summary: Summary) -> list[str]:
     job = run.manifest["job"]
     found = verdict(summary, run.manifest["cwd"])
     says = f"**{found.word}**{escaped(found.more)}" if found else "allocated nothing on the GPU"
-    if run.is_imported:
+    if run.memory is None:
         return [f"### fakedist: {escaped(job_command(job)[:300])}", ""]
-    if run.is_snapshot:
+    if run.by_category is None:
         return [f"### fakedist: {escaped(job_command(job)[:300])}", "", f"Peak, measured: {peaks_text(summary)}."]
     rank = f"rank {summary.rank:,} of {summary.world_size:,}"
     lines = [f"### fakedist: {escaped(job_command(job)[:300])}", ""]

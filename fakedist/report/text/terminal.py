@@ -9,13 +9,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fakedist.report.text.facts import run_facts
 from fakedist.report.text.memory_sheets import Sheet, run_sheets
 from fakedist.report.text.outside_sheet import OUTSIDE_TITLE, communicator_sheet, outside_figures
 from fakedist.report.text.sheet import print_heading, print_lines, print_remark, print_table
 from fakedist.report.text.time_sheets import time_sheets
 from fakedist.report.text.time_wording import source_word, time_figures
 from fakedist.report.text.wording import advice_text, note_texts, peak_place, verdict
-from fakedist.results.run import Run, open_run
+from fakedist.results.opening import open_run
+from fakedist.results.run import Run
 from fakedist.run.step_time import KernelSource, StepTime
 from fakedist.run.summary import Advice, Outside, Summary
 from fakedist.units import format_bytes
@@ -35,7 +37,7 @@ def render(run_directory: Path, *, all_layers: bool, console: Console) -> None:
     run = open_run(run_directory)
     summary = run.summary
     _facts(console, run)
-    if not run.is_imported:
+    if run.memory is not None:
         _peak(console, summary, run.manifest["cwd"])
     _sheets(console, run_sheets(run, all_layers=all_layers))
     if summary.estimated_outside:
@@ -56,7 +58,7 @@ def _sheets(console: Console, sheets: Sequence[Sheet]) -> None:
 
 
 def _facts(console: Console, run: Run) -> None:
-    for name, value in run.facts:
+    for name, value in run_facts(run):
         console.print(
             Text(f"{name:<8}", style="dim") + Text(value, style="not dim"),
             soft_wrap=True,

@@ -15,7 +15,8 @@ import pytest
 from fakedist.analysis import building
 from fakedist.analysis.building import build_tables
 from fakedist.errors import RunDirectoryError
-from fakedist.results.run import Run
+from fakedist.report.text.facts import run_facts
+from fakedist.results.opening import open_run
 from fakedist.run.directory import JOURNAL_NAME, SNAPSHOT_NAME
 from fakedist.run.journal import MAGIC, JournalWriter
 from fakedist.run.schema import TABLES
@@ -157,7 +158,7 @@ def test_a_damaged_recording_is_refused_and_nothing_is_written(
     damage(tmp_path)
     before = contents(tmp_path)
     with pytest.raises(RunDirectoryError, match=rf"^the recording is damaged: \S+journal\.bin {cause}"):
-        Run(tmp_path)
+        open_run(tmp_path)
     assert contents(tmp_path) == before
 
 
@@ -202,9 +203,9 @@ def test_tables_that_fail_to_be_made_leave_those_that_were_there(
 def test_a_run_whose_parent_was_killed_is_told_as_killed(tmp_path: Path) -> None:
     made = one_step()
     made.others = [record for record in made.others if record["kind"] != "outcome"]
-    run = Run(made.write(new_run(tmp_path, "running")))
+    run = open_run(made.write(new_run(tmp_path, "running")))
     assert run.summary.exit.outcome == "killed"
-    assert dict(run.facts)["ended"] == "killed (with fakedist profile, which was killed) after 1 step"
+    assert dict(run_facts(run))["ended"] == "killed (with fakedist profile, which was killed) after 1 step"
 
 
 def test_a_rank_that_ran_out_of_memory_does_not_fit_and_says_who_asked(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from fakedist.check.judging import Finding, judge
 from fakedist.check.limits import Figure
 from fakedist.check.measured import Rank, measure, peak_places
 from fakedist.errors import CheckError
+from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from tests.unit.analysis.recorded import GIB, KIB, MIB
 from tests.unit.report.two_runs import run_of
@@ -35,8 +36,8 @@ def measured(job: CheckJob, run: Run) -> Rank:
 
 def judged(tmp_path: Path, text: str, now: dict[str, Any], before: dict[str, Any] | None = None) -> list[Finding]:
     _, job = config_of(tmp_path, text)
-    run = Run(run_of(tmp_path / "now", **now))
-    was = None if before is None else measured(job, Run(run_of(tmp_path / "before", **before)))
+    run = open_run(run_of(tmp_path / "now", **now))
+    was = None if before is None else measured(job, open_run(run_of(tmp_path / "before", **before)))
     return judge(job, 1, measured(job, run), was, peak_places(run))
 
 
@@ -156,7 +157,7 @@ def baseline_of(job: CheckJob, run: Run) -> str:
 
 def test_a_baseline_comes_back_as_it_was_written(tmp_path: Path) -> None:
     config, job = config_of(tmp_path, 'max_increase = { layers = { "layers.*.mlp" = "1%" }, groups = { tp = "1%" } }')
-    run = Run(run_of(tmp_path / "run"))
+    run = open_run(run_of(tmp_path / "run"))
     path = baseline_path(config, job)
     path.parent.mkdir()
     path.write_text(baseline_of(job, run))
@@ -175,7 +176,7 @@ def test_a_baseline_comes_back_as_it_was_written(tmp_path: Path) -> None:
 
 def test_another_torch_or_gpu_is_said(tmp_path: Path) -> None:
     config, job = config_of(tmp_path, "")
-    run = Run(run_of(tmp_path / "run"))
+    run = open_run(run_of(tmp_path / "run"))
     path = baseline_path(config, job)
     path.parent.mkdir()
     path.write_text(baseline_of(job, run))
@@ -202,7 +203,7 @@ def test_a_baseline_that_cannot_be_used_is_refused(
     if change is not None:
         path = baseline_path(config, job)
         path.parent.mkdir()
-        good = json.loads(baseline_of(job, Run(run_of(tmp_path / "run"))))
+        good = json.loads(baseline_of(job, open_run(run_of(tmp_path / "run"))))
         path.write_text(json.dumps({**good, **change}))
     with pytest.raises(CheckError) as raised:
         read_baseline(config, job)

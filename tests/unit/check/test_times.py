@@ -15,6 +15,7 @@ from fakedist.check.findings import checked_markdown, checked_object, finding_co
 from fakedist.check.judging import Finding
 from fakedist.check.measured import Rank, measure
 from fakedist.errors import CheckError
+from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from tests.unit.report.two_runs import run_of
 
@@ -38,13 +39,13 @@ def checked(tmp_path: Path, text: str, now: dict[str, Any], before: dict[str, An
     found = Checked(config)
     baseline = None
     if before is not None:
-        run = Run(run_of(tmp_path / "before", **before))
+        run = open_run(run_of(tmp_path / "before", **before))
         path = config.baselines / "net.json"
         path.parent.mkdir()
         path.write_text(baseline_text(settings_of(job, run.summary), {1: measured(job, run)}))
 
         baseline = read_baseline(config, job)
-    judge_job(found, job, {1: Run(run_of(tmp_path / "now", **now))}, baseline)
+    judge_job(found, job, {1: open_run(run_of(tmp_path / "now", **now))}, baseline)
     return found
 
 
@@ -100,7 +101,7 @@ def test_a_baseline_of_measured_times_is_not_compared_with_estimated_ones_withou
 
 def test_collectives_that_are_of_unknown_duration_now_are_told(tmp_path: Path) -> None:
     config, job = config_of(tmp_path, STEP)
-    run = Run(run_of(tmp_path / "run", gemm_us=100))
+    run = open_run(run_of(tmp_path / "run", gemm_us=100))
     record = json.loads(json.dumps(measured(job, run).record))
     record["time"]["num_unknown_calls"] = 0
     path = config.baselines / "net.json"
@@ -121,9 +122,9 @@ def test_a_run_without_a_timed_step_is_told_before_it_is_judged(tmp_path: Path) 
 
 def test_a_baseline_from_before_times_were_asked_for_is_told(tmp_path: Path) -> None:
     _, job = config_of(tmp_path, "")
-    assert "time" not in measured(job, Run(run_of(tmp_path / "plain", gemm_us=100))).record
+    assert "time" not in measured(job, open_run(run_of(tmp_path / "plain", gemm_us=100))).record
     config, job = config_of(tmp_path, STEP)
-    run = Run(run_of(tmp_path / "now", gemm_us=100))
+    run = open_run(run_of(tmp_path / "now", gemm_us=100))
     now = measured(job, run)
     record = {key: value for key, value in now.record.items() if key != "time"}
     path = config.baselines / "net.json"
@@ -143,6 +144,6 @@ def test_the_same_run_twice_gives_the_same_baseline(tmp_path: Path) -> None:
     _, job = config_of(tmp_path, STEP)
     texts = set()
     for name in ("one", "other"):
-        run = Run(run_of(tmp_path / name, gemm_us=100))
+        run = open_run(run_of(tmp_path / name, gemm_us=100))
         texts.add(baseline_text(settings_of(job, run.summary), {1: measured(job, run)}))
     assert len(texts) == 1

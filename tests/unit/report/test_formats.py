@@ -8,7 +8,7 @@ import pytest
 from fakedist.analysis.building import build_tables
 from fakedist.cli import main
 from fakedist.report.text.run_markdown import MAX_CHARACTERS, run_markdown
-from fakedist.results.run import Run
+from fakedist.results.opening import open_run
 from tests.unit.analysis.recorded import MIB, HandMade, new_run
 from tests.unit.report.handmade import ended_well, out_of_memory
 
@@ -19,7 +19,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
 
 
 def test_markdown_says_the_verdict_and_every_table(tmp_path: Path) -> None:
-    text = run_markdown(Run(ended_well(tmp_path / "run")))
+    text = run_markdown(open_run(ended_well(tmp_path / "run")))
     assert (
         "rank 1 of 8 **fits so far**, headroom 79.00 GiB; 77.47 to 78.04 GiB beside NCCL, estimated. Peak, measured:"
         in text
@@ -34,7 +34,7 @@ def test_markdown_says_the_verdict_and_every_table(tmp_path: Path) -> None:
 
 
 def test_markdown_of_a_rank_that_does_not_fit_says_so_first(tmp_path: Path) -> None:
-    lines = run_markdown(Run(out_of_memory(tmp_path / "run"))).splitlines()
+    lines = run_markdown(open_run(out_of_memory(tmp_path / "run"))).splitlines()
     assert lines[2].startswith("rank 1 of 8 **does not fit**: ")
 
 
@@ -46,7 +46,7 @@ def test_markdown_fits_a_comment(tmp_path: Path) -> None:
         made.alloc(number * MIB, MIB)
     run = made.write(new_run(tmp_path / "run"))
     build_tables(run)
-    text = run_markdown(Run(run))
+    text = run_markdown(open_run(run))
     assert len(text) < MAX_CHARACTERS + 200
     assert text.endswith("did not fit here.\n")
     assert "<b>" not in text
@@ -58,7 +58,7 @@ def test_csv_is_plain_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     row = next(row for row in layers if row["name"] == "layers.0-2.mlp")
     assert (row["num_repeats"], row["peak_parameter_bytes"]) == ("3", str(48 * MIB))
     blocks = printed(capsys, "report", run, "--format", "csv", "--table", "blocks").splitlines()
-    assert len(blocks) == len(Run(run).table("blocks")) + 1
+    assert len(blocks) == len(open_run(run).table("blocks")) + 1
 
 
 def test_a_table_that_does_not_exist_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,11 +41,27 @@ def test_collectives_are_a_table(run: fakedist.Run) -> None:
 
 
 def test_a_run_says_what_it_is(run: fakedist.Run) -> None:
-    assert "peak: 202.49 MiB allocated, 1.00 GiB reserved" in repr(run)
-    assert "fits so far, headroom 79.00 GiB" in repr(run)
-    run.manifest["job"]["target"] = "<script>"
+    assert "rank: 1 of 8" in repr(run)
+    assert "peak_allocated: 202.49 MiB" in repr(run)
+    assert "headroom: 79.00 GiB" in repr(run)
+    run.device = "<script>"
     assert "&lt;script&gt;" in run._repr_html_()
     assert "<script>" not in run._repr_html_()
+
+
+def test_a_snapshot_has_no_part_that_needs_steps(run: fakedist.Run) -> None:
+    snapshot = fakedist.open(run.path / "memory_snapshot.pickle")
+    assert (snapshot.by_category, snapshot.time, snapshot.device) == (None, None, "cuda:0")
+    with pytest.raises(fakedist.RunDirectoryError, match="no table 'phases'"):
+        snapshot.table("phases")
+    assert snapshot.memory is not None
+    with pytest.raises(fakedist.RunDirectoryError, match="no table 'phases'"):
+        snapshot.memory.by_phase()
+
+
+def test_a_run_without_a_timed_step_has_no_time(run: fakedist.Run) -> None:
+    assert run.time is None
+    assert run.summary.time is None
 
 
 def test_a_snapshot_opens_too(run: fakedist.Run) -> None:

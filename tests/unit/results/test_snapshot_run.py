@@ -5,7 +5,7 @@ import pytest
 
 from fakedist.cli import main
 from fakedist.report.page.run_page import page
-from fakedist.results.run import Run, open_run
+from fakedist.results.opening import open_run
 from tests.unit.report.handmade import ended_well
 from tests.unit.report.reading import read_page
 
@@ -16,7 +16,7 @@ def snapshot(tmp_path: Path) -> Path:
 
 
 def test_a_snapshot_has_the_peaks_of_its_run(snapshot: Path) -> None:
-    found, run = open_run(snapshot), Run(snapshot.parent)
+    found, run = open_run(snapshot), open_run(snapshot.parent)
     assert found.summary.peak_allocated_bytes == run.summary.peak_allocated_bytes
     assert found.summary.peak_reserved_bytes == run.summary.peak_reserved_bytes
     columns = ["bytes", "alloc_event", "free_event", "at_peak"]

@@ -6,7 +6,7 @@ import pytest
 from fakedist.analysis.nsys.imported import read_report, write_run
 from fakedist.analysis.nsys.tracing import Choice
 from fakedist.errors import ReportError
-from fakedist.results.run import Run
+from fakedist.results.opening import open_run
 from fakedist.run.plain import to_plain
 from tests.unit.analysis.nsys.made_up import DOMAIN, MAIN, PID, START_END, MadeUp, training
 
@@ -19,7 +19,7 @@ def kernels(report: MadeUp, directory: Path, choice: Choice = STEP_3) -> pd.Data
     run_directory = directory / "run"
     run_directory.mkdir()
     write_run(read_report(path, path, choice), run_directory)
-    run = Run(run_directory)
+    run = open_run(run_directory)
     found = run.table("kernels")
     found["layer"] = run.table("layers")["name"].to_numpy()[found["layer"]]
     found.attrs |= to_plain(run.summary.kernels)
@@ -207,6 +207,6 @@ def test_a_report_of_ours_has_its_layers_by_their_names(tmp_path: Path) -> None:
         ("blocks.0", "forward", "communication", 12),
         ("(Net)", "forward", "other", -1),
     ]
-    layers = Run(tmp_path / "run").table("layers")
+    layers = open_run(tmp_path / "run").table("layers")
     names = layers["name"].tolist()
     assert [names[parent] for parent in layers["parent"][1:]] == ["", "(Net)", "blocks"]

@@ -12,7 +12,7 @@ import pytest
 from fakedist.report.page.memory_drawings import add_reserved, add_spans, add_timeline, by_category
 from fakedist.report.page.pack import Pack
 from fakedist.report.page.peak_blocks import job_lines
-from fakedist.results.run import Run
+from fakedist.results.opening import open_run
 from tests.unit.report import handmade
 
 
@@ -42,7 +42,7 @@ def test_numbers_come_back(values: list[float]) -> None:
 
 
 def test_the_timeline_is_the_allocators_own_curve(tmp_path: Path) -> None:
-    run = Run(handmade.ended_well(tmp_path / "run"))
+    run = open_run(handmade.ended_well(tmp_path / "run"))
     pack = Pack()
     blocks = run.table("blocks", [column for column in run.table("blocks").columns if column != "address"])
     moves = add_timeline(pack, run, blocks, job_lines(run, "/job"), by_category(blocks))

@@ -9,7 +9,7 @@ from fakedist.analysis.building import build_tables
 from fakedist.cli import main
 from fakedist.report.page.run_page import page, write_page
 from fakedist.report.text.terminal import render
-from fakedist.results.run import Run
+from fakedist.results.opening import open_run
 from fakedist.run.manifest import update_manifest
 from tests.unit.analysis.recorded import MIB, HandMade, new_run, wrote_nothing
 from tests.unit.report import handmade
@@ -32,7 +32,7 @@ def section(rows: list[list[str]], title: str) -> list[list[str]]:
 
 
 def read(run: Path) -> PageText:
-    return read_page(page(Run(run)))
+    return read_page(page(open_run(run)))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_secrets_of_the_command_line_are_not_in_the_page(tmp_path: Path) -> None
     update_manifest(run, command=["/bin/fakedist", "profile", "--env", "HF_TOKEN=hf_hunter2", "--env", "A=b c"])
     words = " ".join(read(run).words)
     assert "fakedist profile --env HF_TOKEN=... --env 'A=b c'" in words
-    assert "hunter2" not in page(Run(run))
+    assert "hunter2" not in page(open_run(run))
 
 
 def test_a_page_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,6 +179,6 @@ def test_of_very_many_layers_the_largest_are_in_the_page(tmp_path: Path) -> None
 
 def test_the_same_run_makes_the_same_page(tmp_path: Path) -> None:
     run = handmade.ended_well(tmp_path / "run")
-    write_page(Run(run), tmp_path / "one.html")
-    write_page(Run(run), tmp_path / "two.html")
+    write_page(open_run(run), tmp_path / "one.html")
+    write_page(open_run(run), tmp_path / "two.html")
     assert (tmp_path / "one.html").read_bytes() == (tmp_path / "two.html").read_bytes()

@@ -11,7 +11,7 @@ from fakedist.analysis.building import build_tables
 from fakedist.report.page import time_drawings
 from fakedist.report.page.pack import Pack
 from fakedist.report.page.run_page import page
-from fakedist.results.run import Run
+from fakedist.results.opening import open_run
 from fakedist.run.plain import to_plain
 from fakedist.run.schema import FAMILIES
 from fakedist.units import format_us
@@ -36,7 +36,7 @@ class Kept(Pack):
 
 
 def read(run: Path) -> PageText:
-    return read_page(page(Run(run)))
+    return read_page(page(open_run(run)))
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_tables_are_the_runs(run: Path) -> None:
-    found, time = read(run), Run(run).summary.time
+    found, time = read(run), open_run(run).summary.time
     assert time is not None
     rows = {row[0].strip(): row for row in found.tables["time-table"][1:]}
     for layer in time.layers:
@@ -67,7 +67,7 @@ def test_the_tables_are_the_runs(run: Path) -> None:
 def test_every_part_says_whether_it_is_measured_or_estimated(
     tmp_path: Path, make: object, word: str, other: str
 ) -> None:
-    text = page(Run(make(tmp_path / "run")))  # type: ignore[operator]
+    text = page(open_run(make(tmp_path / "run")))  # type: ignore[operator]
     section = text[text.index('<section id="time"') : text.index('<section id="communication"')]
     assert section.count(f'<span class="tag">{word}</span>') == 6 == section.count('<span class="tag">')
     assert f'<span class="tag">{other}</span>' not in section
@@ -81,13 +81,13 @@ def test_the_layers_at_the_peak_have_their_times_beside_their_bytes(run: Path) -
 
 
 def test_a_run_without_times_has_no_section(tmp_path: Path) -> None:
-    text = page(Run(ended_well(tmp_path / "run")))
+    text = page(open_run(ended_well(tmp_path / "run")))
     assert '<section id="time"' not in text
     assert 'href="#time"' not in text
 
 
 def test_the_drawing_has_every_kernel_where_it_is(run: Path) -> None:
-    pack, found = Kept(), Run(run)
+    pack, found = Kept(), open_run(run)
     kernels = time_drawings.read_kernels(found)
     time_drawings.add_kernels(pack, found, kernels, found.table("layers"), found.time.summary())
     tick = pack.meta["tick_us"]
@@ -104,7 +104,7 @@ def test_the_drawing_has_every_kernel_where_it_is(run: Path) -> None:
 
 
 def test_layers_that_are_opened_have_the_figures_of_their_row(run: Path) -> None:
-    pack, found = Kept(), Run(run)
+    pack, found = Kept(), open_run(run)
     times, layers = found.table("layer_times"), found.table("layers")
     time_drawings.add_layer_times(pack, times, layers)
     assert pack.arrays["time_total_us"] == (times["total_us"] * 1e3).round().tolist()
@@ -124,7 +124,7 @@ def test_the_roofline_leaves_out_what_is_not_known(tmp_path: Path) -> None:
     made.ended()
     run = made.write(new_run(tmp_path / "run"))
     build_tables(run)
-    roofline = time_drawings.roofline(Run(run), Run(run).time.summary().peaks)
+    roofline = time_drawings.roofline(open_run(run), open_run(run).time.summary().peaks)
     assert roofline is not None
     (point,) = roofline["points"]
     assert (point["name"], point["intensity"], point["rate"]) == ("both", 100, pytest.approx(1e10 / 100e-6))
@@ -153,7 +153,7 @@ def test_a_page_of_many_kernels_says_that_neighbours_are_one_bar(
     made.ended()
     run = made.write(new_run(tmp_path / "run"))
     build_tables(run)
-    pack, found = Kept(), Run(run)
+    pack, found = Kept(), open_run(run)
     time_drawings.add_kernels(
         pack, found, time_drawings.read_kernels(found), found.table("layers"), found.time.summary()
     )

@@ -12,7 +12,7 @@ from fakedist.analysis.building import build_tables
 from fakedist.report.compare.change_sheets import render_comparison
 from fakedist.report.compare.comparison import Comparison
 from fakedist.report.page.run_page import page
-from fakedist.results.run import Run
+from fakedist.results.opening import open_run
 from tests.unit.analysis.recorded import MIB, HandMade, new_run
 from tests.unit.report.reading import read_page
 
@@ -73,7 +73,7 @@ def test_a_comparison_shows_calls_bytes_streams_and_overlap_of_both_at_any_width
 
 
 def test_the_page_shows_where_the_calls_of_a_step_run_and_beside_what(tmp_path: Path) -> None:
-    shown = read_page(page(Run(run_of(tmp_path / "run", 1))))
+    shown = read_page(page(open_run(run_of(tmp_path / "run", 1))))
     assert shown.tables["streams"] == [
         ["group", "operation", "calls", "bytes in", "bytes out", "stream", "at once with"],
         [
@@ -92,5 +92,5 @@ def test_the_page_shows_where_the_calls_of_a_step_run_and_beside_what(tmp_path: 
 def test_a_run_of_an_older_fakedist_without_spans_has_a_page_and_is_compared(tmp_path: Path) -> None:
     new, old = run_of(tmp_path / "a", 0), run_of(tmp_path / "b", 1)
     (old / "tables/spans.parquet").unlink()
-    assert "streams" not in read_page(page(Run(old))).tables
+    assert "streams" not in read_page(page(open_run(old))).tables
     assert Comparison(new, old).streams == []

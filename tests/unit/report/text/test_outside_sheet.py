@@ -11,7 +11,7 @@ from fakedist.report.page.run_page import page
 from fakedist.report.text.outside_sheet import outside_figures
 from fakedist.report.text.run_markdown import run_markdown
 from fakedist.report.text.wording import span_text, verdict
-from fakedist.results.run import Run
+from fakedist.results.opening import open_run
 from fakedist.run.outcome import Ending, Outcome
 from fakedist.run.summary import Communicator, Outside, Summary
 from tests.unit.report.handmade import ended_well, summary_of_nothing
@@ -74,7 +74,7 @@ def test_without_an_estimate_there_is_one_headroom() -> None:
 
 
 def test_page_and_markdown_have_the_section_with_every_communicator(tmp_path: Path) -> None:
-    run = Run(ended_well(tmp_path / "run"))
+    run = open_run(ended_well(tmp_path / "run"))
     text = page(run)
     assert '<section id="outside"' in text
     assert text.count('<th scope="row">default_pg</th>') >= 1

@@ -9,18 +9,18 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fakedist.errors import RunDirectoryError
 from fakedist.report.text.csv_table import table_csv
 from fakedist.report.text.json_object import summary_object
 from fakedist.report.text.run_markdown import run_markdown
 from fakedist.report.text.time_wording import main_bound, short_kernel, unknown_time
+from fakedist.results.opening import open_run
 from fakedist.results.run import Run
-from tests.unit.report.handmade import ended_well, measured, timed
+from tests.unit.report.handmade import measured, timed
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return Run(timed(tmp_path_factory.mktemp("runs") / "run"))
+    return open_run(timed(tmp_path_factory.mktemp("runs") / "run"))
 
 
 def test_a_notebook_gets_tables_that_add_up(run: Run) -> None:
@@ -37,15 +37,6 @@ def test_a_notebook_gets_tables_that_add_up(run: Run) -> None:
     kernels = time.kernels()
     assert len(kernels) == 21
     assert set(kernels["layer_name"]) == {"", "(Transformer)", "layers.0.mlp", "layers.1.mlp", "layers.2.mlp"}
-
-
-def test_what_was_not_timed_is_an_error_that_says_so(tmp_path: Path) -> None:
-    found = Run(ended_well(tmp_path / "run"))
-    assert found.time.source == ""
-    for ask in (found.time.summary, found.time.layers, found.time.families, found.time.names, found.time.kernels):
-        with pytest.raises(RunDirectoryError, match=r"no step of .* was timed"):
-            ask()
-    assert found.summary.time is None
 
 
 def test_the_json_object_says_all_of_it(run: Run) -> None:
@@ -68,7 +59,7 @@ def test_csv_has_the_rows_of_the_report_or_every_kernel(run: Run) -> None:
 
 @pytest.mark.parametrize("make", [timed, measured])
 def test_markdown_says_where_every_table_is_from(tmp_path: Path, make: object) -> None:
-    text = run_markdown(Run(make(tmp_path / "run")))  # type: ignore[operator]
+    text = run_markdown(open_run(make(tmp_path / "run")))  # type: ignore[operator]
     word = "estimated" if make is timed else "measured"
     for title in ("Time by layer", "Time by family of kernels", "Kernels that take most time"):
         assert f"<summary>{title}, {word}" in text

@@ -1,0 +1,101 @@
+"""Where the tables of a run are: in its directory, or in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import pandas as pd
+
+from fakedist.errors import RunDirectoryError
+from fakedist.run.tables import count_rows, has_table, read_table
+
+
+class RunTables(Protocol):
+    """The tables of a run, by their names in ``run.schema.TABLES``."""
+
+    def has(self, name: str) -> bool:
+        """Whether the run has this table."""
+        ...
+
+    def num_rows(self, name: str) -> int:
+        """Number of rows of a table."""
+        ...
+
+    def table(self, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """One table, or some of its columns, whose strings are then categoricals."""
+        ...
+
+
+class StoredTables:
+    """The tables of a run directory, read when they are asked for.
+
+    Args:
+        directory: The run directory.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def has(self, name: str) -> bool:
+        """Whether the directory has this table."""
+        return has_table(self._directory, name)
+
+    def num_rows(self, name: str) -> int:
+        """Number of rows of a table, without reading them.
+
+        Raises:
+            RunDirectoryError: It is missing or damaged.
+        """
+        return count_rows(self._directory, name)
+
+    def table(self, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """One table, or some of its columns, whose strings are then categoricals.
+
+        Raises:
+            RunDirectoryError: It is missing or damaged.
+        """
+        frame = read_table(self._directory, name, columns).to_pandas(strings_to_categorical=columns is not None)
+        assert isinstance(frame, pd.DataFrame)
+        return frame
+
+
+class MadeTables:
+    """Tables that were made from a snapshot.
+
+    Args:
+        tables: The tables by name.
+    """
+
+    def __init__(self, tables: Mapping[str, pd.DataFrame]) -> None:
+        self._tables = tables
+
+    def has(self, name: str) -> bool:
+        """Whether a snapshot has anything for this table."""
+        return name in self._tables
+
+    def num_rows(self, name: str) -> int:
+        """Number of rows of a table.
+
+        Raises:
+            RunDirectoryError: A snapshot has nothing for it.
+        """
+        return len(self.table(name))
+
+    def table(self, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """One table, or some of its columns, whose strings are then categoricals.
+
+        Raises:
+            RunDirectoryError: A snapshot has nothing for it.
+        """
+        if name not in self._tables:
+            raise RunDirectoryError(
+                f"a memory snapshot has no table {name!r}", f"it has {', '.join(sorted(self._tables))}"
+            )
+        if columns is None:
+            return self._tables[name]
+        frame = self._tables[name][list(columns)].copy()
+        for column in frame.select_dtypes(["object", "string"]).columns:
+            frame[column] = frame[column].astype("category")
+        return frame
