@@ -22,7 +22,7 @@ def view(run: Path, port: int | None) -> int:
     found = open_run(run)
     if port is None:
         path = (Path(tempfile.mkdtemp(prefix="fakedist-")) if found.path.is_file() else found.path) / PAGE_NAME
-        if not path.exists():  # an older fakedist made none
+        if not path.exists():  # imported, a snapshot, or the parent was killed
             write_page(found, path)
         _open(path.as_uri())
         return 0

@@ -1,11 +1,10 @@
 """What a run directory holds: the one place for names, types, units and meanings.
 
-``python -m fakedist.run.schema`` prints docs/run-directory.md; a test keeps the two equal.
+docs/run-directory.md is made from it (:mod:`fakedist.run.schema_page`).
 """
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 
 SCHEMA_VERSION = 1
@@ -337,8 +336,3 @@ MANIFEST = {
     "dropped": "What of the run is not in the recording, one sentence each; they are among the notes too.",
     "notes": "What a reader must know about these figures, one sentence each.",
 }
-
-if __name__ == "__main__":
-    from fakedist.run.schema_page import markdown
-
-    sys.stdout.write(markdown())

@@ -1,4 +1,7 @@
-"""docs/run-directory.md, made from the schema of the tables and from the docstrings of the summary's records."""
+"""docs/run-directory.md, made from the schema of the tables and from the docstrings of the summary's records.
+
+``python -m fakedist.run.schema_page`` prints it; a test keeps the two equal.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import dataclasses
 import enum
 import inspect
 import re
+import sys
 import types
 import typing
 from collections.abc import Iterator
@@ -16,7 +20,7 @@ from fakedist.run.summary import Summary
 _INTRODUCTION = """# The run directory
 
 `fakedist profile` leaves one directory. Both halves of fakedist know nothing else of each other: what records never
-reads it, what reads it never needs torch. `python -m fakedist.run.schema` prints this page; a test keeps it true.
+reads it, what reads it never needs torch. `python -m fakedist.run.schema_page` prints this page; a test keeps it true.
 
 | file | what it is |
 |---|---|
@@ -119,3 +123,7 @@ def attributes(kind: type) -> dict[str, str]:
         elif found and line.strip():
             found[last] += " " + line.strip()
     return found
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())

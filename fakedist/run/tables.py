@@ -13,6 +13,8 @@ from fakedist.errors import RunDirectoryError
 from fakedist.run.directory import SCRATCH_PREFIX, TABLES_NAME
 from fakedist.run.schema import TABLES, Column, Table
 
+_DAMAGED = "the run directory is damaged; profile the job again"
+
 
 @contextmanager
 def new_tables(run_directory: Path) -> Iterator[Path]:
@@ -79,11 +81,6 @@ def write_table(run_directory: Path, name: str, columns: Mapping[str, Any]) -> N
         scratch.unlink(missing_ok=True)
 
 
-def has_table(run_directory: Path, name: str) -> bool:
-    """Whether a run directory has this table."""
-    return (run_directory / TABLES_NAME / f"{name}.parquet").exists()
-
-
 def count_rows(run_directory: Path, name: str) -> int:
     """Number of rows of a table.
 
@@ -103,11 +100,13 @@ def read_table(run_directory: Path, name: str, columns: Sequence[str] | None = N
     import pyarrow.parquet
 
     path = run_directory / TABLES_NAME / f"{name}.parquet"
+    if not path.is_file():
+        raise RunDirectoryError(f"{run_directory} has no table {name}", _DAMAGED)
     try:
         return pyarrow.parquet.read_table(path, columns=None if columns is None else list(columns))
     except (OSError, pyarrow.ArrowException) as error:
         first = str(error).splitlines()[0]
-        raise RunDirectoryError(f"{path} cannot be read: {first}", "the run directory is damaged; run again") from error
+        raise RunDirectoryError(f"{path} cannot be read: {first}", _DAMAGED) from error
 
 
 def _encoding(table: Table) -> dict[str, Any]:

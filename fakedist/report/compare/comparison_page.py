@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from fakedist.analysis.compare.common_axis import Stretch, common_axis, on_axis
 from fakedist.report.compare.change_sheets import comparison_sheets
 from fakedist.report.compare.comparison import Comparison, format_change, format_relative
@@ -65,7 +63,7 @@ def _side(name: str, run: Run, peak: int) -> dict[str, Any]:
 def _numbers(comparison: Comparison) -> Pack:
     runs = (comparison.a, comparison.b)
     curves = [run.table("events", ["allocated_bytes"])["allocated_bytes"].to_numpy() for run in runs]
-    spans = [run.table("spans") if run.has("spans") else pd.DataFrame() for run in runs]
+    spans = [run.table("spans") for run in runs]
     pieces = common_axis((spans[0], spans[1]), (len(curves[0]), len(curves[1])))
     pack = Pack()
     for side, (name, curve) in enumerate(zip("ab", curves, strict=True)):

@@ -46,8 +46,6 @@ def block_owners(run: Run) -> tuple[list[str], dict[int, str]]:
     """Names of all layers, and for blocks that several layers own, the text shown instead of a name."""
     layers = run.table("layers", ["name", "parent"])
     names = layers["name"].astype(str).tolist()
-    if not run.has("shares"):  # an older fakedist
-        return names, {}
     return names, owner_names(run.table("shares"), names, layers["parent"].tolist())
 
 

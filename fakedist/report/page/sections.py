@@ -233,12 +233,12 @@ def communication_section(run: Run, summary: Summary) -> dict[str, Any] | None:
     if not len(groups):
         return None
     job = run.manifest["job"]
-    topology = RunTopology(run) if run.has("spans") else None  # an older fakedist wrote none
+    topology = RunTopology(run)
     return {
         "groups": [_group(row, job["gpus_per_node"]) for row in groups.to_dict("records")],
         "calls": _with_texts(to_plain(summary.collectives[:_MOST_ROWS])),
-        "streams": _with_texts(topology.told()[:_MOST_ROWS]) if topology else [],
-        "when": topology.when if topology else "",
+        "streams": _with_texts(topology.told()[:_MOST_ROWS]),
+        "when": topology.when,
         "at_once": AT_ONCE,
         "num_more": max(len(summary.collectives) - _MOST_ROWS, 0),
         "world": f"{job['world_size']:,}",

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[3]
 
 def test_the_documentation_is_what_the_schema_prints() -> None:
     assert (ROOT / "docs" / "run-directory.md").read_text() == schema_page.markdown(), (
-        "python -m fakedist.run.schema > docs/run-directory.md"
+        "python -m fakedist.run.schema_page > docs/run-directory.md"
     )
 
 
@@ -43,7 +43,7 @@ def test_a_column_that_the_schema_does_not_know_is_an_error(tmp_path: Path) -> N
 
 
 def test_a_missing_or_damaged_table_is_told(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="cannot be read"):
+    with pytest.raises(RunDirectoryError, match="has no table unanswered"):
         read_table(tmp_path, "unanswered")
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables" / "unanswered.parquet").write_bytes(b"PAR1")

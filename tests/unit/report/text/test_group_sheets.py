@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from fakedist.analysis.building import build_tables
+from fakedist.errors import RunDirectoryError
 from fakedist.report.compare.change_sheets import render_comparison
 from fakedist.report.compare.comparison import Comparison
 from fakedist.report.page.run_page import page
@@ -89,8 +90,9 @@ def test_the_page_shows_where_the_calls_of_a_step_run_and_beside_what(tmp_path: 
     ]
 
 
-def test_a_run_of_an_older_fakedist_without_spans_has_a_page_and_is_compared(tmp_path: Path) -> None:
-    new, old = run_of(tmp_path / "a", 0), run_of(tmp_path / "b", 1)
-    (old / "tables/spans.parquet").unlink()
-    assert "streams" not in read_page(page(open_run(old))).tables
-    assert Comparison(new, old).streams == []
+def test_a_run_that_lacks_a_table_is_damaged(tmp_path: Path) -> None:
+    new, damaged = run_of(tmp_path / "a", 0), run_of(tmp_path / "b", 1)
+    (damaged / "tables/spans.parquet").unlink()
+    for read in (lambda: page(open_run(damaged)), lambda: Comparison(new, damaged).streams):
+        with pytest.raises(RunDirectoryError, match="b has no table spans"):
+            read()
