@@ -265,5 +265,5 @@ def find_gpu(name: str) -> GpuSpec:
     if spec is None:
         close = difflib.get_close_matches(name.lower(), GPUS, n=1, cutoff=0.4)
         hint = f"did you mean --gpu {close[0]}? " if close else ""
-        raise JobError(f"{name!r} is no GPU that fakedist knows", f"{hint}it knows {', '.join(GPUS)}")
+        raise JobError(f"fakedist does not know the GPU {name!r}", f"{hint}it knows {', '.join(GPUS)}")
     return spec

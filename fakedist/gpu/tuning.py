@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from types import ModuleType
+from typing import Protocol
 
 from fakedist.importing import when_imported
 from fakedist.patch import patched, present
@@ -17,6 +18,21 @@ from fakedist.patch import patched, present
 _HEURISTICS = "torch._inductor.runtime.triton_heuristics"
 _SELECTION = "torch._inductor.select_algorithm"
 _TRITON = "triton.runtime.autotuner"
+_Method = Callable[..., object]
+
+
+class _KernelTuner(Protocol):
+    """Inductor's tuner of one kernel: ``CachingAutotuner``."""
+
+    configs: list[object] | None
+    compile_results: list[object]
+    launchers: list[object]
+
+
+class _TritonTuner(Protocol):
+    """The tuner of one kernel under ``triton.autotune``."""
+
+    configs: list[object]
 
 
 class FirstConfigurations:
@@ -48,23 +64,23 @@ class FirstConfigurations:
             return ""
         counted = ", ".join(f"{what}: {count:,}" for what, count in sorted(self._chosen.items()))
         return (
-            f"nothing was tuned ({counted}): kernels do not run on the virtual GPU, and the first configuration was "
-            "taken; before its first step a real job also allocates and frees what tuning needs (copies of the "
-            "arguments that a kernel changes, a buffer as large as the L2 cache), and a template that wins against "
-            "cuBLAS may keep fewer buffers"
+            f"nothing was tuned ({counted}): kernels do not run on the virtual GPU, so the first configuration was "
+            "taken; before its first step a real job also allocates and frees memory for tuning (copies of the "
+            "arguments that a kernel changes, a buffer the size of the L2 cache), and a template that beats cuBLAS may "
+            "keep fewer buffers"
         )
 
     def _count(self, what: str) -> None:
         self._chosen[what] = self._chosen.get(what, 0) + 1
 
-    def _patch(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    def _patch(self, owner: object, name: str, make: Callable[[_Method], _Method]) -> None:
         self._exit.enter_context(patched(owner, name, make(present(owner, name))))
 
-    def _inductor(self, module: Any) -> None:
+    def _inductor(self, module: ModuleType) -> None:
         tuner = present(module, "CachingAutotuner")
 
-        def worker(original: Callable[[Any], None]) -> Callable[[Any], None]:
-            def precompile_worker(self_: Any) -> None:
+        def worker(original: _Method) -> _Method:
+            def precompile_worker(self_: _KernelTuner) -> None:
                 configs = self_.configs
                 if self_.compile_results or not configs or len(configs) == 1:
                     original(self_)
@@ -82,16 +98,18 @@ class FirstConfigurations:
 
             return precompile_worker
 
-        def coordinates(original: Callable[..., Any]) -> Callable[..., Any]:
-            def coordinate_descent_tuning(self_: Any, launcher: Any, *args: Any, **kwargs: Any) -> Any:
+        def coordinates(original: _Method) -> _Method:
+            def coordinate_descent_tuning(
+                self_: _KernelTuner, launcher: object, *args: object, **kwargs: object
+            ) -> object:
                 self._count("kernels by coordinate descent")
                 return launcher
 
             return coordinate_descent_tuning
 
-        def times(original: Callable[..., Any]) -> Callable[..., Any]:
-            def benchmark_all_configs(self_: Any, *args: Any, **kwargs: Any) -> dict[Any, float]:
-                return {launcher: float(place) for place, launcher in enumerate(self_.launchers)}
+        def times(original: _Method) -> _Method:
+            def benchmark_all_configs(self_: _KernelTuner, *args: object, **kwargs: object) -> dict[object, float]:
+                return {launcher: float(position) for position, launcher in enumerate(self_.launchers)}
 
             return benchmark_all_configs
 
@@ -99,9 +117,9 @@ class FirstConfigurations:
         self._patch(tuner, "coordinate_descent_tuning", coordinates)
         self._patch(tuner, "benchmark_all_configs", times)
 
-    def _templates(self, module: Any) -> None:
-        def select(original: Callable[..., Any]) -> Callable[..., Any]:
-            def call(self_: Any, name: str, choices: list[Any], *args: Any, **kwargs: Any) -> Any:
+    def _templates(self, module: ModuleType) -> None:
+        def select(original: _Method) -> _Method:
+            def call(self_: object, name: str, choices: list[object], *args: object, **kwargs: object) -> object:
                 if len(choices) > 1:
                     self._count("choices of templates")
                 return original(self_, name, choices[:1], *args, **kwargs)
@@ -110,9 +128,9 @@ class FirstConfigurations:
 
         self._patch(present(module, "AlgorithmSelectorCache"), "__call__", select)
 
-    def _triton(self, module: Any) -> None:
-        def bench(original: Callable[..., Any]) -> Callable[..., Any]:
-            def _bench(self_: Any, *args: Any, config: Any, **meta: Any) -> list[float]:
+    def _triton(self, module: ModuleType) -> None:
+        def bench(original: _Method) -> _Method:
+            def _bench(self_: _TritonTuner, *args: object, config: object, **meta: object) -> list[float]:
                 self._count("configurations of triton.autotune")
                 return [float(self_.configs.index(config))] * 3
 

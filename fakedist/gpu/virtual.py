@@ -106,7 +106,7 @@ class VirtualGpu:
         if not readings:
             return ""
         count, kinds = sum(calls for _, calls in readings), ", ".join(name for name, _ in readings)
-        return f"{count:,} NVML readings ({kinds}) are constants of an idle GPU: nothing was measured for them"
+        return f"{count:,} NVML readings ({kinds}) returned constants of an idle GPU, not measurements"
 
     def _counted(self, function: Callable[..., bytes | None]) -> list[tuple[str, int]]:
         calls = ctypes.c_uint64()
@@ -138,7 +138,7 @@ def virtual_gpu(spec: GpuSpec, devices: int = 1, memory_bytes: int | None = None
     if "torch" in sys.modules:
         raise RecordingError("torch was imported before the virtual GPU was loaded", "this is a bug in fakedist")
     if not 1 <= devices <= MAX_DEVICES:
-        raise RecordingError(f"the virtual GPU has 1 to {MAX_DEVICES} devices, not {devices}", "use --gpus-per-node")
+        raise RecordingError(f"the virtual GPU has 1 to {MAX_DEVICES} devices, not {devices}", "change --gpus-per-node")
     driver = ensure_driver()
     library = ctypes.CDLL(os.fspath(driver), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
     gpu = VirtualGpu(library, _variables(driver), _wishes(driver))

@@ -17,6 +17,7 @@ GLOBS = (
     "docs/**/*.md",
     "bench/README.md",
     "reports/README.md",
+    "fakedist/gpu/**/*.py",
 )
 #: Not rewritten yet.
 EXCEPT = {"docs/estimates.md"}

@@ -1,4 +1,4 @@
-"""What ``nvidia-smi`` says of a GPU, by the names of its fields.
+"""The fields of ``nvidia-smi`` on the virtual GPU, and how a call ends that is not answered.
 
 Values that do not follow from the GPU's model are constants of an idle GPU, as NVML's sensors are.
 """
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 IDLE_MILLIWATTS, LIMIT_MILLIWATTS, IDLE_CELSIUS, IDLE_MHZ = 70_000, 700_000, 35, 345  # driver/nvml_sensors.c
 REASON_IDLE = 1
 NOT_AVAILABLE = "[N/A]"
+INVALID_QUERY, NOT_FOUND, NO_DRIVER = 2, 6, 9  # exit codes: RETURN VALUE in nvidia-smi(1)
 
 ALIASES = {
     "gpu_name": "name",
@@ -28,7 +29,7 @@ ALIASES = {
     "clocks.applications.gr": "clocks.applications.graphics",
     "clocks.applications.mem": "clocks.applications.memory",
 }
-#: Fields of the real tool that not every GPU has, or that the models do not say.
+#: Fields of the real tool that not every GPU has, or that the models do not define.
 _ABSENT = re.compile(
     r"fan\.speed|serial|vbios_version|board_id|gpu_part_number|temperature\.(memory|gpu\.tlimit)|addressing_mode|"
     r"inforom\.(img|image|oem|ecc|pwr|power)|gom\.(current|pending)|pci\.(device_id|sub_device_id)|"
@@ -48,19 +49,38 @@ _REASONS = re.compile(
 )
 
 
+class NoAnswerError(Exception):
+    """The call ends without an answer.
+
+    Args:
+        code: Exit code of the program.
+        stdout: What it writes to stdout.
+        stderr: What it writes to stderr.
+    """
+
+    def __init__(self, code: int, stdout: str = "", stderr: str = "") -> None:
+        super().__init__(stdout or stderr)
+        self.code, self.stdout, self.stderr = code, stdout, stderr
+
+
+def refused(what: str) -> NoAnswerError:
+    """The end of a call that the real tool answers and this one does not."""
+    return NoAnswerError(INVALID_QUERY, stderr=f"nvidia-smi: {what} is not supported on fakedist's virtual GPU\n")
+
+
 @dataclass(frozen=True)
 class Machine:
-    """What the program knows, as JSON in a variable of the environment.
+    """The machine's GPUs, passed to the program as JSON in an environment variable.
 
     Attributes:
-        name: What CUDA calls each of the GPUs.
+        name: CUDA's name for each GPU.
         memory_bytes: Memory of each.
-        devices: How many there are, whatever CUDA_VISIBLE_DEVICES shows of them.
-        compute_capability: "9.0".
+        devices: Number of GPUs, including those that CUDA_VISIBLE_DEVICES hides.
+        compute_capability: For example "9.0".
         sm_mhz: Highest clock of the SMs.
         memory_mhz: Clock of the memory.
-        cuda: The CUDA version of torch: "13.2".
-        calls: The file in which calls are written down.
+        cuda: The CUDA version of torch, for example "13.2".
+        calls: The file to which the program appends its calls.
     """
 
     name: str
@@ -73,12 +93,12 @@ class Machine:
     calls: str
 
     def text(self) -> str:
-        """As JSON."""
+        """The machine as JSON."""
         return json.dumps(vars(self))
 
     @property
     def driver(self) -> str:
-        """Version of a driver for that CUDA; as nvmlSystemGetDriverVersion gives it."""
+        """Version of a driver for that CUDA, as nvmlSystemGetDriverVersion returns it."""
         return "580.65.06" if int(self.cuda.split(".")[0]) >= 13 else "570.124.06"
 
 
@@ -91,32 +111,32 @@ class Gpu:
 
     @property
     def name(self) -> str:
-        """What CUDA calls it."""
+        """CUDA's name for it."""
         return self.machine.name
 
     @property
     def memory_mib(self) -> int:
-        """All of its memory."""
+        """Total memory."""
         return self.machine.memory_bytes >> 20
 
     @property
     def uuid(self) -> str:
-        """As the driver gives it: device_uuid in driver/visible.c."""
+        """The driver's UUID: device_uuid in driver/visible.c."""
         text = (b"fakedist virtual"[:15] + bytes([ord("0") + self.index & 0xFF])).hex()
         return "GPU-" + "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
     @property
     def bus_id(self) -> str:
-        """As NVML gives it."""
+        """NVML's PCI bus ID."""
         return f"00000000:{self.index + 1:02X}:00.0"
 
     def identifiers(self) -> tuple[str, ...]:
-        """What ``--id`` may call it, in small letters."""
+        """The values of ``--id`` that select it, in lower case."""
         bus_id = self.bus_id.lower()
         return str(self.index), self.uuid.lower(), bus_id, bus_id[4:]
 
     def known(self) -> dict[str, tuple[object, str]]:
-        """Values and units of what follows from the GPU's model."""
+        """Values and units that follow from the GPU's model, by field."""
         return {
             "timestamp": (f"{time.strftime('%Y/%m/%d %H:%M:%S')}.{time.time_ns() // 1_000_000 % 1000:03d}", ""),
             "driver_version": (self.machine.driver, ""),
@@ -144,7 +164,7 @@ class Gpu:
         }
 
     def constants(self) -> dict[str, tuple[object, str]]:
-        """Values and units of what an idle GPU would say."""
+        """Values and units of an idle GPU, by field."""
         watts, limit = (f"{milliwatts / 1000:.2f}" for milliwatts in (IDLE_MILLIWATTS, LIMIT_MILLIWATTS))
         links = {f"pcie.link.gen.{which}": (5, "") for which in ("current", "max", "gpucurrent", "gpumax", "hostmax")}
         return {
@@ -181,6 +201,6 @@ class Gpu:
 
 
 def known_field(name: str, gpu: Gpu) -> bool:
-    """Whether the real tool has such a field."""
+    """Whether the real tool has the field."""
     families = (_ABSENT, _ECC_ERRORS, _REASONS)
     return name in gpu.known() or name in gpu.constants() or any(family.fullmatch(name) for family in families)

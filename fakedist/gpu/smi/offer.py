@@ -1,4 +1,4 @@
-"""Putting ``nvidia-smi`` first on the PATH of a rank with a virtual GPU."""
+"""Puts ``nvidia-smi`` first on the PATH of a rank with a virtual GPU."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fakedist.gpu.smi.program import VARIABLE
 from fakedist.gpu.spec import find_gpu
 from fakedist.job import Job
 
-# Without site-packages and PYTHONPATH it starts in 0.1 s, and nothing of the script's can stand in for the library.
+# Without site-packages and PYTHONPATH it starts in 0.1 s, and no module of the script can shadow the library.
 _RUN = "import sys; sys.path.append({!r}); from fakedist.gpu.smi.program import main; sys.exit(main(sys.argv[1:]))"
 
 
 def smi_environment(job: Job, calls: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """The rank's environment in which ``nvidia-smi`` is ours; for a real GPU as it was.
+    """The rank's environment, in which ``nvidia-smi`` is ours if the GPU is virtual.
 
     Args:
         job: The job.
-        calls: File in which the program writes down its calls.
-        environment: The rank's, otherwise.
+        calls: File to which the program appends its calls.
+        environment: The rank's environment so far.
 
     Raises:
         SetupError: The program cannot be written.
@@ -50,10 +50,10 @@ def smi_environment(job: Job, calls: Path, environment: Mapping[str, str]) -> di
 
 
 def ensure_smi() -> Path:
-    """Path of the program for this interpreter and this fakedist, written first if it is not in the cache.
+    """Path of the program for this interpreter and this fakedist. It is written to the cache if it is missing.
 
     Raises:
-        SetupError: It cannot be written.
+        SetupError: The program cannot be written.
     """
     code = _RUN.format(os.fspath(Path(__file__).parents[3]))
     text = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -S -c {shlex.quote(code)} "$@"\n'
@@ -69,6 +69,6 @@ def ensure_smi() -> Path:
         os.replace(file.name, program)  # in one step: another process sees all of it or none
     except OSError as error:
         raise SetupError(
-            f"{program} cannot be written: {error.strerror}", "make room on the disk, or set FAKEDIST_CACHE"
+            f"{program} cannot be written: {error.strerror}", "free some disk space, or set FAKEDIST_CACHE"
         ) from error
     return program

@@ -1,15 +1,14 @@
-"""The pages of ``nvidia-smi`` for people: its table, and the long form of ``-q``."""
+"""The output of ``nvidia-smi`` for people: its table, and the long form of ``-q``."""
 
 from __future__ import annotations
 
 import time
 
-from fakedist.gpu.smi.fields import IDLE_CELSIUS, IDLE_MILLIWATTS, LIMIT_MILLIWATTS, Gpu
-from fakedist.gpu.smi.no_answer import refused
+from fakedist.gpu.smi.fields import IDLE_CELSIUS, IDLE_MILLIWATTS, LIMIT_MILLIWATTS, Gpu, refused
 
 
 def table(gpus: list[Gpu]) -> str:
-    """What the tool says without arguments."""
+    """The output without arguments."""
     machine = gpus[0].machine
     version = machine.driver
     line = f"+{'-' * 41}+{'-' * 24}+{'-' * 22}+"
@@ -38,7 +37,7 @@ def table(gpus: list[Gpu]) -> str:
 
 
 def _sections() -> dict[str, list[tuple[str, str]]]:
-    """What ``-q`` says of a GPU, by the names of ``-d``: titles, and the field beside each."""
+    """The sections of ``-q`` by their name in ``-d``: titles, each with its field."""
     clocks = [("Graphics", "graphics"), ("SM", "sm"), ("Memory", "memory")]
     return {
         "": [("Product Name", "name"), ("Persistence Mode", "persistence_mode"), ("GPU UUID", "uuid")],
@@ -57,10 +56,10 @@ def _sections() -> dict[str, list[tuple[str, str]]]:
 
 
 def long_form(display: str, gpus: list[Gpu]) -> str:
-    """``-q``, with the sections that the models have something to say in.
+    """The output of ``-q``: the sections that a GPU's model can fill.
 
     Raises:
-        NoAnswerError: There is no such section.
+        NoAnswerError: A section in ``display`` does not exist.
     """
     known = _sections()
     wanted = [each.strip().upper() for each in display.split(",") if each.strip()]

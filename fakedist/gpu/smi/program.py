@@ -1,8 +1,8 @@
-"""The program: one call of ``nvidia-smi`` answered.
+"""The program ``nvidia-smi``: answers one call.
 
-It learns of the GPUs from a variable of the environment, or from that of a process that it descends from where the
-script clears the environment. Calls that are answered with constants of an idle GPU, and those that are refused, are
-written into the run directory: the report's notes count them.
+An environment variable describes the GPUs. If the script cleared its environment, the program reads the variable from
+a parent process. It appends calls that it answers with constants of an idle GPU, and calls that it refuses, to a file
+in the run directory. The report's notes count them.
 """
 
 from __future__ import annotations
@@ -15,15 +15,25 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from fakedist.gpu.smi.fields import ALIASES, NOT_AVAILABLE, Gpu, Machine, known_field
-from fakedist.gpu.smi.no_answer import INVALID_QUERY, NO_DRIVER, NOT_FOUND, NoAnswerError, refused
+from fakedist.gpu.smi.fields import (
+    ALIASES,
+    INVALID_QUERY,
+    NO_DRIVER,
+    NOT_AVAILABLE,
+    NOT_FOUND,
+    Gpu,
+    Machine,
+    NoAnswerError,
+    known_field,
+    refused,
+)
 from fakedist.gpu.smi.pages import long_form, table
 from fakedist.run.smi_calls import CONSTANT, REFUSED, write_call
 
 #: Holds a :class:`Machine`.
 VARIABLE = "FAKEDIST_NVIDIA_SMI"
 
-#: Fields of a process -> their header; there is none, since what other processes hold is not known.
+#: Header of each field of a process. No process is listed, because what other processes hold is unknown.
 _APPS = {
     "timestamp": "timestamp",
     "gpu_name": "gpu_name",
@@ -39,7 +49,7 @@ _APPS = {
 _VALUED = {"-i": "--id", "-d": "--display"}
 _FLAGS = {"-L": "--list-gpus", "-q": "--query", "-h": "--help"}
 
-_HELP = f"""nvidia-smi of fakedist's virtual GPU: what the model of --gpu does not say is a constant of an idle GPU.
+_HELP = f"""nvidia-smi of fakedist's virtual GPU. What the model of --gpu does not define is a constant of an idle GPU.
 
     nvidia-smi [-i ID]
     nvidia-smi -L [-i ID]
@@ -48,7 +58,7 @@ _HELP = f"""nvidia-smi of fakedist's virtual GPU: what the model of --gpu does n
     nvidia-smi --query-compute-apps=FIELD,... --format=csv[,noheader][,nounits]
     nvidia-smi --version
 
-    ID: index, UUID or PCI bus ID, several with commas. Everything else is refused with exit code {INVALID_QUERY}.
+    ID: index, UUID or PCI bus ID; separate several with commas. All other calls fail with exit code {INVALID_QUERY}.
 """
 
 
@@ -66,10 +76,10 @@ class Asked:
 
     @classmethod
     def parse(cls, arguments: list[str]) -> Asked:
-        """The arguments, with long names of the options.
+        """Parse arguments. Options get their long names.
 
         Raises:
-            NoAnswerError: One of them is not answered.
+            NoAnswerError: An option is unknown or lacks its value.
         """
         asked, rest = cls(), list(arguments)
         while rest:
@@ -86,24 +96,22 @@ class Asked:
         return asked
 
     def format(self) -> tuple[bool, bool]:
-        """Whether there is a header, and whether there are units.
+        """Whether the output has a header, and whether it has units.
 
         Raises:
-            NoAnswerError: It is no CSV.
+            NoAnswerError: The format is not CSV.
         """
         words = {word.strip() for word in self.values.get("--format", "").split(",")}
         if "csv" not in words or words - {"csv", "noheader", "nounits"}:
-            raise NoAnswerError(
-                INVALID_QUERY, stderr="nvidia-smi: --format=csv[,noheader][,nounits] goes with a query\n"
-            )
+            raise NoAnswerError(INVALID_QUERY, stderr="nvidia-smi: a query needs --format=csv[,noheader][,nounits]\n")
         return "noheader" not in words, "nounits" not in words
 
 
 def described() -> Machine:
-    """The machine's GPUs, from this process's environment or from that of one which it descends from.
+    """The machine's GPUs, from the environment of this process or of one of its ancestors.
 
     Raises:
-        NoAnswerError: None of them is the rank's.
+        NoAnswerError: None of these processes belongs to a rank on the virtual GPU.
     """
     text, process = os.environ.get(VARIABLE), os.getppid()
     with suppress(OSError, ValueError):
@@ -123,10 +131,10 @@ def described() -> Machine:
 
 
 def chosen(gpus: list[Gpu], wanted: str | None) -> list[Gpu]:
-    """Those of ``--id``, in the machine's order.
+    """The GPUs that ``--id`` selects, in the machine's order.
 
     Raises:
-        NoAnswerError: One of them does not exist.
+        NoAnswerError: A GPU does not exist.
     """
     if wanted is None:
         return gpus
@@ -140,15 +148,15 @@ def chosen(gpus: list[Gpu], wanted: str | None) -> list[Gpu]:
 
 
 def csv(rows: list[list[str]]) -> str:
-    """Lines as the real tool writes them."""
+    """Rows as CSV, with the real tool's separators."""
     return "".join(", ".join(row) + "\n" for row in rows)
 
 
 def gpu_query(asked: Asked, gpus: list[Gpu]) -> tuple[str, bool]:
-    """``--query-gpu``: the answer, and whether there is a constant in it.
+    """Answer ``--query-gpu``. Returns the output, and whether it contains constants of an idle GPU.
 
     Raises:
-        NoAnswerError: There is no such field.
+        NoAnswerError: A field does not exist.
     """
     fields = [each.strip() for each in asked.values["--query-gpu"].split(",")]
     names = [ALIASES.get(each, each) for each in fields]
@@ -168,10 +176,10 @@ def gpu_query(asked: Asked, gpus: list[Gpu]) -> tuple[str, bool]:
 
 
 def apps_query(asked: Asked) -> str:
-    """``--query-compute-apps``: no process.
+    """Answer ``--query-compute-apps``: no process runs.
 
     Raises:
-        NoAnswerError: There is no such field.
+        NoAnswerError: A field does not exist.
     """
     fields = [each.strip() for each in asked.values["--query-compute-apps"].split(",")]
     for each in fields:
@@ -182,10 +190,10 @@ def apps_query(asked: Asked) -> str:
 
 
 def answer(asked: Asked, machine: Machine) -> tuple[str, bool]:
-    """What is written to stdout, and whether there is a constant of an idle GPU in it.
+    """The output of a call, and whether it contains constants of an idle GPU.
 
     Raises:
-        NoAnswerError: The call ends otherwise.
+        NoAnswerError: The call has no answer.
     """
     if "--help" in asked.flags:
         return _HELP, False

@@ -74,10 +74,10 @@ class Inventions:
         named = ", ".join(f"{_named(line)} ({_times(reads, true)})" for line, (reads, true) in lines[:_NAMED])
         more = f" and {len(lines) - _NAMED} more lines" if len(lines) > _NAMED else ""
         cut = ", ".join(sorted(map(_named, self._cut)))
-        ended = f"; {cut}: a loop did not end after {LOOP_LIMIT:,} made-up values, so it was ended" if cut else ""
+        ended = f"; a loop did not end after {LOOP_LIMIT:,} made-up values and was ended ({cut})" if cut else ""
         return (
-            f"the script read truth values or whole numbers that follow from made-up values at {named}{more}: "
-            f"a real GPU may take the other branch{ended}"
+            f"the script read truth values or integers computed from made-up values at {named}{more}: "
+            f"on a real GPU it may take another branch{ended}"
         )
 
     def fill(self, host: torch.Tensor, missing: torch.Tensor, operation: str, *, non_negative: bool = False) -> None:
@@ -113,7 +113,7 @@ class Inventions:
             raise InventedValueError(
                 f"{operation} in {where} needs {num_values:,} {'value' if num_values == 1 else 'values'} that no kernel"
                 " computed on the virtual GPU",
-                "--values small makes such values up and counts them in the report",
+                "--values small makes them up and counts them in the report",
             )
         entry = self._counts.setdefault((operation, filename, line), [0, 0])
         entry[0] += 1

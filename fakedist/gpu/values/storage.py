@@ -40,7 +40,9 @@ def _offsets() -> tuple[int, int]:
         found.append({(first, second) for first in in_tensor for second in in_storage})
     common = set.intersection(*found)
     if not common:
-        raise RecordingError(f"torch {torch.__version__} keeps storages otherwise", "pip install torch==2.15.0")
+        raise RecordingError(
+            f"torch {torch.__version__} has an unknown layout of storages", "pip install torch==2.15.0"
+        )
     return min(common)
 
 
@@ -69,7 +71,9 @@ def _weak_count() -> int:
     ]
     _free_weak_ref(storage._cdata)
     if len(counted) != 1:
-        raise RecordingError(f"torch {torch.__version__} counts references otherwise", "pip install torch==2.15.0")
+        raise RecordingError(
+            f"torch {torch.__version__} counts references to storages in an unknown way", "pip install torch==2.15.0"
+        )
     return counted[0]
 
 

@@ -149,7 +149,7 @@ def test_a_field_that_does_not_exist_is_refused_as_by_the_real_tool(calls: Path)
     [("-l", "1"), ("--loop=1",), ("-lms", "100"), ("topo", "-m"), ("dmon",), ("pmon",), ("-pm", "1"), ("-q", "-x")],
 )
 def test_what_is_not_answered_is_refused_in_one_line_and_counted(calls: Path, arguments: tuple[str, ...]) -> None:
-    said = f"nvidia-smi: {' '.join(arguments)} is not answered on fakedist's virtual GPU\n"
+    said = f"nvidia-smi: {' '.join(arguments)} is not supported on fakedist's virtual GPU\n"
     assert smi(calls, *arguments) == (2, [], said)
     assert calls_notes(calls) == [f"nvidia-smi refused 1 call, first nvidia-smi {' '.join(arguments)}"]
 
