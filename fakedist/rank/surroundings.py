@@ -36,7 +36,7 @@ from fakedist.run.plain import to_plain
 from fakedist.run.tape import find_tapes, script_identity
 from fakedist.world.reroute import fake_world
 from fakedist.world.spawned import OwnRanks
-from fakedist.world.tape import Tapes
+from fakedist.world.tapes import Tapes
 
 _FACTS_EVERY_S = 2.0
 

@@ -18,14 +18,15 @@ job the allocator would not see any either. None waits for a device.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import randn
 from torch import tensor as new_tensor
 
+from fakedist.world.options import reduction_name
 from fakedist.world.scratch import pieces
-from fakedist.world.tape import Tapes, Where
+from fakedist.world.tape_file import Where
+from fakedist.world.tapes import Tapes
 
 #: Changes a tensor in place; its return value is ignored.
 Change = Callable[[torch.Tensor], object]
@@ -59,10 +60,10 @@ class Arrivals:
         """
         known = (hash(op), tensor.dtype, num_ranks)  # the hash of a ReduceOp is its kind
         if (change := self._changes.get(known)) is None:
-            name, factor = reduce_op(op)
+            name = reduction_name(op)
             change = _change("SUM" if name == "PREMUL_SUM" else name, tensor.dtype, num_ranks)
             if name == "PREMUL_SUM":  # each op has its own factor, so it is not cached
-                tensor.mul_(factor)
+                tensor.mul_(premultiplier(op))
             else:
                 self._changes[known] = change
         change(tensor)
@@ -96,15 +97,15 @@ class Arrivals:
         if targets:
             torch._foreach_copy_(targets, sources)
 
-    def spread_evenly(self, output: torch.Tensor, mine: torch.Tensor, place: tuple[int, int]) -> None:
+    def spread_evenly(self, output: torch.Tensor, mine: torch.Tensor, rank: int, num_ranks: int) -> None:
         """Fill equal slots of one output with ``mine``: in one kernel, or in two if ``mine`` aliases the output.
 
         Args:
             output: One slot for each rank of the group.
             mine: One slot's elements; repeated or cut if it has another size.
-            place: This rank's slot, and the number of slots.
+            rank: This rank's slot.
+            num_ranks: Number of slots.
         """
-        rank, num_ranks = place
         if not output.numel():
             return
         if output.numel() != mine.numel() * num_ranks:
@@ -192,7 +193,7 @@ class Nothing(Arrivals):
     def spread(self, outputs: Sequence[torch.Tensor], mine: torch.Tensor) -> None:
         """Do nothing."""
 
-    def spread_evenly(self, output: torch.Tensor, mine: torch.Tensor, place: tuple[int, int]) -> None:
+    def spread_evenly(self, output: torch.Tensor, mine: torch.Tensor, rank: int, num_ranks: int) -> None:
         """Do nothing."""
 
     def _put(self, tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
@@ -208,11 +209,12 @@ class Nothing(Arrivals):
         """Do nothing."""
 
 
-def reduce_op(op: object) -> tuple[str, float | torch.Tensor]:
-    """Name of a reduction, such as SUM, and PREMUL_SUM's factor (1.0 for any other)."""
-    kind = getattr(op, "op", op)
-    name = str(getattr(kind, "name", kind))
-    return (name, op.__getstate__()[1]) if name == "PREMUL_SUM" else (name, 1.0)  # type: ignore[index]
+def premultiplier(op: object) -> float | torch.Tensor:
+    """The factor of a PREMUL_SUM, which torch 2.11 gives only to pickle."""
+    state = op.__getstate__()
+    assert isinstance(state, tuple), "pybind11's state of a ReduceOp is a tuple"
+    factor: float | torch.Tensor = state[1]
+    return factor
 
 
 def _is_float(dtype: torch.dtype) -> bool:
@@ -278,7 +280,7 @@ def _product(dtype: torch.dtype, num_ranks: int) -> Change:
     return change
 
 
-def _limits(dtype: torch.dtype) -> tuple[Any, Any]:
+def _limits(dtype: torch.dtype) -> tuple[float, float]:
     info = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
     return info.min, info.max
 

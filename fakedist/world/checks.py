@@ -8,17 +8,19 @@ backend checks (another rank's sizes) is not checked here either.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-Tensors = Sequence[torch.Tensor]
-#: Reductions that some backend lacks for some type, by their hash, which is their kind.
+from fakedist.world.ledger import Tensors
+from fakedist.world.options import reduction_name
+
+#: Reductions that some backend lacks for some type, by their hash, which is their group.
 ODD_OPS = frozenset(map(hash, (dist.ReduceOp.AVG, dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR)))
 
 
-class Kind(NamedTuple):
+class CheckedGroup(NamedTuple):
     """The backend whose errors a check raises, and the size of the group.
 
     Attributes:
@@ -63,17 +65,17 @@ def check_dense(*given: Tensors) -> None:
         raise ValueError("Tensors must be contiguous")
 
 
-def check_root(kind: Kind, operation: str, root: int) -> None:
+def check_root(group: CheckedGroup, operation: str, root: int) -> None:
     """Check a root, as ``assertRootRank`` does.
 
     Raises:
         RuntimeError: The group has no such rank.
     """
-    if not 0 <= root < kind.num_ranks:
-        raise RuntimeError(f"{kind.named(operation)}invalid root rank: {root}")
+    if not 0 <= root < group.num_ranks:
+        raise RuntimeError(f"{group.named(operation)}invalid root rank: {root}")
 
 
-def check_op(kind: Kind, op: Any, dtype: torch.dtype) -> None:
+def check_op(group: CheckedGroup, op: object, dtype: torch.dtype) -> None:
     """Check one of ``ODD_OPS``, as ``getNcclReduceOp`` and gloo's equivalent do.
 
     Raises:
@@ -81,11 +83,11 @@ def check_op(kind: Kind, op: Any, dtype: torch.dtype) -> None:
         RuntimeError: A bitwise reduction of a non-integral type on another backend.
         TypeError: A mean of booleans on NCCL.
     """
-    name = str(getattr(getattr(op, "op", op), "name", op))
-    if kind.is_nccl and name == "AVG":
+    name = reduction_name(op)
+    if group.is_nccl and name == "AVG":
         if dtype == torch.bool:
             raise TypeError("Cannot use ReduceOp.AVG with boolean inputs")
-    elif kind.is_nccl:
+    elif group.is_nccl:
         raise ValueError(f"Cannot use ReduceOp.{name} with NCCL")
     elif name != "AVG" and (dtype.is_floating_point or dtype.is_complex):
         raise RuntimeError(f"Cannot use ReduceOp.{name} with non-integral dtype")
@@ -98,25 +100,25 @@ def check_peer(num_ranks: int, peer: int) -> None:
         DistStoreError: The group has no such rank.
     """
     if peer >= num_ranks:
-        raise dist.DistStoreError(f"wait timeout: rank {peer} never comes, the group has ranks 0 to {num_ranks - 1}")
+        raise dist.DistStoreError(f"wait timeout: the group has no rank {peer}, only ranks 0 to {num_ranks - 1}")
 
 
-def check_gathered(kind: Kind, slots: Tensors, mine: torch.Tensor) -> None:
+def check_gathered(group: CheckedGroup, slots: Tensors, mine: torch.Tensor) -> None:
     """Check the list of ``all_gather``; only gloo refuses slots of another type or size.
 
     Raises:
         RuntimeError: The list has too few or too many tensors or, on gloo, one of another type or size.
     """
-    if len(slots) != kind.num_ranks:
+    if len(slots) != group.num_ranks:
         raise RuntimeError(
-            f"{kind.named('allgather')}invalid output tensor list at index 0 "
-            f"(expected length {kind.num_ranks}, got {len(slots)})"
+            f"{group.named('allgather')}invalid output tensor list at index 0 "
+            f"(expected length {group.num_ranks}, got {len(slots)})"
         )
-    if kind.backend == "gloo":
-        _match(kind, "allgather", slots, mine)
+    if group.backend == "gloo":
+        _match(group, "allgather", slots, mine)
 
 
-def check_gathered_into(kind: Kind, output: torch.Tensor, mine: torch.Tensor) -> None:
+def check_gathered_into(group: CheckedGroup, output: torch.Tensor, mine: torch.Tensor) -> None:
     """Check the tensors of ``all_gather_into_tensor``.
 
     Raises:
@@ -124,42 +126,42 @@ def check_gathered_into(kind: Kind, output: torch.Tensor, mine: torch.Tensor) ->
         ValueError: The output does not have the size of all parts together.
         RuntimeError: Either of these on gloo.
     """
-    if output.dtype == mine.dtype and output.numel() == mine.numel() * kind.num_ranks:
+    if output.dtype == mine.dtype and output.numel() == mine.numel() * group.num_ranks:
         return
-    if kind.backend == "gloo":
-        _match(kind, "allgather", output.reshape(-1).chunk(kind.num_ranks), mine.reshape(-1))
+    if group.backend == "gloo":
+        _match(group, "allgather", output.reshape(-1).chunk(group.num_ranks), mine.reshape(-1))
     if output.dtype != mine.dtype:
         raise TypeError("output tensor must have the same type as input tensor")
     raise ValueError("output tensor size must be equal to world_size times input tensor size")
 
 
-def check_one_each(kind: Kind, operation: str, tensors: Tensors, mine: torch.Tensor) -> None:
+def check_one_each(group: CheckedGroup, operation: str, tensors: Tensors, mine: torch.Tensor) -> None:
     """Check the list of ``gather`` or ``scatter`` on its root.
 
     Raises:
         RuntimeError: The list has too few or too many tensors, or one of another type or size.
     """
-    if len(tensors) != kind.num_ranks:
+    if len(tensors) != group.num_ranks:
         which = "input" if operation == "scatter" else "output"
         raise RuntimeError(
-            f"{kind.named(operation)}Incorrect {which} list size {len(tensors)}. "
-            f"{which.capitalize()} list size should be {kind.num_ranks}, same as size of the process group."
+            f"{group.named(operation)}Incorrect {which} list size {len(tensors)}. "
+            f"{which.capitalize()} list size should be {group.num_ranks}, same as size of the process group."
         )
-    _match(kind, operation, tensors, mine)
+    _match(group, operation, tensors, mine)
 
 
-def check_scattered(kind: Kind, output: torch.Tensor, chunks: Tensors, place: int) -> None:
+def check_scattered(group: CheckedGroup, output: torch.Tensor, chunks: Tensors, place: int) -> None:
     """Check the list of ``reduce_scatter``.
 
     Raises:
         RuntimeError: The list has too few or too many tensors.
     """
-    if len(chunks) != kind.num_ranks:
+    if len(chunks) != group.num_ranks:
         raise RuntimeError("invalid input tensor list size, must be world size")
-    check_scattered_from(Kind(kind.backend, 1), output, chunks[place])
+    check_scattered_from(CheckedGroup(group.backend, 1), output, chunks[place])
 
 
-def check_scattered_from(kind: Kind, output: torch.Tensor, given: torch.Tensor) -> None:
+def check_scattered_from(group: CheckedGroup, output: torch.Tensor, given: torch.Tensor) -> None:
     """Check the tensors of ``reduce_scatter_tensor``.
 
     Raises:
@@ -168,11 +170,11 @@ def check_scattered_from(kind: Kind, output: torch.Tensor, given: torch.Tensor) 
     """
     if given.dtype != output.dtype:
         raise TypeError("input tensor must be the same type as the output tensor.")
-    if kind.num_ranks > 1 and given.numel() != output.numel() * kind.num_ranks:
+    if group.num_ranks > 1 and given.numel() != output.numel() * group.num_ranks:
         raise ValueError("input tensor must be the same size as output size times world size")
 
 
-def check_splits(kind: Kind, tensor: torch.Tensor, sizes: Sequence[int]) -> None:
+def check_splits(group: CheckedGroup, tensor: torch.Tensor, sizes: Sequence[int]) -> None:
     """Check split sizes, as ``checkSplitSizes`` (torch/csrc/distributed/c10d/Utils.hpp) does.
 
     Raises:
@@ -180,30 +182,30 @@ def check_splits(kind: Kind, tensor: torch.Tensor, sizes: Sequence[int]) -> None
     """
     rows = tensor.shape[0] if tensor.dim() else 0
     if not len(sizes):
-        if rows % kind.num_ranks:
+        if rows % group.num_ranks:
             raise RuntimeError("Tensor's dim 0 does not divide equally across group size")
         return
-    if len(sizes) != kind.num_ranks:
+    if len(sizes) != group.num_ranks:
         raise RuntimeError("Number of tensor splits not equal to group size")
     if int(sum(sizes)) != rows:
         raise RuntimeError("Split sizes doesn't match total dim 0 size")
 
 
-def check_lists(kind: Kind, inputs: Tensors, outputs: Tensors) -> None:
+def check_lists(group: CheckedGroup, inputs: Tensors, outputs: Tensors) -> None:
     """Check the lists of ``all_to_all``.
 
     Raises:
         RuntimeError: A list has too few or too many tensors.
     """
     for name, tensors in (("input", inputs), ("output", outputs)):
-        if len(tensors) != kind.num_ranks:
+        if len(tensors) != group.num_ranks:
             raise RuntimeError(
-                f"{kind.named('alltoall')}{name} tensor list size {len(tensors)} "
-                f"does not match world size {kind.num_ranks}"
+                f"{group.named('alltoall')}{name} tensor list size {len(tensors)} "
+                f"does not match world size {group.num_ranks}"
             )
 
 
-def _match(kind: Kind, operation: str, tensors: Tensors, like: torch.Tensor) -> None:
+def _match(group: CheckedGroup, operation: str, tensors: Tensors, like: torch.Tensor) -> None:
     """Check types and sizes, as ``assertTypeAndSizesMatch`` does."""
     for index, tensor in enumerate(tensors):
         if tensor.dtype != like.dtype:
@@ -214,7 +216,7 @@ def _match(kind: Kind, operation: str, tensors: Tensors, like: torch.Tensor) -> 
             continue
         what, expected, got = found
         raise RuntimeError(
-            f"{kind.named(operation)}invalid tensor {what} at index {index} (expected {expected}, got {got})"
+            f"{group.named(operation)}invalid tensor {what} at index {index} (expected {expected}, got {got})"
         )
 
 
@@ -230,5 +232,5 @@ def _sizes(tensor: torch.Tensor) -> str:
     return f"({', '.join(str(size) for size in tensor.shape)})"
 
 
-def _name(dtype: Any) -> str:
+def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

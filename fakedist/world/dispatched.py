@@ -12,29 +12,32 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import empty
+from torch._C._distributed_c10d import FakeWork
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fakedist.world.group import ProcessGroup
 from fakedist.world.options import reduce_op, root
 from fakedist.world.process_group import RankGroup
 from fakedist.world.work import Done, done
 
-#: torch's own stubs for them change with every release.
-_ProcessGroup: Any = dist.ProcessGroup
-_ReduceOp: Any = dist.ReduceOp
-_FakeWork: Any = torch._C._distributed_c10d.FakeWork  # type: ignore[attr-defined, unused-ignore]
+if TYPE_CHECKING:
+    from torch import FunctionSchema, ScriptObject
 
-_num_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
-_mode_at: Callable[[int], Any] = torch._C._get_dispatch_stack_at
-_transforms: Callable[[], bool] = torch._C._are_functorch_transforms_active  # type: ignore[attr-defined, unused-ignore]
+#: A tensor, or tensors in lists of any depth.
+Nested = torch.Tensor | Sequence["Nested"]
+
+_num_modes = torch._C._len_torch_dispatch_stack
+_mode_at: Callable[[int], object] = torch._C._get_dispatch_stack_at
+_transforms = torch._C._are_functorch_transforms_active
 _PLAIN = torch.Tensor.__torch_dispatch__
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
@@ -71,7 +74,7 @@ class DispatchedGroup(RankGroup):
     #: The work of the call that one of our kernels has just run.
     made: Done | None = None
 
-    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Done:
+    def barrier(self, opts: object = None, timeout: timedelta | None = None) -> Done:
         """barrier: every rank has already arrived."""
         if not _is_followed(()):
             return super().barrier(opts, timeout)
@@ -105,49 +108,51 @@ def operations_of_groups() -> Iterator[None]:
         library._destroy()
 
 
-def _schema(operation: str) -> Any:
+def _schema(operation: str) -> FunctionSchema | None:
     """An operation's schema; None if torch does not have it (2.11 cannot gather into one tensor)."""
     packet = getattr(torch.ops.c10d, operation, None)
     return None if packet is None else packet.default._schema
 
 
-def _can_be_called(schema: Any) -> bool:
+def _can_be_called(schema: FunctionSchema) -> bool:
     """Whether Python can call the operation: torch 2.11 can neither pass a reduction to one nor read it back."""
-    return hasattr(_ReduceOp, "boxed") or all(argument.name != "reduce_op" for argument in schema.arguments)
+    return hasattr(dist.ReduceOp, "boxed") or all(argument.name != "reduce_op" for argument in schema.arguments)
 
 
-def _kernel(schema: Any, method: str) -> Callable[..., Any]:
+def _kernel(schema: FunctionSchema, method: str) -> Callable[..., object]:
     """Make the kernel of an operation: it makes the group's own call."""
     names = [argument.name for argument in schema.arguments]
     call = getattr(RankGroup, method)
     gives_tensors = len(schema.returns) > 1
     has_options = "async_op" in names
 
-    def kernel(*args: Any) -> Any:
+    def kernel(*args: Any) -> object:  # the arguments of any operation
         given = dict(zip(names, args, strict=False))
-        group = _ProcessGroup.unbox(given.pop("process_group"))
+        group = ProcessGroup.unbox(given.pop("process_group"))
         options = SimpleNamespace(asyncOp=given.get("async_op", True))
         if "root_rank" in given:
             options.rootRank = given["root_rank"]
         if "reduce_op" in given:
-            options.reduceOp = _ReduceOp.unbox(given.pop("reduce_op"))
+            options.reduceOp = dist.ReduceOp.unbox(given.pop("reduce_op"))
         plain = [value for name, value in given.items() if name not in _OPTIONS and name not in _ALWAYS]
         group.made = call(group, *plain, *([options] if has_options else []))
-        work = _FakeWork().boxed()  # a work of ours would not outlive its Python half
+        work = FakeWork().boxed()  # a work of ours would not outlive its Python half
         return (args[0], work) if gives_tensors else work
 
     return kernel
 
 
-def _barrier(tensor: torch.Tensor, group: Any, device_ids: list[int], is_async: bool = True, timeout: int = -1) -> Any:
+def _barrier(
+    tensor: torch.Tensor, boxed: ScriptObject, device_ids: list[int], is_async: bool = True, timeout: int = -1
+) -> ScriptObject:
     """Kernel of ``c10d::barrier``."""
-    group = _ProcessGroup.unbox(group)
+    group = ProcessGroup.unbox(boxed)
     options = SimpleNamespace(device=tensor.device, device_ids=device_ids, asyncOp=is_async)
     group.made = RankGroup.barrier(group, options)
-    return _FakeWork().boxed()
+    return FakeWork().boxed()
 
 
-def _arguments(schema: Any, group: Any, given: Sequence[Any]) -> Iterator[Any]:
+def _arguments(schema: FunctionSchema, group: DispatchedGroup, given: Sequence[object]) -> Iterator[object]:
     """Convert the arguments of a group's method, the last of which may be options, to those of the operation."""
     special = {"process_group", "reduce_op", *_OPTIONS, *_ALWAYS}
     own = [argument for argument in schema.arguments if argument.name not in special]
@@ -158,19 +163,19 @@ def _arguments(schema: Any, group: Any, given: Sequence[Any]) -> Iterator[Any]:
     for argument in schema.arguments:
         if argument.name == "reduce_op":
             op = reduce_op(options)
-            yield (op if isinstance(op, _ReduceOp) else _ReduceOp(op)).boxed()
+            yield (op if isinstance(op, dist.ReduceOp) else dist.ReduceOp(op)).boxed()
         else:
             yield root(options) if argument.name == "root_rank" else values[argument.name]
 
 
-def _nested(value: Any, kind: str) -> Any:
+def _nested(value: object, kind: str) -> object:
     """Convert a method's argument to the operation's: integers, or tensors in equally deep lists."""
-    if kind == "List[int]":
+    if kind == "List[int]" and isinstance(value, Iterable):
         return [int(one) for one in value]
     if "Tensor" not in kind:
         return value
     depth, found = 0, value
-    while not isinstance(found, torch.Tensor):
+    while isinstance(found, Sequence):
         if not found:
             return value
         depth, found = depth + 1, found[0]
@@ -179,7 +184,7 @@ def _nested(value: Any, kind: str) -> Any:
     return value
 
 
-def _is_followed(tensors: Any) -> bool:
+def _is_followed(tensors: object) -> bool:
     """Whether anything but fakedist observes operations on these tensors."""
     for place in range(_num_modes()):
         if not type(_mode_at(place)).__module__.startswith("fakedist."):
@@ -195,18 +200,18 @@ def _is_followed(tensors: Any) -> bool:
     return False
 
 
-def _outputs(tensors: Any) -> list[torch.Tensor]:
+def _outputs(tensors: Nested) -> list[torch.Tensor]:
     if isinstance(tensors, torch.Tensor):
         return [tensors]
     return [one for listed in tensors for one in _outputs(listed)]
 
 
-def _dispatched(operation: str, schema: Any, name: str) -> Callable[..., Done]:
+def _dispatched(operation: str, schema: FunctionSchema, name: str) -> Callable[..., Done]:
     """Make a method that becomes an operation when something observes operations."""
     plain = getattr(RankGroup, name)
 
     @functools.wraps(plain)
-    def method(self: DispatchedGroup, tensors: Any, *args: Any) -> Done:
+    def method(self: DispatchedGroup, tensors: Nested, *args: object) -> Done:
         if not _is_followed(tensors):
             called: Done = plain(self, tensors, *args)
             return called
@@ -223,7 +228,7 @@ def _unseen(name: str) -> Callable[..., Done]:
     plain = getattr(RankGroup, name)
 
     @functools.wraps(plain)
-    def method(self: DispatchedGroup, tensors: Any, *args: Any) -> Done:
+    def method(self: DispatchedGroup, tensors: Nested, *args: object) -> Done:
         if not _is_followed(tensors):
             called: Done = plain(self, tensors, *args)
             return called

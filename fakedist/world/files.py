@@ -18,15 +18,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
 
 from fakedist.errors import chain_of
 from fakedist.frames import is_the_scripts
 from fakedist.patch import patched
 from fakedist.run.tape import Lost, Moved
-
-if TYPE_CHECKING:
-    from fakedist.world.tape import Tapes
 
 _RENAMES, _REMOVALS = ("rename", "replace"), ("remove", "unlink", "rmdir")
 #: Caches of Python and of compilers, whose files come and go.
@@ -36,20 +32,20 @@ _LIBRARY = tuple(f"{sysconfig.get_path('stdlib')}/{name}" for name in ("pathlib"
 
 
 @contextmanager
-def watched_files(tapes: Tapes) -> Iterator[None]:
-    """Record on this rank's tape what the script renames and removes."""
+def watched_files(write: Callable[[Moved], None]) -> Iterator[None]:
+    """Call ``write`` with what the script renames and removes."""
 
-    def watch(name: str) -> Callable[..., Any]:
+    def watch(name: str) -> Callable[..., object]:
         original = getattr(os, name)
         words = ("src", "dst") if name in _RENAMES else ("path",)
 
         @functools.wraps(original)
-        def watched(*args: Any, **kwargs: Any) -> Any:
+        def watched(*args: object, **kwargs: object) -> object:
             path, target = [*args, *(kwargs.get(word) for word in words[len(args) :]), None][:2]
             before = _absolute(path, kwargs)
             found = original(*args, **kwargs)
             if before:
-                tapes.moved(Moved(before, _absolute(target, kwargs), _line()))
+                write(Moved(before, _absolute(target, kwargs), _line()))
             return found
 
         return watched
@@ -75,7 +71,7 @@ def _line() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
 
 
-def _absolute(path: Any, how: dict[str, Any]) -> str:
+def _absolute(path: object, how: Mapping[str, object]) -> str:
     """The absolute path; empty if it is no path, is relative to an open directory, or is in a cache."""
     is_below = any(how.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd"))
     if is_below or not isinstance(path, (str, bytes, os.PathLike)):

@@ -14,8 +14,8 @@ from torch.distributed import distributed_c10d as c10d
 from fakedist.run.tape import Channel, ranks_key
 from fakedist.world.ledger import LedgerLike
 
-#: torch's own stubs for it change with every release.
-_ProcessGroup: Any = dist.ProcessGroup
+#: Untyped: the stubs' overloads of the collectives change with every release, and a group has to fit all of them.
+ProcessGroup: Any = dist.ProcessGroup
 
 
 class OneBackend:
@@ -54,15 +54,16 @@ class OneBackend:
         """Number of groups that were split off this one."""
         return self._group.num_splits
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._group, name)
 
 
-class Group(_ProcessGroup):  # type: ignore[misc]
+class Group(ProcessGroup):  # type: ignore[misc]
     """A process group without its collectives.
 
     Args:
-        place: This rank's rank in the group, and the group's size.
+        rank: This rank's rank in the group.
+        num_ranks: The group's size.
         backend: The backend that the script asked for, "nccl" or "cpu:gloo,cuda:nccl".
         ledger: Records the calls.
         options: The backend options that the script passed.
@@ -74,10 +75,10 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         num_splits: Number of groups that were split off it.
     """
 
-    def __init__(self, place: tuple[int, int], backend: str, ledger: LedgerLike, options: object) -> None:
-        super().__init__(*place)
-        self._place: int = place[0]
-        self._num_ranks: int = place[1]
+    def __init__(self, rank: int, num_ranks: int, *, backend: str, ledger: LedgerLike, options: object) -> None:
+        super().__init__(rank, num_ranks)
+        self._place = rank
+        self._num_ranks = num_ranks
         self._asked = backend
         self._ledger = ledger
         self.number = 0
@@ -89,10 +90,10 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         self._sequence = 0
         self._by_device: dict[str, str] = dict(c10d.BackendConfig(c10d.Backend(backend)).get_device_backend_map())
         self._backends: dict[str, OneBackend] = {}
-        self._store: Any = None
+        self._store: object = None
         self.num_splits = 0
 
-    def named(self, name: str, description: str, number: int, store: Any) -> None:
+    def named(self, name: str, description: str, number: int, store: object) -> None:
         """Set its name, description, number in the ledger, and store.
 
         C++ callers look the name up in a registered backend. Stock torch's ``fake`` backend is registered to hold it;
@@ -102,8 +103,8 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         self._store = store
         holder = FakeProcessGroup._create_internal(self._place, self._num_ranks, FakeProcessGroup.Options())
         for device in ("cpu", "cuda"):
-            self._register_backend(torch.device(device), _ProcessGroup.BackendType.CUSTOM, holder)
-        _ProcessGroup._set_default_backend(self, _ProcessGroup.BackendType.CUSTOM)
+            self._register_backend(torch.device(device), ProcessGroup.BackendType.CUSTOM, holder)
+        ProcessGroup._set_default_backend(self, ProcessGroup.BackendType.CUSTOM)
         self._set_group_name(name)
         self._set_group_desc(description)
 
@@ -141,7 +142,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         """The backend that the script asked for."""
         return self._asked
 
-    def get_group_store(self) -> Any:
+    def get_group_store(self) -> object:
         """The store that the group was created with."""
         return self._store
 
@@ -187,7 +188,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     shutdown = _shutdown = _abort = abort
 
 
-def _default_options(backend: str) -> Any:
+def _default_options(backend: str) -> object:
     if backend == "nccl" and hasattr(dist, "ProcessGroupNCCL"):
         return dist.ProcessGroupNCCL.Options()
     return Backend.Options(backend)

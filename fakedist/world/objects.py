@@ -17,7 +17,7 @@ import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,9 @@ from torch.distributed import distributed_c10d as c10d
 
 from fakedist.patch import patched
 from fakedist.run.tape import ANY_RANK
-from fakedist.world.tape import Tapes, Where
+from fakedist.world.group import Group
+from fakedist.world.tape_file import Where
+from fakedist.world.tapes import Tapes
 
 #: Number of tensor collectives that each makes in torch; the group's sequence number grows by it.
 _NUM_CALLS = {
@@ -40,10 +42,9 @@ _NUM_CALLS = {
 #: Names of the bool type: Python's, and both of NumPy's.
 _BOOLS = ("bool", "bool_")
 #: Called with (operation, group, bytes sent, bytes received) for each call.
-Write = Callable[[str, Any, int, int], None]
-_distributed: Any = c10d  # the names used here are not in its stubs
+Write = Callable[[str, Group, int, int], None]
 #: The function that makes the stand-in for another rank's object, and whether a tape takes precedence.
-_stand_in: ContextVar[tuple[Callable[[], Any], bool] | None] = ContextVar("stand_in", default=None)
+_stand_in: ContextVar[tuple[Callable[[], object], bool] | None] = ContextVar("stand_in", default=None)
 
 
 @contextmanager
@@ -66,7 +67,7 @@ def faked_objects(write: Write, tapes: Tapes) -> Iterator[None]:
 
 
 @contextmanager
-def standing_in(make: Callable[[], Any], tape: Literal["passed over", "else"] = "passed over") -> Iterator[None]:
+def standing_in(make: Callable[[], object], tape: Literal["passed over", "else"] = "passed over") -> Iterator[None]:
     """While active, let one object stand in for what other ranks send and this rank cannot derive.
 
     Args:
@@ -87,74 +88,84 @@ class _Answers:
         self._write = write
         self._tapes = tapes
 
-    def all_gather_object(self, object_list: list[Any], obj: Any, group: Any = None, **how: Any) -> None:
+    def all_gather_object(
+        self,
+        object_list: list[object],
+        obj: object,
+        group: dist.ProcessGroup | None = None,
+        *,
+        weights_only: bool = False,
+    ) -> None:
         """Fill each slot with its rank's object from a tape, or with this rank's own."""
         if _is_outside(group, "all_gather_object"):
             return
-        pg = _distributed._group_or_default_group(group)
+        pg = _group(group)
         where = self._begin("all_gather_object", pg)
-        pickled = _dump(obj, how)
+        pickled = _dump(obj, weights_only)
         self._tapes.send_objects(where, [pickled])
         found = [self._of(where._replace(source=rank), pickled) for rank in pg.ranks]
         self._write("all_gather_object", pg, len(pickled), max(map(len, found)) * len(found))
-        _fill(object_list, found, how)
+        _fill(object_list, found, weights_only)
 
     def gather_object(
         self,
-        obj: Any,
-        object_gather_list: list[Any] | None = None,
+        obj: object,
+        object_gather_list: list[object] | None = None,
         dst: int | None = None,
-        group: Any = None,
+        group: dist.ProcessGroup | None = None,
         group_dst: int | None = None,
-        **how: Any,
+        *,
+        weights_only: bool = False,
     ) -> None:
         """Same as :meth:`all_gather_object` if this rank is the destination; otherwise only send."""
-        pg = _distributed._group_or_default_group(group)
+        pg = _group(group)
         to = _place(pg, dst, group_dst)
         if _is_outside(pg, "gather_object"):
             return
-        _distributed._validate_output_list_for_rank(pg.rank(), to, object_gather_list)
+        c10d._validate_output_list_for_rank(pg.rank(), to, object_gather_list)
         where = self._begin("gather_object", pg)._replace(to=pg.ranks[to])
-        pickled = _dump(obj, how)
+        pickled = _dump(obj, weights_only)
         if object_gather_list is None or pg.rank() != to:
             self._tapes.send_objects(where, [pickled])
             self._write("gather_object", pg, len(pickled), 0)
             return
         found = [self._of(where._replace(source=rank), pickled) for rank in pg.ranks]
         self._write("gather_object", pg, len(pickled), max(map(len, found)) * len(found))
-        _fill(object_gather_list, found, how)
+        _fill(object_gather_list, found, weights_only)
 
     def broadcast_object_list(
         self,
-        object_list: list[Any],
+        object_list: list[object],
         src: int | None = None,
-        group: Any = None,
-        device: Any = None,
+        group: dist.ProcessGroup | None = None,
+        device: object = None,
         group_src: int | None = None,
-        **how: Any,
+        *,
+        weights_only: bool = False,
     ) -> None:
         """Send the list as its source; otherwise fill it from the tape, or keep what this rank put into it."""
-        pg = _distributed._group_or_default_group(group)
+        pg = _group(group)
         source = _place(pg, src, group_src)
         if _is_outside(pg, "broadcast_object_list"):
             return
         where = self._begin("broadcast_object_list", pg)._replace(source=pg.ranks[source])
         if pg.rank() == source:
-            self._give(where, pg, object_list, how)
+            self._give(where, pg, object_list, weights_only)
         else:
-            self._take(where, pg, object_list, how)
+            self._take(where, pg, object_list, weights_only)
 
     def scatter_object_list(
         self,
-        scatter_object_output_list: list[Any],
-        scatter_object_input_list: Sequence[Any] | None = None,
+        scatter_object_output_list: list[object],
+        scatter_object_input_list: Sequence[object] | None = None,
         src: int | None = None,
-        group: Any = None,
+        group: dist.ProcessGroup | None = None,
         group_src: int | None = None,
-        **how: Any,
+        *,
+        weights_only: bool = False,
     ) -> None:
         """Take this rank's item of the list: its own as the source, else the tape's, else the one it passed anyway."""
-        pg = _distributed._group_or_default_group(group)
+        pg = _group(group)
         source = _place(pg, src, group_src)
         if _is_outside(pg, "scatter_object_list"):
             return
@@ -165,14 +176,14 @@ class _Answers:
         if pg.rank() == source:
             if given is None:
                 raise ValueError("source rank must provide non-None scatter_object_input_list")
-            pickled = self._give(where, pg, given, how)
-            output[0] = _load(pickled[pg.rank()], how)
+            pickled = self._give(where, pg, given, weights_only)
+            output[0] = _load(pickled[pg.rank()], weights_only)
         else:
             found = self._received(where, pg.size())
             stand_in = _stand_in.get()
             self._write("scatter_object_list", pg, 0, max(map(len, found or [b""])))
             if found is not None:
-                output[0] = _load(found[pg.rank()], how)
+                output[0] = _load(found[pg.rank()], weights_only)
             elif stand_in is not None:
                 output[0] = stand_in[0]()
             else:
@@ -182,44 +193,48 @@ class _Answers:
 
     def send_object_list(
         self,
-        object_list: list[Any],
+        object_list: list[object],
         dst: int | None = None,
-        group: Any = None,
-        device: Any = None,
+        group: dist.ProcessGroup | None = None,
+        device: object = None,
         group_dst: int | None = None,
-        **how: Any,
+        *,
+        use_batch: bool = False,
+        weights_only: bool = False,
     ) -> None:
         """Write the objects to the tape; no rank receives them."""
-        pg = _distributed._group_or_default_group(group)
+        pg = _group(group)
         _check_inside(pg)
-        to = _distributed._canonicalize_group_rank(pg, dst, group_dst)
-        _distributed._check_not_self_rank(pg, to, "destination")
-        self._give(self._begin("send_object_list", pg)._replace(to=pg.ranks[to]), pg, object_list, how)
+        to = c10d._canonicalize_group_rank(pg, dst, group_dst)
+        c10d._check_not_self_rank(pg, to, "destination")
+        self._give(self._begin("send_object_list", pg)._replace(to=pg.ranks[to]), pg, object_list, weights_only)
 
     def recv_object_list(
         self,
-        object_list: list[Any],
+        object_list: list[object],
         src: int | None = None,
-        group: Any = None,
-        device: Any = None,
+        group: dist.ProcessGroup | None = None,
+        device: object = None,
         group_src: int | None = None,
-        **how: Any,
+        *,
+        use_batch: bool = False,
+        weights_only: bool = False,
     ) -> int:
         """Fill the list from a tape, or keep the objects that this rank put into it; returns the source's rank."""
-        pg = _distributed._group_or_default_group(group)
+        pg = _group(group)
         _check_inside(pg)
         source = ANY_RANK
         if src is not None or group_src is not None:
-            place = _distributed._canonicalize_group_rank(pg, src, group_src)
-            _distributed._check_not_self_rank(pg, place, "source")
+            place = c10d._canonicalize_group_rank(pg, src, group_src)
+            c10d._check_not_self_rank(pg, place, "source")
             source = pg.ranks[place]
         where = self._begin("send_object_list", pg)._replace(source=source, to=dist.get_rank())
         if (sender := self._tapes.sender(where)) is not None:
             where = where._replace(source=sender)
-        self._take(where, pg, object_list, how, "recv_object_list")
-        return int(where.source) if where.source != ANY_RANK else int(pg.ranks[0])
+        self._take(where, pg, object_list, weights_only, "recv_object_list")
+        return where.source if where.source != ANY_RANK else int(pg.ranks[0])
 
-    def _begin(self, operation: str, pg: Any) -> Where:
+    def _begin(self, operation: str, pg: Group) -> Where:
         """Count a call of this rank, and identify it on the tape."""
         calls = _NUM_CALLS[operation]
         pg._sequence += calls
@@ -232,27 +247,27 @@ class _Answers:
         found = self._tapes.receive_objects(where, 1)
         return mine if found is None else found[0]
 
-    def _give(self, where: Where, pg: Any, objects: Sequence[Any], how: dict[str, Any]) -> list[bytes]:
-        pickled = [_dump(one, how) for one in objects]
+    def _give(self, where: Where, pg: Group, objects: Sequence[object], weights_only: bool) -> list[bytes]:
+        pickled = [_dump(one, weights_only) for one in objects]
         self._tapes.send_objects(where, pickled)
         self._write(where.operation, pg, sum(map(len, pickled)), 0)
         return pickled
 
     def _take(
-        self, where: Where, pg: Any, objects: list[Any], how: dict[str, Any], name: str = "broadcast_object_list"
+        self, where: Where, pg: Group, objects: list[object], weights_only: bool, name: str = "broadcast_object_list"
     ) -> None:
         """Fill a list from another rank, or leave it unchanged."""
         found = self._received(where, len(objects))
         stand_in = _stand_in.get()
         self._write(name, pg, 0, sum(map(len, found or [])))
         if found is not None:
-            objects[:] = [_load(one, how) for one in found]
+            objects[:] = [_load(one, weights_only) for one in found]
         elif stand_in is not None:
             objects[:] = [stand_in[0]()]
         else:
             self._keep(where, name, objects)
 
-    def _keep(self, where: Where, name: str, objects: Sequence[Any]) -> None:
+    def _keep(self, where: Where, name: str, objects: Sequence[object]) -> None:
         """Let this rank's own objects stand in for another's, unless all are None or one is a bool.
 
         A flag decides what both ranks do next. Taking this rank's own for it would be a coin toss.
@@ -273,7 +288,7 @@ class _Answers:
         return found if stand_in is None or stand_in[1] else None
 
 
-def _in_words(obj: Any) -> str:
+def _in_words(obj: object) -> str:
     """Describe an object so that a reader recognises it. A custom ``__repr__`` is not called: it may read values."""
     if isinstance(obj, (str, bytes, int, float, type(None))):
         return reprlib.repr(obj)
@@ -281,43 +296,46 @@ def _in_words(obj: Any) -> str:
     return f"{'' if size else 'empty '}{type(obj).__name__}"
 
 
-def _dump(obj: Any, how: dict[str, Any]) -> bytes:
+def _dump(obj: object, weights_only: bool) -> bytes:
     file = io.BytesIO()
-    if how.get("weights_only"):
+    if weights_only:
         torch.save(obj, file)
     else:
-        _distributed._pickler(file).dump(obj)
+        c10d._pickler(file).dump(obj)
     return file.getvalue()
 
 
-def _load(pickled: bytes, how: dict[str, Any]) -> Any:
-    if how.get("weights_only"):
+def _load(pickled: bytes, weights_only: bool) -> object:
+    if weights_only:
         return torch.load(io.BytesIO(pickled), weights_only=True)
-    return _distributed._unpickler(io.BytesIO(pickled)).load()
+    return c10d._unpickler(io.BytesIO(pickled)).load()
 
 
-def _fill(slots: list[Any], found: Sequence[bytes], how: dict[str, Any]) -> None:
+def _fill(slots: list[object], found: Sequence[bytes], weights_only: bool) -> None:
     """Put each rank's object into its slot. A list that is too short raises IndexError, as in torch."""
     for place, pickled in enumerate(found):
-        slots[place] = _load(pickled, how)
+        slots[place] = _load(pickled, weights_only)
 
 
-def _place(pg: Any, rank: int | None, group_rank: int | None) -> int:
+def _group(group: dist.ProcessGroup | None) -> Group:
+    """The group, or the default one."""
+    return cast(Group, c10d._group_or_default_group(group))  # every group of this process is ours
+
+
+def _place(pg: Group, rank: int | None, group_rank: int | None) -> int:
     """Group rank of a source or destination; torch's default is rank 0."""
-    return int(
-        _distributed._canonicalize_group_rank(pg, 0 if rank is None and group_rank is None else rank, group_rank)
-    )
+    return int(c10d._canonicalize_group_rank(pg, 0 if rank is None and group_rank is None else rank, group_rank))
 
 
-def _check_inside(group: Any) -> None:
+def _check_inside(group: dist.ProcessGroup | None) -> None:
     """Raise torch's error for a send in a group without this rank."""
     if c10d._rank_not_in_group(group):
         raise ValueError("Invalid process group specified")
 
 
-def _is_outside(group: Any, operation: str) -> bool:
+def _is_outside(group: dist.ProcessGroup | None, operation: str) -> bool:
     """Whether this rank is outside the group; if so, warn as torch does."""
     if not c10d._rank_not_in_group(group):
         return False
-    _distributed._warn_not_in_group(operation)
+    c10d._warn_not_in_group(operation)
     return True

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -22,16 +22,20 @@ from fakedist.world import checks
 from fakedist.world.arrivals import Arrivals
 from fakedist.world.group import Group
 from fakedist.world.ledger import LedgerLike, Tensors
-from fakedist.world.options import reduce_op, root
-from fakedist.world.tape import Where
+from fakedist.world.options import Reduction, reduce_op, root
+from fakedist.world.tape_file import Where
 from fakedist.world.work import Call, Coalesced, Done, Given, Plain, done, profiler_enabled
+
+#: A list of tensors, or lists of tensors with one list for each input.
+Lists = Sequence[torch.Tensor] | Sequence[Tensors]
 
 
 class RankGroup(Group):
     """One process group.
 
     Args:
-        place: This rank's rank in the group, and the group's size.
+        rank: This rank's rank in the group.
+        num_ranks: The group's size.
         backend: The backend that the script asked for, "nccl" or "cpu:gloo,cuda:nccl".
         arrivals: Makes the values that arrive from other ranks.
         ledger: Records the calls.
@@ -39,9 +43,9 @@ class RankGroup(Group):
     """
 
     def __init__(
-        self, place: tuple[int, int], backend: str, arrivals: Arrivals, ledger: LedgerLike, options: object
+        self, rank: int, num_ranks: int, *, backend: str, arrivals: Arrivals, ledger: LedgerLike, options: object
     ) -> None:
-        super().__init__(place, backend, ledger, options)
+        super().__init__(rank, num_ranks, backend=backend, ledger=ledger, options=options)
         self._arrivals = arrivals
         self._streams: dict[tuple[torch.device, int], torch.cuda.Stream] = {}
         self._coalesced: Coalesced | None = None
@@ -55,18 +59,18 @@ class RankGroup(Group):
 
     # ---- collectives
 
-    def allreduce(self, tensors: Any, opts: Any = None) -> Done:
+    def allreduce(self, tensors: torch.Tensor | Tensors, opts: object = None) -> Done:
         """all_reduce, in place."""
         return self._reduce_in_place("all_reduce", tensors if type(tensors) is list else _listed(tensors), opts)
 
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Done:
+    def allreduce_coalesced(self, tensors: Tensors, opts: object = None) -> Done:
         """all_reduce of several tensors."""
         return self._reduce_in_place("all_reduce_coalesced", tensors, opts)
 
-    def reduce(self, tensors: Any, opts: Any = None, op: Any = None) -> Done:
+    def reduce(self, tensors: torch.Tensor | Tensors, opts: object = None, op: Reduction | None = None) -> Done:
         """Reduce: the root gets the result; the other ranks keep their tensors."""
         tensors = _listed(tensors)
-        checks.check_root(self._kind(tensors[0]), "reduce", root(opts))
+        checks.check_root(self._checked(tensors[0]), "reduce", root(opts))
         mine, op = root(opts) == self._place, self._op(opts, tensors, op)
         with self._call("reduce", tensors, tensors if mine else [], opts) as call:
             if mine:
@@ -74,10 +78,10 @@ class RankGroup(Group):
                     self._arrivals.reduced(tensor, self._num_ranks, op)
         return call.done(tensors)
 
-    def broadcast(self, tensors: Any, opts: Any = None) -> Done:
+    def broadcast(self, tensors: torch.Tensor | Tensors, opts: object = None) -> Done:
         """Broadcast."""
         tensors = _listed(tensors)
-        checks.check_root(self._kind(tensors[0]), "broadcast", root(opts))
+        checks.check_root(self._checked(tensors[0]), "broadcast", root(opts))
         mine = root(opts) == self._place
         with self._call("broadcast", tensors if mine else [], [] if mine else tensors, opts) as call:
             where = self._where("broadcast", root(opts))
@@ -87,11 +91,11 @@ class RankGroup(Group):
                 self._arrivals.receive(where, tensors, self._arrivals.finite)
         return call.done(tensors)
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
+    def allgather(self, outputs: Lists, inputs: torch.Tensor | Tensors, opts: object = None) -> Done:
         """all_gather into a list of tensors."""
-        slots = list(outputs if isinstance(outputs[0], torch.Tensor) else outputs[0])
+        slots = _only_list(outputs)
         mine = _listed(inputs)[0]
-        checks.check_gathered(self._kind(mine), slots, mine)
+        checks.check_gathered(self._checked(mine), slots, mine)
         flat = None
         if _is_even(slots):  # torch gathers uneven slots by broadcasts, without a buffer
             mine, flat = mine.contiguous(), _flat_like(slots)
@@ -102,7 +106,7 @@ class RankGroup(Group):
             work.kept = flat
         return work
 
-    def allgather_coalesced(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Done:
+    def allgather_coalesced(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: object = None) -> Done:
         """all_gather of several tensors into lists."""
         flat = [tensor for listed in output_lists for tensor in listed]
         with self._call("all_gather_coalesced", inputs, flat, opts) as call:
@@ -110,32 +114,32 @@ class RankGroup(Group):
                 self._arrivals.spread(slots, mine)
         return call.done(flat)
 
-    def _allgather_base(self, output: torch.Tensor, mine: torch.Tensor, opts: Any = None) -> Done:
+    def _allgather_base(self, output: torch.Tensor, mine: torch.Tensor, opts: object = None) -> Done:
         """all_gather into one tensor."""
         return self._gather_evenly("all_gather_into_tensor", [output], [mine], opts)
 
     all_gather_single = _allgather_base
 
-    def allgather_into_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Done:
+    def allgather_into_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, opts: object = None) -> Done:
         """all_gather of several tensors, each into one output tensor."""
         return self._gather_evenly("all_gather_into_tensor_coalesced", outputs, inputs, opts)
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
-    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
+    def gather(self, outputs: Lists, inputs: torch.Tensor | Tensors, opts: object = None) -> Done:
         """gather: the root gets every rank's tensor."""
         inputs = _listed(inputs)
-        slots = list(outputs[0] if outputs and not isinstance(outputs[0], torch.Tensor) else outputs)
-        checks.check_root(self._kind(inputs[0]), "gather", root(opts))
+        slots = _only_list(outputs)
+        checks.check_root(self._checked(inputs[0]), "gather", root(opts))
         mine = root(opts) == self._place
         if mine:
-            checks.check_one_each(self._kind(inputs[0]), "gather", slots, inputs[0])
+            checks.check_one_each(self._checked(inputs[0]), "gather", slots, inputs[0])
         with self._call("gather", inputs, slots if mine else [], opts) as call:
             if mine:
                 self._arrivals.spread(slots, inputs[0])
         return call.done(slots if mine else inputs)
 
-    def gather_single(self, output: torch.Tensor, mine: torch.Tensor, opts: Any = None) -> Done:
+    def gather_single(self, output: torch.Tensor, mine: torch.Tensor, opts: object = None) -> Done:
         """Gather into one tensor."""
         if root(opts) == self._place:
             return self._gather_evenly("gather_into_tensor", [output], [mine], opts)
@@ -145,14 +149,14 @@ class RankGroup(Group):
 
     gather_into_tensor = gather_single
 
-    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
+    def scatter(self, outputs: torch.Tensor | Tensors, inputs: Lists, opts: object = None) -> Done:
         """scatter: this rank gets its chunk of the root's tensors."""
         outputs = _listed(outputs)
-        chunks = inputs[0] if inputs and not isinstance(inputs[0], torch.Tensor) else inputs
-        checks.check_root(self._kind(outputs[0]), "scatter", root(opts))
+        chunks = _only_list(inputs)
+        checks.check_root(self._checked(outputs[0]), "scatter", root(opts))
         mine = root(opts) == self._place
         if mine:
-            checks.check_one_each(self._kind(outputs[0]), "scatter", chunks, outputs[0])
+            checks.check_one_each(self._checked(outputs[0]), "scatter", chunks, outputs[0])
         with self._call("scatter", chunks if mine else [], outputs, opts) as call:
             where = self._where("scatter", root(opts))
             if mine:
@@ -162,24 +166,24 @@ class RankGroup(Group):
                 self._arrivals.receive(where, outputs[:1], self._arrivals.invent, self._place)
         return call.done(outputs)
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
+    def reduce_scatter(self, outputs: torch.Tensor | Tensors, inputs: Lists, opts: object = None) -> Done:
         """reduce_scatter from a list of tensors."""
         output = _listed(outputs)[0]
-        chunks = list(inputs if isinstance(inputs[0], torch.Tensor) else inputs[0])
-        checks.check_scattered(self._kind(output), output, chunks, self._place)
+        chunks = _only_list(inputs)
+        checks.check_scattered(self._checked(output), output, chunks, self._place)
         flat, op = _flat_like(chunks) if _is_even(chunks) else None, self._op(opts, [output])  # uneven: one by one
         with self._call("reduce_scatter", chunks, [output], opts) as call:
             self._arrivals.reduced_into(output, chunks[self._place], self._num_ranks, op)
             call.hold(flat)
         return call.done([output])
 
-    def _reduce_scatter_base(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Done:
+    def _reduce_scatter_base(self, output: torch.Tensor, given: torch.Tensor, opts: object = None) -> Done:
         """reduce_scatter from one tensor."""
         return self._reduce_chunks("reduce_scatter_tensor", [output], [given], opts)
 
     reduce_scatter_single = _reduce_scatter_base
 
-    def reduce_scatter_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Done:
+    def reduce_scatter_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, opts: object = None) -> Done:
         """reduce_scatter of several tensors."""
         return self._reduce_chunks("reduce_scatter_tensor_coalesced", outputs, inputs, opts)
 
@@ -191,14 +195,14 @@ class RankGroup(Group):
         given: torch.Tensor,
         output_sizes: Sequence[int],
         input_sizes: Sequence[int],
-        opts: Any = None,
+        opts: object = None,
     ) -> Done:
         """all_to_all from one tensor into another; sizes count rows, and empty sizes mean equal parts.
 
         Sizes may be NumPy arrays: Megatron's token dispatcher passes them, and the real binding takes any sequence.
         """
         for tensor, sizes in ((given, input_sizes), (output, output_sizes)):
-            checks.check_splits(self._kind(tensor), tensor, sizes)
+            checks.check_splits(self._checked(tensor), tensor, sizes)
         if len(input_sizes):
             start = int(sum(input_sizes[: self._place]))
             mine = given[start : start + int(input_sizes[self._place])]
@@ -208,14 +212,14 @@ class RankGroup(Group):
             if len(set(output_sizes)) > 1:
                 self._arrivals.spread(output.split_with_sizes([int(size) for size in output_sizes]), mine)
             else:
-                self._arrivals.spread_evenly(output, mine, (self._place, self._num_ranks))
+                self._arrivals.spread_evenly(output, mine, self._place, self._num_ranks)
         return call.done([output])
 
     all_to_all_single = alltoall_base
 
-    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Done:
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: object = None) -> Done:
         """all_to_all between lists of tensors."""
-        checks.check_lists(self._kind(outputs[0]), inputs, outputs)
+        checks.check_lists(self._checked(outputs[0]), inputs, outputs)
         with self._call("all_to_all", inputs, outputs, opts) as call:
             self._arrivals.spread(outputs, inputs[self._place])
         return call.done(outputs)
@@ -226,7 +230,7 @@ class RankGroup(Group):
         """send: no rank receives it, but it goes onto the tape."""
         checks.check_peer(self._num_ranks, dst)
         with self._peer_call("send", tensors, dst) as call:
-            self._arrivals.tapes.send(self._peer(self._place, dst, (tensors[0].device, tag)), tensors)
+            self._arrivals.tapes.send(self._peer(self._place, dst, tensors[0].device, tag), tensors)
         return call.done(tensors)
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Done:
@@ -236,7 +240,7 @@ class RankGroup(Group):
                 "Invalid source rank: source rank should not be the same as the rank of the current process."
             )
         checks.check_peer(self._num_ranks, src)
-        where = self._peer(src, self._place, (tensors[0].device, tag))
+        where = self._peer(src, self._place, tensors[0].device, tag)
         if src < 0 and (sender := self._arrivals.tapes.sender(where)) is not None:
             where, src = where._replace(source=sender), self.ranks.index(sender)
         with self._peer_call("recv", tensors, src) as call:
@@ -251,7 +255,7 @@ class RankGroup(Group):
 
     # ---- barriers
 
-    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Done:
+    def barrier(self, opts: object = None, timeout: timedelta | None = None) -> Done:
         """barrier: every rank has already arrived. On NCCL it is an all_reduce of one float."""
         device = self._barrier_device(opts)
         # Stays below Python, as NCCL does, so that `torch.cuda.is_initialized()` does not change.
@@ -265,14 +269,14 @@ class RankGroup(Group):
         with self._call("monitored_barrier", [], [], None):
             pass
 
-    def _barrier_device(self, opts: Any) -> torch.device | None:
+    def _barrier_device(self, opts: object) -> torch.device | None:
         """The device that ``ProcessGroupNCCL::barrier`` would use; None if the barrier does not run on NCCL."""
         asked = getattr(opts, "device", None)
         kind = asked.type if asked is not None else "cpu" if "cpu" in self._by_device else "cuda"
         if self.backend_of(kind) != "nccl" or kind == "cpu" or not torch.cuda.is_available():
             return None
-        if getattr(opts, "device_ids", None):
-            return torch.device("cuda", opts.device_ids[0])
+        if device_ids := getattr(opts, "device_ids", None):
+            return torch.device("cuda", device_ids[0])
         if self.bound_device_id is not None:
             return torch.device(self.bound_device_id)
         used = next((device for device, _ in self._streams), None)
@@ -280,34 +284,30 @@ class RankGroup(Group):
 
     # ---- internals
 
-    def _kind(self, tensor: torch.Tensor) -> checks.Kind:
+    def _checked(self, tensor: torch.Tensor) -> checks.CheckedGroup:
         """The backend and group size that decide which errors a wrong call raises."""
-        return checks.Kind(self.backend_of(tensor.device.type), self._num_ranks)
+        return checks.CheckedGroup(self.backend_of(tensor.device.type), self._num_ranks)
 
-    def _op(self, opts: Any, tensors: Tensors, op: Any = None) -> Any:
+    def _op(self, opts: object, tensors: Tensors, op: Reduction | None = None) -> Reduction:
         """The reduction that a call asks for, after checking that the backend has it."""
         op = reduce_op(opts, op)
         if hash(op) in checks.ODD_OPS:
-            checks.check_op(self._kind(tensors[0]), op, tensors[0].dtype)
+            checks.check_op(self._checked(tensors[0]), op, tensors[0].dtype)
         return op
 
     def _where(self, operation: str, root: int) -> Where:
         """Identify a collective with a root on the tape."""
         return Where(operation, self.channel, self.ranks[root], sequence=self._sequence)
 
-    def _peer(self, source: int, to: int, how: tuple[torch.device, int]) -> Where:
+    def _peer(self, source: int, to: int, device: torch.device, tag: int) -> Where:
         """Identify a point-to-point call on the tape. NCCL has no tags."""
-        device, tag = how
         sender, receiver = (self.ranks[place] if place >= 0 else ANY_RANK for place in (source, to))
         counted = None if self.backend_of(device.type) == "nccl" else tag
         return Where("send", self.channel, sender, receiver, tag=counted)
 
-    def _call(self, operation: str, inputs: Tensors, outputs: Tensors, opts: Any) -> Call:
+    def _call(self, operation: str, inputs: Tensors, outputs: Tensors, opts: object) -> Call:
         """Begin a collective: record it and choose its stream."""
-        try:
-            is_async = opts.asyncOp
-        except AttributeError:  # no options, or a bare root or reduction
-            is_async = True  # the default of c10d/Types.hpp
+        is_async = getattr(opts, "asyncOp", True)  # the default of c10d/Types.hpp
         some = outputs or inputs
         if some:
             checks.check_device(self._by_device, some[0].device)
@@ -351,7 +351,7 @@ class RankGroup(Group):
         part = given.numel() // self._num_ranks
         return given.reshape(-1)[self._place * part : (self._place + 1) * part]
 
-    def _reduce_in_place(self, operation: str, tensors: Tensors, opts: Any) -> Done:
+    def _reduce_in_place(self, operation: str, tensors: Tensors, opts: object) -> Done:
         op = self._op(opts, tensors)
         with self._call(operation, tensors, tensors, opts) as call:
             reduced = self._arrivals.reduced
@@ -359,26 +359,35 @@ class RankGroup(Group):
                 reduced(tensor, self._num_ranks, op)
         return call.done(tensors)
 
-    def _reduce_chunks(self, operation: str, outputs: Tensors, inputs: Tensors, opts: Any) -> Done:
+    def _reduce_chunks(self, operation: str, outputs: Tensors, inputs: Tensors, opts: object) -> Done:
         for output, given in zip(outputs, inputs, strict=True):
-            checks.check_scattered_from(self._kind(given), output, given)
+            checks.check_scattered_from(self._checked(given), output, given)
         op = self._op(opts, inputs)
         with self._call(operation, inputs, outputs, opts) as call:
             for output, given in zip(outputs, inputs, strict=True):
                 self._arrivals.reduced_into(output, self._my_chunk(given), self._num_ranks, op)
         return call.done(outputs)
 
-    def _gather_evenly(self, operation: str, outputs: Tensors, inputs: Tensors, opts: Any) -> Done:
+    def _gather_evenly(self, operation: str, outputs: Tensors, inputs: Tensors, opts: object) -> Done:
         for output, mine in zip(outputs, inputs, strict=True):
-            checks.check_gathered_into(self._kind(mine), output, mine)
+            checks.check_gathered_into(self._checked(mine), output, mine)
         with self._call(operation, inputs, outputs, opts) as call:
             for output, mine in zip(outputs, inputs, strict=True):
-                self._arrivals.spread_evenly(output, mine, (self._place, self._num_ranks))
+                self._arrivals.spread_evenly(output, mine, self._place, self._num_ranks)
         return call.done(outputs)
 
 
-def _listed(tensors: Any) -> list[torch.Tensor]:
+def _listed(tensors: torch.Tensor | Tensors) -> list[torch.Tensor]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def _only_list(given: Lists) -> list[torch.Tensor]:
+    """A call's list of tensors, which C++ callers pass as the only one of a list of lists."""
+    return list(given if not given or _are_tensors(given) else given[0])
+
+
+def _are_tensors(given: Lists) -> TypeGuard[Tensors]:
+    return isinstance(given[0], torch.Tensor)
 
 
 def _is_even(tensors: Tensors) -> bool:

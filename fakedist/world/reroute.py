@@ -8,11 +8,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import empty
+from torch._C._distributed_c10d import Store, _register_process_group
 from torch.distributed import device_mesh
 from torch.distributed import distributed_c10d as c10d
 
@@ -22,13 +24,17 @@ from fakedist.patch import patched, present
 from fakedist.world.arrivals import Arrivals, Nothing
 from fakedist.world.dispatched import DispatchedGroup, operations_of_groups
 from fakedist.world.files import watched_files
+from fakedist.world.group import Group
 from fakedist.world.ledger import LedgerLike, NullLedger
 from fakedist.world.objects import faked_objects
 from fakedist.world.process_group import RankGroup
 from fakedist.world.sparse_files import saved, sparse_saving
 from fakedist.world.spawned import OwnRanks, own_ranks
 from fakedist.world.store import RankStore, faked_stores
-from fakedist.world.tape import Tapes
+from fakedist.world.tapes import Tapes
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import GroupName
 
 _NON_MEMBER = c10d.GroupMember.NON_GROUP_MEMBER
 #: What split_group returns to a rank in none of the parts: None in torch 2.11, later the same as new_group.
@@ -75,7 +81,7 @@ def fake_world(
         stack.enter_context(operations_of_groups())
         stack.enter_context(faked_stores(job.world_size, arrivals.tapes))
         world.own_ranks = stack.enter_context(own_ranks(job)) if own is None else own
-        stack.enter_context(watched_files(arrivals.tapes))
+        stack.enter_context(watched_files(arrivals.tapes.moved))
         stack.enter_context(faked_objects(world.write_object_call, arrivals.tapes))
         if job.device == "virtual":
             stack.enter_context(sparse_saving())
@@ -96,7 +102,7 @@ class _World:
         self._arrivals = arrivals
         self._store = RankStore(job.world_size, arrivals.tapes)
         self._helper = inspect.signature(present(c10d, "_new_process_group_helper"))
-        self._new_group_with_tag: Callable[..., Any] = present(c10d, "_new_group_with_tag")
+        self._new_group_with_tag: Callable[..., object] = present(c10d, "_new_group_with_tag")
         self._rank, self._num_ranks = job.rank, job.world_size
         self.own_ranks = OwnRanks(job)
         # torch releases that can keep the order of a group's ranks keep it in split_group.
@@ -113,7 +119,9 @@ class _World:
             )
         return notes
 
-    def rendezvous(self, url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[Any]:
+    def rendezvous(
+        self, url: str, rank: int = -1, world_size: int = -1, **_: object
+    ) -> Iterator[tuple[RankStore, int, int]]:
         """Return at once with the store, this rank and the world size."""
         yield (
             self._store,
@@ -121,7 +129,7 @@ class _World:
             world_size if world_size >= 0 else self._job.world_size,
         )
 
-    def new_group(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def new_group(self, original: Callable[..., object]) -> Callable[..., object]:
         """Torch's ``new_group``, except that a group without this rank only takes a number.
 
         Large jobs create tens of thousands of groups, and this rank is in a handful of them. What stock torch does for
@@ -129,7 +137,7 @@ class _World:
         """
 
         @functools.wraps(original)
-        def new_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+        def new_group(ranks: object = None, *args: object, **kwargs: object) -> object:
             # Arguments after timeout, backend and options may ask for a barrier among members only: take torch's path.
             plain = len(args) <= 3 and not kwargs.get("use_local_synchronization")
             if plain and isinstance(ranks, (list, tuple, range)) and ranks and self._is_without_me(ranks):
@@ -146,7 +154,7 @@ class _World:
             return False
         return min(ranks) >= 0 and max(ranks) < self._num_ranks and len(set(ranks)) == len(ranks)
 
-    def new_process_group(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def new_process_group(self, *args: object, **kwargs: object) -> tuple[object, object]:
         """Do what ``_new_process_group_helper`` does, with our group."""
         bound = self._helper.bind(*args, **kwargs)
         bound.apply_defaults()
@@ -168,7 +176,14 @@ class _World:
         backend = str(given["backend"])
         if not any(mark in backend for mark in ",:") and backend not in c10d.Backend.backend_type_map:
             raise AssertionError(f"Unknown backend type {backend}")
-        group = DispatchedGroup((rank or 0, size), backend, self._arrivals, self._ledger, given.get("backend_options"))
+        group = DispatchedGroup(
+            rank or 0,
+            size,
+            backend=backend,
+            arrivals=self._arrivals,
+            ledger=self._ledger,
+            options=given.get("backend_options"),
+        )
         if given["device_id"]:
             group.bound_device_id = given["device_id"]
         description = given["group_desc"] or "undefined"
@@ -180,18 +195,19 @@ class _World:
             self._ledger.bind(number)
         store = c10d.PrefixStore(f"{name}/", self._store if backend == "mpi" else given["store"])
         group.named(name, description, number, store)
-        _register(group, (backend, store), str(name), tag)
+        _register(group, backend, store, name, tag)
         return group, store
 
     def split_group(
         self,
-        parent_pg: Any = None,
+        parent_pg: dist.ProcessGroup | None = None,
         split_ranks: Sequence[Sequence[int]] | None = None,
-        timeout: Any = None,
-        pg_options: Any = None,
+        timeout: timedelta | None = None,
+        pg_options: object = None,
         group_desc: str | None = None,
-        **kwargs: Any,
-    ) -> Any:
+        *,
+        backend: str | None = None,
+    ) -> object:
         """Return the part of ``parent_pg`` that contains this rank; ``split_ranks`` are ranks in the parent."""
         if not split_ranks:
             raise ValueError("split_ranks cannot be None or empty")
@@ -206,14 +222,14 @@ class _World:
         return self._new_group_with_tag(
             [of_parent[rank] for rank in mine],
             timeout=timeout,
-            backend=kwargs.get("backend") or c10d._world.pg_map[parent][0],
+            backend=backend or c10d._world.pg_map[parent][0],
             backend_options=pg_options,
             group_desc=group_desc,
             use_local_synchronization=True,  # names the group by a hash of its ranks, as torch does
             **self._keeps_order,
         )
 
-    def write_object_call(self, operation: str, pg: Any, given_bytes: int, got_bytes: int) -> None:
+    def write_object_call(self, operation: str, pg: Group, given_bytes: int, got_bytes: int) -> None:
         """Record an object collective in the ledger; its bytes are those of the pickled objects.
 
         Allocates and frees the tensors that torch would: the pickled bytes, their number, and what arrives
@@ -239,14 +255,13 @@ def _made_at() -> str:
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} ({frame.f_code.co_name})"
 
 
-def _register(group: RankGroup, backend_and_store: tuple[str, Any], name: str, tag: str | None) -> None:
+def _register(group: RankGroup, backend: str, store: Store, name: GroupName, tag: str | None) -> None:
     """Register a group with torch.distributed, like the end of ``_new_process_group_helper``."""
-    distributed: Any = c10d  # the names used below are not in its stubs
-    world = distributed._world
-    world.pg_map[group] = backend_and_store
+    world = c10d._world
+    world.pg_map[group] = (backend, store)
     world.pg_names[group] = name
-    distributed._register_process_group(name, group)
-    world.pg_backend_config[group] = str(c10d.BackendConfig(c10d.Backend(backend_and_store[0])))
+    _register_process_group(name, group)
+    world.pg_backend_config[group] = str(c10d.BackendConfig(c10d.Backend(backend)))
     if tag:
         tag = f"user:{tag}"
     else:

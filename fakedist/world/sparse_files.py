@@ -15,7 +15,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import IO, Any
+from typing import IO
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -75,7 +75,7 @@ class SparseFile:
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
 
-    def write(self, data: Any) -> int:
+    def write(self, data: bytes | bytearray | memoryview) -> int:
         """Write bytes, skipping pieces that are all zeros."""
         view = memoryview(data).cast("B")
         for at in range(0, len(view), _PIECE):
@@ -100,7 +100,7 @@ class SparseFile:
             saved.holes_bytes += len(piece)
             self._file.seek(len(piece), os.SEEK_CUR)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._file, name)
 
 
@@ -118,18 +118,18 @@ def sparse_saving() -> Iterator[None]:
             self._opened = open(name, "wb")  # noqa: SIM115
             super().__init__(SparseFile(self._opened))
 
-        def __exit__(self, *args: Any) -> None:
+        def __exit__(self, *args: object) -> None:
             with self._opened:
                 super().__exit__(*args)
 
-    def open_file(name: str) -> Any:
+    def open_file(name: str) -> object:
         is_plain = os.path.isfile(name) or (not os.path.exists(name) and os.path.isdir(os.path.dirname(name) or "."))
         return ToFile(name) if is_plain else to_file(name)
 
-    def open_buffer(buffer: Any) -> Any:
+    def open_buffer(buffer: object) -> object:
         return to_buffer(buffer if (file := _plain_file(buffer)) is None else SparseFile(file))
 
-    def save_all(obj: Any, *args: Any, **kwargs: Any) -> Any:
+    def save_all(obj: object, *args: object, **kwargs: object) -> object:
         tensors = {id(leaf): leaf for leaf in tree_leaves(obj) if isinstance(leaf, torch.Tensor)}
         saved.tell(sum(each.numel() * each.element_size() for each in tensors.values()))
         return save(obj, *args, **kwargs)
@@ -143,7 +143,7 @@ def sparse_saving() -> Iterator[None]:
         yield
 
 
-def _plain_file(buffer: Any) -> IO[bytes] | None:
+def _plain_file(buffer: object) -> IO[bytes] | None:
     """The regular file that a file object writes to unchanged; None if there is none, or if it only appends."""
     if name := _WRAPPERS.get(type(buffer).__name__):
         buffer = getattr(buffer, name, None)

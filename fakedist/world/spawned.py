@@ -18,10 +18,10 @@ import inspect
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Protocol, TypeGuard
 
 from fakedist.job import Job
 from fakedist.patch import patched, present
@@ -31,6 +31,18 @@ _JOINING = {"init_process_group", "init_device_mesh", "init_distributed", "Parti
 _RANK_NAMES = ("rank", "global_rank", "world_rank")
 _MAX_DEPTH = 8
 _MAX_SEEN = 500
+
+
+class _Process(Protocol):
+    """The parts of ``multiprocessing``'s BaseProcess that this module reads and sets."""
+
+    _target: Callable[..., object] | None
+    _args: tuple[object, ...]
+    _kwargs: dict[str, object]
+    _popen: object
+    _sentinel: int
+
+    def run(self) -> None: ...
 
 
 class AnotherRank(BaseException):
@@ -92,10 +104,10 @@ class OwnRanks:
                 f"{self._job.rank} of {self._job.world_size}: nothing of the rank was run"
             )
 
-    def start(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
+    def start(self, original: Callable[[_Process], None]) -> Callable[[_Process], None]:
         """``BaseProcess.start``, which starts no ranks."""
 
-        def start(process: Any) -> None:
+        def start(process: _Process) -> None:
             if not self._is_rank(process):
                 original(process)
                 return
@@ -109,13 +121,14 @@ class OwnRanks:
 
         return start
 
-    def _is_rank(self, process: Any) -> bool:
-        if os.getpid() != self._pid or _has_joined() or type(process).run is not BaseProcess.run:
+    def _is_rank(self, process: _Process) -> bool:
+        run: object = type(process).run
+        if os.getpid() != self._pid or _has_joined() or run is not BaseProcess.run:
             return False
         target, _ = _called(process)
-        return target is not None and _joins_a_group(target, set(), 0)
+        return _joins_a_group(target, set(), 0)
 
-    def _index(self, process: Any) -> int:
+    def _index(self, process: _Process) -> int:
         target, arguments = _called(process)
         try:
             named = inspect.signature(target).bind(*arguments, **process._kwargs).arguments
@@ -125,7 +138,7 @@ class OwnRanks:
         by_name = [named[name] for name in _RANK_NAMES if type(named.get(name)) is int]
         return next(iter(by_name + numbers), self._num_started)
 
-    def _run_here(self, process: Any) -> None:
+    def _run_here(self, process: _Process) -> None:
         target, arguments = _called(process)
         self._running_candidate = True
         try:
@@ -151,7 +164,7 @@ def own_ranks(job: Job) -> Iterator[OwnRanks]:
         RecordingError: This Python starts processes in a different way.
     """
     own = OwnRanks(job)
-    with patched(BaseProcess, "start", own.start(BaseProcess.start)):
+    with patched(BaseProcess, "start", own.start(present(BaseProcess, "start"))):
         yield own
 
 
@@ -161,18 +174,24 @@ def _has_joined() -> bool:
     return is_initialized is not None and bool(is_initialized())
 
 
-def _called(process: Any) -> tuple[Any, tuple[Any, ...]]:
+def _called(process: _Process) -> tuple[Callable[..., object], tuple[object, ...]]:
     """What a process would call, and its arguments; for ``torch.multiprocessing.spawn``, the function passed to it."""
-    target, arguments = process._target, tuple(process._args)
+    target, arguments = process._target or _nothing, tuple(process._args)
     # Look the module up here: torch.multiprocessing's own attribute of this name is a function.
     spawn = sys.modules.get("torch.multiprocessing.spawn")
     if spawn is not None and target is present(spawn, "_wrap"):
         function, index, rest, _ = arguments
+        assert callable(function)
+        assert isinstance(rest, Iterable), "spawn passes them on as *args"
         return function, (index, *rest)
     return target, arguments
 
 
-def _joins_a_group(target: Any, seen: set[int], depth: int) -> bool:
+def _nothing() -> None:
+    """The target of a process without one."""
+
+
+def _joins_a_group(target: Callable[..., object], seen: set[int], depth: int) -> bool:
     """Whether a function leads to one that makes its process a rank, judged by the names in its code.
 
     Methods and callable objects as targets belong to a framework, and count as ranks.
@@ -197,12 +216,12 @@ def _joins_a_group(target: Any, seen: set[int], depth: int) -> bool:
     return False
 
 
-def _is_known_method(target: Any) -> bool:
+def _is_known_method(target: object) -> bool:
     """Whether a method belongs to torch or Python itself (a manager's server, a DataLoader's worker)."""
     return not _is_the_users(getattr(target, "__func__", type(target)))
 
 
-def _is_the_users(found: Any) -> bool:
+def _is_the_users(found: object) -> TypeGuard[types.FunctionType | type]:
     """Whether a function or class is neither Python's nor torch's."""
     if not isinstance(found, (types.FunctionType, type)):
         return False

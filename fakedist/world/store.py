@@ -7,18 +7,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from fakedist.patch import patched
-from fakedist.world.tape import Tapes
-
-#: Not in torch's stubs.
-_Store: Any = dist.distributed_c10d.Store
+from fakedist.world.tapes import Tapes
 
 
-class RankStore(_Store):  # type: ignore[misc]
+class RankStore(Store):
     """A key-value store with one rank in it.
 
     This rank can read what it sets. A key that only another rank would set comes from that rank's tape. If no tape has
@@ -144,7 +141,7 @@ def faked_stores(num_ranks: int, tapes: Tapes | None = None) -> Iterator[None]:
     class TCPStore(RankStore):
         """Replaces torch.distributed.TCPStore."""
 
-        def __init__(self, host_name: str, port: int, *args: Any, **kwargs: Any) -> None:
+        def __init__(self, host_name: str, port: int, *args: object, **kwargs: object) -> None:
             super().__init__(num_ranks, tapes, f"{host_name}:{port}/")
             self.host, self.port = host_name, port
             self._values = values.setdefault((host_name, port), {})
@@ -152,7 +149,7 @@ def faked_stores(num_ranks: int, tapes: Tapes | None = None) -> Iterator[None]:
     class FileStore(RankStore):
         """Replaces torch.distributed.FileStore."""
 
-        def __init__(self, file_name: str, *args: Any, **kwargs: Any) -> None:
+        def __init__(self, file_name: str, *args: object, **kwargs: object) -> None:
             super().__init__(num_ranks, tapes, f"{file_name}/")
             self.path = file_name
             self._values = values.setdefault(file_name, {})

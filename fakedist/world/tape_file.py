@@ -7,23 +7,51 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import NamedTuple
 
 import torch
 from torch import empty
 
-from fakedist.run.tape import MAX_TAPE_BYTES, MAX_TENSOR_BYTES, Awaited, Channel, Guess, Lost, Moved, Sent, Tape
-
-if TYPE_CHECKING:
-    from fakedist.world.tape import Where
+from fakedist.run.tape import (
+    ANY_RANK,
+    MAX_TAPE_BYTES,
+    MAX_TENSOR_BYTES,
+    Awaited,
+    Channel,
+    Guess,
+    Lost,
+    Moved,
+    Sent,
+    Tape,
+)
 
 #: Writes a record to the tape's file.
-Append = Callable[[dict[str, Any]], None]
+Append = Callable[[dict[str, object]], None]
 #: Returns a CPU tensor with a tensor's values, in the same memory if possible; None if the values are unknown.
 Known = Callable[[torch.Tensor], torch.Tensor | None]
 #: Limits: lines of the script recorded as guesses, and files recorded as renamed or removed.
 _MAX_SITES, _MAX_MOVED = 100, 2000
 _PLAIN = torch.Tensor.__torch_dispatch__
+
+
+class Where(NamedTuple):
+    """One call of a group, identified the same way on both sides.
+
+    Attributes:
+        operation: Its name.
+        channel: The group.
+        source: The sender's rank in the job; ANY_RANK if any rank may send.
+        to: The receiver's rank in the job; ANY_RANK for the whole group.
+        sequence: Number of the call among the group's collectives; 0 for point-to-point calls.
+        tag: Tag of a point-to-point call; None if tags do not matter.
+    """
+
+    operation: str
+    channel: Channel
+    source: int
+    to: int = ANY_RANK
+    sequence: int = 0
+    tag: int | None = None
 
 
 class Reader:
@@ -79,6 +107,10 @@ class _Later:
         return _bytes(self.values) if self.event.query() else None
 
 
+#: Type, shape and values of a tensor that is about to be written.
+_Listed = tuple[str, tuple[int, ...], bytes | _Later | None]
+
+
 class Writer:
     """Writes this rank's tape, in the order of the calls."""
 
@@ -86,7 +118,7 @@ class Writer:
         self._append = append
         self._known = known
         self._numbers: dict[Channel, int] = {}
-        self._waiting: deque[tuple[dict[str, Any], list[Any]]] = deque()
+        self._waiting: deque[tuple[dict[str, object], list[_Listed]]] = deque()
         self._num_bytes = self._num_moved = 0
         self._sites: set[tuple[str, int, str]] = set()
         self.num_cut = 0
@@ -95,7 +127,7 @@ class Writer:
         """Write tensors that this rank sends."""
         # The limit is for all tensors of a call together: a script that scatters often sends one float to each rank.
         is_small = sum(tensor.nbytes for tensor in tensors) <= MAX_TENSOR_BYTES and self._has_room()
-        listed = [
+        listed: list[_Listed] = [
             (dtype_name(tensor.dtype), tuple(tensor.shape), self._values(tensor) if is_small else None)
             for tensor in tensors
         ]
@@ -163,7 +195,7 @@ class Writer:
         self.num_cut += 1
         return False
 
-    def _write(self, where: Where, tensors: list[Any], objects: list[bytes | None]) -> None:
+    def _write(self, where: Where, tensors: list[_Listed], objects: list[bytes | None]) -> None:
         number = self._numbers.get(where.channel)
         if number is None:
             number = self._numbers[where.channel] = len(self._numbers)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import Work
 
-Tensors = Sequence[torch.Tensor]
+from fakedist.world.ledger import Tensors
 
-# Not in torch's stubs.
-_Work: Any = dist.distributed_c10d.Work
 profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 #: c10d's operations write below autograd: they add no history, and saved tensors keep their version.
-_BelowAutograd: Any = torch._C._AutoDispatchBelowADInplaceOrView  # type: ignore[attr-defined, unused-ignore]
+_BelowAutograd: type[AbstractContextManager[None]] = torch._C._AutoDispatchBelowADInplaceOrView
 
 
-class Done(_Work):  # type: ignore[misc]
+class Done(Work):
     """A finished call. Behaves like WorkNCCL in torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp.
 
     Constructed without arguments and filled in by :func:`done`: an ``__init__`` would be a tenth of a tiny call.
@@ -31,10 +29,10 @@ class Done(_Work):  # type: ignore[misc]
     """
 
     outputs: Tensors = ()
-    _stash: Any = None
+    _stash: object = None
     _stream: torch.cuda.Stream | None = None
     _event: torch.cuda.Event | None = None
-    kept: Any = None
+    kept: object = None
     source = 0
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -88,7 +86,7 @@ class Done(_Work):  # type: ignore[misc]
     getFuture = get_future  # noqa: N815 (C++ callers look it up by this name)
 
 
-def done(outputs: Tensors, stash: Any = None, stream: torch.cuda.Stream | None = None) -> Done:
+def done(outputs: Tensors, stash: object = None, stream: torch.cuda.Stream | None = None) -> Done:
     """Make a finished call.
 
     Args:
@@ -135,7 +133,7 @@ class Given(NamedTuple):
     """
 
     operation: str
-    tensors: Any
+    tensors: object
     is_async: bool
     coalesced: Coalesced | None
     timed: AbstractContextManager[None] | None = None
@@ -153,11 +151,11 @@ class Call:
     """
 
     __slots__ = ("_given", "_inside", "_stream")
+    _inside: AbstractContextManager[object]
 
     def __init__(self, given: Given, stream: torch.cuda.Stream | None) -> None:
         self._given = given
         self._stream = stream
-        self._inside: Any = None
 
     def __enter__(self) -> Call:
         stream = self._stream
@@ -173,10 +171,10 @@ class Call:
             self._inside = inside.pop_all()
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self._inside.__exit__(None, None, None)
 
-    def hold(self, more: Any) -> None:
+    def hold(self, more: object) -> None:
         """Hold something in addition to the tensors."""
         self._given = self._given._replace(tensors=[self._given.tensors, more])
 
@@ -201,7 +199,7 @@ class Plain(Call):
         self._inside.__enter__()
         return self
 
-    def hold(self, more: Any) -> None:
+    def hold(self, more: object) -> None:
         """A synchronous call holds nothing."""
 
     def done(self, outputs: Tensors) -> Done:

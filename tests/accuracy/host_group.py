@@ -19,8 +19,9 @@ from torch.distributed import distributed_c10d as c10d
 
 from fakedist.patch import patched
 from fakedist.world import process_group as ours
-from fakedist.world.arrivals import reduce_op
+from fakedist.world.arrivals import Arrivals, premultiplier
 from fakedist.world.ledger import LedgerLike
+from fakedist.world.options import reduce_op, reduction_name, root
 from fakedist.world.process_group import RankGroup
 from fakedist.world.reroute import _register
 from fakedist.world.work import Done
@@ -46,12 +47,12 @@ def real_world(ledger: LedgerLike) -> Iterator[Callable[[], list[str]]]:
         rank, size = given["group_rank"], given["group_size"]
         store = c10d.PrefixStore(f"{name}/", given["store"])
         transport = dist.ProcessGroupGloo(store, rank, size, given["timeout"])  # type: ignore[attr-defined]
-        group = HostGroup(((rank, size), str(given["backend"])), transport, ledger)
+        group = HostGroup(rank, size, backend=str(given["backend"]), transport=transport, ledger=ledger)
         number = ledger.add_group(name, given["group_desc"] or "", ranks or range(size), rank, str(given["backend"]))
         group.named(name, given["group_desc"] or "undefined", number, store)
         if given["device_id"]:
             group.bound_device_id = given["device_id"]
-        _register(group, (str(given["backend"]), store), name, given["pg_tag"])
+        _register(group, str(given["backend"]), store, given["group_name"], given["pg_tag"])
         return group, store
 
     with (
@@ -66,13 +67,15 @@ class HostGroup(RankGroup):
     """One process group.
 
     Args:
-        place_and_backend: This rank's place and the number of ranks; the backend that the script asked for.
+        rank: This rank's rank in the group.
+        num_ranks: The group's size.
+        backend: The backend that the script asked for.
         transport: The gloo group that carries host tensors between the same processes.
         ledger: Where calls are written down.
     """
 
-    def __init__(self, place_and_backend: tuple[tuple[int, int], str], transport: Any, ledger: LedgerLike) -> None:
-        super().__init__(*place_and_backend, None, ledger, None)  # type: ignore[arg-type]
+    def __init__(self, rank: int, num_ranks: int, *, backend: str, transport: Any, ledger: LedgerLike) -> None:
+        super().__init__(rank, num_ranks, backend=backend, arrivals=Arrivals(0), ledger=ledger, options=None)
         self._transport = transport
         self._carrier = ThreadPoolExecutor(1)
         self._sent: list[Any] = []
@@ -83,10 +86,10 @@ class HostGroup(RankGroup):
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None) -> Done:
         """Everybody gets the sum on the host; the root keeps it."""
         tensors = ours._listed(tensors)
-        mine = ours._root(opts) == self._place
+        mine = root(opts) == self._place
         with self._call("reduce", tensors, tensors if mine else [], opts) as call:
             for tensor in tensors:
-                summed = self._reduced(tensor, ours._reduce_op(opts, op))
+                summed = self._reduced(tensor, reduce_op(opts, op))
                 if mine:
                     tensor.copy_(summed)
         return call.done(tensors)
@@ -94,10 +97,10 @@ class HostGroup(RankGroup):
     def broadcast(self, tensors: Any, opts: Any = None) -> Done:
         """Broadcast."""
         tensors = ours._listed(tensors)
-        root = ours._root(opts)
-        with self._call("broadcast", *((tensors, []) if root == self._place else ([], tensors)), opts) as call:
+        source = root(opts)
+        with self._call("broadcast", *((tensors, []) if source == self._place else ([], tensors)), opts) as call:
             for tensor in tensors:
-                tensor.copy_(self._gathered(tensor)[root])
+                tensor.copy_(self._gathered(tensor)[source])
         return call.done(tensors)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
@@ -117,11 +120,11 @@ class HostGroup(RankGroup):
         """scatter: my chunk of what the root has."""
         outputs = ours._listed(outputs)
         chunks = inputs[0] if inputs and not isinstance(inputs[0], torch.Tensor) else inputs
-        root = ours._root(opts)
-        with self._call("scatter", chunks if root == self._place else [], outputs, opts) as call:
-            given = [chunk.cpu() for chunk in chunks] if root == self._place else [outputs[0].cpu()] * self._num_ranks
+        source = root(opts)
+        with self._call("scatter", chunks if source == self._place else [], outputs, opts) as call:
+            given = [chunk.cpu() for chunk in chunks] if source == self._place else [outputs[0].cpu()] * self._num_ranks
             every = torch.stack(given)
-            outputs[0].copy_(self._gathered(every)[root][self._place])
+            outputs[0].copy_(self._gathered(every)[source][self._place])
         return call.done(outputs)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
@@ -130,7 +133,7 @@ class HostGroup(RankGroup):
         chunks = list(inputs if isinstance(inputs[0], torch.Tensor) else inputs[0])
         flat = ours._flat_like(chunks) if ours._is_even(chunks) else None
         with self._call("reduce_scatter", chunks, [output], opts) as call:
-            summed = [self._reduced(chunk, ours._reduce_op(opts)) for chunk in chunks]
+            summed = [self._reduced(chunk, reduce_op(opts)) for chunk in chunks]
             output.copy_(summed[self._place])
             call.hold(flat)
         return call.done([output])
@@ -189,13 +192,13 @@ class HostGroup(RankGroup):
     def _reduce_in_place(self, operation: str, tensors: Tensors, opts: Any) -> Done:
         with self._call(operation, tensors, tensors, opts) as call:
             for tensor in tensors:
-                tensor.copy_(self._reduced(tensor, ours._reduce_op(opts)))
+                tensor.copy_(self._reduced(tensor, reduce_op(opts)))
         return call.done(tensors)
 
     def _reduce_chunks(self, operation: str, outputs: Tensors, inputs: Tensors, opts: Any) -> Done:
         with self._call(operation, inputs, outputs, opts) as call:
             for output, given in zip(outputs, inputs, strict=True):
-                summed = self._reduced(given, ours._reduce_op(opts)).view(self._num_ranks, -1)
+                summed = self._reduced(given, reduce_op(opts)).view(self._num_ranks, -1)
                 output.copy_(summed[self._place].view(output.shape))
         return call.done(outputs)
 
@@ -222,11 +225,11 @@ class HostGroup(RankGroup):
 
     def _reduced(self, tensor: torch.Tensor, op: Any) -> torch.Tensor:
         """The reduction of everybody's, on the host, in the order of the ranks."""
-        name, factor = reduce_op(op)
+        name = reduction_name(op)
         parts = self._gathered(tensor)
         total = parts[0].clone()
         for part in parts[1:]:
             total = total + part if name in _SUMS else _OTHERS[name](total, part)
         if name == "PREMUL_SUM":
-            return total * factor
+            return total * premultiplier(op)
         return total / self._num_ranks if name == "AVG" else total

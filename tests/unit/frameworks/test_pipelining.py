@@ -20,7 +20,7 @@ from fakedist.run.directory import TAPE_NAME
 from fakedist.run.journal import JournalWriter
 from fakedist.run.tape import Tape
 from fakedist.world.reroute import fake_world
-from fakedist.world.tape import Tapes
+from fakedist.world.tapes import Tapes
 
 Enter = Callable[..., Any]
 CPU = torch.device("cpu")

@@ -9,14 +9,19 @@ from typing import Any
 import pytest
 import torch
 
+from fakedist.frameworks import safetensors
 from fakedist.frameworks.safetensors import sparse_safetensors
-from fakedist.world.sparse_files import sparse_saving
+from fakedist.world import sparse_files
+from fakedist.world.sparse_files import Saved, sparse_saving
 
 MIB = 1 << 20
 
 
 @pytest.fixture(autouse=True)
-def saving() -> Iterator[None]:
+def saving(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    saved = Saved()
+    for module in (sparse_files, safetensors):
+        monkeypatch.setattr(module, "saved", saved)
     with sparse_saving():
         yield
 

@@ -2,7 +2,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fakedist.world.arrivals import Arrivals, reduce_op
+from fakedist.world.arrivals import Arrivals, premultiplier
+from fakedist.world.options import reduction_name
 
 SIZES = [1, 2, 8, 1024]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -45,7 +46,7 @@ def test_an_exclusive_or_is_mine_or_zero(arrivals: Arrivals, size: int, expected
 
 def test_a_premultiplied_sum_takes_its_factor(arrivals: Arrivals) -> None:
     op = dist._make_nccl_premul_sum(0.5)
-    assert reduce_op(op) == ("PREMUL_SUM", 0.5)
+    assert (reduction_name(op), premultiplier(op)) == ("PREMUL_SUM", 0.5)
     assert reduced(arrivals, [1, 2], torch.float32, 8, op) == [4, 8]
 
 
@@ -120,7 +121,7 @@ def test_spreading_changes_the_shape_but_not_the_order(arrivals: Arrivals) -> No
 @pytest.mark.parametrize("size", SIZES)
 def test_equal_slots_of_one_tensor(arrivals: Arrivals, size: int) -> None:
     output = torch.zeros(size * 2)
-    arrivals.spread_evenly(output, torch.tensor([1.0, 2.0]), (0, size))
+    arrivals.spread_evenly(output, torch.tensor([1.0, 2.0]), 0, size)
     assert output.tolist() == [1, 2] * size
 
 
@@ -128,15 +129,15 @@ def test_equal_slots_of_one_tensor(arrivals: Arrivals, size: int) -> None:
 def test_mine_may_be_a_part_of_the_output(arrivals: Arrivals, rank: int) -> None:
     output = torch.zeros(8, 2)
     output[rank] = torch.tensor([1.0, 2.0])
-    arrivals.spread_evenly(output, output[rank], (rank, 8))
+    arrivals.spread_evenly(output, output[rank], rank, 8)
     assert output.tolist() == [[1, 2]] * 8
 
 
 def test_unequal_slots_of_one_tensor(arrivals: Arrivals) -> None:
     output = torch.zeros(8)
-    arrivals.spread_evenly(output, torch.tensor([1.0, 2.0, 3.0]), (0, 4))
+    arrivals.spread_evenly(output, torch.tensor([1.0, 2.0, 3.0]), 0, 4)
     assert output.tolist() == [1, 2] * 4
-    arrivals.spread_evenly(torch.empty(0), torch.ones(3), (0, 4))
+    arrivals.spread_evenly(torch.empty(0), torch.ones(3), 0, 4)
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.complex64])

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from fakedist.world.checks import (
-    Kind,
+    CheckedGroup,
     check_dense,
     check_gathered,
     check_gathered_into,
@@ -20,7 +20,7 @@ from fakedist.world.checks import (
 )
 
 Enter = Callable[..., Any]
-NCCL = Kind("nccl", 2)
+NCCL = CheckedGroup("nccl", 2)
 
 
 def t(length: int = 4, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -196,7 +196,7 @@ def test_nccl_has_no_reduction_of_bits_nor_a_mean_of_booleans(op: str) -> None:
     with pytest.raises(TypeError, match=r"Cannot use ReduceOp.AVG with boolean inputs"):
         check_op(NCCL, dist.ReduceOp.AVG, torch.bool)
     check_op(NCCL, dist.ReduceOp.AVG, torch.float32)
-    check_op(Kind("gloo", 2), getattr(dist.ReduceOp, op), torch.int32)
+    check_op(CheckedGroup("gloo", 2), getattr(dist.ReduceOp, op), torch.int32)
 
 
 def test_a_wrong_call_is_not_written_down(enter_world: Enter) -> None:

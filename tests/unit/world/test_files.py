@@ -13,7 +13,7 @@ import pytest
 
 from fakedist.run.tape import Moved, Tape
 from fakedist.world.files import what_is_lost
-from tests.unit.world.test_tape import rank
+from tests.unit.world.test_tapes import rank
 
 
 def moved(directory: Path, script: Callable[[], object]) -> list[Moved]:

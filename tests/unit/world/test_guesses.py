@@ -16,8 +16,8 @@ from fakedist.errors import WorldError
 from fakedist.job import Job
 from fakedist.run.tape import Guess, Tape
 from fakedist.world.reroute import fake_world
-from fakedist.world.tape import Tapes
-from tests.unit.world.test_tape import rank
+from fakedist.world.tapes import Tapes
+from tests.unit.world.test_tapes import rank
 
 
 def guesses(directory: Path, script: Callable[[], object]) -> list[Guess]:

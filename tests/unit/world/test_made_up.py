@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from fakedist.job import Job
 from fakedist.world.reroute import fake_world
-from fakedist.world.tape import Tapes
-from tests.unit.world.test_tape import rank
+from fakedist.world.tapes import Tapes
+from tests.unit.world.test_tapes import rank
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from fakedist.run.journal import JournalReader, JournalWriter
 from fakedist.run.manifest import new_manifest
 from fakedist.run.tape import MAX_TENSOR_BYTES, Tape, find_tapes, script_identity
 from fakedist.world.reroute import fake_world
-from fakedist.world.tape import Tapes
+from fakedist.world.tapes import Tapes
 
 Script = Callable[[], Any]
 

@@ -1,4 +1,4 @@
-"""The tape: writes what this rank sends, and answers receives with what other ranks' runs sent.
+"""Tapes: writes what this rank sends, and answers receives with what other ranks' runs sent.
 
 An object, a size or a flag from another rank cannot be made up. So a run writes what its rank sends into its run
 directory (:mod:`fakedist.run.tape`), and a run with other ranks' tapes receives from them. The n-th send answers the
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
 
 import torch
 
@@ -25,6 +24,7 @@ from fakedist.run.tape import (
     Channel,
     Guess,
     Moved,
+    RanksKey,
     Sent,
     Tape,
     TensorSent,
@@ -33,27 +33,7 @@ from fakedist.run.tape import (
 )
 from fakedist.world.files import what_is_lost
 from fakedist.world.made_up import MadeUp
-from fakedist.world.tape_file import Append, Known, Reader, Writer, dtype_name, num_elements, tensor_of
-
-
-class Where(NamedTuple):
-    """One call of a group, identified the same way on both sides.
-
-    Attributes:
-        operation: Its name.
-        channel: The group.
-        source: The sender's rank in the job; ANY_RANK if any rank may send.
-        to: The receiver's rank in the job; ANY_RANK for the whole group.
-        sequence: Number of the call among the group's collectives; 0 for point-to-point calls.
-        tag: Tag of a point-to-point call; None if tags do not matter.
-    """
-
-    operation: str
-    channel: Channel
-    source: int
-    to: int = ANY_RANK
-    sequence: int = 0
-    tag: int | None = None
+from fakedist.world.tape_file import Append, Known, Reader, Where, Writer, dtype_name, num_elements, tensor_of
 
 
 class Tapes:
@@ -80,11 +60,11 @@ class Tapes:
         command: Callable[[Sequence[int]], str] = lambda ranks: f"--rank {','.join(map(str, ranks))}",
     ) -> None:
         self._writer = Writer(append, known) if append is not None else None
-        self._made: Counter[Any] = Counter()
+        self._made: Counter[RanksKey] = Counter()
         self._command = command
         self._rank = rank
         self._readers = {tape.rank: Reader(tape, rank) for tape in others}
-        self._asked: Counter[Any] = Counter()
+        self._asked: Counter[Where] = Counter()
         self.made_up = MadeUp()
 
     def channel(self, ranks: Sequence[int]) -> Channel:
