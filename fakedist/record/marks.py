@@ -58,7 +58,7 @@ class Marks:
         self._layers = layers
         self._owners: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._states: set[tuple[int, int, int, tuple[int, int]]] = set()
-        self._gathers: dict[int, tuple[int, int, int]] = {}
+        self._gathers: dict[int, tuple[int, int, int, int]] = {}
         self._handles: list[Any] = []
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self._watched: dict[int, weakref.ref[torch.Tensor]] = {}
@@ -90,20 +90,20 @@ class Marks:
 
     def gathered(self, mine: torch.Tensor, whole: torch.Tensor, place: int) -> None:
         """Remember an all_gather that copies this rank's part, of flat parameters for example, into the whole."""
-        (source, _), (target, (start, _)) = next(device_storages(mine)), next(device_storages(whole))
+        (source, (begin, _)), (target, (start, _)) = next(device_storages(mine)), next(device_storages(whole))
         if source != target:
-            self._gathers[target] = (source, start + place * mine.nbytes, mine.nbytes)
+            self._gathers[target] = (source, begin, start + place * mine.nbytes, mine.nbytes)
 
     def step_ended(self) -> None:
         """Forget what the step gathered. Other blocks will have its addresses."""
         self._gathers.clear()
 
-    def _mark_shard(self, gather: tuple[int, int, int], layer: int, part: tuple[int, int]) -> None:
+    def _mark_shard(self, gather: tuple[int, int, int, int], layer: int, part: tuple[int, int]) -> None:
         """Mark the piece of a parameter in a gathered buffer that came from this rank's own part."""
-        source, start, size = gather
+        source, begin, start, size = gather
         first, last = max(part[0], start), min(sum(part), start + size)
         if first < last:
-            self.mark(source, SHARD, layer, (first - start, last - first))
+            self.mark(source, SHARD, layer, (begin + first - start, last - first))
 
     # ---- parameters and gradients
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fakedist.record.ledger import Ledger
+from tests.unit.record.on_device import on_device
 
 
 class Kept:
@@ -34,6 +35,16 @@ def test_a_call_is_one_row(kept: Kept) -> None:
     kept.ledger.flush()
     assert kept.rows("collectives") == [(0, "all_gather", 2, 4, 28, "float16", True, 0, 7, 3, -1)]
     assert kept.marked == []  # CPU tensors are not device memory
+
+
+def test_the_blocks_of_a_calls_tensors_are_marked_where_they_begin(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 5, raising=False)
+    bucket, gathered = on_device(100), on_device(400)
+    kept.ledger.write("all_reduce", 0, [bucket[25:75]], [bucket[25:75]])
+    kept.ledger.write("all_gather", 0, [bucket[50:]], [gathered[100:200]])
+    assert set(kept.marked) == {(bucket.data_ptr(), 200), (gathered.data_ptr(), 400)}
+    kept.ledger.flush()
+    assert [row[7] for row in kept.rows("collectives")] == [5, 5]
 
 
 def test_a_receive_has_its_peer_and_the_type_of_its_output(kept: Kept) -> None:

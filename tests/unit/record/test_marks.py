@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from fakedist.record.marks import _Ranges
-
-
-class OnDevice(torch.Tensor):
-    """A tensor on the host that says it is on a device: only addresses and sizes are asked for."""
-
-    is_cuda = True
+from fakedist.record.layers import LayerTable
+from fakedist.record.marks import Marks, _Ranges
+from fakedist.record.position import Position
+from tests.unit.record.on_device import on_device
 
 
 def pieces(length: int, *bounds: tuple[int, int, int]) -> tuple[torch.Tensor, _Ranges]:
     """A flat tensor of so many elements, and layers that own (first element, end, layer) of it."""
-    flat = torch.zeros(length).as_subclass(OnDevice)
+    flat = on_device(length)
     start = flat.data_ptr()
     return flat, _Ranges((start + 4 * first, start + 4 * end, layer) for first, end, layer in bounds)
 
@@ -34,3 +31,26 @@ def test_memory_of_nobody_has_no_parts() -> None:
     flat, known = pieces(100, (0, 40, 1))
     assert known.parts(flat[40:]) == []
     assert known.parts(torch.zeros(4)) == []
+
+
+def marked(marks: Marks) -> list[tuple[int, int, int]]:
+    """(address, start, bytes) of every mark since the last call."""
+    taken = marks.take()
+    columns = [memoryview(taken[name]).cast(code) for name, code in (("address", "Q"), ("start", "q"), ("bytes", "q"))]
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def test_the_mark_of_a_view_is_at_its_block_and_names_the_bytes_inside() -> None:
+    marks, flat = Marks(Position(), LayerTable()), on_device(100)
+    marks.mark_tensor(flat[30:70], "parameter", 1)
+    assert marked(marks) == [(flat.data_ptr(), 120, 160)]
+
+
+def test_a_view_of_a_gathered_buffer_marks_what_came_from_this_ranks_part() -> None:
+    marks, mine, whole = Marks(Position(), LayerTable()), on_device(100), on_device(400)
+    marks.gathered(mine[50:], whole, 2)  # 50 elements of each rank: this one's are 100 to 150
+    marks.mark_tensor(whole[90:120], "parameter", 1)
+    assert marked(marks) == [(whole.data_ptr(), 360, 120), (mine.data_ptr(), 200, 80)]
+    marks.step_ended()
+    marks.mark_tensor(whole[90:120], "parameter", 1)
+    assert marked(marks) == [(whole.data_ptr(), 360, 120)]

@@ -79,6 +79,24 @@ def test_a_closure_evaluated_inside_the_optimizer_is_no_step(adam: object) -> No
     assert log.steps.number == 2
 
 
+def test_a_closure_of_an_optimizer_that_steps_second_is_of_the_same_step(adam: object) -> None:
+    log, lbfgs = Log(limit=3), Optimizer()
+    numbers = []
+
+    def train() -> None:
+        while True:
+            log.micro_batch()
+            log.optimizer_step(adam)
+            log.steps.optimizer_begins(lbfgs)
+            log.micro_batch()
+            numbers.append(log.steps.number)
+            log.steps.optimizer_ended(lbfgs)
+
+    with pytest.raises(StopRun):
+        train()
+    assert (numbers, log.ended) == ([1, 2, 3], [1, 2, 3])
+
+
 def test_without_modules_the_next_backward_tells_steps_apart(adam: object) -> None:
     log = Log()
     for _ in range(3):
