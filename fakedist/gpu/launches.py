@@ -10,7 +10,7 @@ from fakedist.gpu.driver.build import ensure_driver
 
 
 class LaunchKind(IntEnum):
-    """``enum launch_kind`` of driver/virtual_gpu.h."""
+    """``enum launch_kind`` of driver/launches.h."""
 
     KERNEL = 0
     PRODUCT = 1
@@ -29,7 +29,7 @@ TO_DEVICE, TO_HOST, WITHIN_DEVICE = 1, 2, 3
 
 
 class Launch(ctypes.Structure):
-    """``struct launch`` of driver/virtual_gpu.h, which documents the fields."""
+    """``struct launch`` of driver/launches.h, which documents the fields."""
 
     _fields_ = [
         ("stream", ctypes.c_uint64),

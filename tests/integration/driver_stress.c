@@ -1,5 +1,5 @@
 /* Sixteen threads that allocate, map, copy, launch, capture and free at once; every answer is checked. */
-#include "virtual_gpu.h"
+#include "memory.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -119,7 +119,7 @@ int main(void) {
         if (pthread_create(&threads[i], NULL, work, (void *)(intptr_t)i)) return 1;
     for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
     for (int device = 0; device < 4; device++) {
-        device_memory(device, &free_bytes, &total_bytes);
+        memory_left(device, &free_bytes, &total_bytes);
         if (free_bytes != total_bytes) return fprintf(stderr, "device %d leaks %zu\n", device, total_bytes - free_bytes), 1;
     }
     printf("launches %lu, mallocs %lu, frees %lu\n", (unsigned long)counters.launches, (unsigned long)counters.mallocs,

@@ -48,7 +48,7 @@ def _package(name: str) -> Path:
 def _answers() -> tuple[set[str], set[str]]:
     """Functions that the built driver answers, and those that it refuses."""
     source = build.generated_source(build.find_cuda())
-    refused = set(re.findall(r"API int (\w+)\(void\) \{ return unanswered", source))
+    refused = set(re.findall(r"API int (\w+)\(void\) \{ return refuse_call", source))
     return set(build.exported_names(build.ensure_driver())) - refused, refused
 
 

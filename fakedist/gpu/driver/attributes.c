@@ -1,5 +1,7 @@
 /* Device attributes: cudaDeviceAttr and CUdevice_attribute have the same numbers, so one table serves both. */
-#include "virtual_gpu.h"
+#include "attributes.h"
+
+#include "devices.h"
 
 #include <cuda.h>
 
@@ -71,9 +73,9 @@ static int has_feature(int attribute) {
     }
 }
 
-int device_attribute(int attribute, int *value) {
-    if (!num_devices()) return fail(NO_DEVICE);
-    if (attribute < 1) return fail(INVALID_VALUE);
+int attribute_read(int attribute, int *value) {
+    if (!device_count()) return gpu_fail(NO_DEVICE);
+    if (attribute < 1) return gpu_fail(INVALID_VALUE);
     if (!limit(attribute, value) && !of_model(attribute, value)) *value = has_feature(attribute);
     return OK;
 }

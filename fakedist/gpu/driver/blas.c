@@ -1,6 +1,8 @@
 /* cuBLAS: handles are opaque, and routines are counted and not computed. Products are in products.c. build.py generates
  * the hundreds of other routines as counted launches. */
-#include "virtual_gpu.h"
+#include "blas.h"
+
+#include "submit.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -13,9 +15,9 @@ struct blas_handle {
 
 void *blas_stream(void *handle) { return ((struct blas_handle *)handle)->stream; }
 int blas_math_mode(void *handle) { return ((struct blas_handle *)handle)->math_mode; }
-int blas_launch(void *handle, const char *name) { return launch(name, blas_stream(handle)); }
+int blas_launch(void *handle, const char *name) { return submit_library(name, blas_stream(handle)); }
 
-API int cublasCreate_v2(void **out) { return *out = new_handle(sizeof(struct blas_handle)), OK; }
+API int cublasCreate_v2(void **out) { return *out = gpu_new_handle(sizeof(struct blas_handle)), OK; }
 API int cublasDestroy_v2(void *handle) { return free(handle), OK; }
 API int cublasSetStream_v2(void *handle, void *stream) { return ((struct blas_handle *)handle)->stream = stream, OK; }
 API int cublasGetStream_v2(void *handle, void **stream) { return *stream = ((struct blas_handle *)handle)->stream, OK; }
@@ -41,7 +43,7 @@ API int cublasSetAtomicsMode(void *handle, int mode) { return (void)handle, (voi
 static int copy_columns(int rows, int columns, int element, const char *from, int from_stride, char *to, int to_stride,
                         void *stream) {
     for (int i = 0; i < columns; i++)
-        copy(to + (size_t)i * (size_t)to_stride * (size_t)element, from + (size_t)i * (size_t)from_stride * (size_t)element,
+        submit_copy(to + (size_t)i * (size_t)to_stride * (size_t)element, from + (size_t)i * (size_t)from_stride * (size_t)element,
              (size_t)rows * (size_t)element, stream);
     return OK;
 }

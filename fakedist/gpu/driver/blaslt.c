@@ -1,6 +1,6 @@
 /* cuBLASLt: descriptors describe a product, and nothing is computed. The library creates descriptors, or they are in the
  * caller's own memory, where a layout has 64 bytes. */
-#include "virtual_gpu.h"
+#include "submit.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +18,7 @@ struct layout {
 };
 _Static_assert(sizeof(struct layout) <= 64, "it lies in a cublasLtMatrixLayoutOpaque_t");
 
-API int cublasLtCreate(void **out) { return *out = new_handle(1), OK; }
+API int cublasLtCreate(void **out) { return *out = gpu_new_handle(1), OK; }
 API int cublasLtDestroy(void *handle) { return free(handle), OK; }
 
 /* ---- the operation ---- */
@@ -28,7 +28,7 @@ API int cublasLtMatmulDescInit_internal(void *descriptor, size_t size, int compu
     return ((struct operation *)descriptor)->compute = compute, OK;
 }
 API int cublasLtMatmulDescCreate(void **out, int compute, int scale) {
-    return *out = new_handle(DESCRIPTOR_BYTES), cublasLtMatmulDescInit_internal(*out, DESCRIPTOR_BYTES, compute, scale);
+    return *out = gpu_new_handle(DESCRIPTOR_BYTES), cublasLtMatmulDescInit_internal(*out, DESCRIPTOR_BYTES, compute, scale);
 }
 API int cublasLtMatmulDescDestroy(void *descriptor) { return free(descriptor), OK; }
 API int cublasLtMatmulDescSetAttribute(void *descriptor, int attribute, const void *value, size_t size) {
@@ -45,7 +45,7 @@ API int cublasLtMatmulDescSetAttribute(void *descriptor, int attribute, const vo
 API int cublasLtMatmulPreferenceInit_internal(void *preference, size_t size) {
     return memset(preference, 0, size), OK;
 }
-API int cublasLtMatmulPreferenceCreate(void **out) { return *out = new_handle(DESCRIPTOR_BYTES), OK; }
+API int cublasLtMatmulPreferenceCreate(void **out) { return *out = gpu_new_handle(DESCRIPTOR_BYTES), OK; }
 API int cublasLtMatmulPreferenceDestroy(void *preference) { return free(preference), OK; }
 API int cublasLtMatmulPreferenceSetAttribute(void *preference, int attribute, const void *value, size_t size) {
     return (void)preference, (void)attribute, (void)value, (void)size, OK;
@@ -59,7 +59,7 @@ API int cublasLtMatrixLayoutInit_internal(void *layout, size_t size, int type, u
     return *(struct layout *)layout = (struct layout){rows, columns, type, 1}, OK;
 }
 API int cublasLtMatrixLayoutCreate(void **out, int type, uint64_t rows, uint64_t columns, int64_t stride) {
-    *out = new_handle(DESCRIPTOR_BYTES);
+    *out = gpu_new_handle(DESCRIPTOR_BYTES);
     return cublasLtMatrixLayoutInit_internal(*out, DESCRIPTOR_BYTES, type, rows, columns, stride);
 }
 API int cublasLtMatrixLayoutDestroy(void *layout) { return free(layout), OK; }
@@ -129,5 +129,5 @@ API int cublasLtMatmul(void *handle, const struct operation *operation, const vo
     made.b_type = b_layout->type;
     made.d_type = d_layout->type;
     made.compute = operation->compute;
-    return launch_product(made, stream);
+    return submit_product(made, stream);
 }

@@ -327,9 +327,10 @@ def generated_source(cuda: CudaInstallation) -> str:
     names["cuda"] = driver_api_names(cuda.include)
     answered = answered_names()
     cudnn = str(cuda.libraries.get("cudnn", ""))
-    lines = ['#include "virtual_gpu.h"', "const struct interface_version interface_versions[] = {"]
+    headers = ("blas.h", "cudnn.h", "cupti.h", "entry_points.h", "refuse.h")
+    lines = [*(f'#include "{header}"' for header in headers), "const struct interface_version interface_versions[] = {"]
     lines += [f'    {{"{name}", {suffix}, {since}}},' for name, suffix, since in interface_versions(cuda.include)]
-    lines += ["    {0, 0, 0},", "};", f"LOCAL const char cudnn_library[] = {json.dumps(cudnn)};"]  # quoted as in C
+    lines += ["    {0, 0, 0},", "};", f"const char cudnn_library[] = {json.dumps(cudnn)};"]  # quoted as in C
     lines += ["const struct traced_function traced_functions[] = {"]
     lines += [
         f'    {{"{name}", "{full_name}", {int(is_runtime)}, {number}}},'
@@ -344,5 +345,5 @@ def generated_source(cuda: CudaInstallation) -> str:
             if library == "cublas" and is_blas_routine(name) and f"{name}_v2" not in exported:
                 lines.append(f'API int {name}(void *handle) {{ return blas_launch(handle, "{name}"); }}')
             else:
-                lines.append(f'API int {name}(void) {{ return unanswered("{name}", {REFUSALS[library]}); }}')
+                lines.append(f'API int {name}(void) {{ return refuse_call("{name}", {REFUSALS[library]}); }}')
     return "\n".join(lines) + "\n"

@@ -2,8 +2,7 @@
  *
  * Libraries size their kernels' scratch memory by how many blocks fit an SM, so registers and shared memory decide what
  * is allocated. Layouts are those that nvcc writes. libzstd unpacks the images, because no CUDA library does. */
-#define _GNU_SOURCE
-#include "virtual_gpu.h"
+#include "cubin.h"
 
 #include <dlfcn.h>
 #include <elf.h>
@@ -127,26 +126,21 @@ static int read_fatbin(const struct fatbin *binary, const char *kernel, struct k
     return known;
 }
 
-void *copy_image(const void *image) {
-    size_t size = compiled_image_size(image);
-    if (!memcmp(image, ELFMAG, SELFMAG)) {
-        const Elf64_Ehdr *elf = image;
-        const Elf64_Shdr *all = (const Elf64_Shdr *)((const char *)elf + elf->e_shoff);
-        size = elf->e_shoff + elf->e_shnum * sizeof *all;
-        for (int i = 0; i < elf->e_shnum; i++)
-            if (all[i].sh_type != SHT_NOBITS && all[i].sh_offset + all[i].sh_size > size)
-                size = all[i].sh_offset + all[i].sh_size;
-    }
-    void *copy = size ? malloc(size) : NULL;
-    return copy ? memcpy(copy, image, size) : NULL;
+size_t cubin_size(const void *image) {
+    if (memcmp(image, ELFMAG, SELFMAG) != 0) return 0;
+    const Elf64_Ehdr *elf = image;
+    const Elf64_Shdr *all = (const Elf64_Shdr *)((const char *)elf + elf->e_shoff);
+    size_t size = elf->e_shoff + elf->e_shnum * sizeof *all;
+    for (int i = 0; i < elf->e_shnum; i++)
+        if (all[i].sh_type != SHT_NOBITS && all[i].sh_offset + all[i].sh_size > size)
+            size = all[i].sh_offset + all[i].sh_size;
+    return size;
 }
 
-int read_kernel(const void *image, const char *kernel, struct kernel_resources *out) {
+int cubin_read(const void *image, const char *kernel, struct kernel_resources *out) {
     uint32_t magic;
-    if (!image) return 0;
     memcpy(&magic, image, sizeof magic);
-    if (magic == WRAPPER_MAGIC) return read_kernel(((const struct wrapper *)image)->fatbin, kernel, out);
+    if (magic == WRAPPER_MAGIC) return cubin_read(((const struct wrapper *)image)->fatbin, kernel, out);
     if (magic == FATBIN_MAGIC) return read_fatbin(image, kernel, out);
-    if (!memcmp(image, ELFMAG, SELFMAG)) return read_cubin(image, kernel, out);
-    return read_compiled(image, kernel, out);
+    return !memcmp(image, ELFMAG, SELFMAG) && read_cubin(image, kernel, out);
 }

@@ -1,11 +1,12 @@
 /* cuDNN: handles, and access to the installed library, which still serves the calls that need no GPU. */
 #define _GNU_SOURCE
-#include "virtual_gpu.h"
+#include "cudnn.h"
+
+#include "refuse.h"
+#include "submit.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>
-
-extern LOCAL const char cudnn_library[]; /* written by build.py: the installed library's path */
 
 struct cudnn_handle {
     void *stream;
@@ -16,7 +17,7 @@ void *cudnn_function(const char *name) {
     static void *library;
     if (!library && cudnn_library[0]) library = dlopen(cudnn_library, RTLD_LAZY | RTLD_LOCAL);
     void *function = library ? dlsym(library, name) : NULL;
-    if (!function) unanswered(name, CUDNN_NOT_SUPPORTED);
+    if (!function) refuse_call(name, CUDNN_NOT_SUPPORTED);
     return function;
 }
 
@@ -25,9 +26,9 @@ size_t cudnn_version(void) {
     return version ? version() : 0;
 }
 
-int cudnn_launch(void *handle, const char *name) { return launch(name, ((struct cudnn_handle *)handle)->stream); }
+int cudnn_launch(void *handle, const char *name) { return submit_library(name, ((struct cudnn_handle *)handle)->stream); }
 
-API int cudnnCreate(void **out) { return *out = new_handle(sizeof(struct cudnn_handle)), OK; }
+API int cudnnCreate(void **out) { return *out = gpu_new_handle(sizeof(struct cudnn_handle)), OK; }
 API int cudnnDestroy(void *handle) { return free(handle), OK; }
 API int cudnnSetStream(void *handle, void *stream) { return ((struct cudnn_handle *)handle)->stream = stream, OK; }
 API int cudnnGetStream(void *handle, void **stream) { return *stream = ((struct cudnn_handle *)handle)->stream, OK; }

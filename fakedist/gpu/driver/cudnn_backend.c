@@ -4,7 +4,10 @@
  * takes. It needs no GPU for that, only a description of one, which NVIDIA documents as "deviceless ahead-of-time
  * compilation" (cuDNN 9.8 and newer): heuristics, engines and plans get a description of the virtual GPU's model instead
  * of a handle. So the sizes are cuDNN's own. Only the execution of a plan is ours: counted, not run. */
-#include "virtual_gpu.h"
+#include "cudnn.h"
+
+#include "events.h"
+#include "refuse.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -79,8 +82,6 @@ struct plan {
 };
 static struct plan *plans;
 static uint64_t made_since_execution;
-uint64_t trial_ns;
-
 /* A plan's place in the list, or the list's end. The caller holds the lock. */
 static struct plan **find_plan(const void *descriptor) {
     struct plan **at = &plans;
@@ -89,7 +90,7 @@ static struct plan **find_plan(const void *descriptor) {
 }
 
 static void remember_plan(void *descriptor) {
-    struct plan *plan = new_handle(sizeof *plan);
+    struct plan *plan = gpu_new_handle(sizeof *plan);
     pthread_mutex_lock(&lock);
     *plan = (struct plan){descriptor, 0, 0, plans};
     plans = plan;
@@ -115,7 +116,7 @@ static void try_plan(const void *descriptor) {
     pthread_mutex_lock(&lock);
     struct plan *plan = *find_plan(descriptor);
     made_since_execution = 0;
-    if (plan && plan->executions++ < TRIAL_EXECUTIONS) trial_ns += plan->order * TRIAL_STEP_NS;
+    if (plan && plan->executions++ < TRIAL_EXECUTIONS) event_delay(plan->order * TRIAL_STEP_NS);
     pthread_mutex_unlock(&lock);
 }
 
@@ -128,7 +129,7 @@ API int cudnnBackendCreateDescriptor(int type, void **out) {
     if (status != OK || (type != HEURISTICS && type != ENGINE && type != EXECUTION_PLAN)) return status;
     void *device = device_descriptor();
     if (!device || real_set(*out, attribute, TYPE_DESCRIPTOR, 1, &device) != OK)
-        return unanswered("cudnnBackendCreateDescriptor for a described device", CUDNN_NOT_SUPPORTED);
+        return refuse_call("cudnnBackendCreateDescriptor for a described device", CUDNN_NOT_SUPPORTED);
     return OK;
 }
 
@@ -146,7 +147,7 @@ API int cudnnBackendSetAttribute(void *descriptor, int attribute, int type, int6
 API int cudnnBackendGetAttribute(void *descriptor, int attribute, int type, int64_t wanted, int64_t *count,
                                  void *values) {
     int (*get)(void *, int, int, int64_t, int64_t *, void *) = cudnn_function("cudnnBackendGetAttribute");
-    if (type == TYPE_HANDLE) return unanswered("cudnnBackendGetAttribute of a handle", CUDNN_NOT_SUPPORTED);
+    if (type == TYPE_HANDLE) return refuse_call("cudnnBackendGetAttribute of a handle", CUDNN_NOT_SUPPORTED);
     return get ? get(descriptor, attribute, type, wanted, count, values) : CUDNN_NOT_SUPPORTED;
 }
 

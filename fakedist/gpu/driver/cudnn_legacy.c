@@ -3,11 +3,13 @@
  * Descriptors that hold only numbers are the installed library's own (build.py lets those calls through). Functions that
  * take a handle are implemented here, because the installed library creates no handle without a GPU. The sizes of scratch
  * memory below are what cuDNN 9.19 and 9.26 returned, or formulas that match everything they returned. */
-#include "virtual_gpu.h"
+#include "cudnn.h"
+
+#include "refuse.h"
 
 #include <stdlib.h>
 
-int cudnn_get_tensor(void *descriptor, int *type, int *num_dims, int *dims) {
+static int get_tensor(void *descriptor, int *type, int *num_dims, int *dims) {
     int (*get)(void *, int, int *, int *, int *, int *) = cudnn_function("cudnnGetTensorNdDescriptor");
     int strides[8];
     return get ? get(descriptor, 8, type, num_dims, dims, strides) : CUDNN_NOT_SUPPORTED;
@@ -21,7 +23,7 @@ API int cudnnDropoutGetStatesSize(void *handle, size_t *size) {
     size_t blocks = ((size_t)model.sms * (size_t)model.threads_per_sm / 2 + 255) / 256;
     return *size = blocks * 256 * (cudnn_version() >= 92000 ? 48 : 24), OK;
 }
-API int cudnnCreateDropoutDescriptor(void **out) { return *out = new_handle(1), OK; }
+API int cudnnCreateDropoutDescriptor(void **out) { return *out = gpu_new_handle(1), OK; }
 API int cudnnDestroyDropoutDescriptor(void *descriptor) { return free(descriptor), OK; }
 API int cudnnSetDropoutDescriptor(void *descriptor, void *handle, float dropout, void *states, size_t size,
                                   unsigned long long seed) {
@@ -41,7 +43,7 @@ enum { BN_ONLY = 0 };
 static int batch_norm_size(int operations, size_t *size) {
     *size = 0;
     if (operations == BN_ONLY) return OK;
-    return unanswered("cudnnBatchNormalization with a fused activation", CUDNN_NOT_SUPPORTED);
+    return refuse_call("cudnnBatchNormalization with a fused activation", CUDNN_NOT_SUPPORTED);
 }
 API int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(void *handle, int mode, int operations, void *x,
                                                                  void *z, void *y, void *parameters, void *activation,
@@ -74,13 +76,13 @@ struct ctc_loss {
 /* Per sequence: probabilities, alpha and beta of each time step in float32, and the labels with blanks in between. */
 static int ctc_size(void *probabilities, size_t max_label_length, size_t *size) {
     int type, num_dims, dims[8] = {0};
-    int status = cudnn_get_tensor(probabilities, &type, &num_dims, dims);
+    int status = get_tensor(probabilities, &type, &num_dims, dims);
     if (status != OK) return status;
     size_t steps = (size_t)dims[0], batch = (size_t)dims[1], classes = (size_t)dims[2];
     *size = batch * (steps * 4 * (classes + 2 * (2 * max_label_length + 1)) + 4 * (2 * max_label_length + 3));
     return OK;
 }
-API int cudnnCreateCTCLossDescriptor(void **out) { return *out = new_handle(sizeof(struct ctc_loss)), OK; }
+API int cudnnCreateCTCLossDescriptor(void **out) { return *out = gpu_new_handle(sizeof(struct ctc_loss)), OK; }
 API int cudnnDestroyCTCLossDescriptor(void *descriptor) { return free(descriptor), OK; }
 API int cudnnSetCTCLossDescriptorEx(void *descriptor, int type, int normalization, int gradient) {
     return (void)descriptor, (void)type, (void)normalization, (void)gradient, OK;
@@ -96,7 +98,7 @@ API int cudnnGetCTCLossWorkspaceSize(void *handle, void *probabilities, void *gr
     (void)handle, (void)gradients, (void)labels, (void)input_lengths, (void)algorithm, (void)descriptor;
     int type, num_dims, dims[8] = {0}, longest = 0;
     size_t copied = 0;
-    int status = cudnn_get_tensor(probabilities, &type, &num_dims, dims);
+    int status = get_tensor(probabilities, &type, &num_dims, dims);
     if (status != OK) return status;
     for (int i = 0; i < dims[1]; i++) {
         longest = label_lengths[i] > longest ? label_lengths[i] : longest;

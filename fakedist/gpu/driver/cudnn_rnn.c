@@ -2,7 +2,9 @@
  *
  * The layout of the weight space is what cuDNN 9.19 and 9.26 return. The sizes of workspace and reserve are estimated:
  * cuDNN returns them only with a GPU, and does not document them. */
-#include "virtual_gpu.h"
+#include "cudnn.h"
+
+#include "refuse.h"
 
 #include <stdlib.h>
 
@@ -20,7 +22,7 @@ struct rnn_data {
     size_t tokens, batch;
 };
 
-API int cudnnCreateRNNDescriptor(void **out) { return *out = new_handle(sizeof(struct rnn)), OK; }
+API int cudnnCreateRNNDescriptor(void **out) { return *out = gpu_new_handle(sizeof(struct rnn)), OK; }
 API int cudnnDestroyRNNDescriptor(void *descriptor) { return free(descriptor), OK; }
 API int cudnnSetRNNDescriptor_v8(void *descriptor, int algorithm, int cell, int bias, int direction, int input_mode,
                                  int type, int math_type, int tensor_cores, int32_t input, int32_t hidden,
@@ -28,7 +30,7 @@ API int cudnnSetRNNDescriptor_v8(void *descriptor, int algorithm, int cell, int 
     (void)algorithm, (void)input_mode, (void)math_type, (void)tensor_cores, (void)dropout, (void)flags;
     struct rnn *net = descriptor;
     if (bias != NO_BIAS && bias != DOUBLE_BIAS)
-        return unanswered("cudnnSetRNNDescriptor_v8 with one bias", CUDNN_NOT_SUPPORTED);
+        return refuse_call("cudnnSetRNNDescriptor_v8 with one bias", CUDNN_NOT_SUPPORTED);
     *net = (struct rnn){.cell = cell, .biases = bias, .type = type};
     net->element = type == DOUBLE ? 8 : type == FLOAT ? 4 : 2;
     net->input = (size_t)input, net->hidden = (size_t)hidden, net->projected = (size_t)projected;
@@ -36,7 +38,7 @@ API int cudnnSetRNNDescriptor_v8(void *descriptor, int algorithm, int cell, int 
     return OK;
 }
 
-API int cudnnCreateRNNDataDescriptor(void **out) { return *out = new_handle(sizeof(struct rnn_data)), OK; }
+API int cudnnCreateRNNDataDescriptor(void **out) { return *out = gpu_new_handle(sizeof(struct rnn_data)), OK; }
 API int cudnnDestroyRNNDataDescriptor(void *descriptor) { return free(descriptor), OK; }
 API int cudnnSetRNNDataDescriptor(void *descriptor, int type, int layout, int steps, int batch, int width,
                                   const int *lengths, void *padding) {

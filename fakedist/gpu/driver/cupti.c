@@ -3,8 +3,11 @@
  * its stream is free and the host has launched it. A caller that waits for it really waits.
  *
  * Records go straight into the profiler's buffers, an operation's number before everything that it launches. */
-#define _GNU_SOURCE
-#include "virtual_gpu.h"
+#include "cupti.h"
+
+#include "cupti_records.h"
+#include "devices.h"
+#include "refuse.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +22,7 @@ enum { MOST_NUMBERS = 1 << 11, MOST_EXTERNAL_KINDS = 8 };
 typedef void buffer_requested(uint8_t **buffer, size_t *size, size_t *max_records);
 typedef void buffer_completed(void *context, uint32_t stream, uint8_t *buffer, size_t size, size_t valid);
 
-int tracing;
+int cupti_tracing;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t kinds;                      /* the enabled kinds, one bit each */
 static uint8_t ignored[2][MOST_NUMBERS / 8]; /* driver and runtime functions that are not reported */
@@ -58,7 +61,7 @@ static void measure_clock(void) {
     ticks_per_ns = (double)(now() - ticks) / (double)passed_ns;
 }
 
-void wait_until(uint64_t ticks) {
+void cupti_wait_until(uint64_t ticks) {
     while (now() < ticks) {}
 }
 
@@ -78,11 +81,11 @@ static int take_buffer(void) {
 }
 
 static void append(int kind, const struct activity *from) {
-    size_t size = activity_bytes(kind);
+    size_t size = cupti_record_bytes(kind);
     pthread_mutex_lock(&lock);
     if (buffer && (written_bytes + size > buffer_bytes || (max_records && num_records == max_records))) give_buffer();
     if (wants(kind) && (buffer || take_buffer()) && written_bytes + size <= buffer_bytes) {
-        write_activity(buffer + written_bytes, kind, from);
+        cupti_record_write(buffer + written_bytes, kind, from);
         written_bytes += size;
         num_records++;
     } else if (wants(kind)) {
@@ -101,25 +104,25 @@ static const struct traced_function *find_function(const char *name) {
 
 static int is_ignored(const struct traced_function *f) { return ignored[f->is_runtime][f->number / 8] >> f->number % 8 & 1; }
 
-struct traced_call call_begins(const struct traced_function **known, const char *name) {
+struct traced_call cupti_call_begins(const struct traced_function **known, const char *name) {
     if (!*known) *known = find_function(name);
     if (thread.inside || !*known) return (struct traced_call){0};
     thread.inside = 1;
     thread.correlation = __atomic_add_fetch(&num_calls, 1, __ATOMIC_RELAXED);
     for (int kind = 0; kind < MOST_EXTERNAL_KINDS; kind++)
         if (pushed[kind].depth)
-            append(kind_of_external(), &(struct activity){.correlation = thread.correlation,
+            append(cupti_record_of_external(), &(struct activity){.correlation = thread.correlation,
                                                           .external_kind = kind,
                                                           .external = pushed[kind].ids[pushed[kind].depth - 1]});
     return (struct traced_call){*known, now()};
 }
 
-void call_ended(struct traced_call *call) {
+void cupti_call_ended(struct traced_call *call) {
     const struct traced_function *f = call->function;
     if (!f) return;
     thread.inside = 0;
     if (is_ignored(f)) return;
-    append(kind_of_call(f->is_runtime), &(struct activity){.start = call->start,
+    append(cupti_record_of_call(f->is_runtime), &(struct activity){.start = call->start,
                                                           .end = now(),
                                                           .correlation = thread.correlation,
                                                           .thread = (uint32_t)(uintptr_t)pthread_self(),
@@ -128,70 +131,65 @@ void call_ended(struct traced_call *call) {
 
 /* ---- what the GPU does ---- */
 
-int traces_launches(void) { return __atomic_load_n(&tracing, __ATOMIC_RELAXED); }
-
-static void do_launch(const struct launch *made, void *stream, uint64_t node) {
+static void do_launch(const struct launch *made, struct cupti_queue *queue, uint64_t node) {
     const uint64_t takes = (uint64_t)(KERNEL_NS * ticks_per_ns);
     pthread_mutex_lock(&lock);
-    uint64_t *reaches = stream_reaches(stream), start = now();
-    if (start < *reaches) start = *reaches;
-    *reaches = start + takes;
-    if (device_reaches[made->device] < *reaches) device_reaches[made->device] = *reaches;
+    uint64_t start = now();
+    if (start < queue->reaches) start = queue->reaches;
+    queue->reaches = start + takes;
+    if (device_reaches[made->device] < queue->reaches) device_reaches[made->device] = queue->reaches;
     if (!num_traced++)
         fprintf(stderr, "fakedist: a profiler traces the virtual GPU: every kernel takes %d us there\n", KERNEL_NS / 1000);
     pthread_mutex_unlock(&lock);
-    append(kind_of_launch(made->kind), &(struct activity){.start = start,
+    append(cupti_record_of_launch(made->kind), &(struct activity){.start = start,
                                                          .end = start + takes,
                                                          .correlation = thread.correlation,
                                                          .context = (uint32_t)made->device + 1,
-                                                         .stream = stream_number(stream),
+                                                         .stream = queue->number,
                                                          .node = node,
                                                          .launch = made});
 }
 
 /* A library function launches its kernels with cudaLaunchKernelExC. */
-static void launch_of_library(const struct launch *made, void *stream, uint64_t node) {
+static void launch_of_library(const struct launch *made, struct cupti_queue *queue, uint64_t node) {
     static const struct traced_function *known;
-    struct traced_call call __attribute__((cleanup(call_ended))) = call_begins(&known, "cudaLaunchKernelExC");
-    do_launch(made, stream, node);
+    struct traced_call call __attribute__((cleanup(cupti_call_ended))) = cupti_call_begins(&known, "cudaLaunchKernelExC");
+    do_launch(made, queue, node);
 }
 
-void trace_launch(const struct launch *made, void *stream, uint64_t node) {
-    if (!traces_launches() || made->kind > LAUNCH_FILL) return;
-    if (thread.inside) do_launch(made, stream, node);
-    else launch_of_library(made, stream, node);
+void cupti_trace_launch(const struct launch *made, struct cupti_queue *queue, uint64_t node) {
+    if (thread.inside) do_launch(made, queue, node);
+    else launch_of_library(made, queue, node);
 }
 
-void trace_record(uint64_t event, void *stream, uint64_t *reached) {
-    if (!traces_launches()) return;
+uint64_t cupti_trace_record(uint64_t event, const struct cupti_queue *queue) {
     pthread_mutex_lock(&lock);
-    uint64_t time = now(), busy = *stream_reaches(stream);
-    *reached = busy > time ? busy : time;
+    uint64_t time = now(), reached = queue->reaches > time ? queue->reaches : time;
     pthread_mutex_unlock(&lock);
-    append(kind_of_event(), &(struct activity){.end = *reached,
+    append(cupti_record_of_event(), &(struct activity){.end = reached,
                                                .correlation = thread.correlation,
                                                .external = event,
-                                               .context = (uint32_t)current_device() + 1,
-                                               .stream = stream_number(stream)});
+                                               .context = (uint32_t)device_current() + 1,
+                                               .stream = queue->number});
+    return reached;
 }
 
-void trace_wait(int kind, uint64_t event, void *stream, uint64_t until) {
-    if (!traces_launches()) return;
+void cupti_trace_wait(int kind, uint64_t event, struct cupti_queue *queue, uint64_t until) {
     pthread_mutex_lock(&lock);
-    uint64_t start = now(), *reaches = stream_reaches(stream);
-    if (kind == HOST_WAITS_FOR_DEVICE) until = device_reaches[current_device()];
-    if (kind == STREAM_WAITS && *reaches < until) *reaches = until;
+    uint64_t start = now();
+    if (kind == HOST_WAITS_FOR_DEVICE) until = device_reaches[device_current()];
+    if (kind == STREAM_WAITS && queue->reaches < until) queue->reaches = until;
     pthread_mutex_unlock(&lock);
-    if (kind != STREAM_WAITS) wait_until(until);
-    append(kind_of_wait(), &(struct activity){.start = start,
+    if (kind != STREAM_WAITS) cupti_wait_until(until);
+    append(cupti_record_of_wait(), &(struct activity){.start = start,
                                               .end = now(),
                                               .launch_kind = kind,
                                               .correlation = thread.correlation,
                                               .external = event,
-                                              .context = (uint32_t)current_device() + 1,
+                                              .context = (uint32_t)device_current() + 1,
                                               .stream = kind == HOST_WAITS_FOR_DEVICE || (kind == HOST_WAITS && event)
                                                             ? UINT32_MAX
-                                                            : stream_number(stream)});
+                                                            : queue->number});
 }
 
 /* Launches reported to profilers. Their traces contain times that no GPU measured. */
@@ -211,21 +209,21 @@ API int cuptiGetResultString(int result, const char **text) {
 }
 API int cuptiGetErrorMessage(int result, const char **text) { return cuptiGetResultString(result, text); }
 API int cuptiGetLastError(void) { return OK; }
-API int cuptiGetVersion(uint32_t *version) { return *version = (uint32_t)cupti_version_number(), OK; }
+API int cuptiGetVersion(uint32_t *version) { return *version = (uint32_t)cupti_record_version(), OK; }
 API int cuptiGetTimestamp(uint64_t *time) { return *time = now(), OK; }
 
 static int subscribed; /* its address is the handle */
 
 API int cuptiSubscribe(void **out, void *callback, void *data) {
     (void)callback, (void)data;
-    if (!cupti_is_known()) return unanswered("cuptiSubscribe (CUPTI's headers are not installed)", REFUSED);
+    if (!cupti_record_is_known()) return refuse_call("cuptiSubscribe (CUPTI's headers are not installed)", REFUSED);
     return *out = &subscribed, OK;
 }
 API int cuptiUnsubscribe(void *subscriber) { return subscriber == &subscribed ? OK : INVALID_PARAMETER; }
 /* Contexts exist before any subscription, and stay, so they cause no callbacks. Function calls cause none either. */
 API int cuptiEnableCallback(uint32_t on, void *subscriber, int domain, unsigned number) {
     (void)subscriber, (void)number;
-    return !on || domain == RESOURCE_DOMAIN ? OK : unanswered("cuptiEnableCallback of calls", REFUSED);
+    return !on || domain == RESOURCE_DOMAIN ? OK : refuse_call("cuptiEnableCallback of calls", REFUSED);
 }
 API int cuptiEnableDomain(uint32_t on, void *subscriber, int domain) {
     return cuptiEnableCallback(on, subscriber, domain, 0);
@@ -250,14 +248,14 @@ static void enable(int kind, int on) {
     pthread_mutex_lock(&lock);
     uint64_t bit = (uint64_t)1 << kind;
     kinds = on ? kinds | bit : kinds & ~bit;
-    __atomic_store_n(&tracing, kinds != 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&cupti_tracing, kinds != 0, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&lock);
 }
 API int cuptiActivityEnable(int kind) {
     static __thread char name[64];
-    if (cupti_is_known() && can_be_enabled(kind)) return enable(kind, 1), OK;
+    if (cupti_record_is_known() && cupti_record_can_enable(kind)) return enable(kind, 1), OK;
     snprintf(name, sizeof name, "cuptiActivityEnable of kind %d", kind);
-    return unanswered(strdup(name), REFUSED);
+    return refuse_call(strdup(name), REFUSED);
 }
 API int cuptiActivityDisable(int kind) { return kind < 0 || kind >= 64 ? INVALID_PARAMETER : (enable(kind, 0), OK); }
 
@@ -272,7 +270,7 @@ API int cuptiActivityEnableDriverApi(uint32_t number, uint8_t on) { return ignor
 API int cuptiActivityEnableCudaEventDeviceTimestamps(uint8_t on) { return (void)on, OK; }
 API int cuptiActivitySetAttribute(int attribute, size_t *size, void *value) {
     if (!size || !value) return INVALID_PARAMETER;
-    return can_be_set(attribute) ? OK : unanswered("cuptiActivitySetAttribute of an unusual attribute", REFUSED);
+    return cupti_record_can_set(attribute) ? OK : refuse_call("cuptiActivitySetAttribute of an unusual attribute", REFUSED);
 }
 
 API int cuptiActivityPushExternalCorrelationId(int kind, uint64_t id) {
@@ -300,7 +298,7 @@ API int cuptiActivityFlushAll(uint32_t flag) {
     return OK;
 }
 API int cuptiActivityGetNextRecord(uint8_t *records, size_t valid, uint8_t **record) {
-    uint8_t *next = *record ? *record + activity_bytes(*(int *)*record) : records;
+    uint8_t *next = *record ? *record + cupti_record_bytes(*(int *)*record) : records;
     return next < records + valid ? (*record = next, OK) : MAX_LIMIT_REACHED;
 }
 API int cuptiActivityGetNumDroppedRecords(void *context, uint32_t stream, size_t *count) {
@@ -314,7 +312,7 @@ API int cuptiFinalize(void) {
     memset(ignored, 0, sizeof ignored);
     request = NULL;
     complete = NULL;
-    __atomic_store_n(&tracing, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&cupti_tracing, 0, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&lock);
     return OK;
 }

@@ -1,6 +1,6 @@
 /* CUPTI's records: compiled against the headers of the CUPTI that comes with the installed torch. Each record has its
  * newest form, which is what CUPTI gives to torch.profiler. */
-#include "virtual_gpu.h"
+#include "cupti_records.h"
 
 #if __has_include(<cupti.h>)
 #include <cupti.h>
@@ -28,10 +28,10 @@ typedef CUpti_ActivitySynchronization wait_record;
 typedef CUpti_ActivityCudaEvent event_record;
 #endif
 
-int cupti_is_known(void) { return 1; }
-int cupti_version_number(void) { return CUPTI_API_VERSION; }
+int cupti_record_is_known(void) { return 1; }
+int cupti_record_version(void) { return CUPTI_API_VERSION; }
 
-size_t activity_bytes(int kind) {
+size_t cupti_record_bytes(int kind) {
     switch (kind) {
     case CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL: return sizeof(kernel_record);
     case CUPTI_ACTIVITY_KIND_MEMCPY: return sizeof(copy_record);
@@ -45,22 +45,22 @@ size_t activity_bytes(int kind) {
     }
 }
 /* CUPTI reports its own cost as overhead. This one has none to report. */
-int can_be_enabled(int kind) { return activity_bytes(kind) || kind == CUPTI_ACTIVITY_KIND_OVERHEAD; }
+int cupti_record_can_enable(int kind) { return cupti_record_bytes(kind) || kind == CUPTI_ACTIVITY_KIND_OVERHEAD; }
 /* CUPTI's buffers on the GPU, and its buffers per thread: here none on the GPU, and one buffer for all threads. */
-int can_be_set(int attribute) {
+int cupti_record_can_set(int attribute) {
     return attribute == CUPTI_ACTIVITY_ATTR_DEVICE_BUFFER_SIZE || attribute == CUPTI_ACTIVITY_ATTR_DEVICE_BUFFER_POOL_LIMIT ||
            attribute == CUPTI_ACTIVITY_ATTR_PER_THREAD_ACTIVITY_BUFFER;
 }
 
-int kind_of_launch(int launch_kind) {
+int cupti_record_of_launch(int launch_kind) {
     return launch_kind == LAUNCH_COPY   ? CUPTI_ACTIVITY_KIND_MEMCPY
            : launch_kind == LAUNCH_FILL ? CUPTI_ACTIVITY_KIND_MEMSET
                                         : CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL;
 }
-int kind_of_call(int is_runtime) { return is_runtime ? CUPTI_ACTIVITY_KIND_RUNTIME : CUPTI_ACTIVITY_KIND_DRIVER; }
-int kind_of_external(void) { return CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION; }
-int kind_of_event(void) { return CUPTI_ACTIVITY_KIND_CUDA_EVENT; }
-int kind_of_wait(void) { return CUPTI_ACTIVITY_KIND_SYNCHRONIZATION; }
+int cupti_record_of_call(int is_runtime) { return is_runtime ? CUPTI_ACTIVITY_KIND_RUNTIME : CUPTI_ACTIVITY_KIND_DRIVER; }
+int cupti_record_of_external(void) { return CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION; }
+int cupti_record_of_event(void) { return CUPTI_ACTIVITY_KIND_CUDA_EVENT; }
+int cupti_record_of_wait(void) { return CUPTI_ACTIVITY_KIND_SYNCHRONIZATION; }
 
 static int at_least_one(uint32_t size) { return size ? (int)size : 1; }
 
@@ -116,8 +116,8 @@ static void write_wait_record(wait_record *out, const struct activity *from) {
     out->cudaEventId = from->external ? (uint32_t)from->external : CUPTI_SYNCHRONIZATION_INVALID_VALUE;
 }
 
-void write_activity(void *out, int kind, const struct activity *from) {
-    memset(out, 0, activity_bytes(kind));
+void cupti_record_write(void *out, int kind, const struct activity *from) {
+    memset(out, 0, cupti_record_bytes(kind));
     ((CUpti_Activity *)out)->kind = (CUpti_ActivityKind)kind;
     switch (kind) {
     case CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL: write_kernel(out, from); break;
@@ -156,15 +156,15 @@ void write_activity(void *out, int kind, const struct activity *from) {
 }
 
 #else /* a CUDA toolkit without CUPTI: nothing can be enabled */
-int cupti_is_known(void) { return 0; }
-int cupti_version_number(void) { return 0; }
-size_t activity_bytes(int kind) { return (void)kind, 0; }
-int can_be_enabled(int kind) { return (void)kind, 0; }
-int can_be_set(int attribute) { return (void)attribute, 0; }
-int kind_of_launch(int launch_kind) { return (void)launch_kind, 0; }
-int kind_of_call(int is_runtime) { return (void)is_runtime, 0; }
-int kind_of_external(void) { return 0; }
-int kind_of_event(void) { return 0; }
-int kind_of_wait(void) { return 0; }
-void write_activity(void *out, int kind, const struct activity *from) { (void)out, (void)kind, (void)from; }
+int cupti_record_is_known(void) { return 0; }
+int cupti_record_version(void) { return 0; }
+size_t cupti_record_bytes(int kind) { return (void)kind, 0; }
+int cupti_record_can_enable(int kind) { return (void)kind, 0; }
+int cupti_record_can_set(int attribute) { return (void)attribute, 0; }
+int cupti_record_of_launch(int launch_kind) { return (void)launch_kind, 0; }
+int cupti_record_of_call(int is_runtime) { return (void)is_runtime, 0; }
+int cupti_record_of_external(void) { return 0; }
+int cupti_record_of_event(void) { return 0; }
+int cupti_record_of_wait(void) { return 0; }
+void cupti_record_write(void *out, int kind, const struct activity *from) { (void)out, (void)kind, (void)from; }
 #endif

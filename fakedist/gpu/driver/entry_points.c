@@ -4,7 +4,9 @@
  * undocumented ones through tables. Those are not implemented, so the library that contains the runtime is refused by
  * name. */
 #define _GNU_SOURCE
-#include "virtual_gpu.h"
+#include "entry_points.h"
+
+#include "refuse.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
@@ -64,5 +66,5 @@ API int cuGetExportTable(const void **table, const void *id) {
     static const char *const content[] = {"libcudnn", "libnvrtc", "libcublasLt"};
     for (int i = 0; i < 3; i++)
         if (known && strstr(caller.dli_fname, content[i])) return NOT_SUPPORTED;
-    return unanswered(refusal_of(known ? caller.dli_fname : "a library"), NOT_SUPPORTED);
+    return refuse_call(refusal_of(known ? caller.dli_fname : "a library"), NOT_SUPPORTED);
 }

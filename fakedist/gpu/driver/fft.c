@@ -1,5 +1,5 @@
 /* cuFFT: plans are numbers, and transforms are counted and not computed. */
-#include "virtual_gpu.h"
+#include "submit.h"
 
 enum { MAX_PLANS = 65536, CUFFT_INVALID_PLAN = 1, CUFFT_ALLOC_FAILED = 2 };
 enum { COMPLEX_DOUBLE = 5, COMPLEX_HALF = 6 }; /* cudaDataType; all others are single */
@@ -42,5 +42,5 @@ API int cufftXtMakePlanMany(int plan, int rank, long long *n, long long *in_embe
 }
 API int cufftXtExec(int plan, void *in, void *out, int direction) {
     (void)in, (void)out, (void)direction;
-    return is_plan(plan) ? launch(__func__, plans[plan].stream) : CUFFT_INVALID_PLAN;
+    return is_plan(plan) ? submit_library(__func__, plans[plan].stream) : CUFFT_INVALID_PLAN;
 }

@@ -1,32 +1,18 @@
-/* CUDA graphs. Launching a graph counts its kernels and repeats its copies and fills.
- *
- * During a capture, copies and fills also run at once, so the script finds the values that its set-up gave to small
- * tensors. */
-#define _GNU_SOURCE
-#include "virtual_gpu.h"
+/* CUDA graphs: how they are made, asked and kept. submit.c launches them. */
+#include "graphs.h"
+
+#include "cupti.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { NODE_KERNEL = 0, NODE_MEMCPY = 1, NODE_MEMSET = 2, NODE_HOST = 3, NODE_CONDITIONAL = 13 }; /* cudaGraphNodeType */
-
-struct node {
-    int type, value;
-    uint64_t id; /* as CUPTI reports it: unique among the nodes of all graphs */
-    void *to;
-    const void *from;
-    struct launch launch; /* of a kernel, copy or fill */
-    void (*function)(void *);
-    struct graph *body;
-    struct node *before; /* the node that this one depends on */
-};
 struct held_object { /* kept alive by the graph: cudaGraphRetainUserObject */
     struct user_object *object;
     unsigned count;
 };
 struct graph {
-    struct node **nodes;
+    struct graph_node **nodes;
     size_t count, room;
     struct held_object *held;
     size_t num_held;
@@ -42,13 +28,13 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t num_nodes;
 
 struct graph *graph_create(void) {
-    struct graph *g = new_handle(sizeof *g);
+    struct graph *g = gpu_new_handle(sizeof *g);
     g->users = 1;
     return g;
 }
 
-static struct node *add(struct graph *g, struct node made) {
-    struct node *n = new_handle(sizeof *n);
+static struct graph_node *add(struct graph *g, struct graph_node made) {
+    struct graph_node *n = gpu_new_handle(sizeof *n);
     pthread_mutex_lock(&lock);
     if (g->count == g->room) {
         g->room = g->room ? 2 * g->room : 64;
@@ -63,16 +49,16 @@ static struct node *add(struct graph *g, struct node made) {
     return n;
 }
 void graph_add_kernel(struct graph *g, const struct launch *launch) {
-    add(g, (struct node){.type = NODE_KERNEL, .launch = *launch});
+    add(g, (struct graph_node){.type = NODE_KERNEL, .launch = *launch});
 }
 void graph_add_copy(struct graph *g, const struct launch *launch, void *to, const void *from) {
-    add(g, (struct node){.type = NODE_MEMCPY, .to = to, .from = from, .launch = *launch});
+    add(g, (struct graph_node){.type = NODE_MEMCPY, .to = to, .from = from, .launch = *launch});
 }
 void graph_add_fill(struct graph *g, const struct launch *launch, void *to, int value) {
-    add(g, (struct node){.type = NODE_MEMSET, .to = to, .value = value, .launch = *launch});
+    add(g, (struct graph_node){.type = NODE_MEMSET, .to = to, .value = value, .launch = *launch});
 }
 void graph_add_call(struct graph *g, void (*function)(void *), void *data) {
-    add(g, (struct node){.type = NODE_HOST, .function = function, .to = data});
+    add(g, (struct graph_node){.type = NODE_HOST, .function = function, .to = data});
 }
 
 static void release_object(struct user_object *object, unsigned count) {
@@ -99,25 +85,7 @@ void graph_destroy(struct graph *g) {
     free(g);
 }
 
-void graph_last_nodes(struct graph *g, const void ***nodes, size_t *count) {
-    if (nodes) *nodes = g->count ? (const void **)&g->nodes[g->count - 1] : NULL;
-    if (count) *count = g->count ? 1 : 0;
-}
-
-/* Host memory that was pageable at capture may be gone by now. */
-static int may_touch(const void *address) { return device_of(address) >= 0 || is_pinned(address); }
-
-static void run(struct graph *g, void *stream, int number) {
-    for (size_t i = 0; i < g->count; i++) {
-        struct node *n = g->nodes[i];
-        if (n->type == NODE_MEMCPY && may_touch(n->to) && may_touch(n->from)) move_bytes(n->to, n->from, n->launch.bytes);
-        else if (n->type == NODE_MEMSET) set_bytes(n->to, n->value, n->launch.bytes);
-        else if (n->type == NODE_HOST) n->function(n->to);
-        else if (n->type == NODE_CONDITIONAL) run(n->body, stream, number);
-        else if (n->type == NODE_KERNEL) COUNT(launches, 1);
-        if (n->type <= NODE_MEMSET) replay_launch(&n->launch, stream, number, n->id);
-    }
-}
+struct graph_node *const *graph_nodes(const struct graph *g, size_t *count) { return *count = g->count, g->nodes; }
 
 API int cudaGraphCreate(void **out, unsigned flags) { return (void)flags, *out = graph_create(), OK; }
 API int cudaGraphDestroy(void *graph) { return graph_destroy(graph), OK; }
@@ -128,7 +96,7 @@ API int cudaGraphGetNodes(void *graph, void **nodes, size_t *count) {
     return OK;
 }
 static int dependencies(void *node, void **nodes, size_t *count) {
-    struct node *n = node;
+    struct graph_node *n = node;
     if (nodes && n->before && *count) nodes[0] = n->before;
     *count = n->before ? 1 : 0;
     return OK;
@@ -140,7 +108,7 @@ API int cudaGraphNodeGetDependencies(void *node, void **nodes, void *edges, size
 API int cudaGraphNodeGetDependencies_v2(void *node, void **nodes, void *edges, size_t *count) {
     return (void)edges, dependencies(node, nodes, count);
 }
-API int cudaGraphNodeGetType(void *node, int *type) { return *type = ((struct node *)node)->type, OK; }
+API int cudaGraphNodeGetType(void *node, int *type) { return *type = ((struct graph_node *)node)->type, OK; }
 
 API int cudaGraphInstantiate(void **out, void *graph, unsigned long long flags) {
     TRACED;
@@ -156,19 +124,13 @@ API int cudaGraphInstantiateWithFlags(void **out, void *graph, unsigned long lon
     return cudaGraphInstantiate(out, graph, flags);
 }
 API int cudaGraphExecDestroy(void *exec) { return graph_destroy(exec), OK; }
-API int cudaGraphLaunch(void *exec, void *stream) {
-    TRACED;
-    struct graph *outer = capturing_graph(stream);
-    if (outer) return launch(__func__, stream);
-    return run(exec, stream, next_graph_launch()), OK;
-}
 API int cudaGraphUpload(void *exec, void *stream) { return (void)exec, (void)stream, OK; }
 API int cudaGraphDebugDotPrint(void *graph, const char *path, unsigned flags) {
     (void)flags;
     static const char *const names[] = {"kernel", "memcpy", "memset", "host"};
     struct graph *g = graph;
     FILE *file = fopen(path, "w");
-    if (!file) return fail(INVALID_VALUE);
+    if (!file) return gpu_fail(INVALID_VALUE);
     fprintf(file, "digraph dot {\n");
     for (size_t i = 0; i < g->count; i++) {
         int type = g->nodes[i]->type;
@@ -189,7 +151,7 @@ API int cudaDeviceSetGraphMemAttribute(int device, int attribute, void *value) {
 API int cudaDeviceGraphMemTrim(int device) { return (void)device, OK; }
 
 API int cudaUserObjectCreate(void **out, void *pointer, void (*destroy)(void *), unsigned references, unsigned flags) {
-    struct user_object *object = new_handle(sizeof *object);
+    struct user_object *object = gpu_new_handle(sizeof *object);
     (void)flags;
     *object = (struct user_object){pointer, destroy, references};
     return *out = object, OK;
@@ -211,7 +173,7 @@ API int cudaGraphRetainUserObject(void *graph, void *object, unsigned count, uns
 /* Conditional nodes: the body counts as run once. Called from structs.c, which knows cudaGraphNodeParams. */
 struct graph *graph_add_conditional(struct graph *g, void **node) {
     struct graph *body = graph_create();
-    *node = add(g, (struct node){.type = NODE_CONDITIONAL, .body = body});
+    *node = add(g, (struct graph_node){.type = NODE_CONDITIONAL, .body = body});
     return body;
 }
 API int cudaGraphConditionalHandleCreate(uint64_t *out, void *graph, unsigned value, unsigned flags) {

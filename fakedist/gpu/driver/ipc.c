@@ -2,7 +2,9 @@
  *
  * The other ranks mirror this one, so the handles that arrive from them are this rank's own. The memory behind them
  * belongs to other GPUs and takes none of this one. Any address will do, because nothing reads it. */
-#include "virtual_gpu.h"
+#include "memory.h"
+
+#include "refuse.h"
 
 #include <unistd.h>
 
@@ -14,12 +16,12 @@ struct ipc_handle {
 
 API int cudaIpcGetMemHandle(struct ipc_handle *handle, void *address) {
     *handle = (struct ipc_handle){.process = (uint64_t)getpid()};
-    return allocation_of(address, &handle->base, NULL);
+    return memory_allocation_of(address, &handle->base, NULL);
 }
 API int cudaIpcOpenMemHandle(void **out, struct ipc_handle handle, unsigned flags) {
     (void)flags;
     if (handle.process != (uint64_t)getpid())
-        return unanswered("cudaIpcOpenMemHandle of a process that is no rank", NOT_SUPPORTED);
+        return refuse_call("cudaIpcOpenMemHandle of a process that is no rank", NOT_SUPPORTED);
     return *out = handle.base, OK;
 }
 API int cudaIpcCloseMemHandle(void *address) { return (void)address, OK; }

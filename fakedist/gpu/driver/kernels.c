@@ -1,250 +1,105 @@
-/* Kernels: registered or loaded, found under any name, counted and not run. */
-#define _GNU_SOURCE
-#include "virtual_gpu.h"
+/* How many blocks of a kernel fit an SM: NVIDIA's own calculation from the kernel's registers and shared memory. */
+#include "kernels.h"
 
+#include "images.h"
+
+#include <cuda_occupancy.h>
 #include <stdlib.h>
 #include <string.h>
 
-struct dim3 {
-    unsigned x, y, z;
-};
-/* cudaLaunchConfig_t and CUlaunchConfig have the stream at the same offset. */
-struct launch_config {
-    unsigned sizes[6];
-    uint64_t shared;
-    void *stream;
+/* A kernel's key is the address of its host function, or its handle if it came from a module. */
+struct kernel {
+    const void *key, *image;
+    const char *name;
+    enum { NOT_READ, READ, UNKNOWN } state;
+    struct kernel_resources resources;
 };
 
-/* ---- what nvcc's host code calls ---- */
-
-API void **__cudaRegisterFatBinary(void *binary) {
-    void **handle = new_handle(sizeof binary);
-    return *handle = binary, handle;
-}
-API void __cudaRegisterFatBinaryEnd(void **handle) { (void)handle; }
-API void __cudaUnregisterFatBinary(void **handle) { free(handle); }
-API void __cudaRegisterFunction(void **handle, const char *host, char *device, const char *name, int limit, void *tid,
-                                void *bid, void *block, void *grid, int *warp) {
-    (void)device, (void)limit, (void)tid, (void)bid, (void)block, (void)grid, (void)warp;
-    remember_kernel(host, *handle, name);
-}
-API char __cudaInitModule(void **handle) { return (void)handle, 1; }
-
-static __thread struct {
-    struct dim3 grid, block;
-    size_t shared;
-    void *stream;
-} pending;
-
-API unsigned __cudaPushCallConfiguration(struct dim3 grid, struct dim3 block, size_t shared, void *stream) {
-    pending.grid = grid;
-    pending.block = block;
-    pending.shared = shared;
-    pending.stream = stream;
-    return 0;
-}
-API int __cudaPopCallConfiguration(struct dim3 *grid, struct dim3 *block, size_t *shared, void *stream) {
-    *grid = pending.grid;
-    *block = pending.block;
-    *shared = pending.shared;
-    *(void **)stream = pending.stream;
-    return OK;
-}
-API int __cudaGetKernel(const void **kernel, const void *function) { return *kernel = function, OK; }
-API int __cudaLaunchKernel(const void *kernel, struct dim3 grid, struct dim3 block, void **arguments, size_t shared,
-                           void *stream) {
-    TRACED;
-    const unsigned sizes[6] = {grid.x, grid.y, grid.z, block.x, block.y, block.z};
-    return (void)arguments, (void)shared, launch_kernel(kernel, sizes, stream);
-}
-
-/* ---- device variables: __constant__ and __device__, one piece of host memory each ---- */
-
-struct symbol {
-    const void *host;
-    void *memory;
-    size_t size;
-    struct symbol *next;
-};
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct symbol *symbols;
+static struct kernel *table; /* open addressing; libtorch_cuda alone registers tens of thousands */
+static size_t capacity, used;
 
-API void __cudaRegisterVar(void **handle, char *host, char *device, const char *name, int external, size_t size,
-                           int constant, int global) {
-    (void)handle, (void)device, (void)name, (void)external, (void)constant, (void)global;
-    struct symbol *s = new_handle(sizeof *s);
+static struct kernel *slot(struct kernel *in, size_t size, const void *key) {
+    size_t i = ((uintptr_t)key >> 4) * 0x9e3779b97f4a7c15ull & (size - 1);
+    while (in[i].key && in[i].key != key) i = (i + 1) & (size - 1);
+    return &in[i];
+}
+
+static void grow(void) {
+    size_t size = capacity ? 2 * capacity : 1 << 12;
+    struct kernel *larger = calloc(size, sizeof *larger);
+    if (!larger) abort();
+    for (size_t i = 0; i < capacity; i++)
+        if (table[i].key) *slot(larger, size, table[i].key) = table[i];
+    free(table);
+    table = larger;
+    capacity = size;
+}
+
+void kernel_remember(const void *key, const void *image, const char *name) {
     pthread_mutex_lock(&lock);
-    *s = (struct symbol){host, NULL, size, symbols};
-    symbols = s;
+    if (2 * used >= capacity) grow();
+    struct kernel *k = slot(table, capacity, key);
+    used += !k->key;
+    *k = (struct kernel){.key = key, .image = image, .name = name};
     pthread_mutex_unlock(&lock);
 }
-static struct symbol *find_symbol(const void *host) {
+
+const char *kernel_name(const void *key) {
     pthread_mutex_lock(&lock);
-    struct symbol *s = symbols;
-    while (s && s->host != host) s = s->next;
-    if (s && !s->memory) s->memory = new_handle(s->size);
+    struct kernel *k = capacity ? slot(table, capacity, key) : NULL;
+    const char *name = k && k->key ? k->name : NULL;
     pthread_mutex_unlock(&lock);
-    return s;
-}
-API int cudaGetSymbolAddress(void **out, const void *symbol) {
-    struct symbol *s = find_symbol(symbol);
-    return s ? (*out = s->memory, OK) : fail(INVALID_SYMBOL);
-}
-API int cudaGetSymbolSize(size_t *size, const void *symbol) {
-    struct symbol *s = find_symbol(symbol);
-    return s ? (*size = s->size, OK) : fail(INVALID_SYMBOL);
-}
-API int cudaMemcpyToSymbol(const void *symbol, const void *from, size_t size, size_t offset, int kind) {
-    struct symbol *s = find_symbol(symbol);
-    (void)kind;
-    if (!s || offset + size > s->size) return fail(INVALID_SYMBOL);
-    return copy((char *)s->memory + offset, from, size, NULL), OK;
-}
-API int cudaMemcpyToSymbolAsync(const void *symbol, const void *from, size_t size, size_t offset, int kind,
-                                void *stream) {
-    return (void)stream, cudaMemcpyToSymbol(symbol, from, size, offset, kind);
-}
-API int cudaMemcpyFromSymbol(void *to, const void *symbol, size_t size, size_t offset, int kind) {
-    struct symbol *s = find_symbol(symbol);
-    (void)kind;
-    if (!s || offset + size > s->size) return fail(INVALID_SYMBOL);
-    return copy(to, (char *)s->memory + offset, size, NULL), OK;
+    return name;
 }
 
-/* ---- the runtime API ---- */
-
-API int cudaLaunchKernel(const void *function, struct dim3 grid, struct dim3 block, void **arguments, size_t shared,
-                         void *stream) {
-    TRACED;
-    return __cudaLaunchKernel(function, grid, block, arguments, shared, stream);
-}
-API int cudaLaunchCooperativeKernel(const void *function, struct dim3 grid, struct dim3 block, void **arguments,
-                                    size_t shared, void *stream) {
-    TRACED;
-    return __cudaLaunchKernel(function, grid, block, arguments, shared, stream);
-}
-API int cudaLaunchKernelExC(const struct launch_config *config, const void *function, void **arguments) {
-    TRACED;
-    return (void)arguments, launch_kernel(function, config->sizes, config->stream);
-}
-API int cudaFuncSetAttribute(const void *function, int attribute, int value) {
-    return (void)function, (void)attribute, (void)value, OK;
-}
-API int cudaFuncSetCacheConfig(const void *function, int config) { return (void)function, (void)config, OK; }
-API int cudaKernelSetAttributeForDevice(void *kernel, int attribute, int value, int device) {
-    return (void)kernel, (void)attribute, (void)value, (void)device, OK;
-}
-API int cudaGetFuncBySymbol(const void **function, const void *symbol) { return *function = symbol, OK; }
-API int cudaGetKernel(const void **kernel, const void *symbol) { return *kernel = symbol, OK; }
-API int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *function, int threads, size_t shared) {
-    return *blocks = active_blocks(function, threads, shared), OK;
-}
-API int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *function, int threads,
-                                                               size_t shared, unsigned flags) {
-    return (void)flags, *blocks = active_blocks(function, threads, shared), OK;
+int kernel_resources(const void *key, struct kernel_resources *out) {
+    pthread_mutex_lock(&lock);
+    struct kernel *k = capacity ? slot(table, capacity, key) : NULL;
+    int known = k && k->key;
+    if (known && k->state == NOT_READ) k->state = image_read_kernel(k->image, k->name, &k->resources) ? READ : UNKNOWN;
+    known = known && k->state == READ;
+    if (known) *out = k->resources;
+    pthread_mutex_unlock(&lock);
+    /* Unknown (an image with only PTX): 32 registers limit nothing on any GPU since 2012. */
+    if (!known) *out = (struct kernel_resources){.registers = 32, .max_threads = 1024};
+    return known;
 }
 
-/* A module is the image that contains its kernels. */
-struct module {
-    void *copy;
-    const void *image;
-};
-static int load(void **out, const void *image) {
-    struct module *m = new_handle(sizeof *m);
-    m->copy = copy_image(image);
-    m->image = m->copy ? m->copy : image;
-    return *out = m, OK;
-}
-static int unload(void *module) { return free(((struct module *)module)->copy), free(module), OK; }
-/* Kernels live as long as the process, because a library that is unloaded may have been loaded twice. */
-static int get_kernel(void **out, const struct module *module, const char *name) {
-    struct kernel_resources read_while_the_image_is_there;
-    *out = new_handle(1);
-    remember_kernel(*out, module->image, strdup(name));
-    if (!compiled_image_size(module->image)) kernel_resources(*out, &read_while_the_image_is_there);
-    return OK;
+/* The largest block that a kernel can be launched with. Registers are allocated to whole groups of four warps. */
+int kernel_largest_block(const struct kernel_resources *kernel) {
+    int for_warp = (kernel->registers * 32 + 255) / 256 * 256;
+    int by_registers = for_warp ? model.registers_per_block / for_warp / 4 * 4 * 32 : 1024;
+    return by_registers < kernel->max_threads ? by_registers : kernel->max_threads;
 }
 
-API int cudaLibraryLoadData(void **out, const void *image) { return load(out, image); }
-API int cudaLibraryLoadFromFile(void **out, const char *path) { return (void)path, load(out, ""); }
-API int cudaLibraryUnload(void *library) { return unload(library); }
-API int cudaLibraryGetKernel(void **out, void *library, const char *name) { return get_kernel(out, library, name); }
-
-/* ---- the driver API ---- */
-
-API int cuModuleLoad(void **out, const char *path) { return (void)path, load(out, ""); }
-API int cuModuleLoadData(void **out, const void *image) { return load(out, image); }
-API int cuModuleLoadDataEx(void **out, const void *image, unsigned count, void *options, void **values) {
-    return (void)count, (void)options, (void)values, load(out, image);
-}
-API int cuModuleLoadFatBinary(void **out, const void *image) { return load(out, image); }
-API int cuModuleUnload(void *module) { return unload(module); }
-API int cuModuleGetFunction(void **out, void *module, const char *name) { return get_kernel(out, module, name); }
-API int cuLibraryLoadData(void **out, const void *image) { return load(out, image); }
-API int cuLibraryUnload(void *library) { return unload(library); }
-API int cuLibraryGetKernel(void **out, void *library, const char *name) { return get_kernel(out, library, name); }
-API int cuKernelGetFunction(void **out, void *kernel) { return *out = kernel, OK; }
-
-API int cuFuncGetAttribute(int *value, int attribute, void *function) {
-    enum { MAX_THREADS = 0, SHARED = 1, LOCAL_BYTES = 3, REGISTERS = 4, PTX_VERSION = 5, BINARY_VERSION = 6 };
+int kernel_active_blocks(const void *function, int threads, size_t shared) {
     struct kernel_resources kernel;
     kernel_resources(function, &kernel);
-    switch (attribute) {
-    case MAX_THREADS: return *value = largest_block(&kernel), OK;
-    case SHARED: return *value = kernel.shared_bytes, OK;
-    case LOCAL_BYTES: return *value = kernel.local_bytes, OK;
-    case REGISTERS: return *value = kernel.registers, OK;
-    case PTX_VERSION:
-    case BINARY_VERSION: return *value = model.major * 10 + model.minor, OK;
-    default: return *value = 0, OK;
-    }
+    cudaOccDeviceProp device = {
+        .computeMajor = model.major,
+        .computeMinor = model.minor,
+        .maxThreadsPerBlock = 1024,
+        .maxThreadsPerMultiprocessor = model.threads_per_sm,
+        .regsPerBlock = model.registers_per_block,
+        .regsPerMultiprocessor = model.registers_per_sm,
+        .warpSize = 32,
+        .sharedMemPerBlock = (size_t)model.shared_per_block,
+        .sharedMemPerMultiprocessor = (size_t)model.shared_per_sm,
+        .numSms = model.sms,
+        .sharedMemPerBlockOptin = (size_t)model.shared_per_block_optin,
+        .reservedSharedMemPerBlock = 1024,
+    };
+    cudaOccFuncAttributes attributes = {
+        .maxThreadsPerBlock = kernel.max_threads,
+        .numRegs = kernel.registers,
+        .sharedSizeBytes = (size_t)kernel.shared_bytes,
+        .partitionedGCConfig = PARTITIONED_GC_OFF,
+        .shmemLimitConfig = FUNC_SHMEM_LIMIT_OPTIN,
+        .maxDynamicSharedSizeBytes = (size_t)model.shared_per_block_optin - (size_t)kernel.shared_bytes,
+    };
+    cudaOccDeviceState state = {.cacheConfig = CACHE_PREFER_NONE, .carveoutConfig = SHAREDMEM_CARVEOUT_DEFAULT};
+    cudaOccResult result;
+    if (cudaOccMaxActiveBlocksPerMultiprocessor(&result, &device, &attributes, &state, threads, shared)) return 0;
+    return result.activeBlocksPerMultiprocessor;
 }
-API int cuKernelGetAttribute(int *value, int attribute, void *kernel, int device) {
-    return (void)device, cuFuncGetAttribute(value, attribute, kernel);
-}
-API int cuFuncSetAttribute(void *function, int attribute, int value) {
-    return (void)function, (void)attribute, (void)value, OK;
-}
-API int cuKernelSetAttribute(int attribute, int value, void *kernel, int device) {
-    return (void)attribute, (void)value, (void)kernel, (void)device, OK;
-}
-API int cuFuncSetCacheConfig(void *function, int config) { return (void)function, (void)config, OK; }
-API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int threads, size_t shared) {
-    return *blocks = active_blocks(function, threads, shared), OK;
-}
-/* Thread block clusters: the largest portable one has 8 blocks (CUDA C++ Programming Guide). One per 8 SMs. */
-API int cuOccupancyMaxActiveClusters(int *clusters, void *function, const void *config) {
-    return (void)function, (void)config, *clusters = model.major >= 9 ? model.sms / 8 : 0, OK;
-}
-API int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                       unsigned shared, void *stream, void **arguments, void **extra) {
-    TRACED;
-    const unsigned sizes[6] = {gx, gy, gz, bx, by, bz};
-    return (void)shared, (void)arguments, (void)extra, launch_kernel(function, sizes, stream);
-}
-API int cuLaunchKernelEx(const struct launch_config *config, void *function, void **arguments, void **extra) {
-    TRACED;
-    return (void)arguments, (void)extra, launch_kernel(function, config->sizes, config->stream);
-}
-API int cuLaunchCooperativeKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
-                                  unsigned bz, unsigned shared, void *stream, void **arguments) {
-    TRACED;
-    return cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, arguments, NULL);
-}
-
-/* The linker of PTX and cubins returns an image that nothing inspects. */
-API int cuLinkCreate_v2(unsigned count, void *options, void **values, void **out) {
-    return (void)count, (void)options, (void)values, *out = new_handle(1), OK;
-}
-API int cuLinkAddData_v2(void *state) { return (void)state, OK; }
-API int cuLinkAddFile_v2(void *state) { return (void)state, OK; }
-API int cuLinkComplete(void *state, void **image, size_t *size) {
-    return *image = state, *size = 64, OK; /* new_handle's minimum */
-}
-API int cuLinkDestroy(void *state) { return free(state), OK; }
-
-/* A tensor map is 128 opaque bytes that only kernels read. */
-API int cuTensorMapEncodeTiled(void *map) { return memset(map, 0, 128), OK; }
-API int cuTensorMapEncodeIm2col(void *map) { return memset(map, 0, 128), OK; }
-API int cuTensorMapEncodeIm2colWide(void *map) { return memset(map, 0, 128), OK; }
-API int cuTensorMapReplaceAddress(void *map, void *address) { return (void)map, (void)address, OK; }

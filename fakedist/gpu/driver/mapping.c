@@ -2,7 +2,10 @@
  *
  * Memory counts from cuMemCreate until its handle is released and it is no longer mapped. Mapped memory is a segment of
  * memory.c, so pages of a small pool hold data and those of a large pool cost nothing. */
-#include "virtual_gpu.h"
+#include "memory.h"
+
+#include "devices.h"
+#include "refuse.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -40,7 +43,7 @@ static struct mapping **mapping_at(const void *address) {
 
 static void drop_if_unused(struct physical *memory) {
     if (memory->handles || memory->mappings) return;
-    discharge(memory->properties.device, memory->bytes);
+    memory_discharge(memory->properties.device, memory->bytes);
     COUNT(frees, 1);
     free(memory);
 }
@@ -50,11 +53,11 @@ static uint64_t reserved_span(uint64_t size) { return size < MOST_ADDRESSES ? si
 API int cuMemAddressReserve(void **out, size_t size, size_t alignment, void *wanted, unsigned long long flags) {
     (void)alignment, (void)wanted, (void)flags;
     if (!size || size % GRANULE) return INVALID_VALUE;
-    *out = reserve_range(current_device(), reserved_span(size));
+    *out = memory_reserve(device_current(), reserved_span(size));
     return *out ? OK : OUT_OF_MEMORY;
 }
 API int cuMemAddressFree(void *address, size_t size) {
-    return release_range(device_of(address), address, reserved_span(size)), OK;
+    return memory_release(memory_device_of(address), address, reserved_span(size)), OK;
 }
 
 API int cuMemGetAllocationGranularity(size_t *bytes, const struct properties *properties, int option) {
@@ -65,10 +68,10 @@ API int cuMemCreate(void **out, size_t size, const struct properties *properties
     (void)flags;
     if (!size || size % GRANULE) return INVALID_VALUE;
     if (properties->location_type != LOCATION_DEVICE)
-        return unanswered("cuMemCreate of host memory", NOT_SUPPORTED);
-    if (properties->device < 0 || properties->device >= num_devices()) return INVALID_DEVICE;
-    if (!charge(properties->device, size)) return OUT_OF_MEMORY;
-    struct physical *memory = new_handle(sizeof *memory);
+        return refuse_call("cuMemCreate of host memory", NOT_SUPPORTED);
+    if (properties->device < 0 || properties->device >= device_count()) return INVALID_DEVICE;
+    if (!memory_charge(properties->device, size)) return OUT_OF_MEMORY;
+    struct physical *memory = gpu_new_handle(sizeof *memory);
     *memory = (struct physical){*properties, size, 1, 0};
     COUNT(mallocs, 1);
     return *out = memory, OK;
@@ -85,9 +88,9 @@ API int cuMemRelease(void *handle) {
 API int cuMemMap(void *address, size_t size, size_t offset, void *handle, unsigned long long flags) {
     (void)flags;
     struct physical *memory = handle;
-    if (device_of(address) < 0 || offset + size > memory->bytes) return INVALID_VALUE;
-    if (!open_segment(address, size)) return INVALID_VALUE;
-    struct mapping *m = new_handle(sizeof *m);
+    if (memory_device_of(address) < 0 || offset + size > memory->bytes) return INVALID_VALUE;
+    if (!memory_open(address, size)) return INVALID_VALUE;
+    struct mapping *m = gpu_new_handle(sizeof *m);
     pthread_mutex_lock(&lock);
     *m = (struct mapping){address, memory, *bucket(address)};
     *bucket(address) = m;
@@ -100,7 +103,7 @@ API int cuMemUnmap(void *address, size_t size) {
     pthread_mutex_lock(&lock);
     for (uint64_t done = 0; done < size && !status;) { /* one call may cover several adjacent mappings */
         struct mapping **at = mapping_at((char *)address + done), *m = *at;
-        uint64_t span = m ? close_segment(m->address) : 0;
+        uint64_t span = m ? memory_close(m->address) : 0;
         if (!span) {
             status = INVALID_VALUE;
             break;
@@ -115,7 +118,7 @@ API int cuMemUnmap(void *address, size_t size) {
     return status;
 }
 API int cuMemSetAccess(void *address, size_t size, const void *access, size_t count) {
-    return (void)size, (void)access, (void)count, device_of(address) < 0 ? INVALID_VALUE : OK;
+    return (void)size, (void)access, (void)count, memory_device_of(address) < 0 ? INVALID_VALUE : OK;
 }
 API int cuMemGetAccess(unsigned long long *flags, const void *location, void *address) {
     return (void)location, (void)address, *flags = ACCESS_READ_WRITE, OK;
@@ -123,7 +126,7 @@ API int cuMemGetAccess(unsigned long long *flags, const void *location, void *ad
 
 API int cuMemRetainAllocationHandle(void **out, void *address) {
     void *base = NULL;
-    if (allocation_of(address, &base, NULL)) return INVALID_VALUE;
+    if (memory_allocation_of(address, &base, NULL)) return INVALID_VALUE;
     pthread_mutex_lock(&lock);
     struct mapping *m = *mapping_at(base);
     if (m) m->memory->handles++;

@@ -5,7 +5,7 @@
  * tensors of up to 1 MiB) keep what is written to them. Larger segments are never written, so the kernel gives them no
  * pages. */
 #define _GNU_SOURCE
-#include "virtual_gpu.h"
+#include "memory.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -46,7 +46,7 @@ static uint8_t chunk_owner[NUM_CHUNKS]; /* device + 1 */
 static uint64_t chunks_taken;
 static struct segment **by_granule; /* each granule -> the segment that holds it; lazily paged */
 
-int device_of(const void *address) {
+int memory_device_of(const void *address) {
     uint64_t a = (uint64_t)address;
     if (a < RANGE_BASE || a >= RANGE_BASE + RANGE_SPAN) return -1;
     return chunk_owner[(a - RANGE_BASE) / CHUNK] - 1;
@@ -90,18 +90,18 @@ static void *take_range(int device, uint64_t span) {
 }
 
 static void give_back(int device, void *address, uint64_t span) {
-    struct range *r = new_handle(sizeof *r);
+    struct range *r = gpu_new_handle(sizeof *r);
     *r = (struct range){(uint64_t)address, span, devices[device].given_back};
     devices[device].given_back = r;
 }
 
-void *reserve_range(int device, uint64_t span) {
+void *memory_reserve(int device, uint64_t span) {
     pthread_mutex_lock(&lock);
     void *address = take_range(device, span);
     pthread_mutex_unlock(&lock);
     return address;
 }
-void release_range(int device, void *address, uint64_t span) {
+void memory_release(int device, void *address, uint64_t span) {
     pthread_mutex_lock(&lock);
     give_back(device, address, span);
     pthread_mutex_unlock(&lock);
@@ -112,13 +112,13 @@ static int charge_locked(int device, uint64_t bytes) {
     devices[device].used_bytes += bytes;
     return 1;
 }
-int charge(int device, uint64_t bytes) {
+int memory_charge(int device, uint64_t bytes) {
     pthread_mutex_lock(&lock);
     int ok = charge_locked(device, bytes);
     pthread_mutex_unlock(&lock);
     return ok;
 }
-void discharge(int device, uint64_t bytes) {
+void memory_discharge(int device, uint64_t bytes) {
     pthread_mutex_lock(&lock);
     devices[device].used_bytes -= bytes;
     pthread_mutex_unlock(&lock);
@@ -137,12 +137,12 @@ static int open_locked(void *address, size_t size, uint64_t span) {
         return 0;
     }
     madvise(address, span, MADV_NOHUGEPAGE); /* one written byte must not cost 2 MiB of host memory */
-    struct segment *s = new_handle(sizeof *s);
+    struct segment *s = gpu_new_handle(sizeof *s);
     *s = (struct segment){address, size, span};
     mark_granules(s, s);
     return 1;
 }
-int open_segment(void *address, uint64_t span) {
+int memory_open(void *address, uint64_t span) {
     pthread_mutex_lock(&lock);
     int ok = open_locked(address, span, span);
     pthread_mutex_unlock(&lock);
@@ -151,7 +151,7 @@ int open_segment(void *address, uint64_t span) {
 
 /* The segment that contains an address. The caller holds the lock. */
 static struct segment *find_segment(const void *address) {
-    return device_of(address) < 0 ? NULL : *granule_of(address);
+    return memory_device_of(address) < 0 ? NULL : *granule_of(address);
 }
 
 /* Close the segment that begins at an address and return its span; 0 for none. */
@@ -164,14 +164,14 @@ static uint64_t close_locked(void *address) {
     free(s);
     return span;
 }
-uint64_t close_segment(void *address) {
+uint64_t memory_close(void *address) {
     pthread_mutex_lock(&lock);
     uint64_t span = close_locked(address);
     pthread_mutex_unlock(&lock);
     return span;
 }
 
-int device_malloc(int device, size_t size, void **out) {
+int memory_allocate(int device, size_t size, void **out) {
     *out = NULL;
     if (!size) return OK;
     uint64_t span = (size + GRANULE - 1) / GRANULE * GRANULE;
@@ -185,14 +185,14 @@ int device_malloc(int device, size_t size, void **out) {
         if (address && !ok) give_back(device, address, span);
     }
     pthread_mutex_unlock(&lock);
-    if (!ok) return fail(OUT_OF_MEMORY);
+    if (!ok) return gpu_fail(OUT_OF_MEMORY);
     COUNT(mallocs, 1);
     return OK;
 }
 
-int device_free(void *address) {
+int memory_free(void *address) {
     if (!address) return OK;
-    int device = device_of(address);
+    int device = memory_device_of(address);
     pthread_mutex_lock(&lock);
     uint64_t span = close_locked(address);
     if (span) {
@@ -200,12 +200,12 @@ int device_free(void *address) {
         give_back(device, address, span);
     }
     pthread_mutex_unlock(&lock);
-    if (!span) return fail(INVALID_VALUE);
+    if (!span) return gpu_fail(INVALID_VALUE);
     COUNT(frees, 1);
     return OK;
 }
 
-void device_memory(int device, size_t *free_bytes, size_t *total_bytes) {
+void memory_left(int device, size_t *free_bytes, size_t *total_bytes) {
     pthread_mutex_lock(&lock);
     uint64_t used = devices[device].used_bytes;
     pthread_mutex_unlock(&lock);
@@ -213,7 +213,7 @@ void device_memory(int device, size_t *free_bytes, size_t *total_bytes) {
     *free_bytes = model.memory_bytes - used;
 }
 
-int allocation_of(const void *address, void **base, size_t *size) {
+int memory_allocation_of(const void *address, void **base, size_t *size) {
     pthread_mutex_lock(&lock);
     struct segment *s = find_segment(address);
     if (s) {
@@ -221,13 +221,13 @@ int allocation_of(const void *address, void **base, size_t *size) {
         if (size) *size = s->size;
     }
     pthread_mutex_unlock(&lock);
-    return s ? OK : fail(INVALID_VALUE);
+    return s ? OK : gpu_fail(INVALID_VALUE);
 }
 
 /* Whether the host may read or write here without touching pages of a large segment. A tensor of an expandable segment
  * may span two of the small segments that it is made of. */
 static int holds_data(const void *address, size_t limit_if_large, size_t size) {
-    if (device_of(address) < 0) return 1;
+    if (memory_device_of(address) < 0) return 1;
     const char *at = address, *end = at + size;
     int ok = 1;
     pthread_mutex_lock(&lock);
@@ -240,12 +240,12 @@ static int holds_data(const void *address, size_t limit_if_large, size_t size) {
     return ok;
 }
 
-void move_bytes(void *to, const void *from, size_t size) {
+void memory_copy(void *to, const void *from, size_t size) {
     COUNT(copies, 1);
-    int between_devices = device_of(to) >= 0 && device_of(from) >= 0;
+    int between_devices = memory_device_of(to) >= 0 && memory_device_of(from) >= 0;
     /* Thousands of small copies within the device fill buckets and flat buffers, and would page them in. */
     size_t limit = between_devices ? 0 : LARGE_COPY_LIMIT;
-    int on_host = device_of(to) < 0 && device_of(from) < 0;
+    int on_host = memory_device_of(to) < 0 && memory_device_of(from) < 0;
     if (on_host || (size <= COPY_LIMIT && holds_data(to, limit, size) && holds_data(from, limit, size))) {
         memmove(to, from, size);
     } else {
@@ -254,25 +254,6 @@ void move_bytes(void *to, const void *from, size_t size) {
     }
 }
 
-void copy(void *to, const void *from, size_t size, void *stream) {
-    struct graph *graph = capturing_graph(stream);
-    int to_device = device_of(to) >= 0, from_device = device_of(from) >= 0;
-    int direction = to_device && from_device ? WITHIN_DEVICE : to_device ? TO_DEVICE : TO_HOST;
-    struct launch made = {.kind = LAUNCH_COPY, .bytes = size, .direction = direction};
-    made.pinned = direction != WITHIN_DEVICE && is_pinned(to_device ? from : to);
-    if (graph) made = tagged(made, stream), graph_add_copy(graph, &made, to, from);
-    else if (to_device || from_device) write_launch(made, stream); /* else the GPU has no part in it */
-    move_bytes(to, from, size);
-}
-
-void set_bytes(void *to, int value, size_t size) {
+void memory_fill(void *to, int value, size_t size) {
     if (size <= COPY_LIMIT && holds_data(to, 0, size)) memset(to, value, size);
-}
-
-void fill(void *to, int value, size_t size, void *stream) {
-    struct graph *graph = capturing_graph(stream);
-    struct launch made = {.kind = LAUNCH_FILL, .bytes = size};
-    if (graph) made = tagged(made, stream), graph_add_fill(graph, &made, to, value);
-    else if (device_of(to) >= 0) write_launch(made, stream);
-    set_bytes(to, value, size);
 }

@@ -1,15 +1,17 @@
 /* NVML (libnvidia-ml): the part that PyTorch uses. It is found through a library of that name that depends on this one.
  *
  * A device's handle is its number plus one. Numbers and structs are those of nvml.h, which no wheel contains. */
-#include "virtual_gpu.h"
+#include "nvml.h"
+
+#include "devices.h"
+#include "memory.h"
+#include "refuse.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { NVML_INVALID_ARGUMENT = 2, NVML_NOT_FOUND = 6, NVML_INSUFFICIENT_SIZE = 7 };
-
-static int device_of_handle(void *handle) { return (int)(uintptr_t)handle - 1; }
+int nvml_device(void *handle) { return (int)(uintptr_t)handle - 1; }
 static int give_handle(int device, void **out) {
     if (device < 0 || device >= model.devices) return NVML_NOT_FOUND;
     return *out = (void *)(uintptr_t)(device + 1), OK;
@@ -38,20 +40,25 @@ API int nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, void **out) {
 }
 API int nvmlDeviceGetUUID(void *handle, char *text, unsigned size) {
     char uuid[UUID_SIZE];
-    return device_uuid(device_of_handle(handle), uuid), write_text(text, size, uuid);
+    return device_uuid(nvml_device(handle), uuid), write_text(text, size, uuid);
 }
 API int nvmlDeviceGetName(void *handle, char *text, unsigned size) {
     return (void)handle, write_text(text, size, model.name);
 }
-API int nvmlDeviceGetIndex(void *handle, unsigned *index) { return *index = (unsigned)device_of_handle(handle), OK; }
+API int nvmlDeviceGetIndex(void *handle, unsigned *index) { return *index = (unsigned)nvml_device(handle), OK; }
+
+void nvml_memory_left(void *handle, size_t *free_bytes, size_t *total_bytes) {
+    int device = device_visible(nvml_device(handle));
+    *free_bytes = *total_bytes = model.memory_bytes; /* a device that CUDA does not show is unused */
+    if (device >= 0) memory_left(device, free_bytes, total_bytes);
+}
 
 struct nvml_memory {
     unsigned long long total, free, used;
 };
 API int nvmlDeviceGetMemoryInfo(void *handle, struct nvml_memory *out) {
-    size_t free_bytes = model.memory_bytes, total_bytes = model.memory_bytes;
-    int device = visible_device(device_of_handle(handle)); /* a device that CUDA does not show is unused */
-    if (device >= 0) device_memory(device, &free_bytes, &total_bytes);
+    size_t free_bytes, total_bytes;
+    nvml_memory_left(handle, &free_bytes, &total_bytes);
     *out = (struct nvml_memory){total_bytes, free_bytes, total_bytes - free_bytes};
     return OK;
 }
@@ -87,12 +94,10 @@ API int nvmlDeviceGetGpuFabricInfoV(void *handle, struct fabric_info *out) {
 
 /* Symmetric memory queries the NVLink topology, which the models do not have. */
 API int nvmlDeviceGetNvLinkRemoteDeviceType(void *handle, unsigned link, int *type) {
-    enum { NVML_NOT_SUPPORTED = 3 };
     (void)handle, (void)link, (void)type;
-    return unanswered("nvmlDeviceGetNvLinkRemoteDeviceType", NVML_NOT_SUPPORTED);
+    return refuse_call("nvmlDeviceGetNvLinkRemoteDeviceType", NVML_NOT_SUPPORTED);
 }
 API int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *handle, unsigned link, void *pci) {
-    enum { NVML_NOT_SUPPORTED = 3 };
     (void)handle, (void)link, (void)pci;
-    return unanswered("nvmlDeviceGetNvLinkRemotePciInfo_v2", NVML_NOT_SUPPORTED);
+    return refuse_call("nvmlDeviceGetNvLinkRemotePciInfo_v2", NVML_NOT_SUPPORTED);
 }

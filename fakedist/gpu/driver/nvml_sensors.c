@@ -1,22 +1,44 @@
 /* NVML's sensors and what else monitors read. There is nothing to measure: readings are constants of an idle GPU in a
  * server, counted as made up. Numbers and structs are those of nvml.h. */
-#include "virtual_gpu.h"
+#include "nvml.h"
 
+#include "devices.h"
+
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { NVML_INVALID_ARGUMENT = 2, NVML_NOT_SUPPORTED = 3, NVML_NOT_FOUND = 6, NVML_INSUFFICIENT_SIZE = 7 };
 enum { IDLE_MILLIWATTS = 70000, LIMIT_MILLIWATTS = 700000, IDLE_CELSIUS = 35, IDLE_MHZ = 345 };
 enum { CLOCK_GRAPHICS, CLOCK_SM, CLOCK_MEMORY, CLOCK_VIDEO };
 
-int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **out);
-int nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, void **out);
-int nvmlDeviceGetCount_v2(unsigned *count);
-int nvmlDeviceGetUUID(void *handle, char *text, unsigned size);
-int nvmlSystemGetCudaDriverVersion_v2(int *version);
+/* ---- readings without a measurement behind them, counted by their kind */
 
-static int device_of_handle(void *handle) { return (int)(uintptr_t)handle - 1; }
+enum { MAX_KINDS = 16 };
+static struct {
+    const char *name;
+    uint64_t calls;
+} constants[MAX_KINDS];
+static int num_kinds;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void made_up(const char *what) {
+    pthread_mutex_lock(&lock);
+    int i = 0;
+    while (i < num_kinds && strcmp(constants[i].name, what)) i++;
+    assert(i < MAX_KINDS);
+    if (i == num_kinds) constants[num_kinds++].name = what;
+    constants[i].calls++;
+    pthread_mutex_unlock(&lock);
+}
+
+/* The i-th kind of made-up reading and its number of readings; NULL past the end. */
+API const char *fakedist_constant(int i, uint64_t *calls) {
+    if (i < 0 || i >= num_kinds) return NULL;
+    *calls = constants[i].calls;
+    return constants[i].name;
+}
+
 static int give(const char *what, unsigned *out, unsigned value) { return made_up(what), *out = value, OK; }
 
 /* ---- power, temperature, utilization, clocks */
@@ -118,7 +140,7 @@ API int nvmlDeviceGetHandleByUUID(const char *uuid, void **out) {
     return NVML_NOT_FOUND;
 }
 API int nvmlSystemGetCudaDriverVersion(int *version) { return nvmlSystemGetCudaDriverVersion_v2(version); }
-API int nvmlDeviceGetMinorNumber(void *h, unsigned *out) { return *out = (unsigned)device_of_handle(h), OK; }
+API int nvmlDeviceGetMinorNumber(void *h, unsigned *out) { return *out = (unsigned)nvml_device(h), OK; }
 API int nvmlDeviceGetBrand(void *h, int *out) { return (void)h, *out = 14 /* NVML_BRAND_NVIDIA */, OK; }
 API int nvmlDeviceGetCudaComputeCapability(void *h, int *major, int *minor) {
     return (void)h, *major = model.major, *minor = model.minor, OK;
@@ -138,7 +160,7 @@ struct memory_v2 { /* nvmlMemory_v2_t */
 };
 API int nvmlDeviceGetMemoryInfo_v2(void *handle, struct memory_v2 *out) {
     size_t free_bytes, total_bytes;
-    device_memory(device_of_handle(handle), &free_bytes, &total_bytes);
+    nvml_memory_left(handle, &free_bytes, &total_bytes);
     return *out = (struct memory_v2){out->version, total_bytes, 0, free_bytes, total_bytes - free_bytes}, OK;
 }
 struct process_v2 { /* nvmlProcessInfo_v2_t; later versions are the same */
@@ -176,7 +198,7 @@ struct pci { /* nvmlPciInfo_t */
     char bus_id[32];
 };
 API int nvmlDeviceGetPciInfo_v3(void *handle, struct pci *out) {
-    unsigned bus = (unsigned)device_of_handle(handle) + 1; /* as in cudaDeviceGetPCIBusId */
+    unsigned bus = (unsigned)nvml_device(handle) + 1; /* as in cudaDeviceGetPCIBusId */
     memset(out, 0, sizeof *out);
     out->bus = bus;
     snprintf(out->legacy, sizeof out->legacy, "0000:%02X:00.0", bus & 0xff);

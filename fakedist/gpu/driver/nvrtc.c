@@ -1,14 +1,15 @@
 /* NVRTC: nothing is compiled until a caller asks what a kernel uses of an SM. The real NVRTC answers that without a GPU.
  * Callers see only lowered names and a placeholder image, because nothing runs. */
-#define _GNU_SOURCE
-#include "virtual_gpu.h"
+#include "nvrtc.h"
+
+#include "refuse.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static const char mark[16] = "fakedist program";
+static const char mark[NVRTC_MARK_SIZE] = "fakedist program";
 
 struct strings {
     char **items;
@@ -42,7 +43,7 @@ static void free_strings(struct strings *all) {
 
 API int nvrtcCreateProgram(void **out, const char *source, const char *name, int headers, const char *const *texts,
                            const char *const *names) {
-    struct program *p = new_handle(sizeof *p);
+    struct program *p = gpu_new_handle(sizeof *p);
     *p = (struct program){.source = copied(source), .name = copied(name)};
     p->headers = copies(headers, texts);
     p->header_names = copies(headers, names);
@@ -84,7 +85,7 @@ API int nvrtcGetCUBIN(void *program, char *out) {
 }
 API int nvrtcGetPTX(void *program, char *out) { return nvrtcGetCUBIN(program, out); }
 
-size_t compiled_image_size(const void *image) { return memcmp(image, mark, sizeof mark) ? 0 : sizeof(struct image); }
+size_t nvrtc_image_size(const void *image) { return memcmp(image, mark, sizeof mark) ? 0 : sizeof(struct image); }
 
 /* ---- the real NVRTC ---- */
 
@@ -141,15 +142,11 @@ static char *compile(const struct program *p, const char *kernel, char **lowered
     return cubin;
 }
 
-int read_compiled(const void *image, const char *kernel, struct kernel_resources *out) {
-    if (!compiled_image_size(image)) return 0;
+char *nvrtc_compile(const void *image, const char *kernel, char **lowered) {
     struct image found;
     memcpy(&found, image, sizeof found);
-    char *lowered = NULL, *cubin = compile(found.program, kernel, &lowered);
-    int known = cubin && read_kernel(cubin, lowered, out);
+    char *cubin = compile(found.program, kernel, lowered);
     if (!cubin)
-        unanswered("a question about the registers of a kernel that NVRTC would not compile", NOT_SUPPORTED);
-    free(cubin);
-    free(lowered);
-    return known;
+        refuse_call("a question about the registers of a kernel that NVRTC would not compile", NOT_SUPPORTED);
+    return cubin;
 }

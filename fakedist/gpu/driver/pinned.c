@@ -1,6 +1,6 @@
 /* Pinned host memory: address space that costs the host only the pages written, listed so that pointers are recognised. */
 #define _GNU_SOURCE
-#include "virtual_gpu.h"
+#include "pinned.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -15,7 +15,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct pinned *pinned_list;
 
 static void remember(void *address, size_t size, int ours) {
-    struct pinned *p = new_handle(sizeof *p);
+    struct pinned *p = gpu_new_handle(sizeof *p);
     *p = (struct pinned){(uint64_t)address, size, ours, NULL};
     pthread_mutex_lock(&lock);
     p->next = pinned_list;
@@ -29,7 +29,7 @@ static int pinned_malloc(size_t size, void **out) {
     *out = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (*out == MAP_FAILED) {
         *out = NULL;
-        return fail(OUT_OF_MEMORY);
+        return gpu_fail(OUT_OF_MEMORY);
     }
     remember(*out, size, 1);
     return OK;
@@ -42,7 +42,7 @@ static int pinned_free(void *address) {
     struct pinned *found = *at;
     if (found) *at = found->next;
     pthread_mutex_unlock(&lock);
-    if (!found) return fail(INVALID_VALUE);
+    if (!found) return gpu_fail(INVALID_VALUE);
     if (found->ours) munmap(address, found->size);
     free(found);
     return OK;
@@ -54,7 +54,7 @@ static struct pinned *holder(const void *address) {
     return p;
 }
 
-int is_pinned(const void *address) {
+int pinned_contains(const void *address) {
     pthread_mutex_lock(&lock);
     struct pinned *p = holder(address);
     pthread_mutex_unlock(&lock);
@@ -67,11 +67,11 @@ API int cudaFreeHost(void *address) { return address ? pinned_free(address) : OK
 API int cudaHostRegister(void *address, size_t size, unsigned flags) {
     enum { ALREADY_REGISTERED = 712 }; /* cudaErrorHostMemoryAlreadyRegistered */
     (void)flags;
-    return is_pinned(address) ? fail(ALREADY_REGISTERED) : (remember(address, size, 0), OK);
+    return pinned_contains(address) ? gpu_fail(ALREADY_REGISTERED) : (remember(address, size, 0), OK);
 }
 API int cudaHostUnregister(void *address) { return pinned_free(address); }
 API int cudaHostGetDevicePointer(void **out, void *host, unsigned flags) { return (void)flags, *out = host, OK; }
-API int cudaHostGetFlags(unsigned *flags, void *host) { return *flags = 0, is_pinned(host) ? OK : fail(INVALID_VALUE); }
+API int cudaHostGetFlags(unsigned *flags, void *host) { return *flags = 0, pinned_contains(host) ? OK : gpu_fail(INVALID_VALUE); }
 API int cuMemAllocHost_v2(void **out, size_t size) { return pinned_malloc(size, out); }
 API int cuMemHostAlloc(void **out, size_t size, unsigned flags) { return (void)flags, pinned_malloc(size, out); }
 API int cuMemFreeHost(void *address) { return pinned_free(address); }

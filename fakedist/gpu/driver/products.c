@@ -1,11 +1,11 @@
 /* Matrix products as passed to cuBLAS: their sizes are logged, and nothing is computed. Matrices are column-major, so m
  * and n of a product that PyTorch calls (M, K) x (K, N) are N and M. */
-#include "virtual_gpu.h"
+#include "blas.h"
+
+#include "submit.h"
 
 enum { REAL_SINGLE = 0, REAL_DOUBLE = 1, REAL_HALF = 2, COMPLEX_SINGLE = 4, COMPLEX_DOUBLE = 5 }; /* cudaDataType_t */
 enum { COMPUTE_HALF = 64, COMPUTE_SINGLE = 68, COMPUTE_DOUBLE = 70, COMPUTE_FAST_TF32 = 77 }; /* cublasComputeType_t */
-
-LOCAL int blas_math_mode(void *handle);
 
 /* cublasMath_t: CUBLAS_TF32_TENSOR_OP_MATH lets single-precision products use TF32. */
 static int computed_in(void *handle, int type) {
@@ -21,7 +21,7 @@ static int product(void *handle, const char *name, int64_t m, int64_t n, int64_t
     made.b_type = b;
     made.d_type = d;
     made.compute = compute < 0 ? computed_in(handle, a) : compute;
-    return launch_product(made, blas_stream(handle));
+    return submit_product(made, blas_stream(handle));
 }
 
 #define BEGIN void *handle, int ta, int tb, int m, int n, int k, const void *alpha

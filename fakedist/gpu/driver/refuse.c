@@ -1,5 +1,5 @@
 /* Calls that the virtual GPU does not implement are refused by name: once on stderr, and counted for the manifest. */
-#include "virtual_gpu.h"
+#include "refuse.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -11,10 +11,10 @@ struct counted {
     const char *name;
     uint64_t calls;
 };
-static struct counted refused[MAX_NAMES], constants[MAX_NAMES];
-static int known, known_constants;
+static struct counted refused[MAX_NAMES];
+static int known;
 
-int unanswered(const char *name, int status) {
+int refuse_call(const char *name, int status) {
     if (!model.devices) return status; /* not configured as a GPU: be silent, as on a machine without one */
     pthread_mutex_lock(&lock);
     int i = 0;
@@ -28,23 +28,6 @@ int unanswered(const char *name, int status) {
     }
     pthread_mutex_unlock(&lock);
     return status;
-}
-
-/* A reading without a measurement behind it, such as a temperature, counted by its kind. */
-void made_up(const char *what) {
-    pthread_mutex_lock(&lock);
-    int i = 0;
-    while (i < known_constants && strcmp(constants[i].name, what)) i++;
-    if (i == known_constants && i < MAX_NAMES) constants[known_constants++].name = what;
-    if (i < MAX_NAMES) constants[i].calls++;
-    pthread_mutex_unlock(&lock);
-}
-
-/* The i-th kind of made-up reading and its number of readings; NULL past the end. */
-API const char *fakedist_constant(int i, uint64_t *calls) {
-    if (i < 0 || i >= known_constants) return NULL;
-    *calls = constants[i].calls;
-    return constants[i].name;
 }
 
 /* The i-th refused name and its number of calls; NULL past the end. */

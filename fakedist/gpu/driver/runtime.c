@@ -1,32 +1,39 @@
 /* The CUDA runtime API (libcudart): devices, memory, copies, streams, events, launches. */
 #define _GNU_SOURCE
-#include "virtual_gpu.h"
+#include "runtime.h"
+
+#include "attributes.h"
+#include "cupti.h"
+#include "devices.h"
+#include "memory.h"
+#include "streams.h"
+#include "submit.h"
 
 #include <string.h>
 
 /* ---- devices ---- */
 
 API int cudaGetDeviceCount(int *count) {
-    *count = num_devices();
-    return *count ? OK : fail(NO_DEVICE);
+    *count = device_count();
+    return *count ? OK : gpu_fail(NO_DEVICE);
 }
 
 API int cudaGetDevice(int *device) {
-    *device = current_device();
-    return num_devices() ? OK : fail(NO_DEVICE);
+    *device = device_current();
+    return device_count() ? OK : gpu_fail(NO_DEVICE);
 }
 
-API int cudaSetDevice(int device) { return set_current_device(device); }
+API int cudaSetDevice(int device) { return device_set_current(device); }
 API int cudaInitDevice(int device, unsigned device_flags, unsigned flags) {
     (void)device_flags, (void)flags;
-    return device < num_devices() ? OK : fail(INVALID_DEVICE);
+    return device < device_count() ? OK : gpu_fail(INVALID_DEVICE);
 }
 API int cudaSetDeviceFlags(unsigned flags) { return (void)flags, OK; }
 API int cudaGetDeviceFlags(unsigned *flags) { return *flags = 0, OK; }
 API int cudaDeviceReset(void) { return OK; }
 
 API int cudaDeviceGetAttribute(int *value, int attribute, int device) {
-    return device < 0 || device >= num_devices() ? fail(INVALID_DEVICE) : device_attribute(attribute, value);
+    return device < 0 || device >= device_count() ? gpu_fail(INVALID_DEVICE) : attribute_read(attribute, value);
 }
 
 API int cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
@@ -36,9 +43,9 @@ API int cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
 }
 
 API int cudaDeviceGetPCIBusId(char *text, int size, int device) {
-    if (device < 0 || device >= num_devices() || size < 13) return fail(INVALID_VALUE);
+    if (device < 0 || device >= device_count() || size < 13) return gpu_fail(INVALID_VALUE);
     static const char digits[] = "0123456789abcdef";
-    int bus = installed_device(device) + 1;
+    int bus = device_installed(device) + 1;
     memcpy(text, "0000:00:00.0", 13);
     text[5] = digits[bus / 16];
     text[6] = digits[bus % 16];
@@ -52,24 +59,24 @@ API int cudaDeviceSetCacheConfig(int config) { return (void)config, OK; }
 static uint8_t peers[MAX_DEVICES][MAX_DEVICES]; /* [device][peer]: device may read and write peer's memory */
 
 API int cudaDeviceCanAccessPeer(int *can, int device, int peer) {
-    if (device < 0 || device >= num_devices() || peer < 0 || peer >= num_devices()) return fail(INVALID_DEVICE);
+    if (device < 0 || device >= device_count() || peer < 0 || peer >= device_count()) return gpu_fail(INVALID_DEVICE);
     return *can = device != peer, OK;
 }
 API int cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
     (void)flags;
-    if (peer < 0 || peer >= num_devices() || peer == current_device()) return fail(INVALID_DEVICE);
-    uint8_t *enabled = &peers[current_device()][peer];
-    return __atomic_exchange_n(enabled, 1, __ATOMIC_RELAXED) ? fail(PEER_ALREADY_ENABLED) : OK;
+    if (peer < 0 || peer >= device_count() || peer == device_current()) return gpu_fail(INVALID_DEVICE);
+    uint8_t *enabled = &peers[device_current()][peer];
+    return __atomic_exchange_n(enabled, 1, __ATOMIC_RELAXED) ? gpu_fail(PEER_ALREADY_ENABLED) : OK;
 }
 API int cudaDeviceDisablePeerAccess(int peer) {
-    if (peer < 0 || peer >= num_devices()) return fail(INVALID_DEVICE);
-    uint8_t *enabled = &peers[current_device()][peer];
-    return __atomic_exchange_n(enabled, 0, __ATOMIC_RELAXED) ? OK : fail(PEER_NOT_ENABLED);
+    if (peer < 0 || peer >= device_count()) return gpu_fail(INVALID_DEVICE);
+    uint8_t *enabled = &peers[device_current()][peer];
+    return __atomic_exchange_n(enabled, 0, __ATOMIC_RELAXED) ? OK : gpu_fail(PEER_NOT_ENABLED);
 }
 API int cudaRuntimeGetVersion(int *version) { return *version = model.runtime_version, OK; }
 API int cudaDriverGetVersion(int *version) { return *version = model.runtime_version, OK; }
-API int cudaGetLastError(void) { return take_last_error(1); }
-API int cudaPeekAtLastError(void) { return take_last_error(0); }
+API int cudaGetLastError(void) { return gpu_take_error(1); }
+API int cudaPeekAtLastError(void) { return gpu_take_error(0); }
 
 static const char *error_text(int error, int as_name) {
     switch (error) {
@@ -107,40 +114,39 @@ API const char *cudaGetErrorString(int error) { return error_text(error, 0); }
 
 API int cudaMalloc(void **out, size_t size) {
     TRACED;
-    if (!num_devices()) return fail(NO_DEVICE);
-    int unsafe = may_be_unsafe();
-    return unsafe ? unsafe : device_malloc(current_device(), size, out);
+    if (!device_count()) return gpu_fail(NO_DEVICE);
+    int unsafe = stream_check_unsafe_call();
+    return unsafe ? unsafe : memory_allocate(device_current(), size, out);
 }
 API int cudaFree(void *address) {
     TRACED;
-    int unsafe = address ? may_be_unsafe() : OK; /* cudaFree(NULL) creates the context, which already exists */
-    return unsafe ? unsafe : device_free(address);
+    int unsafe = address ? stream_check_unsafe_call() : OK; /* cudaFree(NULL) creates the context, which already exists */
+    return unsafe ? unsafe : memory_free(address);
 }
 /* Managed memory counts as device memory. */
 API int cudaMallocManaged(void **out, size_t size, unsigned flags) { return (void)flags, cudaMalloc(out, size); }
 
 API int cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
-    if (!num_devices()) return fail(NO_DEVICE);
-    device_memory(current_device(), free_bytes, total_bytes);
+    if (!device_count()) return gpu_fail(NO_DEVICE);
+    memory_left(device_current(), free_bytes, total_bytes);
     return OK;
 }
 
 API int cudaMemcpy(void *to, const void *from, size_t size, int kind) {
     TRACED;
-    (void)kind, copy(to, from, size, NULL), write_wait(HOST_WAITS, 0, NULL);
-    return wait_until(*stream_reaches(NULL)), OK;
+    return (void)kind, submit_copy_and_wait(to, from, size), OK;
 }
 API int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *stream) {
     TRACED;
-    return (void)kind, copy(to, from, size, stream), OK;
+    return (void)kind, submit_copy(to, from, size, stream), OK;
 }
 API int cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, size_t size) {
     TRACED;
-    return (void)to_device, (void)from_device, copy(to, from, size, NULL), OK;
+    return (void)to_device, (void)from_device, submit_copy(to, from, size, NULL), OK;
 }
 API int cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t size, void *stream) {
     TRACED;
-    return (void)to_device, (void)from_device, copy(to, from, size, stream), OK;
+    return (void)to_device, (void)from_device, submit_copy(to, from, size, stream), OK;
 }
 
 API int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
@@ -148,7 +154,7 @@ API int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t fr
     TRACED;
     (void)kind;
     for (size_t row = 0; row < height; row++)
-        copy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width, stream);
+        submit_copy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width, stream);
     return OK;
 }
 API int cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
@@ -159,11 +165,16 @@ API int cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pi
 
 API int cudaMemset(void *to, int value, size_t size) {
     TRACED;
-    return fill(to, value, size, NULL), OK;
+    return submit_fill(to, value, size, NULL), OK;
 }
 API int cudaMemsetAsync(void *to, int value, size_t size, void *stream) {
     TRACED;
-    return fill(to, value, size, stream), OK;
+    return submit_fill(to, value, size, stream), OK;
+}
+
+API int cudaGraphLaunch(void *exec, void *stream) {
+    TRACED;
+    return submit_graph(exec, stream);
 }
 
 API int cudaProfilerStart(void) { return OK; }

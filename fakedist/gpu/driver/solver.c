@@ -1,5 +1,5 @@
 /* cuSOLVER: QR, which orthogonal initialisation uses. Factorisations are counted and not computed. */
-#include "virtual_gpu.h"
+#include "submit.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -12,10 +12,10 @@ struct solver_handle {
 enum { BLOCK_COLUMNS = 32 };
 
 static int solver_launch(void *handle, const char *name) {
-    return launch(name, ((struct solver_handle *)handle)->stream);
+    return submit_library(name, ((struct solver_handle *)handle)->stream);
 }
 
-API int cusolverDnCreate(void **out) { return *out = new_handle(sizeof(struct solver_handle)), OK; }
+API int cusolverDnCreate(void **out) { return *out = gpu_new_handle(sizeof(struct solver_handle)), OK; }
 API int cusolverDnDestroy(void *handle) { return free(handle), OK; }
 API int cusolverDnSetStream(void *handle, void *stream) {
     return ((struct solver_handle *)handle)->stream = stream, OK;
@@ -23,7 +23,7 @@ API int cusolverDnSetStream(void *handle, void *stream) {
 API int cusolverDnGetStream(void *handle, void **stream) {
     return *stream = ((struct solver_handle *)handle)->stream, OK;
 }
-API int cusolverDnCreateParams(void **out) { return *out = new_handle(1), OK; }
+API int cusolverDnCreateParams(void **out) { return *out = gpu_new_handle(1), OK; }
 API int cusolverDnDestroyParams(void *parameters) { return free(parameters), OK; }
 
 API int cusolverDnXgeqrf_bufferSize(void *handle, void *parameters, int64_t rows, int64_t columns, int type, void *a,

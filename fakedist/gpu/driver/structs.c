@@ -1,7 +1,14 @@
 /* Functions whose structs differ between CUDA releases, compiled against the headers of the installed torch. */
-#include <cuda_runtime_api.h>
+#include "devices.h"
+#include "graphs.h"
+#include "kernels.h"
+#include "memory.h"
+#include "modules.h"
+#include "pinned.h"
+#include "refuse.h"
 
-#include "virtual_gpu.h"
+#include <cuda.h>
+#include <cuda_runtime_api.h>
 
 #include <stdio.h>
 #include <string.h>
@@ -9,11 +16,11 @@
 #pragma GCC visibility push(default)
 
 cudaError_t CUDARTAPI cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device) {
-    if (device < 0 || device >= num_devices()) return fail(num_devices() ? INVALID_DEVICE : NO_DEVICE);
+    if (device < 0 || device >= device_count()) return gpu_fail(device_count() ? INVALID_DEVICE : NO_DEVICE);
     memset(prop, 0, sizeof *prop);
     snprintf(prop->name, sizeof prop->name, "%s", model.name);
     memcpy(prop->uuid.bytes, "fakedist virtual", 16);
-    prop->uuid.bytes[15] = (char)('0' + installed_device(device));
+    prop->uuid.bytes[15] = (char)('0' + device_installed(device));
     prop->totalGlobalMem = model.memory_bytes;
     prop->sharedMemPerBlock = (size_t)model.shared_per_block;
     prop->sharedMemPerBlockOptin = (size_t)model.shared_per_block_optin;
@@ -44,7 +51,7 @@ cudaError_t CUDARTAPI cudaGetDeviceProperties(struct cudaDeviceProp *prop, int d
     prop->globalL1CacheSupported = prop->localL1CacheSupported = prop->hostRegisterSupported = 1;
     prop->clusterLaunch = model.major >= 9;
     prop->asyncEngineCount = 3;
-    prop->pciBusID = installed_device(device) + 1;
+    prop->pciBusID = device_installed(device) + 1;
     return cudaSuccess;
 }
 
@@ -52,7 +59,7 @@ cudaError_t CUDARTAPI cudaFuncGetAttributes(struct cudaFuncAttributes *attribute
     struct kernel_resources kernel;
     kernel_resources(function, &kernel);
     memset(attributes, 0, sizeof *attributes);
-    attributes->maxThreadsPerBlock = largest_block(&kernel);
+    attributes->maxThreadsPerBlock = kernel_largest_block(&kernel);
     attributes->numRegs = kernel.registers;
     attributes->sharedSizeBytes = (size_t)kernel.shared_bytes;
     attributes->localSizeBytes = (size_t)kernel.local_bytes;
@@ -65,14 +72,14 @@ cudaError_t CUDARTAPI cudaFuncGetAttributes(struct cudaFuncAttributes *attribute
 
 cudaError_t CUDARTAPI cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer) {
     memset(attributes, 0, sizeof *attributes);
-    int device = device_of(pointer);
+    int device = memory_device_of(pointer);
     if (device >= 0) {
         attributes->type = cudaMemoryTypeDevice;
         attributes->device = device;
         attributes->devicePointer = (void *)pointer;
-    } else if (is_pinned(pointer)) {
+    } else if (pinned_contains(pointer)) {
         attributes->type = cudaMemoryTypeHost;
-        attributes->device = current_device();
+        attributes->device = device_current();
         attributes->devicePointer = attributes->hostPointer = (void *)pointer;
     } else {
         attributes->type = cudaMemoryTypeUnregistered;
@@ -81,6 +88,21 @@ cudaError_t CUDARTAPI cudaPointerGetAttributes(struct cudaPointerAttributes *att
     }
     return cudaSuccess;
 }
+
+/* Clusters that fit the GPU at once: one block per SM, and as many SMs per cluster as the launch requests. */
+cudaError_t CUDARTAPI cudaOccupancyMaxActiveClusters(int *clusters, const void *function,
+                                                     const cudaLaunchConfig_t *config) {
+    unsigned sms = 1;
+    (void)function;
+    for (unsigned i = 0; i < config->numAttrs; i++) {
+        const cudaLaunchAttribute *attribute = &config->attrs[i];
+        if (attribute->id != cudaLaunchAttributeClusterDimension) continue;
+        sms = attribute->val.clusterDim.x * attribute->val.clusterDim.y * attribute->val.clusterDim.z;
+    }
+    *clusters = model.sms / (int)(sms ? sms : 1);
+    return cudaSuccess;
+}
+
 /* A conditional node's body is a graph that the caller then captures into. */
 #if CUDART_VERSION >= 13000
 cudaError_t CUDARTAPI cudaGraphAddNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *before,
@@ -92,7 +114,7 @@ cudaError_t CUDARTAPI cudaGraphAddNode(cudaGraphNode_t *node, cudaGraph_t graph,
 #endif
     (void)before, (void)count;
     if (params->type != cudaGraphNodeTypeConditional || params->conditional.size != 1)
-        return unanswered("cudaGraphAddNode of this type", NOT_SUPPORTED);
+        return refuse_call("cudaGraphAddNode of this type", NOT_SUPPORTED);
     static __thread cudaGraph_t body; /* the caller reads it immediately */
     body = (cudaGraph_t)graph_add_conditional((struct graph *)graph, (void **)node);
     params->conditional.phGraph_out = &body;

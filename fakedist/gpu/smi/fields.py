@@ -121,7 +121,7 @@ class Gpu:
 
     @property
     def uuid(self) -> str:
-        """The driver's UUID: device_uuid in driver/visible.c."""
+        """The driver's UUID: device_uuid in driver/devices.c."""
         text = (b"fakedist virtual"[:15] + bytes([ord("0") + self.index & 0xFF])).hex()
         return "GPU-" + "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 

@@ -1,10 +1,10 @@
-/* Which of the machine's devices this process sees. CUDA reads CUDA_VISIBLE_DEVICES once, at the first request for a
+/* This thread's current device, and which of the machine's devices this process sees. CUDA reads CUDA_VISIBLE_DEVICES once, at the first request for a
  * device, so a script may set it until then. NVML shows all devices of the machine, whatever the variable contains.
  *
  * An entry is an index or a prefix of a UUID. The first entry that matches no device ends the list. A device listed twice
  * hides all devices (CUDA C++ Programming Guide, "CUDA Environment Variables"; torch/cuda/__init__.py parses it the same
  * way). All devices are of one model, so CUDA_DEVICE_ORDER changes nothing. */
-#include "virtual_gpu.h"
+#include "devices.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -12,6 +12,7 @@
 #include <string.h>
 #include <strings.h>
 
+static __thread int thread_device;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int visible[MAX_DEVICES], num_visible = -1; /* -1: not read yet */
 
@@ -70,7 +71,7 @@ static int read_list(const char *list) {
     }
 }
 
-int num_devices(void) {
+int device_count(void) {
     int count = __atomic_load_n(&num_visible, __ATOMIC_ACQUIRE);
     if (count >= 0 || !model.devices) return count < 0 ? 0 : count;
     pthread_mutex_lock(&lock);
@@ -84,17 +85,25 @@ int num_devices(void) {
     return num_visible;
 }
 
-int installed_device(int device) { return device >= 0 && device < num_devices() ? visible[device] : device; }
+int device_current(void) { return thread_device; }
+
+int device_set_current(int device) {
+    if (device < 0 || device >= device_count()) return gpu_fail(device_count() ? INVALID_DEVICE : NO_DEVICE);
+    thread_device = device;
+    return OK;
+}
+
+int device_installed(int device) { return device >= 0 && device < device_count() ? visible[device] : device; }
 
 /* Called for NVML: this is not a first request to CUDA. Until CUDA is asked for a device, none is in use. */
-int visible_device(int installed) {
+int device_visible(int installed) {
     int count = __atomic_load_n(&num_visible, __ATOMIC_ACQUIRE);
     for (int device = 0; device < count; device++)
         if (visible[device] == installed) return device;
     return -1;
 }
 
-/* installed_device() for gpu/virtual.py; -1: CUDA was not asked for a device yet, or shows fewer. */
+/* device_installed() for gpu/virtual.py; -1: CUDA was not asked for a device yet, or shows fewer. */
 API int fakedist_installed(int device) {
     int count = __atomic_load_n(&num_visible, __ATOMIC_ACQUIRE);
     return device >= 0 && device < count ? visible[device] : -1;

@@ -1,4 +1,4 @@
-/* The library's own state: the GPU model, this thread's device and last error, handles. */
+/* What all modules share: the GPU model, the counters, this thread's last error, handles. */
 #include "virtual_gpu.h"
 
 #include <stdlib.h>
@@ -7,7 +7,6 @@
 struct gpu_model model;
 struct gpu_counters counters;
 
-static __thread int thread_device;
 static __thread int thread_error;
 
 API void fakedist_counters(struct gpu_counters *out) { *out = counters; }
@@ -15,27 +14,19 @@ API void fakedist_counters(struct gpu_counters *out) { *out = counters; }
 /* Add a weak reference to a storage, whose count torch's threads change concurrently (gpu/values/storage.py). */
 API void fakedist_add(uint64_t *count, uint64_t more) { __atomic_fetch_add(count, more, __ATOMIC_RELAXED); }
 
-int current_device(void) { return thread_device; }
-
-int set_current_device(int device) {
-    if (device < 0 || device >= num_devices()) return fail(num_devices() ? INVALID_DEVICE : NO_DEVICE);
-    thread_device = device;
-    return OK;
-}
-
-int fail(int error) {
+int gpu_fail(int error) {
     thread_error = error;
     return error;
 }
 
-int take_last_error(int clear) {
+int gpu_take_error(int clear) {
     int error = thread_error;
     if (clear) thread_error = OK;
     return error;
 }
 
 /* Handles are real memory, so that a stale or foreign one cannot be mistaken for a small integer. */
-void *new_handle(size_t size) {
+void *gpu_new_handle(size_t size) {
     void *handle = calloc(1, size < 64 ? 64 : size);
     if (!handle) abort();
     return handle;

@@ -1,0 +1,14 @@
+/* Compiled images: cubins and fat binaries. */
+#ifndef FAKEDIST_CUBIN_H
+#define FAKEDIST_CUBIN_H
+#include "virtual_gpu.h"
+
+/* What a kernel uses of an SM. */
+struct kernel_resources {
+    int registers; /* per thread */
+    int shared_bytes, local_bytes, max_threads;
+    int architecture; /* the one it was compiled for, e.g. 86: the best image of a fat binary; 0: unknown */
+};
+LOCAL int cubin_read(const void *image, const char *kernel, struct kernel_resources *out); /* 0: the image does not say */
+LOCAL size_t cubin_size(const void *image); /* 0: not a cubin */
+#endif

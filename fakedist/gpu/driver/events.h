@@ -1,0 +1,7 @@
+/* Events, and waiting for streams and devices. */
+#ifndef FAKEDIST_EVENTS_H
+#define FAKEDIST_EVENTS_H
+#include "virtual_gpu.h"
+
+LOCAL void event_delay(uint64_t ns); /* events recorded from now on are so much later */
+#endif

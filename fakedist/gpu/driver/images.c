@@ -1,0 +1,25 @@
+/* Images that contain kernels, whoever made them. */
+#include "images.h"
+
+#include "nvrtc.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int image_is_source(const void *image) { return nvrtc_image_size(image) > 0; }
+
+int image_read_kernel(const void *image, const char *kernel, struct kernel_resources *out) {
+    if (!image) return 0;
+    if (!image_is_source(image)) return cubin_read(image, kernel, out);
+    char *lowered = NULL, *cubin = nvrtc_compile(image, kernel, &lowered);
+    int known = cubin && cubin_read(cubin, lowered, out);
+    free(cubin);
+    free(lowered);
+    return known;
+}
+
+void *image_copy(const void *image) {
+    size_t size = image_is_source(image) ? nvrtc_image_size(image) : cubin_size(image);
+    void *copy = size ? malloc(size) : NULL;
+    return copy ? memcpy(copy, image, size) : NULL;
+}

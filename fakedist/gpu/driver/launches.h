@@ -1,0 +1,39 @@
+/* The log of launches: the work given to streams while the log is on. gpu/launches.py mirrors the layout. */
+#ifndef FAKEDIST_LAUNCHES_H
+#define FAKEDIST_LAUNCHES_H
+#include "virtual_gpu.h"
+
+enum launch_kind {
+    LAUNCH_KERNEL, /* grid and block */
+    LAUNCH_PRODUCT, /* a GEMM as passed to a library: m, n, k, batch */
+    LAUNCH_LIBRARY, /* another library call, which launches any number of kernels */
+    LAUNCH_COPY, /* bytes, direction */
+    LAUNCH_FILL, /* bytes */
+    LAUNCH_COLLECTIVE, /* a call of the job's process groups begins */
+    STREAM_RECORDS, /* an event, numbered */
+    STREAM_WAITS, /* for that event */
+    HOST_WAITS, /* for that event; for the stream if it is 0 */
+    HOST_WAITS_FOR_DEVICE,
+    HOST_READS, /* bytes of what the stream computed, and waits for them */
+};
+enum { TO_DEVICE = 1, TO_HOST = 2, WITHIN_DEVICE = 3 }; /* a copy's direction, as in cudaMemcpyKind */
+struct launch {
+    uint64_t stream;
+    const char *name; /* lives as long as the process; a kernel's is mangled */
+    int64_t tag;  /* what this thread was doing when it launched it: fakedist_tag(); -1: not set */
+    int64_t call; /* the collective that it is part of; -1 for none */
+    uint64_t event, bytes;
+    int64_t m, n, k, batch;
+    uint32_t grid[3], block[3];
+    int32_t kind, device, direction;
+    int32_t a_type, b_type, d_type, compute; /* cudaDataType_t, cublasComputeType_t; -1 if the call does not pass it */
+    int32_t graph; /* number of the CUDA graph launch that it is part of; 0 for none */
+    int32_t pinned; /* whether a copy's side on the host is pinned */
+};
+
+extern LOCAL int launch_log_on;
+static inline int launch_is_logged(void) { return __atomic_load_n(&launch_log_on, __ATOMIC_RELAXED); }
+LOCAL struct launch launch_tagged(struct launch made, void *stream); /* with stream, device, this thread's tag and call */
+LOCAL void launch_append(const struct launch *made); /* to the log, if it is still on */
+LOCAL uint64_t launch_new_event(void); /* each recording of an event gets a number, so that a wait refers to it */
+#endif

@@ -1,0 +1,157 @@
+/* Where the work goes that a stream is given. Only this file decides it:
+ *
+ *   - into the graph that the stream is captured into, which keeps it for its own launches;
+ *   - else into the log, while it is on, and to a profiler, while one traces.
+ *
+ * A graph always keeps its work, because it may be launched while the log is on. Copies and fills also move their bytes
+ * at once, captured or not, so the script finds the values that its set-up gave to small tensors. */
+#include "submit.h"
+
+#include "cupti.h"
+#include "graphs.h"
+#include "kernels.h"
+#include "memory.h"
+#include "pinned.h"
+#include "streams.h"
+
+static int num_graph_launches;
+
+static int is_wanted(void *stream) { return launch_is_logged() || cupti_is_tracing() || stream_graph(stream); }
+
+/* What is not captured is logged and traced. The node is that of the graph it is part of; 0 for none. */
+static void deliver(const struct launch *made, void *stream, uint64_t node) {
+    if (launch_is_logged()) launch_append(made);
+    if (cupti_is_tracing() && made->kind <= LAUNCH_FILL) cupti_trace_launch(made, stream_queue(stream), node);
+}
+
+static void submit(struct launch made, void *stream) {
+    struct graph *graph = stream_graph(stream);
+    made = launch_tagged(made, stream);
+    if (graph) graph_add_kernel(graph, &made);
+    else deliver(&made, stream, 0);
+}
+
+/* Waits inside a capture belong to the graph, whose nodes run one after the other. */
+static void log_wait(int kind, uint64_t event, void *stream) {
+    if (!launch_is_logged() || stream_graph(stream)) return;
+    struct launch made = launch_tagged((struct launch){.kind = kind, .event = event}, stream);
+    launch_append(&made);
+}
+
+/* ---- kernels, and calls that launch them ---- */
+
+int submit_library(const char *name, void *stream) {
+    COUNT(launches, 1);
+    if (is_wanted(stream)) submit((struct launch){.kind = LAUNCH_LIBRARY, .name = name}, stream);
+    return OK;
+}
+
+int submit_kernel(const void *function, const unsigned sizes[6], void *stream) {
+    COUNT(launches, 1);
+    if (!is_wanted(stream)) return OK;
+    struct launch made = {.kind = LAUNCH_KERNEL, .name = kernel_name(function)};
+    for (int i = 0; i < 3; i++) made.grid[i] = sizes[i], made.block[i] = sizes[i + 3];
+    return submit(made, stream), OK;
+}
+
+int submit_product(struct launch product, void *stream) {
+    COUNT(launches, 1);
+    product.kind = LAUNCH_PRODUCT;
+    if (is_wanted(stream)) submit(product, stream);
+    return OK;
+}
+
+/* A collective begins on a stream. The job's process groups report it, because no CUDA library is called. */
+API void fakedist_log_collective(void *stream) { submit((struct launch){.kind = LAUNCH_COLLECTIVE}, stream); }
+
+/* ---- copies and fills ---- */
+
+void submit_copy(void *to, const void *from, size_t size, void *stream) {
+    if (is_wanted(stream)) {
+        struct graph *graph = stream_graph(stream);
+        int to_device = memory_device_of(to) >= 0, from_device = memory_device_of(from) >= 0;
+        int direction = to_device && from_device ? WITHIN_DEVICE : to_device ? TO_DEVICE : TO_HOST;
+        struct launch made = {.kind = LAUNCH_COPY, .bytes = size, .direction = direction};
+        made.pinned = direction != WITHIN_DEVICE && pinned_contains(to_device ? from : to);
+        made = launch_tagged(made, stream);
+        if (graph) graph_add_copy(graph, &made, to, from);
+        else if (to_device || from_device) deliver(&made, stream, 0); /* else the GPU has no part in it */
+    }
+    memory_copy(to, from, size);
+}
+
+void submit_copy_and_wait(void *to, const void *from, size_t size) {
+    submit_copy(to, from, size, NULL);
+    log_wait(HOST_WAITS, 0, NULL);
+    if (cupti_is_tracing()) cupti_wait_until(stream_queue(NULL)->reaches);
+}
+
+void submit_fill(void *to, int value, size_t size, void *stream) {
+    if (is_wanted(stream)) {
+        struct graph *graph = stream_graph(stream);
+        struct launch made = launch_tagged((struct launch){.kind = LAUNCH_FILL, .bytes = size}, stream);
+        if (graph) graph_add_fill(graph, &made, to, value);
+        else if (memory_device_of(to) >= 0) deliver(&made, stream, 0);
+    }
+    memory_fill(to, value, size);
+}
+
+/* ---- a graph: everything in it, again ---- */
+
+/* Host memory that was pageable at capture may be gone by now. */
+static int may_touch(const void *address) { return memory_device_of(address) >= 0 || pinned_contains(address); }
+
+static void run(const struct graph *graph, void *stream, int number) {
+    size_t count;
+    struct graph_node *const *nodes = graph_nodes(graph, &count);
+    for (size_t i = 0; i < count; i++) {
+        const struct graph_node *n = nodes[i];
+        if (n->type == NODE_MEMCPY && may_touch(n->to) && may_touch(n->from)) memory_copy(n->to, n->from, n->launch.bytes);
+        else if (n->type == NODE_MEMSET) memory_fill(n->to, n->value, n->launch.bytes);
+        else if (n->type == NODE_HOST) n->function(n->to);
+        else if (n->type == NODE_CONDITIONAL) run(n->body, stream, number);
+        else if (n->type == NODE_KERNEL) COUNT(launches, 1);
+        if (n->type > NODE_MEMSET) continue;
+        struct launch made = n->launch;
+        made.stream = (uintptr_t)stream;
+        made.graph = number;
+        deliver(&made, stream, n->id);
+    }
+}
+
+int submit_graph(struct graph *graph, void *stream) {
+    if (stream_graph(stream)) return submit_library("cudaGraphLaunch", stream);
+    return run(graph, stream, __atomic_add_fetch(&num_graph_launches, 1, __ATOMIC_RELAXED)), OK;
+}
+
+/* A function of the host. A capture that has become invalid drops it. */
+void submit_call(void (*function)(void *), void *data, void *stream) {
+    struct graph *graph = stream_graph(stream);
+    if (graph) graph_add_call(graph, function, data);
+    else if (!stream_capture(stream)) function(data);
+}
+
+/* ---- events and waits ---- */
+
+void submit_record(struct recording *event, void *stream) {
+    event->number = launch_new_event();
+    event->capture = stream_capture(stream);
+    log_wait(STREAM_RECORDS, event->number, stream);
+    if (cupti_is_tracing() && !event->capture) event->reached = cupti_trace_record(event->number, stream_queue(stream));
+}
+
+void submit_stream_wait(const struct recording *event, void *stream) {
+    log_wait(STREAM_WAITS, event->number, stream);
+    if (event->capture) stream_join(stream, event->capture);
+    else if (cupti_is_tracing()) cupti_trace_wait(STREAM_WAITS, event->number, stream_queue(stream), event->reached);
+}
+
+static void host_waits(int kind, uint64_t event, void *stream, uint64_t until) {
+    log_wait(kind, event, stream);
+    if (cupti_is_tracing()) cupti_trace_wait(kind, event, stream_queue(stream), until);
+}
+void submit_wait_for_event(const struct recording *event) {
+    host_waits(HOST_WAITS, event->number, NULL, event->reached);
+}
+void submit_wait_for_stream(void *stream) { host_waits(HOST_WAITS, 0, stream, stream_queue(stream)->reaches); }
+void submit_wait_for_device(void) { host_waits(HOST_WAITS_FOR_DEVICE, 0, NULL, 0); }
