@@ -1,0 +1,152 @@
+"""Times of matrix products: interpolated between measured shapes, relative to a reference time.
+
+The reference is a roofline with whole tiles: the product's output is cut into tiles, the tiles fill the SMs in waves,
+and the operands cross the memory bus once. What was measured divided by the reference changes slowly with the shape,
+so it is interpolated in log m, log n and log k. Outside of the table the quotient of the nearest edge holds.
+
+How far waves show depends on the GPU: Hopper and Blackwell schedule tiles persistently and split the last wave, Ampere
+and Ada do not. The share is chosen for each table by how well it estimates measured sizes that are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fakedist.time.tables import Floats, Integers, ProductTable
+
+#: Tiles of the output as libraries cut it (rows, columns), and the fraction of an SM's peak that each reaches.
+_TILES = ((128, 256, 0.87), (128, 128, 0.78), (64, 64, 0.60))
+#: What a tile costs besides its sum over k: as much as this many more k.
+_EXTRA_K = 150.0
+_START_US = 4.0
+_ACHIEVED_BANDWIDTH = 0.8
+_SHARPNESS = 6.0
+#: The shares of smoothed waves that are tried, and the sizes of n and k that are left out to choose one.
+_SMOOTH_SHARES = (0.5, 1.0)
+_LEFT_OUT = (1024, 3072, 6144)
+#: Products from this size on count when the share is chosen, as smaller ones are bound by their start.
+LEAST_LARGE = 256
+
+
+@dataclass(frozen=True)
+class ProductRoof:
+    """A GPU's limits for products of one type.
+
+    Attributes:
+        sms: Streaming multiprocessors.
+        peak_flops: Dense peak of the type, FLOP/s.
+        memory_bandwidth: Bytes per second.
+        element_bytes: Bytes of an operand's element.
+        result_bytes: Bytes of a result's element.
+    """
+
+    sms: int
+    peak_flops: float
+    memory_bandwidth: float
+    element_bytes: float = 2.0
+    result_bytes: float = 2.0
+
+    def reference_us(self, m: Floats, n: Floats, k: Floats, smooth: float) -> Floats:
+        """The reference time of products (m, k) x (k, n), in microseconds."""
+        compute = np.full(np.broadcast_shapes(m.shape, n.shape, k.shape), np.inf)
+        for rows, columns, achieved in _TILES:
+            waves = np.ceil(m / rows) * np.ceil(n / columns) / self.sms
+            filled = smooth * np.maximum(waves, 0.15) + (1 - smooth) * np.ceil(waves)
+            of_an_sm = self.peak_flops / self.sms * achieved
+            compute = np.minimum(compute, filled * 2 * rows * columns * (k + _EXTRA_K) / of_an_sm)
+        moved = (m * k + n * k) * self.element_bytes + m * n * self.result_bytes
+        memory = moved / (self.memory_bandwidth * _ACHIEVED_BANDWIDTH)
+        both = (compute**_SHARPNESS + memory**_SHARPNESS) ** (1 / _SHARPNESS)
+        return np.asarray(_START_US + both * 1e6)
+
+
+class ProductTimes:
+    """Estimates products of one type on one GPU from a table of measurements.
+
+    Args:
+        table: The measurements.
+        measured_on: The limits of the GPU that was measured.
+        smooth: The share of smoothed waves; by default the best of a few.
+    """
+
+    def __init__(self, table: ProductTable, measured_on: ProductRoof, smooth: float | None = None) -> None:
+        self._smooth = _best_share(table, measured_on) if smooth is None else smooth
+        self._axes = [np.log(axis.astype(np.float64)) for axis in (table.m, table.n, table.k)]
+        m, n, k = np.meshgrid(table.m, table.n, table.k, indexing="ij")
+        reference = measured_on.reference_us(m.astype(float), n.astype(float), k.astype(float), self._smooth)
+        self._quotient = fill_gaps(np.log(table.times_us / reference))
+        self._roof = measured_on
+        self._sizes = (table.m, table.n, table.k)
+
+    def time_us(self, m: Integers, n: Integers, k: Integers, roof: ProductRoof | None = None) -> Floats:
+        """Microseconds of products (m, k) x (k, n), each argument an array of one length.
+
+        Args:
+            m: Rows of the result.
+            n: Columns of the result.
+            k: Length of the sums.
+            roof: The limits of another GPU of the same architecture; by default the one that was measured.
+        """
+        shapes = [np.asarray(size, np.float64) for size in (m, n, k)]
+        quotient = interpolate(self._axes, self._quotient, [np.log(size) for size in shapes])
+        return np.asarray(np.exp(quotient) * (roof or self._roof).reference_us(*shapes, self._smooth))
+
+    def is_inside(self, m: Integers, n: Integers, k: Integers) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+        """Whether each shape lies within the table, so that it is interpolated and not extrapolated."""
+        inside = np.ones(len(m), bool)
+        for size, axis in zip((m, n, k), self._sizes, strict=True):
+            inside &= (size >= axis[0]) & (size <= axis[-1])
+        return inside
+
+
+def interpolate(axes: list[Floats], grid: Floats, points: list[Floats]) -> Floats:
+    """Multilinear interpolation; beyond an axis its end holds.
+
+    Args:
+        axes: Ascending coordinates, one array for each dimension of ``grid``.
+        grid: Values without NaN.
+        points: Coordinates to interpolate at, one array for each dimension.
+    """
+    below, share = [], []
+    for axis, point in zip(axes, points, strict=True):
+        at = np.clip(point, axis[0], axis[-1])
+        place = np.clip(np.searchsorted(axis, at, side="right") - 1, 0, max(len(axis) - 2, 0))
+        width = axis[np.minimum(place + 1, len(axis) - 1)] - axis[place]
+        below.append(place)
+        share.append(np.where(width > 0, (at - axis[place]) / np.where(width > 0, width, 1.0), 0.0))
+    total = np.zeros(np.broadcast_shapes(*(point.shape for point in points)))
+    for corner in np.ndindex(*(2,) * len(axes)):
+        weight = np.ones_like(total)
+        places = []
+        for above, place, part, axis in zip(corner, below, share, axes, strict=True):
+            weight = weight * (part if above else 1 - part)
+            places.append(np.minimum(place + above, len(axis) - 1))
+        total += weight * grid[tuple(places)]
+    return total
+
+
+def fill_gaps(grid: Floats) -> Floats:
+    """The grid with each gap (NaN) filled from its nearest neighbour along the first axis, then the second, and so on."""
+    grid = grid.copy()
+    for axis in range(grid.ndim):
+        moved = np.moveaxis(grid, axis, 0)
+        for order in (range(1, len(moved)), range(len(moved) - 2, -1, -1)):
+            step = 1 if order.step > 0 else -1
+            for place in order:
+                moved[place] = np.where(np.isnan(moved[place]), moved[place - step], moved[place])
+    return grid
+
+
+def _best_share(table: ProductTable, roof: ProductRoof) -> float:
+    m, n, k, times = table.rows()
+    large = (m >= LEAST_LARGE) & (n >= LEAST_LARGE) & (k >= LEAST_LARGE)
+    held = (np.isin(n, _LEFT_OUT) | np.isin(k, _LEFT_OUT)) & large
+    rest = table.without(_LEFT_OUT)
+
+    def error(share: float) -> float:
+        estimated = ProductTimes(rest, roof, share).time_us(m[held], n[held], k[held])
+        return float(np.quantile(np.abs(np.log(estimated / times[held])), 0.9))
+
+    return min(_SMOOTH_SHARES, key=error) if held.any() else _SMOOTH_SHARES[-1]
