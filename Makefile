@@ -15,7 +15,7 @@ WORKERS ?= 2
 PARALLEL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint types budgets check format bench accuracy gallery gpu calibrate oldest clean
+.PHONY: help setup demo test test-all lint types budgets check format bench accuracy accuracy-times measured gallery gpu calibrate oldest clean
 .PHONY: frameworks clients clients-new clients-fast
 
 help: ## what can be made
@@ -87,6 +87,13 @@ accuracy: setup ## real processes against faked ranks, on virtual GPUs: 10 minut
 
 calibrate: ## measure on the GPU of this machine what kernels achieve; estimates are made from it
 	$(GPU_PYTHON) -m tests.gpu.calibrate
+
+measured: setup ## published measurements of kernels into fakedist/time/data (bench/measured/README.md): 80 MB, 1 minute
+	$(BIN)/python $(PIP_INSTALL) --no-deps --target build/measured aiconfigurator-core==0.12.0
+	$(BIN)/python bench/measured/make.py build/measured/aiconfigurator_core/systems/data
+
+accuracy-times: setup ## estimated kernel times against measured ones that were left out; into docs/accuracy.md
+	$(BIN)/python bench/accuracy_times.py
 
 gallery: setup ## make the reports of reports/ again
 	$(BIN)/python reports/make.py

@@ -1,10 +1,10 @@
-"""Write the tables of ``fakedist/time/data`` from published measurements: ``make measured``. README.md lists the sources.
+"""Write the tables of ``fakedist/time/data`` from published measurements: ``make measured``.
 
     python bench/measured/make.py DIRECTORY
 
 DIRECTORY is ``aiconfigurator_core/systems/data`` of aiconfigurator-core 0.12.0. Its traps: latencies are in
 milliseconds; several collectors and versions measured one shape (the table holds the median); experts' times include
-gate and permutation, and only balanced routing counts.
+gate and permutation, and only balanced routing counts. README.md lists the sources.
 """
 
 from __future__ import annotations
@@ -75,10 +75,12 @@ def products(source: Path, arrays: Arrays, origins: dict[str, list[str]]) -> Non
         median = shapes.median()
         axes = [np.unique(median.index.get_level_values(axis)).astype(np.int32) for axis in "mnk"]
         grid = np.full([len(axis) for axis in axes], UNKNOWN, np.int16)
-        places = [np.searchsorted(axis, median.index.get_level_values(each)) for axis, each in zip(axes, "mnk")]
+        places = [
+            np.searchsorted(axis, median.index.get_level_values(each)) for axis, each in zip(axes, "mnk", strict=True)
+        ]
         grid[tuple(places)] = _packed(median)
         arrays |= {f"products.{name}": grid}
-        arrays |= {f"products.{name}.{axis}": values for axis, values in zip("mnk", axes)}
+        arrays |= {f"products.{name}.{axis}": values for axis, values in zip("mnk", axes, strict=True)}
         # How far two collectors are from each other on one shape: what no model can be better than.
         several = collectors[shapes.transform("size") > 1]
         apart = np.log(several / several.groupby(["m", "n", "k"]).transform("median"))
@@ -89,7 +91,7 @@ def products(source: Path, arrays: Arrays, origins: dict[str, list[str]]) -> Non
 
 
 def attention_forward(source: Path, arrays: Arrays, origins: dict[str, list[str]]) -> None:
-    """``attention.forward.*``: causal self-attention in bf16; one row a shape: batch, heads, kv_heads, tokens, width."""
+    """``attention.forward.*``: causal self-attention in bf16, by batch, heads, kv_heads, tokens and width."""
     rows, files = _read(source, "attention/*/*/context_attention_perf.parquet")
     if rows.empty:
         return

@@ -43,6 +43,8 @@ AMPERE = Architecture((8, 0), 163 * KIB, 164 * KIB, 2048, 32)
 ADA = Architecture((8, 9), 99 * KIB, 100 * KIB, 1536, 24)
 HOPPER = Architecture((9, 0), 227 * KIB, 228 * KIB, 2048, 32)
 BLACKWELL = Architecture((10, 0), 227 * KIB, 228 * KIB, 2048, 32)
+BLACKWELL_ULTRA = Architecture((10, 3), 227 * KIB, 228 * KIB, 2048, 32)
+BLACKWELL_RTX = Architecture((12, 0), 99 * KIB, 128 * KIB, 1536, 24)
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ _HOPPER_FLOPS = {"fp64": 66.9e12, "fp32": 66.9e12, "tf32": 494.7e12, "bf16": 989
     "int8": 1978.9e12
 }
 _AMPERE_FLOPS = {"fp64": 19.5e12, "fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12, "int8": 624e12}
-_PCIE_4, _PCIE_5, _NVLINK_C2C = 31.5e9, 63e9, 450e9
+_PCIE_4, _PCIE_5, _PCIE_6, _NVLINK_C2C = 31.5e9, 63e9, 126e9, 450e9
 _MIB = 1 << 20
 
 GPUS: dict[str, GpuSpec] = {
@@ -206,6 +208,58 @@ GPUS: dict[str, GpuSpec] = {
             nvlink_bandwidth=900e9,
             host_bandwidth=_NVLINK_C2C,
             peak_flops={"fp64": 40e12, "fp32": 80e12, "tf32": 1.25e15, "bf16": 2.5e15, "fp8": 5e15, "int8": 5e15},
+        ),
+        GpuSpec(
+            name="b300",
+            product="NVIDIA B300 SXM6 AC",
+            architecture=BLACKWELL_ULTRA,
+            memory_bytes=_gib(267.69),
+            sms=148,
+            clock_khz=1_965_000,
+            memory_clock_khz=3_996_000,
+            memory_bus_bits=7680,
+            l2_bytes=132_644_864,
+            memory_bandwidth=7.75e12,
+            nvlink_bandwidth=900e9,
+            host_bandwidth=_PCIE_6,
+            peak_flops={"fp64": 1.2e12, "fp32": 75e12, "tf32": 1.1e15, "bf16": 2.25e15, "fp8": 4.5e15, "int8": 153e12},
+        ),
+        GpuSpec(
+            name="gb300",
+            product="NVIDIA GB300",
+            architecture=BLACKWELL_ULTRA,
+            memory_bytes=297_021_079_552,
+            sms=152,
+            clock_khz=2_070_000,
+            memory_clock_khz=3_996_000,
+            memory_bus_bits=7936,
+            l2_bytes=135_528_448,
+            memory_bandwidth=7.928e12,
+            nvlink_bandwidth=900e9,
+            host_bandwidth=_NVLINK_C2C,
+            peak_flops={"fp64": 1.3e12, "fp32": 80e12, "tf32": 1.25e15, "bf16": 2.5e15, "fp8": 5e15, "int8": 165e12},
+        ),
+        GpuSpec(
+            name="rtx-pro-6000",
+            product="NVIDIA RTX PRO 6000 Blackwell Server Edition",
+            architecture=BLACKWELL_RTX,
+            memory_bytes=_gib(94.97),
+            sms=188,
+            clock_khz=2_430_000,
+            memory_clock_khz=14_001_000,
+            memory_bus_bits=512,
+            l2_bytes=128 * _MIB,
+            memory_bandwidth=1.792e12,
+            nvlink_bandwidth=0.0,
+            host_bandwidth=_PCIE_5,
+            peak_flops={
+                "fp64": 1.97e12,
+                "fp32": 117e12,
+                "tf32": 234e12,
+                "bf16": 467.8e12,
+                "fp8": 935.6e12,
+                "int8": 935.6e12,
+            },
         ),
         GpuSpec(
             name="l40s",

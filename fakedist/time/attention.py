@@ -102,7 +102,7 @@ class AttentionTimes:
         self._peak, self._bandwidth = peak_flops, memory_bandwidth
         own = AttentionShapes(
             *(inference[name].to_numpy() for name in ("batch", "heads", "kv_heads", "tokens", "width")),
-            np.ones(len(inference), bool),
+            causal=np.ones(len(inference), bool),
         )
         quotient = np.log(inference["time_us"].to_numpy() / self._reference_us(own))
         table = inference.assign(quotient=quotient, all_heads=own.batch * own.heads)
@@ -204,4 +204,4 @@ def _cudnn_grids(training: pd.DataFrame, peak_flops: float) -> dict[tuple[str, b
 def _slower(shapes: AttentionShapes, kernel: AttentionKernel, rates: Floats) -> Floats:
     if kernel != "flash2":
         return np.ones(len(shapes.tokens))
-    return np.interp(np.log(shapes.tokens.astype(float)), _FLASH_2_TOKENS, rates)
+    return np.asarray(np.interp(np.log(shapes.tokens.astype(float)), _FLASH_2_TOKENS, rates))

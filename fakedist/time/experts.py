@@ -46,27 +46,31 @@ class GroupedTimes:
             roof: The limits of another GPU of the same architecture; by default the one that was measured.
         """
         rows_, groups_, n_, k_ = (np.asarray(size, np.float64) for size in (rows, groups, n, k))
-        # It is a layer's first product (k hidden, n gate and up) or its second (n hidden): which one is not known.
-        first = self._nearest(_points(rows_, groups_, k_, np.maximum(n_ / 2, 1.0)))
-        second = self._nearest(_points(rows_, groups_, n_, k_))
-        return np.asarray(np.exp((first + second) / 2) * _reference_us(rows_, groups_, n_, k_, roof or self._roof))
+        # Whether it is a layer's first product (k hidden, n gate and up) or its second (n hidden) is not known: the
+        # one that is closer to what was measured.
+        first, first_distance = self._nearest(_points(rows_, groups_, k_, np.maximum(n_ / 2, 1.0)))
+        second, second_distance = self._nearest(_points(rows_, groups_, n_, k_))
+        quotient = np.where(first_distance <= second_distance, first, second)
+        return np.asarray(np.exp(quotient) * _reference_us(rows_, groups_, n_, k_, roof or self._roof))
 
     def layer_us(self, rows: Integers, experts: Integers, hidden: Integers, inner: Integers) -> Floats:
         """Microseconds of a gated layer of experts, as it was measured."""
         sizes = [np.asarray(size, np.float64) for size in (rows, experts, hidden, inner)]
-        return np.asarray(np.exp(self._nearest(_points(*sizes))) * self._layer_reference_us(*sizes))
+        return np.asarray(np.exp(self._nearest(_points(*sizes))[0]) * self._layer_reference_us(*sizes))
 
     def _layer_reference_us(self, rows: Floats, experts: Floats, hidden: Floats, inner: Floats) -> Floats:
         first = _reference_us(rows, experts, 2 * inner, hidden, self._roof)
         return first + _reference_us(rows, experts, hidden, inner, self._roof)
 
-    def _nearest(self, points: Floats) -> Floats:
-        found = np.empty(len(points))
+    def _nearest(self, points: Floats) -> tuple[Floats, Floats]:
+        """The quotient at each point, and how far the nearest measurement is (squared, of logarithms)."""
+        found, distances = np.empty(len(points)), np.empty(len(points))
         for place, point in enumerate(points):
             distance = np.square(self._points - point).sum(axis=1)
             nearest = np.argpartition(distance, min(_NEIGHBOURS, len(distance) - 1))[:_NEIGHBOURS]
             found[place] = np.average(self._quotient[nearest], weights=1 / (distance[nearest] + _SAME))
-        return found
+            distances[place] = distance[nearest].min()
+        return found, distances
 
 
 def _points(rows: Floats, groups: Floats, hidden: Floats, inner: Floats) -> Floats:

@@ -55,8 +55,8 @@ class MovingTimes:
         for table in tables:
             for kind, rows in table.rows.groupby("kind"):
                 if str(kind) not in self._curves:
-                    fraction = np.log(rows["bytes"] / (table.bandwidth * rows["time_us"] * 1e-6))
-                    median = fraction.groupby(np.log(rows["bytes"])).median()
+                    fraction = np.log((rows["bytes"] / (table.bandwidth * rows["time_us"] * 1e-6)).to_numpy())
+                    median = pd.Series(fraction).groupby(np.log(rows["bytes"].to_numpy())).median()
                     self._curves[str(kind)] = (median.index.to_numpy(np.float64), median.to_numpy())
 
     @property

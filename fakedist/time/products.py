@@ -48,7 +48,7 @@ class ProductRoof:
     element_bytes: float = 2.0
     result_bytes: float = 2.0
 
-    def reference_us(self, m: Floats, n: Floats, k: Floats, smooth: float) -> Floats:
+    def reference_us(self, m: Floats, n: Floats, k: Floats, *, smooth: float) -> Floats:
         """The reference time of products (m, k) x (k, n), in microseconds."""
         compute = np.full(np.broadcast_shapes(m.shape, n.shape, k.shape), np.inf)
         for rows, columns, achieved in _TILES:
@@ -75,7 +75,7 @@ class ProductTimes:
         self._smooth = _best_share(table, measured_on) if smooth is None else smooth
         self._axes = [np.log(axis.astype(np.float64)) for axis in (table.m, table.n, table.k)]
         m, n, k = np.meshgrid(table.m, table.n, table.k, indexing="ij")
-        reference = measured_on.reference_us(m.astype(float), n.astype(float), k.astype(float), self._smooth)
+        reference = measured_on.reference_us(m.astype(float), n.astype(float), k.astype(float), smooth=self._smooth)
         self._quotient = fill_gaps(np.log(table.times_us / reference))
         self._roof = measured_on
         self._sizes = (table.m, table.n, table.k)
@@ -89,9 +89,10 @@ class ProductTimes:
             k: Length of the sums.
             roof: The limits of another GPU of the same architecture; by default the one that was measured.
         """
-        shapes = [np.asarray(size, np.float64) for size in (m, n, k)]
-        quotient = interpolate(self._axes, self._quotient, [np.log(size) for size in shapes])
-        return np.asarray(np.exp(quotient) * (roof or self._roof).reference_us(*shapes, self._smooth))
+        m_, n_, k_ = (np.asarray(size, np.float64) for size in (m, n, k))
+        limits = roof or self._roof
+        quotient = interpolate(self._axes, self._quotient, [np.log(m_), np.log(n_), np.log(k_)])
+        return np.asarray(np.exp(quotient) * limits.reference_us(m_, n_, k_, smooth=self._smooth))
 
     def is_inside(self, m: Integers, n: Integers, k: Integers) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
         """Whether each shape lies within the table, so that it is interpolated and not extrapolated."""
@@ -128,7 +129,7 @@ def interpolate(axes: list[Floats], grid: Floats, points: list[Floats]) -> Float
 
 
 def fill_gaps(grid: Floats) -> Floats:
-    """The grid with each gap (NaN) filled from its nearest neighbour along the first axis, then the second, and so on."""
+    """The grid with each gap (NaN) filled from a neighbour along the first axis, what is left along the second, ..."""
     grid = grid.copy()
     for axis in range(grid.ndim):
         moved = np.moveaxis(grid, axis, 0)

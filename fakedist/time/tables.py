@@ -102,7 +102,7 @@ def load_measured(name: str, directory: Path = DATA) -> Measured:
     """
     path = directory / f"{name}.npz"
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as archive:
             arrays = {key: archive[key] for key in archive.files}
         return _measured(name, arrays)
     except FileNotFoundError:

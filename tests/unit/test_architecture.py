@@ -31,7 +31,7 @@ MAX_POSITIONAL_PARAMETERS = 5
 #: Third-party library -> where it may be imported ("room/" or "module").
 LIBRARY_HOMES = {
     "torch": ("rank/surroundings", "frames", "world/", "frameworks/", "gpu/", "record/"),
-    "pandas": ("analysis/", "results/", "report/", "check/"),
+    "pandas": ("time/", "analysis/", "results/", "report/", "check/"),
     "pyarrow": ("run/tables",),
     "plotly": ("report/",),
     "jinja2": ("report/",),
@@ -61,6 +61,7 @@ MAY_IMPORT = {
     "frameworks": ("run", "world", "patch", "frames", "importing"),
     "gpu": ("run", "patch", "frames", "importing"),
     "record": ("run", "frameworks", "patch", "frames"),
+    "time": ("gpu",),
     "analysis": ("run",),
     "results": ("run", "analysis"),
     "report": ("run", "analysis", "results"),

@@ -1,0 +1,70 @@
+"""Attention: measured forwards and backwards, and the kinds of kernels against each other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fakedist.gpu.spec import GPUS
+from fakedist.time.attention import AttentionShapes, AttentionTimes
+from fakedist.time.tables import load_measured
+
+PEAK, BANDWIDTH = GPUS["h200"].peak_flops["bf16"], GPUS["h200"].memory_bandwidth
+
+
+@pytest.fixture(scope="module")
+def times() -> AttentionTimes:
+    measured = load_measured("h200-sxm")
+    return AttentionTimes(measured.attention, measured.training_attention, PEAK, BANDWIDTH, training_peak_flops=PEAK)
+
+
+def shape(tokens: int, *, heads: int = 64, causal: bool = True, batch: int = 1) -> AttentionShapes:
+    sizes = (batch, heads, 8, tokens, 128)
+    return AttentionShapes(*(np.array([size]) for size in sizes), np.array([causal]))
+
+
+# cudnn-frontend's table, H200, llama3.1, bfloat16: milliseconds of forward and backward.
+@pytest.mark.parametrize(
+    ("tokens", "causal", "forward", "backward"),
+    [
+        (8192, True, 1.708, 5.083),
+        (8192, False, 3.182, 9.262),
+        (32768, True, 25.566, 75.688),
+        (2048, True, 0.142, 0.464),
+    ],
+)
+def test_cudnn_takes_what_was_published(
+    times: AttentionTimes, tokens: int, causal: bool, forward: float, backward: float
+) -> None:
+    assert times.forward_us(shape(tokens, causal=causal), "cudnn") == pytest.approx(forward * 1e3, rel=0.01)
+    assert times.backward_us(shape(tokens, causal=causal), "cudnn") == pytest.approx(backward * 1e3, rel=0.01)
+
+
+def test_flash_attention_2_is_as_much_slower_as_the_paper_says(times: AttentionTimes) -> None:
+    slower = times.forward_us(shape(16384), "flash2") / times.forward_us(shape(16384), "cudnn")
+    assert slower == pytest.approx(0.601 / 0.374)
+
+
+def test_a_few_heads_do_not_fill_the_gpu(times: AttentionTimes) -> None:
+    eight, sixty_four = (times.forward_us(shape(2048, heads=heads), "cudnn")[0] for heads in (8, 64))
+    assert sixty_four / 8 < eight < sixty_four
+
+
+def test_a_batch_counts_as_more_heads(times: AttentionTimes) -> None:
+    for kernel in ("cudnn", "inference"):
+        one, two = (times.forward_us(shape(4096, batch=batch), kernel)[0] for batch in (1, 2))
+        assert 1.8 < two / one < 2.1
+
+
+def test_a_backward_without_measurements_follows_the_forward() -> None:
+    measured = load_measured("a100-sxm")
+    spec = GPUS["a100-80g"]
+    times = AttentionTimes(
+        measured.attention, measured.training_attention, spec.peak_flops["bf16"], spec.memory_bandwidth
+    )
+    forward, backward = times.forward_us(shape(4096), "flash2"), times.backward_us(shape(4096), "flash2")
+    assert backward / forward == pytest.approx(2.5 * 0.73 / 0.63)
+
+
+def test_flops_of_a_causal_mask_are_half() -> None:
+    assert shape(4096).flops() / shape(4096, causal=False).flops() == pytest.approx(4097 / 8192)
