@@ -100,10 +100,9 @@ class AttentionTimes:
         training_peak_flops: float = 1.0,
     ) -> None:
         self._peak, self._bandwidth = peak_flops, memory_bandwidth
-        own = AttentionShapes(
-            *(inference[name].to_numpy() for name in ("batch", "heads", "kv_heads", "tokens", "width")),
-            causal=np.ones(len(inference), bool),
-        )
+        columns = (inference[name].to_numpy() for name in ("batch", "heads", "kv_heads", "tokens", "width"))
+        batch, heads, kv_heads, tokens, width = columns
+        own = AttentionShapes(batch, heads, kv_heads, tokens, width, causal=np.ones(len(inference), bool))
         quotient = np.log(inference["time_us"].to_numpy() / self._reference_us(own))
         table = inference.assign(quotient=quotient, all_heads=own.batch * own.heads)
         self._inference = _Grids(table, "width", ["tokens", "all_heads"])
