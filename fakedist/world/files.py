@@ -101,10 +101,10 @@ def what_is_lost(
         for rank, directory in directories.items():
             there = os.path.join(directory, os.path.relpath(path))
             if directory != os.getcwd() and os.path.exists(there):
-                told = f"is not there: rank {rank} ran in {directory} and has {there}"
+                told = f"is missing: rank {rank} ran in {directory} and has {there}"
                 return Lost(f"{path}, which this rank looked for, {told}", False)
     may_be_written = 0 not in directories
-    told = "is not there; in the real job another rank may write it"
+    told = "is missing; in the real job another rank may write it"
     if named:
         return Lost(f"{named[0]}, which this rank looked for, {told}", may_be_written)
     waited = [path for path in seen if os.path.isdir(os.path.dirname(path)) and not _is_own_temporary(path)]
@@ -126,8 +126,8 @@ def _taken_away(rank: int, moved: Moved) -> Lost:
     how = f"renamed it to {moved.to}" if moved.to else "removed it"
     at = f" at {moved.line}" if moved.line else ""
     return Lost(
-        f"{moved.path}, which this rank looked for, is not there: rank {rank}, which had run before, {how}{at}. "
-        "Ranks run one after the other: this one can wait for what is there in the end, and for nothing else",
+        f"{moved.path}, which this rank looked for, is missing: rank {rank}, which ran earlier, {how}{at}. "
+        "Ranks run one after the other, so this rank finds only the files that earlier ranks left at their end",
         False,
     )
 

@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import Backend, FakeProcessGroup
 from torch.distributed import distributed_c10d as c10d
 
 from fakedist.run.tape import Channel, ranks_key
-from fakedist.world.ledger import LedgerLike
+from fakedist.world.ledger_interface import LedgerLike
 
 #: Untyped: the stubs' overloads of the collectives change with every release, and a group has to fit all of them.
 ProcessGroup: Any = dist.ProcessGroup

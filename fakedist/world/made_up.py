@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fakedist.frames import script_line
 
-_HINT = "what they send arrives with their tapes: --rank with several ranks, or --tape"
+_HINT = "to receive what those ranks send, use their tapes: --rank with several ranks, or --tape"
 
 
 class MadeUp:
@@ -31,11 +31,11 @@ class MadeUp:
         """Notes for the report."""
         if self._objects:
             yield (
-                f"{self._objects:,} objects of other ranks are those that this rank had passed itself, "
+                f"this rank's own objects stood in for {self._objects:,} objects from other ranks, "
                 f"{self._first_object}; {_HINT}"
             )
         if self._tensors:
-            zeros = f", {self._zeros:,} of them, integers or flags, zeros" if self._zeros else ""
+            zeros = f" ({self._zeros:,} of integers or flags, as zeros)" if self._zeros else ""
             yield f"{self._tensors:,} tensors from other ranks were made up{zeros}, {self._first_tensor}; {_HINT}"
 
 

@@ -21,7 +21,7 @@ from fakedist.run.tape import ANY_RANK
 from fakedist.world import checks
 from fakedist.world.arrivals import Arrivals
 from fakedist.world.group import Group
-from fakedist.world.ledger import LedgerLike, Tensors
+from fakedist.world.ledger_interface import LedgerLike, Tensors
 from fakedist.world.options import Reduction, reduce_op, root
 from fakedist.world.tape_file import Where
 from fakedist.world.work import Call, Coalesced, Done, Given, Plain, done, profiler_enabled

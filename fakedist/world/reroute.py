@@ -25,7 +25,7 @@ from fakedist.world.arrivals import Arrivals, Nothing
 from fakedist.world.dispatched import DispatchedGroup, operations_of_groups
 from fakedist.world.files import watched_files
 from fakedist.world.group import Group
-from fakedist.world.ledger import LedgerLike, NullLedger
+from fakedist.world.ledger_interface import LedgerLike, NullLedger
 from fakedist.world.objects import faked_objects
 from fakedist.world.process_group import RankGroup
 from fakedist.world.sparse_files import saved, sparse_saving
@@ -114,8 +114,8 @@ class _World:
         notes = [*self._arrivals.tapes.notes(), *self.own_ranks.notes(), *saved.notes()]
         if (self._rank, self._num_ranks) != (self._job.rank, self._job.world_size):
             notes.append(
-                f"the script made itself rank {self._rank} of {self._num_ranks}, "
-                f"not rank {self._job.rank} of {self._job.world_size} as it was asked to be"
+                f"the script joined the job as rank {self._rank} of {self._num_ranks}, "
+                f"not as rank {self._job.rank} of {self._job.world_size}"
             )
         return notes
 

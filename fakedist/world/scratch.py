@@ -43,13 +43,13 @@ def pieces(tensor: torch.Tensor, dtypes: Sequence[torch.dtype]) -> Iterator[tupl
     if device in _last_use and not captured:
         stream.wait_event(_last_use[device])  # streams take turns
     for piece in tensor.view(-1).split(BYTES // sum(dtype.itemsize for dtype in dtypes) // 8 * 8):
-        at, beside = address, []
+        at, scratch = address, []
         for dtype in dtypes:
             bytes_ = piece.numel() * dtype.itemsize
             storage = torch._C._construct_storage_from_data_pointer(at, device, bytes_)
-            beside.append(empty(0, dtype=dtype, device=device).set_(storage))
+            scratch.append(empty(0, dtype=dtype, device=device).set_(storage))
             at += -(-bytes_ // 16) * 16
-        yield piece, beside
+        yield piece, scratch
     if not captured:
         _last_use[device] = stream.record_event()
 
@@ -62,5 +62,5 @@ def _buffer(device_index: int) -> int:
     with torch.cuda.device(device_index):
         error = runtime.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(BYTES))
     if error or not address.value:
-        raise WorldError(f"cudaMalloc of {BYTES} bytes failed with error {error}", "the GPU has no memory left at all")
+        raise WorldError(f"cudaMalloc of {BYTES} bytes failed with error {error}", "the GPU has no memory left")
     return address.value

@@ -50,8 +50,8 @@ class Saved:
         if self.is_on and bytes_ >= LARGE_BYTES and not self._has_told:
             self._has_told = True
             text = (
-                f"fakedist: the script saves {format_bytes(bytes_)} of tensors; those without values become holes: "
-                "ls shows the file's whole size, du what it takes of the disk"
+                f"fakedist: the script saves {format_bytes(bytes_)} of tensors. Those without values become holes: "
+                "ls shows the file's full size, du the disk space that it takes"
             )
             sys.stderr.write(f"{text}\n")
 
@@ -59,7 +59,7 @@ class Saved:
         """Notes for the report."""
         if not self.holes_bytes:
             return []
-        return [f"{format_bytes(self.holes_bytes)} of zeros, of tensors without values, were saved as holes in files"]
+        return [f"{format_bytes(self.holes_bytes)} of tensors without values were saved as holes in files"]
 
 
 saved = Saved()

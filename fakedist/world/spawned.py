@@ -100,8 +100,8 @@ class OwnRanks:
         """Notes for the report."""
         if self._num_started and not self._has_run:
             yield (
-                f"the script starts its ranks by itself, {self._num_started} of them here, and none of these is rank "
-                f"{self._job.rank} of {self._job.world_size}: nothing of the rank was run"
+                f"the script started {self._num_started} ranks itself, but none of them is rank {self._job.rank} of "
+                f"{self._job.world_size}: nothing of that rank ran"
             )
 
     def start(self, original: Callable[[_Process], None]) -> Callable[[_Process], None]:

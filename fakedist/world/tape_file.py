@@ -89,9 +89,9 @@ class Reader:
         if self.num_answers:  # a rank may need nothing from the ranks before it
             yield f"{self.num_answers:,} calls were answered from {whose}"
         if self.num_unknown:
-            yield f"{self.num_unknown:,} calls were answered without values: {whose} has only their sizes"
+            yield f"{self.num_unknown:,} calls have made-up values: {whose} has only their sizes"
         if self.num_over:
-            yield f"{self.num_over:,} calls came after the end of {whose}, or are not on it: their values are made up"
+            yield f"{self.num_over:,} calls are not on {whose}: their values are made up"
 
 
 @dataclass

@@ -148,8 +148,8 @@ class Tapes:
         whom = "any rank" if where.source == ANY_RANK else f"rank {where.source}"
         ranks = [0 if where.source == ANY_RANK else where.source, self._rank]
         if reader := self._readers.get(where.source):
-            told = f"{called} waits for {what} from {whom}, whose tape {reader.tape.run_directory} has no more"
-            return WorldError(told, f"record more of it (--steps), with the same script: {self._command(ranks)}")
+            told = f"{called} waits for {what} from {whom}, but its tape {reader.tape.run_directory} has no more"
+            return WorldError(told, f"record more of it (--steps) with the same script: {self._command(ranks)}")
         return WorldError(f"{called} waits for {what} from {whom}, which does not run", self._run_first(ranks))
 
     def guessed(self, where: Where, called: str, held: str, is_object: bool = True) -> None:
@@ -190,13 +190,13 @@ class Tapes:
             self._writer.awaited(Awaited(STORE, ANY_RANK, ((), 0), ANY_RANK, None, 1, key))
         told = f"the script waits for the store's key {key!r}, which another rank would have set"
         if self._rank == 0:
-            return WorldError(told, "run the rank that sets it first, and be answered from its tape: --rank R,0")
+            return WorldError(told, "run the rank that sets it first, and use its tape: --rank R,0")
         return WorldError(told, self._run_first([0, self._rank]))
 
     def _run_first(self, ranks: Sequence[int]) -> str:
-        told = f"run it first and be answered from its tape: {self._command(ranks)}"
+        told = f"run that rank first, and use its tape: {self._command(ranks)}"
         peers = self._command([self._rank])
-        return f"{told}\nor run it and all others that this rank waits for: {peers}" if peers else told
+        return f"{told}\nor run every rank that this rank waits for: {peers}" if peers else told
 
     def _awaited(self, where: Where) -> Awaited:
         nth = self._asked[where._replace(sequence=0)]
@@ -208,7 +208,8 @@ class Tapes:
         notes += self.made_up.notes()
         if self._writer is not None and self._writer.num_cut:
             notes.append(
-                f"the tape keeps {MAX_TAPE_BYTES >> 30} GiB of values: {self._writer.num_cut:,} later sends have none"
+                f"the tape holds at most {MAX_TAPE_BYTES >> 30} GiB of values: "
+                f"{self._writer.num_cut:,} later sends were recorded without theirs"
             )
         return notes
 
@@ -233,7 +234,7 @@ class Tapes:
             raise self._mismatch(
                 where,
                 f"it as call {where.sequence} of the group",
-                f"its next one there as call {found.sequence}: the ranks do not make the same calls",
+                f"it as call {found.sequence}: the ranks do not make the same calls",
             )
         return found
 

@@ -20,7 +20,7 @@ from torch.distributed import distributed_c10d as c10d
 from fakedist.patch import patched
 from fakedist.world import process_group as ours
 from fakedist.world.arrivals import Arrivals, premultiplier
-from fakedist.world.ledger import LedgerLike
+from fakedist.world.ledger_interface import LedgerLike
 from fakedist.world.options import reduce_op, reduction_name, root
 from fakedist.world.process_group import RankGroup
 from fakedist.world.reroute import _register

@@ -171,6 +171,6 @@ def test_a_directory_that_an_earlier_rank_renamed_is_named_with_what_became_of_i
     (told,) = [line for line in finished.stderr.splitlines() if "which this rank looked for" in line]
     where = checkpoint / "checkpoints"
     assert told.startswith(
-        f"fakedist: {where}/step10-tmp, which this rank looked for, is not there: rank 0, which had run"
+        f"fakedist: {where}/step10-tmp, which this rank looked for, is missing: rank 0, which ran earlier"
     )
     assert f"renamed it to {where}/step10 at {checkpoint}/checkpoint.py:22 (<module>)" in told

@@ -75,11 +75,11 @@ def test_objects_are_named_before_numbers_and_no_more_than_three(
 
 
 def test_what_the_rank_did_not_find_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lost = {"kind": "lost", "told": ("/ckpt, which this rank looked for, is not there", True)}
+    lost = {"kind": "lost", "told": ("/ckpt, which this rank looked for, is missing", True)}
     lines = said(tmp_path, capsys, lost)
-    assert lines[0] == "fakedist: /ckpt, which this rank looked for, is not there"
+    assert lines[0] == "fakedist: /ckpt, which this rank looked for, is missing"
     assert [command[2] for command in commands(lines)] == ["--rank=0,31"]
-    lost = {"kind": "lost", "told": ("/ckpt, which this rank looked for, is not there: rank 0 renamed it", False)}
+    lost = {"kind": "lost", "told": ("/ckpt, which this rank looked for, is missing: rank 0 renamed it", False)}
     assert commands(said(tmp_path, capsys, lost)) == []
 
 

@@ -17,6 +17,8 @@ GLOBS = (
     "docs/**/*.md",
     "bench/README.md",
     "reports/README.md",
+    "fakedist/frameworks/**/*.py",
+    "fakedist/world/**/*.py",
     "fakedist/gpu/**/*.py",
 )
 #: Not rewritten yet.

@@ -86,9 +86,7 @@ def test_a_rank_that_waits_for_what_was_renamed_says_what_became_of_it(tmp_path:
     for script in (waits, reads):
         lost = what_is_lost(failed(functools.partial(script, tmp_path / "step10-tmp")), [(0, gone)], {0: os.getcwd()})
         assert lost is not None
-        assert lost.text.startswith(
-            f"{tmp_path}/step10-tmp, which this rank looked for, is not there: rank 0, which had"
-        )
+        assert lost.text.startswith(f"{tmp_path}/step10-tmp, which this rank looked for, is missing: rank 0, which ran")
         assert f"renamed it to {tmp_path}/step10 at train.py:9 (save)" in lost.text
         assert not lost.may_be_written
 
@@ -103,7 +101,7 @@ def test_a_path_of_an_object_counts_as_one_of_its_method(tmp_path: Path) -> None
 
     lost = what_is_lost(failed(Checkpointer().save), [(5, Moved(str(tmp_path / "old"), "", ""))], {5: os.getcwd()})
     assert lost is not None
-    assert "rank 5, which had run before, removed it." in lost.text
+    assert "rank 5, which ran earlier, removed it." in lost.text
 
 
 def test_a_file_that_only_another_rank_writes_may_be_written_by_rank_0(tmp_path: Path) -> None:
@@ -111,7 +109,7 @@ def test_a_file_that_only_another_rank_writes_may_be_written_by_rank_0(tmp_path:
     alone, after_rank_0 = what_is_lost(error, [], {}), what_is_lost(error, [], {0: os.getcwd()})
     assert alone is not None
     assert after_rank_0 is not None
-    assert alone.text.startswith(f"{tmp_path}/index.bin, which this rank looked for, is not there; in the real job")
+    assert alone.text.startswith(f"{tmp_path}/index.bin, which this rank looked for, is missing; in the real job")
     assert (alone.may_be_written, after_rank_0.may_be_written) == (True, False)
 
 
@@ -124,7 +122,7 @@ def test_a_file_that_lies_where_another_rank_ran_is_found_there(
     monkeypatch.chdir(tmp_path / "here")
     lost = what_is_lost(failed(lambda: Path("plan.json").read_text()), [], {0: str(tmp_path / "there")})
     assert lost is not None
-    assert lost.text.endswith(f"is not there: rank 0 ran in {tmp_path}/there and has {tmp_path}/there/plan.json")
+    assert lost.text.endswith(f"is missing: rank 0 ran in {tmp_path}/there and has {tmp_path}/there/plan.json")
 
 
 def test_what_a_rank_seems_to_wait_for_is_no_temporary_file_of_its_own(tmp_path: Path) -> None:
@@ -134,7 +132,7 @@ def test_what_a_rank_seems_to_wait_for_is_no_temporary_file_of_its_own(tmp_path:
     temporary = f"{tempfile.gettempdir()}/{tempfile.gettempprefix()}x1.ptx"
     lost = what_is_lost(failed(lambda: waits(tmp_path / "rank0.done", temporary)), [], {})
     assert lost is not None
-    assert lost.text.startswith(f"{tmp_path}/rank0.done, for which this rank seems to wait, is not there;")
+    assert lost.text.startswith(f"{tmp_path}/rank0.done, for which this rank seems to wait, is missing;")
     assert what_is_lost(failed(lambda: waits(tmp_path, temporary)), [], {}) is None
 
 

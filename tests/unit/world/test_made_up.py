@@ -31,7 +31,7 @@ def test_what_stands_in_for_another_ranks_is_counted_with_its_first_line(tapes: 
     dist.scatter_object_list(["mine"], None, src=0)
     dist.recv_object_list(["mine"], 0)
     (note,) = tapes.notes()
-    assert note.startswith("4 objects of other ranks are those that this rank had passed itself, ")
+    assert note.startswith("this rank's own objects stood in for 4 objects from other ranks, ")
     assert f"first in broadcast_object_list at {__file__}:" in note
     assert "--tape" in note
 
@@ -42,7 +42,7 @@ def test_tensors_that_nobody_sent_are_counted(tapes: Tapes) -> None:
     dist.scatter(torch.zeros(2, dtype=torch.bool), None, src=0)
     dist.broadcast(torch.ones(2), 0)  # what is in the buffer stays
     (note,) = tapes.notes()
-    assert note.startswith("3 tensors from other ranks were made up, 2 of them, integers or flags, zeros, ")
+    assert note.startswith("3 tensors from other ranks were made up (2 of integers or flags, as zeros), ")
     assert f"first in recv at {__file__}:" in note
 
 

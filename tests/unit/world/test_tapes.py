@@ -230,7 +230,7 @@ def test_another_order_of_calls_is_complained_of(tmp_path: Path) -> None:
         broadcast(torch.zeros(1))
     with (
         rank(1, tmp_path, 0),
-        pytest.raises(WorldError, match=r"expects it as call 1 of the group, .* has its next one there as call 2"),
+        pytest.raises(WorldError, match=r"expects it as call 1 of the group, .* has it as call 2"),
     ):
         broadcast(torch.zeros(1))
 
@@ -254,7 +254,7 @@ def test_large_tensors_are_known_by_size_alone(tmp_path: Path) -> None:
         assert receive(torch.zeros(large - 1)).sum() == large - 1
         with pytest.raises(WorldError, match="expects float32"):
             broadcast(torch.zeros(large + 1))
-        assert any("1 calls were answered without values" in note for note in tapes.notes())
+        assert any("1 calls have made-up values" in note for note in tapes.notes())
 
 
 def test_a_tape_that_nothing_was_asked_of_is_not_spoken_of(tmp_path: Path) -> None:
@@ -270,12 +270,12 @@ def test_after_the_end_of_a_tape_values_are_made_up_and_counted(tmp_path: Path) 
     with rank(1, tmp_path, 0) as tapes:
         assert broadcast(torch.zeros(2)).tolist() == [1, 1]
         assert broadcast(torch.zeros(2)).tolist() == [0, 0]
-        with pytest.raises(WorldError, match=r"waits for an object from rank 0, whose tape .* has no more") as caught:
+        with pytest.raises(WorldError, match=r"waits for an object from rank 0, but its tape .* has no more") as caught:
             dist.broadcast_object_list([None], 0)
         assert "--steps" in caught.value.hint
         notes = tapes.notes()
     assert any("1 calls were answered from the tape of rank 0" in note for note in notes)
-    assert any("2 calls came after the end" in note for note in notes)
+    assert any("2 calls are not on the tape" in note for note in notes)
 
 
 def test_a_tape_says_what_its_rank_waited_for_and_another_whether_it_has_that(tmp_path: Path) -> None:
