@@ -24,9 +24,10 @@ from fakedist.analysis.summing_up import summarize
 from fakedist.analysis.times.kernel_kinds import kernel_table
 from fakedist.analysis.times.totals import find_times
 from fakedist.analysis.times.trace import write_trace
-from fakedist.run.manifest import load_manifest, update_manifest
+from fakedist.job import Job
+from fakedist.run.manifest import load_manifest, write_manifest
 from fakedist.run.outcome import Outcome
-from fakedist.run.plain import from_plain, to_plain
+from fakedist.run.plain import from_plain
 from fakedist.run.step_time import KernelSource, Peaks
 from fakedist.run.summary import Summary
 from fakedist.run.tables import check_tables, new_tables, write_table
@@ -57,22 +58,23 @@ def build_tables(run_directory: Path, *, may_be_empty: bool = True) -> None:
     with new_tables(run_directory) as directory:
         for name, table in tables.items():
             write_table(directory, name, {column: table[column] for column in table.columns})
+    summary = summarize(recording, manifest, tables, memory_tables.find_peak(recording, blocks, places))
     with no_collector():
         build_snapshot(run_directory, recording, blocks)
-        cut = write_trace(run_directory, tables, manifest["job"], recording.kernel_source)
+        cut = write_trace(run_directory, tables, summary, recording.kernel_source)
     dropped = _dropped(recording)
-    summary = summarize(recording, manifest, tables, memory_tables.find_peak(recording, blocks, places))
-    notes = [*_notes(recording, blocks, manifest, summary), *dropped, *cut]
+    notes = [*_notes(recording, blocks, manifest.job, summary), *dropped, *cut]
     timed = {"time": _time_source(source)} if source and times.summary else {}
-    update_manifest(
-        run_directory,
-        provenance={**manifest["provenance"], **timed},
-        exit=to_plain(summary.exit),
+    finished = replace(
+        manifest,
+        provenance={**manifest.provenance, **timed},
+        exit=summary.exit,
         versions={name: str(recording.gpu.get(name, "")) for name in ("python", "torch", "cuda")},
         dropped=dropped,
         notes=notes,
-        summary=to_plain(replace(summary, time=times.summary, notes=notes)),
+        summary=replace(summary, time=times.summary, notes=notes),
     )
+    write_manifest(run_directory, finished)
 
 
 def make_tables(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -183,7 +185,7 @@ def _dropped(recording: Recording) -> list[str]:
     return dropped
 
 
-def _left_note(recording: Recording, job: dict[str, Any]) -> str:
+def _left_note(recording: Recording, job: Job) -> str:
     """The note for a rank that ended before doing any work. The cause may be a flag that only another rank knows.
 
     In Megatron-LM, ranks that load no data learn from a broadcast whether there is any, and train only then.
@@ -193,12 +195,12 @@ def _left_note(recording: Recording, job: dict[str, Any]) -> str:
         note = "this rank left the job during init, before a first step: the figures are those of its init alone"
     calls = call_table(recording)
     received = int(((calls["operation"] == "broadcast") & (calls["bytes_in"] == 0)).sum())
-    if not received or job.get("tapes"):
+    if not received or job.tapes:
         return note
     broadcasts = "1 broadcast of another rank was" if received == 1 else f"{received:,} broadcasts of other ranks were"
     return (
         f"{note}; {broadcasts} answered with what this rank held itself: if it left the job for that, let it be "
-        f"answered from the sender's tape, with --rank 0,{job['rank']} where rank 0 sends"
+        f"answered from the sender's tape, with --rank 0,{job.rank} where rank 0 sends"
     )
 
 
@@ -244,11 +246,11 @@ def _first_place(rows: list[Any]) -> str:
     return next((f"{filename}:{line}" for _, filename, line, *_ in rows if filename), "a backward")
 
 
-def _notes(recording: Recording, blocks: Blocks, manifest: dict[str, Any], summary: Summary) -> list[str]:
+def _notes(recording: Recording, blocks: Blocks, job: Job | None, summary: Summary) -> list[str]:
     left, outcome = summary.left_during_init, summary.exit.outcome
     notes = [*recording.notes, *memory_tables.differences(recording, blocks)]
-    if left is not None:
-        notes.append(_left_note(recording, manifest["job"]))
+    if left is not None and job is not None:
+        notes.append(_left_note(recording, job))
     is_before_forward = not any(phase == "forward" for _, _, phase, *_ in recording.rows["scopes"])
     if is_before_forward and len(blocks.frame) and not (blocks.frame["category"] == "parameter").any():
         notes.append(
@@ -268,8 +270,8 @@ def _notes(recording: Recording, blocks: Blocks, manifest: dict[str, Any], summa
         " results after it may be wrong"
         for name, calls in sorted(recording.unanswered.items())
     ]
-    if manifest["job"].get("collectives") == "noop":
+    if job is not None and job.collectives == "noop":
         notes.append("collectives moved nothing (--collectives noop): values are whatever memory held")
     if left is None:
-        notes += coverage_notes(recording, outcome, manifest["job"])
+        notes += coverage_notes(recording, outcome, None if job is None else job.until)
     return notes

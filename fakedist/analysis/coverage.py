@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fakedist.analysis.recording import Recording
+from fakedist.job import Until
 from fakedist.run.outcome import Outcome
 
 
-def coverage_notes(recording: Recording, outcome: Outcome, job: dict[str, Any]) -> list[str]:
+def coverage_notes(recording: Recording, outcome: Outcome, until: int | Until | None) -> list[str]:
     """Notes on what the recording does not cover, one sentence each.
 
     Args:
         recording: The recording.
         outcome: How the run ended.
-        job: The job from run.json.
+        until: What was to stop the script; None if nothing but a number of steps was.
     """
     told, num_steps = recording.outcome, len(recording.steps)
     if outcome is Outcome.STOPPED:
-        return [_not_reached(num_steps, bool(told.get("evaluated")), job.get("until"))]
+        return [_not_reached(num_steps, bool(told.get("evaluated")), until)]
     is_known = "optimizer_steps" in told  # an older fakedist did not record it
     if (
         outcome in (Outcome.FINISHED, Outcome.EXIT)
@@ -34,7 +33,7 @@ def coverage_notes(recording: Recording, outcome: Outcome, job: dict[str, Any]) 
     return []
 
 
-def _not_reached(num_steps: int, evaluated: bool, until: Any) -> str:
+def _not_reached(num_steps: int, evaluated: bool, until: int | Until | None) -> str:
     steps = "1 step" if num_steps == 1 else f"{num_steps} steps"
     after = {"validation": "after its first validation", "save": "after its first checkpoint"}.get(str(until), "")
     missing = [*([] if evaluated else ["validation"]), *([] if until == "save" else ["saving"])]

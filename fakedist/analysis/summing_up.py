@@ -14,9 +14,9 @@ from fakedist.analysis.memory_tables import Peak, layer_names
 from fakedist.analysis.outside.outside_memory import beside_reserved, estimate_outside
 from fakedist.analysis.recording import Recording
 from fakedist.analysis.times.totals import rows_of
-from fakedist.job import UNLIMITED_BYTES
+from fakedist.job import UNLIMITED_BYTES, Job
+from fakedist.run.manifest import Manifest
 from fakedist.run.outcome import Ending, Outcome
-from fakedist.run.plain import from_plain
 from fakedist.run.schema import CATEGORIES
 from fakedist.run.summary import (
     CollectiveTotal,
@@ -30,7 +30,7 @@ from fakedist.run.summary import (
 )
 
 
-def summarize(recording: Recording, manifest: dict[str, Any], tables: dict[str, pd.DataFrame], peak: Peak) -> Summary:
+def summarize(recording: Recording, manifest: Manifest, tables: dict[str, pd.DataFrame], peak: Peak) -> Summary:
     """The figures of a run, without its times and notes.
 
     Args:
@@ -39,16 +39,16 @@ def summarize(recording: Recording, manifest: dict[str, Any], tables: dict[str, 
         tables: Tables by name.
         peak: The result of :func:`fakedist.analysis.memory_tables.find_peak`.
     """
-    job, gpu = manifest["job"], recording.gpu
-    ending = _ending(recording, manifest)
+    job, gpu = manifest.job, recording.gpu
+    ending = _ending(recording, manifest.exit)
     capacity = int(gpu.get("capacity_bytes", 0))
-    if job.get("gpu_memory_bytes") == UNLIMITED_BYTES:
+    if job is not None and job.gpu_memory_bytes == UNLIMITED_BYTES:
         capacity = int(gpu.get("spec_memory_bytes") or capacity)
     outside = beside_reserved(peak.reserved_bytes, estimate_outside(tables, *_outside(recording, job)), capacity)
     return Summary(
-        world_size=job["world_size"],
-        rank=job["rank"],
-        device=job["device"],
+        world_size=None if job is None else job.world_size,
+        rank=None if job is None else job.rank,
+        device="cuda" if job is None else job.device,
         gpu=gpu.get("gpu_name", ""),
         torch=gpu.get("torch", ""),
         exit=ending,
@@ -100,9 +100,8 @@ def _by_category(row: Mapping[Hashable, Any], prefix: str) -> dict[str, int]:
     return {name: bytes_ for name in CATEGORIES if (bytes_ := row[f"{prefix}_{name}_bytes"])}
 
 
-def _ending(recording: Recording, manifest: dict[str, Any]) -> Ending:
+def _ending(recording: Recording, seen: Ending) -> Ending:
     """How the run ended: as the parent saw it, unless the rank itself knows better."""
-    seen = from_plain(Ending, manifest["exit"], "exit")
     told = recording.outcome
     if not told and seen.outcome is Outcome.RUNNING:  # neither the rank nor its parent lived long enough to record more
         return Ending(Outcome.KILLED, seen.code, "with fakedist profile, which was killed")
@@ -120,10 +119,10 @@ def _left_during_init(recording: Recording, ending: Ending) -> LeftDuringInit | 
     return LeftDuringInit(told.get("line", ""))
 
 
-def _outside(recording: Recording, job: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _outside(recording: Recording, job: Job | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """A recording's inputs to the estimate of memory outside the caching allocator: where it ran, and what was seen."""
     nccl, found = recording.nccl, recording.outside
-    place = {"gpu_name": recording.gpu.get("gpu_name", ""), "gpus_per_node": job["gpus_per_node"]}
+    place = {"gpu_name": recording.gpu.get("gpu_name", ""), "gpus_per_node": 1 if job is None else job.gpus_per_node}
     return place, {
         "environment": nccl.get("environment", {}),
         "version": nccl.get("version", ""),

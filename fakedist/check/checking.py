@@ -127,7 +127,7 @@ def _task(job: CheckJob, each: Job, running: Running) -> Task:
 
 def _wrongly_empty(job: CheckJob, runs: dict[int, Run], baseline: Baseline | None) -> list[ScriptError]:
     """Failures for ranks that allocated nothing although they should: no rank did, or their baseline did."""
-    empty = {rank: ending(run.summary, run.manifest["cwd"]) for rank, run in runs.items() if _takes_nothing(run)}
+    empty = {rank: ending(run.summary, run.manifest.cwd) for rank, run in runs.items() if _takes_nothing(run)}
     if len(empty) == len(runs):
         told = f"{job.name}: no rank of it allocated anything on the GPU: nothing is judged"
         return [ScriptError(told, f"fakedist check {job.name}")]
@@ -166,7 +166,7 @@ def judge_job(checked: Checked, job: CheckJob, runs: dict[int, Run], baseline: B
         for rank, run in runs.items()
     }
     checked.notes += [
-        f"{job.name} rank {rank} {ending(run.summary, run.manifest['cwd'])}: it takes nothing"
+        f"{job.name} rank {rank} {ending(run.summary, run.manifest.cwd)}: it takes nothing"
         for rank, run in runs.items()
         if _takes_nothing(run)
     ]

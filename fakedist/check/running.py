@@ -21,7 +21,6 @@ from fakedist.job import Job, profile_arguments, profile_command
 from fakedist.launch.machine import free_memory_bytes, num_cores
 from fakedist.run.manifest import load_manifest
 from fakedist.run.outcome import Ending, Outcome
-from fakedist.run.plain import from_plain
 from fakedist.units import GIB
 
 #: Host memory that is assumed for a running job. A rank of a 70B model with its tables takes half of it.
@@ -163,17 +162,18 @@ def _see_that_it_ran(task: Task, code: int, log: Path) -> None:
         manifest = load_manifest(task.run_directory)
     except RunDirectoryError:
         raise ScriptError(f"{task.name}: the run could not begin (exit {code})", again, output) from None
-    ending = from_plain(Ending, manifest["exit"], "exit")
+    ending = manifest.exit
     fits = ending.outcome is not Outcome.OUT_OF_MEMORY
-    if "summary" not in manifest:
+    summary = manifest.summary
+    if summary is None:
         raise ScriptError(f"{task.name}: the run was killed half-way (exit {code}): nothing is judged", again, output)
     if (ending.ended_well and code != 0) or (not fits and code != ExitCode.OUT_OF_MEMORY):
         # The files belong to an earlier run, which could not be replaced.
         raise ScriptError(f"{task.name}: the run could not begin (exit {code})", again, output)
     if not ending.ended_well and fits:
         raise ScriptError(f"{task.name}: {_failure(ending)}: nothing is judged", again, output)
-    left = task.may_leave and manifest["summary"]["left_during_init"] is not None
-    if ending.ended_well and not left and not manifest["summary"]["peak_allocated_bytes"]:
+    left = task.may_leave and summary.left_during_init is not None
+    if ending.ended_well and not left and not summary.peak_allocated_bytes:
         raise ScriptError(f"{task.name}: the script allocated nothing on the GPU: nothing is judged", again, output)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import signal
@@ -29,7 +30,6 @@ from fakedist.rank.teller import PIPE_VARIABLE, Ended
 from fakedist.run.allocator import refusal
 from fakedist.run.directory import SMI_NAME
 from fakedist.run.outcome import Ending, Outcome
-from fakedist.run.plain import to_plain
 from fakedist.run.tape import find_tapes
 from fakedist.world.environ import rank_environment
 
@@ -296,7 +296,7 @@ def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tup
     from fakedist.report.page.run_page import write_page
     from fakedist.results.opening import open_run_directory
     from fakedist.run.directory import PAGE_NAME, create_run_directory, default_name
-    from fakedist.run.manifest import new_manifest, update_manifest
+    from fakedist.run.manifest import load_manifest, new_manifest, write_manifest
 
     with create_run_directory(output or default_name(job), force) as run_directory:
         try:
@@ -305,7 +305,7 @@ def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tup
             shutil.rmtree(run_directory, ignore_errors=True)
             raise
         ending = run_child(job, run_directory, streams)
-        update_manifest(run_directory, exit=to_plain(ending))
+        write_manifest(run_directory, dataclasses.replace(load_manifest(run_directory), exit=ending))
         if job.nsys is not None:
             under_nsys.join_report(run_directory)
         build_tables(run_directory)

@@ -40,7 +40,7 @@ from fakedist.rank.script import run_as_main, without_our_frames
 from fakedist.rank.teller import Ended, Failed, Started, Teller
 from fakedist.run.directory import TAPE_NAME
 from fakedist.run.journal import JournalWriter
-from fakedist.run.manifest import load_manifest
+from fakedist.run.manifest import load_job
 from fakedist.run.outcome import Ending, Outcome
 from fakedist.run.plain import to_plain
 from fakedist.world.spawned import OwnRanks, own_ranks
@@ -226,7 +226,7 @@ def main(run_directory: str) -> int | str | None:
     teller = Teller.from_environment()
     end_with_parent()
     try:
-        job = Job.from_dict(load_manifest(Path(run_directory))["job"])
+        job = load_job(Path(run_directory))
         rank = Rank(job, Path(run_directory), teller)
         rank.enter()
     except FakedistError as error:

@@ -5,17 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from fakedist._version import __version__
 from fakedist.errors import RunDirectoryError
 from fakedist.results.run import Run
 from fakedist.results.run_tables import MadeTables, StoredTables
-from fakedist.run.directory import MANIFEST_NAME, is_in_use
-from fakedist.run.manifest import load_manifest
-from fakedist.run.plain import PlainValueError, from_plain
-from fakedist.run.schema import SCHEMA_VERSION
-from fakedist.run.summary import Summary
+from fakedist.run.directory import is_in_use
+from fakedist.run.manifest import Manifest, load_manifest
+from fakedist.run.outcome import Ending, Outcome
 
 #: Tables that mean nothing without steps, which a snapshot does not have.
 _OF_STEPS = ("spans", "phases")
@@ -40,21 +36,16 @@ def open_run_directory(path: Path) -> Run:
         RunDirectoryError: It is not a run directory, it is damaged, or the run has not ended.
     """
     manifest = load_manifest(path)
-    if "summary" not in manifest:
+    if manifest.summary is None:
         if is_in_use(path):
             raise RunDirectoryError(f"{path} is still being written", "wait for the run to end")
         from fakedist.analysis.building import build_tables  # slow to import, and needed only after a kill
 
         build_tables(path, may_be_empty=False)
         manifest = load_manifest(path)
+        assert manifest.summary is not None
     path = path.resolve()
-    try:
-        summary = from_plain(Summary, manifest["summary"], "summary")
-    except PlainValueError as error:
-        raise RunDirectoryError(
-            f"{path / MANIFEST_NAME} cannot be read: {error}", "the run directory is damaged; run again"
-        ) from error
-    return Run(path, manifest, summary, StoredTables(path))
+    return Run(path, manifest, manifest.summary, StoredTables(path))
 
 
 def open_snapshot(path: Path) -> Run:
@@ -78,27 +69,23 @@ def open_snapshot(path: Path) -> Run:
     path, recording = path.resolve(), found.recording
     blocks, places = build_blocks(recording), event_places(recording)
     tables = make_tables(recording, blocks, places)
-    manifest = _manifest_of_snapshot(path)
+    manifest = _manifest_of_snapshot(found.notes)
     summary = summarize(recording, manifest, tables, memory_tables.find_peak(recording, blocks, places))
-    manifest["notes"] = found.notes
     summary = replace(summary, peak_phase="", by_phase=[], layers=[], estimated_outside=None, notes=found.notes)
     known = MadeTables({name: table for name, table in tables.items() if name not in _OF_STEPS})
     return Run(path, manifest, summary, known, device=f"cuda:{recording.device}")
 
 
-def _manifest_of_snapshot(path: Path) -> dict[str, Any]:
+def _manifest_of_snapshot(notes: list[str]) -> Manifest:
     """A run.json for a snapshot, which has none."""
-    job: dict[str, Any] = {"world_size": None, "rank": None, "target": path.name, "is_module": False, "arguments": []}
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "fakedist": __version__,
-        "command": [],
-        "cwd": "",
-        "git_commit": "",
-        "created": "",
-        "job": {**job, "gpus_per_node": 1, "device": "cuda", "gpu_memory_bytes": None},
-        "exit": {"outcome": "finished", "code": 0, "message": ""},
-        "versions": {},
-        "provenance": {"memory": "measured: the caching allocator's own history"},
-        "dropped": [],
-    }
+    return Manifest(
+        command=[],
+        cwd="",
+        git_commit="",
+        created="",
+        job=None,
+        exit=Ending(Outcome.FINISHED, 0),
+        versions={},
+        provenance={"memory": "measured: the caching allocator's own history"},
+        notes=notes,
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -13,6 +12,7 @@ from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
 from fakedist.results.run_memory import RunMemory
 from fakedist.results.run_tables import RunTables
 from fakedist.results.run_time import RunTime
+from fakedist.run.manifest import Manifest
 from fakedist.run.plain import to_plain
 from fakedist.run.summary import Summary
 from fakedist.units import format_bytes
@@ -40,14 +40,14 @@ class Run:
     """
 
     def __init__(
-        self, path: Path, manifest: dict[str, Any], summary: Summary, tables: RunTables, *, device: str = ""
+        self, path: Path, manifest: Manifest, summary: Summary, tables: RunTables, *, device: str = ""
     ) -> None:
         self.path = path
         self.manifest = manifest
         self.summary = summary
         self.device = device or summary.device
         self._tables = tables
-        self.memory = None if "imported" in manifest else RunMemory(tables, summary)
+        self.memory = None if manifest.imported else RunMemory(tables, summary)
         self.by_category = dict(summary.by_category) if tables.has("phases") else None
         self.time = RunTime(tables, *summary.timed) if summary.timed else None
 

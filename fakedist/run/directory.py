@@ -12,6 +12,9 @@ from pathlib import Path
 from fakedist.errors import RunDirectoryError
 from fakedist.job import Job
 
+#: What to type about a run directory that cannot be read.
+DAMAGED = "the run directory is damaged; profile the job again"
+
 MANIFEST_NAME = "run.json"
 JOURNAL_NAME = "journal.bin"
 LOCK_NAME = ".lock"

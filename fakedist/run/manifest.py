@@ -7,16 +7,17 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from fakedist._version import __version__
-from fakedist.errors import RunDirectoryError
+from fakedist.errors import JobError, RunDirectoryError
 from fakedist.job import Job
-from fakedist.run.directory import MANIFEST_NAME
+from fakedist.run.directory import DAMAGED, MANIFEST_NAME
 from fakedist.run.outcome import Ending, Outcome
-from fakedist.run.plain import to_plain
+from fakedist.run.plain import PlainValueError, from_plain, to_plain
 from fakedist.run.schema import SCHEMA_VERSION
+from fakedist.run.summary import Summary
 
 _PROVENANCE = {
     "memory": "measured: the caching allocator's own history and statistics",
@@ -26,20 +27,59 @@ _PROVENANCE = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """The report of another program that the run was made from.
+
+    Attributes:
+        report: Path of the report.
+        tool: The program.
+    """
+
+    report: str
+    tool: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a run was and how it ended.
+
+    Attributes:
+        schema_version: Version of this layout; a newer one than the reader's is refused.
+        fakedist: Version that wrote it.
+        command: The command line.
+        cwd: Directory it was given in.
+        git_commit: Commit of the directory's repository, with `+` if the tree was changed; empty without one.
+        created: When, ISO 8601 with time zone.
+        imported: The report that `fakedist nsys` read; None for a run of fakedist's own.
+        job: The job as it was asked for: world size, rank, script, arguments, device and the rest; None if imported.
+        exit: How the rank ended.
+        versions: Of `python`, `torch` and `cuda` where the rank ran; empty while it runs.
+        provenance: Which figures are measured, simulated or estimated.
+        dropped: What of the run is not in the recording, one sentence each; they are among the notes too.
+        notes: What a reader must know about these figures, one sentence each.
+        summary: The object that `--json` prints; None while the rank runs.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    fakedist: str = __version__
+    command: list[str]
+    cwd: str
+    git_commit: str
+    created: str
+    imported: Imported | None = None
+    job: Job | None
+    exit: Ending
+    versions: dict[str, str]
+    provenance: dict[str, str]
+    dropped: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    summary: Summary | None = None
+
+
 def new_manifest(run_directory: Path, job: Job) -> None:
     """Write the manifest of a run that is about to start: outcome ``running``."""
-    _write(
-        run_directory,
-        {
-            **_made_here(),
-            "job": job.to_dict(),
-            "exit": to_plain(Ending(Outcome.RUNNING, None)),
-            "versions": {},
-            "provenance": _PROVENANCE,
-            "dropped": [],
-            "notes": [],
-        },
-    )
+    write_manifest(run_directory, _made_here(job, None, Ending(Outcome.RUNNING, None), _PROVENANCE))
 
 
 def import_manifest(run_directory: Path, report: Path, tool: str) -> None:
@@ -50,72 +90,75 @@ def import_manifest(run_directory: Path, report: Path, tool: str) -> None:
         report: The program's report.
         tool: The program's name.
     """
-    unknown: dict[str, Any] = {"world_size": None, "rank": None, "gpus_per_node": 1, "gpu_memory_bytes": None}
-    job = {"target": report.name, "is_module": False, "arguments": [], "device": "cuda"}
-    _write(
-        run_directory,
-        {
-            **_made_here(),
-            "imported": {"report": os.fspath(report.resolve()), "tool": tool},
-            "job": {**unknown, **job},
-            "exit": to_plain(Ending(Outcome.FINISHED, 0)),
-            "versions": {},
-            "provenance": {"kernels": f"measured: {tool}"},
-            "dropped": [],
-            "notes": [],
-        },
+    imported = Imported(os.fspath(report.resolve()), tool)
+    provenance = {"kernels": f"measured: {tool}"}
+    write_manifest(run_directory, _made_here(None, imported, Ending(Outcome.FINISHED, 0), provenance))
+
+
+def _made_here(job: Job | None, imported: Imported | None, ending: Ending, provenance: dict[str, str]) -> Manifest:
+    return Manifest(
+        command=list(sys.argv),
+        cwd=os.getcwd(),
+        git_commit=_git_commit(),
+        created=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        imported=imported,
+        job=job,
+        exit=ending,
+        versions={},
+        provenance=provenance,
     )
 
 
-def _made_here() -> dict[str, Any]:
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "fakedist": __version__,
-        "command": list(sys.argv),
-        "cwd": os.getcwd(),
-        "git_commit": _git_commit(),
-        "created": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-    }
-
-
-def update_manifest(run_directory: Path, **fields: Any) -> None:
-    """Replace some keys of the manifest.
-
-    Raises:
-        RunDirectoryError: See :func:`load_manifest`.
-    """
-    _write(run_directory, {**load_manifest(run_directory), **fields})
-
-
-def load_manifest(run_directory: Path) -> dict[str, Any]:
+def load_manifest(run_directory: Path) -> Manifest:
     """Load the manifest of a run directory.
 
     Raises:
-        RunDirectoryError: It is missing or unreadable, or a newer fakedist wrote it.
+        RunDirectoryError: It is missing, damaged or not fakedist's, or a newer fakedist wrote it.
     """
     path = run_directory / MANIFEST_NAME
     try:
-        manifest = json.loads(path.read_text())
+        values = json.loads(path.read_text())
     except (FileNotFoundError, NotADirectoryError):
         what = "is not a run directory: it has no run.json" if run_directory.is_dir() else "does not exist"
         raise RunDirectoryError(f"{run_directory} {what}", "fakedist profile -o RUN ... makes one") from None
     except (ValueError, OSError) as error:
-        raise RunDirectoryError(f"{path} cannot be read: {error}", "the run directory is damaged; run again") from error
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("schema_version"), int) or "job" not in manifest:
+        raise RunDirectoryError(f"{path} cannot be read: {error}", DAMAGED) from error
+    version = values.get("schema_version") if isinstance(values, dict) else None
+    if not isinstance(version, int) or "job" not in values:
         raise RunDirectoryError(f"{path} was not written by fakedist", "give a directory that fakedist profile made")
-    if manifest["schema_version"] > SCHEMA_VERSION:
-        newer = manifest["schema_version"]
+    if version > SCHEMA_VERSION:
         raise RunDirectoryError(
-            f"{run_directory} has schema version {newer}; this fakedist reads up to {SCHEMA_VERSION}",
+            f"{run_directory} has schema version {version}; this fakedist reads up to {SCHEMA_VERSION}",
             "pip install --upgrade fakedist",
         )
+    try:
+        manifest = from_plain(Manifest, values)
+    except (PlainValueError, JobError) as error:
+        raise RunDirectoryError(f"{path} cannot be read: {str(error).splitlines()[0]}", DAMAGED) from error
+    if manifest.job is None and manifest.imported is None:
+        raise RunDirectoryError(f"{path} cannot be read: job is missing", DAMAGED)
     return manifest
 
 
-def _write(run_directory: Path, manifest: dict[str, Any]) -> None:
+def load_job(run_directory: Path) -> Job:
+    """The job of a run directory.
+
+    Raises:
+        RunDirectoryError: See :func:`load_manifest`; or another program recorded the run.
+    """
+    manifest = load_manifest(run_directory)
+    if manifest.job is None:
+        raise RunDirectoryError(
+            f"{run_directory} was imported by fakedist nsys, and has no job", "fakedist profile -o RUN ... makes one"
+        )
+    return manifest.job
+
+
+def write_manifest(run_directory: Path, manifest: Manifest) -> None:
+    """Write the manifest, in place of the one that the run directory has."""
     scratch = run_directory / f".{MANIFEST_NAME}.{os.getpid()}"
     try:
-        scratch.write_text(json.dumps(manifest, indent=1) + "\n")
+        scratch.write_text(json.dumps(to_plain(manifest), indent=1) + "\n")
         scratch.replace(run_directory / MANIFEST_NAME)
     finally:
         scratch.unlink(missing_ok=True)

@@ -318,21 +318,3 @@ TABLES: dict[str, Table] = {
         (Column("function", "string", "Name."), Column("num_calls", "int64", "Calls.")),
     ),
 }
-
-#: Keys of run.json and what they say.
-MANIFEST = {
-    "schema_version": "Version of this layout; a newer one than the reader's is refused.",
-    "fakedist": "Version that wrote it.",
-    "command": "The command line.",
-    "cwd": "Directory it was given in.",
-    "git_commit": "Commit of the directory's repository, with `+` if the tree was changed; empty without one.",
-    "created": "When, ISO 8601 with time zone.",
-    "job": "The job as it was asked for: world size, rank, script, arguments, device and the rest.",
-    "imported": "Only where another program recorded it (`fakedist nsys`): its `report` and `tool`.",
-    "exit": "How the rank ended: `outcome`, `code`, `message`.",
-    "summary": "The object that `--json` prints.",
-    "versions": "Of `python`, `torch` and `cuda` where the rank ran; without them while it runs.",
-    "provenance": "Which figures are measured, simulated or estimated.",
-    "dropped": "What of the run is not in the recording, one sentence each; they are among the notes too.",
-    "notes": "What a reader must know about these figures, one sentence each.",
-}

@@ -14,7 +14,8 @@ import types
 import typing
 from collections.abc import Iterator
 
-from fakedist.run.schema import MANIFEST, SCHEMA_VERSION, TABLES
+from fakedist.run.manifest import Manifest
+from fakedist.run.schema import SCHEMA_VERSION, TABLES
 from fakedist.run.summary import Summary
 
 _INTRODUCTION = """# The run directory
@@ -43,15 +44,17 @@ into place together; nothing is written through a symbolic link.
 
 def markdown() -> str:
     """docs/run-directory.md."""
-    lines = [_INTRODUCTION, f"Schema version {SCHEMA_VERSION}.\n", "## run.json\n", "| key | meaning |", "|---|---|"]
-    lines += [*(f"| `{key}` | {meaning} |" for key, meaning in MANIFEST.items()), ""]
+    lines = [_INTRODUCTION, f"Schema version {SCHEMA_VERSION}.\n", "## run.json\n"]
+    kinds = records(Manifest, without=Summary)
+    for kind in kinds:
+        lines += _section(kind, is_titled=kind is not Manifest)
     lines += [
         "## The object of `--json`\n",
         "The summary, with `run_directory`: the absolute path of the run directory.\n",
     ]
     for kind in records(Summary):
-        lines += [] if kind is Summary else [f"### {kind.__name__}\n", f"{_sentence(kind)}\n"]
-        lines += ["| key | type | meaning |", "|---|---|---|", *_rows(kind), ""]
+        if kind not in kinds:
+            lines += _section(kind, is_titled=kind is not Summary)
     lines.append("## Tables\n")
     for name, table in TABLES.items():
         lines += [f"### {name}\n", f"{table.row}\n", "| column | type | meaning |", "|---|---|---|"]
@@ -59,12 +62,17 @@ def markdown() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def records(kind: type) -> list[type]:
-    """A record and all those in its fields, in the order in which they are first met."""
+def _section(kind: type, *, is_titled: bool) -> list[str]:
+    title = [f"### {kind.__name__}\n", f"{_sentence(kind)}\n"] if is_titled else []
+    return [*title, "| key | type | meaning |", "|---|---|---|", *_rows(kind), ""]
+
+
+def records(kind: type, without: type | None = None) -> list[type]:
+    """A record and all those in its fields, in the order in which they are first met, ``without`` one of them."""
     found = [kind]
     for each in found:
         for hint in typing.get_type_hints(each).values():
-            found += [inner for inner in _dataclasses_in(hint) if inner not in found]
+            found += [inner for inner in _dataclasses_in(hint) if inner not in found and inner is not without]
     return found
 
 
@@ -91,8 +99,8 @@ def _type_text(hint: object) -> str:
             return ", ".join(map(str, arguments))
         case origin if origin in (types.UnionType, typing.Union):
             return " or ".join(_type_text(each) for each in arguments)
-        case origin if origin is list:
-            return f"list of {_type_text(arguments[0])}"
+        case origin if origin is list or arguments[1:] == (Ellipsis,):
+            return f"list of {_type_text(arguments[0])}".replace("pair of", "pairs of")
         case origin if origin is tuple:
             return f"pair of {_type_text(arguments[0])}s"
         case origin if origin is dict:
@@ -117,6 +125,8 @@ def attributes(kind: type) -> dict[str, str]:
     text = (inspect.getdoc(kind) or "").partition("Attributes:\n")[2]
     found: dict[str, str] = {}
     for line in text.splitlines():
+        if line and not line.startswith(" "):  # the next section, such as "Raises:"
+            break
         if start := re.match(r"    (\w+): (.*)", line):
             last, meaning = start[1], start[2]
             found[last] = meaning

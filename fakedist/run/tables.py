@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fakedist.errors import RunDirectoryError
-from fakedist.run.directory import SCRATCH_PREFIX, TABLES_NAME
+from fakedist.run.directory import DAMAGED, SCRATCH_PREFIX, TABLES_NAME
 from fakedist.run.schema import TABLES, Column, Table
-
-_DAMAGED = "the run directory is damaged; profile the job again"
 
 
 @contextmanager
@@ -101,12 +99,12 @@ def read_table(run_directory: Path, name: str, columns: Sequence[str] | None = N
 
     path = run_directory / TABLES_NAME / f"{name}.parquet"
     if not path.is_file():
-        raise RunDirectoryError(f"{run_directory} has no table {name}", _DAMAGED)
+        raise RunDirectoryError(f"{run_directory} has no table {name}", DAMAGED)
     try:
         return pyarrow.parquet.read_table(path, columns=None if columns is None else list(columns))
     except (OSError, pyarrow.ArrowException) as error:
         first = str(error).splitlines()[0]
-        raise RunDirectoryError(f"{path} cannot be read: {first}", _DAMAGED) from error
+        raise RunDirectoryError(f"{path} cannot be read: {first}", DAMAGED) from error
 
 
 def _encoding(table: Table) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from fakedist.errors import RunDirectoryError
 from fakedist.job import Job
 from fakedist.run.directory import MANIFEST_NAME, TAPE_NAME
 from fakedist.run.journal import read_journal
-from fakedist.run.manifest import load_manifest
+from fakedist.run.manifest import load_job, load_manifest
 
 #: Evenly spaced ranks as ("range", start, stop, step); other ranks listed one by one.
 RanksKey = tuple[Any, ...]
@@ -146,7 +146,7 @@ class Tape:
     @property
     def directory(self) -> str:
         """The working directory that the run started in."""
-        return str(load_manifest(self.run_directory)["cwd"])
+        return load_manifest(self.run_directory).cwd
 
     def sent_to(self, rank: int) -> Iterator[Sent]:
         """What the run sent to a rank or to a group that contains it, in order. A cut-off tail is left out.
@@ -279,14 +279,13 @@ def _check_run(directory: Path, job: Job, identity: dict[str, str]) -> int:
     Raises:
         RunDirectoryError: The run has no tape, or has another world size or script.
     """
-    manifest = load_manifest(directory)
-    theirs = manifest["job"]
+    theirs = load_job(directory)
     if not (directory / TAPE_NAME).exists():
         raise RunDirectoryError(f"{directory} has no tape", "run that rank again: this fakedist writes one")
-    if theirs["world_size"] != job.world_size:
+    if theirs.world_size != job.world_size:
         raise RunDirectoryError(
-            f"the tape {directory} is of a world of {theirs['world_size']}, this job of {job.world_size} ranks",
-            f"--world-size {theirs['world_size']}, or record rank {theirs['rank']} in a world of {job.world_size}",
+            f"the tape {directory} is of a world of {theirs.world_size}, this job of {job.world_size} ranks",
+            f"--world-size {theirs.world_size}, or record rank {theirs.rank} in a world of {job.world_size}",
         )
     head = next(iter(read_journal(directory / TAPE_NAME)), {"kind": ""})
     other = {name: str(head.get(name, "")) for name in identity}
@@ -295,6 +294,6 @@ def _check_run(directory: Path, job: Job, identity: dict[str, str]) -> int:
         raise RunDirectoryError(
             f"the tape {directory} is of the script {other['path'] or other['script']}, "
             f"this job's is {identity['path'] or identity['script']}",
-            f"record rank {theirs['rank']} with {job.target}",
+            f"record rank {theirs.rank} with {job.target}",
         )
-    return int(theirs["rank"])
+    return theirs.rank

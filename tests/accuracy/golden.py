@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fakedist.run.manifest import load_manifest
+from fakedist.run.plain import to_plain
 from tests.accuracy.results import write_result, write_tables
 
 ROOT = Path(__file__).parents[2]
@@ -135,7 +136,7 @@ def run_golden(golden: Golden) -> list[dict[str, Any]]:
         if done.returncode:
             print(done.stderr[-3000:], file=sys.stderr)
             done.check_returncode()
-        return rows_of(golden, load_manifest(run)["summary"])
+        return rows_of(golden, to_plain(load_manifest(run).summary))
 
 
 def rows_of(golden: Golden, summary: dict[str, Any]) -> list[dict[str, Any]]:

@@ -20,14 +20,15 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from fakedist.analysis.building import build_tables
 from fakedist.job import Device, Job
 from fakedist.run.directory import create_run_directory
-from fakedist.run.manifest import load_manifest, new_manifest, update_manifest
+from fakedist.run.manifest import load_manifest, new_manifest, write_manifest
+from fakedist.run.outcome import Ending, Outcome
 from fakedist.run.tables import read_table
 from fakedist.world.environ import rank_environment
 from tests.accuracy.results import same_job, write_result, write_tables
@@ -158,7 +159,7 @@ def real_runs(way: Way, directory: Path) -> list[Path]:
     for run, process in started:
         if process.returncode:
             raise JobFailedError(f"{way.job}: {run.name}: {(directory / f'{run.name}.txt').read_text()[-2000:]}")
-        update_manifest(run, exit={"outcome": "finished", "code": 0, "message": ""})
+        write_manifest(run, replace(load_manifest(run), exit=Ending(Outcome.FINISHED, 0)))
         build_tables(run)
     return [run for run, _ in started]
 
@@ -223,8 +224,9 @@ def _device_options(way: Way, device: str, real: Path) -> list[str]:
     """Where a rank is faked: on a virtual GPU beside real ones, it is of the same model and has the same memory."""
     if device == way.device:
         return ["--device", device]
-    summary = load_manifest(real)["summary"]
-    gpu, memory_bytes = like(summary["gpu"], summary["capacity_bytes"])
+    summary = load_manifest(real).summary
+    assert summary is not None
+    gpu, memory_bytes = like(summary.gpu, summary.capacity_bytes)
     return ["--device", device, "--gpu", gpu, "--gpu-memory", f"{memory_bytes}B"]
 
 
@@ -266,8 +268,9 @@ def _phase_figures(run: Path) -> dict[tuple[int, str, str], int]:
 
 
 def _peaks(run: Path) -> tuple[int, int]:
-    summary = load_manifest(run)["summary"]
-    return int(summary["peak_allocated_bytes"]), int(summary["peak_reserved_bytes"])
+    summary = load_manifest(run).summary
+    assert summary is not None
+    return summary.peak_allocated_bytes, summary.peak_reserved_bytes
 
 
 def _first_difference(real: Path, faked: Path) -> tuple[int, int]:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from fakedist.run.manifest import load_manifest
+from fakedist.run.plain import to_plain
 from tests.accuracy.results import write_result, write_tables
 
 ROOT = Path(__file__).parents[2]
@@ -124,7 +125,7 @@ def run_published(figure: Published, packages: Path) -> dict[str, Any]:
         if done.returncode:
             print(done.stderr[-3000:], file=sys.stderr)
             done.check_returncode()
-        summary = load_manifest(directory / "run")["summary"]
+        summary = to_plain(load_manifest(directory / "run").summary)
     return {
         "name": figure.name,
         "job": figure.job,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from fakedist.run.manifest import Manifest
 from fakedist.run.outcome import Ending, Outcome
 from fakedist.run.summary import Summary
 
@@ -22,12 +21,11 @@ _JOB = {
     "values": "values",
     "environment": "variables",
     "seed": "seed",
+    "nccl_environment": "NCCL's variables",
 }
 
 
-def different_settings(
-    a: dict[str, Any], b: dict[str, Any], summaries: tuple[Summary, Summary]
-) -> list[dict[str, str]]:
+def different_settings(a: Manifest, b: Manifest, summaries: tuple[Summary, Summary]) -> list[dict[str, str]]:
     """Every setting in which two manifests differ: objects with ``name``, ``a``, ``b``.
 
     Args:
@@ -35,8 +33,9 @@ def different_settings(
         b: The manifest of the other.
         summaries: The figures of both.
     """
-    pairs: list[tuple[str, Any, Any]] = [(name, a["job"].get(key), b["job"].get(key)) for key, name in _JOB.items()]
-    pairs += [("NCCL's variables", *_nccl(a["job"], b["job"]))]
+    pairs: list[tuple[str, object, object]] = [
+        (name, getattr(a.job, key, None), getattr(b.job, key, None)) for key, name in _JOB.items()
+    ]
     one, other = summaries
     pairs += [
         ("torch", one.torch, other.torch),
@@ -44,14 +43,9 @@ def different_settings(
         ("steps that ended", len(one.steps), len(other.steps)),
         ("how it ended", _ending(one.exit), _ending(other.exit)),
         ("times", _times(one), _times(other)),
-        ("fakedist", a.get("fakedist"), b.get("fakedist")),
+        ("fakedist", a.fakedist, b.fakedist),
     ]
     return [{"name": name, "a": _text(mine), "b": _text(theirs)} for name, mine, theirs in pairs if mine != theirs]
-
-
-def _nccl(a: dict[str, Any], b: dict[str, Any]) -> tuple[Any, Any]:
-    """NCCL's variables of two jobs. An older fakedist did not record them."""
-    return a.get("nccl_environment") or [], b.get("nccl_environment") or []
 
 
 def unlike_times(a: Summary, b: Summary) -> list[str]:
@@ -89,7 +83,7 @@ def _ending(ending: Ending) -> str:
     return ending.outcome.replace("_", " ") + (f" ({message})" if message else "")
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if isinstance(value, list | tuple):
         return " ".join("=".join(map(str, each)) if isinstance(each, list | tuple) else str(each) for each in value)
     return "" if value is None else str(value)

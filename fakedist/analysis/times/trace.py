@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,6 +22,7 @@ from fakedist.run.directory import TRACE_NAME
 from fakedist.run.plain import to_plain
 from fakedist.run.schema import FAMILIES, KINDS
 from fakedist.run.step_time import KernelSource
+from fakedist.run.summary import Summary
 
 #: Limit for the bars of all streams together, and for the slices of layers. A browser opens this many in seconds.
 MOST_BARS = 300_000
@@ -33,14 +33,14 @@ _PHASES, _LAYERS, _FIRST_STREAM = 1, 2, 10
 
 
 def write_trace(
-    run_directory: Path, tables: dict[str, pd.DataFrame], job: dict[str, Any], source: KernelSource | None
+    run_directory: Path, tables: dict[str, pd.DataFrame], summary: Summary, source: KernelSource | None
 ) -> list[str]:
     """Write the trace of a run.
 
     Args:
         run_directory: The run directory.
         tables: The run's tables by name.
-        job: ``job`` of the manifest.
+        summary: The run's figures: whose trace it is.
         source: Where the kernels come from; None without kernels.
 
     Returns:
@@ -55,15 +55,17 @@ def write_trace(
             for number, line in enumerate(trace_events(tables, source, left_out)):
                 file.write((",\n" if number else "") + line)
             file.write('\n],"otherData":')
-            file.write(json.dumps(_about(job, source, left_out)) + "}\n")
+            file.write(json.dumps(_about(summary, source, left_out)) + "}\n")
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)
     return left_out
 
 
-def _about(job: dict[str, Any], source: KernelSource | None, left_out: list[str]) -> dict[str, str]:
-    told = {"made by": "fakedist", "rank": f"rank {job['rank']} of {job['world_size']}"}
+def _about(summary: Summary, source: KernelSource | None, left_out: list[str]) -> dict[str, str]:
+    told = {"made by": "fakedist"}
+    if summary.rank is not None:
+        told["rank"] = f"rank {summary.rank} of {summary.world_size}"
     told |= {key: str(value) for key, value in to_plain(source).items()} if source else {}
     return told | ({"left out": "; ".join(left_out)} if left_out else {})
 

@@ -106,8 +106,9 @@ class Comparison:
         for run, of_layers in zip((self.a, self.b), paths, strict=True):
             table = read_table(run.path, "blocks", BLOCK_COLUMNS).to_pandas()
             stacks = read_table(run.path, "stacks", ("line",)).to_pandas()
-            cwd = run.manifest["cwd"]
-            script_folder = os.path.dirname(os.path.join(cwd, run.manifest["job"]["target"]))
+            cwd = run.manifest.cwd
+            job = run.manifest.job
+            script_folder = os.path.dirname(os.path.join(cwd, job.target)) if job else cwd
             sides.append(changed_blocks.peak_blocks(table, stacks, of_layers, (cwd, script_folder)))
         return changed_blocks.block_changes(*sides)
 

@@ -11,6 +11,7 @@ from fakedist.report.compare.comparison import Comparison, format_change, format
 from fakedist.report.compare.time_bars import time_context
 from fakedist.report.page.pack import Pack
 from fakedist.report.page.run_page import template_text
+from fakedist.report.text.facts import run_title
 from fakedist.report.writing import replace_text
 from fakedist.results.run import Run
 from fakedist.units import format_bytes
@@ -48,11 +49,11 @@ def comparison_page(comparison: Comparison) -> str:
 
 
 def _side(name: str, run: Run, peak: int) -> dict[str, Any]:
-    job, summary = run.manifest["job"], run.summary
+    summary = run.summary
     return {
         "name": name,
         "path": str(run.path),
-        "job": " ".join([("-m " if job["is_module"] else "") + job["target"], *job["arguments"]]),
+        "job": run_title(run),
         "rank": f"{summary.rank:,} of {summary.world_size:,}",
         "device": f"{summary.device}: {summary.gpu}, torch {summary.torch}",
         "peak": format_bytes(peak),

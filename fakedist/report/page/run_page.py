@@ -92,7 +92,7 @@ def template_text(template: str, scripts: Sequence[str], context: dict[str, Any]
 
 def _context(run: Run) -> dict[str, Any]:
     """The page's contents as text, by section; None for an empty section."""
-    summary, cwd = run.summary, run.manifest["cwd"]
+    summary, cwd = run.summary, run.manifest.cwd
     pack = Pack()
     context: dict[str, Any] = {
         "verdict": sections.verdict_section(run, summary),
@@ -130,8 +130,9 @@ def _context(run: Run) -> dict[str, Any]:
         if context["layers"]:
             context["layers"]["times"] = layer_columns(run, folds, source)
     pack.meta |= {"capacity": summary.capacity_bytes, "num_moves": pack.meta.get("num_moves", 0)}
-    job = run.manifest["job"]
-    pack.meta["world"] = {"worldSize": job["world_size"], "perNode": job["gpus_per_node"], "rank": job["rank"]}
+    job = run.manifest.job
+    per_node = 1 if job is None else job.gpus_per_node
+    pack.meta["world"] = {"worldSize": summary.world_size, "perNode": per_node, "rank": summary.rank}
     pack.meta["groups"] = memory_drawings.group_objects(run.table("groups"))
     return context | {"numbers": pack.text()}
 

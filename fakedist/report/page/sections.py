@@ -10,7 +10,7 @@ import pandas as pd
 from fakedist.analysis.calls import ranks_of
 from fakedist.report.page.memory_drawings import Colouring
 from fakedist.report.page.time_section import step_figure
-from fakedist.report.text.facts import run_facts
+from fakedist.report.text.facts import run_facts, run_title
 from fakedist.report.text.group_sheets import AT_ONCE, RunTopology
 from fakedist.report.text.wording import (
     LAYER_COLUMNS,
@@ -43,7 +43,7 @@ def verdict_section(run: Run, summary: Summary) -> dict[str, Any]:
     whole = max(capacity, reserved) or 1
     parts = [(name, bytes_) for name, bytes_ in summary.by_category.items() if bytes_]
     return {
-        "fits": verdict(summary, run.manifest["cwd"]),
+        "fits": verdict(summary, run.manifest.cwd),
         "left": _ended_early(run, summary),
         "allocated": format_bytes(allocated) if allocated else "",
         "when": peak_place(summary),
@@ -63,7 +63,7 @@ def verdict_section(run: Run, summary: Summary) -> dict[str, Any]:
                 text.partition(": ")[0] if ": " in text else "measured",
                 text,
             )
-            for name, text in run.manifest["provenance"].items()
+            for name, text in run.manifest.provenance.items()
         ],
     }
 
@@ -71,10 +71,10 @@ def verdict_section(run: Run, summary: Summary) -> dict[str, Any]:
 def _ended_early(run: Run, summary: Summary) -> str:
     """How the rank ended, if it ended before its figures were complete."""
     if summary.left_during_init is not None:
-        return f"This rank {ending(summary, run.manifest['cwd'])}."
+        return f"This rank {ending(summary, run.manifest.cwd)}."
     if not broke_off(summary):
         return ""
-    return f"The figures are of what ran until the rank ended: {ending(summary, run.manifest['cwd'])}."
+    return f"The figures are of what ran until the rank ended: {ending(summary, run.manifest.cwd)}."
 
 
 def _part(name: str, bytes_: int, whole: int) -> dict[str, Any]:
@@ -88,20 +88,20 @@ def _percent(part: float, whole: float) -> str:
 
 def facts_section(run: Run, summary: Summary) -> dict[str, Any]:
     """What ran: command, world, rank and its place in each group, versions, GPU."""
-    manifest, job = run.manifest, run.manifest["job"]
-    if summary.rank is None:  # another program recorded it
-        return {"title": job_command(job), "rows": run_facts(run), "places": []}
-    versions = manifest["versions"]
+    manifest, job = run.manifest, run.manifest.job
+    if job is None:  # another program recorded it
+        return {"title": run_title(run), "rows": run_facts(run), "places": []}
+    versions = manifest.versions
     rows = [
-        ("command", command_line(manifest["command"])),
-        ("in", manifest["cwd"]),
+        ("command", command_line(manifest.command)),
+        ("in", manifest.cwd),
         ("job", job_command(job)),
-        ("ended", ending(summary, manifest["cwd"])),
-        ("rank", f"{summary.rank:,} of {summary.world_size:,} ({job['gpus_per_node']} GPUs a node)"),
+        ("ended", ending(summary, manifest.cwd)),
+        ("rank", f"{summary.rank:,} of {summary.world_size:,} ({job.gpus_per_node} GPUs a node)"),
         ("device", f"{summary.device}: {summary.gpu or 'never reached'}"),
-        ("versions", _versions(summary, versions, manifest["fakedist"])),
-        ("git commit", manifest["git_commit"]),
-        ("when", manifest["created"]),
+        ("versions", _versions(summary, versions, manifest.fakedist)),
+        ("git commit", manifest.git_commit),
+        ("when", manifest.created),
     ]
     groups = run.table("groups").to_dict("records")
     places = [
@@ -230,20 +230,20 @@ def _largest_rows(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int
 def communication_section(run: Run, summary: Summary) -> dict[str, Any] | None:
     """Groups and calls; None without groups."""
     groups = run.table("groups")
-    if not len(groups):
+    job = run.manifest.job
+    if not len(groups) or job is None:
         return None
-    job = run.manifest["job"]
     topology = RunTopology(run)
     return {
-        "groups": [_group(row, job["gpus_per_node"]) for row in groups.to_dict("records")],
+        "groups": [_group(row, job.gpus_per_node) for row in groups.to_dict("records")],
         "calls": _with_texts(to_plain(summary.collectives[:_MOST_ROWS])),
         "streams": _with_texts(topology.told()[:_MOST_ROWS]),
         "when": topology.when,
         "at_once": AT_ONCE,
         "num_more": max(len(summary.collectives) - _MOST_ROWS, 0),
-        "world": f"{job['world_size']:,}",
-        "num_nodes": -(-job["world_size"] // job["gpus_per_node"]),
-        "per_node": job["gpus_per_node"],
+        "world": f"{job.world_size:,}",
+        "num_nodes": job.num_nodes,
+        "per_node": job.gpus_per_node,
     }
 
 
@@ -269,10 +269,10 @@ def advice_section(summary: Summary) -> list[dict[str, Any]]:
 def reading_section(run: Run, summary: Summary) -> dict[str, Any]:
     """What a reader must know: notes, unanswered functions, made-up values."""
     return {
-        "notes": note_texts(summary.notes, run.manifest["cwd"]),
-        "provenance": list(run.manifest["provenance"].items()),
+        "notes": note_texts(summary.notes, run.manifest.cwd),
+        "provenance": list(run.manifest.provenance.items()),
         "invented": [
-            {**row, "line": short_line(str(row["line"]), run.manifest["cwd"])}
+            {**row, "line": short_line(str(row["line"]), run.manifest.cwd)}
             for row in run.table("invented").to_dict("records")
         ],
         "unanswered": run.table("unanswered").to_dict("records"),

@@ -109,7 +109,8 @@ class RunTopology:
         return str(group["description"] or group["name"])
 
     def _num_nodes(self, group: dict[Any, Any]) -> int:
-        per_node = self.run.manifest["job"]["gpus_per_node"]
+        job = self.run.manifest.job
+        per_node = 1 if job is None else job.gpus_per_node
         return len({rank // per_node for rank in ranks_of(str(group["ranks"]))})
 
     def _group_object(self, number: int, group: dict[Any, Any]) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def run_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
     Raises:
         RunDirectoryError: A table is missing or damaged.
     """
-    summary, cwd = run.summary, run.manifest["cwd"]
+    summary, cwd = run.summary, run.manifest.cwd
     found = []
     if summary.peak_reserved_bytes and run.by_category is not None:
         found.append(phase_sheet(summary))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from fakedist.report.text.facts import run_title
 from fakedist.report.text.markdown import escaped, markdown_table
 from fakedist.report.text.memory_sheets import Sheet, run_sheets
 from fakedist.report.text.outside_sheet import OUTSIDE_TITLE, communicator_sheet, outside_figures
 from fakedist.report.text.time_sheets import time_sheets
 from fakedist.report.text.time_wording import source_word, time_figures
-from fakedist.report.text.wording import advice_text, ending, job_command, note_texts, peaks_text, verdict
+from fakedist.report.text.wording import advice_text, ending, note_texts, peaks_text, verdict
 from fakedist.results.run import Run
 from fakedist.run.step_time import KernelSource, StepTime
 from fakedist.run.summary import Advice, Outside, Summary
@@ -40,7 +41,7 @@ def run_markdown(run: Run, *, all_layers: bool = False) -> str:
         pieces += ["\n".join(_sheet(sheet)) for sheet in time_sheets(run, all_layers=all_layers)]
     if summary.advice:
         pieces.append("\n".join(["**What would help**, estimated: each by itself", "", *map(_advice, summary.advice)]))
-    if notes := note_texts(summary.notes, run.manifest["cwd"]):
+    if notes := note_texts(summary.notes, run.manifest.cwd):
         pieces.append("\n".join(["**Notes**", "", *(f"- {escaped(note)}" for note in notes)]))
     text = ""
     for number, piece in enumerate(pieces):
@@ -51,19 +52,18 @@ def run_markdown(run: Run, *, all_layers: bool = False) -> str:
 
 
 def _verdict(run: Run, summary: Summary) -> list[str]:
-    job = run.manifest["job"]
-    found = verdict(summary, run.manifest["cwd"])
+    found = verdict(summary, run.manifest.cwd)
     says = f"**{found.word}**{escaped(found.more)}" if found else "allocated nothing on the GPU"
     if run.memory is None:
-        return [f"### fakedist: {escaped(job_command(job)[:300])}", ""]
+        return [f"### fakedist: {escaped(run_title(run)[:300])}", ""]
     if run.by_category is None:
-        return [f"### fakedist: {escaped(job_command(job)[:300])}", "", f"Peak, measured: {peaks_text(summary)}."]
+        return [f"### fakedist: {escaped(run_title(run)[:300])}", "", f"Peak, measured: {peaks_text(summary)}."]
     rank = f"rank {summary.rank:,} of {summary.world_size:,}"
-    lines = [f"### fakedist: {escaped(job_command(job)[:300])}", ""]
+    lines = [f"### fakedist: {escaped(run_title(run)[:300])}", ""]
     lines.append(f"{rank} {says}. Peak, measured: {peaks_text(summary)}")
     if summary.capacity_bytes:
         lines[-1] += f" of {format_bytes(summary.capacity_bytes)}"
-    ended = escaped(ending(summary, run.manifest["cwd"])[:300])
+    ended = escaped(ending(summary, run.manifest.cwd)[:300])
     lines[-1] += f" ({summary.peak_phase} of step {summary.peak_step}; {ended})."
     return lines
 

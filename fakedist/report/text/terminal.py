@@ -38,7 +38,7 @@ def render(run_directory: Path, *, all_layers: bool, console: Console) -> None:
     summary = run.summary
     _facts(console, run)
     if run.memory is not None:
-        _peak(console, summary, run.manifest["cwd"])
+        _peak(console, summary, run.manifest.cwd)
     _sheets(console, run_sheets(run, all_layers=all_layers))
     if summary.estimated_outside:
         _outside(console, summary, summary.estimated_outside)
@@ -47,7 +47,7 @@ def render(run_directory: Path, *, all_layers: bool, console: Console) -> None:
         _sheets(console, time_sheets(run, all_layers=all_layers))
     if summary.advice:
         _advice(console, summary.advice)
-    _notes(console, note_texts(summary.notes, run.manifest["cwd"]))
+    _notes(console, note_texts(summary.notes, run.manifest.cwd))
 
 
 def _sheets(console: Console, sheets: Sequence[Sheet]) -> None:

@@ -6,8 +6,8 @@ import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from fakedist.job import Job
 from fakedist.run.outcome import Outcome
 from fakedist.run.sources import INDUCTORS
 from fakedist.run.summary import Advice, Outside, Summary
@@ -97,9 +97,9 @@ def span_text(low: int, high: int) -> str:
     return f"{least.split()[0] if least.split()[1] == most.split()[1] else least} to {most}"
 
 
-def job_command(job: dict[str, Any]) -> str:
+def job_command(job: Job) -> str:
     """The script and its arguments as typed."""
-    return " ".join([("-m " if job["is_module"] else "") + job["target"], *job["arguments"]])
+    return " ".join([("-m " if job.is_module else "") + job.target, *job.arguments])
 
 
 def peak_place(summary: Summary) -> str:

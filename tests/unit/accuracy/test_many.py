@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fakedist.job import Job
 from fakedist.run.directory import create_run_directory
-from fakedist.run.manifest import new_manifest, update_manifest
+from fakedist.run.manifest import load_manifest, new_manifest, write_manifest
 from tests.accuracy import many
 from tests.accuracy.many import JobFailedError, Way, compare_all
+from tests.unit.report.handmade import summary_of_nothing
 
 
 def test_beside_a_real_gpu_each_rank_is_faked_on_it_and_on_a_virtual_one_like_it(tmp_path: Path) -> None:
     way = Way("fsdp2", 2, "cuda", "nccl")
     with create_run_directory(tmp_path / "real", force=False) as made:
         new_manifest(made, Job(2, 0, "job.py", device="cuda"))
-    update_manifest(tmp_path / "real", summary={"gpu": "NVIDIA H200", "capacity_bytes": 150_119_383_040})
+    summary = replace(summary_of_nothing(), gpu="NVIDIA H200", capacity_bytes=150_119_383_040)
+    write_manifest(tmp_path / "real", replace(load_manifest(tmp_path / "real"), summary=summary))
     assert way.faked_on == ("cuda", "virtual")
     assert many._device_options(way, "cuda", tmp_path / "real") == ["--device", "cuda"]
     virtual = many._device_options(way, "virtual", tmp_path / "real")

@@ -11,7 +11,8 @@ from fakedist.analysis.recording import Recording, read_recording
 from fakedist.job import Job
 from fakedist.run.directory import JOURNAL_NAME
 from fakedist.run.journal import JournalWriter
-from fakedist.run.manifest import new_manifest, update_manifest
+from fakedist.run.manifest import load_manifest, new_manifest, write_manifest
+from fakedist.run.outcome import Ending, Outcome
 from fakedist.run.schema import ACTIONS, CATEGORIES, SHARD, SHARD_CODE
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -127,7 +128,8 @@ def new_run(directory: Path, outcome: str = "stopped", **job: Any) -> Path:
     directory.mkdir(exist_ok=True)
     new_manifest(directory, replace(Job(world_size=8, rank=1, target="train.py"), **job))
     code = 4 if outcome == "out_of_memory" else 0
-    update_manifest(directory, exit={"outcome": outcome, "code": code, "message": ""}, cwd="/job")
+    ending = Ending(Outcome(outcome), code)
+    write_manifest(directory, replace(load_manifest(directory), exit=ending, cwd="/job"))
     return directory
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from fakedist.analysis.building import build_tables
 from fakedist.run.manifest import load_manifest
+from fakedist.run.plain import to_plain
 from tests.unit.analysis.recorded import MIB, HandMade, new_run
 
 
@@ -13,7 +14,9 @@ def advice(made: HandMade, directory: Path) -> dict[str, dict[str, Any]]:
     made.ended()
     run = made.write(new_run(directory / "run"))
     build_tables(run)
-    return {piece["rule"]: piece for piece in load_manifest(run)["summary"]["advice"]}
+    summary = load_manifest(run).summary
+    assert summary is not None
+    return {piece.rule: to_plain(piece) for piece in summary.advice}
 
 
 def blocks(made: HandMade, number: int) -> list[int]:

@@ -15,7 +15,7 @@ from tests.unit.analysis.recorded import HandMade
 
 def notes(outcome: Outcome, num_steps: int = 2, until: Any = None, **told: Any) -> list[str]:
     steps = [{"step": step} for step in range(1, num_steps + 1)]
-    return coverage_notes(Recording(steps=steps, outcome=told), outcome, {"until": until})
+    return coverage_notes(Recording(steps=steps, outcome=told), outcome, until)
 
 
 @pytest.mark.parametrize(

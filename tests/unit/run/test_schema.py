@@ -5,6 +5,7 @@ import pytest
 
 from fakedist.errors import RunDirectoryError
 from fakedist.run import schema_page
+from fakedist.run.manifest import Manifest
 from fakedist.run.summary import Summary
 from fakedist.run.tables import read_table, write_table
 
@@ -25,7 +26,7 @@ def test_the_keys_of_the_json_object_are_frozen() -> None:
 
 
 def test_every_field_of_the_json_object_is_described() -> None:
-    for kind in schema_page.records(Summary):
+    for kind in schema_page.records(Manifest):
         assert set(schema_page.attributes(kind)) == {f.name for f in dataclasses.fields(kind)}
 
 

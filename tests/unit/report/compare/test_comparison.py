@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from fakedist.analysis.building import build_tables
 from fakedist.cli import main
 from fakedist.report.compare.change_sheets import comparison_markdown, render_comparison
 from fakedist.report.compare.comparison import Comparison, comparison_object
-from fakedist.run.manifest import load_manifest, update_manifest
+from fakedist.run.manifest import load_manifest, write_manifest
 from tests.unit.analysis.recorded import KIB, MIB, HandMade, new_run
 from tests.unit.report.two_runs import run_of
 
@@ -101,7 +102,9 @@ def test_phases_most_and_collectives(tmp_path: Path) -> None:
 
 def test_what_was_not_the_same_is_said(tmp_path: Path) -> None:
     comparison = compared(tmp_path, {}, {"rank": 3, "arguments": ("--tp", "8"), "world_size": 64})
-    update_manifest(tmp_path / "b", summary=load_manifest(tmp_path / "b")["summary"] | {"torch": "2.99.0"})
+    manifest = load_manifest(tmp_path / "b")
+    assert manifest.summary is not None
+    write_manifest(tmp_path / "b", replace(manifest, summary=replace(manifest.summary, torch="2.99.0")))
     comparison = Comparison(tmp_path / "a", tmp_path / "b")
     assert comparison.differences == [
         {"name": "world size", "a": "8", "b": "64"},

@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from fakedist.cli import main
 from fakedist.report.page.run_page import page, write_page
 from fakedist.report.text.terminal import render
 from fakedist.results.opening import open_run
-from fakedist.run.manifest import update_manifest
+from fakedist.run.manifest import load_manifest, write_manifest
 from tests.unit.analysis.recorded import MIB, HandMade, new_run, wrote_nothing
 from tests.unit.report import handmade
 from tests.unit.report.reading import PageText, read_page
@@ -152,7 +153,8 @@ def test_report_writes_the_page_where_it_is_told_to(tmp_path: Path, capsys: pyte
 
 def test_secrets_of_the_command_line_are_not_in_the_page(tmp_path: Path) -> None:
     run = handmade.ended_well(tmp_path / "run")
-    update_manifest(run, command=["/bin/fakedist", "profile", "--env", "HF_TOKEN=hf_hunter2", "--env", "A=b c"])
+    command = ["/bin/fakedist", "profile", "--env", "HF_TOKEN=hf_hunter2", "--env", "A=b c"]
+    write_manifest(run, replace(load_manifest(run), command=command))
     words = " ".join(read(run).words)
     assert "fakedist profile --env HF_TOKEN=... --env 'A=b c'" in words
     assert "hunter2" not in page(open_run(run))
