@@ -41,7 +41,7 @@ def _recorded(run_fakedist: RunFakedist, run: Path, mode: str) -> Any:
     return json.loads(line.removeprefix("STATS "))
 
 
-@pytest.mark.parametrize("mode", ["reduce-overhead", "each-layer"])
+@pytest.mark.parametrize("mode", ["reduce-overhead", pytest.param("each-layer", marks=pytest.mark.long)])
 def test_a_compiled_model_is_recorded_as_it_runs_and_where(
     mode: str, tmp_path: Path, run_fakedist: RunFakedist
 ) -> None:
@@ -91,6 +91,7 @@ def _assert_alike(eager: pd.DataFrame, compiled: pd.DataFrame) -> None:
     assert compiled.loc["(GPT)", activations] >= inside > 0.5 * compiled.loc["(GPT)", activations]
 
 
+@pytest.mark.long
 def test_a_model_compiled_whole_and_cut_by_ddp_has_the_layers_of_the_eager_one_also_from_caches(
     tmp_path: Path, run_fakedist: RunFakedist
 ) -> None:

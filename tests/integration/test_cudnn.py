@@ -107,13 +107,18 @@ ran.append(packed.grad is not None)
 """
 
 
+LONG = pytest.mark.long
+
+
 @pytest.mark.parametrize(
     ("gpu", "choices"),
     [
         ("h100-80g", ["CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION"]),
-        ("b200", ["CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION"]),
+        pytest.param("b200", ["CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION"], marks=LONG),
         ("a100-80g", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "EFFICIENT_ATTENTION"]),
-        ("rtx4090", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "EFFICIENT_ATTENTION"]),
+        pytest.param(
+            "rtx4090", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "EFFICIENT_ATTENTION"], marks=pytest.mark.long
+        ),
     ],
 )
 def test_attention_runs_with_every_backend_and_torch_chooses_as_on_that_gpu(gpu: str, choices: list[str]) -> None:
@@ -138,7 +143,7 @@ found["grads"] = [list(p.grad.shape) == list(p.shape) for p in (x, *model.parame
 """
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=LONG)])
 def test_convolutions_train_and_trials_keep_the_plan_that_cudnn_puts_first(dtype: str) -> None:
     plain = _found(CONVOLUTION.format(benchmark=False, deterministic=False, dtype=dtype))
     tried = _found(CONVOLUTION.format(benchmark=True, deterministic=False, dtype=dtype))

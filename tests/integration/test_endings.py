@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,15 +20,24 @@ SCRIPT = Path(__file__).parent / "ending.py"
 ROOT = Path(__file__).parents[2]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Run:
-    """What a finished run left: exit code, output, outcome in run.json, the report as JSON."""
+    """What a finished run left: exit code, output, outcome in run.json."""
 
+    directory: Path
     code: int
     out: str
     err: str
     outcome: object
-    report: dict[str, object]
+
+    @cached_property
+    def report(self) -> dict[str, Any]:
+        """Its report, made again, as JSON."""
+        again = [sys.executable, "-m", "fakedist", "report", "run", "--json"]
+        report = subprocess.run(again, cwd=self.directory, env=environment(), capture_output=True, text=True)
+        assert report.returncode == 0, report.stderr
+        found: dict[str, Any] = json.loads(report.stdout)
+        return found
 
 
 def environment() -> dict[str, str]:
@@ -49,19 +60,16 @@ def start(directory: Path, how: str, *options: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str], directory: Path, out: str = "") -> Run:
-    """Wait for a run, and make its report again."""
+    """Wait for a run."""
     rest, err = process.communicate()
     return ended(directory, process.returncode, out + rest, err)
 
 
 def ended(directory: Path, code: int, out: str, err: str) -> Run:
-    """What a run left that has ended, and its report made again."""
+    """What a run left that has ended."""
     manifest = json.loads((directory / "run/run.json").read_text())
     assert manifest["exit"]["code"] == code, err
-    again = [sys.executable, "-m", "fakedist", "report", "run", "--json"]
-    report = subprocess.run(again, cwd=directory, env=environment(), capture_output=True, text=True)
-    assert report.returncode == 0, report.stderr
-    return Run(code, out, err, manifest["exit"]["outcome"], json.loads(report.stdout))
+    return Run(directory, code, out, err, manifest["exit"]["outcome"])
 
 
 def until(process: subprocess.Popen[str], line: str) -> str:

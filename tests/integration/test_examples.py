@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from tests.conftest import RunFakedist
 
@@ -30,9 +33,19 @@ def profile(run_fakedist: RunFakedist, world_size: int, rank: int, *script: str)
     return result
 
 
-@pytest.mark.parametrize("place", ["first", "middle", "last"])
-@pytest.mark.parametrize("world_size", WORLDS)
-@pytest.mark.parametrize("script", [SMALL_LLAMA, SMALL_GPT], ids=["llama", "gpt"])
+#: Ranks of each script that a short run has, one or two of each world.
+SHORT = {("llama", 8, "last"), ("llama", 16_384, "middle"), ("gpt", 1_024, "first"), ("gpt", 16_384, "last")}
+
+
+def every_rank() -> Iterator[ParameterSet]:
+    for (name, script), world_size, place in product(
+        {"llama": SMALL_LLAMA, "gpt": SMALL_GPT}.items(), WORLDS, ("first", "middle", "last")
+    ):
+        marks = () if (name, world_size, place) in SHORT else (pytest.mark.long,)
+        yield pytest.param(script, world_size, place, marks=marks, id=f"{name}-{world_size}-{place}")
+
+
+@pytest.mark.parametrize(("script", "world_size", "place"), list(every_rank()))
 def test_every_rank_of_every_world_runs(
     run_fakedist: RunFakedist, script: tuple[str, ...], world_size: int, place: str
 ) -> None:
@@ -48,6 +61,7 @@ def rounded(num_bytes: int) -> int:
     return -(-num_bytes // 512) * 512
 
 
+@pytest.mark.long
 def test_a_70b_llama_at_world_1024_keeps_its_own_shard_to_the_byte(run_fakedist: RunFakedist) -> None:
     result = profile(run_fakedist, 1_024, 0, "llama_fsdp2.py", "--model", "70b", "--tp", "8", "--checkpoint", "full")
     layers = {layer["name"]: layer for layer in result["layers"]}

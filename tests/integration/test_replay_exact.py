@@ -19,10 +19,10 @@ MEMORY = "3GiB"
     "alloc_conf",
     [
         "",
-        "max_split_size_mb:32",
-        "roundup_power2_divisions:4",
+        pytest.param("max_split_size_mb:32", marks=pytest.mark.long),
+        pytest.param("roundup_power2_divisions:4", marks=pytest.mark.long),
         "garbage_collection_threshold:0.3,per_process_memory_fraction:0.8",
-        "expandable_segments:True",
+        pytest.param("expandable_segments:True", marks=pytest.mark.long),
         "expandable_segments:True,garbage_collection_threshold:0.3,max_split_size_mb:32",
     ],
     ids=lambda conf: "-".join(part.partition(":")[0] for part in conf.split(",")) or "default",
