@@ -89,6 +89,7 @@ struct heuristic {
     float waves;
     int reserved[4];
 };
+_Static_assert(sizeof(struct heuristic) == 96, "the caller's have that size");
 API int cublasLtMatmulAlgoGetHeuristic(void *handle, void *operation, void *a, void *b, void *c, void *d,
                                        void *preference, int wanted, struct heuristic *results, int *found) {
     (void)handle, (void)operation, (void)a, (void)b, (void)c, (void)d, (void)preference;

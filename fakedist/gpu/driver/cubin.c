@@ -32,6 +32,7 @@ struct entry {
     uint32_t architecture, name_offset, name_size;
     uint64_t flags, unused, unpacked_size;
 };
+_Static_assert(sizeof(struct fatbin) == 16 && sizeof(struct entry) == 64, "nvcc writes them without gaps");
 
 /* ---- a cubin is an ELF file ---- */
 

@@ -84,6 +84,7 @@ static struct plan *plans;
 static uint64_t made_since_execution;
 /* A plan's place in the list, or the list's end. The caller holds the lock. */
 static struct plan **find_plan(const void *descriptor) {
+    assert(IS_HELD(&lock));
     struct plan **at = &plans;
     while (*at && (*at)->descriptor != descriptor) at = &(*at)->next;
     return at;

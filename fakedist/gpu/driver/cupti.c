@@ -71,10 +71,12 @@ static int wants(int kind) { return kind >= 0 && kind < 64 && (kinds >> kind & 1
 
 /* The caller holds our lock. The profiler's own lock is taken inside these two functions and never around ours. */
 static void give_buffer(void) {
+    assert(IS_HELD(&lock));
     if (buffer && complete) complete(NULL, 0, buffer, buffer_bytes, written_bytes);
     buffer = NULL;
 }
 static int take_buffer(void) {
+    assert(IS_HELD(&lock));
     if (request) request(&buffer, &buffer_bytes, &max_records);
     written_bytes = num_records = 0;
     return buffer != NULL;
@@ -99,6 +101,7 @@ static void append(int kind, const struct activity *from) {
 static const struct traced_function *find_function(const char *name) {
     const struct traced_function *f = traced_functions;
     while (f->name && strcmp(f->name, name)) f++;
+    assert(!f->name || f->number < MOST_NUMBERS); /* ignored[] has a bit for it */
     return f->name ? f : NULL;
 }
 
@@ -120,6 +123,7 @@ struct traced_call cupti_call_begins(const struct traced_function **known, const
 void cupti_call_ended(struct traced_call *call) {
     const struct traced_function *f = call->function;
     if (!f) return;
+    assert(thread.inside);
     thread.inside = 0;
     if (is_ignored(f)) return;
     append(cupti_record_of_call(f->is_runtime), &(struct activity){.start = call->start,
@@ -133,6 +137,7 @@ void cupti_call_ended(struct traced_call *call) {
 
 static void do_launch(const struct launch *made, struct cupti_queue *queue, uint64_t node) {
     const uint64_t takes = (uint64_t)(KERNEL_NS * ticks_per_ns);
+    assert(made->kind <= LAUNCH_FILL && made->device >= 0 && made->device < MAX_DEVICES);
     pthread_mutex_lock(&lock);
     uint64_t start = now();
     if (start < queue->reaches) start = queue->reaches;

@@ -17,6 +17,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int visible[MAX_DEVICES], num_visible = -1; /* -1: not read yet */
 
 API void fakedist_configure(const struct gpu_model *wanted) {
+    assert(wanted->devices >= 0 && wanted->devices <= MAX_DEVICES);
     model = *wanted;
     num_visible = -1;
 }
@@ -29,6 +30,7 @@ void device_uuid(int installed, char *text) {
         int byte = i == 15 ? '0' + installed : "fakedist virtual"[i];
         at += snprintf(text + at, (size_t)(UUID_SIZE - at), "%s%02x", dash, (unsigned)byte & 0xff);
     }
+    assert(at == UUID_SIZE - 1);
 }
 
 /* The device that an entry names; -1 for none, or if a UUID prefix matches several. */

@@ -53,6 +53,7 @@ static const char *refusal_of(const char *library) {
     while (i < MAX_LIBRARIES - 1 && refusals[i][0] && strcmp(refusals[i], name)) i++;
     if (!refusals[i][0]) memcpy(refusals[i], name, sizeof name);
     pthread_mutex_unlock(&lock);
+    assert(i < MAX_LIBRARIES);
     return refusals[i];
 }
 

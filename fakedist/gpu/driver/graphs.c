@@ -35,6 +35,7 @@ struct graph *graph_create(void) {
 
 static struct graph_node *add(struct graph *g, struct graph_node made) {
     struct graph_node *n = gpu_new_handle(sizeof *n);
+    assert((made.type == NODE_CONDITIONAL) == (made.body != NULL));
     pthread_mutex_lock(&lock);
     if (g->count == g->room) {
         g->room = g->room ? 2 * g->room : 64;
@@ -72,6 +73,7 @@ static void release_object(struct user_object *object, unsigned count) {
 
 void graph_destroy(struct graph *g) {
     pthread_mutex_lock(&lock);
+    assert(g->users > 0);
     int left = --g->users;
     pthread_mutex_unlock(&lock);
     if (left) return;

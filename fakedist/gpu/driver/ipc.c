@@ -13,6 +13,7 @@ struct ipc_handle {
     void *base;
     char unused[48];
 };
+_Static_assert(sizeof(struct ipc_handle) == 64, "cudaIpcMemHandle_t");
 
 API int cudaIpcGetMemHandle(struct ipc_handle *handle, void *address) {
     *handle = (struct ipc_handle){.process = (uint64_t)getpid()};

@@ -20,6 +20,7 @@ static struct kernel *table; /* open addressing; libtorch_cuda alone registers t
 static size_t capacity, used;
 
 static struct kernel *slot(struct kernel *in, size_t size, const void *key) {
+    assert(size && (size & (size - 1)) == 0); /* one slot in two is empty, so the search ends */
     size_t i = ((uintptr_t)key >> 4) * 0x9e3779b97f4a7c15ull & (size - 1);
     while (in[i].key && in[i].key != key) i = (i + 1) & (size - 1);
     return &in[i];

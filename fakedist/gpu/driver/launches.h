@@ -30,6 +30,7 @@ struct launch {
     int32_t graph; /* number of the CUDA graph launch that it is part of; 0 for none */
     int32_t pinned; /* whether a copy's side on the host is pinned */
 };
+_Static_assert(sizeof(struct launch) == 144, "Launch in gpu/launches.py has the same size");
 
 extern LOCAL int launch_log_on;
 static inline int launch_is_logged(void) { return __atomic_load_n(&launch_log_on, __ATOMIC_RELAXED); }

@@ -19,6 +19,7 @@ struct properties { /* CUmemAllocationProp: unchanged in every release that has 
     void *win32;
     uint64_t flags;
 };
+_Static_assert(sizeof(struct properties) == 32, "the caller's have that size");
 struct physical {
     struct properties properties;
     uint64_t bytes;
@@ -35,13 +36,16 @@ static struct mapping *mappings[4096]; /* by address */
 
 static struct mapping **bucket(const void *address) { return &mappings[(uint64_t)address / GRANULE % 4096]; }
 
+/* The caller holds the lock. */
 static struct mapping **mapping_at(const void *address) {
+    assert(IS_HELD(&lock));
     struct mapping **at = bucket(address);
     while (*at && (*at)->address != address) at = &(*at)->next;
     return at;
 }
 
 static void drop_if_unused(struct physical *memory) {
+    assert(IS_HELD(&lock));
     if (memory->handles || memory->mappings) return;
     memory_discharge(memory->properties.device, memory->bytes);
     COUNT(frees, 1);
@@ -57,7 +61,9 @@ API int cuMemAddressReserve(void **out, size_t size, size_t alignment, void *wan
     return *out ? OK : OUT_OF_MEMORY;
 }
 API int cuMemAddressFree(void *address, size_t size) {
-    return memory_release(memory_device_of(address), address, reserved_span(size)), OK;
+    int device = memory_device_of(address);
+    if (device < 0) return INVALID_VALUE;
+    return memory_release(device, address, reserved_span(size)), OK;
 }
 
 API int cuMemGetAllocationGranularity(size_t *bytes, const struct properties *properties, int option) {
@@ -88,6 +94,7 @@ API int cuMemRelease(void *handle) {
 API int cuMemMap(void *address, size_t size, size_t offset, void *handle, unsigned long long flags) {
     (void)flags;
     struct physical *memory = handle;
+    if (!size || size % GRANULE || (uint64_t)address % GRANULE) return INVALID_VALUE;
     if (memory_device_of(address) < 0 || offset + size > memory->bytes) return INVALID_VALUE;
     if (!memory_open(address, size)) return INVALID_VALUE;
     struct mapping *m = gpu_new_handle(sizeof *m);
@@ -110,6 +117,7 @@ API int cuMemUnmap(void *address, size_t size) {
         }
         done += span;
         *at = m->next;
+        assert(m->memory->mappings);
         m->memory->mappings--;
         drop_if_unused(m->memory);
         free(m);

@@ -43,6 +43,9 @@ struct device {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct device devices[MAX_DEVICES];
 static uint8_t chunk_owner[NUM_CHUNKS]; /* device + 1 */
+_Static_assert(MAX_DEVICES < UINT8_MAX, "an owner is one byte");
+_Static_assert(CHUNK % GRANULE == 0 && SMALL_SEGMENT % GRANULE == 0, "granules fill chunks and small segments");
+_Static_assert(COPY_LIMIT <= SMALL_SEGMENT && LARGE_COPY_LIMIT <= COPY_LIMIT, "a small segment holds the largest copy");
 static uint64_t chunks_taken;
 static struct segment **by_granule; /* each granule -> the segment that holds it; lazily paged */
 
@@ -67,6 +70,7 @@ static int open_table(void) {
 /* The caller holds the lock. */
 static void *take_range(int device, uint64_t span) {
     struct device *d = &devices[device];
+    assert(IS_HELD(&lock) && span && span % GRANULE == 0);
     if (!open_table()) return NULL;
     for (struct range **at = &d->given_back; *at; at = &(*at)->next) {
         struct range *r = *at;
@@ -86,10 +90,12 @@ static void *take_range(int device, uint64_t span) {
     }
     void *address = (void *)d->next_address;
     d->next_address += span;
+    assert(d->next_address <= d->end_address && memory_device_of(address) == device);
     return address;
 }
 
 static void give_back(int device, void *address, uint64_t span) {
+    assert(IS_HELD(&lock) && memory_device_of(address) == device);
     struct range *r = gpu_new_handle(sizeof *r);
     *r = (struct range){(uint64_t)address, span, devices[device].given_back};
     devices[device].given_back = r;
@@ -108,9 +114,14 @@ void memory_release(int device, void *address, uint64_t span) {
 }
 
 static int charge_locked(int device, uint64_t bytes) {
+    assert(IS_HELD(&lock) && devices[device].used_bytes <= model.memory_bytes);
     if (devices[device].used_bytes + bytes > model.memory_bytes) return 0;
     devices[device].used_bytes += bytes;
     return 1;
+}
+static void discharge_locked(int device, uint64_t bytes) {
+    assert(IS_HELD(&lock) && devices[device].used_bytes >= bytes);
+    devices[device].used_bytes -= bytes;
 }
 int memory_charge(int device, uint64_t bytes) {
     pthread_mutex_lock(&lock);
@@ -120,13 +131,18 @@ int memory_charge(int device, uint64_t bytes) {
 }
 void memory_discharge(int device, uint64_t bytes) {
     pthread_mutex_lock(&lock);
-    devices[device].used_bytes -= bytes;
+    discharge_locked(device, bytes);
     pthread_mutex_unlock(&lock);
 }
 
-static void mark_granules(const struct segment *where, struct segment *owner) {
-    struct segment **first = granule_of(where->address);
-    for (uint64_t i = 0; i < where->span / GRANULE; i++) first[i] = owner;
+/* Enter a segment into the table, or take it out: no two segments share a granule. */
+static void mark_granules(const struct segment *s, const struct segment *before, struct segment *after) {
+    struct segment **first = granule_of(s->address);
+    assert(IS_HELD(&lock) && (uint64_t)s->address % GRANULE == 0 && s->span % GRANULE == 0);
+    for (uint64_t i = 0; i < s->span / GRANULE; i++) {
+        assert(first[i] == before);
+        first[i] = after;
+    }
 }
 
 static int open_locked(void *address, size_t size, uint64_t span) {
@@ -139,7 +155,7 @@ static int open_locked(void *address, size_t size, uint64_t span) {
     madvise(address, span, MADV_NOHUGEPAGE); /* one written byte must not cost 2 MiB of host memory */
     struct segment *s = gpu_new_handle(sizeof *s);
     *s = (struct segment){address, size, span};
-    mark_granules(s, s);
+    mark_granules(s, NULL, s);
     return 1;
 }
 int memory_open(void *address, uint64_t span) {
@@ -151,6 +167,7 @@ int memory_open(void *address, uint64_t span) {
 
 /* The segment that contains an address. The caller holds the lock. */
 static struct segment *find_segment(const void *address) {
+    assert(IS_HELD(&lock));
     return memory_device_of(address) < 0 ? NULL : *granule_of(address);
 }
 
@@ -160,7 +177,7 @@ static uint64_t close_locked(void *address) {
     if (!s || s->address != address) return 0;
     uint64_t span = s->span;
     munmap(address, span);
-    mark_granules(s, NULL);
+    mark_granules(s, s, NULL);
     free(s);
     return span;
 }
@@ -181,7 +198,7 @@ int memory_allocate(int device, size_t size, void **out) {
         void *address = take_range(device, span);
         ok = address && open_locked(address, size, span);
         if (ok) *out = address;
-        else devices[device].used_bytes -= span;
+        else discharge_locked(device, span);
         if (address && !ok) give_back(device, address, span);
     }
     pthread_mutex_unlock(&lock);
@@ -196,7 +213,7 @@ int memory_free(void *address) {
     pthread_mutex_lock(&lock);
     uint64_t span = close_locked(address);
     if (span) {
-        devices[device].used_bytes -= span;
+        discharge_locked(device, span);
         give_back(device, address, span);
     }
     pthread_mutex_unlock(&lock);

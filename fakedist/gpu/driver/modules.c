@@ -238,7 +238,7 @@ API int cuLinkCreate_v2(unsigned count, void *options, void **values, void **out
 API int cuLinkAddData_v2(void *state) { return (void)state, OK; }
 API int cuLinkAddFile_v2(void *state) { return (void)state, OK; }
 API int cuLinkComplete(void *state, void **image, size_t *size) {
-    return *image = state, *size = 64, OK; /* gpu_new_handle's minimum */
+    return *image = state, *size = SMALLEST_HANDLE, OK;
 }
 API int cuLinkDestroy(void *state) { return free(state), OK; }
 

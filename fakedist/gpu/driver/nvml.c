@@ -56,6 +56,7 @@ void nvml_memory_left(void *handle, size_t *free_bytes, size_t *total_bytes) {
 struct nvml_memory {
     unsigned long long total, free, used;
 };
+_Static_assert(sizeof(struct nvml_memory) == 24, "nvmlMemory_t");
 API int nvmlDeviceGetMemoryInfo(void *handle, struct nvml_memory *out) {
     size_t free_bytes, total_bytes;
     nvml_memory_left(handle, &free_bytes, &total_bytes);

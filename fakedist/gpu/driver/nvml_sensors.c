@@ -4,7 +4,6 @@
 
 #include "devices.h"
 
-#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -197,6 +196,7 @@ struct pci { /* nvmlPciInfo_t */
     unsigned domain, bus, device, ids, subsystem;
     char bus_id[32];
 };
+_Static_assert(sizeof(struct pci) == 68 && sizeof(struct memory_v2) == 40, "the caller's have those sizes");
 API int nvmlDeviceGetPciInfo_v3(void *handle, struct pci *out) {
     unsigned bus = (unsigned)nvml_device(handle) + 1; /* as in cudaDeviceGetPCIBusId */
     memset(out, 0, sizeof *out);

@@ -96,11 +96,12 @@ static struct {
     int (*lowered)(void *, const char *, const char **);
     int (*size)(void *, size_t *);
     int (*get)(void *, char *);
-    int (*destroy)(void **);
+    int (*destroy)(void **); /* the last: it is known when all are */
 } real;
+enum { NUM_REAL = sizeof real / sizeof(void *) };
 
 static int find_real(void) {
-    static const char *const names[] = {"nvrtcCreateProgram",  "nvrtcAddNameExpression", "nvrtcCompileProgram",
+    static const char *const names[NUM_REAL] = {"nvrtcCreateProgram",  "nvrtcAddNameExpression", "nvrtcCompileProgram",
                                         "nvrtcGetLoweredName", "nvrtcGetCUBINSize",      "nvrtcGetCUBIN",
                                         "nvrtcDestroyProgram"};
     if (real.destroy) return 1;
@@ -108,7 +109,7 @@ static int find_real(void) {
     snprintf(soname, sizeof soname, "libnvrtc.so.%d", model.runtime_version / 1000);
     void *library = dlopen(soname, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
     if (!library) library = dlopen(soname, RTLD_NOW | RTLD_LOCAL);
-    for (int i = 0; i < 7 && library; i++) {
+    for (int i = 0; i < NUM_REAL && library; i++) {
         void *function = dlsym(library, names[i]);
         if (!function) return 0;
         memcpy((char *)&real + (size_t)i * sizeof function, &function, sizeof function);

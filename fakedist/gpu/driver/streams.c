@@ -160,8 +160,9 @@ API int cudaStreamEndCapture(void *stream, void **graph) {
     if (!c) return gpu_fail(ILLEGAL_STATE);
     if (c->origin != s) return gpu_fail(STREAM_CAPTURE_UNMATCHED);
     pthread_mutex_lock(&lock);
+    assert(c->graph && stream_captures > 0);
     struct capture **at = &captures;
-    while (*at != c) at = &(*at)->next;
+    while (*at != c) at = &(*at)->next; /* a capture with a graph is in the list */
     *at = c->next;
     s->capture = NULL;
     __atomic_fetch_sub(&stream_captures, 1, __ATOMIC_RELEASE);

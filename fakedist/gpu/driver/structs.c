@@ -10,8 +10,40 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
+
+/* What comments elsewhere state of CUDA's numbers and structs. */
+#define AGREES(ours, runtimes, drivers) \
+    _Static_assert((int)(ours) == (int)(runtimes) && (int)(ours) == (int)(drivers), #ours)
+AGREES(OK, cudaSuccess, CUDA_SUCCESS);
+AGREES(INVALID_VALUE, cudaErrorInvalidValue, CUDA_ERROR_INVALID_VALUE);
+AGREES(OUT_OF_MEMORY, cudaErrorMemoryAllocation, CUDA_ERROR_OUT_OF_MEMORY);
+AGREES(NO_DEVICE, cudaErrorNoDevice, CUDA_ERROR_NO_DEVICE);
+AGREES(INVALID_DEVICE, cudaErrorInvalidDevice, CUDA_ERROR_INVALID_DEVICE);
+AGREES(INVALID_CONTEXT, cudaErrorDeviceUninitialized, CUDA_ERROR_INVALID_CONTEXT);
+AGREES(INVALID_HANDLE, cudaErrorInvalidResourceHandle, CUDA_ERROR_INVALID_HANDLE);
+AGREES(ILLEGAL_STATE, cudaErrorIllegalState, CUDA_ERROR_ILLEGAL_STATE);
+AGREES(NOT_FOUND, cudaErrorSymbolNotFound, CUDA_ERROR_NOT_FOUND);
+AGREES(NOT_READY, cudaErrorNotReady, CUDA_ERROR_NOT_READY);
+AGREES(PEER_ALREADY_ENABLED, cudaErrorPeerAccessAlreadyEnabled, CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
+AGREES(PEER_NOT_ENABLED, cudaErrorPeerAccessNotEnabled, CUDA_ERROR_PEER_ACCESS_NOT_ENABLED);
+AGREES(NOT_SUPPORTED, cudaErrorNotSupported, CUDA_ERROR_NOT_SUPPORTED);
+AGREES(STREAM_CAPTURE_UNSUPPORTED, cudaErrorStreamCaptureUnsupported, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+AGREES(STREAM_CAPTURE_INVALIDATED, cudaErrorStreamCaptureInvalidated, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+AGREES(STREAM_CAPTURE_UNMATCHED, cudaErrorStreamCaptureUnmatched, CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
+AGREES(CAPTURED_EVENT, cudaErrorCapturedEvent, CUDA_ERROR_CAPTURED_EVENT);
+AGREES(NODE_KERNEL, cudaGraphNodeTypeKernel, CU_GRAPH_NODE_TYPE_KERNEL);
+AGREES(NODE_MEMCPY, cudaGraphNodeTypeMemcpy, CU_GRAPH_NODE_TYPE_MEMCPY);
+AGREES(NODE_MEMSET, cudaGraphNodeTypeMemset, CU_GRAPH_NODE_TYPE_MEMSET);
+AGREES(NODE_HOST, cudaGraphNodeTypeHost, CU_GRAPH_NODE_TYPE_HOST);
+AGREES(NODE_CONDITIONAL, cudaGraphNodeTypeConditional, CU_GRAPH_NODE_TYPE_CONDITIONAL);
+AGREES(offsetof(struct launch_config, stream), offsetof(cudaLaunchConfig_t, stream), offsetof(CUlaunchConfig, hStream));
+AGREES(sizeof(struct dim3) * 2, offsetof(cudaLaunchConfig_t, dynamicSmemBytes), offsetof(CUlaunchConfig, sharedMemBytes));
+_Static_assert((int)INVALID_SYMBOL == (int)cudaErrorInvalidSymbol, "a runtime's error alone");
+_Static_assert((int)TO_DEVICE == (int)cudaMemcpyHostToDevice && (int)TO_HOST == (int)cudaMemcpyDeviceToHost &&
+               (int)WITHIN_DEVICE == (int)cudaMemcpyDeviceToDevice, "cudaMemcpyKind");
 
 #pragma GCC visibility push(default)
 

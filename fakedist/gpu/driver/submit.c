@@ -21,6 +21,7 @@ static int is_wanted(void *stream) { return launch_is_logged() || cupti_is_traci
 /* What is not captured is logged and traced. The node is that of the graph it is part of; 0 for none. */
 static void deliver(const struct launch *made, void *stream, uint64_t node) {
     if (launch_is_logged()) launch_append(made);
+    assert(made->kind <= LAUNCH_COLLECTIVE); /* waits are logged by log_wait() */
     if (cupti_is_tracing() && made->kind <= LAUNCH_FILL) cupti_trace_launch(made, stream_queue(stream), node);
 }
 

@@ -27,7 +27,7 @@ int gpu_take_error(int clear) {
 
 /* Handles are real memory, so that a stale or foreign one cannot be mistaken for a small integer. */
 void *gpu_new_handle(size_t size) {
-    void *handle = calloc(1, size < 64 ? 64 : size);
+    void *handle = calloc(1, size < SMALLEST_HANDLE ? SMALLEST_HANDLE : size);
     if (!handle) abort();
     return handle;
 }

@@ -27,6 +27,7 @@
  */
 #ifndef FAKEDIST_VIRTUAL_GPU_H
 #define FAKEDIST_VIRTUAL_GPU_H
+#include <assert.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -34,6 +35,8 @@
 #define API __attribute__((visibility("default")))
 #define LOCAL __attribute__((visibility("hidden")))
 #define MAX_DEVICES 128
+/* For assertions of functions whose caller holds a lock. A free lock is taken, and the process ends. */
+#define IS_HELD(lock) (pthread_mutex_trylock(lock) != 0)
 
 /* cudaError_t and CUresult agree on these numbers (structs.c compares them). */
 enum {
@@ -71,6 +74,7 @@ struct gpu_model {
     int32_t threads_per_sm, blocks_per_sm;
     int32_t runtime_version; /* CUDART_VERSION of the torch build, e.g. 13020 */
 };
+_Static_assert(sizeof(struct gpu_model) == 136, "_GpuModel in gpu/virtual.py has the same size");
 
 /* The driver's counters, which gpu/virtual.py reads through fakedist_counters(). */
 struct gpu_counters {
@@ -78,6 +82,7 @@ struct gpu_counters {
     uint64_t copies, copies_dropped, bytes_dropped;
     uint64_t mallocs, frees;
 };
+_Static_assert(sizeof(struct gpu_counters) == 48, "_GpuCounters in gpu/virtual.py has the same size");
 
 extern LOCAL struct gpu_model model;
 extern LOCAL struct gpu_counters counters;
@@ -85,5 +90,6 @@ extern LOCAL struct gpu_counters counters;
 
 LOCAL int gpu_fail(int error); /* remembers the error for cudaGetLastError and returns it */
 LOCAL int gpu_take_error(int clear);
-LOCAL void *gpu_new_handle(size_t size); /* zeroed memory; the process ends if there is none */
+enum { SMALLEST_HANDLE = 64 };
+LOCAL void *gpu_new_handle(size_t size); /* zeroed memory, at least that much; without any left the process ends */
 #endif

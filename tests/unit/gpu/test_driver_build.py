@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ import pytest
 from fakedist.errors import SetupError
 from fakedist.gpu.driver import build
 from fakedist.gpu.driver.build import answered_names, is_harmless
+from fakedist.gpu.launches import Launch
+from fakedist.gpu.virtual import _GpuCounters, _GpuModel
 
 
 @pytest.mark.parametrize(
@@ -97,3 +101,31 @@ def test_every_source_and_header_has_a_driver_of_its_own(
     with (copied / changed).open("a") as file:
         file.write("/* changed */\n")
     assert build.driver_path() != before
+
+
+def test_the_sources_compile_without_a_warning(tmp_path: Path) -> None:
+    """CUDA's functions alone have no prototypes: their callers declare them."""
+    warnings = [f"-W{name}" for name in ("all", "extra", "shadow", "strict-prototypes", "missing-prototypes")]
+    flags = [*build.FLAGS, *warnings, "-c", "-fno-diagnostics-show-caret", *build.include_flags(build.find_cuda())]
+    command = [build.find_compiler(), *flags, *build.sources()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    found = [line for line in done.stderr.splitlines() if "warning:" in line or "error:" in line]
+    known = answered_names()
+    named = [(line, re.search(r"no previous prototype for .(\w+)", line)) for line in found]
+    assert [line for line, function in named if not function or function[1] not in known] == []
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "mirror"),
+    [("struct gpu_model", _GpuModel), ("struct gpu_counters", _GpuCounters), ("struct launch", Launch)],
+)
+def test_pythons_mirror_of_a_struct_has_its_fields(name: str, mirror: type[ctypes.Structure]) -> None:
+    headers = "".join(path.read_text() for path in build.SOURCE_DIRECTORY.glob("*.h"))
+    size = re.search(rf"_Static_assert\(sizeof\({name}\) == (\d+)", headers)
+    assert size is not None
+    assert ctypes.sizeof(mirror) == int(size[1])
+    body = re.search(rf"^{name} \{{$(.*?)^\}};", headers, re.MULTILINE | re.DOTALL)
+    assert body is not None
+    declared = re.findall(r"(\w+)(?:\[\d+\])?[,;]", re.sub(r"/\*.*?\*/", "", body[1], flags=re.DOTALL))
+    assert [field[0].removesuffix("_address") for field in mirror._fields_] == declared

@@ -1,0 +1,202 @@
+"""Where the driver draws its lines: which memory holds data, and how much of everything there is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+
+#: Torch is not imported: every call is this script's own.
+_SCRIPT = """
+import ctypes, json
+from ctypes import byref, c_char, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from fakedist.gpu.spec import find_gpu
+from fakedist.gpu.virtual import virtual_gpu
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+found = {}
+with virtual_gpu(find_gpu("h100-80g"), 2, 200 * GIB) as gpu:
+    driver = ctypes.CDLL("libcuda.so.1")
+
+    def make(function, *arguments):
+        out = c_void_p()
+        status = getattr(driver, function)(byref(out), *arguments)
+        return out.value if status == 0 else f"status {status}"
+
+    def malloc(size):
+        return make("cudaMalloc", c_size_t(size))
+
+    host = (c_char * (4 * MIB))()
+
+    def copies(to, source, size):
+        "Whether a copy of that size is done. The other end holds zeros before."
+        ctypes.memset(host, 1, len(host))
+        if source != ctypes.addressof(host):
+            ctypes.memset(source, 1, size)
+        before = gpu.counters()
+        driver.cudaMemcpyAsync(c_void_p(to), c_void_p(source), c_size_t(size), 4, None)
+        after = gpu.counters()
+        done = ctypes.string_at(to, size) == bytes([1]) * size
+        dropped = [after[name] - before[name] for name in ("copies_dropped", "bytes_dropped")]
+        assert dropped == ([0, 0] if done else [1, size]), dropped
+        return done
+
+    def fills(size, address):
+        driver.cudaMemsetAsync(c_void_p(address), 1, c_size_t(size), None)
+        return ctypes.string_at(address, size) == bytes([1]) * size
+
+    address = ctypes.addressof(host)
+    small, large = (lambda: malloc(2 * MIB)), (lambda: malloc(2 * MIB + 1))
+    found["to a small segment"] = [copies(small(), address, size) for size in (MIB, MIB + 1)]
+    found["to a large segment"] = [copies(large(), address, size) for size in (64 * KIB, 64 * KIB + 1)]
+    found["within small segments"] = [copies(small(), small(), size) for size in (MIB, MIB + 1)]
+    found["within large segments"] = copies(large(), large(), 1)
+    found["from a large segment to a small one"] = copies(small(), large(), 1)
+    found["from a small segment to a large one"] = copies(large(), small(), 1)
+    found["on the host"] = copies(address, address, 2 * MIB)
+    found["fills of a small segment"] = [fills(size, small()) for size in (MIB, MIB + 1)]
+    found["fills of a large segment"] = fills(1, large())
+
+    def pattern(count):
+        address = small()
+        driver.cuMemsetD32Async(c_void_p(address), c_uint(0x01020304), c_size_t(count), None)
+        return ctypes.string_at(address, 4 * count) == bytes([4, 3, 2, 1]) * count
+    found["patterns"] = [pattern(MIB // 4), pattern(MIB // 4 + 1)]
+
+    class Properties(ctypes.Structure):
+        _fields_ = [(name, c_int) for name in ("type", "handles", "location", "device")] + [
+            ("win32", c_void_p), ("flags", c_uint64)]
+
+    def map_at(address):
+        memory = make("cuMemCreate", c_size_t(2 * MIB), byref(Properties(1, 0, 1, 0, None, 0)), c_uint64(0))
+        return driver.cuMemMap(c_void_p(address), c_size_t(2 * MIB), c_size_t(0), c_void_p(memory), c_uint64(0))
+
+    spread = make("cuMemAddressReserve", c_size_t(64 * MIB), c_size_t(0), None, c_uint64(0))
+    assert map_at(spread) == 0
+    found["up to the end of a segment"] = fills(8, spread + 2 * MIB - 8)
+    driver.cudaMemsetAsync(c_void_p(spread + 2 * MIB - 8), 2, c_size_t(9), None)
+    found["one byte past its end"] = ctypes.string_at(spread + 2 * MIB - 8, 1)[0] == 2
+    assert map_at(spread + 2 * MIB) == 0
+    found["across two small segments"] = fills(16, spread + 2 * MIB - 8)
+    found["mapped twice"] = map_at(spread)
+    found["mapped askew"] = map_at(spread + 4 * MIB + 512)
+
+    def left():
+        free, total = c_size_t(), c_size_t()
+        driver.cudaMemGetInfo(byref(free), byref(total))
+        return free.value
+    before = left()
+    malloc(1)
+    found["one byte takes"] = before - left()
+    free = left()
+    found["one byte too many"] = malloc(free + 1)
+    all_of_it = malloc(free)
+    found["all that is left"] = [isinstance(all_of_it, int), left()]
+    driver.cudaFree(c_void_p(all_of_it))
+    found["given back"] = left() == free
+    found["addresses are used again"] = malloc(free) == all_of_it
+
+    unlimited = [make("cuMemAddressReserve", c_size_t(1 << 50), c_size_t(0), None, c_uint64(0)) for _ in range(2)]
+    found["a reservation without limit"] = unlimited[1] - unlimited[0]
+    found["reservations"] = sum(
+        isinstance(make("cuMemAddressReserve", c_size_t(1 << 50), c_size_t(0), None, c_uint64(0)), int)
+        for _ in range(20)
+    )
+
+    streams = [make("cudaStreamCreate") for _ in range((1 << 14) + 2)]
+    found["streams"] = [len(set(streams)), streams[: 1 << 14] == sorted(streams[: 1 << 14])]
+    for stream in streams:
+        driver.cudaStreamDestroy(c_void_p(stream))
+
+    context = make("cuCtxGetCurrent")
+    found["contexts"] = [driver.cuCtxPushCurrent_v2(c_void_p(context)) for _ in range(17)]
+
+    kernel, value, named = c_int(), c_int(), {"threads": 0, "registers": 4}
+    for name, attribute in named.items():
+        driver.cuFuncGetAttribute(byref(value), attribute, c_void_p(ctypes.addressof(kernel)))
+        found[f"{name} of an unknown kernel"] = value.value
+    print("FOUND", json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    finished = subprocess.run(
+        [sys.executable, "-c", _SCRIPT],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert finished.returncode == 0, finished.stderr
+    line = next(line for line in finished.stdout.splitlines() if line.startswith("FOUND "))
+    facts = json.loads(line.removeprefix("FOUND "))
+    assert isinstance(facts, dict)
+    return facts
+
+
+@pytest.mark.parametrize(
+    ("where", "done"),
+    [
+        ("to a small segment", [True, False]),  # 1 MiB, and one byte more
+        ("to a large segment", [True, False]),  # 64 KiB, and one byte more
+        ("within small segments", [True, False]),  # 1 MiB, and one byte more
+        ("within large segments", False),
+        ("from a large segment to a small one", False),
+        ("from a small segment to a large one", False),
+        ("on the host", True),
+    ],
+)
+def test_small_segments_hold_what_is_copied_and_large_ones_what_the_host_writes(
+    found: dict[str, Any], where: str, done: object
+) -> None:
+    assert found[where] == done
+
+
+def test_fills_are_done_in_small_segments(found: dict[str, Any]) -> None:
+    assert found["fills of a small segment"] == [True, False]  # 1 MiB, and one byte more
+    assert found["fills of a large segment"] is False
+    assert found["patterns"] == [True, False]
+
+
+def test_a_tensor_may_span_two_mapped_segments(found: dict[str, Any]) -> None:
+    assert found["up to the end of a segment"] is True
+    assert found["one byte past its end"] is False
+    assert found["across two small segments"] is True
+
+
+def test_addresses_are_mapped_once_and_in_whole_granules(found: dict[str, Any]) -> None:
+    invalid_value = 1
+    assert (found["mapped twice"], found["mapped askew"]) == (invalid_value, invalid_value)
+
+
+def test_memory_is_taken_in_granules_of_2_mib_up_to_the_last_byte(found: dict[str, Any]) -> None:
+    assert found["one byte takes"] == 2 << 20
+    assert found["one byte too many"] == "status 2"  # cudaErrorMemoryAllocation
+    assert found["all that is left"] == [True, 0]
+    assert found["given back"]
+    assert found["addresses are used again"]
+
+
+def test_a_reservation_without_limit_takes_4_tib_of_64(found: dict[str, Any]) -> None:
+    assert found["a reservation without limit"] == 4 << 40
+    assert found["reservations"] == 64 // 4 - 2 - 1, "less two, and what the tests above took"
+
+
+def test_streams_have_ascending_handles_and_are_not_limited(found: dict[str, Any]) -> None:
+    assert found["streams"] == [(1 << 14) + 2, True]
+
+
+def test_a_thread_pushes_16_contexts(found: dict[str, Any]) -> None:
+    assert found["contexts"] == [0] * 16 + [2]
+
+
+def test_an_unknown_kernel_limits_nothing(found: dict[str, Any]) -> None:
+    assert found["registers of an unknown kernel"] == 32
+    assert found["threads of an unknown kernel"] == 1024
