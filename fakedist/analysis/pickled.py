@@ -11,22 +11,22 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from fakedist.analysis.recording import Array
 from fakedist.run.schema import ACTIONS
 
-Array = npt.NDArray[Any]
 Columns = Mapping[str, Array]
+#: One frame of a stack in torch's format: filename, line, name.
+Frame = Mapping[str, object]
 
 _KEYS = ("action", "addr", "device_free", "size", "stream", "time_us", "frames")
 _ROWS_AT_ONCE = 200_000
 
 
 def pickled(
-    segments: list[dict[str, Any]], histories: Sequence[Columns], stacks: Sequence[list[dict[str, Any]]]
+    segments: Sequence[Mapping[str, object]], histories: Sequence[Columns], stacks: Sequence[list[Frame]]
 ) -> Iterator[bytes]:
     """The pickle of ``{"device_traces": ..., "segments": ...}``, in pieces.
 
@@ -36,7 +36,7 @@ def pickled(
             `stacks`; -1 for none).
         stacks: Frames in torch's format. `segments` may hold the same objects.
     """
-    parts, nothing = _Parts(), list[Any]()
+    parts, nothing = _Parts(), list[Frame]()
     yield pickle.PROTO + b"\x04" + pickle.EMPTY_DICT + pickle.MARK
     yield parts.dump("device_traces") + parts.dump([_KEYS, ACTIONS, list(stacks), nothing])
     yield parts.dump("segments") + parts.dump(segments)

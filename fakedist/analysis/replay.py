@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -152,10 +151,10 @@ class AddressRanges:
 
 
 @dataclass(frozen=True)
-class _History:
+class _Events:
     """One device's events: action, address (as a signed integer) and size of each."""
 
-    action: npt.NDArray[Any]
+    action: npt.NDArray[np.unsignedinteger]
     address: Ints
     size: Ints
 
@@ -173,7 +172,7 @@ def replay(action: npt.ArrayLike, address: npt.ArrayLike, size: npt.ArrayLike, s
         size: Requested bytes of a block, bytes of a segment.
         settings: The allocator's settings.
     """
-    history = _History(np.asarray(action), np.asarray(address).astype(np.int64), np.asarray(size, np.int64))
+    history = _Events(np.asarray(action), np.asarray(address).astype(np.int64), np.asarray(size, np.int64))
     num_events = len(history.action)
     made = history.at(_ALLOC)
     requested, completed = _ends(history)
@@ -197,7 +196,7 @@ def replay(action: npt.ArrayLike, address: npt.ArrayLike, size: npt.ArrayLike, s
     )
 
 
-def _ends(history: _History) -> tuple[Ints, Ints]:
+def _ends(history: _Events) -> tuple[Ints, Ints]:
     """By the event that made a block: the event that requested its free, and the event at which every stream was done.
 
     Both are the number of events if there was no such event. A block's next event is the next one at its address.
@@ -217,7 +216,7 @@ def _ends(history: _History) -> tuple[Ints, Ints]:
     return requested, completed
 
 
-def _neighbours(history: _History, events: Ints, pair: tuple[int, int]) -> tuple[Ints, Ints]:
+def _neighbours(history: _Events, events: Ints, pair: tuple[int, int]) -> tuple[Ints, Ints]:
     """Pairs of events: each of the first action that is directly followed, at its address, by one of the second.
 
     Args:
@@ -230,7 +229,7 @@ def _neighbours(history: _History, events: Ints, pair: tuple[int, int]) -> tuple
     return events[:-1][found], events[1:][found]
 
 
-def _may_be_whole(history: _History, made: Ints, given: Ints, settings: AllocatorSettings) -> npt.NDArray[np.bool_]:
+def _may_be_whole(history: _Events, made: Ints, given: Ints, settings: AllocatorSettings) -> npt.NDArray[np.bool_]:
     """Blocks that may have been given more than their rounded request.
 
     The remainder of a free block is a multiple of 512 bytes. Where 512 bytes are enough for a block (small blocks,
@@ -251,7 +250,7 @@ def _may_be_whole(history: _History, made: Ints, given: Ints, settings: Allocato
 
 
 def _play(
-    history: _History, blocks: tuple[Ints, Ints, Ints], is_asked: npt.NDArray[np.bool_], settings: AllocatorSettings
+    history: _Events, blocks: tuple[Ints, Ints, Ints], is_asked: npt.NDArray[np.bool_], settings: AllocatorSettings
 ) -> dict[int, int]:
     """Bytes given to the blocks in question, by the events that made them.
 
@@ -281,7 +280,7 @@ def _play(
     return _given(zip(*(column.tolist() for column in columns), strict=True), settings.max_split_bytes)
 
 
-def _region_starts(history: _History) -> Ints:
+def _region_starts(history: _Events) -> Ints:
     """Start addresses of regions such that no segment, at any time, spans two regions."""
     segments = history.at(_SEGMENT)
     start = history.address[segments]

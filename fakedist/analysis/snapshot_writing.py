@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fakedist.analysis.blocks import Blocks
-from fakedist.analysis.pickled import pickled
+from fakedist.analysis.pickled import Frame, pickled
 from fakedist.analysis.recording import Recording
 from fakedist.analysis.replay import SMALL_BYTES, AddressRanges
 from fakedist.run.schema import ACTIONS
@@ -23,14 +22,14 @@ _NO_EVENTS = {name: np.zeros(0, "i8") for name in _COLUMNS}
 def build_snapshot(run_directory: Path, recording: Recording, blocks: Blocks) -> None:
     """Write ``memory_snapshot.pickle``: every device's history, and the segments of the rank's device at the end."""
     frames = stack_frames(recording.frames)
-    stacks = [[frames[frame] for frame in stack] for stack in recording.stacks]
+    stacks: list[list[Frame]] = [[frames[frame] for frame in stack] for stack in recording.stacks]
     last = max(recording.events, default=recording.device)
     histories = [recording.events.get(device, _NO_EVENTS) for device in range(last + 1)]
     columns = [{name: events[name] for name in _COLUMNS} for events in histories]
     write_snapshot(run_directory, pickled(_segments(recording, blocks, stacks), columns, stacks))
 
 
-def _segments(recording: Recording, blocks: Blocks, stacks: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def _segments(recording: Recording, blocks: Blocks, stacks: list[list[Frame]]) -> list[dict[str, object]]:
     """Segments alive at the end, with the blocks that tensors hold in them. The memory between blocks is inactive."""
     events = recording.device_events
     alive = AddressRanges()
@@ -57,23 +56,24 @@ def _segments(recording: Recording, blocks: Blocks, stacks: list[list[dict[str, 
                 inside.append(tuple(int(value) for value in waiting))
             waiting = next(rows, None)
         stream = streams[address] if segment >= 0 else -1 - segment
-        found = _segment((address, size, stream), inside, stacks)
+        found = _segment(address, size, stream, held=inside, stacks=stacks)
         segments.append({"device": recording.device, "is_expandable": segment < 0, **found})
     return segments
 
 
 def _segment(
-    where: tuple[int, int, int], held: list[tuple[int, ...]], stacks: list[list[dict[str, Any]]]
-) -> dict[str, Any]:
+    address: int, size: int, stream: int, *, held: list[tuple[int, ...]], stacks: list[list[Frame]]
+) -> dict[str, object]:
     """One segment.
 
     Args:
-        where: Address, bytes, stream.
+        address: Where it begins.
+        size: Its bytes.
+        stream: Its stream.
         held: Address, bytes, requested bytes and stack of its blocks, sorted by address.
         stacks: The frames of each stack.
     """
-    address, size, stream = where
-    found: list[dict[str, Any]] = []
+    found: list[dict[str, object]] = []
     at = address
     for start, bytes_, requested, stack in [*held, (address + size, 0, 0, -1)]:
         if start > at:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
+
+from fakedist.analysis.times.totals import rows_of
 
 #: Values of ``stream``: where a row's calls run. Other streams are numbered in order of their first call.
 OWN, COMPUTE, HOST = "own", "compute", "host"
@@ -24,24 +25,85 @@ _WORKING = ("forward", "backward", "optimizer")
 Read = Callable[..., pd.DataFrame]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A process group that the rank is in; a row of the table ``groups``."""
+
+    name: str
+    description: str
+    backend: str
+    size: int
+    group_rank: int
+    ranks: str
+
+    @property
+    def label(self) -> str:
+        """Its description, or its name."""
+        return self.description or self.name
+
+
+def read_groups(table: pd.DataFrame) -> list[Group]:
+    """The rows of the table ``groups``."""
+    return rows_of(Group, table)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCalls:
+    """The calls of one operation on one group and one stream.
+
+    Attributes:
+        group: Number of the group.
+        operation: all_reduce, all_gather_into_tensor, ...
+        num_calls: Calls.
+        bytes_in: Bytes of this rank's inputs.
+        bytes_out: Bytes of this rank's outputs.
+        when: forward, backward, optimizer, "after backward" and so on, most calls first.
+        num_layers: Repeated blocks of the model that make them.
+        of_layers: Such blocks in total.
+        peers: Group ranks of sends and receives, sorted.
+        stream: ``own``: the group's; ``compute``: the forward's; ``host``; else the stream's number.
+    """
+
+    group: int
+    operation: str
+    num_calls: int
+    bytes_in: int
+    bytes_out: int
+    when: list[str]
+    num_layers: int
+    of_layers: int
+    peers: list[int]
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """What can run at the same time as some calls.
+
+    Attributes:
+        compute: Whether forward, backward and optimizer can.
+        calls: Rows of ``Topology.calls``.
+    """
+
+    compute: bool
+    calls: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Topology:
     """The groups of a rank and its calls in one step.
 
     Attributes:
         step: The last step that ended; if none did, 0, which is everything before the first step.
-        groups: The run's table ``groups``, indexed by the group's number.
-        calls: A row for each group, operation and stream, in order of first call. Columns: group (row of ``groups``),
-            operation, num_calls, bytes_in, bytes_out, when (a list of forward, backward, optimizer, "after backward"
-            and so on, most calls first), num_layers (repeated blocks of the model that call it), of_layers (number of
-            such blocks in total), peers (a list of group ranks of sends and receives), stream (``own``: the group's;
-            ``compute``: the forward's; ``host``; else its number), beside (a list of what can run at the same time:
-            "compute" and rows of this table).
+        groups: The groups, by number.
+        calls: The calls by group, operation and stream, in order of first call.
+        overlaps: What can run at the same time as each of them.
     """
 
     step: int
-    groups: pd.DataFrame
-    calls: pd.DataFrame
+    groups: list[Group]
+    calls: list[GroupCalls]
+    overlaps: list[Overlap]
 
 
 def find_topology(read: Read) -> Topology:
@@ -50,7 +112,7 @@ def find_topology(read: Read) -> Topology:
     Args:
         read: Returns a table of the run: ``read(name, columns)``.
     """
-    steps, groups = read("steps", ("step",)), read("groups", None)
+    steps, groups = read("steps", ("step",)), read_groups(read("groups", None))
     step = int(steps["step"].max()) if len(steps) else 0
     calls = read("calls", None).astype({"operation": str, "phase": str})
     calls = calls[calls["step"] == step].reset_index(drop=True)
@@ -59,9 +121,8 @@ def find_topology(read: Read) -> Topology:
     calls["block"] = calls["layer"].map(blocks).fillna("")
     calls["when"] = _when(calls, read, step)
     calls["lane"] = _lanes(calls, groups, _compute_stream(read, step))
-    table = _rows(calls, blocks)
-    table["beside"] = _beside(table, groups["size"].tolist())
-    return Topology(step, groups, table)
+    found = _grouped(calls, num_blocks=blocks[blocks != ""].nunique())
+    return Topology(step, groups, found, _overlaps(found, [group.size for group in groups]))
 
 
 def _block(name: str) -> str:
@@ -93,10 +154,10 @@ def _compute_stream(read: Read, step: int) -> int:
     return int(sums.index[int(sums.to_numpy().argmax())]) if len(sums) else 0
 
 
-def _lanes(calls: pd.DataFrame, groups: pd.DataFrame, compute: int) -> list[str]:
+def _lanes(calls: pd.DataFrame, groups: list[Group], compute: int) -> list[str]:
     """The value of ``stream`` for each call."""
     numbers: dict[int, str] = {compute: COMPUTE}
-    on_host = [set(str(backend).split(",")) <= {"gloo", "mpi", "cpu:gloo"} for backend in groups["backend"]]
+    on_host = [set(group.backend.split(",")) <= {"gloo", "mpi", "cpu:gloo"} for group in groups]
     lanes = []
     columns = (calls[name].tolist() for name in ("operation", "group", "asynchronous", "stream"))
     for operation, group, asynchronous, stream in zip(*columns, strict=True):
@@ -109,50 +170,45 @@ def _lanes(calls: pd.DataFrame, groups: pd.DataFrame, compute: int) -> list[str]
     return lanes
 
 
-def _rows(calls: pd.DataFrame, blocks: pd.Series[Any]) -> pd.DataFrame:
-    of_layers = blocks[blocks != ""].nunique()
-    rows = []
+def _grouped(calls: pd.DataFrame, num_blocks: int) -> list[GroupCalls]:
+    found = []
     for _, part in calls.groupby(["group", "operation", "lane"], sort=False):
         group, operation, lane = part[["group", "operation", "lane"]].iloc[0]
-        peers = [peer for peer in part["peer"].unique().tolist() if peer >= 0]
-        rows.append(
-            {
-                "group": int(group),
-                "operation": operation,
-                "num_calls": len(part),
-                "bytes_in": int(part["bytes_in"].sum()),
-                "bytes_out": int(part["bytes_out"].sum()),
-                "when": part["when"].value_counts().index.tolist(),
-                "num_layers": int(part.loc[part["block"] != "", "block"].nunique()),
-                "of_layers": int(of_layers),
-                "peers": sorted(peers),
-                "stream": lane,
-            }
+        found.append(
+            GroupCalls(
+                group=int(group),
+                operation=operation,
+                num_calls=len(part),
+                bytes_in=int(part["bytes_in"].sum()),
+                bytes_out=int(part["bytes_out"].sum()),
+                when=part["when"].value_counts().index.tolist(),
+                num_layers=int(part.loc[part["block"] != "", "block"].nunique()),
+                of_layers=num_blocks,
+                peers=sorted(peer for peer in part["peer"].unique().tolist() if peer >= 0),
+                stream=lane,
+            )
         )
-    names = ["group", "operation", "num_calls", "bytes_in", "bytes_out", "when", "num_layers", "of_layers", "peers"]
-    return pd.DataFrame(rows, columns=[*names, "stream"])
-
-
-def _beside(table: pd.DataFrame, sizes: list[int]) -> list[list[Any]]:
-    """For each row, what can run at the same time. A rank's calls with itself overlap nothing."""
-    rows = table.to_dict("records")
-    found: list[list[Any]] = []
-    for row in rows:
-        if sizes[row["group"]] == 1:
-            found.append([])
-            continue
-        beside: list[Any] = [] if row["stream"] == COMPUTE else ["compute"]
-        beside += [
-            place
-            for place, other in enumerate(rows)
-            if sizes[other["group"]] > 1 and other is not row and _are_apart(row, other)
-        ]
-        found.append(beside)
     return found
 
 
-def _are_apart(row: dict[Any, Any], other: dict[Any, Any]) -> bool:
-    if row["group"] != other["group"]:
-        return bool(row["stream"] == other["stream"] == OWN or row["stream"] != other["stream"])
+def _overlaps(calls: list[GroupCalls], sizes: list[int]) -> list[Overlap]:
+    """What can run at the same time as each of the calls. A rank's calls with itself overlap nothing."""
+    found = []
+    for row in calls:
+        if sizes[row.group] == 1:
+            found.append(Overlap(compute=False, calls=[]))
+            continue
+        apart = [
+            place
+            for place, other in enumerate(calls)
+            if sizes[other.group] > 1 and other is not row and _are_apart(row, other)
+        ]
+        found.append(Overlap(compute=row.stream != COMPUTE, calls=apart))
+    return found
+
+
+def _are_apart(row: GroupCalls, other: GroupCalls) -> bool:
+    if row.group != other.group:
+        return row.stream == other.stream == OWN or row.stream != other.stream
     # Sends and receives on one group: different peers have different streams.
-    return bool(row["peers"] and other["peers"] and set(row["peers"]) != set(other["peers"]))
+    return bool(row.peers and other.peers and set(row.peers) != set(other.peers))

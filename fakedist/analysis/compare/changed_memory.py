@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 
 from fakedist.analysis.compare.matching import layer_patterns
+from fakedist.analysis.replay import Ints
 from fakedist.run.schema import CATEGORIES
 from fakedist.run.summary import Summary
 
@@ -147,7 +146,7 @@ def _with_change(found: pd.DataFrame) -> pd.DataFrame:
     return found
 
 
-def _taken(table: pd.DataFrame, rows: pd.Series, column: str) -> Any:
+def _taken(table: pd.DataFrame, rows: pd.Series, column: str) -> Ints:
     values = table[column].to_numpy()
     index = rows.to_numpy()
     return np.where(index >= 0, values[np.maximum(index, 0)], 0).astype("int64")

@@ -6,7 +6,7 @@ import difflib
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeAlias
 
 import pandas as pd
 
@@ -16,6 +16,10 @@ from fakedist.analysis.layer_table import with_children
 RENAMED_FROM = 0.5
 
 Pair = tuple[int, int]
+#: A layer's class, and the names and shapes below it.
+Shape: TypeAlias = "tuple[str, tuple[tuple[str, Shape], ...]]"
+#: A shape and the bytes of its parameters.
+Signature = tuple[Shape, int]
 
 
 def layer_patterns(table: pd.DataFrame) -> list[str]:
@@ -101,20 +105,20 @@ class _Tree:
             if layer:
                 self.children[parent].append(layer)
         self.parameter_bytes = with_children(table, table["peak_parameter_bytes"].to_numpy()).tolist()
-        self._shapes: dict[int, Any] = {}
+        self._shapes: dict[int, Shape] = {}
 
     def last(self, layer: int) -> str:
         """The last part of its name."""
         return self.names[layer].rpartition(".")[2]
 
-    def shape(self, layer: int) -> Any:
+    def shape(self, layer: int) -> Shape:
         """Its class, and the names and shapes below it, without its own name. Layers built alike have equal shapes."""
         if layer not in self._shapes:
             below = tuple((self.last(child), self.shape(child)) for child in self.children[layer])
             self._shapes[layer] = (self.classes[layer], below)
         return self._shapes[layer]
 
-    def signature(self, layer: int) -> Any:
+    def signature(self, layer: int) -> Signature:
         """Its shape and the bytes of its parameters."""
         return (self.shape(layer), self.parameter_bytes[layer])
 
@@ -143,7 +147,7 @@ class _Matcher:
 
     def match_moved(self) -> None:
         """Pair layers that moved in the tree (below a wrapper, say), if they are the only ones of their shape."""
-        places: tuple[dict[Any, list[int]], dict[Any, list[int]]] = (defaultdict(list), defaultdict(list))
+        places: list[dict[tuple[Shape, str], list[int]]] = [defaultdict(list), defaultdict(list)]
         for tree, taken, by_shape in ((self.a, self.of_a, places[0]), (self.b, self.of_b, places[1])):
             for layer in self._free(range(len(tree.names)), taken):
                 by_shape[tree.shape(layer), tree.last(layer)].append(layer)
@@ -206,7 +210,7 @@ def _have_gaps(names: list[str]) -> bool:
     return [int(name) for name in names] != list(range(len(names)))
 
 
-def _aligned(left: list[Any], right: list[Any]) -> list[Pair]:
+def _aligned(left: list[Signature], right: list[Signature]) -> list[Pair]:
     """Pair two sequences of signatures in order, so that the total likeness is the largest possible.
 
     Equal signatures at the front are paired first: of layers that are all alike, the last ones are new or gone.
@@ -234,7 +238,7 @@ def _aligned(left: list[Any], right: list[Any]) -> list[Pair]:
     return found
 
 
-def _signature_likeness(one: Any, other: Any) -> int:
+def _signature_likeness(one: Signature, other: Signature) -> int:
     (shape, bytes_), (other_shape, other_bytes) = one, other
     if shape == other_shape:
         return 4 if bytes_ == other_bytes else 3

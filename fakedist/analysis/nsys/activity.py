@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -80,13 +80,17 @@ def _numbers(values: tuple[int | None, ...]) -> npt.NDArray[np.int64]:
         return np.array([-1 if value is None else value for value in values], np.int64)
 
 
-class _Known(dict[Any, Any]):
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class _Known(dict[Key, Value]):
     """A cache that computes missing values."""
 
-    def __init__(self, understand: Callable[[Any], Any]) -> None:
+    def __init__(self, understand: Callable[[Key], Value]) -> None:
         self._understand = understand
 
-    def __missing__(self, key: Any) -> Any:
+    def __missing__(self, key: Key) -> Value:
         found = self[key] = self._understand(key)
         return found
 
@@ -101,8 +105,10 @@ class _Texts:
     def __init__(self, database: Database) -> None:
         columns = database.columns("NVTX_EVENTS")
         self.meanings: list[Meaning] = []
-        self._names = _Known(lambda domain: _Known(lambda text: self._understand(text, domain)))
-        self._ids = _Known(lambda key: self._understand_id(*key))
+        self._names: _Known[int, _Known[str | None, int]] = _Known(
+            lambda domain: _Known(lambda text: self._understand(text, domain))
+        )
+        self._ids: _Known[tuple[int, int], tuple[int, int]] = _Known(lambda key: self._understand_id(*key))
         self._strings: dict[int, str] = {}
         if "textId" in columns:
             wanted = database.rows("SELECT DISTINCT textId FROM NVTX_EVENTS WHERE textId IS NOT NULL")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
 
 import pandas as pd
 from rich.console import Console
@@ -89,7 +89,7 @@ def _renamed(comparison: Comparison) -> Sheet | None:
 def _streams(comparison: Comparison) -> Sheet | None:
     if not (rows := comparison.streams):
         return None
-    columns = [_text("", [row["side"] for row in rows]), *stream_columns(rows)]
+    columns = [_text("", [side for side, _ in rows]), *stream_columns([row for _, row in rows])]
     return Sheet("What can run at once in a step, simulated", columns, [AT_ONCE])
 
 
@@ -159,7 +159,7 @@ def _collective_columns(rows: pd.DataFrame) -> list[SheetColumn]:
     return [*columns, SheetColumn("in and out", changes), _what(rows)]
 
 
-def _text(name: str, cells: Any) -> SheetColumn:
+def _text(name: str, cells: Iterable[object]) -> SheetColumn:
     return SheetColumn(name, [str(cell) for cell in cells], is_text=True)
 
 

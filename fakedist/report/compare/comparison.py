@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from fakedist.analysis.compare import changed_blocks, changed_calls, changed_memory, changed_settings, matching, why
 from fakedist.report.compare.time_comparison import TimeComparison
-from fakedist.report.text.group_sheets import RunTopology
+from fakedist.report.text.group_sheets import CallsText, RunTopology
 from fakedist.results.opening import open_run_directory
+from fakedist.run.plain import to_plain
 from fakedist.run.tables import read_table
 from fakedist.units import format_bytes
 
@@ -118,13 +118,13 @@ class Comparison:
         return changed_calls.collective_changes(*(each.collectives for each in self.summaries))
 
     @cached_property
-    def streams(self) -> list[dict[str, Any]]:
-        """Calls of a step, their streams and what can run at once, ``side`` "A" or "B"; empty if both are the same."""
+    def streams(self) -> list[tuple[str, CallsText]]:
+        """Calls of a step, their streams and what can run at once, of "A" and of "B"; empty if both are the same."""
         told = [RunTopology(run).told() for run in (self.a, self.b)]
-        places = [[(row["group"], row["operation"], row["stream"], row["beside"]) for row in rows] for rows in told]
+        places = [[(row.group, row.operation, row.stream, row.beside) for row in rows] for rows in told]
         if places[0] == places[1]:
             return []
-        return [{"side": side, **row} for side, rows in zip("AB", told, strict=True) for row in rows]
+        return [(side, row) for side, rows in zip("AB", told, strict=True) for row in rows]
 
     @cached_property
     def time(self) -> TimeComparison | None:
@@ -178,7 +178,7 @@ def format_relative(bytes_: float, of: float) -> str:
     return f"{bytes_ / of:+.1%}".replace("-0.0%", "0.0%").replace("+0.0%", "0.0%") if of else ""
 
 
-def time_object(comparison: Comparison) -> dict[str, Any] | None:
+def time_object(comparison: Comparison) -> dict[str, object] | None:
     """The part of that object about the timed step; null if one of the runs has none."""
     time = comparison.time
     if time is None:
@@ -187,7 +187,7 @@ def time_object(comparison: Comparison) -> dict[str, Any] | None:
     return {"sources": list(time.words), "why": time.why, **tables}
 
 
-def comparison_object(comparison: Comparison) -> dict[str, Any]:
+def comparison_object(comparison: Comparison) -> dict[str, object]:
     """The object that ``fakedist compare --json`` prints."""
     return {
         "a": str(comparison.a.path),
@@ -196,7 +196,7 @@ def comparison_object(comparison: Comparison) -> dict[str, Any]:
         "warnings": comparison.warnings,
         "differences": comparison.differences,
         "renamed_layers": comparison.renamed,
-        "streams": comparison.streams,
+        "streams": [{"side": side, **to_plain(row)} for side, row in comparison.streams],
         **{
             name: getattr(comparison, name).to_dict("records")
             for name in ("figures", "categories", "phases", "layers", "most", "blocks", "collectives")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from fakedist.analysis.compare.common_axis import Stretch, common_axis, on_axis
 from fakedist.report.compare.change_sheets import comparison_sheets
@@ -34,7 +33,7 @@ def comparison_page(comparison: Comparison) -> str:
     """The page as text."""
     peaks = [summary.peak_allocated_bytes for summary in comparison.summaries]
     sheets = comparison_sheets(comparison, all_rows=True)
-    context: dict[str, Any] = {
+    context: dict[str, object] = {
         "why": comparison.why,
         "time": time_context(comparison.time) if comparison.time else None,
         "change": format_change(peaks[1] - peaks[0]),
@@ -48,7 +47,7 @@ def comparison_page(comparison: Comparison) -> str:
     return template_text("compare.html.j2", _SCRIPTS, context)
 
 
-def _side(name: str, run: Run, peak: int) -> dict[str, Any]:
+def _side(name: str, run: Run, peak: int) -> dict[str, object]:
     summary = run.summary
     return {
         "name": name,
@@ -75,5 +74,5 @@ def _numbers(comparison: Comparison) -> Pack:
     return pack
 
 
-def _piece(piece: Stretch) -> dict[str, Any]:
+def _piece(piece: Stretch) -> dict[str, object]:
     return {"step": piece.step, "phase": piece.phase, "from": round(piece.at[0], 6), "to": round(piece.at[1], 6)}

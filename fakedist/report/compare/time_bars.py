@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
 
 from fakedist.analysis.times.kernel_kinds import kind_family_us
@@ -21,7 +19,7 @@ _MOST_LAYERS = 14
 _COLUMNS = ["path", "category", "a_us", "b_us"]
 
 
-def time_context(time: TimeComparison) -> dict[str, Any]:
+def time_context(time: TimeComparison) -> dict[str, object]:
     """The page's variables for both steps.
 
     Args:
@@ -98,11 +96,11 @@ def layers_with_most(parts: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     return parts.assign(path=[path if path in kept else rest for path in parts["path"]]), [*order[:_MOST_LAYERS], rest]
 
 
-def _rows(parts: pd.DataFrame, names: list[str]) -> list[dict[str, Any]]:
+def _rows(parts: pd.DataFrame, names: list[str]) -> list[dict[str, object]]:
     """Bars of both runs for each name, divided by family, with widths relative to the longest time."""
     sums = parts.groupby("path")[["a_us", "b_us"]].sum()
     most = float(sums.to_numpy().max(initial=0.0)) or 1.0
-    found = []
+    found: list[dict[str, object]] = []
     for name in names:
         a, b = (float(sums[f"{side}_us"][name]) for side in "ab")
         own = parts[parts["path"] == name].groupby("category", sort=False)[["a_us", "b_us"]].sum()
@@ -112,7 +110,7 @@ def _rows(parts: pd.DataFrame, names: list[str]) -> list[dict[str, Any]]:
     return found
 
 
-def _bar(side: str, us: float, by_family: pd.Series, most: float) -> dict[str, Any]:
+def _bar(side: str, us: float, by_family: pd.Series, most: float) -> dict[str, object]:
     parts = [
         {"family": family, "width": f"{100 * by_family[family] / most:.3f}%", "text": format_us(by_family[family])}
         for family in FAMILIES

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from fakedist.analysis.layer_table import Fold
 from fakedist.analysis.recording import Array
+from fakedist.analysis.topology import read_groups
 from fakedist.report.page.pack import Pack
 from fakedist.report.page.peak_blocks import block_owners
 from fakedist.report.text.wording import short_operation
@@ -187,6 +187,6 @@ def add_calls(pack: Pack, run: Run, moves: Moves) -> None:
     pack.meta["call_operations"] = [str(name) for name in calls["operation"].cat.categories]
 
 
-def group_objects(groups: pd.DataFrame) -> list[dict[str, Any]]:
+def group_objects(groups: pd.DataFrame) -> list[dict[str, str]]:
     """The groups that this rank is in, by row."""
-    return [{"name": str(row["description"] or row["name"])} for row in groups.to_dict("records")]
+    return [{"name": group.label} for group in read_groups(groups)]

@@ -10,9 +10,9 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fakedist.analysis.recording import Array
 
@@ -27,15 +27,15 @@ class Pack:
     """
 
     def __init__(self) -> None:
-        self.meta: dict[str, Any] = {}
+        self.meta: dict[str, object] = {}
         self._arrays: dict[str, Array] = {}
 
-    def add(self, name: str, values: Any) -> None:
+    def add(self, name: str, values: npt.ArrayLike) -> None:
         """Add an array: non-negative integers in the narrowest type, everything else as float64."""
         array = np.asarray(values)
         if array.dtype.kind in "iub":
             most = int(array.max(initial=0))
-            kinds: tuple[tuple[int, Any], ...] = ((1 << 8, "u1"), (1 << 16, "<u2"), (1 << 32, "<u4"))
+            kinds: tuple[tuple[int, str], ...] = ((1 << 8, "u1"), (1 << 16, "<u2"), (1 << 32, "<u4"))
             kind = next((kind for limit, kind in kinds if most < limit), "<f8")
             array = array.astype(kind)
         else:

@@ -6,7 +6,6 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jinja2
 import pandas as pd
@@ -69,7 +68,7 @@ def page(run: Run) -> str:
     return template_text("page.html.j2", _SCRIPTS, _context(run))
 
 
-def template_text(template: str, scripts: Sequence[str], context: dict[str, Any]) -> str:
+def template_text(template: str, scripts: Sequence[str], context: dict[str, object]) -> str:
     """Render a page as text, with its style and its single script inline.
 
     Args:
@@ -90,11 +89,11 @@ def template_text(template: str, scripts: Sequence[str], context: dict[str, Any]
     return environment.get_template(template).render(schema_version=SCHEMA_VERSION, **own, **context)
 
 
-def _context(run: Run) -> dict[str, Any]:
+def _context(run: Run) -> dict[str, object]:
     """The page's contents as text, by section; None for an empty section."""
     summary, cwd = run.summary, run.manifest.cwd
     pack = Pack()
-    context: dict[str, Any] = {
+    context: dict[str, object] = {
         "verdict": sections.verdict_section(run, summary),
         "facts": sections.facts_section(run, summary),
         "memory": None,
@@ -120,15 +119,13 @@ def _context(run: Run) -> dict[str, Any]:
         memory_drawings.add_layers(pack, table, folds)
         context["memory"] = sections.memory_section(summary, colouring)
         if run.by_category is not None:
-            context["layers"] = sections.layers_section(summary, fold_table(table, folds))
+            times = layer_columns(run, folds, summary.timed[1]) if summary.timed else None
+            context["layers"] = sections.layers_section(summary, fold_table(table, folds), times)
         context["peak"] = sections.peak_section(
             summary, peak_blocks.largest_blocks(run, blocks, lines, cwd), peak_blocks.by_line(blocks, lines)
         )
     if summary.timed:
-        time, source = summary.timed
-        context |= _time(pack, run, time)
-        if context["layers"]:
-            context["layers"]["times"] = layer_columns(run, folds, source)
+        context |= _time(pack, run, summary.timed[0])
     pack.meta |= {"capacity": summary.capacity_bytes, "num_moves": pack.meta.get("num_moves", 0)}
     job = run.manifest.job
     per_node = 1 if job is None else job.gpus_per_node
@@ -137,7 +134,7 @@ def _context(run: Run) -> dict[str, Any]:
     return context | {"numbers": pack.text()}
 
 
-def _time(pack: Pack, run: Run, time: StepTime) -> dict[str, Any]:
+def _time(pack: Pack, run: Run, time: StepTime) -> dict[str, object]:
     """The section of times, and the data for its drawings."""
     kernels, layers = time_drawings.read_kernels(run), run.table("layers")
     folds = fold_layers(layers)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Hashable, Iterable, Mapping
 
 import pandas as pd
 
 from fakedist.analysis.calls import ranks_of
+from fakedist.analysis.topology import Group, read_groups
 from fakedist.report.page.memory_drawings import Colouring
+from fakedist.report.page.peak_blocks import PeakBlock, PeakLine
 from fakedist.report.page.time_section import step_figure
 from fakedist.report.text.facts import run_facts, run_title
-from fakedist.report.text.group_sheets import AT_ONCE, RunTopology
+from fakedist.report.text.group_sheets import AT_ONCE, CallsText, RunTopology
 from fakedist.report.text.wording import (
     LAYER_COLUMNS,
     MIN_SHARE,
@@ -29,14 +30,15 @@ from fakedist.report.text.wording import (
 )
 from fakedist.results.run import Run
 from fakedist.run.plain import to_plain
-from fakedist.run.summary import PhasePeak, Summary
+from fakedist.run.summary import CollectiveTotal, PhasePeak, Summary
 from fakedist.units import format_bytes, format_us
 
 _STEPS_SHOWN = 8
 _MOST_ROWS = 1_000  # of a table
+_NUM_LINES = 40
 
 
-def verdict_section(run: Run, summary: Summary) -> dict[str, Any]:
+def verdict_section(run: Run, summary: Summary) -> dict[str, object]:
     """The answer: peak, share of the GPU, fits or not, headroom, wall time."""
     allocated, reserved = summary.peak_allocated_bytes, summary.peak_reserved_bytes
     capacity = summary.capacity_bytes
@@ -77,7 +79,7 @@ def _ended_early(run: Run, summary: Summary) -> str:
     return f"The figures are of what ran until the rank ended: {ending(summary, run.manifest.cwd)}."
 
 
-def _part(name: str, bytes_: int, whole: int) -> dict[str, Any]:
+def _part(name: str, bytes_: int, whole: int) -> dict[str, str]:
     named = name.replace("_", " ")
     return {"name": name, "spoken": named, "text": format_bytes(bytes_), "width": _percent(bytes_, whole)}
 
@@ -86,7 +88,7 @@ def _percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.3f}%"
 
 
-def facts_section(run: Run, summary: Summary) -> dict[str, Any]:
+def facts_section(run: Run, summary: Summary) -> dict[str, object]:
     """What ran: command, world, rank and its place in each group, versions, GPU."""
     manifest, job = run.manifest, run.manifest.job
     if job is None:  # another program recorded it
@@ -103,15 +105,14 @@ def facts_section(run: Run, summary: Summary) -> dict[str, Any]:
         ("git commit", manifest.git_commit),
         ("when", manifest.created),
     ]
-    groups = run.table("groups").to_dict("records")
     places = [
         {
-            "name": str(row["description"] or row["name"]),
-            "place": f"{row['group_rank']:,} of {row['size']:,}",
-            "ranks": str(row["ranks"]),
-            "backend": str(row["backend"]),
+            "name": group.label,
+            "place": f"{group.group_rank:,} of {group.size:,}",
+            "ranks": group.ranks,
+            "backend": group.backend,
         }
-        for row in groups
+        for group in read_groups(run.table("groups"))
     ]
     return {"title": job_command(job), "rows": [row for row in rows if row[1]], "places": places}
 
@@ -121,7 +122,7 @@ def _versions(summary: Summary, versions: dict[str, str], own: str) -> str:
     return ", ".join([*(f"{name} {version}" for name, version in named if version), f"fakedist {own}"])
 
 
-def memory_section(summary: Summary, colouring: Colouring) -> dict[str, Any]:
+def memory_section(summary: Summary, colouring: Colouring) -> dict[str, object]:
     """Memory over the step: the table of phases and the drawing's legend.
 
     Args:
@@ -158,9 +159,7 @@ def _phase_bytes(row: PhasePeak) -> tuple[int, int, int]:
     return row.peak_allocated_bytes, row.peak_reserved_bytes, row.end_allocated_bytes
 
 
-def peak_section(
-    summary: Summary, largest: list[dict[str, Any]], lines: tuple[list[dict[str, Any]], int]
-) -> dict[str, Any]:
+def peak_section(summary: Summary, largest: list[PeakBlock], lines: list[PeakLine]) -> dict[str, object]:
     """The peak by category, by line and block by block.
 
     Args:
@@ -176,67 +175,76 @@ def peak_section(
         "total": format_bytes(peak),
         "categories": [_part(name, bytes_, peak) | {"share": f"{bytes_ / peak:.1%}"} for name, bytes_ in categories],
         "blocks": [
-            row | {"text": format_bytes(row["bytes"]), "spoken": row["category"].replace("_", " ")} for row in largest
+            to_plain(row) | {"text": format_bytes(row.bytes), "spoken": row.category.replace("_", " ")}
+            for row in largest
         ],
         "lines": [
-            row | {"text": format_bytes(row["bytes"]), "share": f"{row['bytes'] / peak:.1%}"} for row in lines[0]
+            to_plain(row) | {"text": format_bytes(row.bytes), "share": f"{row.bytes / peak:.1%}"}
+            for row in lines[:_NUM_LINES]
         ],
-        "num_more_lines": lines[1],
+        "num_more_lines": max(len(lines) - _NUM_LINES, 0),
     }
 
 
-def layers_section(summary: Summary, folded: pd.DataFrame) -> dict[str, Any]:
-    """Every layer with the memory it holds. Repeated layers share a row that can be expanded."""
-    peak = summary.peak_allocated_bytes
-    rows: list[dict[str, Any]] = []
-    for number, fold in enumerate(folded.to_dict("records")):
-        figures = [sum(fold[f"peak_{name}_bytes"] for name in categories) for categories, _ in LAYER_COLUMNS.values()]
-        figures += [fold["peak_total_bytes"], fold["peak_own_bytes"], fold["most_total_bytes"]]
-        rows.append(
-            {
-                "fold": number,
-                "label": layer_label(fold["name"]),
-                "class_name": fold["class_name"],
-                "num_repeats": fold["num_repeats"],
-                "is_small": max(fold["peak_total_bytes"], fold["most_total_bytes"]) <= peak * MIN_SHARE,
-                "figures": [(bytes_, or_dash(bytes_)) for bytes_ in figures],
-            }
-        )
-    rows, num_more = _largest_rows(rows)
-    largest = [max((row["figures"][at][0] for row in rows), default=0) or 1 for at in range(len(LAYER_COLUMNS) + 3)]
-    for row in rows:
-        row["figures"] = [(*pair, _percent(pair[0], most)) for pair, most in zip(row["figures"], largest, strict=True)]
+def layers_section(summary: Summary, folded: pd.DataFrame, times: dict[str, object] | None) -> dict[str, object]:
+    """Every layer with the memory it holds. Repeated layers share a row that can be expanded.
+
+    Args:
+        summary: The run's figures.
+        folded: The result of :func:`fakedist.analysis.layer_table.fold_table`.
+        times: The columns of times; None if no step was timed.
+    """
+    folds = folded.to_dict("records")
+    sizes = [max(fold["peak_total_bytes"], fold["most_total_bytes"]) for fold in folds]
+    shown = _largest_rows(sizes)
+    figures = [_layer_figures(folds[number]) for number in shown]
+    largest = [max(column) or 1 for column in zip(*figures, strict=True)]
+    least = summary.peak_allocated_bytes * MIN_SHARE
     return {
         "columns": [(name, " ".join(categories)) for name, (categories, _) in LAYER_COLUMNS.items()],
-        "rows": rows,
-        "times": None,
-        "num_small": sum(row["is_small"] for row in rows),
-        "num_more": num_more,
+        "rows": [
+            {
+                "fold": number,
+                "label": layer_label(folds[number]["name"]),
+                "class_name": folds[number]["class_name"],
+                "num_repeats": folds[number]["num_repeats"],
+                "is_small": sizes[number] <= least,
+                "figures": [
+                    (bytes_, or_dash(bytes_), _percent(bytes_, most)) for bytes_, most in zip(row, largest, strict=True)
+                ],
+            }
+            for number, row in zip(shown, figures, strict=True)
+        ],
+        "times": times,
+        "num_small": sum(sizes[number] <= least for number in shown),
+        "num_more": len(folds) - len(shown),
         "when": f"in step {summary.steps[-1].step}" if summary.steps else "in the run",
         "min_share": f"{MIN_SHARE:.1%}",
     }
 
 
-def _largest_rows(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
-    """As many of the largest rows as a browser can handle, in their order, and how many are left out."""
-    if len(rows) <= _MOST_ROWS:
-        return rows, 0
-    sizes = sorted((max(row["figures"][-3][0], row["figures"][-1][0]) for row in rows), reverse=True)
-    least = sizes[_MOST_ROWS]
-    kept = [row for row in rows if max(row["figures"][-3][0], row["figures"][-1][0]) > least]
-    return kept, len(rows) - len(kept)
+def _layer_figures(fold: Mapping[Hashable, int]) -> list[int]:
+    by_column = [sum(fold[f"peak_{name}_bytes"] for name in categories) for categories, _ in LAYER_COLUMNS.values()]
+    return [*by_column, fold["peak_total_bytes"], fold["peak_own_bytes"], fold["most_total_bytes"]]
 
 
-def communication_section(run: Run, summary: Summary) -> dict[str, Any] | None:
+def _largest_rows(sizes: list[int]) -> list[int]:
+    """As many of the largest rows as a browser can handle, in their order."""
+    if len(sizes) <= _MOST_ROWS:
+        return [*range(len(sizes))]
+    least = sorted(sizes, reverse=True)[_MOST_ROWS]
+    return [number for number, size in enumerate(sizes) if size > least]
+
+
+def communication_section(run: Run, summary: Summary) -> dict[str, object] | None:
     """Groups and calls; None without groups."""
-    groups = run.table("groups")
-    job = run.manifest.job
-    if not len(groups) or job is None:
+    groups, job = read_groups(run.table("groups")), run.manifest.job
+    if not groups or job is None:
         return None
     topology = RunTopology(run)
     return {
-        "groups": [_group(row, job.gpus_per_node) for row in groups.to_dict("records")],
-        "calls": _with_texts(to_plain(summary.collectives[:_MOST_ROWS])),
+        "groups": [_group(group, job.gpus_per_node) for group in groups],
+        "calls": _with_texts(summary.collectives[:_MOST_ROWS]),
         "streams": _with_texts(topology.told()[:_MOST_ROWS]),
         "when": topology.when,
         "at_once": AT_ONCE,
@@ -247,26 +255,26 @@ def communication_section(run: Run, summary: Summary) -> dict[str, Any] | None:
     }
 
 
-def _with_texts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [row | {f"{key}_text": format_bytes(row[key]) for key in ("bytes_in", "bytes_out")} for row in rows]
+def _with_texts(rows: Iterable[CollectiveTotal | CallsText]) -> list[dict[str, object]]:
+    return [
+        to_plain(row) | {"bytes_in_text": format_bytes(row.bytes_in), "bytes_out_text": format_bytes(row.bytes_out)}
+        for row in rows
+    ]
 
 
-def _group(row: Mapping[Any, Any], per_node: int) -> dict[str, Any]:
-    nodes = {rank // per_node for rank in ranks_of(str(row["ranks"]))}
+def _group(group: Group, per_node: int) -> dict[str, str]:
+    nodes = {rank // per_node for rank in ranks_of(group.ranks)}
     where = "within one node" if len(nodes) == 1 else f"across {len(nodes):,} nodes"
-    return {
-        "name": str(row["description"] or row["name"]),
-        "ranks": str(row["ranks"]),
-        "text": f"{row['size']:,} ranks {where}; this one is {row['group_rank']:,}",
-    }
+    text = f"{group.size:,} ranks {where}; this one is {group.group_rank:,}"
+    return {"name": group.label, "ranks": group.ranks, "text": text}
 
 
-def advice_section(summary: Summary) -> list[dict[str, Any]]:
+def advice_section(summary: Summary) -> list[dict[str, str]]:
     """What would help, as text."""
     return [advice_text(each) for each in summary.advice]
 
 
-def reading_section(run: Run, summary: Summary) -> dict[str, Any]:
+def reading_section(run: Run, summary: Summary) -> dict[str, object]:
     """What a reader must know: notes, unanswered functions, made-up values."""
     return {
         "notes": note_texts(summary.notes, run.manifest.cwd),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import secrets
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 from fakedist.errors import SetupError
 
@@ -77,5 +76,5 @@ class _Handler(BaseHTTPRequestHandler):
         if with_body:
             self.wfile.write(self.server.body)
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Log nothing: the address is a secret."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 
@@ -110,7 +108,7 @@ def add_layer_times(pack: Pack, times: pd.DataFrame, layers: pd.DataFrame) -> No
     pack.add("time_own_us", np.round(times["own_us"].to_numpy() * 1e3).astype("i8"))
 
 
-def roofline(run: Run, peaks: Peaks | None) -> dict[str, Any] | None:
+def roofline(run: Run, peaks: Peaks | None) -> dict[str, object] | None:
     """Points and roofs of the roofline: kernels by name with known operations and bytes; None without any."""
     names = run.table("kernel_names")
     known = names[(names["flops"] > 0) & (names["moved_bytes"] > 0) & (names["flops_us"] > 0)]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
 
 from fakedist.analysis.layer_table import Fold
 from fakedist.analysis.times.kernel_kinds import kind_family_us
 from fakedist.analysis.times.layer_times import fold_times
+from fakedist.analysis.times.totals import rows_of
 from fakedist.report.page.time_drawings import LAYER_FIGURES
 from fakedist.report.text.time_sheets import bound_of, family_columns
 from fakedist.report.text.time_wording import (
@@ -23,7 +22,7 @@ from fakedist.report.text.time_wording import (
 from fakedist.report.text.wording import MIN_SHARE, layer_label
 from fakedist.results.run import Run
 from fakedist.run.schema import FAMILIES, KINDS
-from fakedist.run.step_time import KernelSource, KernelTime, StepTime
+from fakedist.run.step_time import KernelSource, KernelTime, LayerTime, StepTime
 from fakedist.run.summary import Summary
 from fakedist.units import format_us
 
@@ -31,7 +30,7 @@ _MOST_ROWS = 1_000  # of a table
 _HEADINGS = ("forward", "recompute", "backward", "optimizer", "other", "total", "host late")
 
 
-def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: list[Fold]) -> dict[str, Any]:
+def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: list[Fold]) -> dict[str, object]:
     """Where the time of the timed step goes.
 
     Args:
@@ -58,7 +57,7 @@ def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: l
     }
 
 
-def layer_columns(run: Run, folds: list[Fold], source: KernelSource) -> dict[str, Any]:
+def layer_columns(run: Run, folds: list[Fold], source: KernelSource) -> dict[str, object]:
     """The columns of times in the table of layers at the peak, with their cells by number of the fold.
 
     Args:
@@ -106,7 +105,7 @@ def _shares(time: StepTime) -> list[dict[str, str]]:
     ]
 
 
-def _kinds(kernels: pd.DataFrame) -> list[dict[str, Any]]:
+def _kinds(kernels: pd.DataFrame) -> list[dict[str, object]]:
     """Forward, backward and so on, each by family."""
     sums = kind_family_us(kernels)
     most = sums.sum(axis=1).max() or 1.0
@@ -126,7 +125,7 @@ def _kinds(kernels: pd.DataFrame) -> list[dict[str, Any]]:
     ]
 
 
-def _families(time: StepTime) -> dict[str, Any]:
+def _families(time: StepTime) -> dict[str, object]:
     """The terminal's table, with each cell's sort key."""
     columns = [column for column in family_columns(time) if set(column.cells) != {"-"}]
     rows = []
@@ -146,55 +145,53 @@ def _number(text: str) -> float:
         return 0.0
 
 
-def _layers(times: pd.DataFrame, layers: pd.DataFrame, folds: list[Fold], whole: float) -> dict[str, Any]:
+def _layers(times: pd.DataFrame, layers: pd.DataFrame, folds: list[Fold], whole: float) -> dict[str, object]:
     table = fold_times(times, layers, folds)
-    table["fold"] = range(len(table))
     found = table[(table["total_us"] > 0) | (table["num_calls"] > 0)]
     shown = found.loc[found["total_us"].nlargest(_MOST_ROWS).index.sort_values()]
     used = [(name, title) for name, title in zip(LAYER_FIGURES, _HEADINGS, strict=True) if shown[name].any()]
     most = {name: float(shown[name].max()) or 1.0 for name, _ in used}
-    records: list[dict[str, Any]] = shown.to_dict("records")  # type: ignore[assignment]
-    rows = [
-        {
-            "fold": row["fold"],
-            "label": layer_label(row["name"]),
-            "class_name": row["class_name"],
-            "num_repeats": row["num_repeats"],
-            "is_small": row["total_us"] <= whole * MIN_SHARE,
-            "figures": [(row[name], us_or_dash(row[name]), _percent(row[name], most[name])) for name, _ in used],
-            "own": (row["own_us"], us_or_dash(row["own_us"])),
-            "each": _each(row),
-            "rate": (row["flops"] / (row["total_us"] or 1.0), flops_rate(row["flops"], row["total_us"])),
-            "bound": bound_of(row),
-            "calls": (row["num_calls"], _calls(row)),
-        }
-        for row in records
-    ]
+    rows = rows_of(LayerTime, shown)
     return {
         "columns": used,
-        "rows": rows,
-        "has_bound": any(row["bound"] for row in rows),
-        "has_rate": any(row["rate"][0] for row in rows),
-        "has_calls": any(row["calls"][0] for row in rows),
-        "num_small": sum(row["is_small"] for row in rows),
+        "rows": [
+            {
+                "fold": fold,
+                "label": layer_label(row.name),
+                "class_name": row.class_name,
+                "num_repeats": row.num_repeats,
+                "is_small": row.total_us <= whole * MIN_SHARE,
+                "figures": [(us := getattr(row, name), us_or_dash(us), _percent(us, most[name])) for name, _ in used],
+                "own": (row.own_us, us_or_dash(row.own_us)),
+                "each": _each(row),
+                "rate": (row.flops / (row.total_us or 1.0), flops_rate(row.flops, row.total_us)),
+                "bound": bound_of(row),
+                "calls": (row.num_calls, _calls(row)),
+            }
+            for fold, row in zip(shown.index.tolist(), rows, strict=True)
+        ],
+        "has_bound": any(bound_of(row) for row in rows),
+        "has_rate": any(row.flops for row in rows),
+        "has_calls": any(row.num_calls for row in rows),
+        "num_small": sum(row.total_us <= whole * MIN_SHARE for row in rows),
         "num_more": len(found) - len(shown),
     }
 
 
-def _each(row: dict[str, Any]) -> tuple[float, str]:
+def _each(row: LayerTime) -> tuple[float, str]:
     """The sort key, and the least, median and largest time of one repeat."""
-    if row["num_repeats"] < 2:
-        return row["total_us"], ""
-    return row["median_us"], " / ".join(us_or_dash(row[f"{name}_us"]) for name in ("least", "median", "largest"))
+    if row.num_repeats < 2:
+        return row.total_us, ""
+    return row.median_us, " / ".join(map(us_or_dash, (row.least_us, row.median_us, row.largest_us)))
 
 
-def _calls(row: dict[str, Any]) -> str:
-    if not row["num_calls"]:
+def _calls(row: LayerTime) -> str:
+    if not row.num_calls:
         return "-"
-    return f"{row['num_calls']:,}: {unknown_time(row['communication_us'], row['num_unknown_calls'])}"
+    return f"{row.num_calls:,}: {unknown_time(row.communication_us, row.num_unknown_calls)}"
 
 
-def _top(row: KernelTime, time: StepTime) -> dict[str, Any]:
+def _top(row: KernelTime, time: StepTime) -> dict[str, object]:
     return {
         "name": short_kernel(row.name, 200),
         "family": row.family,

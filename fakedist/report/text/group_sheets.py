@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from fakedist.analysis.calls import ranks_of
-from fakedist.analysis.topology import COMPUTE, HOST, OWN, Topology, find_topology
+from fakedist.analysis.topology import COMPUTE, HOST, OWN, Group, GroupCalls, Overlap, find_topology
 from fakedist.report.text.facts import run_facts
 from fakedist.report.text.memory_sheets import Sheet
 from fakedist.report.text.sheet import SheetColumn, print_remark, print_table
@@ -25,6 +26,31 @@ AT_ONCE = (
 _MOST_RANKS = 4  # named one by one in the line
 
 
+@dataclass(frozen=True, slots=True)
+class CallsText:
+    """The calls of one operation on one group and one stream, with its stream and its overlap as text.
+
+    Attributes:
+        group: The group's description, or its name.
+        operation: The operation, in short.
+        num_calls: Calls.
+        bytes: Bytes in and out.
+        bytes_in: Bytes of this rank's inputs.
+        bytes_out: Bytes of this rank's outputs.
+        stream: Where they run.
+        beside: What can run at the same time.
+    """
+
+    group: str
+    operation: str
+    num_calls: int
+    bytes: int
+    bytes_in: int
+    bytes_out: int
+    stream: str
+    beside: str
+
+
 class RunTopology:
     """The groups of a run.
 
@@ -37,57 +63,51 @@ class RunTopology:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.found: Topology = find_topology(self.run.table)
-        self.rows: list[dict[str, Any]] = [
-            {**{str(key): value for key, value in row.items()}, "name": self._name(row["group"])}
-            for row in self.found.calls.to_dict("records")
-        ]
+        self._found = find_topology(run.table)
 
     @cached_property
     def line(self) -> str:
         """The one line: "TP [0,1] all_reduce every layer; PP [0,2] send, recv; DP [0,4] all_reduce after backward"."""
         parts = []
-        for number, group in enumerate(self._groups):
+        for number, group in enumerate(self._found.groups):
             spoken: dict[str, list[str]] = {}
-            for row in self.rows:
-                if row["group"] == number and group["size"] > 1:
-                    spoken.setdefault(_briefly(row), []).append(short(row["operation"]))
+            for row in self._found.calls:
+                if row.group == number and group.size > 1:
+                    spoken.setdefault(_briefly(row), []).append(short(row.operation))
             if spoken:
                 said = ", ".join(f"{', '.join(operations)} {when}".rstrip() for when, operations in spoken.items())
-                parts.append(f"{self._name(number)} [{_brief_ranks(group)}] {said}")
+                parts.append(f"{group.label} [{_brief_ranks(group)}] {said}")
         return "; ".join(parts)
 
     @property
     def when(self) -> str:
         """The part of the run that the calls belong to."""
-        return f"step {self.found.step}" if self.found.step else "init"
+        return f"step {self._found.step}" if self._found.step else "init"
 
     def sheets(self) -> list[Sheet]:
         """The tables: the ranks of each group, the calls on it, and what can run at the same time."""
         found = [self._groups_sheet()]
-        if self.rows:
+        if self._found.calls:
             found += [self._calls_sheet(), self._streams_sheet()]
         return found
 
-    def told(self) -> list[dict[str, Any]]:
-        """A row for each group, operation and stream.
-
-        Keys: group, operation, num_calls, bytes (in plus out), bytes_in, bytes_out, and stream and beside as text.
-        """
+    def told(self) -> list[CallsText]:
+        """A row for each group, operation and stream."""
         return [
-            {
-                "group": row["name"],
-                "operation": short(row["operation"]),
-                "num_calls": row["num_calls"],
-                "bytes": row["bytes_in"] + row["bytes_out"],
-                **{key: row[key] for key in ("bytes_in", "bytes_out")},
-                "stream": _stream(row),
-                "beside": ", ".join(map(self._spoken, row["beside"])) or "-",
-            }
-            for row in self.rows
+            CallsText(
+                group=self._label(row),
+                operation=short(row.operation),
+                num_calls=row.num_calls,
+                bytes=row.bytes_in + row.bytes_out,
+                bytes_in=row.bytes_in,
+                bytes_out=row.bytes_out,
+                stream=_stream(row),
+                beside=", ".join(self._beside(overlap)) or "-",
+            )
+            for row, overlap in zip(self._found.calls, self._found.overlaps, strict=True)
         ]
 
-    def as_object(self) -> dict[str, Any]:
+    def as_object(self) -> dict[str, object]:
         """The object of ``fakedist topology --json``."""
         summary = self.run.summary
         return {
@@ -95,65 +115,66 @@ class RunTopology:
             "world_size": summary.world_size,
             "rank": summary.rank,
             "left_during_init": to_plain(summary.left_during_init),
-            "step": self.found.step,
+            "step": self._found.step,
             "line": self.line,
-            "groups": [self._group_object(number, group) for number, group in enumerate(self._groups)],
+            "groups": [self._group_object(number, group) for number, group in enumerate(self._found.groups)],
         }
 
-    @cached_property
-    def _groups(self) -> list[dict[Any, Any]]:
-        return self.found.groups.to_dict("records")
+    def _label(self, row: GroupCalls) -> str:
+        return self._found.groups[row.group].label
 
-    def _name(self, number: int) -> str:
-        group = self.found.groups.iloc[number]
-        return str(group["description"] or group["name"])
-
-    def _num_nodes(self, group: dict[Any, Any]) -> int:
+    def _num_nodes(self, group: Group) -> int:
         job = self.run.manifest.job
         per_node = 1 if job is None else job.gpus_per_node
-        return len({rank // per_node for rank in ranks_of(str(group["ranks"]))})
+        return len({rank // per_node for rank in ranks_of(group.ranks)})
 
-    def _group_object(self, number: int, group: dict[Any, Any]) -> dict[str, Any]:
-        kept = ("operation", "num_calls", "bytes_in", "bytes_out", "when", "num_layers", "of_layers", "peers", "stream")
+    def _group_object(self, number: int, group: Group) -> dict[str, object]:
+        calls = [
+            {name: value for name, value in to_plain(row).items() if name != "group"}
+            | {"beside": self._beside(overlap)}
+            for row, overlap in zip(self._found.calls, self._found.overlaps, strict=True)
+            if row.group == number
+        ]
         return {
-            "name": self._name(number),
-            **{key: group[key] for key in ("ranks", "size", "group_rank", "backend")},
+            "name": group.label,
+            "ranks": group.ranks,
+            "size": group.size,
+            "group_rank": group.group_rank,
+            "backend": group.backend,
             "num_nodes": self._num_nodes(group),
-            "calls": [
-                {**{key: row[key] for key in kept}, "beside": [self._spoken(other) for other in row["beside"]]}
-                for row in self.rows
-                if row["group"] == number
-            ],
+            "calls": calls,
         }
 
-    def _spoken(self, other: Any) -> str:
-        """The name of another row."""
-        return other if isinstance(other, str) else f"{self.rows[other]['name']} {short(self.rows[other]['operation'])}"
+    def _beside(self, overlap: Overlap) -> list[str]:
+        """The names of what can run at the same time."""
+        rows = [self._found.calls[place] for place in overlap.calls]
+        names = [f"{self._label(row)} {short(row.operation)}" for row in rows]
+        return ["compute", *names] if overlap.compute else names
 
     def _groups_sheet(self) -> Sheet:
-        groups = self._groups
-        calls = {row["group"] for row in self.rows}
+        groups = self._found.groups
+        calls = {row.group for row in self._found.calls}
         remarks = []
-        if silent := [self._name(number) for number in range(len(groups)) if number not in calls]:
+        if silent := [group.label for number, group in enumerate(groups) if number not in calls]:
             remarks.append(f"no calls in {self.when}: {', '.join(silent)}")
         columns = [
-            SheetColumn("group", [self._name(number) for number in range(len(groups))], is_text=True),
-            SheetColumn("ranks", [str(group["ranks"]) for group in groups], is_text=True),
-            SheetColumn("size", [f"{group['size']:,}" for group in groups]),
-            SheetColumn("this rank is", [f"{group['group_rank']:,}" for group in groups]),
+            SheetColumn("group", [group.label for group in groups], is_text=True),
+            SheetColumn("ranks", [group.ranks for group in groups], is_text=True),
+            SheetColumn("size", [f"{group.size:,}" for group in groups]),
+            SheetColumn("this rank is", [f"{group.group_rank:,}" for group in groups]),
             SheetColumn("nodes", [f"{self._num_nodes(group):,}" for group in groups], rank=1),
-            SheetColumn("backend", [str(group["backend"]) for group in groups], is_text=True, rank=2),
+            SheetColumn("backend", [group.backend for group in groups], is_text=True, rank=2),
         ]
         return Sheet("Groups", columns, remarks)
 
     def _calls_sheet(self) -> Sheet:
-        rows = self.rows
+        rows = self._found.calls
         columns = [
-            SheetColumn("group", [row["name"] for row in rows], is_text=True),
-            SheetColumn("operation", [short(row["operation"]) for row in rows], is_text=True),
-            SheetColumn("calls", [f"{row['num_calls']:,}" for row in rows]),
-            SheetColumn("bytes in", [format_bytes(row["bytes_in"]) for row in rows]),
-            SheetColumn("bytes out", [format_bytes(row["bytes_out"]) for row in rows]),
+            SheetColumn("group", [self._label(row) for row in rows], is_text=True),
+            SheetColumn("operation", [short(row.operation) for row in rows], is_text=True),
+            SheetColumn("calls", [f"{row.num_calls:,}" for row in rows]),
+            SheetColumn("bytes in", [format_bytes(row.bytes_in) for row in rows]),
+            SheetColumn("bytes out", [format_bytes(row.bytes_out) for row in rows]),
             SheetColumn("when", [_when(row) for row in rows], is_text=True),
         ]
         return Sheet(f"Calls of this rank in {self.when}, simulated", columns)
@@ -164,15 +185,15 @@ class RunTopology:
         return Sheet("What can run at once, simulated", columns, [AT_ONCE])
 
 
-def stream_columns(told: list[dict[str, Any]]) -> list[SheetColumn]:
+def stream_columns(told: Sequence[CallsText]) -> list[SheetColumn]:
     """Columns for calls, their streams and what runs at the same time, from rows of :meth:`RunTopology.told`."""
     return [
-        SheetColumn("group", [row["group"] for row in told], is_text=True),
-        SheetColumn("operation", [row["operation"] for row in told], is_text=True),
-        SheetColumn("calls", [f"{row['num_calls']:,}" for row in told]),
-        SheetColumn("bytes", [format_bytes(row["bytes"]) for row in told]),
-        SheetColumn("stream", [row["stream"] for row in told], is_text=True),
-        SheetColumn("at once with", [row["beside"] for row in told], is_text=True),
+        SheetColumn("group", [row.group for row in told], is_text=True),
+        SheetColumn("operation", [row.operation for row in told], is_text=True),
+        SheetColumn("calls", [f"{row.num_calls:,}" for row in told]),
+        SheetColumn("bytes", [format_bytes(row.bytes) for row in told]),
+        SheetColumn("stream", [row.stream for row in told], is_text=True),
+        SheetColumn("at once with", [row.beside for row in told], is_text=True),
     ]
 
 
@@ -202,27 +223,26 @@ def short(operation: str) -> str:
     return operation
 
 
-def _brief_ranks(group: dict[Any, Any]) -> str:
-    text = str(group["ranks"])
-    return ",".join(map(str, ranks_of(text))) if group["size"] <= _MOST_RANKS else text
+def _brief_ranks(group: Group) -> str:
+    return ",".join(map(str, ranks_of(group.ranks))) if group.size <= _MOST_RANKS else group.ranks
 
 
-def _briefly(row: dict[str, Any]) -> str:
+def _briefly(row: GroupCalls) -> str:
     """When calls are made, in a word or two."""
-    if row["num_layers"]:
-        return "every layer" if row["num_layers"] == row["of_layers"] else f"{row['num_layers']} layers"
-    return "" if row["peers"] else str(row["when"][0])
+    if row.num_layers:
+        return "every layer" if row.num_layers == row.of_layers else f"{row.num_layers} layers"
+    return "" if row.peers else row.when[0]
 
 
-def _when(row: dict[str, Any]) -> str:
-    when, num_layers, of_layers = ", ".join(row["when"]), row["num_layers"], row["of_layers"]
+def _when(row: GroupCalls) -> str:
+    when, num_layers, of_layers = ", ".join(row.when), row.num_layers, row.of_layers
     if not num_layers:
         return when
     return f"{when}; " + ("every layer" if num_layers == of_layers else f"{num_layers} of {of_layers} layers")
 
 
-def _stream(row: dict[str, Any]) -> str:
+def _stream(row: GroupCalls) -> str:
     words = {OWN: "its group's", COMPUTE: "compute", HOST: "none: the host"}
-    if row["peers"]:
+    if row.peers:
         return "one for each peer"
-    return words.get(row["stream"], f"side {row['stream']}")
+    return words.get(row.stream, f"side {row.stream}")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from fakedist.analysis.summing_up import layer_memory
 from fakedist.results.opening import open_run
 from fakedist.run.plain import to_plain
 
 
-def summary_object(run_directory: Path, *, all_layers: bool = False) -> dict[str, Any]:
+def summary_object(run_directory: Path, *, all_layers: bool = False) -> dict[str, object]:
     """One object with the run's figures: the keys of :class:`fakedist.run.summary.Summary`, and ``run_directory``.
 
     Args:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fakedist.report.text.memory_sheets import Sheet
 from fakedist.report.text.sheet import SheetColumn
 from fakedist.report.text.wording import span_text
@@ -79,7 +77,7 @@ def _span(low: int, high: int) -> str:
     return str(low) if low == high else f"{low}-{high}"
 
 
-def outside_section(summary: Summary) -> dict[str, Any] | None:
+def outside_section(summary: Summary) -> dict[str, object] | None:
     """The page's panel: the amounts, and a row for each communicator."""
     outside = summary.estimated_outside
     if not outside:

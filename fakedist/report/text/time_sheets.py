@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
 
 from fakedist.analysis.layer_table import fold_layers, unfolded
 from fakedist.analysis.times.layer_times import fold_times
-from fakedist.analysis.times.totals import PEAK_DTYPE
+from fakedist.analysis.times.totals import PEAK_DTYPE, rows_of
 from fakedist.report.text.memory_sheets import Sheet
 from fakedist.report.text.sheet import SheetColumn
 from fakedist.report.text.time_wording import (
@@ -22,12 +20,11 @@ from fakedist.report.text.time_wording import (
 )
 from fakedist.report.text.wording import MIN_SHARE, layer_label
 from fakedist.results.run import Run
-from fakedist.run.step_time import StepTime
+from fakedist.run.step_time import LayerTime, StepTime
 from fakedist.units import format_us
 
 _EMPTY_RANK = 9  # empty columns are left out before all others
 _NUM_TOP = 10
-Rows = list[dict[str, Any]]
 
 
 def time_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
@@ -64,8 +61,8 @@ def layer_time_sheet(tables: tuple[pd.DataFrame, pd.DataFrame], time: StepTime, 
     times, layers = tables
     found = fold_times(times, layers, unfolded(layers) if all_layers else fold_layers(layers))
     least = 0.0 if all_layers else time.kernel_us * MIN_SHARE
-    rows: Rows = found[found["total_us"] > least].to_dict("records")  # type: ignore[assignment]
-    columns = [SheetColumn("layer", [layer_label(row["name"], row["num_repeats"]) for row in rows], is_text=True)]
+    rows = rows_of(LayerTime, found[found["total_us"] > least])
+    columns = [SheetColumn("layer", [layer_label(row.name, row.num_repeats) for row in rows], is_text=True)]
     for name, key, rank in (
         ("forward", "forward_us", 0),
         ("recompute", "recompute_us", 1),
@@ -76,31 +73,31 @@ def layer_time_sheet(tables: tuple[pd.DataFrame, pd.DataFrame], time: StepTime, 
     ):
         columns.append(_times(name, rows, key, rank))
     whole = time.kernel_us or 1.0
-    columns.append(SheetColumn("share", [f"{row['total_us'] / whole:.1%}" for row in rows], rank=4))
+    columns.append(SheetColumn("share", [f"{row.total_us / whole:.1%}" for row in rows], rank=4))
     columns.append(_times("own", rows, "own_us", 5))
     columns += [_times(name, rows, f"{name}_us", 6, several=True) for name in ("least", "median", "largest")]
-    rates = [flops_rate(row["flops"], row["total_us"]) for row in rows]
+    rates = [flops_rate(row.flops, row.total_us) for row in rows]
     columns.append(SheetColumn("TFLOP/s", rates, rank=2 if set(rates) != {"-"} else _EMPTY_RANK))
     bounds = [bound_of(row) for row in rows]
     columns.append(SheetColumn("bound", bounds, is_text=True, rank=1 if any(bounds) else _EMPTY_RANK))
     columns.append(_times("host late", rows, "launch_gap_us", 3))
-    columns.append(SheetColumn("kernels", [f"{row['num_kernels']:,}" for row in rows], rank=8))
+    columns.append(SheetColumn("kernels", [f"{row.num_kernels:,}" for row in rows], rank=8))
     remarks = ["sums of kernels: where streams overlap they are more than the step; communication is left out"]
-    if any(row["num_repeats"] > 1 for row in rows):
+    if any(row.num_repeats > 1 for row in rows):
         remarks.append("least, median, largest: of one such layer, with children")
     if left_out := int((found["total_us"] > 0).sum()) - len(rows):
         remarks.append(f"left out: {left_out} of less than {MIN_SHARE:.1%} of the time; --all-layers shows them")
     return Sheet(f"Time by layer, {word}, with children", columns, remarks)
 
 
-def bound_of(row: dict[str, Any]) -> str:
-    """The bound that limits most of a folded layer's time, from a row of ``analysis.times.layer_times.fold_times``."""
-    return main_bound(row["bound_compute_us"], row["bound_memory_us"], row["bound_launch_us"])
+def bound_of(row: LayerTime) -> str:
+    """The bound that limits most of a folded layer's time."""
+    return main_bound(row.bound_compute_us, row.bound_memory_us, row.bound_launch_us)
 
 
-def _times(name: str, rows: Rows, key: str, rank: int, several: bool = False) -> SheetColumn:
+def _times(name: str, rows: list[LayerTime], key: str, rank: int, several: bool = False) -> SheetColumn:
     """Times of rows. With ``several``, only of rows with several layers."""
-    values = [row[key] if not several or row["num_repeats"] > 1 else 0.0 for row in rows]
+    values = [getattr(row, key) if not several or row.num_repeats > 1 else 0.0 for row in rows]
     return SheetColumn(name, [us_or_dash(value) for value in values], rank=rank if any(values) else _EMPTY_RANK)
 
 

@@ -29,8 +29,8 @@ class Recorded:
         tables = {
             "steps": pd.DataFrame({"step": range(1, self.num_steps + 1)}),
             "groups": pd.DataFrame(
-                [(name, backends.get(name, "nccl"), size) for name, size in self.groups],
-                columns=["name", "backend", "size"],
+                [(name, "", backends.get(name, "nccl"), size, 0, "") for name, size in self.groups],
+                columns=["name", "description", "backend", "size", "group_rank", "ranks"],
             ),
             "calls": pd.DataFrame(self.calls, columns=["operation", "group", "op", "phase", "bytes_in", "bytes_out",
                                                        "layer", "stream", "asynchronous", "peer", "step"]),
@@ -49,31 +49,39 @@ class Recorded:
         return find_topology(self.read)
 
 
+def streams(recorded: Recorded) -> list[str]:
+    return [row.stream for row in recorded.found().calls]
+
+
+def overlaps(recorded: Recorded) -> list[list[object]]:
+    """ "compute" and the numbers of calls that can run at the same time, of each row."""
+    return [[*(["compute"] if each.compute else []), *each.calls] for each in recorded.found().overlaps]
+
+
 def test_calls_of_the_last_step_are_counted_by_group_and_operation() -> None:
     recorded = Recorded([("tp", 2), ("dp", 4)]).call("all_reduce", 0, 5).call("all_reduce", 0, 105)
     recorded.call("all_reduce", 1, 210).call("all_reduce", 0, 5, step=0)
-    rows = recorded.found().calls[["group", "operation", "num_calls", "bytes_in", "bytes_out"]]
-    assert rows.to_numpy().tolist() == [[0, "all_reduce", 2, 20, 6], [1, "all_reduce", 1, 10, 3]]
+    rows = [(row.group, row.operation, row.num_calls, row.bytes_in, row.bytes_out) for row in recorded.found().calls]
+    assert rows == [(0, "all_reduce", 2, 20, 6), (1, "all_reduce", 1, 10, 3)]
 
 
 def test_without_a_step_the_calls_are_those_of_init() -> None:
     recorded = Recorded([("world", 8)], num_steps=0).call("broadcast", 0, 5, step=0, phase="init")
     found = recorded.found()
     assert found.step == 0
-    assert found.calls["when"].tolist() == [["init"]]
+    assert [row.when for row in found.calls] == [["init"]]
 
 
 def test_calls_between_phases_say_after_which_one_most_frequent_first() -> None:
     recorded = Recorded([("dp", 4)]).call("all_reduce", 0, 205).call("all_reduce", 0, 206).call("all_reduce", 0, 305)
-    assert recorded.found().calls["when"].tolist() == [["after backward", "after optimizer"]]
+    assert [row.when for row in recorded.found().calls] == [["after backward", "after optimizer"]]
 
 
 def test_repeated_layers_that_call_are_counted_against_all_there_are() -> None:
     recorded = Recorded([("tp", 2), ("dp", 2)])
     recorded.call("all_reduce", 0, 5, layer=4).call("all_reduce", 0, 6, layer=4).call("all_reduce", 0, 7, layer=6)
     recorded.call("all_gather", 1, 8, layer=3).call("all_gather", 1, 9, layer=7)
-    rows = recorded.found().calls
-    assert rows[["num_layers", "of_layers"]].to_numpy().tolist() == [[2, 2], [1, 2]]
+    assert [(row.num_layers, row.of_layers) for row in recorded.found().calls] == [(2, 2), (1, 2)]
 
 
 def test_two_groups_on_two_streams_run_at_once_and_one_group_does_not() -> None:
@@ -81,35 +89,33 @@ def test_two_groups_on_two_streams_run_at_once_and_one_group_does_not() -> None:
     one.call("all_gather", 0, 105, asynchronous=True, stream=5).call("reduce_scatter", 0, 110, stream=SIDE)
     two = Recorded([("dp", 4), ("gather", 4)])
     two.call("all_gather", 1, 105, asynchronous=True, stream=5).call("reduce_scatter", 0, 110, stream=SIDE)
-    assert one.found().calls["stream"].tolist() == two.found().calls["stream"].tolist() == ["own", "1"]
-    assert one.found().calls["beside"].tolist() == [["compute"], ["compute"]]
-    assert two.found().calls["beside"].tolist() == [["compute", 1], ["compute", 0]]
+    assert streams(one) == streams(two) == ["own", "1"]
+    assert overlaps(one) == [["compute"], ["compute"]]
+    assert overlaps(two) == [["compute", 1], ["compute", 0]]
 
 
 def test_two_groups_on_one_stream_do_not_run_at_once() -> None:
     recorded = (
         Recorded([("dp", 4), ("tp", 4)]).call("all_gather", 0, 5, stream=SIDE).call("all_reduce", 1, 6, stream=SIDE)
     )
-    assert recorded.found().calls["beside"].tolist() == [["compute"], ["compute"]]
+    assert overlaps(recorded) == [["compute"], ["compute"]]
 
 
 def test_synchronous_calls_on_the_stream_of_the_forward_run_beside_nothing_of_it() -> None:
     recorded = Recorded([("tp", 2), ("dp", 4)]).call("all_reduce", 0, 5).call("all_reduce", 1, 6, asynchronous=True)
-    rows = recorded.found().calls
-    assert rows["stream"].tolist() == ["compute", "own"]
-    assert rows["beside"].tolist() == [[1], ["compute", 0]]
+    assert streams(recorded) == ["compute", "own"]
+    assert overlaps(recorded) == [[1], ["compute", 0]]
 
 
 def test_sends_and_receives_run_at_once_where_the_peers_differ() -> None:
     recorded = Recorded([("pp", 4)]).call("recv", 0, 5, peer=0).call("send", 0, 6, peer=2)
-    assert recorded.found().calls["beside"].tolist() == [["compute", 1], ["compute", 0]]
+    assert overlaps(recorded) == [["compute", 1], ["compute", 0]]
     recorded = Recorded([("pp", 2)]).call("recv", 0, 5, peer=1).call("send", 0, 6, peer=1)
-    assert recorded.found().calls["beside"].tolist() == [["compute"], ["compute"]]
+    assert overlaps(recorded) == [["compute"], ["compute"]]
 
 
 def test_calls_on_the_host_and_with_oneself() -> None:
     recorded = Recorded([("gloo", 4), ("nccl", 4), ("alone", 1)]).call("all_reduce", 0, 5)
     recorded.call("all_gather_object", 1, 6).call("all_reduce", 2, 7, asynchronous=True)
-    rows = recorded.found().calls
-    assert rows["stream"].tolist() == ["host", "host", "own"]
-    assert rows["beside"].tolist() == [["compute"], ["compute"], []]
+    assert streams(recorded) == ["host", "host", "own"]
+    assert overlaps(recorded) == [["compute"], ["compute"], []]
