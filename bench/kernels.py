@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -24,16 +23,21 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 
 from fakedist.job import Job  # noqa: E402
+from fakedist.run.encoding import columns_of  # noqa: E402
 from fakedist.run.journal import JournalWriter  # noqa: E402
-from fakedist.run.kernels import KERNEL_TYPES  # noqa: E402
 from fakedist.run.manifest import new_manifest  # noqa: E402
+from fakedist.run.outcome import Outcome  # noqa: E402
+from fakedist.run.records import CallsRecord, GpuRecord, GroupsRecord, LayersRecord, OutcomeRecord  # noqa: E402
+from fakedist.run.rows import CallRow, GroupRow, LayerRow  # noqa: E402
 from fakedist.run.schema import FAMILIES, PHASES  # noqa: E402
+from fakedist.run.step_time import KernelSource, Peaks  # noqa: E402
+from fakedist.run.trace_records import KernelsRecord  # noqa: E402
 
 NUM_LAYERS, NUM_MODULES, NUM_NAMES = 80, 8, 500
 GIB = 1 << 30
 
 
-def kernels_record(num: int, seed: int) -> dict[str, Any]:
+def kernels_record(num: int, seed: int) -> KernelsRecord:
     """The journal's record of a step of so many kernels."""
     random = np.random.default_rng(seed)
     number = np.arange(num)
@@ -64,9 +68,9 @@ def kernels_record(num: int, seed: int) -> dict[str, Any]:
         "bound": np.where(family < 2, 1, 2),
     }
     names = [f"void at::native::kernel_{at}<4, c10::BFloat16, std::array<char*, {at}>>(int)" for at in range(NUM_NAMES)]
-    source = {"source": "estimated", "tool": "model", "step": 2, "gpu": "made up", "step_us": 0.0, "notes": []}
-    data = {name: np.asarray(columns[name]).astype(code).tobytes() for name, code in KERNEL_TYPES.items()}
-    return {"kind": "kernels", "source": source, "texts": [*names, "1,1,1", "aten.mm.default"], **data}
+    source = KernelSource("estimated", "model", 2, "made up", 0.0)
+    data = {name: np.asarray(columns[name]).astype(code).tobytes() for name, code in columns_of(KernelsRecord).items()}
+    return KernelsRecord(source, [*names, "1,1,1", "aten.mm.default"], **data)
 
 
 def write_run(run: Path, num: int, seed: int) -> None:
@@ -78,15 +82,15 @@ def write_run(run: Path, num: int, seed: int) -> None:
         parent = len(layers)
         layers.append((parent, f"layers.{block}", "Block", 2))
         layers += [(parent + 1 + at, f"layers.{block}.w{at}", "Linear", parent) for at in range(NUM_MODULES)]
-    peaks = {"flops": {"bf16": 989.4e12, "fp32": 66.9e12}, "bytes_per_s": 3.352e12}
+    peaks = Peaks({"bf16": 989.4e12, "fp32": 66.9e12}, 3.352e12)
     journal = JournalWriter(run / "journal.bin")
-    journal.append({"kind": "gpu", "gpu_name": "made up", "torch": "-", "capacity_bytes": 85 * GIB, "peaks": peaks})
-    journal.append({"kind": "layers", "rows": layers})
-    journal.append({"kind": "groups", "rows": [(0, "0", "tp", tuple(range(8)), 0, "nccl")]})
-    calls = [(at, "all_reduce", 0, 1 << 20, 1 << 20, "bfloat16", True, 7, at * 30, 0, -1) for at in range(num // 30)]
-    journal.append({"kind": "collectives", "rows": calls})
+    journal.append(GpuRecord("made up", 85 * GIB, peaks=peaks, torch="-"))
+    journal.append(LayersRecord([LayerRow(*layer) for layer in layers]))
+    journal.append(GroupsRecord([GroupRow(0, "0", "tp", tuple(range(8)), 0, 0, "nccl")]))
+    call = CallRow(0, "all_reduce", 0, 1 << 20, 1 << 20, "bfloat16", True, 7, 0, 0, -1)
+    journal.append(CallsRecord([call._replace(sequence=at, op=at * 30) for at in range(num // 30)]))
     journal.append(kernels_record(num, seed))
-    journal.append({"kind": "outcome", "outcome": "stopped", "code": 0, "message": ""})
+    journal.append(OutcomeRecord(Outcome.STOPPED, 0))
     journal.close()
 
 

@@ -19,14 +19,27 @@ import time
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from fakedist.job import Job  # noqa: E402
+from fakedist.run.encoding import Record  # noqa: E402
 from fakedist.run.journal import JournalWriter  # noqa: E402
 from fakedist.run.manifest import new_manifest  # noqa: E402
+from fakedist.run.memory_records import EventsRecord, MarksRecord  # noqa: E402
+from fakedist.run.outcome import Outcome  # noqa: E402
+from fakedist.run.records import (  # noqa: E402
+    GpuRecord,
+    LayersRecord,
+    OperationNamesRecord,
+    OperationsRecord,
+    OutcomeRecord,
+    RegionsRecord,
+    ScopesRecord,
+    StepRecord,
+)
+from fakedist.run.rows import FrameRow, LayerRow, OperationRow, RegionRow, ScopeRow  # noqa: E402
 from fakedist.run.schema import ACTIONS, CATEGORIES  # noqa: E402
 
 NUM_STEPS, NUM_LAYERS, NUM_MODULES, NUM_STACKS = 10, 80, 8, 1_000
@@ -36,21 +49,21 @@ Event = tuple[int, int, int, int, int]  # action, address, size, op, stack
 PARAMETER = CATEGORIES.index("parameter")
 
 
-def records(num_events: int, history: Callable[[int], Iterator[Event]] | None = None) -> Iterator[dict[str, Any]]:
+def records(num_events: int, history: Callable[[int], Iterator[Event]] | None = None) -> Iterator[Record]:
     """A journal's records.
 
     Args:
         num_events: About how many allocator events.
         history: The events of so many blocks; :func:`regular` unless given.
     """
-    yield {"kind": "gpu", "gpu_name": "made up", "torch": "-", "capacity_bytes": 85 << 30, "device_index": 0}
+    yield GpuRecord("made up", 85 << 30, torch="-")
     layers = [(0, "", "", -1), (1, "(Transformer)", "Transformer", 0), (2, "layers", "ModuleList", 1)]
     for block in range(NUM_LAYERS):
         parent = len(layers)
         layers.append((parent, f"layers.{block}", "Block", 2))
         layers += [(parent + 1 + at, f"layers.{block}.w{at}", "Linear", parent) for at in range(NUM_MODULES)]
-    yield {"kind": "layers", "rows": layers}
-    yield {"kind": "operations", "rows": [(0, "aten.mm.default"), (1, "aten.add.Tensor")]}
+    yield LayersRecord([LayerRow(*layer) for layer in layers])
+    yield OperationNamesRecord([OperationRow(0, "aten.mm.default"), OperationRow(1, "aten.add.Tensor")])
     phases = ("forward", "backward", "optimizer")
     scopes = [
         (step, phase, layer, False)
@@ -58,34 +71,34 @@ def records(num_events: int, history: Callable[[int], Iterator[Event]] | None = 
         for phase in phases
         for layer in range(len(layers))
     ]
-    yield {"kind": "scopes", "rows": [(number, *scope) for number, scope in enumerate(scopes)]}
+    yield ScopesRecord([ScopeRow(number, *scope) for number, scope in enumerate(scopes)])
     frames = [
-        (f"/job/model{stack}.py", depth + 1, f"forward_{depth}") for stack in range(NUM_STACKS) for depth in range(20)
+        FrameRow(f"/job/model{stack}.py", depth + 1, f"forward_{depth}")
+        for stack in range(NUM_STACKS)
+        for depth in range(20)
     ]
     num_blocks = num_events // 3
     numbers = range(num_blocks)
-    yield {
-        "kind": "ops",
-        "first": 0,
-        "operation": array("I", [at & 1 for at in numbers]).tobytes(),
-        "scope": array("I", [at * len(scopes) // num_blocks for at in numbers]).tobytes(),
-    }
+    yield OperationsRecord(
+        first=0,
+        operation=array("I", [at & 1 for at in numbers]).tobytes(),
+        scope=array("I", [at * len(scopes) // num_blocks for at in numbers]).tobytes(),
+    )
     yield from events((history or regular)(num_blocks), frames)
     marked = numbers[::50]
-    yield {
-        "kind": "marks",
-        "op": array("q", marked).tobytes(),
-        "address": array("Q", [address(at) for at in marked]).tobytes(),
-        "category": bytes([PARAMETER]) * len(marked),
-        "layer": array("i", [3 + at % 700 for at in marked]).tobytes(),
-        "start": bytes(8 * len(marked)),
-        "bytes": array("q", [1_000] * len(marked)).tobytes(),
-    }
+    yield MarksRecord(
+        op=array("q", marked).tobytes(),
+        address=array("Q", [address(at) for at in marked]).tobytes(),
+        category=bytes([PARAMETER]) * len(marked),
+        layer=array("i", [3 + at % 700 for at in marked]).tobytes(),
+        start=bytes(8 * len(marked)),
+        size=array("q", [1_000] * len(marked)).tobytes(),
+    )
     of_step = num_blocks // NUM_STEPS
-    yield {"kind": "regions", "rows": [(first, first + of_step // 3, 0) for first in numbers[:: of_step + 1]]}
+    yield RegionsRecord([RegionRow(first, first + of_step // 3, 0) for first in numbers[:: of_step + 1]])
     for step in range(1, NUM_STEPS + 1):
-        yield {"kind": "step", "step": step, "start_us": step * 1_000, "end_us": step * 1_000 + 900, "wall_us": 900}
-    yield {"kind": "outcome", "outcome": "stopped", "code": 0, "message": ""}
+        yield StepRecord(step, step * 1_000, step * 1_000 + 900)
+    yield OutcomeRecord(Outcome.STOPPED, 0)
 
 
 def address(block: int) -> int:
@@ -103,29 +116,28 @@ def regular(num_blocks: int) -> Iterator[Event]:
                 yield what, address(old), 4_096 + old % 5_000_000, block, -1
 
 
-def events(history: Iterator[Event], frames: list[tuple[str, int, str]]) -> Iterator[dict[str, Any]]:
+def events(history: Iterator[Event], frames: list[FrameRow]) -> Iterator[Record]:
     """2,000 segments, then the blocks in them."""
     rows = [(ACTIONS.index("segment_alloc"), address(at), SLOT_BYTES, -1, -1) for at in range(2_000)]
     rows += history
     for start in range(0, len(rows), 100_000):
         action, at, size, op, stack = zip(*rows[start : start + 100_000], strict=True)
         stacks = [tuple(range(number * 20, number * 20 + 20)) for number in range(NUM_STACKS)]
-        yield {
-            "kind": "events",
-            "device": 0,
-            "frames": [] if start else frames,
-            "stacks": [] if start else stacks,
-            "action": bytes(action),
-            "address": array("Q", at).tobytes(),
-            "size": array("q", size).tobytes(),
-            "stream": bytes(8 * len(at)),
-            "time_us": array("q", range(start, start + len(at))).tobytes(),
-            "op": array("q", op).tobytes(),
-            "stack": array("i", stack).tobytes(),
-        }
+        yield EventsRecord(
+            device=0,
+            frames=[] if start else frames,
+            stacks=[] if start else stacks,
+            action=bytes(action),
+            address=array("Q", at).tobytes(),
+            size=array("q", size).tobytes(),
+            stream=bytes(8 * len(at)),
+            time_us=array("q", range(start, start + len(at))).tobytes(),
+            op=array("q", op).tobytes(),
+            stack=array("i", stack).tobytes(),
+        )
 
 
-def make_run(run: Path, content: Iterator[dict[str, Any]]) -> None:
+def make_run(run: Path, content: Iterator[Record]) -> None:
     """A run whose rank has ended, and of which nothing was read yet."""
     new_manifest(run, Job(world_size=1_024, rank=0, target="train.py"))
     journal = JournalWriter(run / "journal.bin")

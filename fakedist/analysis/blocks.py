@@ -12,6 +12,7 @@ import pandas as pd
 from fakedist.analysis.held import Held, held_blocks
 from fakedist.analysis.recording import Array, Recording
 from fakedist.analysis.replay import Replay, parse_settings, replay
+from fakedist.run.rows import ScopeRow
 from fakedist.run.schema import ACTIONS, ALIKE_CODE, CATEGORIES, SHARD_CODE
 
 _CODE = {name: code for code, name in enumerate(CATEGORIES)}
@@ -45,7 +46,7 @@ class Blocks:
 def build_blocks(recording: Recording) -> Blocks:
     """Blocks of the rank's device. The table ``blocks`` documents the columns."""
     events = recording.device_events
-    settings = parse_settings(str(recording.gpu.get("alloc_conf", "")))
+    settings = parse_settings("" if recording.gpu is None else recording.gpu.alloc_conf)
     played = replay(events["action"], events["address"], events["size"], settings)
     allocated, made = played.allocated_bytes, played.alloc_event
     frame = pd.DataFrame(
@@ -74,8 +75,8 @@ def scope_columns(recording: Recording, op: Array) -> pd.DataFrame:
         recording: The recording.
         op: Numbers of operations. -1 and numbers that were never recorded get step 0, layer 0 and phase ``other``.
     """
-    scopes = [(0, 0, "other", 0, False), *((scope + 1, *rest) for scope, *rest in recording.rows["scopes"])]
-    table = pd.DataFrame(scopes, columns=["scope", "step", "phase", "layer", "recompute"])
+    none = ScopeRow(-1, 0, "other", 0, recompute=False)
+    table = pd.DataFrame([none, *recording.scopes], columns=ScopeRow._fields)
     table = table.astype({"step": "int32", "layer": "int32", "phase": pd.CategoricalDtype()})
     known = (op >= 0) & (op < len(recording.op_scope))
     scope = np.where(known, recording.op_scope[np.where(known, op, 0)].astype("i8") + 1 if known.any() else 0, 0)
@@ -90,7 +91,7 @@ def event_places(recording: Recording) -> pd.DataFrame:
 
 def operation_names(recording: Recording, op: Array) -> Any:
     """Names of operations, given their numbers; empty where there is no operation."""
-    names = ["", *(name for _, name in recording.rows["operations"])]
+    names = ["", *(operation.name for operation in recording.operations)]
     known = (op >= 0) & (op < len(recording.op_operation))
     code = np.where(known, recording.op_operation[np.where(known, op, 0)].astype("i8") + 1 if known.any() else 0, 0)
     return pd.Categorical.from_codes(code, categories=pd.Index(names))
@@ -134,7 +135,8 @@ def _marked(frame: pd.DataFrame, marks: dict[str, Array]) -> tuple[Array, pd.Dat
     nobody = pd.DataFrame({"block": [], "layer": [], "bytes": []}, dtype="int64")
     if not len(frame) or not len(marks["op"]):
         return best, nobody
-    wanted = pd.DataFrame(marks).astype({"address": "uint64", "category": "int64"})
+    wanted = pd.DataFrame(marks).rename(columns={"size": "bytes"})
+    wanted = wanted.astype({"address": "uint64", "category": "int64"})
     # Once a compiled graph has called an operation, its next allocations have the graph's own, smaller number.
     op = np.maximum.accumulate(frame["op"].to_numpy())
     blocks = pd.DataFrame({"op": op, "address": frame["address"], "block": np.arange(len(frame))})
@@ -191,7 +193,7 @@ def _kept_copies(found: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
 
 def _saved_for_backward(frame: pd.DataFrame, recording: Recording) -> Array:
     """Blocks allocated while autograd recorded a graph, and still alive when its backward began."""
-    regions = sorted((first, last) for first, last, _ in recording.rows["regions"] if last >= first)
+    regions = sorted((region.first, region.last) for region in recording.regions if region.last >= region.first)
     if not regions or not len(frame):
         return np.zeros(len(frame), bool)
     op = frame["op"].to_numpy()

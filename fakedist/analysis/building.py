@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,7 +26,8 @@ from fakedist.analysis.times.trace import write_trace
 from fakedist.job import Job
 from fakedist.run.manifest import load_manifest, write_manifest
 from fakedist.run.outcome import Outcome
-from fakedist.run.plain import from_plain
+from fakedist.run.records import GpuRecord
+from fakedist.run.rows import FrameRow, InventedRow
 from fakedist.run.step_time import KernelSource, Peaks
 from fakedist.run.summary import Summary
 from fakedist.run.tables import check_tables, new_tables, write_table
@@ -49,6 +49,7 @@ def build_tables(run_directory: Path, *, may_be_empty: bool = True) -> None:
     manifest = load_manifest(run_directory)
     check_tables(run_directory)
     recording = read_recording(run_directory, may_be_empty=may_be_empty)
+    gpu = recording.gpu or GpuRecord()
     blocks = build_blocks(recording)
     places = event_places(recording)
     tables = make_tables(recording, blocks, places)
@@ -69,7 +70,7 @@ def build_tables(run_directory: Path, *, may_be_empty: bool = True) -> None:
         manifest,
         provenance={**manifest.provenance, **timed},
         exit=summary.exit,
-        versions={name: str(recording.gpu.get(name, "")) for name in ("python", "torch", "cuda")},
+        versions={"python": gpu.python, "torch": gpu.torch, "cuda": gpu.cuda},
         dropped=dropped,
         notes=notes,
         summary=replace(summary, time=times.summary, notes=notes),
@@ -101,7 +102,7 @@ def make_tables(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> d
         "blocks": blocks.frame.assign(at_peak=blocks.at_peak),
         "shares": blocks.shares,
         "events": _event_table(recording, blocks),
-        "frames": pd.DataFrame(recording.frames, columns=["filename", "line", "function"]),
+        "frames": pd.DataFrame(recording.frames, columns=FrameRow._fields),
         "stacks": pd.DataFrame({"frames": [list(stack) for stack in recording.stacks], "line": lines}),
     }
     recorded = tables["calls"]["step"] != recording.timed_step  # the timed step only repeats what the others did
@@ -111,8 +112,8 @@ def make_tables(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> d
 
 def _peaks(recording: Recording) -> Peaks | None:
     """The GPU's peak rates; None for simulated times, which cannot be compared with them."""
-    told, source = recording.gpu.get("peaks"), recording.kernel_source
-    return None if told is None or (source and source.source == "simulated") else from_plain(Peaks, told, "peaks")
+    gpu, source = recording.gpu, recording.kernel_source
+    return None if gpu is None or (source is not None and source.source == "simulated") else gpu.peaks
 
 
 def _time_source(source: KernelSource) -> str:
@@ -144,7 +145,7 @@ def steady_window(places: pd.DataFrame, recording: Recording) -> tuple[int, int]
     """First event of the last completed step and first event after it; the whole run if no step completed."""
     if not recording.steps:
         return 0, len(places)
-    step = np.flatnonzero(places["step"].to_numpy() == recording.steps[-1]["step"])
+    step = np.flatnonzero(places["step"].to_numpy() == recording.steps[-1].step)
     return (int(step[0]), int(step[-1]) + 1) if len(step) else (0, len(places))
 
 
@@ -167,8 +168,8 @@ def _event_table(recording: Recording, blocks: Blocks) -> pd.DataFrame:
 
 def _invented(recording: Recording) -> pd.DataFrame:
     rows = [
-        (operation, f"{filename}:{line}" if filename else "", count, values)
-        for operation, filename, line, count, values in recording.rows["invented"]
+        (row.operation, f"{row.filename}:{row.line}" if row.filename else "", row.num_calls, row.num_values)
+        for row in recording.invented
     ]
     table = pd.DataFrame(rows, columns=["operation", "line", "num_calls", "num_values"])
     sums = table.groupby(["operation", "line"], as_index=False)[["num_calls", "num_values"]].sum()
@@ -178,7 +179,7 @@ def _invented(recording: Recording) -> pd.DataFrame:
 def _dropped(recording: Recording) -> list[str]:
     """What the recording may lack, one sentence each."""
     dropped = []
-    if not recording.outcome:
+    if recording.outcome is None:
         dropped.append("the rank ended without a word: what it did in its last two seconds may be missing")
     if recording.truncated:
         dropped.append("the recording ends in the middle of a record, which is left out")
@@ -191,7 +192,7 @@ def _left_note(recording: Recording, job: Job) -> str:
     In Megatron-LM, ranks that load no data learn from a broadcast whether there is any, and train only then.
     """
     note = "no training step: no module ran and no optimizer stepped; the figures are of all that the script did"
-    if recording.outcome.get("line"):
+    if recording.outcome is not None and recording.outcome.line:
         note = "this rank left the job during init, before a first step: the figures are those of its init alone"
     calls = call_table(recording)
     received = int(((calls["operation"] == "broadcast") & (calls["bytes_in"] == 0)).sum())
@@ -206,14 +207,15 @@ def _left_note(recording: Recording, job: Job) -> str:
 
 def _failure_notes(recording: Recording) -> list[str]:
     """Notes on requests that the allocator could not serve but that did not end the script."""
-    failed = recording.out_of_memory
-    if failed is None or recording.outcome.get("outcome") == Outcome.OUT_OF_MEMORY:
+    failed, ended = recording.failed_request, recording.outcome
+    if failed is None or (ended is not None and ended.outcome is Outcome.OUT_OF_MEMORY):
         return []
-    times = int(recording.stats.get(recording.device, {}).get("num_ooms", 0)) or 1
+    statistics = recording.statistics.get(recording.device)
+    times = 1 if statistics is None else statistics.num_ooms or 1
     what = "once" if times == 1 else f"{times} times, last"
-    place = f" at {failed['line']}" if failed.get("line") else ""
+    place = f" at {failed.line}" if failed.line else ""
     text = (
-        f"the GPU's memory was too little {what} for {format_bytes(failed['requested_bytes'])}{place}, and the script "
+        f"the GPU's memory was too little {what} for {format_bytes(failed.requested_bytes)}{place}, and the script "
         "went on: the peak is what it was given, not what it asked for (--gpu-memory unlimited gives it all)"
     )
     return [text]
@@ -223,27 +225,27 @@ def _failure_notes(recording: Recording) -> list[str]:
 _CHOOSES = re.compile(r"\.(topk|sort|argsort|argmax|argmin)\b")
 
 
-def _invention_notes(rows: list[Any]) -> list[str]:
+def _invention_notes(rows: list[InventedRow]) -> list[str]:
     """Notes on made-up values: how many, and where the first one was read."""
-    invented = sum(values for *_, values in rows)
+    invented = sum(row.num_values for row in rows)
     if not invented:
         return []
     text = (
         f"{invented:,} values that the script read were made up, first at {_first_place(rows)}, because no kernel had "
         "computed them (table invented): decisions that hang on them may differ on a real GPU"
     )
-    chosen = [row for row in rows if _CHOOSES.search(row[0])]
+    chosen = [row for row in rows if _CHOOSES.search(row.operation)]
     if not chosen:
         return [text]
     even = (
-        f"{chosen[0][0]}, first at {_first_place(chosen)}, picked by values that no kernel had computed: each index "
-        "equally often, so that a router's tokens are spread evenly over its experts"
+        f"{chosen[0].operation}, first at {_first_place(chosen)}, picked by values that no kernel had computed: each "
+        "index equally often, so that a router's tokens are spread evenly over its experts"
     )
     return [text, even]
 
 
-def _first_place(rows: list[Any]) -> str:
-    return next((f"{filename}:{line}" for _, filename, line, *_ in rows if filename), "a backward")
+def _first_place(rows: list[InventedRow]) -> str:
+    return next((f"{row.filename}:{row.line}" for row in rows if row.filename), "a backward")
 
 
 def _notes(recording: Recording, blocks: Blocks, job: Job | None, summary: Summary) -> list[str]:
@@ -251,7 +253,7 @@ def _notes(recording: Recording, blocks: Blocks, job: Job | None, summary: Summa
     notes = [*recording.notes, *memory_tables.differences(recording, blocks)]
     if left is not None and job is not None:
         notes.append(_left_note(recording, job))
-    is_before_forward = not any(phase == "forward" for _, _, phase, *_ in recording.rows["scopes"])
+    is_before_forward = not any(scope.phase == "forward" for scope in recording.scopes)
     if is_before_forward and len(blocks.frame) and not (blocks.frame["category"] == "parameter").any():
         notes.append(
             "no forward ran, and from the first one it is learned which memory is of parameters and of which layer: "
@@ -261,10 +263,10 @@ def _notes(recording: Recording, blocks: Blocks, job: Job | None, summary: Summa
         others = sorted(set(recording.events) - {recording.device})
         named = ", ".join(f"cuda:{device}" for device in others)
         notes.append(f"the rank also used {named}; the tables are about cuda:{recording.device}")
-    elif recording.events and recording.device != recording.gpu.get("device_index", recording.device):
+    elif recording.events and recording.gpu is not None and recording.device != recording.gpu.device_index:
         notes.append(f"the rank used cuda:{recording.device}, not the device of its LOCAL_RANK")
     notes += _failure_notes(recording)
-    notes += _invention_notes(recording.rows["invented"])
+    notes += _invention_notes(recording.invented)
     notes += [
         f"{name} is not answered by the virtual GPU ({calls:,} {'call' if calls == 1 else 'calls'}):"
         " results after it may be wrong"

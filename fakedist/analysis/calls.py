@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from collections.abc import Sequence
 
 import pandas as pd
 
 from fakedist.analysis.recording import Recording
+from fakedist.run.rows import CallRow, ScopeRow
+from fakedist.run.schema import TABLES
 
 
 def call_table(recording: Recording) -> pd.DataFrame:
     """The table ``calls``: one row per call, in order."""
-    columns = ["sequence", "operation", "group", "bytes_in", "bytes_out", "dtype", "asynchronous", "stream", "op"]
-    calls = pd.DataFrame(recording.rows["collectives"], columns=[*columns, "scope", "peer"])
-    scopes = pd.DataFrame(recording.rows["scopes"], columns=["scope", "step", "phase", "layer", "recompute"])
+    calls = pd.DataFrame(recording.calls, columns=CallRow._fields)
+    scopes = pd.DataFrame(recording.scopes, columns=ScopeRow._fields)
     found = calls.merge(scopes, on="scope", how="left")
     found["phase"] = found["phase"].fillna("other")
     found[["step", "layer"]] = found[["step", "layer"]].fillna(0).astype("int32")
-    return found[[*columns, "step", "phase", "layer", "peer"]]
+    return found[[column.name for column in TABLES["calls"].columns]]
 
 
 def group_table(recording: Recording) -> pd.DataFrame:
     """The table ``groups``: one row per process group, in order of creation."""
     rows = [
-        (name, description, backend, num_ranks(ranks), group_rank, ranks_text(ranks))
-        for _, name, description, ranks, group_rank, backend in sorted(recording.rows["groups"])
+        (row.name, row.description, row.backend, len(row.members), row.group_rank, ranks_text(row.members))
+        for row in sorted(recording.groups)
     ]
     return pd.DataFrame(rows, columns=["name", "description", "backend", "size", "group_rank", "ranks"])
 
@@ -40,20 +41,14 @@ def collective_table(calls: pd.DataFrame) -> pd.DataFrame:
     return table.loc[order].reset_index(drop=True)
 
 
-def num_ranks(ranks: Any) -> int:
-    """Number of ranks in a recorded group, given as a tuple of ranks or as a range {start, stop, step}."""
-    return len(range(ranks["start"], ranks["stop"], ranks["step"])) if isinstance(ranks, dict) else len(ranks)
-
-
-def ranks_text(ranks: Any) -> str:
+def ranks_text(ranks: Sequence[int]) -> str:
     """Ranks as text: 0,3,5 or 0-56:8 (every eighth from 0 to 56)."""
-    listed = range(ranks["start"], ranks["stop"], ranks["step"]) if isinstance(ranks, dict) else ranks
-    if len(listed) < 3:
-        return ",".join(map(str, listed))
-    step = listed[1] - listed[0]
-    if all(after - before == step for before, after in itertools.pairwise(listed)):
-        return f"{listed[0]}-{listed[-1]}" + ("" if step == 1 else f":{step}")
-    return ",".join(map(str, listed))
+    if len(ranks) < 3:
+        return ",".join(map(str, ranks))
+    step = ranks[1] - ranks[0]
+    if all(after - before == step for before, after in itertools.pairwise(ranks)):
+        return f"{ranks[0]}-{ranks[-1]}" + ("" if step == 1 else f":{step}")
+    return ",".join(map(str, ranks))
 
 
 def ranks_of(text: str) -> list[int]:

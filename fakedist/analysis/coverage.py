@@ -15,16 +15,13 @@ def coverage_notes(recording: Recording, outcome: Outcome, until: int | Until | 
         outcome: How the run ended.
         until: What was to stop the script; None if nothing but a number of steps was.
     """
-    told, num_steps = recording.outcome, len(recording.steps)
+    training = None if recording.outcome is None else recording.outcome.training
     if outcome is Outcome.STOPPED:
-        return [_not_reached(num_steps, bool(told.get("evaluated")), until)]
-    is_known = "optimizer_steps" in told  # an older fakedist did not record it
-    if (
-        outcome in (Outcome.FINISHED, Outcome.EXIT)
-        and is_known
-        and not told["optimizer_steps"]
-        and not told["counts_itself"]
-    ):
+        evaluated = training is not None and training.evaluated
+        return [_not_reached(len(recording.steps), evaluated, until)]
+    if training is None or training.optimizer_steps or training.counts_itself:
+        return []
+    if outcome in (Outcome.FINISHED, Outcome.EXIT):
         text = (
             "no training step: no optimizer stepped; the figures are of all that the script did, and "
             "fakedist.step() at the end of each iteration of its loop (inference, evaluation) counts them as steps"

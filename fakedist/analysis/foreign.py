@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from fakedist.analysis.recording import Recording
+from fakedist.run.records import GpuRecord
+from fakedist.run.rows import FrameRow
 from fakedist.run.schema import ACTIONS
 
 _CODES = {name: code for code, name in enumerate(ACTIONS)}
@@ -41,7 +43,7 @@ class ForeignSnapshot:
 class _Stacks:
     """Numbers the stacks. torch repeats the same list objects."""
 
-    frames: dict[tuple[str, int, str], int] = field(default_factory=dict)
+    frames: dict[FrameRow, int] = field(default_factory=dict)
     stacks: dict[tuple[int, ...], int] = field(default_factory=dict)
     _seen: dict[int, int] = field(default_factory=dict)  # by id of a list of frames; the snapshot keeps them all alive
 
@@ -55,10 +57,10 @@ class _Stacks:
         return self._seen[id(frames)]
 
 
-def _frame(frame: Any) -> tuple[str, int, str]:
+def _frame(frame: Any) -> FrameRow:
     if not isinstance(frame, dict):
-        return "", 0, str(frame)
-    return str(frame.get("filename", "")), _int(frame.get("line")), str(frame.get("name", ""))
+        return FrameRow("", 0, str(frame))
+    return FrameRow(str(frame.get("filename", "")), _int(frame.get("line")), str(frame.get("name", "")))
 
 
 def _int(value: Any) -> int:
@@ -83,8 +85,7 @@ def read_foreign(snapshot: dict[str, Any]) -> ForeignSnapshot:
     time_us = _int(known[0].get("time_us")) if known else 0
     first = _first_columns(before, _reserved_before(known, own), time_us, stacks)
     rest = _columns(known, stacks)
-    recording = Recording(gpu={"device_index": device, "alloc_conf": _settings(snapshot)})
-    recording.marks = {name: np.zeros(0, "i8") for name in ("op", "address", "category", "layer", "start", "bytes")}
+    recording = Recording(gpu=GpuRecord(device_index=device, alloc_conf=_settings(snapshot)))
     recording.frames, recording.stacks = list(stacks.frames), list(stacks.stacks)
     if len(first["op"]) + len(rest["op"]):
         recording.events[device] = {name: np.concatenate([first[name], rest[name]]) for name in first}

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from fakedist.analysis.recording import Array, Recording
+from fakedist.run.rows import HeldRow
 
 _NEVER = 1 << 40
 
@@ -51,24 +52,24 @@ def held_blocks(frame: pd.DataFrame, recording: Recording, peak_event: int) -> H
     """
     num = len(frame)
     held = Held(np.full(num, -1, "i8"), np.ones(num, bool), np.ones(num, bool))
-    graphs = recording.rows["graphs"]
+    graphs = recording.graphs
     if not graphs or not num:
         return held
     code_of, line_of = _lines(recording)
     op, stack = frame["op"].to_numpy(), frame["stack"].to_numpy()
-    of_op = np.array([row[0] for row in graphs])
+    of_op = np.array([row.op for row in graphs])
     graph = np.searchsorted(of_op, op, side="right") - 1
     code = np.where(stack >= 0, code_of[stack], -1)
-    is_inside = (code >= 0) & (graph >= 0) & (code == np.array([row[1] for row in graphs])[graph])
+    is_inside = (code >= 0) & (graph >= 0) & (code == np.array([row.code for row in graphs])[graph])
     peak = _peak(recording, peak_event, of_op, (code_of, line_of))
     alive = ((frame["alloc_event"] <= peak_event) & (frame["free_event"] > peak_event)).to_numpy()
-    placings = dict(recording.rows["placings"])
-    lines = {number: dict(lines) for number, _, lines, _ in recording.rows["generated"]}
+    placings = {row.number: row.layers for row in recording.placings}
+    lines = {code.number: {row.line: row.module for row in code.lines} for code in recording.generated}
     chains = _chains(recording)
     for block in np.flatnonzero(is_inside):
         number, of_graph = int(code[block]), int(graph[block])
         line = int(line_of[stack[block]])
-        layers = placings[graphs[of_graph][2]]
+        layers = placings[graphs[of_graph].placing]
         held.layer[block] = _layer(layers, lines[number].get(line))
         for at, module in chains.get((number, line), ()):
             if not alive[block] or _is_before(of_graph, at, peak):
@@ -89,23 +90,23 @@ def _is_before(graph: int, line: int, moment: _Point) -> bool:
 
 def _lines(recording: Recording) -> tuple[Array, Array]:
     """For each stack, the generated code that it is in and the line there; -1 if it is in none."""
-    codes = {filename: number for number, filename, *_ in recording.rows["generated"]}
-    of_frame = [codes.get(filename, -1) for filename, *_ in recording.frames]
+    codes = {code.filename: code.number for code in recording.generated}
+    of_frame = [codes.get(frame.filename, -1) for frame in recording.frames]
     code, line = np.full(len(recording.stacks) + 1, -1, "i8"), np.full(len(recording.stacks) + 1, -1, "i8")
     for number, stack in enumerate(recording.stacks):
         inside = next((frame for frame in stack if of_frame[frame] >= 0), None)
         if inside is not None:
-            code[number], line[number] = of_frame[inside], recording.frames[inside][1]
+            code[number], line[number] = of_frame[inside], recording.frames[inside].line
     return code, line
 
 
 def _chains(recording: Recording) -> dict[tuple[int, int], list[tuple[int, int]]]:
     """(code, line that allocates) -> the lines from which another buffer has the memory, and its module."""
     found: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for number, _, _, holders in recording.rows["generated"]:
-        for root, line, module in holders:
+    for code in recording.generated:
+        for root, line, module in code.holders:
             if root >= 0:
-                found.setdefault((number, root), []).append((line, module))
+                found.setdefault((code.number, root), []).append((line, module))
     return {key: sorted(each) for key, each in found.items()}
 
 
@@ -116,14 +117,14 @@ def _peak(recording: Recording, peak_event: int, of_op: Array, stacks: tuple[Arr
     graph = int(np.searchsorted(of_op, op, side="right")) - 1
     stack = int(events["stack"][peak_event]) if peak_event >= 0 else -1
     code, line = (int(each[stack]) for each in stacks)
-    inside = graph >= 0 and code >= 0 and code == recording.rows["graphs"][graph][1]
+    inside = graph >= 0 and code >= 0 and code == recording.graphs[graph].code
     return _Point(graph, line if inside else _NEVER)
 
 
 def _inputs(frame: pd.DataFrame, recording: Recording, found: tuple[Held, Array, _Point, Array]) -> None:
     """Handle inputs whose memory a graph reuses: mostly what a forward saved and its backward no longer needs."""
     held, alive, peak, of_op = found
-    rows = pd.DataFrame(recording.rows["held"], columns=["op", "address", "line", "layer"])
+    rows = pd.DataFrame(recording.held, columns=HeldRow._fields)
     if not len(rows):
         return
     rows = rows.astype({"op": "int64", "address": "uint64", "line": "int64", "layer": "int64"})

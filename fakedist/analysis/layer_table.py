@@ -9,6 +9,7 @@ import pandas as pd
 
 from fakedist.analysis.blocks import Blocks
 from fakedist.analysis.recording import Array, Recording
+from fakedist.run.rows import LayerRow
 from fakedist.run.schema import CATEGORIES
 
 _BYTES = [f"peak_{name}_bytes" for name in CATEGORIES]
@@ -22,8 +23,8 @@ def layer_table(recording: Recording, blocks: Blocks, window: tuple[int, int]) -
         blocks: Its blocks.
         window: First event of the step for the columns ``most_...``, and first event after it.
     """
-    rows = recording.rows["layers"] or [(0, "", "", -1)]
-    table = pd.DataFrame([row[1:] for row in rows], columns=["name", "class_name", "parent"])
+    rows = recording.layers or [LayerRow(0, "", "", -1)]
+    table = pd.DataFrame(rows, columns=LayerRow._fields)[["name", "class_name", "parent"]]
     parts = _parts(blocks)
     alive = parts[parts["at_peak"]]
     at_peak = alive.pivot_table(index="layer", columns="category", values="bytes", aggfunc="sum", observed=False)

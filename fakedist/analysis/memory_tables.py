@@ -48,7 +48,7 @@ def step_table(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> pd
     A step that allocated nothing (it only replayed CUDA graphs) has the memory that was held when it began.
     """
     table = pd.DataFrame(
-        [(r["step"], r["start_us"], r["wall_us"]) for r in recording.steps], columns=["step", "start_us", "wall_us"]
+        [(row.step, row.start_us, row.wall_us) for row in recording.steps], columns=["step", "start_us", "wall_us"]
     ).astype("int64")
     step = places["step"].to_numpy()
     for name, curve in (("allocated", blocks.replay.allocated_bytes), ("reserved", blocks.replay.reserved_bytes)):
@@ -100,20 +100,19 @@ def find_peak(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> Pea
 
 def differences(recording: Recording, blocks: Blocks) -> list[str]:
     """Where the replay disagrees with the allocator's own statistics, one sentence each. Empty if it is exact."""
-    stats = recording.stats.get(recording.device)
+    statistics = recording.statistics.get(recording.device)
     notes = []
     if unknown := blocks.replay.unknown_frees:
         were = "1 block was" if unknown == 1 else f"{unknown} blocks were"
         notes.append(f"{were} allocated before the recording began and not counted")
-    if stats is None:
+    if statistics is None:
         return notes
-    found = {
-        "allocated": int(blocks.replay.allocated_bytes.max(initial=0)),
-        "reserved": int(blocks.replay.reserved_bytes.max(initial=0)),
-    }
-    for name, bytes_ in found.items():
-        own = int(stats[f"{name}_peak_bytes"])
-        if bytes_ < own or (bytes_ > own and not stats["peaks_were_reset"]):
+    for name, curve, own in (
+        ("allocated", blocks.replay.allocated_bytes, statistics.allocated_peak_bytes),
+        ("reserved", blocks.replay.reserved_bytes, statistics.reserved_peak_bytes),
+    ):
+        bytes_ = int(curve.max(initial=0))
+        if bytes_ < own or (bytes_ > own and not statistics.peaks_were_reset):
             notes.append(
                 f"the {name} peak of {bytes_} bytes differs from the allocator's own statistics by {bytes_ - own} bytes"
             )
@@ -126,7 +125,7 @@ def largest_blocks(recording: Recording, blocks: Blocks, lines: list[str]) -> pd
     names = layer_names(recording)
     table = alive[["bytes", "category", "phase", "step", "operation"]].astype({"category": str, "phase": str})
     table["operation"] = table["operation"].astype(str)
-    parents = [row[3] for row in recording.rows["layers"]] or [-1]
+    parents = [row.parent for row in recording.layers] or [-1]
     owners = owner_names(blocks.shares[blocks.shares["block"].isin(alive.index)], names, parents)
     numbered = zip(alive.index.tolist(), alive["layer"].tolist(), strict=True)
     table["layer"] = [owners.get(block, names[layer]) for block, layer in numbered]
@@ -141,7 +140,7 @@ _NOT_THE_SCRIPTS = re.compile(rf"/torch/|^<|{INDUCTORS.pattern}")
 
 def layer_names(recording: Recording) -> list[str]:
     """Names of layers by number. Layer 0, outside of any module, has an empty name."""
-    return [row[1] for row in recording.rows["layers"]] or [""]
+    return [row.name for row in recording.layers] or [""]
 
 
 def stack_lines(recording: Recording) -> list[str]:

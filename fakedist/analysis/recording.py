@@ -4,35 +4,75 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import singledispatchmethod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fakedist.analysis.timed.kernels import kernel_record
+from fakedist.analysis.timed.kernels import Tool, kernel_record
 from fakedist.analysis.timed.paths import LayerNumbers
 from fakedist.analysis.timed.profiler import profiler_trace
 from fakedist.run.directory import JOURNAL_NAME, KERNELS_NAME, SMI_NAME
+from fakedist.run.encoding import Record, columns_of
 from fakedist.run.journal import damaged, read_journal
-from fakedist.run.kernels import KERNEL_TYPES
-from fakedist.run.plain import from_plain
+from fakedist.run.memory_records import (
+    EventsRecord,
+    FailedRequestRecord,
+    GeneratedRecord,
+    GraphsRecord,
+    HeldRecord,
+    MarksRecord,
+    PlacingsRecord,
+    StatisticsRecord,
+)
+from fakedist.run.records import (
+    BoundRecord,
+    CallsRecord,
+    GpuRecord,
+    GroupsRecord,
+    InventedRecord,
+    LayersRecord,
+    NcclRecord,
+    NoteRecord,
+    OperationNamesRecord,
+    OperationsRecord,
+    OutcomeRecord,
+    OutsideRecord,
+    RegionsRecord,
+    ScopesRecord,
+    StepRecord,
+    StepWentOnRecord,
+    UnansweredRecord,
+)
+from fakedist.run.rows import (
+    CallRow,
+    FrameRow,
+    GraphRow,
+    GroupRow,
+    HeldRow,
+    InventedRow,
+    LayerRow,
+    OperationRow,
+    PlacingRow,
+    RegionRow,
+    ScopeRow,
+)
 from fakedist.run.smi_calls import calls_notes
 from fakedist.run.step_time import KernelSource
+from fakedist.run.trace_records import KernelsRecord, ProfilerRecord, TimedStepRecord
 
-Array = npt.NDArray[Any]
+Array = npt.NDArray[Any]  # of any type: a column's is known only at run time
 
-_EVENT_TYPES = {"action": "u1", "address": "<u8", "size": "<i8", "stream": "<u8", "time_us": "<i8", "op": "<i8"} | {
-    "stack": "<i4"
-}
-_MARK_TYPES = {"op": "<i8", "address": "<u8", "category": "u1", "layer": "<i4", "start": "<i8", "bytes": "<i8"}
-#: Rows about compiled graphs: their code (number, filename, [(line, module)], [(root, line, module)]), the layers of
-#: numbered modules (number, layers), their calls (op, code, placing), and the inputs whose memory they reuse (op,
-#: address, line, layer). See ``record/placing.py``.
-GRAPH_ROWS = ("generated", "placings", "graphs", "held")
-#: Tables that arrive in pieces. Each record carries only the new rows.
-_ROWS = ("layers", "operations", "scopes", "regions", "collectives", "groups", "invented", *GRAPH_ROWS)
+#: Type codes of ``array.array`` as numpy's types.
+_TYPES = {"B": "u1", "I": "<u4", "Q": "<u8", "q": "<i8", "i": "<i4", "d": "<f8"}
 _SIMULATED = "each kernel takes 1 us on the virtual GPU: their order is the job's, their times nobody's"
+
+
+def empty_columns(kind: type) -> dict[str, Array]:
+    """The columns of a record, or of a table of it, without rows."""
+    return {name: np.zeros(0, _TYPES[code]) for name, code in columns_of(kind).items()}
 
 
 @dataclass
@@ -40,52 +80,71 @@ class Recording:
     """What one rank recorded.
 
     Attributes:
-        gpu: The record about the GPU; empty if the rank died before it was known.
-        rows: Rows of layers, operations, scopes, regions, collectives, groups and made-up values, as recorded.
-        op_operation: Operation id of each numbered operation.
-        op_scope: Scope id of each numbered operation.
-        marks: Columns op, address, category, layer, start, bytes.
-        events: By device, columns action, address, size, stream, time_us, op, stack.
-        frames: (filename, line, function) of each frame.
-        stacks: Indices into ``frames``, innermost first.
-        kernels: Columns of the timed step's kernels (``run.kernels.KERNEL_TYPES``). Texts are indices into
-            ``kernel_texts``.
+        gpu: The GPU and the software; None if the rank died before they were known.
+        layers: Layers, by number.
+        operations: Operations, by number.
+        scopes: Scopes, by number.
+        regions: Ranges of operations that saved activations.
+        calls: Calls on process groups.
+        groups: Process groups.
+        invented: Made-up values.
+        generated: The generated code of compiled graphs.
+        placings: Lists of layers for the modules of compiled graphs.
+        graphs: Calls of compiled graphs.
+        held: Inputs whose memory compiled graphs use again.
+        op_operation: Number of each operation's name.
+        op_scope: Number of each operation's scope.
+        marks: Columns of ``MarksRecord``.
+        events: By device, columns of ``EventsRecord``.
+        frames: Python frames.
+        stacks: Places in ``frames``, innermost first.
+        kernels: Columns of ``KernelsRecord``: the timed step's kernels.
         kernel_texts: The texts that ``kernels`` refers to.
-        profiled: What torch.profiler saw of the timed step; empty if it did not run.
-        timed_step: The step that was timed separately, after the recorded ones; -1 if none was.
         kernel_source: Where the kernels come from; None without kernels.
-        steps: Records of the steps that ended.
-        stats: The allocator's statistics at the end, by device.
-        out_of_memory: The last request that failed, if any did.
-        nccl: NCCL's version and environment; empty in a recording by an older fakedist.
+        profiled: What torch.profiler saw of the timed step; None if it did not run.
+        timed_step: The step that was timed separately, after the recorded ones; -1 if none was.
+        steps: Steps that ended.
+        statistics: The allocator's statistics at the end, by device.
+        failed_request: The last request that the allocator could not serve; None if it served all.
+        nccl: NCCL's version and environment; None if the rank died before they were known.
         bound: Numbers of groups that were bound to a device.
-        outside: Used and reserved bytes of the real GPU at the end; empty on a virtual GPU.
-        outcome: How the rank ended; empty if it was killed.
+        outside: Memory of the real GPU at the end; None on a virtual GPU.
+        outcome: How the rank ended; None if it was killed.
         unanswered: Number of calls of each CUDA function that was refused.
         notes: The rank's own notes.
         truncated: Whether the journal ends in the middle of a record.
     """
 
-    gpu: dict[str, Any] = field(default_factory=dict)
-    rows: dict[str, list[tuple[Any, ...]]] = field(default_factory=lambda: {name: [] for name in _ROWS})
+    gpu: GpuRecord | None = None
+    layers: list[LayerRow] = field(default_factory=list)
+    operations: list[OperationRow] = field(default_factory=list)
+    scopes: list[ScopeRow] = field(default_factory=list)
+    regions: list[RegionRow] = field(default_factory=list)
+    calls: list[CallRow] = field(default_factory=list)
+    groups: list[GroupRow] = field(default_factory=list)
+    invented: list[InventedRow] = field(default_factory=list)
+    generated: list[GeneratedRecord] = field(default_factory=list)
+    placings: list[PlacingRow] = field(default_factory=list)
+    graphs: list[GraphRow] = field(default_factory=list)
+    held: list[HeldRow] = field(default_factory=list)
     op_operation: Array = field(default_factory=lambda: np.zeros(0, "u4"))
     op_scope: Array = field(default_factory=lambda: np.zeros(0, "u4"))
-    marks: dict[str, Array] = field(default_factory=dict)
+    marks: dict[str, Array] = field(default_factory=lambda: empty_columns(MarksRecord))
     events: dict[int, dict[str, Array]] = field(default_factory=dict)
-    frames: list[tuple[str, int, str]] = field(default_factory=list)
+    frames: list[FrameRow] = field(default_factory=list)
     stacks: list[tuple[int, ...]] = field(default_factory=list)
-    kernels: dict[str, Array] = field(default_factory=lambda: _kernel_columns({}))
+    kernels: dict[str, Array] = field(default_factory=lambda: empty_columns(KernelsRecord))
     kernel_texts: list[str] = field(default_factory=list)
-    profiled: dict[str, Any] = field(default_factory=dict)
-    timed_step: int = -1
     kernel_source: KernelSource | None = None
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    stats: dict[int, dict[str, Any]] = field(default_factory=dict)
-    out_of_memory: dict[str, Any] | None = None
-    nccl: dict[str, Any] = field(default_factory=dict)
+    profiled: ProfilerRecord | None = None
+    timed_step: int = -1
+    steps: list[StepRecord] = field(default_factory=list)
+    statistics: dict[int, StatisticsRecord] = field(default_factory=dict)
+    failed_request: FailedRequestRecord | None = None
+    nccl: NcclRecord | None = None
     bound: set[int] = field(default_factory=set)
-    outside: dict[str, Any] = field(default_factory=dict)
-    outcome: dict[str, Any] = field(default_factory=dict)
+    outside: OutsideRecord | None = None
+    outcome: OutcomeRecord | None = None
     unanswered: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     truncated: bool = False
@@ -93,7 +152,7 @@ class Recording:
     @property
     def device(self) -> int:
         """The device whose memory is reported: the rank's own, or the one it used instead."""
-        own = int(self.gpu.get("device_index", 0))
+        own = 0 if self.gpu is None else self.gpu.device_index
         if own in self.events or not self.events:
             return own
         return max(self.events, key=lambda device: len(self.events[device]["op"]))
@@ -101,7 +160,7 @@ class Recording:
     @property
     def device_events(self) -> dict[str, Array]:
         """Events of :attr:`device`; empty columns if the device was never used."""
-        return self.events.get(self.device) or {name: np.zeros(0, kind) for name, kind in _EVENT_TYPES.items()}
+        return self.events.get(self.device) or empty_columns(EventsRecord)
 
 
 def read_recording(run_directory: Path, *, may_be_empty: bool = True) -> Recording:
@@ -114,118 +173,198 @@ def read_recording(run_directory: Path, *, may_be_empty: bool = True) -> Recordi
     Raises:
         RunDirectoryError: The journal is missing, damaged, or not fakedist's.
     """
-    recording = Recording()
-    pieces: dict[Any, list[bytes]] = defaultdict(list)
+    reading = _Reading()
     for name in (JOURNAL_NAME, KERNELS_NAME):
-        _read(recording, run_directory / name, pieces, may_be_empty=may_be_empty)
+        reading.read(run_directory / name, may_be_empty=may_be_empty)
+    recording = reading.recording
     recording.notes += calls_notes(run_directory / SMI_NAME)
-    if recording.profiled and not recording.profiled["device"]["start"]:
-        recording.notes.append(
-            "no kernels were timed: torch.profiler saw none in the timed step; where CUPTI is refused (another "
-            "profiler, no permission), the output above says so"
-        )
-    elif recording.profiled:
-        trace, layers = profiler_trace(recording.profiled), LayerNumbers(recording.rows["layers"])
-        source = {"tool": "cupti", "gpu": recording.profiled["gpu"], "source": recording.profiled["source"]}
-        if source["source"] == "simulated":
-            trace.notes.append(_SIMULATED)
-        _take(recording, kernel_record(trace, layers, source), pieces)
-    try:
-        _join(recording, pieces)
-    except (TypeError, ValueError) as error:
-        raise damaged(run_directory / JOURNAL_NAME, f"has a column that is not fakedist's: {error}") from error
+    if recording.profiled is not None:
+        reading.take_trace(recording.profiled)
+    reading.join()
     return recording
 
 
-def _join(recording: Recording, pieces: dict[Any, list[bytes]]) -> None:
-    """Join the pieces of all records into columns."""
-    recording.op_operation = np.frombuffer(b"".join(pieces["operation"]), "<u4")
-    recording.op_scope = np.frombuffer(b"".join(pieces["scope"]), "<u4")
-    recording.marks = {name: np.frombuffer(b"".join(pieces["marks", name]), kind) for name, kind in _MARK_TYPES.items()}
-    recording.kernels = _kernel_columns(pieces)
-    for device in sorted({key[1] for key in pieces if isinstance(key, tuple) and key[0] == "events"}):
-        recording.events[device] = {
-            name: np.frombuffer(b"".join(pieces["events", device, name]), kind) for name, kind in _EVENT_TYPES.items()
-        }
+class _Reading:
+    """Takes a journal's records one by one.
+
+    Attributes:
+        recording: What they tell. Its columns are complete after :meth:`join`.
+    """
+
+    def __init__(self) -> None:
+        self.recording = Recording()
+        self._ops: list[OperationsRecord] = []
+        self._marks: list[MarksRecord] = []
+        self._events: dict[int, list[EventsRecord]] = defaultdict(list)
+        self._kernels: KernelsRecord | None = None
+
+    def read(self, path: Path, *, may_be_empty: bool) -> None:
+        """Take the records of a file."""
+        is_empty = True
+        if path.exists():
+            reader = read_journal(path)
+            for record in reader:
+                is_empty = False
+                self.take(record)
+            self.recording.truncated |= reader.truncated
+        elif path.name == JOURNAL_NAME:
+            raise damaged(path, "is missing")
+        if is_empty and path.name == JOURNAL_NAME and not may_be_empty:
+            raise damaged(path, "holds no record")
+
+    def take_trace(self, profiled: ProfilerRecord) -> None:
+        """Find the kernels in what torch.profiler saw."""
+        if not profiled.activity.start:
+            self.recording.notes.append(
+                "no kernels were timed: torch.profiler saw none in the timed step; where CUPTI is refused (another "
+                "profiler, no permission), the output above says so"
+            )
+            return
+        trace = profiler_trace(profiled)
+        if profiled.source == "simulated":
+            trace.notes.append(_SIMULATED)
+        tool = Tool("cupti", profiled.gpu, profiled.source)
+        self.take(kernel_record(trace, LayerNumbers(self.recording.layers), tool))
+
+    def join(self) -> None:
+        """Join the pieces of all records into columns."""
+        recording = self.recording
+        ran = _joined(OperationsRecord, self._ops)
+        recording.op_operation, recording.op_scope = ran["operation"], ran["scope"]
+        recording.marks = _joined(MarksRecord, self._marks)
+        recording.events = {device: _joined(EventsRecord, self._events[device]) for device in sorted(self._events)}
+        if self._kernels is not None:
+            recording.kernels = _joined(KernelsRecord, [self._kernels])
+            recording.kernel_texts, recording.kernel_source = self._kernels.texts, self._kernels.source
+
+    @singledispatchmethod
+    def take(self, record: Record) -> None:
+        """Take a record."""
+        raise TypeError(f"{type(record).__name__} is no record of a journal")
+
+    @take.register
+    def _(self, record: GpuRecord) -> None:
+        self.recording.gpu = record
+
+    @take.register
+    def _(self, record: NcclRecord) -> None:
+        self.recording.nccl = record
+
+    @take.register
+    def _(self, record: OutsideRecord) -> None:
+        self.recording.outside = record
+
+    @take.register
+    def _(self, record: OutcomeRecord) -> None:
+        self.recording.outcome = record
+
+    @take.register
+    def _(self, record: NoteRecord) -> None:
+        self.recording.notes.append(record.text)
+
+    @take.register
+    def _(self, record: LayersRecord) -> None:
+        self.recording.layers += record.rows
+
+    @take.register
+    def _(self, record: ScopesRecord) -> None:
+        self.recording.scopes += record.rows
+
+    @take.register
+    def _(self, record: OperationNamesRecord) -> None:
+        self.recording.operations += record.rows
+
+    @take.register
+    def _(self, record: OperationsRecord) -> None:
+        self._ops.append(record)
+
+    @take.register
+    def _(self, record: RegionsRecord) -> None:
+        self.recording.regions += record.rows
+
+    @take.register
+    def _(self, record: GroupsRecord) -> None:
+        self.recording.groups += record.rows
+
+    @take.register
+    def _(self, record: BoundRecord) -> None:
+        self.recording.bound.add(record.group)
+
+    @take.register
+    def _(self, record: CallsRecord) -> None:
+        self.recording.calls += record.rows
+
+    @take.register
+    def _(self, record: InventedRecord) -> None:
+        self.recording.invented += record.rows
+
+    @take.register
+    def _(self, record: UnansweredRecord) -> None:
+        self.recording.unanswered |= {row.function: row.num_calls for row in record.rows}
+
+    @take.register
+    def _(self, record: EventsRecord) -> None:
+        self.recording.frames += record.frames
+        self.recording.stacks += record.stacks
+        self._events[record.device].append(record)
+
+    @take.register
+    def _(self, record: MarksRecord) -> None:
+        self._marks.append(record)
+
+    @take.register
+    def _(self, record: StatisticsRecord) -> None:
+        self.recording.statistics[record.device] = record
+
+    @take.register
+    def _(self, record: FailedRequestRecord) -> None:
+        self.recording.failed_request = record
+
+    @take.register
+    def _(self, record: GeneratedRecord) -> None:
+        self.recording.generated.append(record)
+
+    @take.register
+    def _(self, record: PlacingsRecord) -> None:
+        self.recording.placings += record.rows
+
+    @take.register
+    def _(self, record: GraphsRecord) -> None:
+        self.recording.graphs += record.rows
+
+    @take.register
+    def _(self, record: HeldRecord) -> None:
+        self.recording.held += record.rows
+
+    @take.register
+    def _(self, record: TimedStepRecord) -> None:
+        self.recording.timed_step = record.step
+
+    @take.register
+    def _(self, record: ProfilerRecord) -> None:
+        self.recording.profiled = record
+
+    @take.register
+    def _(self, record: KernelsRecord) -> None:
+        self._kernels = record  # there is one source: a measurement replaces the estimate that the rank wrote
+
+    @take.register
+    def _(self, record: StepRecord) -> None:
+        self.recording.steps.append(record)
+
+    @take.register
+    def _(self, record: StepWentOnRecord) -> None:
+        """Undo the end of the step: what the next step recorded belongs to it, and its times are incomplete."""
+        recording, step = self.recording, record.step
+        recording.steps = [each for each in recording.steps if each.step != step]
+        recording.scopes = [scope._replace(step=min(scope.step, step)) for scope in recording.scopes]
+        if self._kernels is not None and self._kernels.source.step == step:
+            self._kernels = None
 
 
-def _read(recording: Recording, path: Path, pieces: dict[Any, list[bytes]], *, may_be_empty: bool) -> None:
-    is_empty = True
-    if path.exists():
-        reader = read_journal(path)
-        for record in reader:
-            is_empty = False
-            try:
-                _take(recording, record, pieces)
-            except (KeyError, TypeError, ValueError) as error:
-                kind = str(record["kind"])[:40]
-                raise damaged(path, f"has a record {kind!r} that is not fakedist's: {error}") from error
-        recording.truncated |= reader.truncated
-    elif path.name == JOURNAL_NAME:
-        raise damaged(path, "is missing")
-    if is_empty and path.name == JOURNAL_NAME and not may_be_empty:
-        raise damaged(path, "holds no record")
-
-
-def _kernel_columns(pieces: dict[Any, list[bytes]]) -> dict[str, Array]:
+def _joined(kind: type[Record], records: list[Any]) -> dict[str, Array]:  # of that kind
+    """The columns of several records of one kind, one after the other."""
     return {
-        name: np.frombuffer(b"".join(pieces.get(("kernels", name), [])), code) for name, code in KERNEL_TYPES.items()
+        name: np.frombuffer(b"".join([getattr(record, name) for record in records]), _TYPES[code])
+        for name, code in columns_of(kind).items()
     }
-
-
-def _take(recording: Recording, record: dict[str, Any], pieces: dict[Any, list[bytes]]) -> None:
-    kind = record["kind"]
-    if kind in _ROWS:
-        recording.rows[kind].extend(tuple(row) for row in record["rows"])
-    elif kind == "ops":
-        pieces["operation"].append(record["operation"])
-        pieces["scope"].append(record["scope"])
-    elif kind == "marks":
-        for name in _MARK_TYPES:
-            pieces["marks", name].append(record[name])
-    elif kind == "events":
-        recording.frames.extend(record["frames"])
-        recording.stacks.extend(record["stacks"])
-        for name in _EVENT_TYPES:
-            pieces["events", record["device"], name].append(record[name])
-    elif kind == "profiler":
-        recording.profiled = record
-    elif kind == "timed":
-        recording.timed_step = record["step"]
-    elif kind == "kernels":
-        # There is one source: a measurement replaces the estimate that the rank wrote.
-        recording.kernel_texts, recording.kernel_source = (
-            list(record["texts"]),
-            from_plain(KernelSource, record["source"]),
-        )
-        for name in KERNEL_TYPES:
-            pieces["kernels", name] = [record[name]]
-    elif kind == "gpu":
-        recording.gpu = record
-        recording.notes += record.get("notes", [])
-    elif kind == "step":
-        recording.steps.append(record)
-    elif kind == "step_went_on":
-        _went_on(recording, record["step"], pieces)
-    elif kind == "stats":
-        recording.stats[int(record.get("device", 0))] = record
-    elif kind == "oom":
-        recording.out_of_memory = record
-    elif kind in ("outcome", "nccl", "outside"):
-        setattr(recording, kind, record)
-    elif kind == "bound":
-        recording.bound.add(record["group"])
-    elif kind == "unanswered":
-        recording.unanswered.update(dict(record["rows"]))
-    elif kind == "note":
-        recording.notes.append(record["text"])
-
-
-def _went_on(recording: Recording, step: int, pieces: dict[Any, list[bytes]]) -> None:
-    """Undo the end of a step that went on: the next step's records belong to it, and its times are incomplete."""
-    recording.steps = [record for record in recording.steps if record["step"] != step]
-    scopes = recording.rows["scopes"]
-    scopes[:] = [(scope, min(number, step), *rest) for scope, number, *rest in scopes]
-    if recording.kernel_source is not None and recording.kernel_source.step == step:
-        recording.kernel_source, recording.kernel_texts = None, []
-        pieces |= {("kernels", name): [] for name in KERNEL_TYPES}

@@ -10,13 +10,14 @@ import pandas as pd
 
 from fakedist.analysis.advice import find_advice
 from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
-from fakedist.analysis.memory_tables import Peak, layer_names
+from fakedist.analysis.memory_tables import Peak
 from fakedist.analysis.outside.outside_memory import beside_reserved, estimate_outside
 from fakedist.analysis.recording import Recording
 from fakedist.analysis.times.totals import rows_of
 from fakedist.job import UNLIMITED_BYTES, Job
 from fakedist.run.manifest import Manifest
 from fakedist.run.outcome import Ending, Outcome
+from fakedist.run.records import GpuRecord
 from fakedist.run.schema import CATEGORIES
 from fakedist.run.summary import (
     CollectiveTotal,
@@ -39,18 +40,18 @@ def summarize(recording: Recording, manifest: Manifest, tables: dict[str, pd.Dat
         tables: Tables by name.
         peak: The result of :func:`fakedist.analysis.memory_tables.find_peak`.
     """
-    job, gpu = manifest.job, recording.gpu
+    job, gpu = manifest.job, recording.gpu or GpuRecord()
     ending = _ending(recording, manifest.exit)
-    capacity = int(gpu.get("capacity_bytes", 0))
+    capacity = gpu.capacity_bytes
     if job is not None and job.gpu_memory_bytes == UNLIMITED_BYTES:
-        capacity = int(gpu.get("spec_memory_bytes") or capacity)
+        capacity = gpu.spec_memory_bytes or capacity
     outside = beside_reserved(peak.reserved_bytes, estimate_outside(tables, *_outside(recording, job)), capacity)
     return Summary(
         world_size=None if job is None else job.world_size,
         rank=None if job is None else job.rank,
         device="cuda" if job is None else job.device,
-        gpu=gpu.get("gpu_name", ""),
-        torch=gpu.get("torch", ""),
+        gpu=gpu.gpu_name,
+        torch=gpu.torch,
         exit=ending,
         left_during_init=_left_during_init(recording, ending),
         fits=ending.outcome is not Outcome.OUT_OF_MEMORY and outside.beside_reserved != "does not fit",
@@ -103,31 +104,35 @@ def _by_category(row: Mapping[Hashable, Any], prefix: str) -> dict[str, int]:
 def _ending(recording: Recording, seen: Ending) -> Ending:
     """How the run ended: as the parent saw it, unless the rank itself knows better."""
     told = recording.outcome
-    if not told and seen.outcome is Outcome.RUNNING:  # neither the rank nor its parent lived long enough to record more
-        return Ending(Outcome.KILLED, seen.code, "with fakedist profile, which was killed")
-    if told and seen.outcome in (Outcome.RUNNING, Outcome.EXIT, told["outcome"]):
-        code = seen.code if seen.code is not None else told["code"]
-        return Ending(Outcome(told["outcome"]), code, told.get("message", ""))
+    if told is None:
+        if seen.outcome is Outcome.RUNNING:  # neither the rank nor its parent lived long enough to record more
+            return Ending(Outcome.KILLED, seen.code, "with fakedist profile, which was killed")
+        return seen
+    if seen.outcome in (Outcome.RUNNING, Outcome.EXIT, told.outcome):
+        return Ending(told.outcome, seen.code if seen.code is not None else told.code, told.message)
     return seen
 
 
 def _left_during_init(recording: Recording, ending: Ending) -> LeftDuringInit | None:
     """Where the script ended by itself before its first step; None if it did not or never imported torch."""
     told = recording.outcome
-    if not ending.ended_by_itself or not told or told["last_step"] or not recording.gpu:
+    if not ending.ended_by_itself or told is None or told.last_step or recording.gpu is None:
         return None
-    return LeftDuringInit(told.get("line", ""))
+    return LeftDuringInit(told.line)
 
 
 def _outside(recording: Recording, job: Job | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """A recording's inputs to the estimate of memory outside the caching allocator: where it ran, and what was seen."""
     nccl, found = recording.nccl, recording.outside
-    place = {"gpu_name": recording.gpu.get("gpu_name", ""), "gpus_per_node": 1 if job is None else job.gpus_per_node}
+    place = {
+        "gpu_name": "" if recording.gpu is None else recording.gpu.gpu_name,
+        "gpus_per_node": 1 if job is None else job.gpus_per_node,
+    }
     return place, {
-        "environment": nccl.get("environment", {}),
-        "version": nccl.get("version", ""),
+        "environment": {} if nccl is None else nccl.environment,
+        "version": "" if nccl is None else nccl.version,
         "bound": recording.bound,
-        "measured_bytes": found["used_bytes"] - found["reserved_bytes"] if found else None,
+        "measured_bytes": None if found is None else found.used_bytes - found.reserved_bytes,
     }
 
 
@@ -155,22 +160,21 @@ class _Calls:
 
 def _out_of_memory(recording: Recording, ending: Ending, events: pd.DataFrame) -> OutOfMemory | None:
     """The request that ended the run: its size, what made it, and the memory held at that moment."""
-    failed = recording.out_of_memory
+    failed = recording.failed_request
     if failed is None or ending.outcome is not Outcome.OUT_OF_MEMORY:
         return None
     operation = ""
-    if 0 <= failed["op"] < len(recording.op_operation):
-        operation = dict(recording.rows["operations"]).get(int(recording.op_operation[failed["op"]]), "")
-    names = layer_names(recording)
+    if 0 <= failed.op < len(recording.op_operation):
+        operation = recording.operations[recording.op_operation[failed.op]].name
     then = events[events["action"] == "oom"]
     allocated, reserved = (
         int(then[name].iloc[-1]) if len(then) else 0 for name in ("allocated_bytes", "reserved_bytes")
     )
     return OutOfMemory(
-        requested_bytes=failed["requested_bytes"],
-        layer=failed["layer"] if isinstance(failed["layer"], str) else names[failed["layer"]],
+        requested_bytes=failed.requested_bytes,
+        layer=failed.layer,
         operation=operation,
-        line=failed.get("line", ""),
+        line=failed.line,
         allocated_bytes=allocated,
         reserved_bytes=reserved,
     )

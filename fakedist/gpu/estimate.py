@@ -14,15 +14,18 @@ from fakedist.gpu.clock import Clock
 from fakedist.gpu.launches import LaunchLog
 from fakedist.gpu.spec import GpuSpec
 from fakedist.gpu.templates import Known, Template, template_of
-from fakedist.gpu.timeline import Place, Tagged, Timeline
+from fakedist.gpu.timeline import Tagged, Timeline
 from fakedist.gpu.work import NAN, Operation, Work, tensor_bytes
 from fakedist.patch import patched, present
 from fakedist.run.kernels import KernelRows
+from fakedist.run.plain import from_plain
+from fakedist.run.rows import Place
+from fakedist.run.step_time import Calibration, KernelSource
+from fakedist.run.trace_records import KernelsRecord
 
 #: The classes that launch Triton's kernels and hold their arguments: Inductor's and Triton's own.
 _TRITON = (("torch._inductor.runtime.triton_heuristics", "CachingAutotuner"), ("triton.runtime.jit", "JITFunction"))
 _MOST_NAMED = 3
-_Where = tuple[int, str, int, bool]
 
 
 class _Thread(threading.local):
@@ -45,7 +48,7 @@ class Estimate:
     """
 
     def __init__(self, spec: GpuSpec, known: Known = lambda tensor: None) -> None:
-        self.inside: Callable[[], _Where | None] = lambda: None
+        self.inside: Callable[[], Place | None] = lambda: None
         self._clock = Clock(spec)
         self._known = known
         self._templates: dict[str, Template | None] = {}
@@ -69,7 +72,7 @@ class Estimate:
         self._watch_triton()
         self._log.begin()
 
-    def end(self, step: int) -> dict[str, Any]:
+    def end(self, step: int) -> KernelsRecord:
         """End the step and return the journal's record of its kernels."""
         launches = self._log.end()
         self._leave_triton()
@@ -77,7 +80,7 @@ class Estimate:
         found = list(timeline.rows(launches, self._tags))
         rows = KernelRows(self._source(step, timeline))
         for row in found:
-            rows.add(row | {"step": step})  # a graph's launches carry the step of their capture
+            rows.add(row._replace(step=step))  # a graph's launches carry the step of their capture
         self._tags = {}
         return rows.record()
 
@@ -95,10 +98,10 @@ class Estimate:
 
     # ---- what the recorder reports
 
-    def operation(self, op: int, operation: str, place: _Where) -> int:
+    def operation(self, op: int, operation: str, place: Place) -> int:
         """An operation begins in this thread. Return its tag."""
-        self._thread.place = where = Place(*place)
-        tag = self._tag(Tagged(op, operation, where))
+        self._thread.place = place
+        tag = self._tag(Tagged(op, operation, place))
         self._log.tag(tag)
         return tag
 
@@ -113,22 +116,22 @@ class Estimate:
             self._log.read(read, torch.cuda.current_stream().cuda_stream)
         self._log.tag(self._outside())
 
-    def moved(self, place: _Where, graph: tuple[int, str] | None = None) -> None:
+    def moved(self, place: Place, graph: tuple[int, str] | None = None) -> None:
         """This thread has moved to another place, outside of operations.
 
         Args:
             place: The new place.
             graph: Number and name of the compiled graph that begins; -1 and an empty name where one ended.
         """
-        self._thread.place = Place(*place)
+        self._thread.place = place
         if graph is not None:
             self._thread.op, self._thread.operation = graph
         self._log.tag(self._outside())
 
     @contextmanager
-    def collective(self, sequence: int, op: int, operation: str, place: _Where) -> Iterator[None]:
+    def collective(self, sequence: int, op: int, operation: str, place: Place) -> Iterator[None]:
         """A collective runs on the current stream. What it launches is part of it."""
-        tag = self._tag(Tagged(op, operation, Place(*place)))
+        tag = self._tag(Tagged(op, operation, place))
         self._log.tag(tag)
         self._log.tag_call(sequence)
         self._log.collective(torch.cuda.current_stream().cuda_stream)
@@ -182,7 +185,7 @@ class Estimate:
                 work, is_dense = template.work(dict(zip(names, args, strict=False)), work.moved_bytes, self._known)
                 self._dense += is_dense
             inside = self.inside()
-            place = thread.place if inside is None else Place(*inside)
+            place = thread.place if inside is None else inside
             self._log.tag(self._tag(Tagged(thread.op, thread.operation, place, work, counts=False)))
             try:
                 return original(launcher, *args, **kwargs)
@@ -198,17 +201,17 @@ class Estimate:
             self._templates[source] = template_of(str(getattr(function, "__name__", "")), source)
         return self._templates[source]
 
-    def _source(self, step: int, timeline: Timeline) -> dict[str, Any]:
+    def _source(self, step: int, timeline: Timeline) -> KernelSource:
         measured_on = self._clock.measured_on
-        return {
-            "source": "estimated",
-            "tool": "model",
-            "step": step,
-            "gpu": self._clock.spec.product,
-            "step_us": timeline.end_us,
-            "calibrated_on": measured_on,
-            "notes": self._notes(timeline),
-        }
+        return KernelSource(
+            source="estimated",
+            tool="model",
+            step=step,
+            gpu=self._clock.spec.product,
+            step_us=timeline.end_us,
+            calibrated_on=None if measured_on is None else from_plain(Calibration, measured_on),
+            notes=self._notes(timeline),
+        )
 
     def _notes(self, timeline: Timeline) -> list[str]:
         notes = []

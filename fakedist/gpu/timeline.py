@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fakedist.gpu.clock import NAN, Clock, Demand, product_demand
 from fakedist.gpu.launches import TO_DEVICE, TO_HOST, Launch, LaunchKind
 from fakedist.gpu.work import UNKNOWN, Work
 from fakedist.run.families import kernel_family
+from fakedist.run.kernels import KernelRow
+from fakedist.run.rows import Place
 
 #: cudaDataType_t -> the type it computes in, bytes per element.
 _TYPES = {0: ("fp32", 4.0), 1: ("fp64", 8.0), 2: ("bf16", 2.0), 3: ("int8", 1.0), 4: ("fp32", 8.0)} | {
@@ -25,22 +27,6 @@ _COMPLEX = (4, 5)
 _FAST = {77: "tf32", 74: "bf16", 75: "bf16"}
 #: Kernels that prepare or finish an attention or a grouped product and do none of its arithmetic.
 _BESIDES = ("dot_do_o", "convert_dq", "prepare_grouped", "fill", "direct_copy", "elementwise", "memset")
-
-
-class Place(NamedTuple):
-    """Where the rank was.
-
-    Attributes:
-        step: Step.
-        phase: One of ``run.schema.PHASES``.
-        layer: Row of ``layers``.
-        recompute: Whether backward was recomputing a forward.
-    """
-
-    step: int
-    phase: str
-    layer: int
-    recompute: bool
 
 
 class Tagged(NamedTuple):
@@ -105,7 +91,7 @@ class Timeline:
         """When the host and all streams are done."""
         return max(self._time.host, *self._time.streams.values(), 0.0)
 
-    def rows(self, launches: Sequence[Launch], tags: Mapping[int, Tagged]) -> Iterable[dict[str, Any]]:
+    def rows(self, launches: Sequence[Launch], tags: Mapping[int, Tagged]) -> Iterable[KernelRow]:
         """Rows of the table ``kernels``, in launch order. Collectives have no duration."""
         shares = _Shares(launches, tags, self._name)
         for number, launch in enumerate(launches):
@@ -138,7 +124,7 @@ class Timeline:
         if launch.kind != LaunchKind.COLLECTIVE:
             self._time.host += fixed.launch
 
-    def _row(self, launch: Launch, tag: Tagged, stream: tuple[int, int], share: _Share) -> dict[str, Any]:
+    def _row(self, launch: Launch, tag: Tagged, stream: tuple[int, int], share: _Share) -> KernelRow:
         start = max(self._time.streams[stream], self._time.host)
         duration, bound = (NAN, "")
         if launch.kind != LaunchKind.COLLECTIVE:
@@ -146,23 +132,23 @@ class Timeline:
             if duration != duration:
                 self.unknown[share.name] += 1
         self._time.streams[stream] = start + (duration if duration == duration else 0.0)
-        return {
-            "name": share.name,
-            "family": share.demand.family,
-            "stream": launch.stream,
-            "start_us": start,
-            "duration_us": duration,
-            "launch_us": self._time.host,
-            "grid": _text(launch.grid),
-            "block": _text(launch.block),
-            "operation": tag.operation,
-            "op": tag.op,
+        return KernelRow(
+            share.name,
+            share.demand.family,
+            launch.stream,
+            start_us=start,
+            duration_us=duration,
+            launch_us=self._time.host,
+            grid=_text(launch.grid),
+            block=_text(launch.block),
+            operation=tag.operation,
+            op=tag.op,
             **tag.place._asdict(),
-            "call": launch.call if launch.kind == LaunchKind.COLLECTIVE else -1,
-            "flops": share.flops,
-            "moved_bytes": share.demand.moved_bytes,
-            "bound": bound,
-        }
+            call=launch.call if launch.kind == LaunchKind.COLLECTIVE else -1,
+            flops=share.flops,
+            moved_bytes=share.demand.moved_bytes,
+            bound=bound,
+        )
 
 
 class _Share(NamedTuple):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from fakedist.errors import FakedistError
 from fakedist.job import Job
@@ -13,6 +12,8 @@ from fakedist.launch.nsight import ENVIRONMENT, export_sqlite, find_nsys, finish
 from fakedist.rank.teller import Ended
 from fakedist.run.directory import KERNELS_NAME, NSYS_NAME
 from fakedist.run.journal import JournalWriter
+from fakedist.run.records import NoteRecord
+from fakedist.run.trace_records import KernelsRecord
 
 #: Seconds that nsys may take to write its report after the rank has ended.
 FINISH_S = 600.0
@@ -49,15 +50,15 @@ def join_report(run_directory: Path) -> None:
             journal.append(_kernels(run_directory, report))
         except FakedistError as error:
             kept = f"; {report.name} is kept" if report.exists() else ""
-            journal.append({"kind": "note", "text": f"no kernels of nsys's: {error.message}{kept}"})
+            journal.append(NoteRecord(f"no kernels of nsys's: {error.message}{kept}"))
         except KeyboardInterrupt:
             again = f": fakedist nsys {report}   joins its report" if report.exists() else ""
-            journal.append({"kind": "note", "text": f"no kernels of nsys's: interrupted{again}"})
+            journal.append(NoteRecord(f"no kernels of nsys's: interrupted{again}"))
     finally:
         journal.close()
 
 
-def _kernels(run_directory: Path, report: Path) -> dict[str, Any]:
+def _kernels(run_directory: Path, report: Path) -> KernelsRecord:
     from fakedist.analysis.nsys.imported import recorded_kernels
 
     with tempfile.TemporaryDirectory(dir=run_directory, prefix=".nsys-") as scratch:

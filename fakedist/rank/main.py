@@ -39,10 +39,11 @@ from fakedist.rank.ending import (
 from fakedist.rank.script import run_as_main, without_our_frames
 from fakedist.rank.teller import Ended, Failed, Started, Teller
 from fakedist.run.directory import TAPE_NAME
+from fakedist.run.encoding import Record
 from fakedist.run.journal import JournalWriter
 from fakedist.run.manifest import load_job
 from fakedist.run.outcome import Ending, Outcome
-from fakedist.run.plain import to_plain
+from fakedist.run.records import NoteRecord, OutcomeRecord
 from fakedist.world.spawned import OwnRanks, own_ranks
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class OwnJournal:
         with _no_room_ends_the_run():
             self._writer = JournalWriter(path)
 
-    def append(self, record: dict[str, Any]) -> None:
+    def append(self, record: Record) -> None:
         """Write one record.
 
         Raises:
@@ -210,9 +211,8 @@ class Rank:
         text = "the script never imported torch: there is nothing to report"
         if "torch" in sys.modules:
             text = "the script imported torch past Python's import system: nothing of what it did was recorded"
-        self._journal.append({"kind": "note", "text": text})
-        how = {**to_plain(ending), "line": line}
-        self._journal.append({"kind": "outcome", **how, "last_phase": "init", "last_step": 0})
+        self._journal.append(NoteRecord(text))
+        self._journal.append(OutcomeRecord(ending.outcome, ending.code, ending.message, line))
 
     def _exits_at_once(self, code: int) -> None:
         self.close(Ending(Outcome.EXIT, code, "os._exit"))

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -31,8 +31,11 @@ from fakedist.record.outside import nccl_record, outside_record
 from fakedist.record.recorder import Recorder
 from fakedist.record.timed import NsysTracer, Tracer
 from fakedist.record.timer import Timer
+from fakedist.run.encoding import Record
 from fakedist.run.outcome import Ending, Outcome
-from fakedist.run.plain import to_plain
+from fakedist.run.records import GpuRecord, InventedRecord, NoteRecord, UnansweredRecord
+from fakedist.run.rows import UnansweredRow
+from fakedist.run.step_time import Peaks
 from fakedist.run.tape import find_tapes, script_identity
 from fakedist.world.reroute import fake_world
 from fakedist.world.spawned import OwnRanks
@@ -44,7 +47,7 @@ _FACTS_EVERY_S = 2.0
 class Appends(Protocol):
     """A journal that takes records."""
 
-    def append(self, record: dict[str, Any]) -> None:
+    def append(self, record: Record) -> None:
         """Write one record."""
 
 
@@ -125,7 +128,7 @@ class Surroundings:
         self._write_what_may_have_failed_it(ending.outcome)
         self._write_what_torch_does_not_see()
         self._write_what_was_traced()
-        self._recorder.close({**to_plain(ending), "line": line})
+        self._recorder.close(ending, line)
 
     def stop_recording(self) -> None:
         """Remove the recorder's hooks from torch. The faked world stays for the script's exit handlers."""
@@ -167,7 +170,7 @@ class Surroundings:
             known = self._values.known
         elif job.device == "virtual":
             known = _unless_on_device
-        self._process.tape.append({"kind": "tape", **script_identity(job, os.getcwd())})
+        self._process.tape.append(script_identity(job, os.getcwd()))
 
         def command(ranks: Sequence[int]) -> str:
             if len(ranks) > 1:
@@ -180,7 +183,7 @@ class Surroundings:
         if self._tapes is not None:
             self._tapes.close(sys.exc_info()[1])
         for text in filter(None, (*self._world_notes(), self._tuning.note())):
-            self._journal.append({"kind": "note", "text": text})
+            self._journal.append(NoteRecord(text))
 
     def _timer(self) -> Timer | None:
         """The timer for one step, or None if the job wants no estimated times."""
@@ -194,28 +197,31 @@ class Surroundings:
     def _write_gpu(self) -> None:
         """Write what is known of the rank's GPU. A real GPU is queried only once CUDA is initialised."""
         job = self._job
-        found: dict[str, Any] = {"gpu_name": "", "capacity_bytes": 0, "compute_capability": "", "spec_memory_bytes": 0}
+        found = GpuRecord(
+            torch=str(torch.__version__),
+            cuda=torch.version.cuda or "",
+            python=platform.python_version(),
+            device_index=self._device_index(),
+            alloc_conf=self._settings,
+        )
         if self._gpu is not None:
             spec = find_gpu(job.gpu)
-            found["gpu_name"], found["spec_memory_bytes"] = spec.product, spec.memory_bytes
-            found["capacity_bytes"] = job.gpu_memory_bytes or spec.memory_bytes
-            found["compute_capability"] = ".".join(map(str, spec.compute_capability))
+            found = dataclasses.replace(
+                found,
+                gpu_name=spec.product,
+                spec_memory_bytes=spec.memory_bytes,
+                capacity_bytes=job.gpu_memory_bytes or spec.memory_bytes,
+                compute_capability=".".join(map(str, spec.compute_capability)),
+            )
         elif properties := getattr(torch.cuda, "_get_device_properties", None):  # exists once torch.cuda is initialised
             gpu = properties(self._device_index())
-            found["gpu_name"], found["capacity_bytes"] = gpu.name, gpu.total_memory
-            found["compute_capability"] = f"{gpu.major}.{gpu.minor}"
-        self._journal.append(
-            {
-                "kind": "gpu",
-                "torch": str(torch.__version__),
-                "cuda": torch.version.cuda or "",
-                "python": platform.python_version(),
-                **found,
-                "peaks": _peaks(found["gpu_name"]),
-                "device_index": self._device_index(),
-                "alloc_conf": self._settings,
-            }
-        )
+            found = dataclasses.replace(
+                found,
+                gpu_name=gpu.name,
+                capacity_bytes=gpu.total_memory,
+                compute_capability=f"{gpu.major}.{gpu.minor}",
+            )
+        self._journal.append(dataclasses.replace(found, peaks=_peaks(found.gpu_name)))
 
     def _device_index(self) -> int:
         """Index of the rank's device among those the process sees, which CUDA_VISIBLE_DEVICES may restrict."""
@@ -234,16 +240,16 @@ class Surroundings:
         """Write what the virtual GPU made up or could not answer since the last call."""
         self._facts_at = time.monotonic()
         if self._values is not None and (invented := self._values.invented()):
-            self._journal.append({"kind": "invented", "rows": invented})
+            self._journal.append(InventedRecord(invented))
         if self._gpu is not None:
             refused = self._gpu.refused()
             if (calls := sum(count for _, count in refused)) != self._refused:
                 self._refused = calls
-                self._journal.append({"kind": "unanswered", "rows": refused})
+                self._journal.append(UnansweredRecord([UnansweredRow(*row) for row in refused]))
 
     def _write_what_made_up_values_decided(self) -> None:
         if self._values is not None and (text := self._values.branches()):
-            self._journal.append({"kind": "note", "text": text})
+            self._journal.append(NoteRecord(text))
 
     def _write_what_the_host_did_not_compute(self) -> None:
         operations, first = self._values.not_computed_on_host() if self._values is not None else (0, "")
@@ -253,11 +259,11 @@ class Surroundings:
                 f"{operations:,} operations on host tensors of more than 4 MiB were not computed, first {where}: "
                 "large floats hold no values, neither on the virtual GPU nor, with it, on the host"
             )
-            self._journal.append({"kind": "note", "text": text})
+            self._journal.append(NoteRecord(text))
 
     def _write_what_was_traced(self) -> None:
         if self._gpu is not None and (note := self._gpu.constants_note()):
-            self._journal.append({"kind": "note", "text": note})
+            self._journal.append(NoteRecord(note))
         launches = self._gpu.traced() if self._gpu is not None else 0
         if launches and not _rehearses():
             text = (
@@ -265,7 +271,7 @@ class Surroundings:
                 "are the job's, their times are not a GPU's (each takes 1 us); operations on small tensors, which the "
                 "host computes, launch none"
             )
-            self._journal.append({"kind": "note", "text": text})
+            self._journal.append(NoteRecord(text))
 
     def _write_what_may_have_failed_it(self, outcome: Outcome) -> None:
         if outcome is Outcome.EXCEPTION and self._job.device == "virtual" and self._job.values == "off":
@@ -273,7 +279,7 @@ class Surroundings:
                 "with --values off nothing is computed, and what the script reads from the GPU is zeros: "
                 "its error may come of that; without --values off small tensors are computed"
             )
-            self._journal.append({"kind": "note", "text": text})
+            self._journal.append(NoteRecord(text))
 
     def _write_what_torch_does_not_see(self) -> None:
         """Write NCCL's environment as the script left it and, on a real GPU, the memory outside the allocator."""
@@ -291,10 +297,10 @@ def _unless_on_device(tensor: torch.Tensor) -> torch.Tensor | None:
     return None if tensor.is_cuda else tensor
 
 
-def _peaks(product: str) -> dict[str, Any] | None:
-    """A GPU's peak rates: ``flops`` by dtype and ``bytes_per_s``. None for an unknown model."""
+def _peaks(product: str) -> Peaks | None:
+    """A GPU's peak rates. None for an unknown model."""
     spec = next((spec for spec in GPUS.values() if spec.product == product), None)
-    return None if spec is None else {"flops": dict(spec.peak_flops), "bytes_per_s": spec.memory_bandwidth}
+    return None if spec is None else Peaks(dict(spec.peak_flops), spec.memory_bandwidth)
 
 
 def _tracer(job: Job) -> Tracer | None:

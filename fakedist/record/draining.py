@@ -15,6 +15,7 @@ from fakedist.record.memory import History
 from fakedist.record.operations import Operations
 from fakedist.record.placing import Placing
 from fakedist.record.position import Position
+from fakedist.run.records import LayersRecord, OperationNamesRecord, RegionsRecord, ScopesRecord
 
 DRAIN_EVERY_S = 2.0  # a rank that is killed loses what happened since the last drain
 DRAIN_LEAST_OPS = 4096
@@ -86,18 +87,16 @@ class Drain:
         self.names()
         operations = sources.operations
         if operations.names:
-            append({"kind": "operations", "rows": operations.names})
+            append(OperationNamesRecord(operations.names))
             operations.names = []
         sources.history.drain()
-        first, operation, scope = operations.take()
-        if operation:
-            append({"kind": "ops", "first": first, "operation": operation, "scope": scope})
-        marks = sources.marks.take()
-        if marks["op"]:
-            append({"kind": "marks", **marks})
+        if (ran := operations.take()).operation:
+            append(ran)
+        if (marks := sources.marks.take()).op:
+            append(marks)
         regions, position.regions = position.regions, []
         if regions:
-            append({"kind": "regions", "rows": regions})
+            append(RegionsRecord(regions))
         for record in sources.placing.take():
             append(record)
         sources.ledger.flush()
@@ -106,9 +105,9 @@ class Drain:
     def names(self) -> None:
         """Write layers and scopes, which the calls of a timed step need too."""
         if rows := self._sources.layers.new_rows():
-            self._journal.append({"kind": "layers", "rows": rows})
+            self._journal.append(LayersRecord(rows))
         scopes, self._position.new_scopes = self._position.new_scopes, []
         if scopes:
-            self._journal.append({"kind": "scopes", "rows": scopes})
+            self._journal.append(ScopesRecord(scopes))
         if not self.is_recording:
             self._sources.ledger.flush()

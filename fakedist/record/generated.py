@@ -7,6 +7,8 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from fakedist.run.rows import HolderRow
+
 #: Start of the last line of generated code: for each buffer, the number of the module that computes it.
 MARK = "# fakedist: modules of buffers "
 #: A buffer of no known module. It belongs to the module that was compiled.
@@ -20,12 +22,11 @@ class Generated:
 
     Attributes:
         lines: Line -> number of the module that it works for.
-        holders: (root, line, module): from this line on, the memory belongs to the module. The root is the line of the
-            statement that allocated it, or ``-1 - place`` for an input of the graph.
+        holders: Where memory changes hands.
     """
 
     lines: dict[int, int] = field(default_factory=dict)
-    holders: list[tuple[int, int, int]] = field(default_factory=list)
+    holders: list[HolderRow] = field(default_factory=list)
 
 
 def with_modules(source: str, modules: dict[str, int]) -> str:
@@ -93,7 +94,7 @@ class _Function:
             return
         self._roots[name] = root
         if (statement.lineno, source) in deleted and name != source:
-            self._found.holders.append((root, statement.lineno, module))
+            self._found.holders.append(HolderRow(root, statement.lineno, module))
             self._unwritten.add(name)
 
     def _called(self, statement: ast.Expr) -> None:

@@ -7,15 +7,15 @@ so that the script's process does none of that work.
 from __future__ import annotations
 
 import re
-from array import array
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.profiler import ProfilerActivity
 
 from fakedist.patch import present
-from fakedist.run.traces import COLUMNS
+from fakedist.run.encoding import Columns, Record
+from fakedist.run.trace_records import ProfilerRecord, TracedActivity, TracedCalls, TracedOperations
 
 _SIDES = re.compile(r'"(grid|block)": ?\[(\d+), ?(\d+), ?(\d+)\]')
 _NODE = re.compile(r'"graph node id": ?(\d+)')
@@ -33,10 +33,10 @@ class CuptiTracer:
         source: Where its times come from: measured, or simulated on the virtual GPU.
     """
 
-    def __init__(self, source: str = "measured") -> None:
+    def __init__(self, source: Literal["measured", "simulated"] = "measured") -> None:
         self._source = source
         self._profile: torch.profiler.profile | None = None
-        self._events: list[Any] = []
+        self._events: Iterable[Any] = ()
         self._gpu = ""
         self._event = present(torch._C._profiler, "_RecordFunctionFast")
 
@@ -66,30 +66,28 @@ class CuptiTracer:
         self._gpu = torch.cuda.get_device_name() if torch.cuda.is_initialized() else ""
         self._events = present(profile.profiler, "kineto_results").events()
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[Record]:
         """The events, the GPU's name and the source of its times."""
-        return [profiler_record(self._events, self._gpu) | {"source": self._source}]
+        return [profiler_record(self._events, self._gpu, self._source)]
 
     def _mark(self, text: str) -> None:
         with self._event(text):
             pass
 
 
-def profiler_record(events: Iterable[Any], gpu: str) -> dict[str, Any]:
+def profiler_record(
+    events: Iterable[Any], gpu: str, source: Literal["measured", "simulated"] = "measured"
+) -> ProfilerRecord:
     """Make the journal's record of what ``torch.profiler`` saw.
 
     Args:
         events: Torch's ``_KinetoEvent`` objects, or objects with their methods.
         gpu: The GPU's name.
+        source: Where its times come from.
     """
-    columns = {table: {name: array(code) for name, code in codes.items()} for table, codes in COLUMNS.items()}
+    operations, calls, activity = Columns(TracedOperations), Columns(TracedCalls), Columns(TracedActivity)
     texts: dict[str, int] = {}
     graph_launches: set[int] = set()
-
-    def add(table: str, **values: int) -> None:
-        for name, value in values.items():
-            columns[table][name].append(value)
-
     for event in events:
         name, start = event.name(), event.start_ns()
         end = start + event.duration_ns()
@@ -99,14 +97,13 @@ def profiler_record(events: Iterable[Any], gpu: str) -> dict[str, Any]:
             more = event.metadata_json()
             shape = {side: ",".join(sizes) for side, *sizes in _SIDES.findall(more)}
             node = _NODE.search(more)
-            add(
-                "device",
+            activity.add(
                 start=start,
                 end=end,
                 stream=event.device_resource_id(),
                 correlation=event.correlation_id(),
                 operation=event.linked_correlation_id(),
-                bytes=event.nbytes() or -1,
+                size=event.nbytes() or -1,
                 node=int(node[1]) if node else 0,
                 text=texts.setdefault(name, len(texts)),
                 grid=texts.setdefault(shape.get("grid", ""), len(texts)),
@@ -117,10 +114,9 @@ def profiler_record(events: Iterable[Any], gpu: str) -> dict[str, Any]:
             thread = event.device_resource_id()
             if "GraphLaunch" in name:
                 graph_launches.add(event.correlation_id())
-            add("calls", correlation=event.correlation_id(), start=start, operation=linked, thread=thread)
+            calls.add(correlation=event.correlation_id(), start=start, operation=linked, thread=thread)
         else:
-            add(
-                "operations",
+            operations.add(
                 id=event.correlation_id(),
                 start=start,
                 end=end,
@@ -129,8 +125,8 @@ def profiler_record(events: Iterable[Any], gpu: str) -> dict[str, Any]:
                 flops=int(event.flops()),
                 text=texts.setdefault(name, len(texts)),
             )
-    device = columns["device"]
-    for row, correlation in enumerate(device["correlation"]):  # torch 2.11 gives nodes no number
-        device["node"][row] |= correlation in graph_launches
-    packed = {table: {name: column.tobytes() for name, column in found.items()} for table, found in columns.items()}
-    return {"kind": "profiler", "gpu": gpu, "texts": list(texts), **packed}
+    nodes = activity.arrays["node"]
+    for row, correlation in enumerate(activity.arrays["correlation"]):
+        if correlation in graph_launches and not nodes[row]:  # torch 2.11 gives nodes no number
+            nodes[row] = 1
+    return ProfilerRecord(gpu, source, list(texts), operations.made(), calls.made(), activity.made())

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.nn.modules import module as nn_module
 
+from fakedist.run.rows import LayerRow
+
 #: Attributes in which torch.compile, activation checkpointing and FSDP1 keep what they wrap. DDP's is "module".
 _WRAPPED = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
 OUTSIDE = 0
@@ -50,7 +52,7 @@ class LayerTable:
     """
 
     def __init__(self) -> None:
-        self.rows: list[tuple[int, str, str, int]] = [(OUTSIDE, "", "", -1)]
+        self.rows = [LayerRow(OUTSIDE, "", "", -1)]
         self._written = 0
         self._ids: dict[str, int] = {"": OUTSIDE}
         self._names: list[str] = [""]
@@ -62,8 +64,8 @@ class LayerTable:
         self._made: dict[int, weakref.ref[nn.Module]] = {}
         self._called: set[int] = set()
 
-    def new_rows(self) -> list[tuple[int, str, str, int]]:
-        """Rows (layer_id, name, class_name, parent_id) added since the last call."""
+    def new_rows(self) -> list[LayerRow]:
+        """The rows since the last call."""
         rows, self._written = self.rows[self._written :], len(self.rows)
         return rows
 
@@ -111,7 +113,7 @@ class LayerTable:
         at = layer
         while at not in (origin, OUTSIDE):
             below.insert(0, self._names[at].rpartition(".")[2])
-            at = self.rows[at][3]
+            at = self.rows[at].parent
         if at != origin:
             return layer
         above = "" if below and self._names[target] == self._first_label else self._names[target]
@@ -147,9 +149,9 @@ class LayerTable:
         """The layer of a module in the tree of ``top``, which the layer ``calling`` runs or is itself."""
         row = calling
         while row not in self._called and row != OUTSIDE:
-            row = self.rows[row][3]
+            row = self.rows[row].parent
         of_class = class_name(unwrapped(top))
-        if row == OUTSIDE or self.rows[row][2] != of_class:
+        if row == OUTSIDE or self.rows[row].class_name != of_class:
             name = f"{self._names[calling]}.({of_class})"
             row = self._number(name, of_class, self._names[calling])
             self._called.add(row)
@@ -201,7 +203,7 @@ class LayerTable:
         layer = self._ids.get(name)
         if layer is None:
             layer = self._ids[name] = len(self.rows)
-            self.rows.append((layer, name, of_class, self._ids.get(parent, OUTSIDE)))
+            self.rows.append(LayerRow(layer, name, of_class, self._ids.get(parent, OUTSIDE)))
             self._names.append(name)
         return layer
 

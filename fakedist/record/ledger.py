@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
-from fakedist.run.records import CallRow
+from fakedist.run.encoding import Record
+from fakedist.run.records import BoundRecord, CallsRecord, GroupsRecord
+from fakedist.run.rows import CallRow, GroupRow
 
 _BATCH = 4096
 _names: dict[torch.dtype, str] = {}
@@ -17,7 +19,7 @@ _names: dict[torch.dtype, str] = {}
 class Journal(Protocol):
     """What the recorder and its ledger need from a journal."""
 
-    def append(self, record: dict[str, Any]) -> None:
+    def append(self, record: Record) -> None:
         """Write one record."""
 
 
@@ -61,19 +63,20 @@ class Ledger:
         Args:
             name: Its name in torch.distributed.
             description: What the code that made it calls it.
-            ranks: Global ranks in it. Evenly spaced ones are written as {start, stop, step}.
+            ranks: Global ranks in it.
             group_rank: This rank's place in it.
             backend: The backend that the script asked for.
         """
         number = len(self._places)
         self._places.append(group_rank)
-        row = (number, name, description, _compact(ranks), group_rank, backend)
-        self._journal.append({"kind": "groups", "rows": [row]})
+        listed, step = _compact(ranks)
+        row = GroupRow(number, name, description, listed, step, group_rank, backend)
+        self._journal.append(GroupsRecord([row]))
         return number
 
     def bind(self, group: int) -> None:
         """Record that a group is bound to its device: its NCCL communicator is created at once, not by a first call."""
-        self._journal.append({"kind": "bound", "group": group})
+        self._journal.append(BoundRecord(group))
 
     def write(
         self,
@@ -134,17 +137,17 @@ class Ledger:
         """Move the recorded calls to the journal."""
         if self._rows:
             rows, self._rows = self._rows, []
-            self._journal.append({"kind": "collectives", "rows": [tuple(row) for row in rows]})
+            self._journal.append(CallsRecord(rows))
 
 
 def _bytes(tensors: Sequence[torch.Tensor]) -> int:
     return sum([tensor.nbytes for tensor in tensors])
 
 
-def _compact(ranks: Sequence[int]) -> tuple[int, ...] | dict[str, int]:
-    """Ranks as a tuple, or as {start, stop, step} if they are many and evenly spaced."""
+def _compact(ranks: Sequence[int]) -> tuple[tuple[int, ...], int]:
+    """Ranks as a tuple and 0; (start, stop) and their step if they are many and evenly spaced."""
     if len(ranks) > 8 and (step := ranks[1] - ranks[0]):
         spaced = range(ranks[0], ranks[0] + step * len(ranks), step)
         if spaced == ranks or list(spaced) == list(ranks):
-            return {"start": spaced.start, "stop": spaced.stop, "step": step}
-    return tuple(ranks)
+            return (spaced.start, spaced.stop), step
+    return tuple(ranks), 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -15,6 +14,8 @@ from torch import nn
 from fakedist.frameworks import deepspeed, megatron, transformer_engine
 from fakedist.record.layers import OUTSIDE, LayerTable
 from fakedist.record.position import Position
+from fakedist.run.encoding import Columns
+from fakedist.run.memory_records import MarksRecord
 from fakedist.run.schema import ALIKE, ALIKE_CODE, CATEGORIES, SHARD, SHARD_CODE
 
 _CODES = {name: code for code, name in enumerate(CATEGORIES)} | {SHARD: SHARD_CODE, ALIKE: ALIKE_CODE}
@@ -62,24 +63,22 @@ class Marks:
         self._handles: list[Any] = []
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self._watched: dict[int, weakref.ref[torch.Tensor]] = {}
-        self._columns = {"op": array("q"), "address": array("Q"), "category": array("B"), "layer": array("i")}
-        self._columns |= {"start": array("q"), "bytes": array("q")}
+        self._columns = Columns(MarksRecord)
 
-    def take(self) -> dict[str, bytes]:
-        """The columns op, address, category, layer, start and bytes since the last call."""
-        taken = {name: column.tobytes() for name, column in self._columns.items()}
-        self._columns = {name: array(column.typecode) for name, column in self._columns.items()}
-        return taken
+    def take(self) -> MarksRecord:
+        """The marks since the last call."""
+        taken, self._columns = self._columns, Columns(MarksRecord)
+        return taken.made()
 
     def mark(self, address: int, category: str, layer: int, part: tuple[int, int], op: int | None = None) -> None:
         """Mark the block at ``address``, of which the layer uses ``part``: (start, bytes)."""
-        columns = self._columns
+        columns = self._columns.arrays
         columns["op"].append(self._position.op - 1 if op is None else op)
         columns["address"].append(address)
         columns["category"].append(_CODES[category])
         columns["layer"].append(layer)
         columns["start"].append(part[0])
-        columns["bytes"].append(part[1])
+        columns["size"].append(part[1])
 
     def mark_tensor(self, tensor: object, category: str, layer: int) -> None:
         """Mark every block that holds a tensor."""

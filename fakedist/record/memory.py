@@ -15,6 +15,9 @@ from fakedist.frames import OURS, TORCH
 from fakedist.frameworks.transformer_engine import WORKSPACE_FUNCTIONS
 from fakedist.patch import patched, present
 from fakedist.run.allocator import SETTINGS, refusal
+from fakedist.run.encoding import Record
+from fakedist.run.memory_records import EventsRecord, StatisticsRecord
+from fakedist.run.rows import FrameRow
 from fakedist.run.schema import ACTIONS
 
 _ACTION_CODES = {name: code for code, name in enumerate(ACTIONS)}
@@ -33,14 +36,14 @@ class History:
             that a library allocated for its own GEMMs. It is cuBLAS's workspace, kept or for that one call.
     """
 
-    def __init__(self, append: Callable[[dict[str, Any]], None], gemms: dict[int, tuple[int, ...]]) -> None:
+    def __init__(self, append: Callable[[Record], None], gemms: dict[int, tuple[int, ...]]) -> None:
         self.is_on = False
         self.peaks_were_reset = False
         self.requests_ignored = 0
         self.on_workspace: Callable[[int, int, int], None] = lambda address, op, bytes_: None
         self._append = append
         self._gemms = gemms
-        self._frames: dict[tuple[str, int, str], int] = {}
+        self._frames: dict[FrameRow, int] = {}
         self._stacks: dict[tuple[int, ...], int] = {}
         self._workspace_stacks: set[int] = set()
         self._highest = -1
@@ -68,7 +71,7 @@ class History:
                 self._append(self._events(device, trace))
         self._gemms.clear()
 
-    def _events(self, device: int, trace: list[dict[str, Any]]) -> dict[str, Any]:
+    def _events(self, device: int, trace: list[dict[str, Any]]) -> EventsRecord:
         first_frame, first_stack = len(self._frames), len(self._stacks)
         frame_ids: dict[int, int] = {}
         stack_ids: dict[int, int] = {}
@@ -99,19 +102,18 @@ class History:
             beside = gemm is not None and at != gemm[0] and entry["size"] not in gemm[1:]
             if name == "alloc" and (beside or stack[-1] in self._workspace_stacks):
                 self.on_workspace(at, self._highest, entry["size"])
-        return {
-            "kind": "events",
-            "device": device,
-            "frames": list(self._frames)[first_frame:],
-            "stacks": list(self._stacks)[first_stack:],
-            "action": action.tobytes(),
-            "address": address.tobytes(),
-            "size": size.tobytes(),
-            "stream": stream.tobytes(),
-            "time_us": time_us.tobytes(),
-            "op": op.tobytes(),
-            "stack": stack.tobytes(),
-        }
+        return EventsRecord(
+            device,
+            frames=list(self._frames)[first_frame:],
+            stacks=list(self._stacks)[first_stack:],
+            action=action.tobytes(),
+            address=address.tobytes(),
+            size=size.tobytes(),
+            stream=stream.tobytes(),
+            time_us=time_us.tobytes(),
+            op=op.tobytes(),
+            stack=stack.tobytes(),
+        )
 
     def _stack(self, frames: list[dict[str, Any]], frame_ids: dict[int, int]) -> int:
         """The number of a stack, innermost frame first, without this package's frames."""
@@ -119,8 +121,8 @@ class History:
         for frame in frames:
             number = frame_ids.get(id(frame))
             if number is None:
-                key = (frame["filename"], frame["line"], frame["name"])
-                ours = key[0].startswith(OURS) or key[0].startswith("<frozen ")
+                key = FrameRow(frame["filename"], frame["line"], frame["name"])
+                ours = key.filename.startswith((OURS, "<frozen "))
                 number = frame_ids[id(frame)] = -1 if ours else self._frames.setdefault(key, len(self._frames))
             if number >= 0:
                 numbers.append(number)
@@ -130,23 +132,24 @@ class History:
             self._workspace_stacks.add(stack)
         return stack
 
-    def statistics(self) -> list[dict[str, Any]]:
+    def statistics(self) -> list[StatisticsRecord]:
         """The allocator's own statistics for every device in use. The replay of the journal is checked against them."""
         records = []
         for device in range(torch.cuda.device_count() if self.is_on else 0):
             stats = torch.cuda.memory_stats(device)
             if not stats.get("reserved_bytes.all.peak"):
                 continue
-            records.append({
-                "kind": "stats",
-                "device": device,
-                "allocated_peak_bytes": stats["allocated_bytes.all.peak"],
-                "reserved_peak_bytes": stats["reserved_bytes.all.peak"],
-                "allocated_bytes": stats["allocated_bytes.all.current"],
-                "reserved_bytes": stats["reserved_bytes.all.current"],
-                "num_ooms": stats["num_ooms"],
-                "peaks_were_reset": self.peaks_were_reset,
-            })  # fmt: skip
+            records.append(
+                StatisticsRecord(
+                    device,
+                    allocated_peak_bytes=stats["allocated_bytes.all.peak"],
+                    reserved_peak_bytes=stats["reserved_bytes.all.peak"],
+                    allocated_bytes=stats["allocated_bytes.all.current"],
+                    reserved_bytes=stats["reserved_bytes.all.current"],
+                    num_ooms=stats["num_ooms"],
+                    peaks_were_reset=self.peaks_were_reset,
+                )
+            )
         return records
 
 

@@ -13,6 +13,8 @@ from fakedist.record.dispatch import every_operation
 from fakedist.record.placing import Placed
 from fakedist.record.position import Position
 from fakedist.record.timer import Timer
+from fakedist.run.records import OperationsRecord
+from fakedist.run.rows import OperationRow, Place
 
 Execute = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -50,7 +52,7 @@ class Operations:
         tell_allocator: Sets the text that the allocator's history keeps with what this thread allocates from now on.
 
     Attributes:
-        names: Operations (number, name) seen for the first time.
+        names: Operations seen for the first time.
         records: Whether operations are numbered and recorded, or only run.
         timer: Receives each operation. None while no step is timed.
         also_this_thread: Another thread than the one that began calls this to have its operations numbered too.
@@ -60,7 +62,7 @@ class Operations:
     def __init__(
         self, position: Position, execute: Execute, tick: Callable[[], None], tell_allocator: Callable[[str], None]
     ) -> None:
-        self.names: list[tuple[int, str]] = []
+        self.names: list[OperationRow] = []
         self.records = True
         self.gemms: dict[int, tuple[int, ...]] = {}
         self.timer: Timer | None = None
@@ -129,16 +131,16 @@ class Operations:
             self._graph, self._placed = before, placed_before
             self._tell_timer(-1 if before is None else int(before), "" if before is None else GRAPH)
 
-    def place_in_graph(self) -> tuple[int, str, int, bool] | None:
-        """Step, phase, layer and recompute of what a compiled graph launches now in this thread. None outside one."""
+    def place_in_graph(self) -> Place | None:
+        """The place of what a compiled graph launches now in this thread. None outside one."""
         return None if self._placed is None else self._position.places[self._scope_now()]
 
-    def take(self) -> tuple[int, bytes, bytes]:
-        """First operation number, operation ids and scope ids (uint32) since the last call."""
-        first, operation, scope = self._first, self._operation.tobytes(), self._scope.tobytes()
+    def take(self) -> OperationsRecord:
+        """The operations since the last call."""
+        taken = OperationsRecord(self._first, self._operation.tobytes(), self._scope.tobytes())
         self._first += len(self._operation)
         self._operation, self._scope = array("I"), array("I")
-        return first, operation, scope
+        return taken
 
     def _tell_timer(self, op: int, operation: str) -> None:
         if self.timer is not None:
@@ -164,5 +166,5 @@ class Operations:
 
     def _new_kind(self, func: Any) -> _Kind:
         kind = self._kinds[func] = _Kind(len(self._kinds), func)
-        self.names.append((kind.number, str(func)))
+        self.names.append(OperationRow(kind.number, str(func)))
         return kind

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import torch
 
 from fakedist.run.nccl import of_environment
+from fakedist.run.records import NcclRecord, OutsideRecord
 
 
-def nccl_record() -> dict[str, Any]:
+def nccl_record() -> NcclRecord:
     """The version of NCCL that the job would have loaded, and its environment now."""
     version = ".".join(map(str, torch.cuda.nccl.version()))
-    return {"kind": "nccl", "version": version, "environment": of_environment(os.environ)}
+    return NcclRecord(version, of_environment(os.environ))
 
 
-def outside_record(device: int) -> dict[str, Any] | None:
+def outside_record(device: int) -> OutsideRecord | None:
     """Bytes in use on the real GPU, and bytes that the caching allocator reserved. None if CUDA no longer answers.
 
     The bytes in use include other processes on the same GPU.
@@ -29,4 +29,4 @@ def outside_record(device: int) -> dict[str, Any] | None:
         reserved = torch.cuda.memory_reserved(device)
     except RuntimeError:  # a sticky CUDA error: every later call fails
         return None
-    return {"kind": "outside", "device": device, "used_bytes": total - free, "reserved_bytes": reserved}
+    return OutsideRecord(device, used_bytes=total - free, reserved_bytes=reserved)

@@ -13,6 +13,9 @@ from fakedist.record.generated import Generated, parse_generated
 from fakedist.record.inductor import Modules, Watched
 from fakedist.record.layers import OUTSIDE, LayerTable
 from fakedist.record.marks import device_storages
+from fakedist.run.encoding import Record
+from fakedist.run.memory_records import GeneratedRecord, GraphsRecord, HeldRecord, PlacingsRecord
+from fakedist.run.rows import GraphRow, HeldRow, LineRow, PlacingRow
 
 #: Most frames between an operation and the generated code that called it.
 _MOST_FRAMES = 16
@@ -58,8 +61,6 @@ class Placing:
         layers: Names of modules.
         watched: The modules of each graph.
 
-    Attributes:
-        new: Rows for the journal, by kind, since the last call of :meth:`take`.
     """
 
     def __init__(self, layers: LayerTable, watched: Watched) -> None:
@@ -67,12 +68,22 @@ class Placing:
         self._codes: dict[str, tuple[int, Generated | None]] = {}
         self._placings: dict[tuple[int, ...], int] = {}
         self._placed: dict[tuple[int, int], tuple[Modules, Placed]] = {}
-        self.new: dict[str, list[tuple[Any, ...]]] = {"generated": [], "placings": [], "graphs": [], "held": []}
+        self._new_codes: list[Record] = []
+        self._new_placings: list[PlacingRow] = []
+        self._new_graphs: list[GraphRow] = []
+        self._new_held: list[HeldRow] = []
 
-    def take(self) -> list[dict[str, Any]]:
+    def take(self) -> list[Record]:
         """The records for the journal since the last call."""
-        taken, self.new = self.new, {kind: [] for kind in self.new}
-        return [{"kind": kind, "rows": rows} for kind, rows in taken.items() if rows]
+        taken, self._new_codes = self._new_codes, []
+        if self._new_placings:
+            taken.append(PlacingsRecord(self._new_placings))
+        if self._new_graphs:
+            taken.append(GraphsRecord(self._new_graphs))
+        if self._new_held:
+            taken.append(HeldRecord(self._new_held))
+        self._new_placings, self._new_graphs, self._new_held = [], [], []
+        return taken
 
     def begins(self, compiled: Any, inputs: Any, op: int, calling: int) -> Placed | None:
         """Begin the run of a compiled graph, and return what is known about it.
@@ -86,12 +97,12 @@ class Placing:
         placed = self._placed_of(compiled, calling)
         if placed is None:
             return None
-        self.new["graphs"].append((op, placed.code, placed.placing))
+        self._new_graphs.append(GraphRow(op, placed.code, placed.placing))
         if placed.may_reuse_inputs:
             for root, line, module in placed.generated.holders:
                 if root < 0 and -1 - root < len(inputs):
                     for address, _ in device_storages(inputs[-1 - root]):
-                        self.new["held"].append((op, address, line, placed.layers[module]))
+                        self._new_held.append(HeldRow(op, address, line, placed.layers[module]))
         return placed
 
     def _placed_of(self, compiled: Any, calling: int) -> Placed | None:
@@ -110,7 +121,7 @@ class Placing:
         placing = self._placings.get(layers)
         if placing is None:
             placing = self._placings[layers] = len(self._placings)
-            self.new["placings"].append((placing, layers))
+            self._new_placings.append(PlacingRow(placing, layers))
         runs_always = getattr(compiled, "cudagraph_info", None) is None
         placed = Placed(code, placing, filename, generated, layers, runs_always)
         self._placed[key] = (modules, placed)
@@ -120,9 +131,11 @@ class Placing:
         known = self._codes.get(filename)
         if known is None:
             generated = parse_generated(getattr(compiled, "source_code", ""))
-            known = self._codes[filename] = (len(self._codes), generated)
+            number = len(self._codes)
+            known = self._codes[filename] = (number, generated)
             if generated is not None:
-                self.new["generated"].append((known[0], filename, list(generated.lines.items()), generated.holders))
+                lines = [LineRow(line, module) for line, module in generated.lines.items()]
+                self._new_codes.append(GeneratedRecord(number, filename, lines, generated.holders))
         return known
 
     def _moved(self, layer: int, compiled_in: int, calling: int) -> int:

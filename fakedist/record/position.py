@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from fakedist.record.layers import OUTSIDE
+from fakedist.run.rows import Place, RegionRow, ScopeRow
 
 
 @dataclass
@@ -50,17 +51,17 @@ class Position:
     Attributes:
         op: Number of the next operation.
         step: Current step. 0 is ``init``.
-        places: Step, phase, layer and recompute of each scope, indexed by the scope's number.
-        regions: (first op, last op, layer) of ranges of operations that saved activations, and that ended since the
-            list was last taken.
+        places: The place of each scope, by its number.
+        new_scopes: Scopes since the list was last taken.
+        regions: Ranges of operations that saved activations, and that ended since the list was last taken.
     """
 
     def __init__(self, phase_changed: Callable[[str], None] | None = None) -> None:
         self.op = 0
         self.step = 0
-        self.places: list[tuple[int, str, int, bool]] = []
-        self.regions: list[tuple[int, int, int]] = []
-        self.new_scopes: list[tuple[int, int, str, int, bool]] = []
+        self.places: list[Place] = []
+        self.regions: list[RegionRow] = []
+        self.new_scopes: list[ScopeRow] = []
         self.owner_of_node: Callable[[object], int] = lambda node: OUTSIDE
         self._scopes: dict[tuple[int, str, int, bool], int] = {}
         self._phase = "init"
@@ -145,7 +146,7 @@ class Position:
     def backward_begins(self, creates_graph: bool) -> None:
         """Begin ``backward()`` or ``autograd.grad()``, possibly inside another backward (reentrant checkpointing)."""
         if not self._engines and self._forward_from >= 0:
-            self.regions.append((self._forward_from, self.op - 1, OUTSIDE))
+            self.regions.append(RegionRow(self._forward_from, self.op - 1, OUTSIDE))
             self._forward_from = -1
         ident = threading.get_ident()
         thread = self._threads.setdefault(ident, _Thread())
@@ -183,7 +184,7 @@ class Position:
     def step_went_on(self, step: int) -> None:
         """Merge the step that had begun after this one back into this one, with everything that happened in it."""
         self.step = step
-        self.places = [(min(place[0], step), *place[1:]) for place in self.places]
+        self.places = [place._replace(step=min(place.step, step)) for place in self.places]
         self._scopes = {key: scope for key, scope in self._scopes.items() if key[0] <= step}
 
     def close(self) -> None:
@@ -191,7 +192,7 @@ class Position:
         if self._recompute_from >= 0:
             self._recompute_switched(False, OUTSIDE)
         if self._forward_from >= 0:
-            self.regions.append((self._forward_from, self.op - 1, OUTSIDE))
+            self.regions.append(RegionRow(self._forward_from, self.op - 1, OUTSIDE))
             self._forward_from = -1
 
     # ---- inside
@@ -215,7 +216,7 @@ class Position:
         if on:
             self._recompute_from, self._recompute_layer = self.op, layer
         else:
-            self.regions.append((self._recompute_from, self.op - 1, self._recompute_layer))
+            self.regions.append(RegionRow(self._recompute_from, self.op - 1, self._recompute_layer))
             self._recompute_from = -1
 
     def _layer_in_backward(self) -> int:
@@ -235,6 +236,6 @@ class Position:
 
     def _new_scope(self, key: tuple[int, str, int, bool]) -> int:
         scope = self._scopes[key] = len(self.places)
-        self.places.append(key)
-        self.new_scopes.append((scope, *key))
+        self.places.append(Place(*key))
+        self.new_scopes.append(ScopeRow(scope, *key))
         return scope

@@ -38,6 +38,9 @@ from fakedist.record.timed import TimedStep, Tracer
 from fakedist.record.timer import Timer
 from fakedist.record.timing import Timing
 from fakedist.record.training import Training
+from fakedist.run.memory_records import FailedRequestRecord
+from fakedist.run.outcome import Ending
+from fakedist.run.records import NoteRecord, OutcomeRecord, StepRecord, StepWentOnRecord
 
 _active: Recorder | None = None
 
@@ -178,16 +181,25 @@ class Recorder:
         """End a training step here, at the script's request (``fakedist.step()``)."""
         self._training.step()
 
-    def close(self, outcome: dict[str, object]) -> None:
+    def close(self, ending: Ending, line: str = "") -> None:
         """Write what is still in memory, and how the run ended. Further calls do nothing.
 
         Args:
-            outcome: ``outcome``, ``code``, ``message`` and ``line``. The recorder adds the last phase and step.
+            ending: How it ended.
+            line: Where, as ``file:line (function)``.
         """
         if self._closed:
             return
         self._closed = True
-        last = {"last_phase": self._position.phase, **self._training.facts()}
+        outcome = OutcomeRecord(
+            ending.outcome,
+            ending.code,
+            ending.message,
+            line,
+            last_phase=self._position.phase,
+            last_step=self._steps.last,
+            training=self._training.facts(),
+        )
         if self._records:
             self._marks.optimizers()
             for root in self._layers.roots():
@@ -199,16 +211,16 @@ class Recorder:
             self._drain.all()
             self._write_statistics()
         if self._steps.stopped and (unsteady := self._training.goal.note()):
-            self._journal.append({"kind": "note", "text": unsteady})
+            self._journal.append(NoteRecord(unsteady))
         if untimed := self._timing.close(self._steps.last if self._training.is_counted else 0):
-            self._journal.append({"kind": "note", "text": untimed})
+            self._journal.append(NoteRecord(untimed))
         for record in self._timed.close():
             self._journal.append(record)
         self._drain.names()
         if self._history.requests_ignored:
             text = "the script's own calls of _record_memory_history were ignored: fakedist records the history itself"
-            self._journal.append({"kind": "note", "text": text})
-        self._journal.append({"kind": "outcome", **outcome, **last})
+            self._journal.append(NoteRecord(text))
+        self._journal.append(outcome)
 
     def forget(self) -> None:
         """Remove every hook from torch and write nothing more."""
@@ -293,8 +305,7 @@ class Recorder:
             self._copies.mark()
             self._marks.step_ended()
             self._drain.all()
-            record = {"kind": "step", "step": step, "start_us": start_us, "end_us": end_us}
-            self._journal.append({**record, "wall_us": end_us - start_us})
+            self._journal.append(StepRecord(step, start_us, end_us))
             if step == self._steps.done and self._timed.begins_after(step) and not self._closed:
                 self._stop_recording()
         if not self._records:
@@ -306,7 +317,7 @@ class Recorder:
         self._timing.step_went_on(step)
         if self._records:
             self._drain.names()
-            self._journal.append({"kind": "step_went_on", "step": step})
+            self._journal.append(StepWentOnRecord(step))
         self._position.step_went_on(step)
 
     def _stop_recording(self) -> None:
@@ -331,10 +342,15 @@ class Recorder:
         return self._operations.graph(lambda op: self._placing.begins(compiled, inputs, op, self._position.layer))
 
     def _out_of_memory(self, device: int, requested: int, device_total: int, device_free: int) -> None:
-        layer = self._layers.name(self._position.layer)
-        record = {"kind": "oom", "device": device, "requested_bytes": requested, "op": self._position.op - 1}
-        free = f"{device_free} bytes of the device were free"
-        self._journal.append({**record, "layer": layer, "line": script_line(), "message": free})
+        failed = FailedRequestRecord(
+            device,
+            requested,
+            op=self._position.op - 1,
+            layer=self._layers.name(self._position.layer),
+            line=script_line(),
+            message=f"{device_free} bytes of the device were free",
+        )
+        self._journal.append(failed)
 
     # ---- called by the ledger
 

@@ -17,7 +17,10 @@ import torch
 from torch.utils import _python_dispatch
 
 from fakedist.patch import present
+from fakedist.run.encoding import Record
 from fakedist.run.ranges import CALL, CAPTURE, LAYER, PHASE, STEP
+from fakedist.run.records import NoteRecord
+from fakedist.run.trace_records import TimedStepRecord
 
 #: One step warms up, one is timed.
 _NUM_STEPS = 2
@@ -41,7 +44,7 @@ class Tracer(Protocol):
     def end(self) -> None:
         """End the step."""
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[Record]:
         """The records for the journal."""
 
 
@@ -91,7 +94,7 @@ class TimedStep:
             self._was_timed = True
         return self.is_on
 
-    def close(self) -> list[dict[str, Any]]:
+    def close(self) -> list[Record]:
         """Finish, and return the remaining records for the journal."""
         if self._tracer is None:
             return []
@@ -99,8 +102,8 @@ class TimedStep:
             self._end()
             self._why_not = f"step {self._step}, which was timed, did not end"
         if not self._was_timed:
-            return [{"kind": "note", "text": f"no kernels were timed: {self._why_not}"}]
-        return [{"kind": "timed", "step": self._step}, *self._tracer.records()]
+            return [NoteRecord(f"no kernels were timed: {self._why_not}")]
+        return [TimedStepRecord(self._step), *self._tracer.records()]
 
     def _begin(self, phase: str) -> None:
         assert self._tracer is not None
@@ -176,7 +179,7 @@ class NsysTracer:
         self._end_phase()
         self._inside.close()
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[Record]:
         """No records: they are in nsys's report."""
         return []
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import torch
 
 from fakedist.patch import patched
-
-Place = tuple[int, str, int, bool]
+from fakedist.run.rows import Place
+from fakedist.run.trace_records import KernelsRecord
 
 
 class Timer(Protocol):
@@ -25,7 +25,7 @@ class Timer(Protocol):
     def begin(self) -> None:
         """Begin the step."""
 
-    def end(self, step: int) -> dict[str, Any]:
+    def end(self, step: int) -> KernelsRecord:
         """End the step, and return the journal's record of its kernels."""
 
     def capture_begins(self) -> None:
@@ -35,7 +35,7 @@ class Timer(Protocol):
         """End the capture."""
 
     def operation(self, op: int, operation: str, place: Place) -> int:
-        """Begin an operation in this thread at a place (step, phase, layer, recompute). Returns a tag for it."""
+        """Begin an operation in this thread at a place. Returns a tag for it."""
 
     def done(self, tag: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """End the operation with that tag."""

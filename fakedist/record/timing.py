@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
 
 from fakedist.record.ledger import Ledger
 from fakedist.record.operations import Operations
 from fakedist.record.position import Position
 from fakedist.record.timer import Timer, captures
+from fakedist.run.rows import Place
+from fakedist.run.trace_records import KernelsRecord
 
 
 class Timing:
@@ -62,7 +63,7 @@ class Timing:
             self._tell_operations()
             self._timer.begin()
 
-    def step_ended(self, step: int) -> dict[str, Any] | None:
+    def step_ended(self, step: int) -> KernelsRecord | None:
         """End a step. Returns the journal's record of its kernels if it was timed."""
         if self._timer is None or step != self._step:
             return None
@@ -106,13 +107,13 @@ class Timing:
         wanted = f"--steps {last_step} times step {last_step}"
         return f"no kernel times: the run ended in step {last_step}, before the one that is timed ({wanted})"
 
-    def _end(self) -> dict[str, Any]:
+    def _end(self) -> KernelsRecord:
         assert self._timer is not None
         step, self._step = self._step, 0
         self._tell_operations()
         return self._timer.end(step)
 
-    def _place(self) -> tuple[int, str, int, bool]:
+    def _place(self) -> Place:
         return self._position.places[self._position.scope()]
 
     def _tell_operations(self) -> None:

@@ -20,6 +20,7 @@ from fakedist.record.saving import saves
 from fakedist.record.steps import Steps
 from fakedist.record.stopping import Stopping
 from fakedist.record.waiting import any_waits
+from fakedist.run.records import TrainingFacts
 
 
 class Training:
@@ -97,11 +98,9 @@ class Training:
         """Whether anything ends steps: an optimizer or the script."""
         return self.steps.optimizer_steps > 0 or self.steps.is_manual
 
-    def facts(self) -> dict[str, object]:
+    def facts(self) -> TrainingFacts:
         """The facts about training for the outcome's record."""
-        steps, evaluated = self.steps, self._evaluations.seen
-        found = {"last_step": steps.last, "evaluated": evaluated, "optimizer_steps": steps.optimizer_steps}
-        return {**found, "counts_itself": steps.is_manual}
+        return TrainingFacts(self._evaluations.seen, self.steps.optimizer_steps, counts_itself=self.steps.is_manual)
 
     def _work(self) -> None:
         if self._graphs.capturing is not None:

@@ -1,8 +1,8 @@
 """The journal: what the rank's process writes while it runs. It stays readable wherever it is cut off.
 
 The file starts with ``FDJ1``. Each record is its length and its CRC-32 (both uint32, little endian), followed by a
-pickle (protocol 4) of a dict of builtins. Columns are ``bytes`` of an ``array.array``. The reader refuses any pickle
-that names a global.
+pickle (protocol 4) of a dict of builtins: the record's kind and its fields (:mod:`fakedist.run.encoding`). The reader
+refuses any pickle that names a global.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import os
 import pickle
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 from fakedist.errors import RunDirectoryError
+from fakedist.run.encoding import Record, decode, encode
+from fakedist.run.records import RECORDS
 
 MAGIC = b"FDJ1"
 _HEAD = struct.Struct("<II")
@@ -37,9 +39,9 @@ class JournalWriter:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._write(MAGIC)
 
-    def append(self, record: dict[str, Any]) -> None:
+    def append(self, record: Record) -> None:
         """Write one record. It is in the file when this returns."""
-        body = pickle.dumps(record, protocol=4)
+        body = pickle.dumps(encode(record), protocol=4)
         self._write(_HEAD.pack(len(body), zlib.crc32(body)) + body)
 
     def close(self) -> None:
@@ -55,7 +57,7 @@ class JournalWriter:
 
 
 class _BuiltinsOnly(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> NoReturn:
         raise RunDirectoryError(
             f"the journal wants to load {module}.{name}; a journal holds only numbers and text",
             "it was not written by fakedist: do not trust this directory",
@@ -70,6 +72,10 @@ def damaged(path: Path, cause: str) -> RunDirectoryError:
 class JournalReader:
     """Iterates over a journal's records.
 
+    Args:
+        path: The file.
+        kinds: The records that it may hold, by kind.
+
     A rank that is killed during a write leaves an incomplete record at the end of the file. A broken record with whole
     records after it was once written correctly, so the file is damaged.
 
@@ -77,11 +83,12 @@ class JournalReader:
         truncated: Whether the file ended in the middle of a record. Known after iterating.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, kinds: Mapping[str, type[Record]]) -> None:
         self._path = path
+        self._kinds = kinds
         self.truncated = False
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[Record]:
         with self._path.open("rb") as file:
             magic = file.read(len(MAGIC))
             if magic != MAGIC:
@@ -102,16 +109,20 @@ class JournalReader:
                     return
                 yield self._record(body)
 
-    def _record(self, body: bytes) -> dict[str, Any]:
+    def _record(self, body: bytes) -> Record:
         try:
-            record = _BuiltinsOnly(io.BytesIO(body)).load()
+            plain = _BuiltinsOnly(io.BytesIO(body)).load()
         except RunDirectoryError:
             raise
         except Exception as error:  # its checksum is right, so the cause is not a cut-off run
             raise damaged(self._path, f"is not a journal of fakedist: {error}") from error
-        if not isinstance(record, dict) or "kind" not in record:
+        if not isinstance(plain, dict) or "kind" not in plain:
             raise damaged(self._path, "is not a journal of fakedist")
-        return record
+        try:
+            return decode(plain, self._kinds)
+        except (TypeError, ValueError) as error:
+            kind = str(plain["kind"])[:40]
+            raise damaged(self._path, f"has a record {kind!r} that is not fakedist's: {error}") from error
 
 
 def _has_record(data: bytes) -> bool:
@@ -126,10 +137,14 @@ def _has_record(data: bytes) -> bool:
     return False
 
 
-def read_journal(path: Path) -> JournalReader:
+def read_journal(path: Path, kinds: Mapping[str, type[Record]] = RECORDS) -> JournalReader:
     """The records of a journal. A cut-off tail is left out, and the reader's ``truncated`` is then true.
 
+    Args:
+        path: The file.
+        kinds: The records that it may hold, by kind.
+
     Raises:
-        RunDirectoryError: While iterating: the file is not a journal, is damaged, or holds anything but builtins.
+        RunDirectoryError: While iterating: the file is not a journal, is damaged, or holds anything but its records.
     """
-    return JournalReader(path)
+    return JournalReader(path, kinds)

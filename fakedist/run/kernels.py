@@ -1,67 +1,74 @@
-"""The journal's record of a timed step's kernels. Whatever timed the step writes it; it becomes table ``kernels``."""
+"""The kernels of the timed step, row by row, on their way into the journal."""
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Mapping
-from typing import Any
+from typing import NamedTuple
 
+from fakedist.run.encoding import Columns
 from fakedist.run.schema import BOUNDS, FAMILIES, PHASES
+from fakedist.run.step_time import KernelSource
+from fakedist.run.trace_records import KernelsRecord
 
-#: Columns of the record and of the table, as ``array`` type codes. Texts are indices into the record's ``texts``.
-#: Family, phase and bound are indices into the schema's tuples.
-KERNEL_CODES = {"name": "I", "family": "B", "stream": "Q", "start_us": "d", "duration_us": "d", "launch_us": "d"} | {
-    "grid": "I", "block": "I", "operation": "I", "op": "q", "step": "i", "phase": "B", "recompute": "B", "layer": "i",
-    "call": "q", "flops": "d", "moved_bytes": "d", "bound": "B",
-}  # fmt: skip
-#: The same columns as numpy types.
-KERNEL_TYPES = {
-    name: {"I": "<u4", "B": "u1", "Q": "<u8", "d": "<f8", "q": "<i8", "i": "<i4"}[code]
-    for name, code in KERNEL_CODES.items()
-}
-_TEXTS = ("name", "grid", "block", "operation")
-_PLACES = {
-    column: {text: place for place, text in enumerate(texts)}
-    for column, texts in (("family", FAMILIES), ("phase", PHASES), ("bound", BOUNDS))
-}
 _NAN = float("nan")
-#: Values for columns that a row leaves out.
-_UNKNOWN: dict[str, Any] = {"launch_us": _NAN, "grid": "", "block": "", "operation": "", "op": -1} | {
-    "recompute": False, "layer": 0, "call": -1, "flops": _NAN, "moved_bytes": _NAN, "bound": "",
-}  # fmt: skip
+_FAMILIES, _PHASES, _BOUNDS = (
+    {text: place for place, text in enumerate(texts)} for texts in (FAMILIES, PHASES, BOUNDS)
+)
+
+
+class KernelRow(NamedTuple):
+    """A kernel, copy, fill or collective of the timed step: a row of the table ``kernels``, which describes each field.
+
+    The fields with a default may be unknown.
+    """
+
+    name: str
+    family: str
+    stream: int
+    start_us: float
+    duration_us: float
+    step: int
+    phase: str
+    launch_us: float = _NAN
+    grid: str = ""
+    block: str = ""
+    operation: str = ""
+    op: int = -1
+    recompute: bool = False
+    layer: int = 0
+    call: int = -1
+    flops: float = _NAN
+    moved_bytes: float = _NAN
+    bound: str = ""
 
 
 class KernelRows:
     """Rows of the table ``kernels`` on their way into the journal.
 
     Args:
-        source: Where the rows come from: ``source``, ``tool``, ``step``, ``gpu`` and the rest of
-            ``summary["kernels"]``.
+        source: Where the kernels come from.
     """
 
-    def __init__(self, source: Mapping[str, Any]) -> None:
-        self._source = dict(source)
-        self._columns = {name: array(code) for name, code in KERNEL_CODES.items()}
+    def __init__(self, source: KernelSource) -> None:
+        self._source = source
+        self._columns = Columns(KernelsRecord)
         self._texts: dict[str, int] = {}
 
     def __len__(self) -> int:
-        return len(self._columns["name"])
+        return len(self._columns)
 
-    def add(self, row: Mapping[str, Any]) -> None:
-        """Add a row: the table's values by column. Columns that may be unknown may be left out.
+    def add(self, row: KernelRow) -> None:
+        """Add a row.
 
         Raises:
-            KeyError: A column is missing, or its text is not in the schema.
+            KeyError: Its family, phase or bound is not in the schema.
         """
-        for name, column in self._columns.items():
-            value = row[name] if name in row else _UNKNOWN[name]
-            if name in _TEXTS:
-                value = self._texts.setdefault(value, len(self._texts))
-            elif name in _PLACES:
-                value = _PLACES[name][value]
-            column.append(value)
+        coded = {"family": _FAMILIES[row.family], "phase": _PHASES[row.phase], "bound": _BOUNDS[row.bound]}
+        texts = {name: self._text(getattr(row, name)) for name in ("name", "grid", "block", "operation")}
+        self._columns.add(**row._asdict() | coded | texts)
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> KernelsRecord:
         """The journal's record of all rows. A run has one."""
-        columns = {name: column.tobytes() for name, column in self._columns.items()}
-        return {"kind": "kernels", "source": self._source, "texts": list(self._texts), **columns}
+        return self._columns.made(source=self._source, texts=list(self._texts))
+
+    def _text(self, text: str) -> int:
+        return self._texts.setdefault(text, len(self._texts))

@@ -1,6 +1,7 @@
 """tape.bin: what a rank sent, for other ranks' runs to receive.
 
-The tape is a separate journal (:mod:`fakedist.run.journal`), so a rank killed at any moment leaves what it had sent.
+The tape is a separate journal (:mod:`fakedist.run.journal`) with records of its own, so a rank killed at any moment
+leaves what it had sent.
 Reading it yields only numbers, text and bytes. Objects stay as the bytes that torch.distributed pickled. Only the
 process of a rank that receives one unpickles it, as torch.distributed would.
 """
@@ -13,16 +14,17 @@ import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 from fakedist.errors import RunDirectoryError
 from fakedist.job import Job
 from fakedist.run.directory import MANIFEST_NAME, TAPE_NAME
-from fakedist.run.journal import read_journal
+from fakedist.run.encoding import Record
+from fakedist.run.journal import JournalReader, read_journal
 from fakedist.run.manifest import load_job, load_manifest
 
 #: Evenly spaced ranks as ("range", start, stop, step); other ranks listed one by one.
-RanksKey = tuple[Any, ...]
+RanksKey = tuple[str | int, ...]
 #: Identifies a group: its ranks, and how many groups of the same ranks were made before it.
 Channel = tuple[RanksKey, int]
 #: Type, shape and values of a tensor. The values are None if they were not kept.
@@ -62,7 +64,71 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Awaited:
+class ScriptRecord(Record):
+    """What identifies a job's script. A tape begins with it.
+
+    Attributes:
+        script: Its name.
+        path: Its path; empty for a module.
+        sha256: A hash of its contents; empty where it is not one file.
+    """
+
+    kind: ClassVar[str] = "tape"
+    script: str
+    path: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class GroupRecord(Record):
+    """A group on which this rank sends.
+
+    Attributes:
+        number: Its number on the tape.
+        ranks: Its ranks.
+        nth: How many groups of the same ranks were made before it.
+    """
+
+    kind: ClassVar[str] = "group"
+    number: int
+    ranks: RanksKey
+    nth: int
+
+
+@dataclass(frozen=True)
+class SentRecord(Record):
+    """One call in which this rank sent something. :class:`Sent` explains the fields.
+
+    Attributes:
+        group: Number of its group.
+    """
+
+    kind: ClassVar[str] = "sent"
+    group: int
+    to: int
+    operation: str
+    sequence: int
+    tag: int
+    tensors: list[TensorSent]
+    objects: list[bytes | None]
+
+
+@dataclass(frozen=True)
+class StoredRecord(Record):
+    """A value that this rank set in a store.
+
+    Attributes:
+        key: The key.
+        value: The value.
+    """
+
+    kind: ClassVar[str] = "stored"
+    key: str
+    value: bytes
+
+
+@dataclass(frozen=True)
+class Awaited(Record):
     """A call that only another rank's tape could have answered, so the rank ended there.
 
     Attributes:
@@ -75,6 +141,7 @@ class Awaited:
         key: If the operation is "store", the store key that another rank would have set.
     """
 
+    kind: ClassVar[str] = "awaited"
     operation: str
     source: int
     channel: Channel
@@ -85,7 +152,7 @@ class Awaited:
 
 
 @dataclass(frozen=True)
-class Guess:
+class Guess(Record):
     """A call in which this rank's own value stood in for what another rank would have sent.
 
     Attributes:
@@ -96,6 +163,7 @@ class Guess:
         is_object: Whether it was a Python object. Otherwise it was integers or flags in a tensor.
     """
 
+    kind: ClassVar[str] = "guessed"
     awaited: Awaited
     called: str
     line: str
@@ -104,7 +172,7 @@ class Guess:
 
 
 @dataclass(frozen=True)
-class Moved:
+class Moved(Record):
     """A file or directory that a run renamed or removed.
 
     Attributes:
@@ -113,13 +181,14 @@ class Moved:
         line: Where the script did it, as ``file:line (function)``.
     """
 
+    kind: ClassVar[str] = "moved"
     path: str
     to: str
     line: str
 
 
 @dataclass(frozen=True)
-class Lost:
+class Lost(Record):
     """A missing file or directory that made the script fail.
 
     Attributes:
@@ -127,8 +196,15 @@ class Lost:
         may_be_written: Whether a rank that has not run may write it.
     """
 
+    kind: ClassVar[str] = "lost"
     text: str
     may_be_written: bool
+
+
+#: Every kind of record of a tape, by its name in the file.
+TAPE_RECORDS: dict[str, type[Record]] = {
+    each.kind: each for each in (ScriptRecord, GroupRecord, SentRecord, StoredRecord, Awaited, Guess, Moved, Lost)
+}
 
 
 @dataclass(frozen=True)
@@ -156,51 +232,53 @@ class Tape:
         """
         channels: dict[int, Channel] = {}
         mine: set[int] = set()
-        for record in read_journal(self.run_directory / TAPE_NAME):
-            if record["kind"] == "group":
-                channels[record["number"]] = (record["ranks"], record["nth"])
-                if is_member(rank, record["ranks"]):
-                    mine.add(record["number"])
-            elif record["kind"] == "sent" and record["group"] in mine and record["to"] in (-1, rank):
-                *head, tensors, objects = record["call"]
-                operation, sequence, tag = head
-                channel = channels[record["group"]]
-                yield Sent(operation, channel, record["to"], sequence, tag, tuple(tensors), tuple(objects))
+        for record in self._records():
+            if isinstance(record, GroupRecord):
+                channels[record.number] = (record.ranks, record.nth)
+                if is_member(rank, record.ranks):
+                    mine.add(record.number)
+            elif isinstance(record, SentRecord) and record.group in mine and record.to in (-1, rank):
+                yield Sent(
+                    record.operation,
+                    channels[record.group],
+                    record.to,
+                    record.sequence,
+                    record.tag,
+                    tensors=tuple(record.tensors),
+                    objects=tuple(record.objects),
+                )
 
     def awaited(self) -> Awaited | None:
         """The last call that the run waited for and never got; None if every call was answered."""
         last = None
-        for record in read_journal(self.run_directory / TAPE_NAME):
-            if record["kind"] == "awaited":
-                last = record["call"]
-        return None if last is None else Awaited(*last)
+        for record in self._records():
+            if isinstance(record, Awaited):
+                last = record
+        return last
 
     def guesses(self) -> list[Guess]:
         """Calls where the run continued with its own value, one per line of the script, objects first."""
-        found = [
-            Guess(Awaited(*record["call"]), *record["told"])
-            for record in read_journal(self.run_directory / TAPE_NAME)
-            if record["kind"] == "guessed"
-        ]
+        found = [record for record in self._records() if isinstance(record, Guess)]
         return sorted(found, key=lambda guess: not guess.is_object)
 
     def stored(self) -> dict[str, list[bytes]]:
         """Values that the run set in stores, by key, in order."""
         found: dict[str, list[bytes]] = {}
-        for record in read_journal(self.run_directory / TAPE_NAME):
-            if record["kind"] == "stored":
-                found.setdefault(record["key"], []).append(record["value"])
+        for record in self._records():
+            if isinstance(record, StoredRecord):
+                found.setdefault(record.key, []).append(record.value)
         return found
 
     def moved(self) -> list[Moved]:
         """The files and directories that the run renamed or removed, in order."""
-        journal = read_journal(self.run_directory / TAPE_NAME)
-        return [Moved(*record["told"]) for record in journal if record["kind"] == "moved"]
+        return [record for record in self._records() if isinstance(record, Moved)]
 
     def lost(self) -> Lost | None:
         """The file or directory that was missing when the script failed; None if there was none."""
-        journal = read_journal(self.run_directory / TAPE_NAME)
-        return next((Lost(*record["told"]) for record in journal if record["kind"] == "lost"), None)
+        return next((record for record in self._records() if isinstance(record, Lost)), None)
+
+    def _records(self) -> JournalReader:
+        return read_journal(self.run_directory / TAPE_NAME, TAPE_RECORDS)
 
     def has(self, awaited: Awaited, rank: int) -> bool:
         """Whether the run sent what ``rank`` was waiting for."""
@@ -225,25 +303,25 @@ def ranks_key(ranks: Sequence[int]) -> RanksKey:
 
 def is_member(rank: int, key: RanksKey) -> bool:
     """Whether a rank is among those of a :func:`ranks_key`."""
-    return rank in (range(*key[1:]) if key[:1] == ("range",) else key)
+    return rank in (range(*map(int, key[1:])) if key[:1] == ("range",) else key)
 
 
 def describe_ranks(key: RanksKey) -> str:
     """The ranks of a group in words: "ranks 0-7", "ranks 0-56 by 8", "ranks 1, 5, 7"."""
     if key[:1] == ("range",):
-        ranks = range(*key[1:])
+        ranks = range(*map(int, key[1:]))
         return f"ranks {ranks[0]}-{ranks[-1]}" + (f" by {ranks.step}" if ranks.step != 1 else "")
     some = ", ".join(str(rank) for rank in key[:8])
     return f"rank{'s' if len(key) > 1 else ''} {some}{', ...' if len(key) > 8 else ''}"
 
 
-def script_identity(job: Job, directory: str) -> dict[str, str]:
+def script_identity(job: Job, directory: str) -> ScriptRecord:
     """What identifies a job's script: its name, its path and a hash of its contents."""
     path = Path(directory, job.target)
     if job.is_module or path.is_dir() or not path.is_file() or zipfile.is_zipfile(path):
-        return {"script": job.target, "path": "" if job.is_module else os.path.realpath(path), "sha256": ""}
+        return ScriptRecord(job.target, "" if job.is_module else os.path.realpath(path), "")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return {"script": job.target, "path": os.path.realpath(path), "sha256": digest}
+    return ScriptRecord(job.target, os.path.realpath(path), digest)
 
 
 def find_tapes(job: Job) -> list[Tape]:
@@ -273,7 +351,7 @@ def _runs(paths: Iterable[str]) -> Iterator[Path]:
         yield path
 
 
-def _check_run(directory: Path, job: Job, identity: dict[str, str]) -> int:
+def _check_run(directory: Path, job: Job, identity: ScriptRecord) -> int:
     """The rank of a run, once its tape is known to fit the job.
 
     Raises:
@@ -287,13 +365,15 @@ def _check_run(directory: Path, job: Job, identity: dict[str, str]) -> int:
             f"the tape {directory} is of a world of {theirs.world_size}, this job of {job.world_size} ranks",
             f"--world-size {theirs.world_size}, or record rank {theirs.rank} in a world of {job.world_size}",
         )
-    head = next(iter(read_journal(directory / TAPE_NAME)), {"kind": ""})
-    other = {name: str(head.get(name, "")) for name in identity}
-    same = any(identity[name] and identity[name] == other[name] for name in ("path", "sha256"))
-    if head["kind"] == "tape" and not same and not (job.is_module and other["script"] == identity["script"]):
+    other = next(iter(read_journal(directory / TAPE_NAME, TAPE_RECORDS)), None)
+    if not isinstance(other, ScriptRecord):
+        return theirs.rank
+    pairs = ((identity.path, other.path), (identity.sha256, other.sha256))
+    same = any(mine and mine == found for mine, found in pairs)
+    if not same and not (job.is_module and other.script == identity.script):
         raise RunDirectoryError(
-            f"the tape {directory} is of the script {other['path'] or other['script']}, "
-            f"this job's is {identity['path'] or identity['script']}",
+            f"the tape {directory} is of the script {other.path or other.script}, "
+            f"this job's is {identity.path or identity.script}",
             f"record rank {theirs.rank} with {job.target}",
         )
     return theirs.rank

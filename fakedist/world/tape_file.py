@@ -6,27 +6,32 @@ import ctypes
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import empty
 
+from fakedist.run.encoding import Record
 from fakedist.run.tape import (
     ANY_RANK,
     MAX_TAPE_BYTES,
     MAX_TENSOR_BYTES,
     Awaited,
     Channel,
+    GroupRecord,
     Guess,
     Lost,
     Moved,
     Sent,
+    SentRecord,
+    StoredRecord,
     Tape,
+    TensorSent,
 )
 
 #: Writes a record to the tape's file.
-Append = Callable[[dict[str, object]], None]
+Append = Callable[[Record], None]
 #: Returns a CPU tensor with a tensor's values, in the same memory if possible; None if the values are unknown.
 Known = Callable[[torch.Tensor], torch.Tensor | None]
 #: Limits: lines of the script recorded as guesses, and files recorded as renamed or removed.
@@ -118,7 +123,7 @@ class Writer:
         self._append = append
         self._known = known
         self._numbers: dict[Channel, int] = {}
-        self._waiting: deque[tuple[dict[str, object], list[_Listed]]] = deque()
+        self._waiting: deque[tuple[Record, list[_Listed]]] = deque()
         self._num_bytes = self._num_moved = 0
         self._sites: set[tuple[str, int, str]] = set()
         self.num_cut = 0
@@ -142,7 +147,7 @@ class Writer:
 
     def awaited(self, awaited: Awaited) -> None:
         """Write a call that only another rank could have answered."""
-        self._waiting.append(({"kind": "awaited", "call": astuple(awaited)}, []))
+        self._waiting.append((awaited, []))
         self.flush(wait=True)
 
     def guessed(self, guess: Guess) -> None:
@@ -151,42 +156,42 @@ class Writer:
         if site in self._sites or len(self._sites) >= _MAX_SITES:
             return
         self._sites.add(site)
-        told = (guess.called, guess.line, guess.held, guess.is_object)
-        self._waiting.append(({"kind": "guessed", "call": astuple(guess.awaited), "told": told}, []))
+        self._waiting.append((guess, []))
         self.flush()
 
     def stored(self, key: str, value: bytes) -> None:
         """Write what this rank sets in a store."""
         if len(value) <= MAX_TENSOR_BYTES and self._has_room():
             self._num_bytes += len(value)
-            self._waiting.append(({"kind": "stored", "key": key, "value": value}, []))
+            self._waiting.append((StoredRecord(key, value), []))
             self.flush()
 
     def moved(self, moved: Moved) -> None:
         """Write what the script renamed or removed."""
         self._num_moved += 1
         if self._num_moved <= _MAX_MOVED:
-            self._waiting.append(({"kind": "moved", "told": astuple(moved)}, []))
+            self._waiting.append((moved, []))
             self.flush()
 
     def lost(self, lost: Lost) -> None:
         """Write what the script finally looked for and did not find."""
-        self._waiting.append(({"kind": "lost", "told": astuple(lost)}, []))
+        self._waiting.append((lost, []))
         self.flush(wait=True)
 
     def flush(self, wait: bool = False) -> None:
         """Write in order what has arrived from the device; with ``wait``, wait until everything has."""
         while self._waiting:
             record, listed = self._waiting[0]
-            for place, (dtype, shape, values) in enumerate(listed):
+            sent: list[TensorSent] = []
+            for dtype, shape, values in listed:
+                found = None if isinstance(values, _Later) else values
                 if isinstance(values, _Later):
-                    found = None
                     with suppress(RuntimeError):  # a failed device returns no values
                         found = values.bytes(wait)
                     if found is None and not wait:
                         return
-                    listed[place] = (dtype, shape, found)
-            self._append(record)
+                sent.append((dtype, shape, found))
+            self._append(replace(record, tensors=sent) if isinstance(record, SentRecord) else record)
             self._waiting.popleft()
 
     def _has_room(self) -> bool:
@@ -200,9 +205,17 @@ class Writer:
         if number is None:
             number = self._numbers[where.channel] = len(self._numbers)
             ranks, nth = where.channel
-            self._waiting.append(({"kind": "group", "number": number, "ranks": ranks, "nth": nth}, []))
-        call = (where.operation, where.sequence, where.tag or 0, tensors, objects)
-        self._waiting.append(({"kind": "sent", "group": number, "to": where.to, "call": call}, tensors))
+            self._waiting.append((GroupRecord(number, ranks, nth), []))
+        sent = SentRecord(
+            number,
+            where.to,
+            where.operation,
+            where.sequence,
+            where.tag or 0,
+            tensors=[],
+            objects=objects,
+        )
+        self._waiting.append((sent, tensors))
         self.flush()
 
     def _values(self, tensor: torch.Tensor) -> bytes | _Later | None:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fakedist.run.journal import read_journal
+from fakedist.run.memory_records import EventsRecord
+from fakedist.run.records import OperationNamesRecord, OperationsRecord
 from fakedist.run.schema import ACTIONS
 from tests.gpu.recording import Events, EventsBuilder
 
@@ -25,17 +27,13 @@ def journal_events(run_directory: Path, statistics: Mapping[str, int], device: i
     operation_of: dict[int, int] = {}
     columns: list[tuple[array[int], ...]] = []
     for record in read_journal(run_directory / "journal.bin"):
-        if record["kind"] == "operations":
-            names.update((number, name) for number, name in record["rows"])
-        elif record["kind"] == "ops":
-            operation_of.update(enumerate(array("I", record["operation"]), record["first"]))
-        elif record["kind"] == "events" and record["device"] == device:
-            columns.append(
-                tuple(
-                    array(code, record[name])
-                    for code, name in (("B", "action"), ("q", "size"), ("Q", "stream"), ("q", "op"))
-                )
-            )
+        if isinstance(record, OperationNamesRecord):
+            names.update(record.rows)
+        elif isinstance(record, OperationsRecord):
+            operation_of.update(enumerate(array("I", record.operation), record.first))
+        elif isinstance(record, EventsRecord) and record.device == device:
+            action, size = array("B", record.action), array("q", record.size)
+            columns.append((action, size, array("Q", record.stream), array("q", record.op)))
     builder = EventsBuilder()
     wanted = tuple(statistics.get(name, 0) for name in ("allocation.all.allocated", "allocation.all.freed"))
     for action, size, stream, op in _until(_rows(columns), wanted):

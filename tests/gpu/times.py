@@ -116,7 +116,7 @@ def read_times(run_directory: Path) -> JobTimes:
     own = us * (columns["family"] != FAMILIES.index(LEFT_OUT))
     families = np.bincount(columns["family"], us, len(FAMILIES))
     layers = np.bincount(columns["layer"], own)
-    names = {row[0]: row[1] for row in recording.rows["layers"]}
+    names = {row.layer: row.name for row in recording.layers}
     return JobTimes(
         by_family={name: round(float(t), 3) for name, t in zip(FAMILIES, families, strict=True) if t},
         by_layer={names.get(layer, ""): round(float(t), 3) for layer, t in enumerate(layers) if t},

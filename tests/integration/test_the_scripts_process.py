@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from fakedist.run.journal import read_journal
+from fakedist.run.records import GpuRecord
 from fakedist.run.schema import TABLES
 from tests.conftest import ROOT, Finished, RunFakedist, clean_environment
 from tests.integration.jobs.late_settings import SETTINGS
@@ -62,8 +63,9 @@ def test_what_a_script_sets_counts_as_if_it_were_set_outside(tmp_path: Path, run
     assert not any("LOCAL_RANK" in note for note in manifests[0]["notes"])
     for key in ("estimated_outside", "advice", "by_category", "peak_reserved_bytes"):
         assert manifests[0]["summary"][key] == manifests[1]["summary"][key]
-    gpu = [record for record in read_journal(tmp_path / "inside" / "journal.bin") if record["kind"] == "gpu"][-1]
-    assert (gpu["device_index"], gpu["alloc_conf"]) == (0, SETTINGS["PYTORCH_ALLOC_CONF"])
+    records = read_journal(tmp_path / "inside" / "journal.bin")
+    gpu = [record for record in records if isinstance(record, GpuRecord)][-1]
+    assert (gpu.device_index, gpu.alloc_conf) == (0, SETTINGS["PYTORCH_ALLOC_CONF"])
 
 
 def run_script(text: str, directory: Path, run_fakedist: RunFakedist) -> Finished:

@@ -13,21 +13,22 @@ from fakedist.cli.failure import say_ending, say_first_failure
 from fakedist.job import Job
 from fakedist.launch.ranks import RankRun
 from fakedist.run.directory import TAPE_NAME
+from fakedist.run.encoding import Record
 from fakedist.run.journal import JournalWriter
 from fakedist.run.outcome import Ending, Outcome
+from fakedist.run.tape import Awaited, Guess, Lost
 
 JOB = Job(world_size=64, rank=31, target="train.py", arguments=("--name", "a b"), seed=7)
 FAILED = Ending(Outcome.EXCEPTION, 1, "FileNotFoundError: model.pt")
 LAST = "fakedist: exit 1: the script's own: FileNotFoundError: model.pt"
-CALL = ("broadcast_object_list", 4, (("range", 0, 64, 1), 0), -1, None, 1)
+CALL = Awaited("broadcast_object_list", 4, (("range", 0, 64, 1), 0), -1, None, 1)
 
 
-def guessed(called: str = "broadcast_object_list", line: int = 12, is_object: bool = True) -> dict[str, Any]:
-    told = (called, f"train.py:{line} (main)", "this rank's own ''", is_object)
-    return {"kind": "guessed", "call": CALL, "told": told}
+def guessed(called: str = "broadcast_object_list", line: int = 12, is_object: bool = True) -> Guess:
+    return Guess(CALL, called, f"train.py:{line} (main)", "this rank's own ''", is_object)
 
 
-def said(directory: Path, capsys: pytest.CaptureFixture[str], *records: dict[str, Any], **how: Any) -> list[str]:
+def said(directory: Path, capsys: pytest.CaptureFixture[str], *records: Record, **how: Any) -> list[str]:
     """The lines on stderr of a run with this tape."""
     (directory / TAPE_NAME).unlink(missing_ok=True)
     writer = JournalWriter(directory / TAPE_NAME)
@@ -75,11 +76,11 @@ def test_objects_are_named_before_numbers_and_no_more_than_three(
 
 
 def test_what_the_rank_did_not_find_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lost = {"kind": "lost", "told": ("/ckpt, which this rank looked for, is missing", True)}
+    lost = Lost("/ckpt, which this rank looked for, is missing", True)
     lines = said(tmp_path, capsys, lost)
     assert lines[0] == "fakedist: /ckpt, which this rank looked for, is missing"
     assert [command[2] for command in commands(lines)] == ["--rank=0,31"]
-    lost = {"kind": "lost", "told": ("/ckpt, which this rank looked for, is missing: rank 0 renamed it", False)}
+    lost = Lost("/ckpt, which this rank looked for, is missing: rank 0 renamed it", False)
     assert commands(said(tmp_path, capsys, lost)) == []
 
 
@@ -92,7 +93,7 @@ def test_with_peers_nobody_is_told_to_run_with_peers(tmp_path: Path, capsys: pyt
 def test_an_error_that_has_said_what_to_type_is_not_followed_by_it_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = said(tmp_path, capsys, guessed(), {"kind": "awaited", "call": CALL})
+    lines = said(tmp_path, capsys, guessed(), CALL)
     assert lines[0].startswith("fakedist: rank 31 had gone on with a guess")
     assert commands(lines) == []
 

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fakedist.analysis.building import build_tables, no_collector
 from fakedist.analysis.nsys.database import Database, open_database
 from fakedist.analysis.nsys.tracing import Choice, gpu_name, read_trace, tool_version
 from fakedist.analysis.recording import read_recording
-from fakedist.analysis.timed.kernels import kernel_record
+from fakedist.analysis.timed.kernels import Tool, kernel_record
 from fakedist.analysis.timed.paths import LayerNumbers
 from fakedist.run.directory import JOURNAL_NAME
 from fakedist.run.journal import JournalWriter
 from fakedist.run.manifest import import_manifest
-from fakedist.run.outcome import Ending, Outcome
-from fakedist.run.plain import to_plain
+from fakedist.run.outcome import Outcome
+from fakedist.run.records import GpuRecord, LayersRecord, OutcomeRecord
+from fakedist.run.rows import LayerRow
+from fakedist.run.trace_records import KernelsRecord
 
 
-def recorded_kernels(run_directory: Path, exported: Path, report: Path) -> dict[str, Any]:
+def recorded_kernels(run_directory: Path, exported: Path, report: Path) -> KernelsRecord:
     """The journal's record of the kernels of a recorded run.
 
     Args:
@@ -30,10 +31,9 @@ def recorded_kernels(run_directory: Path, exported: Path, report: Path) -> dict[
     Raises:
         ReportError: The report cannot be read, or has no kernels.
     """
-    layers = LayerNumbers(read_recording(run_directory).rows["layers"])
+    layers = LayerNumbers(read_recording(run_directory).layers)
     with no_collector(), open_database(exported, report) as database:
-        source = _source(database) | {"report": report.name}
-        return kernel_record(read_trace(database, Choice()), layers, source)
+        return kernel_record(read_trace(database, Choice()), layers, _tool(database, report.name))
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Imported:
     """
 
     report: Path
-    kernels: dict[str, Any]
-    layers: list[tuple[int, str, str, int]]
+    kernels: KernelsRecord
+    layers: list[LayerRow]
 
 
 def read_report(report: Path, exported: Path, choice: Choice) -> Imported:
@@ -64,8 +64,7 @@ def read_report(report: Path, exported: Path, choice: Choice) -> Imported:
     """
     layers = LayerNumbers()
     with no_collector(), open_database(exported, report) as database:
-        source = _source(database) | {"report": str(report.resolve())}
-        kernels = kernel_record(read_trace(database, choice), layers, source)
+        kernels = kernel_record(read_trace(database, choice), layers, _tool(database, str(report.resolve())))
     return Imported(report, kernels, layers.rows)
 
 
@@ -73,14 +72,14 @@ def write_run(found: Imported, run_directory: Path) -> None:
     """Write a report as a run, into a new run directory."""
     import_manifest(run_directory, found.report, "nsys")
     journal = JournalWriter(run_directory / JOURNAL_NAME)
-    journal.append({"kind": "gpu", "gpu_name": found.kernels["source"]["gpu"], "torch": "", "notes": []})
-    journal.append({"kind": "layers", "rows": found.layers})
+    source = found.kernels.source
+    journal.append(GpuRecord(gpu_name=source.gpu))
+    journal.append(LayersRecord(found.layers))
     journal.append(found.kernels)
-    ended = {**to_plain(Ending(Outcome.FINISHED, 0)), "last_step": found.kernels["source"]["step"]}
-    journal.append({"kind": "outcome", "last_phase": "other", **ended})
+    journal.append(OutcomeRecord(Outcome.FINISHED, 0, last_phase="other", last_step=source.step))
     journal.close()
     build_tables(run_directory)
 
 
-def _source(database: Database) -> dict[str, Any]:
-    return {"tool": "nsys", "gpu": gpu_name(database), "tool_version": tool_version(database)}
+def _tool(database: Database, report: str) -> Tool:
+    return Tool("nsys", gpu_name(database), version=tool_version(database), report=report)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -92,7 +91,7 @@ class Activity:
     def __len__(self) -> int:
         return len(self.name)
 
-    def where(self, mask: npt.NDArray[Any]) -> Activity:
+    def where(self, mask: npt.NDArray[np.bool_] | Ints) -> Activity:
         """The rows that a mask selects, or the given rows in their order."""
         columns = {name: column[mask] for name, column in self.columns.items()}
         arrays = {name: getattr(self, name)[mask] for name in ("name", "shape", "is_copy", "is_graph")}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +13,11 @@ from fakedist.analysis.timed.intervals import Ints
 from fakedist.analysis.timed.joining import Places, find_places
 from fakedist.analysis.timed.names import OPERATION
 from fakedist.analysis.timed.paths import LayerNumbers
+from fakedist.run.encoding import columns_of
 from fakedist.run.families import kernel_family
-from fakedist.run.kernels import KERNEL_TYPES
 from fakedist.run.schema import FAMILIES, PHASES
+from fakedist.run.step_time import KernelSource
+from fakedist.run.trace_records import KernelsRecord
 
 
 @dataclass
@@ -46,13 +47,32 @@ class Trace:
     notes: list[str] = field(default_factory=list)
 
 
-def kernel_record(trace: Trace, layers: LayerNumbers, source: Mapping[str, Any]) -> dict[str, Any]:
-    """The journal's record ``kernels`` of a step.
+@dataclass(frozen=True)
+class Tool:
+    """Where a trace comes from.
+
+    Attributes:
+        name: cupti or nsys.
+        gpu: The GPU's name.
+        source: measured or simulated.
+        version: Version of the tool, where it tells it.
+        report: The tool's report.
+    """
+
+    name: str
+    gpu: str
+    source: Literal["measured", "simulated"] = "measured"
+    version: str = ""
+    report: str = ""
+
+
+def kernel_record(trace: Trace, layers: LayerNumbers, tool: Tool) -> KernelsRecord:
+    """The journal's record of a step's kernels.
 
     Args:
         trace: The step.
         layers: Numbers of layers. Unknown layers are added to it.
-        source: Where the trace comes from: tool, gpu and more. The step, its time and the notes are added.
+        tool: Where the trace comes from.
     """
     activity, ranges = trace.activity, trace.ranges
     captured = trace.made_in != -1
@@ -67,7 +87,7 @@ def kernel_record(trace: Trace, layers: LayerNumbers, source: Mapping[str, Any])
     block = _numbered([block for _, block in activity.shapes], texts)[activity.shape]
     start, end = activity.columns["start"], activity.columns["end"]
     bytes_ = activity.columns["bytes"]
-    columns: dict[str, npt.NDArray[Any]] = {
+    columns: dict[str, npt.NDArray[np.generic]] = {
         "name": name,
         "family": family,
         "stream": activity.columns["streamId"],
@@ -88,13 +108,20 @@ def kernel_record(trace: Trace, layers: LayerNumbers, source: Mapping[str, Any])
         "bound": np.zeros(len(activity)),
     }
     until = max(int(end.max(initial=trace.begin)), trace.begin)
-    return {
-        "kind": "kernels",
-        "source": {"source": "measured", **source, "step": trace.step, "step_us": (until - trace.begin) / 1000}
-        | {"notes": [*trace.notes, *_notes(trace, places, phase)]},
-        "texts": list(texts),
-        **{name: np.ascontiguousarray(columns[name], kind).tobytes() for name, kind in KERNEL_TYPES.items()},
+    source = KernelSource(
+        source=tool.source,
+        tool=tool.name,
+        step=trace.step,
+        gpu=tool.gpu,
+        step_us=(until - trace.begin) / 1000,
+        notes=[*trace.notes, *_notes(trace, places, phase)],
+        tool_version=tool.version,
+        report=tool.report,
+    )
+    packed = {
+        name: np.ascontiguousarray(columns[name], code).tobytes() for name, code in columns_of(KernelsRecord).items()
     }
+    return KernelsRecord(source, list(texts), **packed)
 
 
 def _numbered(found: list[str], texts: dict[str, int]) -> Ints:

@@ -7,6 +7,7 @@ import numpy as np
 from fakedist.analysis.timed.events import Ranges
 from fakedist.analysis.timed.intervals import Intervals, Ints
 from fakedist.analysis.timed.names import LAYER
+from fakedist.run.rows import LayerRow
 
 OUTSIDE = 0
 
@@ -15,15 +16,15 @@ class LayerNumbers:
     """Rows of the table ``layers`` by name.
 
     Args:
-        known: (number, name, class name, parent) of a recording's layers, whose ranges have these names. None for a
-            trace without a recording: a layer is then named after all the ranges around it.
+        known: A recording's layers, whose ranges have these names. None for a trace without a recording: a layer is
+            then named after all the ranges around it.
 
     Attributes:
         rows: Rows in the journal's format.
     """
 
-    def __init__(self, known: list[tuple[int, str, str, int]] | None = None) -> None:
-        self.rows: list[tuple[int, str, str, int]] = known if known is not None else [(OUTSIDE, "", "", -1)]
+    def __init__(self, known: list[LayerRow] | None = None) -> None:
+        self.rows = known if known is not None else [LayerRow(OUTSIDE, "", "", -1)]
         self._by_name = {name: number for number, name, *_ in self.rows}
         self._is_recorded = known is not None
 
@@ -79,7 +80,7 @@ class LayerNumbers:
         return number[wanted]
 
     def _number(self, parent: int, name: str) -> int:
-        above = self.rows[parent][1]
+        above = self.rows[parent].name
         path = name if not above or name.startswith(above + ".") else f"{above}.{name}"
         if path not in self._by_name:
             self._append(path, parent)
@@ -87,4 +88,4 @@ class LayerNumbers:
 
     def _append(self, name: str, parent: int) -> None:
         self._by_name[name] = len(self.rows)
-        self.rows.append((len(self.rows), name, "", parent))
+        self.rows.append(LayerRow(len(self.rows), name, "", parent))

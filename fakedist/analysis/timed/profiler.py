@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from fakedist.analysis.timed.events import Activity, Ranges
 from fakedist.analysis.timed.intervals import Ints
 from fakedist.analysis.timed.kernels import Trace
 from fakedist.analysis.timed.names import IGNORED, PHASE, STEP, meaning
-from fakedist.run.traces import COLUMNS
+from fakedist.run.encoding import columns_of
+from fakedist.run.trace_records import ProfilerRecord, TracedActivity, TracedCalls, TracedOperations
 
-_TYPES = {"q": "<i8", "I": "<u4"}
 
-
-def profiler_trace(record: dict[str, Any]) -> Trace:
+def profiler_trace(record: ProfilerRecord) -> Trace:
     """The trace of the timed step.
 
     Args:
-        record: The journal's record ``profiler``.
+        record: The journal's record of what torch.profiler saw.
     """
-    tables = {
-        table: {name: np.frombuffer(record[table][name], _TYPES[code]).astype(np.int64) for name, code in codes.items()}
-        for table, codes in COLUMNS.items()
-    }
-    texts = record["texts"]
-    ranges, steps = _ranges(tables["operations"], texts)
-    device = tables["device"]
-    thread, launch = _launches(tables)
+    operations, calls, device = (_columns(each) for each in (record.operations, record.calls, record.activity))
+    texts = record.texts
+    ranges, steps = _ranges(operations, texts)
+    thread, launch = _launches(operations, calls, device)
     begin, step = steps[-1] if steps else (int(launch.min(initial=0)), 0)
     order = np.argsort(device["start"], kind="stable")
     activity = _activity(device, texts).where(order)
@@ -67,12 +60,18 @@ def _ranges(operations: dict[str, Ints], texts: list[str]) -> tuple[Ranges, list
     return ranges, steps
 
 
-def _launches(tables: dict[str, dict[str, Ints]]) -> tuple[Ints, Ints]:
+def _columns(table: TracedOperations | TracedCalls | TracedActivity) -> dict[str, Ints]:
+    return {
+        name: np.frombuffer(getattr(table, name), code).astype(np.int64)
+        for name, code in columns_of(type(table)).items()
+    }
+
+
+def _launches(operations: dict[str, Ints], calls: dict[str, Ints], device: dict[str, Ints]) -> tuple[Ints, Ints]:
     """For each GPU activity, the thread and the time of its launch: from its CUDA call, else from its operation.
 
     A call has CUPTI's thread number. The operation around it has torch's number, which the ranges use too.
     """
-    device, calls, operations = tables["device"], tables["calls"], tables["operations"]
     call = _found(calls["correlation"], device["correlation"])
     linked = np.where(call >= 0, _taken(calls["operation"], call), device["operation"])
     linked = np.where(linked > 0, linked, device["operation"])
@@ -103,7 +102,7 @@ def _activity(device: dict[str, Ints], texts: list[str]) -> Activity:
     found = [texts[each] for each in names.tolist()]
     is_copy = np.array([each.startswith(("Memcpy", "Memset")) for each in found] or [False])
     both_ways = np.array(["DtoD" in each for each in found] or [False])
-    bytes_ = device["bytes"]
+    bytes_ = device["size"]
     if len(name):
         bytes_ = np.where(is_copy[name], np.where(both_ways[name] & (bytes_ > 0), 2 * bytes_, bytes_), -1)
     return Activity(

@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 
 from fakedist.analysis.recording import Array, Recording
-from fakedist.run.kernels import KERNEL_TYPES
+from fakedist.run.encoding import columns_of
 from fakedist.run.schema import BOUNDS, FAMILIES, KINDS, PHASES
+from fakedist.run.trace_records import KernelsRecord
 
 #: Families of compute. Communication is not one of them.
 COMPUTE_FAMILIES = tuple(name for name in FAMILIES if name != "communication")
@@ -20,7 +21,7 @@ def kernel_table(recording: Recording) -> pd.DataFrame:
     columns = recording.kernels
     texts = {"family": FAMILIES, "phase": PHASES, "bound": BOUNDS}
     texts |= dict.fromkeys(("name", "grid", "block", "operation"), tuple(recording.kernel_texts))
-    frame = pd.DataFrame({name: columns[name] for name in KERNEL_TYPES})
+    frame = pd.DataFrame({name: columns[name] for name in columns_of(KernelsRecord)})
     for name, known in texts.items():
         frame[name] = np.array(known or ("",), object)[columns[name]]
     frame["recompute"] = frame["recompute"].astype(bool)

@@ -39,6 +39,7 @@ from fakedist.gpu.values.inside import Inside
 from fakedist.gpu.values.operators import Method, Operator, Run
 from fakedist.gpu.values.randoms import Randoms, SeedAndOffset
 from fakedist.gpu.values.storage import storage_of
+from fakedist.run.rows import InventedRow
 
 #: glibc takes larger blocks from the kernel, which zeroes them (M_MMAP_THRESHOLD's largest value).
 _FRESH_BYTES = 32 << 20
@@ -101,8 +102,8 @@ class ValueEngine:
         doubt = self._host.doubts.of(tensor)
         return host_view(tensor.detach()) if doubt is None or doubt.teller else None
 
-    def invented(self) -> list[tuple[str, str, int, int, int]]:
-        """Values made up since the last call: (operation, filename, line, calls, values)."""
+    def invented(self) -> list[InventedRow]:
+        """Values made up since the last call."""
         return self._host.inventions.take()
 
     def branches(self) -> str:

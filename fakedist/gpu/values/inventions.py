@@ -7,6 +7,7 @@ from torch import randn, zeros
 
 from fakedist.errors import InventedValueError
 from fakedist.frames import script_frame
+from fakedist.run.rows import InventedRow
 
 #: How often a line may get made-up values, or the same answer computed from them, before it counts as a loop that waits
 #: for another value. From then on floats are as good as zero, and one answer is inverted.
@@ -119,10 +120,10 @@ class Inventions:
         entry[0] += 1
         entry[1] += num_values
 
-    def take(self) -> list[tuple[str, str, int, int, int]]:
-        """Rows (operation, filename, line, calls, values) since the last call."""
+    def take(self) -> list[InventedRow]:
+        """The rows since the last call."""
         counts, self._counts = self._counts, {}
-        return [(*key, calls, values) for key, (calls, values) in counts.items()]
+        return [InventedRow(*key, calls, values) for key, (calls, values) in counts.items()]
 
 
 def script_line() -> tuple[str, int]:

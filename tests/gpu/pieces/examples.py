@@ -111,8 +111,9 @@ def recorded(name: str, run_directory: Path) -> JobRecord:
     events, builder = found.device_events, EventsBuilder()
     for action, size, stream in zip(*(events[column].tolist() for column in ("action", "size", "stream")), strict=True):
         builder.add(ACTIONS[action], size, stream)
-    stats = found.stats.get(found.device, {})
-    statistics = {f"{what}_bytes.all.peak": stats.get(f"{what}_peak_bytes", 0) for what in ("allocated", "reserved")}
+    last = found.statistics.get(found.device)
+    allocated, reserved = (0, 0) if last is None else (last.allocated_peak_bytes, last.reserved_peak_bytes)
+    statistics = {"allocated_bytes.all.peak": allocated, "reserved_bytes.all.peak": reserved}
     return JobRecord(name, statistics=statistics, events=builder.build())
 
 

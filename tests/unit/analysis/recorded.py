@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+import struct
+import zlib
 from array import array
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,38 +13,47 @@ from typing import Any
 from fakedist.analysis.recording import Recording, read_recording
 from fakedist.job import Job
 from fakedist.run.directory import JOURNAL_NAME
-from fakedist.run.journal import JournalWriter
+from fakedist.run.encoding import Record, columns_of, decode
+from fakedist.run.journal import MAGIC, JournalWriter
 from fakedist.run.manifest import load_manifest, new_manifest, write_manifest
+from fakedist.run.memory_records import EventsRecord, MarksRecord
 from fakedist.run.outcome import Ending, Outcome
+from fakedist.run.records import (
+    RECORDS,
+    GpuRecord,
+    LayersRecord,
+    OperationNamesRecord,
+    OperationsRecord,
+    RegionsRecord,
+    ScopesRecord,
+    StepRecord,
+)
+from fakedist.run.rows import FrameRow, LayerRow, OperationRow, RegionRow, ScopeRow
 from fakedist.run.schema import ACTIONS, CATEGORIES, SHARD, SHARD_CODE
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 #: Where the one segment of 1 GiB begins that every device has; addresses in tests count from here.
 BASE = 0x7F0000000000
-_EVENTS = {"action": "B", "address": "Q", "size": "q", "stream": "Q", "time_us": "q", "op": "q", "stack": "i"}
-_MARKS = {"op": "q", "address": "Q", "category": "B", "layer": "i", "start": "q", "bytes": "q"}
-GPU = {"kind": "gpu", "torch": "2.15.0", "cuda": "13.2", "python": "3.11.0", "gpu_name": "NVIDIA H100 80GB HBM3"} | {
-    "capacity_bytes": 80 * GIB, "device_index": 0, "alloc_conf": "", "compute_capability": "9.0", "notes": []
-}  # fmt: skip
+GPU = GpuRecord("NVIDIA H100 80GB HBM3", 80 * GIB, "9.0", torch="2.15.0", cuda="13.2", python="3.11.0")
 
 
 @dataclass
 class HandMade:
     """Records to write; every method that adds one returns its number."""
 
-    layers: list[tuple[int, str, str, int]] = field(default_factory=lambda: [(0, "", "", -1)])
+    layers: list[LayerRow] = field(default_factory=lambda: [LayerRow(0, "", "", -1)])
     scopes: dict[tuple[int, str, int, bool], int] = field(default_factory=dict)
     operations: dict[str, int] = field(default_factory=dict)
     ops: list[tuple[int, int]] = field(default_factory=list)
     events: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
     marks: list[tuple[int, ...]] = field(default_factory=list)
-    frames: list[tuple[str, int, str]] = field(default_factory=list)
+    frames: list[FrameRow] = field(default_factory=list)
     stacks: list[tuple[int, ...]] = field(default_factory=list)
-    others: list[dict[str, Any]] = field(default_factory=list)
-    gpu: dict[str, Any] = field(default_factory=lambda: dict(GPU))
+    others: list[Record] = field(default_factory=list)
+    gpu: GpuRecord | None = GPU
 
     def layer(self, name: str, class_name: str = "Linear", parent: int = 0) -> int:
-        self.layers.append((len(self.layers), name, class_name, parent))
+        self.layers.append(LayerRow(len(self.layers), name, class_name, parent))
         return len(self.layers) - 1
 
     def op(self, phase: str = "forward", step: int = 1, layer: int = 0, **more: Any) -> int:
@@ -74,18 +86,18 @@ class HandMade:
 
     def stack(self, *frames: tuple[str, int, str]) -> int:
         self.stacks.append(tuple(range(len(self.frames), len(self.frames) + len(frames))))
-        self.frames += frames
+        self.frames += [FrameRow(*frame) for frame in frames]
         return len(self.stacks) - 1
 
     def region(self, first: int, last: int) -> None:
-        self.others.append({"kind": "regions", "rows": [(first, last, 0)]})
+        self.others.append(RegionsRecord([RegionRow(first, last, 0)]))
 
     def step(self, number: int) -> None:
-        times = {"start_us": number * 1000, "end_us": number * 1000 + 900, "wall_us": 900}
-        self.others.append({"kind": "step", "step": number, **times})
+        self.others.append(StepRecord(number, number * 1000, number * 1000 + 900))
 
     def record(self, kind: str, **fields: Any) -> None:
-        self.others.append({"kind": kind, **fields})
+        """Add a record of this kind. Its rows may be plain tuples."""
+        self.others.append(decode({"kind": kind, **fields}, RECORDS))
 
     def ended(self, outcome: str = "stopped", code: int = 0, message: str = "") -> None:
         self.record("outcome", outcome=outcome, code=code, message=message, last_phase="other", last_step=1)
@@ -94,19 +106,20 @@ class HandMade:
         peaks = {"allocated_peak_bytes": allocated, "reserved_peak_bytes": reserved}
         self.record("stats", device=0, num_ooms=0, peaks_were_reset=peaks_were_reset, **peaks)
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[Record]:
         """What the rank would have written."""
-        written: list[dict[str, Any]] = [self.gpu] if self.gpu else []
-        written.append({"kind": "layers", "rows": self.layers})
-        written.append({"kind": "scopes", "rows": [(number, *scope) for scope, number in self.scopes.items()]})
-        written.append({"kind": "operations", "rows": [(number, name) for name, number in self.operations.items()]})
+        written: list[Record] = [self.gpu] if self.gpu else []
+        written.append(LayersRecord(self.layers))
+        written.append(ScopesRecord([ScopeRow(number, *scope) for scope, number in self.scopes.items()]))
+        written.append(OperationNamesRecord([OperationRow(number, name) for name, number in self.operations.items()]))
         operation, scope = (array("I", column).tobytes() for column in zip(*self.ops or [(0, 0)], strict=True))
-        written.append({"kind": "ops", "first": 0, "operation": operation, "scope": scope})
-        stacks: dict[str, Any] = {"frames": self.frames, "stacks": self.stacks}
+        written.append(OperationsRecord(0, operation, scope))
+        frames, stacks = self.frames, self.stacks
         for device, rows in self.events.items():
-            written.append({"kind": "events", "device": device, **stacks, **_columns(_EVENTS, rows)})
-            stacks = {"frames": [], "stacks": []}
-        written.append({"kind": "marks", **_columns(_MARKS, self.marks)})
+            columns = _columns(EventsRecord, rows)
+            written.append(EventsRecord(device, frames, stacks, **columns))
+            frames, stacks = [], []
+        written.append(MarksRecord(**_columns(MarksRecord, self.marks)))
         return written + self.others
 
     def write(self, directory: Path) -> Path:
@@ -139,7 +152,12 @@ def wrote_nothing(directory: Path) -> Path:
     return directory
 
 
-def _columns(types: dict[str, str], rows: list[tuple[int, ...]]) -> dict[str, bytes]:
-    return {
-        name: array(kind, (row[index] for row in rows)).tobytes() for index, (name, kind) in enumerate(types.items())
-    }
+def write_plain(path: Path, plain: object) -> None:
+    """Write a journal that fakedist would never write: one whole record that holds ``plain``."""
+    body = pickle.dumps(plain, protocol=4)
+    path.write_bytes(MAGIC + struct.pack("<II", len(body), zlib.crc32(body)) + body)
+
+
+def _columns(kind: type[Record], rows: list[tuple[int, ...]]) -> dict[str, bytes]:
+    codes = columns_of(kind).items()
+    return {name: array(code, (row[index] for row in rows)).tobytes() for index, (name, code) in enumerate(codes)}

@@ -71,11 +71,11 @@ def replicated(made: HandMade, *, group_size: int = 8, forward_too: bool = False
     made.alloc(100 * MIB, 80 * MIB)
     made.mark(100 * MIB, "optimizer_state", layer, 80 * MIB)
     made.step(1)
-    made.record("groups", rows=[(0, "0", "default_pg", tuple(range(group_size)), 0, "nccl")])
+    made.record("groups", rows=[(0, "0", "default_pg", tuple(range(group_size)), 0, 0, "nccl")])
     rows = [(0, "all_reduce", 0, 40 * MIB, 40 * MIB, "float32", True, 0, 2, 2, -1)]  # of scope 2, the backward
     if forward_too:
         rows.append((1, "all_reduce", 0, MIB, MIB, "float32", True, 0, 1, 1, -1))
-    made.record("collectives", rows=rows)
+    made.record("calls", rows=rows)
 
 
 def test_optimizer_state_that_a_group_holds_alike_can_be_sharded(tmp_path: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from fakedist.analysis.calls import call_table, collective_table, group_table, num_ranks, ranks_text
+from fakedist.analysis.calls import call_table, collective_table, group_table, ranks_text
 from fakedist.analysis.recording import Recording
 from tests.unit.analysis.recorded import HandMade
 
@@ -18,8 +19,8 @@ def talk(directory: Path) -> Recording:
     made.record(
         "groups",
         rows=[
-            (1, "3", "tp", (0, 1), 1, "nccl"),
-            (0, "0", "default_pg", {"start": 0, "stop": 8, "step": 1}, 1, "cpu:gloo,cuda:nccl"),
+            (1, "3", "tp", (0, 1), 0, 1, "nccl"),
+            (0, "0", "default_pg", (0, 8), 1, 1, "cpu:gloo,cuda:nccl"),
         ],
     )
     rows = [
@@ -30,8 +31,8 @@ def talk(directory: Path) -> Recording:
         (4, "all_gather_into_tensor", 0, 500, 4_000, "float32", False, 0, 1, 0, -1),
         (5, "send", 0, 20, 0, "float32", False, 0, 1, 0, 3),
     ]
-    made.record("collectives", rows=rows[:2])
-    made.record("collectives", rows=rows[2:])
+    made.record("calls", rows=rows[:2])
+    made.record("calls", rows=rows[2:])
     return made.read(directory)
 
 
@@ -69,18 +70,17 @@ def test_a_rank_that_said_nothing_has_empty_tables(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "text", "number"),
+    ("ranks", "text"),
     [
-        ((4,), "4", 1),
-        ((3, 5), "3,5", 2),
-        ((0, 1, 2, 3), "0-3", 4),
-        ((0, 8, 16), "0-16:8", 3),
-        ((0, 1, 3), "0,1,3", 3),
-        ((7, 5, 3), "7-3:-2", 3),
-        ({"start": 1, "stop": 16_384, "step": 8}, "1-16377:8", 2048),
-        ({"start": 0, "stop": 1, "step": 1}, "0", 1),
+        ((4,), "4"),
+        ((3, 5), "3,5"),
+        ((0, 1, 2, 3), "0-3"),
+        ((0, 8, 16), "0-16:8"),
+        ((0, 1, 3), "0,1,3"),
+        ((7, 5, 3), "7-3:-2"),
+        (range(1, 16_384, 8), "1-16377:8"),
+        (range(1), "0"),
     ],
 )
-def test_regular_ranks_are_told_in_one_piece(ranks: object, text: str, number: int) -> None:
+def test_regular_ranks_are_told_in_one_piece(ranks: Sequence[int], text: str) -> None:
     assert ranks_text(ranks) == text
-    assert num_ranks(ranks) == number

@@ -10,12 +10,14 @@ import pytest
 from fakedist.analysis.coverage import coverage_notes
 from fakedist.analysis.recording import Recording
 from fakedist.run.outcome import Outcome
+from fakedist.run.records import OutcomeRecord, StepRecord, TrainingFacts
 from tests.unit.analysis.recorded import HandMade
 
 
-def notes(outcome: Outcome, num_steps: int = 2, until: Any = None, **told: Any) -> list[str]:
-    steps = [{"step": step} for step in range(1, num_steps + 1)]
-    return coverage_notes(Recording(steps=steps, outcome=told), outcome, until)
+def notes(outcome: Outcome, num_steps: int = 2, until: Any = None, training: TrainingFacts | None = None) -> list[str]:
+    steps = [StepRecord(step, 0, 0) for step in range(1, num_steps + 1)]
+    recording = Recording(steps=steps, outcome=OutcomeRecord(outcome, 0, training=training))
+    return coverage_notes(recording, outcome, until)
 
 
 @pytest.mark.parametrize(
@@ -32,21 +34,25 @@ def notes(outcome: Outcome, num_steps: int = 2, until: Any = None, **told: Any) 
     ],
 )
 def test_a_script_that_was_stopped_has_not_reached_what_follows(until: Any, evaluated: bool, said: str) -> None:
-    (note,) = notes(Outcome.STOPPED, until=until, evaluated=evaluated)
+    (note,) = notes(Outcome.STOPPED, until=until, training=TrainingFacts(evaluated, 2, counts_itself=False))
     assert note.startswith(f"the script was stopped {said}")
     assert note.endswith("(--until end records the whole script)")
 
 
 def test_a_script_without_an_optimizer_is_told_how_to_count_steps() -> None:
-    (note,) = notes(Outcome.FINISHED, 0, optimizer_steps=0, counts_itself=False)
+    (note,) = notes(
+        Outcome.FINISHED, 0, training=TrainingFacts(evaluated=False, optimizer_steps=0, counts_itself=False)
+    )
     assert note.startswith("no training step: no optimizer stepped")
     assert "fakedist.step() at the end of each iteration" in note
 
 
-@pytest.mark.parametrize("told", [{"optimizer_steps": 3, "counts_itself": False}, {}])
-def test_nothing_is_said_of_a_script_that_trained_to_its_end(told: dict[str, Any]) -> None:
-    assert notes(Outcome.FINISHED, **told) == []
-    assert notes(Outcome.FINISHED, 0, optimizer_steps=0, counts_itself=True) == []
+@pytest.mark.parametrize(
+    "training",
+    [TrainingFacts(evaluated=False, optimizer_steps=3, counts_itself=False), TrainingFacts(False, 0, True), None],
+)
+def test_nothing_is_said_of_a_script_that_trained_to_its_end(training: TrainingFacts | None) -> None:
+    assert notes(Outcome.FINISHED, training=training) == []
 
 
 def test_a_step_that_went_on_holds_what_was_recorded_as_the_next(tmp_path: Path) -> None:
@@ -56,5 +62,5 @@ def test_a_step_that_went_on_holds_what_was_recorded_as_the_next(tmp_path: Path)
     made.record("step_went_on", step=1)
     made.record("scopes", rows=[(2, 2, "forward", 0, False)])
     recording = made.read(tmp_path)
-    assert [scope[1] for scope in recording.rows["scopes"]] == [1, 1, 2]
+    assert [scope.step for scope in recording.scopes] == [1, 1, 2]
     assert recording.steps == []

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from fakedist.analysis.blocks import build_blocks
+from fakedist.run.memory_records import GeneratedRecord
+from fakedist.run.rows import HolderRow, LineRow
 from tests.unit.analysis.recorded import BASE, MIB, HandMade
 
 CODE = "/cache/inductor/ab/cab.py"
@@ -24,7 +26,7 @@ class Job:
         self.model, self.up, self.down = (made.layer(name, parent=0) for name in ("(Net)", "up", "down"))
         lines = [(10, 0), (14, 1), (21, 1), (24, 0)]
         held = [(10, 12, 1), (-1, 22, 0)]
-        made.record("generated", rows=[(0, CODE, lines, held)])
+        made.record("generated", number=0, filename=CODE, lines=lines, holders=held)
         made.record("placings", rows=[(0, (self.up, self.down, self.model))])
 
     def at(self, line: int) -> int:
@@ -71,7 +73,8 @@ def test_a_block_is_of_who_holds_it_at_the_peak(
 
 def test_before_it_changes_hands_a_block_is_a_temporary_of_who_made_it(tmp_path: Path) -> None:
     job = Job()
-    job.made.others[0]["rows"] = [(0, CODE, [(10, 0), (14, 1)], [(10, 16, 1)])]  # only after the peak, at line 14
+    lines, holders = [LineRow(10, 0), LineRow(14, 1)], [HolderRow(10, 16, 1)]  # only after the peak, at line 14
+    job.made.others[0] = GeneratedRecord(0, CODE, lines, holders)
     job.run(forward_bytes=4 * MIB, backward_bytes=(MIB, MIB))
     assert job.first_block(tmp_path) == (job.up, "temporary")
 

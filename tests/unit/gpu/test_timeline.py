@@ -36,7 +36,7 @@ def tagged(moved_bytes: float = LARGE, flops: float = 0.0, operation: str = "ate
 
 def rows_of(launches: list[Launch], tags: dict[int, Tagged]) -> tuple[list[dict[str, Any]], Timeline]:
     timeline = Timeline(CLOCK, lambda each: "kernel", Place(2, "other", 0, False))
-    return list(timeline.rows(launches, tags)), timeline
+    return [row._asdict() for row in timeline.rows(launches, tags)], timeline
 
 
 def end(row: dict[str, Any]) -> float:

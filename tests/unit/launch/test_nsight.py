@@ -11,6 +11,7 @@ from fakedist.launch import launching, nsight, under_nsys
 from fakedist.launch.launching import Streams
 from fakedist.launch.nsight import export_sqlite, find_nsys, finished_report, profile_command
 from fakedist.run.journal import read_journal
+from fakedist.run.records import NoteRecord
 
 
 def install(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
@@ -99,6 +100,6 @@ def test_a_join_that_fails_is_a_note(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     (tmp_path / "nsight.nsys-rep").write_bytes(b"report")
     under_nsys.join_report(tmp_path)
     (record,) = read_journal(tmp_path / "kernels.bin")
-    assert record["kind"] == "note"
-    assert "nsys export" in record["text"]
-    assert "nsight.nsys-rep is kept" in record["text"]
+    assert isinstance(record, NoteRecord)
+    assert "nsys export" in record.text
+    assert "nsight.nsys-rep is kept" in record.text

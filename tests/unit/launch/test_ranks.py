@@ -16,7 +16,7 @@ from fakedist.launch.ranks import exit_code, parse_ranks, profile_ranks, profile
 from fakedist.run.directory import TAPE_NAME
 from fakedist.run.journal import JournalWriter
 from fakedist.run.outcome import Ending, Outcome
-from fakedist.run.tape import Awaited, Tape
+from fakedist.run.tape import Awaited, GroupRecord, Guess, SentRecord, Tape
 
 JOB = Job(world_size=16, rank=0, target="train.py")
 
@@ -109,15 +109,13 @@ class Stages:
         shutil.rmtree(output, ignore_errors=True)
         output.mkdir(parents=True)
         tape = JournalWriter(output / TAPE_NAME)
-        tape.append({"kind": "group", "number": 0, "ranks": (0, 1), "nth": 0})
+        tape.append(GroupRecord(0, (0, 1), 0))
         for stage in range(job.rank, self._num_stages, 2):
             nth = (stage - self._first) // 2 + 1
             if stage >= self._first and arrived < nth:
-                call = ("send_object_list", 1 - job.rank, ((0, 1), 0), job.rank, None, nth)
-                tape.append({"kind": "awaited", "call": call})
+                tape.append(Awaited("send_object_list", 1 - job.rank, ((0, 1), 0), job.rank, None, nth))
                 return output, Ending(Outcome.EXCEPTION, 1, "WorldError: it waits")
-            call = ("send_object_list", 0, 0, [], [b"shapes"])
-            tape.append({"kind": "sent", "group": 0, "to": 1 - job.rank, "call": call})
+            tape.append(SentRecord(0, 1 - job.rank, "send_object_list", 0, 0, tensors=[], objects=[b"shapes"]))
         return output, Ending(Outcome.FINISHED, 0)
 
 
@@ -180,7 +178,7 @@ class Pipeline:
 
     def __init__(self, guesses: bool = False, never: int = -1) -> None:
         self.order: list[int] = []
-        self._kind = "guessed" if guesses else "awaited"
+        self._guesses = guesses
         self._never = never
 
     def profile(self, job: Job, output: Path, force: bool, streams: Streams) -> tuple[Path, Ending]:
@@ -192,13 +190,12 @@ class Pipeline:
         tape = JournalWriter(output / TAPE_NAME)
         before = job.rank - 1
         if before >= 0 and not (before in have and list(Tape(have[before], before).sent_to(job.rank))):
-            call = ("send_object_list", before, ((before, job.rank), 0), job.rank, None, 1)
-            tape.append({"kind": self._kind, "call": call, "told": ("recv_object_list", "train.py:1", "''", True)})
+            call = Awaited("send_object_list", before, ((before, job.rank), 0), job.rank, None, 1)
+            tape.append(Guess(call, "recv_object_list", "train.py:1", "''", True) if self._guesses else call)
             return output, Ending(Outcome.EXCEPTION, 1, "it waits")
         if job.rank != self._never:
-            tape.append({"kind": "group", "number": 0, "ranks": (job.rank, job.rank + 1), "nth": 0})
-            call = ("send_object_list", 0, 0, [], [b"shapes"])
-            tape.append({"kind": "sent", "group": 0, "to": job.rank + 1, "call": call})
+            tape.append(GroupRecord(0, (job.rank, job.rank + 1), 0))
+            tape.append(SentRecord(0, job.rank + 1, "send_object_list", 0, 0, tensors=[], objects=[b"shapes"]))
         return output, Ending(Outcome.FINISHED, 0)
 
 

@@ -8,16 +8,17 @@ import pytest
 
 from fakedist.rank.main import JournalFailed, OwnJournal
 from fakedist.run.journal import read_journal
+from fakedist.run.records import NoteRecord
 
 
 def test_a_forked_child_writes_nothing_into_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = OwnJournal(tmp_path / "journal.bin")
-    journal.append({"kind": "note", "text": "parent"})
+    journal.append(NoteRecord("parent"))
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    journal.append({"kind": "note", "text": "child"})
+    journal.append(NoteRecord("child"))
     monkeypatch.undo()
     journal.close()
-    assert [record["text"] for record in read_journal(tmp_path / "journal.bin")] == ["parent"]
+    assert list(read_journal(tmp_path / "journal.bin")) == [NoteRecord("parent")]
 
 
 def test_a_full_disk_ends_the_run_past_every_except_exception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,6 +29,6 @@ def test_a_full_disk_ends_the_run_past_every_except_exception(tmp_path: Path, mo
 
     monkeypatch.setattr(journal._writer, "append", full)
     with pytest.raises(JournalFailed, match="No space left on device"):
-        journal.append({"kind": "note"})
+        journal.append(NoteRecord("lost"))
     journal.close()
     assert not issubclass(JournalFailed, Exception)

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from fakedist.record.beginning import Beginning
+from fakedist.run.encoding import Record
+from fakedist.run.outcome import Ending, Outcome
 
 
 def initialise() -> None:
@@ -68,8 +70,8 @@ def test_the_recorders_own_look_ups_do_not_initialise_it(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch._C, "_cuda_init", fail, raising=False)
 
     class Journal:
-        def append(self, record: dict[str, object]) -> None:
-            kinds.append(record["kind"])
+        def append(self, record: Record) -> None:
+            kinds.append(record.kind)
 
     kinds: list[object] = []
     progress: Callable[[str, int, int], None] = lambda phase, step, allocated: None  # noqa: E731
@@ -80,6 +82,6 @@ def test_the_recorders_own_look_ups_do_not_initialise_it(monkeypatch: pytest.Mon
         for _ in range(2):
             model(torch.ones(2, 4)).sum().backward()
             optimizer.step()
-        recorder.close({"outcome": "finished", "code": 0, "message": "", "line": ""})
+        recorder.close(Ending(Outcome.FINISHED, 0))
     assert "outcome" in kinds
     assert "events" not in kinds

@@ -5,15 +5,19 @@ import numpy as np
 import pytest
 import torch
 
-from fakedist.analysis.timed.kernels import kernel_record
+from fakedist.analysis.timed.kernels import Tool, kernel_record
 from fakedist.analysis.timed.paths import LayerNumbers
 from fakedist.analysis.timed.profiler import profiler_trace
 from fakedist.record.kernels import CuptiTracer, profiler_record
-from fakedist.run.kernels import KERNEL_TYPES
+from fakedist.run.encoding import columns_of
+from fakedist.run.rows import LayerRow
 from fakedist.run.schema import FAMILIES, PHASES
+from fakedist.run.trace_records import KernelsRecord
 
 CPU, CUDA = torch._C._autograd.DeviceType.CPU, torch._C._autograd.DeviceType.CUDA
 MAIN, AUTOGRAD = 100, 200
+TOOL = Tool("cupti", "NVIDIA H100")
+NONE = LayerRow(0, "", "", -1)
 
 
 @dataclass
@@ -86,11 +90,13 @@ def training() -> Events:
 
 def rows(events: Events) -> list[tuple[Any, ...]]:
     """Kernels: family, layer, phase, recompute, operation, call."""
-    layers = LayerNumbers([(0, "", "", -1), (1, "blocks.0", "Block", 0), (2, "blocks.1", "Block", 0)])
-    found = kernel_record(profiler_trace(profiler_record(events, "NVIDIA H100")), layers, {"tool": "cupti"})
-    columns = {name: np.frombuffer(found[name], kind).tolist() for name, kind in KERNEL_TYPES.items()}
+    layers = LayerNumbers([NONE, LayerRow(1, "blocks.0", "Block", 0), LayerRow(2, "blocks.1", "Block", 0)])
+    found = kernel_record(profiler_trace(profiler_record(events, "NVIDIA H100")), layers, TOOL)
+    columns = {
+        name: np.frombuffer(getattr(found, name), code).tolist() for name, code in columns_of(KernelsRecord).items()
+    }
     return [
-        (FAMILIES[family], layers.rows[layer][1], PHASES[phase], bool(recompute), found["texts"][operation], call)
+        (FAMILIES[family], layers.rows[layer].name, PHASES[phase], bool(recompute), found.texts[operation], call)
         for family, layer, phase, recompute, operation, call in zip(
             *(columns[name] for name in ("family", "layer", "phase", "recompute", "operation", "call")), strict=True
         )
@@ -110,13 +116,13 @@ def test_every_kernel_has_its_layer_phase_operation_and_collective() -> None:
 
 
 def test_times_grid_and_stream_are_cuptis() -> None:
-    layers = LayerNumbers([(0, "", "", -1)])
-    found = kernel_record(profiler_trace(profiler_record(training(), "")), layers, {})
-    first = {name: np.frombuffer(found[name], kind)[0] for name, kind in KERNEL_TYPES.items()}
+    layers = LayerNumbers([NONE])
+    found = kernel_record(profiler_trace(profiler_record(training(), "")), layers, TOOL)
+    first = {name: np.frombuffer(getattr(found, name), code)[0] for name, code in columns_of(KernelsRecord).items()}
     assert (first["launch_us"], first["start_us"], first["duration_us"]) == (0.15, 1.15, 0.5)
-    assert (found["texts"][first["grid"]], found["texts"][first["block"]]) == ("8,4,1", "128,1,1")
-    assert (first["stream"], first["step"], found["source"]["step"]) == (7, 4, 4)
-    assert found["source"]["step_us"] == pytest.approx((4500 + 1500 - 1000) / 1000)
+    assert (found.texts[first["grid"]], found.texts[first["block"]]) == ("8,4,1", "128,1,1")
+    assert (first["stream"], first["step"], found.source.step) == (7, 4, 4)
+    assert found.source.step_us == pytest.approx((4500 + 1500 - 1000) / 1000)
 
 
 def test_the_operations_of_a_product_are_its_kernels_by_their_time() -> None:
@@ -128,8 +134,8 @@ def test_the_operations_of_a_product_are_its_kernels_by_their_time() -> None:
     events[-1].values["duration_ns"] = 250  # the other takes 500
     events.kernel("Memset (Device)", 1130, product)
     events.kernel("vectorized_elementwise_kernel", 1350, events.operation("aten::relu", 1300, 1400))
-    found = kernel_record(profiler_trace(profiler_record(events, "")), LayerNumbers([(0, "", "", -1)]), {})
-    flops = np.frombuffer(found["flops"], "<f8")
+    found = kernel_record(profiler_trace(profiler_record(events, "")), LayerNumbers([NONE]), TOOL)
+    flops = np.frombuffer(found.flops, "<f8")
     assert flops[:2].tolist() == [2000.0, 1000.0]
     assert np.isnan(flops[2:]).all()
 
@@ -137,16 +143,16 @@ def test_the_operations_of_a_product_are_its_kernels_by_their_time() -> None:
 def test_kernels_of_a_cuda_graph_are_counted_in_a_note() -> None:
     events = training()
     events.kernel("in_graph", 1150, 4, node=', "graph node id": 12')
-    layers = LayerNumbers([(0, "", "", -1)])
-    found = kernel_record(profiler_trace(profiler_record(events, "")), layers, {})
-    assert "1 kernel of CUDA graphs count for the layer that launched the graph" in found["source"]["notes"]
+    layers = LayerNumbers([NONE])
+    found = kernel_record(profiler_trace(profiler_record(events, "")), layers, TOOL)
+    assert "1 kernel of CUDA graphs count for the layer that launched the graph" in found.source.notes
 
 
 def test_a_graphs_kernels_are_known_by_their_launch_where_torch_tells_no_node() -> None:
     events = training()
     events.kernel("in_graph", 1150, 4, by="cudaGraphLaunch")
-    found = kernel_record(profiler_trace(profiler_record(events, "")), LayerNumbers([(0, "", "", -1)]), {})
-    assert "1 kernel of CUDA graphs count for the layer that launched the graph" in found["source"]["notes"]
+    found = kernel_record(profiler_trace(profiler_record(events, "")), LayerNumbers([NONE]), TOOL)
+    assert "1 kernel of CUDA graphs count for the layer that launched the graph" in found.source.notes
 
 
 @pytest.mark.parametrize("name", ["__cudaLaunchKernel", "INVALID", "cuLaunchKernelEx"])
@@ -156,8 +162,7 @@ def test_a_call_is_no_operation_whatever_torch_calls_it(name: str) -> None:
     product = events.operation("aten::mm", 1100, 1200)
     events.kernel("sm90_xmma_gemm", 1150, product, by=name)
     found = profiler_record(events, "")
-    rows_of = {table: len(found[table]["start"]) // 8 for table in ("operations", "calls", "device")}
-    assert rows_of == {"operations": 2, "calls": 1, "device": 1}
+    assert [len(table.start) // 8 for table in (found.operations, found.calls, found.activity)] == [2, 1, 1]
 
 
 def test_the_backward_of_a_scripts_own_function_is_of_the_layer_that_called_it() -> None:

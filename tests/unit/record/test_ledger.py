@@ -1,9 +1,12 @@
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 import torch
 
 from fakedist.record.ledger import Ledger
+from fakedist.run.encoding import Record
+from fakedist.run.records import CallsRecord, GroupsRecord
+from fakedist.run.rows import CallRow, GroupRow
 from tests.unit.record.on_device import on_device
 
 
@@ -11,18 +14,18 @@ class Kept:
     """A journal in memory, and a ledger that writes into it."""
 
     def __init__(self) -> None:
-        self.records: list[dict[str, Any]] = []
+        self.records: list[Record] = []
         self.marked: list[tuple[int, int]] = []
         self.at = (7, 3)
         self.ledger = Ledger(
             self, lambda: self.at, lambda address, size: self.marked.append((address, size)), lambda *gather: None
         )
 
-    def append(self, record: dict[str, Any]) -> None:
+    def append(self, record: Record) -> None:
         self.records.append(record)
 
-    def rows(self, kind: str) -> list[tuple[Any, ...]]:
-        return [row for record in self.records if record["kind"] == kind for row in record["rows"]]
+    def calls(self) -> list[CallRow]:
+        return [row for record in self.records if isinstance(record, CallsRecord) for row in record.rows]
 
 
 @pytest.fixture
@@ -33,7 +36,7 @@ def kept() -> Kept:
 def test_a_call_is_one_row(kept: Kept) -> None:
     kept.ledger.write("all_gather", 2, [torch.ones(2).half()], [torch.ones(3), torch.ones(4)], is_async=True)
     kept.ledger.flush()
-    assert kept.rows("collectives") == [(0, "all_gather", 2, 4, 28, "float16", True, 0, 7, 3, -1)]
+    assert kept.calls() == [(0, "all_gather", 2, 4, 28, "float16", True, 0, 7, 3, -1)]
     assert kept.marked == []  # CPU tensors are not device memory
 
 
@@ -44,19 +47,19 @@ def test_the_blocks_of_a_calls_tensors_are_marked_where_they_begin(kept: Kept, m
     kept.ledger.write("all_gather", 0, [bucket[50:]], [gathered[100:200]])
     assert set(kept.marked) == {(bucket.data_ptr(), 200), (gathered.data_ptr(), 400)}
     kept.ledger.flush()
-    assert [row[7] for row in kept.rows("collectives")] == [5, 5]
+    assert [row.stream for row in kept.calls()] == [5, 5]
 
 
 def test_a_receive_has_its_peer_and_the_type_of_its_output(kept: Kept) -> None:
     kept.ledger.write("recv", 0, [], [torch.ones(2, dtype=torch.int64)], peer=5)
     kept.ledger.flush()
-    assert kept.rows("collectives") == [(0, "recv", 0, 0, 16, "int64", False, 0, 7, 3, 5)]
+    assert kept.calls() == [(0, "recv", 0, 0, 16, "int64", False, 0, 7, 3, 5)]
 
 
 def test_a_barrier_has_neither(kept: Kept) -> None:
     kept.ledger.write("barrier", 0, [], [])
     kept.ledger.flush()
-    assert kept.rows("collectives") == [(0, "barrier", 0, 0, 0, "", False, 0, 7, 3, -1)]
+    assert kept.calls() == [(0, "barrier", 0, 0, 0, "", False, 0, 7, 3, -1)]
 
 
 def test_calls_are_numbered_and_placed_where_they_happen(kept: Kept) -> None:
@@ -64,7 +67,7 @@ def test_calls_are_numbered_and_placed_where_they_happen(kept: Kept) -> None:
         kept.at = (operation, scope)
         kept.ledger.write("barrier", 0, [], [])
     kept.ledger.flush()
-    assert [(row[0], row[8], row[9]) for row in kept.rows("collectives")] == [(0, 1, 10), (1, 1, 11), (2, 9, 12)]
+    assert [(row.sequence, row.op, row.scope) for row in kept.calls()] == [(0, 1, 10), (1, 1, 11), (2, 9, 12)]
 
 
 def test_rows_reach_the_journal_in_batches(kept: Kept) -> None:
@@ -72,31 +75,33 @@ def test_rows_reach_the_journal_in_batches(kept: Kept) -> None:
         kept.ledger.write("barrier", 0, [], [])
     assert kept.records == []
     kept.ledger.write("barrier", 0, [], [])
-    assert len(kept.rows("collectives")) == 4096
+    assert len(kept.calls()) == 4096
     kept.ledger.flush()
     assert len(kept.records) == 1
     kept.ledger.write("barrier", 0, [], [])
     kept.ledger.flush()
-    assert [row[0] for row in kept.rows("collectives")] == list(range(4097))
+    assert [row.sequence for row in kept.calls()] == list(range(4097))
 
 
 @pytest.mark.parametrize(
     ("ranks", "written"),
     [
-        (range(8), tuple(range(8))),
-        (range(65_536), {"start": 0, "stop": 65_536, "step": 1}),
-        (list(range(5, 1024, 16)), {"start": 5, "stop": 1029, "step": 16}),
-        ([0, 2, 1, *range(3, 20)], (0, 2, 1, *range(3, 20))),
-        ([*range(16), 99], (*range(16), 99)),
-        ([20 - rank for rank in range(10)], {"start": 20, "stop": 10, "step": -1}),
+        (range(8), (tuple(range(8)), 0)),
+        (range(65_536), ((0, 65_536), 1)),
+        (list(range(5, 1024, 16)), ((5, 1029), 16)),
+        ([0, 2, 1, *range(3, 20)], ((0, 2, 1, *range(3, 20)), 0)),
+        ([*range(16), 99], ((*range(16), 99), 0)),
+        ([20 - rank for rank in range(10)], ((20, 10), -1)),
     ],
     ids=["few", "world", "strided", "unordered", "gap", "backwards"],
 )
-def test_a_group_is_written_at_once_with_its_ranks(kept: Kept, ranks: Any, written: object) -> None:
+def test_a_group_is_written_at_once_with_its_ranks(
+    kept: Kept, ranks: Sequence[int], written: tuple[tuple[int, ...], int]
+) -> None:
     assert kept.ledger.add_group("0", "default_pg", ranks, 3, "nccl") == 0
-    assert kept.rows("groups") == [(0, "0", "default_pg", written, 3, "nccl")]
-    if isinstance(written, dict):
-        assert list(range(written["start"], written["stop"], written["step"])) == list(ranks)
+    row = GroupRow(0, "0", "default_pg", *written, 3, "nccl")
+    assert kept.records == [GroupsRecord([row])]
+    assert list(row.members) == list(ranks)
 
 
 def test_groups_are_numbered(kept: Kept) -> None:

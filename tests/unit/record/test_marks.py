@@ -36,7 +36,7 @@ def test_memory_of_nobody_has_no_parts() -> None:
 def marked(marks: Marks) -> list[tuple[int, int, int]]:
     """(address, start, bytes) of every mark since the last call."""
     taken = marks.take()
-    columns = [memoryview(taken[name]).cast(code) for name, code in (("address", "Q"), ("start", "q"), ("bytes", "q"))]
+    columns = [memoryview(taken.address).cast("Q"), memoryview(taken.start).cast("q"), memoryview(taken.size).cast("q")]
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from fakedist.record.outside import nccl_record, outside_record
+from fakedist.run.records import OutsideRecord
 
 
 def test_used_and_reserved_bytes_of_the_device_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70, 100) if device == 1 else (0, 0))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10 if device == 1 else 0)
-    assert outside_record(1) == {"kind": "outside", "device": 1, "used_bytes": 30, "reserved_bytes": 10}
+    assert outside_record(1) == OutsideRecord(1, used_bytes=30, reserved_bytes=10)
 
 
 def test_a_device_that_answers_nothing_any_more_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,5 +26,5 @@ def test_a_device_that_answers_nothing_any_more_is_no_error(monkeypatch: pytest.
 def test_the_environment_is_the_one_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_MAX_NCHANNELS", "8")
     record = nccl_record()
-    assert record["environment"]["NCCL_MAX_NCHANNELS"] == "8"
-    assert record["version"].split(".")[0] == "2"
+    assert record.environment["NCCL_MAX_NCHANNELS"] == "8"
+    assert record.version.split(".")[0] == "2"

@@ -56,7 +56,8 @@ class Watch:
 
     def where(self, operation: str) -> list[Where]:
         """(phase, layer, recompute) of each run of an operation, in order."""
-        _, operations, scopes = self.operations.take()
+        taken = self.operations.take()
+        operations, scopes = taken.operation, taken.scope
         names = dict(self.operations.names)
         table = {
             scope: (phase, self.layers.name(layer), again) for scope, _, phase, layer, again in self.position.new_scopes
@@ -122,7 +123,7 @@ def test_the_forward_region_ends_where_backward_begins(watch: Watch) -> None:
     run(watch, Model())
     assert len(watch.position.regions) == 1
     first, last, _ = watch.position.regions[0]
-    _, operations, _ = watch.operations.take()
+    operations = watch.operations.take().operation
     names = dict(watch.operations.names)
     ran = [names[number] for number in memoryview(operations).cast("I")]
     assert "aten.sum.default" in ran[first : last + 1]

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -10,6 +8,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fakedist.record.goal import After
 from fakedist.record.steps import Steps, StopRun
 from fakedist.record.timed import TimedStep
+from fakedist.run.encoding import Record
+from fakedist.run.records import NoteRecord
+from fakedist.run.trace_records import TimedStepRecord
 
 
 class Written:
@@ -30,8 +31,8 @@ class Written:
     def end(self) -> None:
         self.told.append("end")
 
-    def records(self) -> list[dict[str, Any]]:
-        return [{"kind": "traced"}]
+    def records(self) -> list[Record]:
+        return [NoteRecord("traced")]
 
 
 def timed(tracer: Written) -> TimedStep:
@@ -50,7 +51,7 @@ def test_one_step_warms_up_and_the_next_is_traced() -> None:
     step.phase("forward")
     assert not step.step_ended(4, "other")
     assert tracer.told == ["begin fakedist.step:4", "fakedist.phase:other", "fakedist.phase:forward", "end"]
-    assert step.close() == [{"kind": "timed", "step": 4}, {"kind": "traced"}]
+    assert step.close() == [TimedStepRecord(4), NoteRecord("traced")]
 
 
 def test_without_a_tracer_nothing_is_timed() -> None:
@@ -61,8 +62,8 @@ def test_without_a_tracer_nothing_is_timed() -> None:
 
 def note_of(step: TimedStep) -> str:
     (record,) = step.close()
-    assert record["kind"] == "note"
-    return str(record["text"])
+    assert isinstance(record, NoteRecord)
+    return record.text
 
 
 def test_a_script_that_ends_early_has_a_note_that_says_which_step_was_missing() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from fakedist.analysis.building import build_tables
 from fakedist.run.outcome import Ending, Outcome
-from fakedist.run.plain import to_plain
 from fakedist.run.summary import Summary
-from tests.unit.analysis.recorded import GIB, KIB, MIB, HandMade, new_run
+from tests.unit.analysis.recorded import GIB, GPU, KIB, MIB, HandMade, new_run
 from tests.unit.analysis.times.times_by_hand import H100, NAN, kernel, record
 
 GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize2x1x1_execute_segment_k_off_kernel"
@@ -54,10 +54,12 @@ def recorded() -> HandMade:
 
 def talking(made: HandMade) -> HandMade:
     """Add collectives, a note and an ending."""
-    made.record("groups", rows=[(0, "0", "default_pg", tuple(range(8)), 1, "nccl"), (1, "3", "tp", (0, 1), 1, "nccl")])
+    made.record(
+        "groups", rows=[(0, "0", "default_pg", tuple(range(8)), 0, 1, "nccl"), (1, "3", "tp", (0, 1), 0, 1, "nccl")]
+    )
     rows = [(0, "all_reduce", 0, 96 * MIB, 96 * MIB, "float32", False, 0, 1, 0, -1)]
     rows += [(n, "all_gather_into_tensor", 1, MIB, 2 * MIB, "bfloat16", True, 0, 1, 0, -1) for n in range(1, 1235)]
-    made.record("collectives", rows=rows)
+    made.record("calls", rows=rows)
     made.record("note", text="a word that a reader of these figures must know")
     made.ended()
     return made
@@ -87,7 +89,7 @@ def timed(directory: Path, source: str = "estimated") -> Path:
     """The run of :func:`recorded` with a timed step: three blocks forward, again and backward, two collectives."""
     made = talking(recorded())
     tool = "model" if source == "estimated" else "cupti"
-    made.gpu["peaks"] = to_plain(H100)
+    made.gpu = dataclasses.replace(GPU, peaks=H100)
     mlps = (7, 8, 9)
     rows = []
     for number, layer in enumerate(mlps):

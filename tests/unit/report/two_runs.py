@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fakedist.analysis.building import build_tables
+from fakedist.run.trace_records import KernelsRecord
 from tests.unit.analysis.recorded import MIB, HandMade, new_run
 from tests.unit.analysis.times.times_by_hand import NAN, kernel, record
 
@@ -50,8 +51,8 @@ def run_of(
         made.op("optimizer", step)
         made.free(600 * MIB, MIB)
         made.step(step)
-    made.record("groups", rows=[(0, "0", "tp", (0, 1), 1, "nccl")])
-    made.record("collectives", rows=[(0, "all_reduce", 0, activation, activation, "float32", False, 0, 1, 0, -1)])
+    made.record("groups", rows=[(0, "0", "tp", (0, 1), 0, 1, "nccl")])
+    made.record("calls", rows=[(0, "all_reduce", 0, activation, activation, "float32", False, 0, 1, 0, -1)])
     if gemm_us:
         made.others.append(_timed(mlps, gemm_us, source))
     made.ended(ended)
@@ -60,7 +61,7 @@ def run_of(
     return run
 
 
-def _timed(mlps: list[int], gemm_us: float, source: str) -> dict[str, Any]:
+def _timed(mlps: list[int], gemm_us: float, source: str) -> KernelsRecord:
     rows = []
     for number, layer in enumerate(mlps):
         at = number * (gemm_us + 10)

@@ -7,8 +7,9 @@ import pytest
 
 from fakedist.errors import RunDirectoryError
 from fakedist.run.journal import MAGIC, JournalWriter, read_journal
+from fakedist.run.records import NoteRecord, OperationsRecord
 
-RECORDS = [{"kind": "note", "text": "first"}, {"kind": "ops", "first": 0, "operation": b"\x01\x00\x00\x00"}]
+RECORDS = [NoteRecord("first"), OperationsRecord(0, b"\x01\x00\x00\x00", bytes(4))]
 
 
 @pytest.fixture

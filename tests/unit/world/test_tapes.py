@@ -17,11 +17,12 @@ import torch.distributed as dist
 from fakedist.errors import RunDirectoryError, WorldError
 from fakedist.job import Job
 from fakedist.run.directory import TAPE_NAME
-from fakedist.run.journal import JournalReader, JournalWriter
+from fakedist.run.journal import JournalWriter, read_journal
 from fakedist.run.manifest import new_manifest
-from fakedist.run.tape import MAX_TENSOR_BYTES, Tape, find_tapes, script_identity
+from fakedist.run.tape import MAX_TENSOR_BYTES, TAPE_RECORDS, Tape, find_tapes, script_identity
 from fakedist.world.reroute import fake_world
 from fakedist.world.tapes import Tapes
+from tests.unit.analysis.recorded import write_plain
 
 Script = Callable[[], Any]
 
@@ -190,8 +191,7 @@ def test_objects_are_unpickled_by_the_rank_that_receives_them_and_by_nobody_else
 
 
 def test_a_tape_that_wants_to_run_code_is_refused(tmp_path: Path) -> None:
-    writer = JournalWriter(tmp_path / TAPE_NAME)
-    writer.append({"kind": "tape", "bad": pickle.loads(b"cos\ngetcwd\n.")})
+    write_plain(tmp_path / TAPE_NAME, {"kind": "tape", "bad": pickle.loads(b"cos\ngetcwd\n.")})
     with pytest.raises(RunDirectoryError, match="wants to load"):
         list(Tape(tmp_path, 0).sent_to(1))
 
@@ -321,7 +321,7 @@ def test_the_tape_holds_builtins_only(tmp_path: Path) -> None:
     with rank(0, tmp_path):
         broadcast(torch.ones(2))
         dist.broadcast_object_list([Job(world_size=4, rank=0, target="x")], 0)
-    kinds = [record["kind"] for record in JournalReader(tmp_path / "0" / TAPE_NAME)]
+    kinds = [record.kind for record in read_journal(tmp_path / "0" / TAPE_NAME, TAPE_RECORDS)]
     assert kinds == ["group", "sent", "sent"]
 
 
@@ -333,7 +333,7 @@ def run(directory: Path, job: Job) -> str:
     directory.mkdir(parents=True)
     new_manifest(directory, job)
     writer = JournalWriter(directory / TAPE_NAME)
-    writer.append({"kind": "tape", **script_identity(job, os.getcwd())})
+    writer.append(script_identity(job, os.getcwd()))
     writer.close()
     return str(directory)
 

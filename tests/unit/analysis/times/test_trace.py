@@ -69,11 +69,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made.step(1)
     rows.append(kernel(30.0, 12.0, "communication", stream=9, call=0, op=3))
     rows.append(kernel(60.0, NAN, "communication", stream=9, call=1, op=5))
-    made.record("groups", rows=[(0, "0", "tp", (0, 1), 1, "nccl")])
+    made.record("groups", rows=[(0, "0", "tp", (0, 1), 0, 1, "nccl")])
     calls = [
         (at, name, 0, MIB, MIB, "float32", False, 0, 3, 0, -1) for at, name in enumerate(("all_reduce", "barrier"))
     ]
-    made.record("collectives", rows=calls)
+    made.record("calls", rows=calls)
     made.others.append(record(*rows))
     made.ended()
     directory = made.write(new_run(tmp_path_factory.mktemp("runs") / "run"))

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pandas as pd
 
-from fakedist.run.kernels import KernelRows
-from fakedist.run.step_time import Peaks
+from fakedist.run.kernels import KernelRow, KernelRows
+from fakedist.run.step_time import KernelSource, Peaks
+from fakedist.run.trace_records import KernelsRecord
 
 NAN = float("nan")
 H100 = Peaks({"bf16": 989.4e12, "fp32": 66.9e12}, bytes_per_s=3.352e12)
-SOURCE = {
-    "source": "estimated",
-    "tool": "model",
-    "step": 2,
-    "gpu": "NVIDIA H100 80GB HBM3",
-    "step_us": 0.0,
-    "notes": [],
-}
+SOURCE = KernelSource("estimated", "model", 2, "NVIDIA H100 80GB HBM3", 0.0)
 
 
 def kernel(start_us: float, duration_us: float, family: str = "gemm", **more: Any) -> dict[str, Any]:
@@ -36,11 +31,11 @@ def table(*kernels: dict[str, Any]) -> pd.DataFrame:
     return found.astype(types | dict.fromkeys(("start_us", "duration_us", "launch_us", "flops", "moved_bytes"), "f8"))
 
 
-def record(*kernels: dict[str, Any], **source: Any) -> dict[str, Any]:
+def record(*kernels: dict[str, Any], **source: Any) -> KernelsRecord:
     """The journal's record of these rows."""
-    rows = KernelRows(SOURCE | source)
+    rows = KernelRows(dataclasses.replace(SOURCE, **source))
     for row in kernels:
-        rows.add(row)
+        rows.add(KernelRow(**row))
     return rows.record()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,9 @@ from fakedist.report.page import time_drawings
 from fakedist.report.page.pack import Pack
 from fakedist.report.page.run_page import page
 from fakedist.results.opening import open_run
-from fakedist.run.plain import to_plain
 from fakedist.run.schema import FAMILIES
 from fakedist.units import format_us
-from tests.unit.analysis.recorded import HandMade, new_run
+from tests.unit.analysis.recorded import GPU, HandMade, new_run
 from tests.unit.analysis.times.times_by_hand import H100, NAN, kernel, record
 from tests.unit.report.handmade import ended_well, measured, timed
 from tests.unit.report.reading import PageText, read_page
@@ -113,7 +113,7 @@ def test_layers_that_are_opened_have_the_figures_of_their_row(run: Path) -> None
 
 def test_the_roofline_leaves_out_what_is_not_known(tmp_path: Path) -> None:
     made = HandMade()
-    made.gpu["peaks"] = to_plain(H100)
+    made.gpu = dataclasses.replace(GPU, peaks=H100)
     rows = [
         kernel(0, 10, name="both", flops=1e9, moved_bytes=1e7),
         kernel(10, 90, name="both", flops=9e9, moved_bytes=9e7),

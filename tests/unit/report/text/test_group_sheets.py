@@ -34,14 +34,14 @@ def run_of(directory: Path, gather_group: int) -> Path:
     made.op("optimizer", 1)
     made.step(1)
     ranks = {"start": 0, "stop": 64, "step": 1}
-    made.record("groups", rows=[(0, "0", "default_pg", ranks, 5, "nccl"), (1, "1", "gather", ranks, 5, "nccl")])
+    made.record("groups", rows=[(0, "0", "default_pg", ranks, 0, 5, "nccl"), (1, "1", "gather", ranks, 0, 5, "nccl")])
     calls = [("all_gather_into_tensor", gather_group, MIB, 64 * MIB, True, 0, forward, (1, "forward"))] * 2
     calls += [("reduce_scatter_tensor", 0, 64 * MIB, MIB, False, SIDE, backward, (1, "backward"))]
     rows = [
         (number, name, group, read, written, "bfloat16", waits, stream, op, made.scopes[*when, root, False], -1)
         for number, (name, group, read, written, waits, stream, op, when) in enumerate(calls)
     ]
-    made.record("collectives", rows=rows)
+    made.record("calls", rows=rows)
     made.ended()
     run = made.write(new_run(directory))
     build_tables(run)

@@ -1,0 +1,251 @@
+"""Rows of the journal's records. Each row of a record has the same named fields, for its writer and its reader."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Place(NamedTuple):
+    """Where the rank is.
+
+    Attributes:
+        step: Step.
+        phase: One of ``run.schema.PHASES``.
+        layer: Number of the layer; 0 is outside of any module.
+        recompute: Whether backward runs a forward again.
+    """
+
+    step: int
+    phase: str
+    layer: int
+    recompute: bool
+
+
+class LayerRow(NamedTuple):
+    """A layer.
+
+    Attributes:
+        layer: Its number. Layer 0 is outside of any module.
+        name: Fully qualified name, without wrappers.
+        class_name: Class of the module.
+        parent: Number of its parent; -1 for layer 0.
+    """
+
+    layer: int
+    name: str
+    class_name: str
+    parent: int
+
+
+class OperationRow(NamedTuple):
+    """A kind of operation.
+
+    Attributes:
+        number: Its number.
+        name: Its name, e.g. aten.mm.default.
+    """
+
+    number: int
+    name: str
+
+
+class ScopeRow(NamedTuple):
+    """A scope: one number for a place.
+
+    Attributes:
+        scope: Its number.
+        step: Step.
+        phase: Phase.
+        layer: Layer.
+        recompute: Whether backward runs a forward again.
+    """
+
+    scope: int
+    step: int
+    phase: str
+    layer: int
+    recompute: bool
+
+
+class RegionRow(NamedTuple):
+    """A range of operations that saved activations for a backward.
+
+    Attributes:
+        first: Number of the first operation.
+        last: Number of the last operation; below ``first`` if there was none.
+        layer: The layer whose forward backward ran again; 0 for a plain forward.
+    """
+
+    first: int
+    last: int
+    layer: int
+
+
+class CallRow(NamedTuple):
+    """A call on a process group.
+
+    Attributes:
+        sequence: Number of the call, from 0.
+        operation: all_reduce, all_gather_into_tensor, ...
+        group: Number of its group.
+        bytes_in: Bytes that this rank sends.
+        bytes_out: Bytes that this rank receives.
+        dtype: Type of the first tensor; empty without tensors.
+        asynchronous: Whether the call returns before it is done.
+        stream: The stream that was current; 0 on the host.
+        op: Number of the next operation.
+        scope: Number of its scope.
+        peer: The peer's group rank; -1 for collectives.
+    """
+
+    sequence: int
+    operation: str
+    group: int
+    bytes_in: int
+    bytes_out: int
+    dtype: str
+    asynchronous: bool
+    stream: int
+    op: int
+    scope: int
+    peer: int
+
+
+class GroupRow(NamedTuple):
+    """A process group.
+
+    Attributes:
+        number: Its number, in order of creation.
+        name: Its name in torch.distributed.
+        description: What the code that made it calls it.
+        ranks: Global ranks in it; (start, stop) if ``ranks_step`` is not 0.
+        ranks_step: The distance of many evenly spaced ranks; 0 if they are listed.
+        group_rank: This rank's place in it.
+        backend: The backend that the script asked for.
+    """
+
+    number: int
+    name: str
+    description: str
+    ranks: tuple[int, ...]
+    ranks_step: int
+    group_rank: int
+    backend: str
+
+    @property
+    def members(self) -> Sequence[int]:
+        """Global ranks in the group."""
+        return range(self.ranks[0], self.ranks[1], self.ranks_step) if self.ranks_step else self.ranks
+
+
+class InventedRow(NamedTuple):
+    """Made-up values that a line of the script read.
+
+    Attributes:
+        operation: The operation that made them up.
+        filename: The script's file; empty in a backward.
+        line: The line in it.
+        num_calls: Calls.
+        num_values: Values.
+    """
+
+    operation: str
+    filename: str
+    line: int
+    num_calls: int
+    num_values: int
+
+
+class UnansweredRow(NamedTuple):
+    """A CUDA function that the virtual GPU refused.
+
+    Attributes:
+        function: Its name.
+        num_calls: Calls so far.
+    """
+
+    function: str
+    num_calls: int
+
+
+class FrameRow(NamedTuple):
+    """A Python frame.
+
+    Attributes:
+        filename: Source file.
+        line: Line.
+        function: Function.
+    """
+
+    filename: str
+    line: int
+    function: str
+
+
+class LineRow(NamedTuple):
+    """A line of a compiled graph's code.
+
+    Attributes:
+        line: Its number.
+        module: Number of the module that it works for; -1 for the one that was compiled.
+    """
+
+    line: int
+    module: int
+
+
+class HolderRow(NamedTuple):
+    """A change of what a block holds, in a compiled graph's code.
+
+    Attributes:
+        root: Line of the statement that allocated it; ``-1 - place`` for an input of the graph.
+        line: From this line on, it belongs to the module.
+        module: Number of the module; -1 for the one that was compiled.
+    """
+
+    root: int
+    line: int
+    module: int
+
+
+class PlacingRow(NamedTuple):
+    """The layers of a compiled graph's numbered modules.
+
+    Attributes:
+        number: Number of this list.
+        layers: The layer of each module. The last one is the layer that calls the graph.
+    """
+
+    number: int
+    layers: tuple[int, ...]
+
+
+class GraphRow(NamedTuple):
+    """A call of a compiled graph.
+
+    Attributes:
+        op: Number of the call among the operations.
+        code: Number of its code.
+        placing: Number of its list of layers.
+    """
+
+    op: int
+    code: int
+    placing: int
+
+
+class HeldRow(NamedTuple):
+    """An input of a compiled graph whose memory the graph uses again.
+
+    Attributes:
+        op: Number of the graph's call.
+        address: Address of the input's storage.
+        line: From this line of its code on, the memory belongs to the layer.
+        layer: The layer.
+    """
+
+    op: int
+    address: int
+    line: int
+    layer: int

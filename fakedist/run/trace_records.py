@@ -1,0 +1,151 @@
+"""The journal's records of the timed step: what a tool saw of it, and its kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from fakedist.run.encoding import F64, I32, I64, U8, U32, U64, Record
+from fakedist.run.step_time import KernelSource
+
+
+@dataclass(frozen=True, slots=True)
+class TimedStepRecord(Record):
+    """A step that was timed after the recorded ones.
+
+    Attributes:
+        step: Its number.
+    """
+
+    kind: ClassVar[str] = "timed"
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class KernelsRecord(Record):
+    """The kernels of the timed step. They become the table ``kernels``, whose columns these are.
+
+    Texts (name, grid, block, operation) are places in ``texts``. Family, phase and bound are places in the tuples of
+    ``run.schema``.
+
+    Attributes:
+        source: Where the kernels come from.
+        texts: The texts.
+    """
+
+    kind: ClassVar[str] = "kernels"
+    source: KernelSource
+    texts: list[str]
+    name: U32
+    family: U8
+    stream: U64
+    start_us: F64
+    duration_us: F64
+    launch_us: F64
+    grid: U32
+    block: U32
+    operation: U32
+    op: I64
+    step: I32
+    phase: U8
+    recompute: U8
+    layer: I32
+    call: I64
+    flops: F64
+    moved_bytes: F64
+    bound: U8
+
+
+@dataclass(frozen=True, slots=True)
+class TracedOperations:
+    """Torch operations and ranges on the host. Times are in nanoseconds.
+
+    Attributes:
+        id: What calls and activity refer to.
+        start: When it began.
+        end: When it ended.
+        thread: Torch's number of its thread.
+        sequence: Autograd's sequence number; -1 without one.
+        flops: Torch's own count for a matrix product, from its shapes; 0 where torch counts none.
+        text: Place of its name in the texts.
+    """
+
+    id: I64
+    start: I64
+    end: I64
+    thread: I64
+    sequence: I64
+    flops: I64
+    text: U32
+
+
+@dataclass(frozen=True, slots=True)
+class TracedCalls:
+    """CUDA calls on the host. Times are in nanoseconds.
+
+    Attributes:
+        correlation: What activity refers to.
+        start: When it began.
+        operation: Id of the operation that was running, or 0.
+        thread: CUPTI's number of its thread.
+    """
+
+    correlation: I64
+    start: I64
+    operation: I64
+    thread: I64
+
+
+@dataclass(frozen=True, slots=True)
+class TracedActivity:
+    """Activity on the GPU. Times are in nanoseconds.
+
+    Attributes:
+        start: When it began.
+        end: When it ended.
+        stream: Its stream.
+        correlation: The CUDA call that launched it.
+        operation: Id of the operation that was running, or 0.
+        size: Bytes of a copy or fill; -1 without any.
+        node: Number of its node in a CUDA graph; 0 outside of one.
+        text: Place of its name in the texts.
+        grid: Place of its grid in the texts.
+        block: Place of its block in the texts.
+    """
+
+    start: I64
+    end: I64
+    stream: I64
+    correlation: I64
+    operation: I64
+    size: I64
+    node: I64
+    text: U32
+    grid: U32
+    block: U32
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilerRecord(Record):
+    """What torch.profiler saw of the timed step.
+
+    Attributes:
+        gpu: The GPU's name.
+        source: Where its times come from: measured or simulated.
+        texts: Texts that the columns refer to.
+        operations: Operations and ranges.
+        calls: CUDA calls.
+        activity: Activity on the GPU.
+    """
+
+    kind: ClassVar[str] = "profiler"
+    gpu: str
+    source: Literal["measured", "simulated"]
+    texts: list[str]
+    operations: TracedOperations
+    calls: TracedCalls
+    activity: TracedActivity
+
+
+#: The records of this module.
+TRACE_RECORDS: tuple[type[Record], ...] = (TimedStepRecord, KernelsRecord, ProfilerRecord)
