@@ -258,12 +258,7 @@ def _sum(dtype: torch.dtype, num_ranks: int) -> Change:
     if dtype == torch.int64:
         return lambda tensor: tensor.clamp_(-(-low // num_ranks), high // num_ranks).mul_(num_ranks)
     wider = torch.float32 if dtype.is_floating_point else torch.int64
-
-    def change(tensor: torch.Tensor) -> None:
-        for piece, (exact,) in pieces(tensor, (wider,)):
-            piece.copy_(exact.copy_(piece).mul_(num_ranks).clamp_(low, high))
-
-    return change
+    return _in_wider(wider, lambda exact: exact.mul_(num_ranks).clamp_(low, high))
 
 
 def _product(dtype: torch.dtype, num_ranks: int) -> Change:
@@ -271,6 +266,8 @@ def _product(dtype: torch.dtype, num_ranks: int) -> Change:
     low, high = _limits(dtype)
     if _is_wide_float(dtype):
         return lambda tensor: tensor.pow_(num_ranks).clamp_(low, high)
+    if dtype.is_floating_point:
+        return _in_wider(torch.float32, lambda exact: exact.pow_(num_ranks).clamp_(low, high))
 
     def change(tensor: torch.Tensor) -> None:
         for piece, (power, is_over) in pieces(tensor, (torch.float64, torch.bool)):
@@ -278,6 +275,16 @@ def _product(dtype: torch.dtype, num_ranks: int) -> Change:
             piece.copy_(power.masked_fill_(is_over, 0).clamp_(low, high)).masked_fill_(is_over, high)
 
     return change
+
+
+def _in_wider(dtype: torch.dtype, change: Callable[[torch.Tensor], torch.Tensor]) -> Change:
+    """Make the change on copies of a wider type."""
+
+    def changed(tensor: torch.Tensor) -> None:
+        for piece, (exact,) in pieces(tensor, (dtype,)):
+            piece.copy_(change(exact.copy_(piece)))
+
+    return changed
 
 
 def _limits(dtype: torch.dtype) -> tuple[float, float]:

@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -64,22 +66,71 @@ def test_gradients_of_many_ranks_stay_finite(arrivals: Arrivals, dtype: torch.dt
     assert tensor[0] >= 60000
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.float8_e4m3fn, torch.float8_e5m2]
-)
-def test_votes_do_not_wrap(arrivals: Arrivals, dtype: torch.dtype) -> None:
-    tensor = torch.tensor([0.0, 1.0, 100.0]).to(dtype)
-    arrivals.reduced(tensor, 1024, dist.ReduceOp.SUM)
-    none, one, many = tensor.double().tolist()
-    assert none == 0
-    assert 1 <= one <= many
+#: The ends of each type's finite range.
+RANGES = {
+    torch.uint8: (0, 255),
+    torch.int8: (-128, 127),
+    torch.int16: (-32768, 32767),
+    torch.int32: (-(2**31), 2**31 - 1),
+    torch.float8_e4m3fn: (-448, 448),
+    torch.float8_e5m2: (-57344, 57344),
+    torch.float16: (-65504, 65504),
+    torch.bfloat16: (-(2.0**128 - 2.0**120), 2.0**128 - 2.0**120),
+    torch.float32: (-(2.0**128 - 2.0**104), 2.0**128 - 2.0**104),
+    torch.float64: (-sys.float_info.max, sys.float_info.max),
+}
 
 
-def test_negative_integers_saturate_at_the_lower_end(arrivals: Arrivals) -> None:
-    low, high = reduced(arrivals, [-100, 100], torch.int8, 8, dist.ReduceOp.SUM)
-    assert -128 <= low <= -120
-    assert 120 <= high <= 127
-    assert reduced(arrivals, [-100, 100], torch.int8, 3, dist.ReduceOp.PRODUCT) == [-128, 127]
+@pytest.mark.parametrize("op", [dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT])
+@pytest.mark.parametrize("dtype", RANGES)
+def test_results_saturate_at_the_ends_of_the_types_range(arrivals: Arrivals, dtype: torch.dtype, op: object) -> None:
+    low, high = RANGES[dtype]
+    assert reduced(arrivals, [low, 0, high], dtype, 3, op) == [low, 0, high]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_a_sum_next_to_the_end_of_the_range_is_exact(arrivals: Arrivals, dtype: torch.dtype) -> None:
+    low, high = RANGES[dtype]
+    inside = (int(high) - 1) // 2
+    assert reduced(arrivals, [inside, inside + 1], dtype, 2, dist.ReduceOp.SUM) == [2 * inside, high]
+    assert reduced(arrivals, [1, 0], dtype, 10**6, dist.ReduceOp.SUM) == [min(10**6, int(high)), 0]
+    assert reduced(arrivals, [-int(low < 0)], dtype, 10**6, dist.ReduceOp.SUM) == [max(-(10**6), int(low))]
+
+
+def test_a_sum_of_64_bit_integers_saturates_at_the_largest_multiple(arrivals: Arrivals) -> None:
+    most = 2**63 - 1
+    found = reduced(arrivals, [most, -most, most // 10, 3], torch.int64, 10, dist.ReduceOp.SUM)
+    assert found == [most // 10 * 10, -(most // 10 * 10), most // 10 * 10, 30]
+
+
+def test_a_product_of_64_bit_integers_saturates_at_the_ends(arrivals: Arrivals) -> None:
+    assert reduced(arrivals, [2, -2], torch.int64, 63, dist.ReduceOp.PRODUCT) == [2**63 - 1, -(2**63)]
+    assert reduced(arrivals, [2, -3], torch.int64, 65, dist.ReduceOp.PRODUCT) == [2**63 - 1, -(2**63)]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.float16])
+def test_a_negative_number_to_an_even_power_is_positive(arrivals: Arrivals, dtype: torch.dtype) -> None:
+    assert reduced(arrivals, [-10], dtype, 2, dist.ReduceOp.PRODUCT) == [100]
+    assert reduced(arrivals, [-10], dtype, 20, dist.ReduceOp.PRODUCT)[0] > 100
+
+
+def test_one_object_serves_groups_types_and_reductions_of_any_kind(arrivals: Arrivals) -> None:
+    for _ in range(2):  # the second round is answered from what the first remembered
+        assert reduced(arrivals, [3], torch.int32, 2, dist.ReduceOp.SUM) == [6]
+        assert reduced(arrivals, [3], torch.int32, 4, dist.ReduceOp.SUM) == [12]
+        assert reduced(arrivals, [3], torch.int32, 4, dist.ReduceOp.PRODUCT) == [81]
+        assert reduced(arrivals, [100], torch.uint8, 4, dist.ReduceOp.SUM) == [255]
+        for factor in (0.5, 2.0):
+            assert reduced(arrivals, [3], torch.float32, 4, dist._make_nccl_premul_sum(factor)) == [12 * factor]
+        by_tensor = dist._make_nccl_premul_sum(torch.tensor(3.0))
+        assert reduced(arrivals, [1, 2], torch.float32, 4, by_tensor) == [12, 24]
+
+
+def test_a_reduction_into_another_tensor_leaves_mine(arrivals: Arrivals) -> None:
+    output, mine = torch.zeros(3, 2), torch.arange(6.0).view(2, 3).t()
+    arrivals.reduced_into(output, mine, 4, dist.ReduceOp.SUM)
+    assert output.view(-1).tolist() == [0, 12, 4, 16, 8, 20]
+    assert mine.tolist() == [[0, 3], [1, 4], [2, 5]]
 
 
 def test_a_true_vote_stays_true(arrivals: Arrivals) -> None:
@@ -90,6 +141,13 @@ def test_complex_sums(arrivals: Arrivals) -> None:
     tensor = torch.tensor([1 + 2j])
     arrivals.reduced(tensor, 8, dist.ReduceOp.SUM)
     assert tensor.tolist() == [8 + 16j]
+    arrivals.reduced(tensor, 8, dist.ReduceOp.AVG)
+    assert tensor.tolist() == [8 + 16j]
+
+
+def test_bools_stay_under_every_reduction(arrivals: Arrivals) -> None:
+    for op in (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.BXOR, dist.ReduceOp.BOR):
+        assert reduced(arrivals, [True, False], torch.bool, 4, op) == [True, False]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
@@ -133,6 +191,12 @@ def test_mine_may_be_a_part_of_the_output(arrivals: Arrivals, rank: int) -> None
     assert output.tolist() == [[1, 2]] * 8
 
 
+def test_equal_slots_keep_the_order_of_a_matrix(arrivals: Arrivals) -> None:
+    output = torch.zeros(3, 2, 2)
+    arrivals.spread_evenly(output, torch.arange(4.0).view(2, 2).t(), 1, 3)
+    assert output.tolist() == [[[0, 2], [1, 3]]] * 3
+
+
 def test_unequal_slots_of_one_tensor(arrivals: Arrivals) -> None:
     output = torch.zeros(8)
     arrivals.spread_evenly(output, torch.tensor([1.0, 2.0, 3.0]), 0, 4)
@@ -173,6 +237,31 @@ def test_a_finite_buffer_is_kept_and_the_rest_of_it_replaced(arrivals: Arrivals)
     assert tensor[[0, 4]].tolist() == [1, 2]
     assert torch.isfinite(tensor).all()
     assert len(set(tensor.tolist())) == 5
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64])
+def test_every_type_is_made_finite_and_a_finite_one_untouched(arrivals: Arrivals, dtype: torch.dtype) -> None:
+    tensor = torch.tensor([1.0, float("nan"), 2.0]).to(dtype)
+    arrivals.finite(tensor)
+    assert (tensor[0], tensor[2]) == (1, 2)
+    assert torch.isfinite(tensor).all()
+    version = tensor._version
+    arrivals.finite(tensor)
+    assert tensor._version == version
+
+
+def test_eight_bit_floats_are_left_as_they_are(arrivals: Arrivals) -> None:
+    tensor = torch.tensor([1.0, float("nan")]).to(torch.float8_e5m2)
+    arrivals.finite(tensor)
+    assert tensor[0].float() == 1
+    assert tensor[1].float().isnan()
+
+
+def test_draws_go_on_from_call_to_call(arrivals: Arrivals) -> None:
+    first, second = torch.empty(10), torch.empty(10)
+    arrivals.invent(first)
+    arrivals.invent(second)
+    assert not torch.equal(first, second)
 
 
 def test_an_integer_buffer_is_kept(arrivals: Arrivals) -> None:
