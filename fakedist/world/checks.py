@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from fakedist.world.ledger_interface import Tensors
+from fakedist.world.lists import Tensors
 from fakedist.world.options import reduction_name
 
 #: Reductions that some backend lacks for some type, by their hash, which is their group.

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-import torch
-
-Tensors = Sequence[torch.Tensor]
+from fakedist.world.lists import Tensors
 
 
 class LedgerLike(Protocol):

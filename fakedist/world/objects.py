@@ -17,7 +17,7 @@ import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from typing import Literal, cast
+from typing import Literal, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -43,8 +43,21 @@ _NUM_CALLS = {
 _BOOLS = ("bool", "bool_")
 #: Called with (operation, group, bytes sent, bytes received) for each call.
 Write = Callable[[str, Group, int, int], None]
-#: The function that makes the stand-in for another rank's object, and whether a tape takes precedence.
-_stand_in: ContextVar[tuple[Callable[[], object], bool] | None] = ContextVar("stand_in", default=None)
+
+
+class _StandIn(NamedTuple):
+    """What stands in for another rank's object.
+
+    Attributes:
+        make: Makes it when a call needs it.
+        yields_to_tape: Whether a tape takes precedence.
+    """
+
+    make: Callable[[], object]
+    yields_to_tape: bool
+
+
+_stand_in: ContextVar[_StandIn | None] = ContextVar("stand_in", default=None)
 
 
 @contextmanager
@@ -74,7 +87,7 @@ def standing_in(make: Callable[[], object], tape: Literal["passed over", "else"]
         make: Makes the object when a call needs it.
         tape: "passed over" ignores a tape's object; "else" prefers it.
     """
-    token = _stand_in.set((make, tape == "else"))
+    token = _stand_in.set(_StandIn(make, tape == "else"))
     try:
         yield
     finally:
@@ -185,7 +198,7 @@ class _Answers:
             if found is not None:
                 output[0] = _load(found[pg.rank()], weights_only)
             elif stand_in is not None:
-                output[0] = stand_in[0]()
+                output[0] = stand_in.make()
             else:
                 mine = given[pg.rank()] if given else None
                 output[0] = output[0] if mine is None else mine
@@ -263,7 +276,7 @@ class _Answers:
         if found is not None:
             objects[:] = [_load(one, weights_only) for one in found]
         elif stand_in is not None:
-            objects[:] = [stand_in[0]()]
+            objects[:] = [stand_in.make()]
         else:
             self._keep(where, name, objects)
 
@@ -285,7 +298,7 @@ class _Answers:
         """The tape's objects, unless a stand-in takes precedence."""
         found = self._tapes.receive_objects(where, num_objects)
         stand_in = _stand_in.get()
-        return found if stand_in is None or stand_in[1] else None
+        return found if stand_in is None or stand_in.yields_to_tape else None
 
 
 def _in_words(obj: object) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -21,13 +20,11 @@ from fakedist.run.tape import ANY_RANK
 from fakedist.world import checks
 from fakedist.world.arrivals import Arrivals
 from fakedist.world.group import Group
-from fakedist.world.ledger_interface import LedgerLike, Tensors
+from fakedist.world.ledger_interface import LedgerLike
+from fakedist.world.lists import Lists, Tensors, flat_like, is_even, listed, only_list
 from fakedist.world.options import Reduction, reduce_op, root
 from fakedist.world.tape_file import Where
 from fakedist.world.work import Call, Coalesced, Done, Given, Plain, done, profiler_enabled
-
-#: A list of tensors, or lists of tensors with one list for each input.
-Lists = Sequence[torch.Tensor] | Sequence[Tensors]
 
 
 class RankGroup(Group):
@@ -61,7 +58,7 @@ class RankGroup(Group):
 
     def allreduce(self, tensors: torch.Tensor | Tensors, opts: object = None) -> Done:
         """all_reduce, in place."""
-        return self._reduce_in_place("all_reduce", tensors if type(tensors) is list else _listed(tensors), opts)
+        return self._reduce_in_place("all_reduce", tensors if type(tensors) is list else listed(tensors), opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: object = None) -> Done:
         """all_reduce of several tensors."""
@@ -69,7 +66,7 @@ class RankGroup(Group):
 
     def reduce(self, tensors: torch.Tensor | Tensors, opts: object = None, op: Reduction | None = None) -> Done:
         """Reduce: the root gets the result; the other ranks keep their tensors."""
-        tensors = _listed(tensors)
+        tensors = listed(tensors)
         checks.check_root(self._checked(tensors[0]), "reduce", root(opts))
         mine, op = root(opts) == self._place, self._op(opts, tensors, op)
         with self._call("reduce", tensors, tensors if mine else [], opts) as call:
@@ -80,7 +77,7 @@ class RankGroup(Group):
 
     def broadcast(self, tensors: torch.Tensor | Tensors, opts: object = None) -> Done:
         """Broadcast."""
-        tensors = _listed(tensors)
+        tensors = listed(tensors)
         checks.check_root(self._checked(tensors[0]), "broadcast", root(opts))
         mine = root(opts) == self._place
         with self._call("broadcast", tensors if mine else [], [] if mine else tensors, opts) as call:
@@ -93,12 +90,12 @@ class RankGroup(Group):
 
     def allgather(self, outputs: Lists, inputs: torch.Tensor | Tensors, opts: object = None) -> Done:
         """all_gather into a list of tensors."""
-        slots = _only_list(outputs)
-        mine = _listed(inputs)[0]
+        slots = only_list(outputs)
+        mine = listed(inputs)[0]
         checks.check_gathered(self._checked(mine), slots, mine)
         flat = None
-        if _is_even(slots):  # torch gathers uneven slots by broadcasts, without a buffer
-            mine, flat = mine.contiguous(), _flat_like(slots)
+        if is_even(slots):  # torch gathers uneven slots by broadcasts, without a buffer
+            mine, flat = mine.contiguous(), flat_like(slots)
         with self._call("all_gather", [mine], slots, opts) as call:
             self._arrivals.spread(slots, mine)
         work = call.done(slots)
@@ -128,8 +125,8 @@ class RankGroup(Group):
 
     def gather(self, outputs: Lists, inputs: torch.Tensor | Tensors, opts: object = None) -> Done:
         """gather: the root gets every rank's tensor."""
-        inputs = _listed(inputs)
-        slots = _only_list(outputs)
+        inputs = listed(inputs)
+        slots = only_list(outputs)
         checks.check_root(self._checked(inputs[0]), "gather", root(opts))
         mine = root(opts) == self._place
         if mine:
@@ -151,8 +148,8 @@ class RankGroup(Group):
 
     def scatter(self, outputs: torch.Tensor | Tensors, inputs: Lists, opts: object = None) -> Done:
         """scatter: this rank gets its chunk of the root's tensors."""
-        outputs = _listed(outputs)
-        chunks = _only_list(inputs)
+        outputs = listed(outputs)
+        chunks = only_list(inputs)
         checks.check_root(self._checked(outputs[0]), "scatter", root(opts))
         mine = root(opts) == self._place
         if mine:
@@ -168,10 +165,10 @@ class RankGroup(Group):
 
     def reduce_scatter(self, outputs: torch.Tensor | Tensors, inputs: Lists, opts: object = None) -> Done:
         """reduce_scatter from a list of tensors."""
-        output = _listed(outputs)[0]
-        chunks = _only_list(inputs)
+        output = listed(outputs)[0]
+        chunks = only_list(inputs)
         checks.check_scattered(self._checked(output), output, chunks, self._place)
-        flat, op = _flat_like(chunks) if _is_even(chunks) else None, self._op(opts, [output])  # uneven: one by one
+        flat, op = flat_like(chunks) if is_even(chunks) else None, self._op(opts, [output])  # uneven: one by one
         with self._call("reduce_scatter", chunks, [output], opts) as call:
             self._arrivals.reduced_into(output, chunks[self._place], self._num_ranks, op)
             call.hold(flat)
@@ -375,26 +372,3 @@ class RankGroup(Group):
             for output, mine in zip(outputs, inputs, strict=True):
                 self._arrivals.spread_evenly(output, mine, self._place, self._num_ranks)
         return call.done(outputs)
-
-
-def _listed(tensors: torch.Tensor | Tensors) -> list[torch.Tensor]:
-    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-
-
-def _only_list(given: Lists) -> list[torch.Tensor]:
-    """A call's list of tensors, which C++ callers pass as the only one of a list of lists."""
-    return list(given if not given or _are_tensors(given) else given[0])
-
-
-def _are_tensors(given: Lists) -> TypeGuard[Tensors]:
-    return isinstance(given[0], torch.Tensor)
-
-
-def _is_even(tensors: Tensors) -> bool:
-    """Whether ProcessGroupNCCL allocates a flat buffer for a list of device tensors (check_same_size, newLikeFlat)."""
-    shape = tensors[0].shape
-    return tensors[0].is_cuda and all(tensor.shape == shape for tensor in tensors)
-
-
-def _flat_like(tensors: Tensors) -> torch.Tensor:
-    return tensors[0].new_empty((len(tensors), *tensors[0].shape))

@@ -18,15 +18,13 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from fakedist.patch import patched
-from fakedist.world import process_group as ours
 from fakedist.world.arrivals import Arrivals, premultiplier
 from fakedist.world.ledger_interface import LedgerLike
+from fakedist.world.lists import Tensors, flat_like, is_even, listed
 from fakedist.world.options import reduce_op, reduction_name, root
 from fakedist.world.process_group import RankGroup
 from fakedist.world.reroute import _register
 from fakedist.world.work import Done
-
-Tensors = Sequence[torch.Tensor]
 
 _SUMS = ("SUM", "AVG", "PREMUL_SUM")
 _OTHERS = {"MAX": torch.maximum, "MIN": torch.minimum, "PRODUCT": torch.mul}
@@ -85,7 +83,7 @@ class HostGroup(RankGroup):
 
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None) -> Done:
         """Everybody gets the sum on the host; the root keeps it."""
-        tensors = ours._listed(tensors)
+        tensors = listed(tensors)
         mine = root(opts) == self._place
         with self._call("reduce", tensors, tensors if mine else [], opts) as call:
             for tensor in tensors:
@@ -96,7 +94,7 @@ class HostGroup(RankGroup):
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Done:
         """Broadcast."""
-        tensors = ours._listed(tensors)
+        tensors = listed(tensors)
         source = root(opts)
         with self._call("broadcast", *((tensors, []) if source == self._place else ([], tensors)), opts) as call:
             for tensor in tensors:
@@ -106,8 +104,8 @@ class HostGroup(RankGroup):
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
         """all_gather into a list of tensors."""
         slots = list(outputs if isinstance(outputs[0], torch.Tensor) else outputs[0])
-        mine = ours._listed(inputs)[0].contiguous()
-        flat = ours._flat_like(slots) if ours._is_even(slots) else None
+        mine = listed(inputs)[0].contiguous()
+        flat = flat_like(slots) if is_even(slots) else None
         with self._call("all_gather", [mine], slots, opts) as call:
             for slot, part in zip(slots, self._gathered(mine), strict=True):
                 slot.copy_(part)
@@ -118,7 +116,7 @@ class HostGroup(RankGroup):
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
         """scatter: my chunk of what the root has."""
-        outputs = ours._listed(outputs)
+        outputs = listed(outputs)
         chunks = inputs[0] if inputs and not isinstance(inputs[0], torch.Tensor) else inputs
         source = root(opts)
         with self._call("scatter", chunks if source == self._place else [], outputs, opts) as call:
@@ -129,9 +127,9 @@ class HostGroup(RankGroup):
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Done:
         """reduce_scatter from a list of tensors."""
-        output = ours._listed(outputs)[0]
+        output = listed(outputs)[0]
         chunks = list(inputs if isinstance(inputs[0], torch.Tensor) else inputs[0])
-        flat = ours._flat_like(chunks) if ours._is_even(chunks) else None
+        flat = flat_like(chunks) if is_even(chunks) else None
         with self._call("reduce_scatter", chunks, [output], opts) as call:
             summed = [self._reduced(chunk, reduce_op(opts)) for chunk in chunks]
             output.copy_(summed[self._place])

@@ -35,5 +35,5 @@ def test_autograd_does_not_see_what_arrives(enter_world: Enter, communicate: Cal
     assert leaf._version == saved._version == 0
     assert saved.grad_fn is not None
     assert saved.grad_fn.name() == "MulBackward0"
-    squared.sum().backward()  # with what is there now, and no complaint
+    squared.sum().backward()  # with the present values, without an error
     torch.testing.assert_close(leaf.grad, 4 * saved.detach())

@@ -64,9 +64,13 @@ GLOO: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         RuntimeError,
         "Cannot use ReduceOp.BXOR with non-integral dtype",
     ),
-    "nobody's group": (lambda: dist.new_group([]), AssertionError, "Group rank must be specified for group members"),
-    "nobody to send to": (lambda: dist.send(t(), 2), dist.DistStoreError, "wait timeout"),
-    "nobody to receive from": (lambda: dist.recv(t(), 5), dist.DistStoreError, "wait timeout"),
+    "a group without ranks": (
+        lambda: dist.new_group([]),
+        AssertionError,
+        "Group rank must be specified for group members",
+    ),
+    "a send to a rank outside": (lambda: dist.send(t(), 2), dist.DistStoreError, "wait timeout"),
+    "a receive from a rank outside": (lambda: dist.recv(t(), 5), dist.DistStoreError, "wait timeout"),
     "all_to_all_single": (
         lambda: dist.all_to_all_single(t(8), t(7)),
         RuntimeError,

@@ -100,7 +100,7 @@ def test_the_placeholders_of_torchs_own_example_are_refused(tmp_path: Path) -> N
         dist.scatter_object_list([None], [None] * 4, src=0)
 
 
-def test_sizes_and_pickled_bytes_that_nobody_sent_are_guesses_after_objects(tmp_path: Path) -> None:
+def test_sizes_and_pickled_bytes_that_no_tape_has_are_guesses_after_objects(tmp_path: Path) -> None:
     def script() -> None:
         size = torch.zeros(1, dtype=torch.int64)
         dist.broadcast(size, 0)

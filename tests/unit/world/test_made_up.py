@@ -36,7 +36,7 @@ def test_what_stands_in_for_another_ranks_is_counted_with_its_first_line(tapes: 
     assert "--tape" in note
 
 
-def test_tensors_that_nobody_sent_are_counted(tapes: Tapes) -> None:
+def test_tensors_that_no_tape_has_are_counted(tapes: Tapes) -> None:
     dist.recv(torch.zeros(2), 0)
     dist.recv(torch.zeros(2, dtype=torch.int64), 0)
     dist.scatter(torch.zeros(2, dtype=torch.bool), None, src=0)

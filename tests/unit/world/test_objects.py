@@ -15,7 +15,7 @@ WORLDS = pytest.mark.parametrize(("size", "rank"), [(1, 0), (2, 1), (8, 5), (102
 
 
 @WORLDS
-def test_everybody_gathers_mine(enter_world: Enter, size: int, rank: int) -> None:
+def test_every_slot_gathers_mine(enter_world: Enter, size: int, rank: int) -> None:
     notes = enter_world(size, rank)
     slots: list[Any] = [None] * size
     mine = {"loss": [1.0]}
@@ -94,7 +94,7 @@ def test_my_part_of_what_i_scatter(enter_world: Enter) -> None:
         assert got == ["for 5"]
 
 
-def test_sending_is_heard_by_nobody(enter_world: Enter) -> None:
+def test_sending_reaches_no_rank(enter_world: Enter) -> None:
     notes = enter_world(8, 5)
     dist.send_object_list(["mine"], dst=0)
     got: list[Any] = ["before"]

@@ -141,8 +141,8 @@ def test_ranks_in_different_groups_agree_on_the_names_that_follow() -> None:
             dist.init_process_group("gloo")
             for start in range(0, 8, 2):
                 dist.new_group([start, start + 1])
-            everybody: Any = dist.new_group()
-            names.append(everybody.group_name)
+            everyone: Any = dist.new_group()
+            names.append(everyone.group_name)
     assert len(set(names)) == 1
 
 

@@ -23,7 +23,7 @@ ran_here: list[tuple[int, int, int, Any]] = []
 
 
 @pytest.fixture(autouse=True)
-def nobody_ran() -> None:
+def no_rank_ran() -> None:
     ran_here.clear()
 
 

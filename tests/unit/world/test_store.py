@@ -37,7 +37,7 @@ def test_waiting_for_what_is_there(store: Any) -> None:
     store.wait(["key"], timedelta(seconds=1))
 
 
-def test_counters_count_for_everybody(store: Any) -> None:
+def test_counters_count_for_every_rank(store: Any) -> None:
     assert store.add("arrived", 1) == 8
     assert store.add("arrived", 1) == 16
     assert store.add("arrived", 0) == 16

@@ -176,7 +176,7 @@ class Shout:
         return os.mkdir, (os.environ["SHOUT"],)
 
 
-def test_objects_are_unpickled_by_the_rank_that_receives_them_and_by_nobody_else(
+def test_objects_are_unpickled_by_the_rank_that_receives_them_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard = tmp_path / "heard"
