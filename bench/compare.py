@@ -67,13 +67,13 @@ def main() -> None:
         for name, options in (
             ("terminal", []),
             ("--json", ["--json"]),
-            ("--html", ["--html", f"{directory}/page.html"]),
+            ("--format html", ["--format", "html", "-o", f"{directory}/page.html"]),
         ):
             rounds = [measure([*compare, *options]) for _ in range(args.rounds)]
             if name == "terminal":
                 print(f"{args.events:,} and {args.events * 11 // 10:,} events: {rounds[0][2]}")
             seconds = statistics.median(each[0] for each in rounds)
-            print(f"{name:<12} {seconds:6.2f} s {max(each[1] for each in rounds):6.2f} GB of host memory")
+            print(f"{name:<14} {seconds:6.2f} s {max(each[1] for each in rounds):6.2f} GB of host memory")
 
 
 if __name__ == "__main__":

@@ -84,11 +84,11 @@ def bench(history: Callable[[int], Iterator[Event]], num_events: int, rounds: in
         name = f"{'regular' if history is regular else 'random'}, {num_events:,} events"
         fakedist = [sys.executable, "-m", "fakedist"]
         say(f"{name}: tables and terminal", measure([*fakedist, "report", str(run)]), run / "journal.bin", "")
-        made = measure([*fakedist, "report", str(run), "--html", str(page)])
+        made = measure([*fakedist, "report", str(run), "--format", "html", "-o", str(page)])
         opening = opened(page, rounds)
         say(f"{name}: page", made, page, "not opened: no browser" if opening is None else f"{opening:.0f} ms to open")
         snapshot = run / "memory_snapshot.pickle"
-        made = measure([*fakedist, "report", str(snapshot), "--html", str(page)])
+        made = measure([*fakedist, "report", str(snapshot), "--format", "html", "-o", str(page)])
         opening = opened(page, rounds)
         say(f"{name}: page of the snapshot", made, page, "" if opening is None else f"{opening:.0f} ms to open")
         torch = find_spec("torch")

@@ -4,44 +4,23 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, TypedDict, Unpack
+from typing import Unpack
 
-from fakedist.check.running import Runner, Task
-from fakedist.check.section import did_you_mean
+from fakedist.check.running import Task, TaskRunner, see_that_it_can_run
 from fakedist.errors import JobError
-from fakedist.job import Collectives, Device, Job, Launcher, Until, Values
+from fakedist.job import Door, Job, JobOptions, Program, make_jobs
 from fakedist.results.opening import open_run_directory
 from fakedist.results.run import Run
-from fakedist.units import parse_bytes
-
-
-class JobOptions(TypedDict, total=False):
-    """The other options of a job, as ``fakedist profile`` takes them."""
-
-    module: bool
-    gpus_per_node: int
-    device: Device
-    gpu: str
-    gpu_memory: str
-    steps: int | Literal["auto"]
-    until: int | Until
-    launcher: Launcher
-    collectives: Collectives
-    values: Values
-    env: Mapping[str, str]
-    timeout: float
-    seed: int
-    tapes: Sequence[str]
-    with_peers: bool
 
 
 def profile(
     target: str | os.PathLike[str],
     *arguments: str,
-    world_size: int,
+    world_size: int | None = None,
     rank: int = 0,
+    module: bool = False,
     output: str | os.PathLike[str] | None = None,
     **options: Unpack[JobOptions],
 ) -> Run:
@@ -50,48 +29,53 @@ def profile(
     Args:
         target: The script, or with ``module=True`` the name of a module.
         arguments: The script's arguments.
-        world_size: Number of ranks in the job.
+        world_size: Number of ranks in the job, unless ``nnodes`` and ``gpus_per_node`` give it.
         rank: The rank to run.
+        module: Whether the target is a module.
         output: The run directory. An existing one is replaced. With ``with_peers=True``, the directory that holds the
             run directories of all ranks that run. None creates one in the directory for temporary files.
-        options: See :class:`JobOptions`. The default device is the virtual GPU, even on a machine with a real one.
+        options: The other options of ``fakedist profile``, see docs/options.md. The default device is the virtual GPU,
+            even on a machine with a real one.
 
     Returns:
         The run. A rank that does not fit on the GPU also returns one, with ``fits`` false.
 
     Raises:
         JobError: The job is invalid.
+        SetupError: This machine cannot run it.
         ScriptError: The script failed. Its ``output`` holds the end of what the script printed.
     """
-    job = make_job(target, arguments, {**options, "world_size": world_size, "rank": rank})
+    program = Program(os.fspath(target), tuple(map(str, arguments)), is_module=module)
+    job = make_job(program, {**options, "world_size": world_size, "rank": rank})
     directory = Path(output) if output is not None else Path(tempfile.mkdtemp(prefix="fakedist-")) / "run"
-    task = Task(f"{Path(job.target).name} rank {rank}", job, directory.resolve())
-    Runner(Path.cwd()).run(task)
-    return open_run_directory(task.run_directory)
+    return run_job(job, f"{Path(job.target).name} rank {rank}", directory, Path.cwd())
 
 
-def make_job(target: str | os.PathLike[str], arguments: tuple[str, ...], options: Mapping[str, object]) -> Job:
-    """Make a job from the options of :func:`profile`.
+def make_job(program: Program, options: Mapping[str, object]) -> Job:
+    """Make a job from Python's options.
 
     Raises:
-        JobError: An option does not exist, or a value is invalid.
+        JobError: An option does not exist, a value is invalid, or the options name several ranks.
     """
-    known = [*JobOptions.__annotations__, "world_size", "rank"]
-    for name in options:
-        if name not in known:
-            raise JobError(f"a job has no option {name!r}", did_you_mean(name, known))
-    values = dict(options)
-    memory, env = values.pop("gpu_memory", None), values.pop("env", {})
-    if not isinstance(env, Mapping):
-        raise JobError(f"env is a mapping of names to values, not {env!r}", 'env={"NAME": "value"}')
-    return Job.from_dict(
-        {
-            **values,
-            "target": os.fspath(target),
-            "is_module": bool(values.get("module", False)),
-            "arguments": tuple(str(argument) for argument in arguments),
-            "gpu_memory_bytes": None if memory is None else parse_bytes(str(memory)),
-            "environment": tuple((str(name), str(value)) for name, value in env.items()),
-            "timeout_s": values.get("timeout"),
-        }
-    )
+    job, *others = make_jobs(program, options, Door.PYTHON)
+    if others:
+        raise JobError(f"{1 + len(others)} ranks are given, and one can run", f"rank={job.rank}")
+    return job
+
+
+def run_job(job: Job, name: str, run_directory: Path, cwd: Path) -> Run:
+    """Run a job in a child process.
+
+    Args:
+        job: The job.
+        name: Its name in messages.
+        run_directory: The run directory, see ``output`` of :func:`profile`.
+        cwd: The directory in which the script runs.
+
+    Raises:
+        FakedistError: See :func:`profile`.
+    """
+    see_that_it_can_run(job)
+    task = Task(name, job, run_directory.resolve())
+    TaskRunner(cwd).run(task)
+    return open_run_directory(task.run_directory)

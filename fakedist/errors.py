@@ -16,7 +16,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 
 
@@ -108,6 +109,14 @@ class InventedValueError(FakedistError):
 
 class WorldError(FakedistError):
     """The faked world cannot answer what the script asked of another rank."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A hint with the word that was probably meant, or with all known words if none is close."""
+    choices = list(known)
+    if close := difflib.get_close_matches(word, choices, n=1, cutoff=0.5):
+        return f"did you mean {close[0]!r}?"
+    return f"known are: {', '.join(choices)}" if choices else ""
 
 
 def chain_of(error: BaseException) -> Iterator[BaseException]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
-
 import pandas as pd
 
 from fakedist.analysis.recording import Recording
+from fakedist.rank_list import format_rank_list, parse_rank_list
 from fakedist.run.rows import CallRow, ScopeRow
 from fakedist.run.schema import TABLES
 
@@ -25,7 +23,7 @@ def call_table(recording: Recording) -> pd.DataFrame:
 def group_table(recording: Recording) -> pd.DataFrame:
     """The table ``groups``: one row per process group, in order of creation."""
     rows = [
-        (row.name, row.description, row.backend, len(row.members), row.group_rank, ranks_text(row.members))
+        (row.name, row.description, row.backend, len(row.members), row.group_rank, format_rank_list(row.members))
         for row in sorted(recording.groups)
     ]
     return pd.DataFrame(rows, columns=["name", "description", "backend", "size", "group_rank", "ranks"])
@@ -41,21 +39,6 @@ def collective_table(calls: pd.DataFrame) -> pd.DataFrame:
     return table.loc[order].reset_index(drop=True)
 
 
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Ranks as text: 0,3,5 or 0-56:8 (every eighth from 0 to 56)."""
-    if len(ranks) < 3:
-        return ",".join(map(str, ranks))
-    step = ranks[1] - ranks[0]
-    if all(after - before == step for before, after in itertools.pairwise(ranks)):
-        return f"{ranks[0]}-{ranks[-1]}" + ("" if step == 1 else f":{step}")
-    return ",".join(map(str, ranks))
-
-
-def ranks_of(text: str) -> list[int]:
-    """Ranks from their text in the table ``groups``: "0,3,5", "0-7" or "0-56:8" (every eighth from 0 to 56)."""
-    found: list[int] = []
-    for part in filter(None, text.split(",")):
-        bounds, _, step = part.partition(":")
-        first, _, last = bounds.partition("-")
-        found += range(int(first), int(last or first) + 1, int(step or 1))
-    return found
+def ranks_of(text: str) -> tuple[int, ...]:
+    """Ranks from their text in the table ``groups``, which is empty if the ranks are not known."""
+    return parse_rank_list(text) if text else ()

@@ -14,7 +14,7 @@ from fakedist.analysis.memory_tables import Peak
 from fakedist.analysis.outside.outside_memory import beside_reserved, estimate_outside
 from fakedist.analysis.recording import Recording
 from fakedist.analysis.times.totals import rows_of
-from fakedist.job import UNLIMITED_BYTES, Job
+from fakedist.job import Job
 from fakedist.run.manifest import Manifest
 from fakedist.run.outcome import Ending, Outcome
 from fakedist.run.records import GpuRecord
@@ -29,6 +29,7 @@ from fakedist.run.summary import (
     StepPeak,
     Summary,
 )
+from fakedist.units import UNLIMITED_BYTES
 
 
 def summarize(recording: Recording, manifest: Manifest, tables: dict[str, pd.DataFrame], peak: Peak) -> Summary:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 from urllib.parse import quote
 
 from fakedist._version import __version__
@@ -83,7 +82,7 @@ def _place(checked: Checked, line: str) -> tuple[str, int]:
 
 
 def _escaped(text: str, *, is_property: bool = False) -> str:
-    marks: dict[str, Any] = {"%": "%25", "\r": "%0D", "\n": "%0A"}
+    marks = {"%": "%25", "\r": "%0D", "\n": "%0A"}
     marks |= {":": "%3A", ",": "%2C"} if is_property else {}
     for mark, code in marks.items():
         text = text.replace(mark, code)

@@ -7,10 +7,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fakedist.check.config import CheckConfig, CheckJob
-from fakedist.check.measured import Rank
+from fakedist.check.measured import RankFigures
 from fakedist.errors import CheckError
 from fakedist.run.summary import Summary
 
@@ -42,8 +41,8 @@ class Baseline:
         ranks: The job's ranks, by number.
     """
 
-    settings: dict[str, Any]
-    ranks: dict[int, Rank]
+    settings: dict[str, object]
+    ranks: dict[int, RankFigures]
 
 
 def baseline_path(config: CheckConfig, job: CheckJob) -> Path:
@@ -78,7 +77,7 @@ def read_baseline(config: CheckConfig, job: CheckJob) -> Baseline | None:
         )
     try:
         found = Baseline(
-            values["settings"], {int(rank): Rank.of_record(each) for rank, each in values["ranks"].items()}
+            values["settings"], {int(rank): RankFigures.of_record(each) for rank, each in values["ranks"].items()}
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckError(f"{path} is no baseline: {error!r}", again) from None
@@ -88,7 +87,7 @@ def read_baseline(config: CheckConfig, job: CheckJob) -> Baseline | None:
     return found
 
 
-def settings_of(job: CheckJob, summary: Summary) -> dict[str, Any]:
+def settings_of(job: CheckJob, summary: Summary) -> dict[str, object]:
     """The settings that determine a job's figures."""
     values = job.jobs[0].to_dict()
     if values["steps"] == "auto":
@@ -100,7 +99,7 @@ def settings_of(job: CheckJob, summary: Summary) -> dict[str, Any]:
     }
 
 
-def stale_settings(baseline: Baseline, settings: Mapping[str, Any]) -> list[str]:
+def stale_settings(baseline: Baseline, settings: Mapping[str, object]) -> list[str]:
     """The settings in which a baseline differs from what ran, one phrase each. Torch and GPU come first."""
     keys = ["torch", "gpu", *(key for key in _SETTINGS if key in settings)]
     return [
@@ -110,7 +109,7 @@ def stale_settings(baseline: Baseline, settings: Mapping[str, Any]) -> list[str]
     ]
 
 
-def baseline_text(settings: Mapping[str, Any], ranks: Mapping[int, Rank]) -> str:
+def baseline_text(settings: Mapping[str, object], ranks: Mapping[int, RankFigures]) -> str:
     """The text of a baseline's file: sorted, one figure per line."""
     values = {
         "schema_version": SCHEMA_VERSION,
@@ -140,7 +139,7 @@ def write_baselines(texts: Mapping[Path, str]) -> None:
             each.unlink(missing_ok=True)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if isinstance(value, list):
         return repr(" ".join(map(str, value)))
     return "none" if value is None else str(value)

@@ -18,12 +18,10 @@ from fakedist.check.baselines import (
 )
 from fakedist.check.config import CheckConfig, CheckJob
 from fakedist.check.judging import Finding, judge
-from fakedist.check.measured import Rank, measure, peak_places
-from fakedist.check.running import Runner, Task
+from fakedist.check.measured import RankFigures, measure, peak_places
+from fakedist.check.running import Task, TaskRunner, see_that_it_can_run
 from fakedist.errors import CheckError, ExitCode, FakedistError, JobError, ScriptError
 from fakedist.job import Job
-from fakedist.launch import launching
-from fakedist.launch.checked_script import ScriptSyntaxError
 from fakedist.report.text.wording import ending
 from fakedist.results.opening import open_run_directory
 from fakedist.results.run import Run
@@ -99,7 +97,7 @@ def check(config: CheckConfig, running: Running, *, update: bool) -> Checked:
             _see_that_it_can_run(job)
         before = {job.name: None if update else read_baseline(config, job) for job in config.jobs}
         tasks = {(job.name, each.rank): _task(job, each, running) for job in config.jobs for each in job.jobs}
-        failures = Runner(config.root, running.finished).run_all(list(tasks.values()), running.at_once)
+        failures = TaskRunner(config.root, running.finished).run_all(list(tasks.values()), running.at_once)
         checked = Checked(config, failures=failures)
         if not failures:
             for job in config.jobs:
@@ -145,20 +143,21 @@ def _takes_nothing(run: Run) -> bool:
 
 
 def _see_that_it_can_run(job: CheckJob) -> None:
+    where = f"job {job.name!r}"
     try:
         for each in job.jobs:
-            launching.check(each)
-    except ScriptSyntaxError as error:
-        raise ScriptError(
-            f"job {job.name!r}: the script does not compile; nothing was run", output=str(error)
-        ) from None
+            see_that_it_can_run(each)
+    except ScriptError as error:
+        raise ScriptError(f"{where}: {error.message}", error.hint, error.output) from None
     except JobError as error:
-        raise CheckError(f"job {job.name!r}: {error.message}", error.hint) from None
+        raise CheckError(f"{where}: {error.message}", error.hint) from None
     except FakedistError as error:
-        raise type(error)(f"job {job.name!r}: {error.message}", error.hint) from None
+        raise type(error)(f"{where}: {error.message}", error.hint) from None
 
 
-def judge_job(checked: Checked, job: CheckJob, runs: dict[int, Run], baseline: Baseline | None) -> dict[int, Rank]:
+def judge_job(
+    checked: Checked, job: CheckJob, runs: dict[int, Run], baseline: Baseline | None
+) -> dict[int, RankFigures]:
     """Judge every rank of a job, and return the ranks' figures."""
     figures = {limit.figure for limit in (*job.budgets, *job.tolerances)}
     ranks = {
@@ -191,7 +190,7 @@ def judge_job(checked: Checked, job: CheckJob, runs: dict[int, Run], baseline: B
     return ranks
 
 
-def _unlike_times(now: Rank, before: Rank) -> str:
+def _unlike_times(now: RankFigures, before: RankFigures) -> str:
     """Why the times of a run and of its baseline are not directly comparable. Empty if they are."""
     if not (now.time_source and before.time_source):
         return ""

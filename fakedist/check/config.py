@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import shlex
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fakedist.check.limits import Limit, read_budgets, read_tolerances
-from fakedist.check.section import Section, did_you_mean
-from fakedist.errors import CheckError, JobError
-from fakedist.job import Job
-from fakedist.units import parse_bytes
+from fakedist.check.section import Section
+from fakedist.errors import CheckError, JobError, did_you_mean
+from fakedist.job import Door, Job, Program, make_jobs
+from fakedist.job.definition import OPTIONS
 
 OWN_NAME, PROJECT_NAME = "fakedist.toml", "pyproject.toml"
 DEFAULT_BASELINES = "fakedist-baselines"
@@ -103,17 +103,17 @@ def read_config(path: Path) -> CheckConfig:
         raise CheckError(f"{path} has no [{table}]", f"add {example}")
     section = Section(f"{path.name} [{table}]", values)
     baselines = section.take("baselines", str) or DEFAULT_BASELINES
-    tolerances = section.take_either("max_increase", str, dict)
-    entries = section.take_either("jobs", list, dict)
+    tolerances = read_tolerances(section.take_any("max_increase"), section)
+    entries = section.take_any("jobs")
     section.end()
     if isinstance(entries, dict):
         raise CheckError(f"{section.where}: jobs is a list of tables", f"write {example}")
-    if not entries or not all(isinstance(entry, dict) for entry in entries):
+    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         raise CheckError(f"{section.where}: there are no jobs", f"add {example}")
     jobs: list[CheckJob] = []
     taken: set[str] = set()  # in lower case: some file systems ignore case in the baselines' names
     for number, entry in enumerate(entries, start=1):
-        job = _job(Section(f"{path.name} job {entry.get('name', number)!r}", entry), (tolerances, section))
+        job = _job(Section(f"{path.name} job {entry.get('name', number)!r}", entry), tolerances, path.resolve().parent)
         if job.name.lower() in taken:
             raise CheckError(f"{path.name}: two jobs are called {job.name!r}", "give each a name of its own")
         jobs.append(job)
@@ -121,7 +121,7 @@ def read_config(path: Path) -> CheckConfig:
     return CheckConfig(path.resolve(), path.resolve().parent / baselines, tuple(jobs))
 
 
-def _load(path: Path) -> dict[str, Any]:
+def _load(path: Path) -> dict[str, object]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -130,70 +130,40 @@ def _load(path: Path) -> dict[str, Any]:
         raise CheckError(f"{path} cannot be read: {error}") from None
 
 
-def _inside(values: Any, *keys: str) -> dict[str, Any] | None:
+def _inside(values: object, *keys: str) -> dict[str, object] | None:
     for key in keys:
         values = values.get(key) if isinstance(values, dict) else None
     return values if isinstance(values, dict) else None
 
 
-def _job(section: Section, default: tuple[Any, Section]) -> CheckJob:
+def _job(section: Section, default_tolerances: tuple[Limit, ...], directory: Path) -> CheckJob:
     name = section.take("name", str)
     if not name or not _NAME.fullmatch(name):
         raise CheckError(f"{section.where}: a job has a name of letters, digits, dots, dashes", 'name = "llama-70b"')
     section.where = section.where.split(" job ")[0] + f" job {name!r}"
-    values = _settings(section)
-    ranks = section.take("ranks", list)
-    ranks = [0] if ranks is None else ranks
-    if not ranks or any(not isinstance(rank, int) or isinstance(rank, bool) for rank in ranks):
-        raise CheckError(f"{section.where}: ranks is a list of numbers, not {ranks!r}", "ranks = [0, 7]")
-    if len(set(ranks)) != len(ranks):
-        raise CheckError(f"{section.where}: ranks names a rank twice: {ranks!r}", "name each once")
-    budgets = read_budgets(section.take_table("budgets"))
-    own = section.take_either("max_increase", str, dict)
-    tolerances = read_tolerances(own, section) if own is not None else read_tolerances(*default)
+    program = _program(section)
+    given = {option.name: section.take_any(option.toml_key) for option in OPTIONS}
+    budgets = section.take_table("budgets")
+    own = section.take_any("max_increase")
     section.end()
     try:
-        jobs = tuple(Job(rank=rank, **values) for rank in ranks)
+        jobs = make_jobs(program, given, Door.TOML, os.fspath(directory))
     except JobError as error:
         raise CheckError(f"{section.where}: {error.message}", error.hint) from None
-    return CheckJob(name, jobs, budgets, tolerances)
+    tolerances = default_tolerances if own is None else read_tolerances(own, section)
+    return CheckJob(name, jobs, read_budgets(budgets), tolerances)
 
 
-def _settings(section: Section) -> dict[str, Any]:
-    """The settings of the Job, except the rank."""
+def _program(section: Section) -> Program:
+    """What the job runs."""
     script, module = section.take("script", str), section.take("module", str)
-    if (script is None) == (module is None):
+    target = script or module
+    if target is None or (script is not None and module is not None):
         raise CheckError(f"{section.where}: a job has a script or a module, and not both", 'script = "train.py"')
-    world_size = section.take("world_size", int)
-    arguments = section.take_either("arguments", list, str)
-    memory = section.take("gpu_memory", str)
-    values: dict[str, Any] = {
-        "target": script or module,
-        "is_module": module is not None,
-        "arguments": _split(section, arguments) if isinstance(arguments, str) else section.take_texts("arguments"),
-        "environment": _environment(section.take_table("env")),
-        "device": section.take("device", str) or "virtual",
-        "gpu_memory_bytes": None if memory is None else _memory(section, memory),
-        "timeout_s": section.take_either("timeout", int, float),
-    }
-    for key in ("gpus_per_node", "seed"):
-        if (number := section.take(key, int)) is not None:
-            values[key] = number
-    for key in ("steps", "until"):
-        if (length := section.take_either(key, int, str)) is not None:
-            values[key] = length
-    for key in ("gpu", "launcher", "collectives", "values"):
-        if (text := section.take(key, str)) is not None:
-            values[key] = text
-    if (with_peers := section.take("with_peers", bool)) is not None:
-        values["with_peers"] = with_peers
-    if world_size is None:
-        # A misspelt key is the likeliest reason.
-        for key in ("name", "ranks", "budgets", "max_increase"):
-            section.take_either(key, object)
-        section.end()
-        raise CheckError(f"{section.where}: how many ranks has the job?", "world_size = 1024")
-    return {"world_size": world_size, **values}
+    arguments = section.take_any("arguments")
+    if isinstance(arguments, str):
+        return Program(target, _split(section, arguments), is_module=module is not None)
+    return Program(target, section.take_texts("arguments"), is_module=module is not None)
 
 
 def _split(section: Section, arguments: str) -> tuple[str, ...]:
@@ -202,19 +172,3 @@ def _split(section: Section, arguments: str) -> tuple[str, ...]:
     except ValueError as error:
         told = f"{section.where}: arguments: {str(error).lower()} in {arguments!r}"
         raise CheckError(told, 'write a list: arguments = ["--name", "it\'s"]') from None
-
-
-def _environment(section: Section) -> tuple[tuple[str, str], ...]:
-    found = []
-    for key, value in section.items():
-        if not isinstance(value, (str, int, float)) or isinstance(value, bool):
-            raise CheckError(f"{section.where}: {key} is a text, not {value!r}", f'{key} = "1"')
-        found.append((key, str(value)))
-    return tuple(sorted(found))
-
-
-def _memory(section: Section, text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except JobError as error:
-        raise CheckError(f"{section.where}: gpu_memory: {error.message}", error.hint) from None

@@ -11,7 +11,7 @@ from fakedist.analysis.compare.changed_times import layer_changes
 from fakedist.analysis.compare.why import Cause, find_cause, origin_of
 from fakedist.check.config import CheckJob
 from fakedist.check.limits import Figure, Limit
-from fakedist.check.measured import Rank, peak_places
+from fakedist.check.measured import RankFigures, peak_places
 from fakedist.report.compare.comparison import format_relative, say_part
 from fakedist.report.compare.time_comparison import say_time_part
 from fakedist.results.run import Run
@@ -91,7 +91,9 @@ class Finding:
         return told + (f": {self.blame}" if self.blame else "")
 
 
-def judge(job: CheckJob, rank: int, now: Rank, before: Rank | None, places: pd.DataFrame) -> list[Finding]:
+def judge(
+    job: CheckJob, rank: int, now: RankFigures, before: RankFigures | None, places: pd.DataFrame
+) -> list[Finding]:
     """Judge every figure of a rank that has a budget or a tolerance, and always both peaks.
 
     Args:
@@ -130,7 +132,7 @@ def _allowed(was: float | None, tolerance: Limit | None) -> float | None:
     return None if was is None or tolerance is None else was + tolerance.of(was)
 
 
-def _blamed(finding: Finding, now: Rank, before: Rank | None, places: pd.DataFrame) -> Finding:
+def _blamed(finding: Finding, now: RankFigures, before: RankFigures | None, places: pd.DataFrame) -> Finding:
     """Add the layers that cause it to a finding."""
     figure = finding.figure
     if figure.is_time:
@@ -150,7 +152,7 @@ def _blamed(finding: Finding, now: Rank, before: Rank | None, places: pd.DataFra
     return replace(finding, blame=blame, line=place.line)
 
 
-def _time_blame(figure: Figure, now: Rank, before: Rank | None) -> str:
+def _time_blame(figure: Figure, now: RankFigures, before: RankFigures | None) -> str:
     """The kernels that take longer than before or, without a baseline, the ones that take longest, as one phrase."""
     of = [
         each.times if figure.kind == "step_time" else _of_family(each.times, figure.part)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-from fakedist.check.section import Section, did_you_mean
-from fakedist.errors import CheckError, JobError
+from fakedist.check.section import Section
+from fakedist.errors import CheckError, JobError, did_you_mean
 from fakedist.run.schema import CATEGORIES, FAMILIES
 from fakedist.units import parse_bytes, parse_share, parse_us
 
@@ -74,11 +73,11 @@ def read_budgets(section: Section) -> tuple[Limit, ...]:
     return _read(section, PLAIN, _budget)
 
 
-def read_tolerances(value: Any, section: Section) -> tuple[Limit, ...]:
+def read_tolerances(value: object, section: Section) -> tuple[Limit, ...]:
     """Read how much a job may exceed its baseline.
 
     Args:
-        value: A text for both peaks, or a table of figures.
+        value: A text for both peaks, or a table of figures. None for no tolerance.
         section: The section that contains it.
 
     Raises:
@@ -87,14 +86,14 @@ def read_tolerances(value: Any, section: Section) -> tuple[Limit, ...]:
     where = f"{section.where}, max_increase"
     if isinstance(value, str):
         return tuple(_tolerance(Figure(kind), value, where) for kind in ("peak_allocated", "peak_reserved"))
+    if value is not None and not isinstance(value, dict):
+        raise CheckError(f"{section.where}: max_increase is a text or a table, not {value!r}", 'max_increase = "1%"')
     return _read(Section(where, value or {}), ("peak_allocated", "peak_reserved", "step_time"), _tolerance)
 
 
-def _read(section: Section, plain: tuple[str, ...], make: Callable[[Figure, Any, str], Limit]) -> tuple[Limit, ...]:
+def _read(section: Section, plain: tuple[str, ...], make: Callable[[Figure, object, str], Limit]) -> tuple[Limit, ...]:
     found = [
-        make(Figure(kind), value, section.where)
-        for kind in plain
-        if (value := section.take_either(kind, str, int, float)) is not None
+        make(Figure(kind), value, section.where) for kind in plain if (value := section.take_any(kind)) is not None
     ]
     for kind in PARTED:
         parts = section.take_table(kind)
@@ -110,37 +109,34 @@ def _read(section: Section, plain: tuple[str, ...], make: Callable[[Figure, Any,
     return tuple(found)
 
 
-def _budget(figure: Figure, value: Any, where: str) -> Limit:
-    example = "900 ms" if figure.is_time else "72 GiB"
+def _budget(figure: Figure, value: object, where: str) -> Limit:
     if figure.kind == "headroom" and isinstance(value, str) and "%" in value:
-        share = _parsed((parse_share, "5%"), figure, value, where)
-        if share > 1:
+        share = _parsed(parse_share, figure, value, where, example="5%")
+        if share.amount > 1:
             raise CheckError(f"{where}: headroom: {value} of the GPU's memory cannot be left", 'headroom = "5%"')
-        return Limit(figure, share, True, value)
-    return Limit(figure, _parsed((_parser(figure), example), figure, value, where), False, value)
+        return replace(share, is_share=True)
+    return _parsed(_parser(figure), figure, value, where, example="900 ms" if figure.is_time else "72 GiB")
 
 
-def _tolerance(figure: Figure, value: Any, where: str) -> Limit:
-    example = "1%"
+def _tolerance(figure: Figure, value: object, where: str) -> Limit:
     if isinstance(value, str) and "%" in value:
-        return Limit(figure, _parsed((parse_share, example), figure, value, where), True, value)
+        return replace(_parsed(parse_share, figure, value, where, example="1%"), is_share=True)
     if isinstance(value, str) and value.strip().startswith("0 "):
         return Limit(figure, 0, False, value)
-    return Limit(figure, _parsed((_parser(figure), example), figure, value, where), False, value)
+    return _parsed(_parser(figure), figure, value, where, example="1%")
 
 
 def _parser(figure: Figure) -> Callable[[str], float]:
     return parse_us if figure.is_time else parse_bytes
 
 
-def _parsed(how: tuple[Callable[[str], float], str], figure: Figure, value: Any, where: str) -> float:
-    """Parse a value as a number. ``how`` is the parser and an example of its input."""
-    parse, example = how
+def _parsed(parse: Callable[[str], float], figure: Figure, value: object, where: str, *, example: str) -> Limit:
+    """A limit whose amount is parsed from a text such as the example."""
     key = figure.part or figure.kind
     hint = f'write it like {key} = "{example}"'
     if not isinstance(value, str):
         raise CheckError(f"{where}: {key} = {value!r} has no unit", hint)
     try:
-        return parse(value)
+        return Limit(figure, parse(value), False, value)
     except JobError as error:
         raise CheckError(f"{where}: {key}: {error.message}", hint) from None

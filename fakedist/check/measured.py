@@ -13,8 +13,7 @@ from fakedist.analysis.compare.changed_blocks import block_changes, peak_blocks
 from fakedist.analysis.compare.changed_memory import layer_paths
 from fakedist.analysis.compare.matching import match_layers
 from fakedist.check.limits import Figure
-from fakedist.check.section import did_you_mean
-from fakedist.errors import CheckError
+from fakedist.errors import CheckError, did_you_mean
 from fakedist.report.compare.comparison import BLOCK_COLUMNS
 from fakedist.results.run import Run
 from fakedist.run.schema import CATEGORIES
@@ -25,7 +24,7 @@ _NO_TIMES = pd.DataFrame({"path": [], "category": [], "us": []})
 
 
 @dataclass(frozen=True)
-class Rank:
+class RankFigures:
     """One rank of a configured job, as it ran or as in its baseline.
 
     Attributes:
@@ -39,7 +38,7 @@ class Rank:
     times: pd.DataFrame
 
     @classmethod
-    def of_record(cls, record: dict[str, Any]) -> Rank:
+    def of_record(cls, record: dict[str, Any]) -> RankFigures:
         """Make a rank from a baseline's record."""
         rows = [(path, name, bytes_) for path, held in record["layers"].items() for name, bytes_ in held.items()]
         parts = pd.DataFrame(rows, columns=["path", "category", "bytes"]).astype({"bytes": "int64"})
@@ -74,7 +73,7 @@ class Rank:
         return float(record[f"{figure.kind}_bytes"])
 
 
-def measure(run: Run, figures: set[Figure], where: str) -> Rank:
+def measure(run: Run, figures: set[Figure], where: str) -> RankFigures:
     """Read the figures of a run.
 
     Args:
@@ -113,9 +112,9 @@ def measure(run: Run, figures: set[Figure], where: str) -> Rank:
         "groups": groups,
     }
     if not (asked := sorted(figure.kind for figure in figures if figure.is_time)):
-        return Rank(record, parts, _NO_TIMES)
+        return RankFigures(record, parts, _NO_TIMES)
     times = pattern_times(layers, run.table("layer_times")) if summary.time else _NO_TIMES
-    found = Rank(record | _time_record(summary, times), parts, times)
+    found = RankFigures(record | _time_record(summary, times), parts, times)
     if any(figure.is_time and found.value(figure) is None for figure in figures):
         told = f"{where}: no step of it was timed, so there is no {asked[-1]}"
         raise CheckError(told, "leave it out, or let it run to the end of a whole step")

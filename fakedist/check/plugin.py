@@ -10,12 +10,13 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 from unittest import TestCase
 
 import pytest
 
 if TYPE_CHECKING:
+    from fakedist.job import JobOptions
     from fakedist.results.run import Run
 
 #: Set in the child, where the marked function runs like any other test.
@@ -45,7 +46,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Refuse a marked test that cannot run in a child process: it would run here without being judged."""
     if _is_marked(item) and (not isinstance(item, pytest.Function) or issubclass(item.cls or object, TestCase)):
-        pytest.fail("fakedist: mark functions and methods of plain classes, not those of unittest.TestCase", False)
+        pytest.fail(
+            "fakedist: the mark works on functions and on methods of plain classes, not of unittest.TestCase", False
+        )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -56,7 +59,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     mark = pyfuncitem.get_closest_marker("fakedist")
     assert mark is not None
     if mark.args:
-        pytest.fail("fakedist: arguments of the mark have names: fakedist(world_size=8)", pytrace=False)
+        pytest.fail("fakedist: the mark takes keywords only: fakedist(world_size=8)", pytrace=False)
     limits = _read_limits(mark)
     options = {name: value for name, value in mark.kwargs.items() if name not in _LIMITS}
     with tempfile.TemporaryDirectory(prefix="fakedist-") as scratch:
@@ -75,13 +78,28 @@ class Fakedist:
         self._directory = directory
         self._number = 0
 
-    def profile(self, target: str | os.PathLike[str], *arguments: str, **options: Any) -> Run:
+    def profile(
+        self,
+        target: str | os.PathLike[str],
+        *arguments: str,
+        world_size: int | None = None,
+        rank: int = 0,
+        module: bool = False,
+        output: str | os.PathLike[str] | None = None,
+        **options: Unpack[JobOptions],
+    ) -> Run:
         """Run one rank of a job in a child process. If the test fails, the run's tables are shown."""
         from fakedist.api import profile
 
         self._number += 1
-        output = options.pop("output", None) or self._directory / f"run{self._number}"
-        return _profiled(self._item, lambda: profile(target, *arguments, output=output, **options))
+        directory = output or self._directory / f"run{self._number}"
+
+        def make() -> Run:
+            return profile(
+                target, *arguments, world_size=world_size, rank=rank, module=module, output=directory, **options
+            )
+
+        return _profiled(self._item, make)
 
 
 @pytest.fixture
@@ -119,24 +137,20 @@ def _profiled(item: pytest.Item, make: Callable[[], Run]) -> Run:
     return run
 
 
-def _run_marked(item: pytest.Function, options: Mapping[str, Any], run_directory: Path) -> Run:
-    from fakedist.api import JobOptions, make_job
-    from fakedist.check.running import Runner, Task
-    from fakedist.check.section import did_you_mean
-    from fakedist.errors import JobError
-    from fakedist.results.opening import open_run_directory
+def _run_marked(item: pytest.Function, options: Mapping[str, object], run_directory: Path) -> Run:
+    from fakedist.api import make_job, run_job
+    from fakedist.errors import JobError, did_you_mean
+    from fakedist.job import Program
+    from fakedist.job.definition import OPTIONS
 
-    known = ["world_size", "rank", *_LIMITS, *JobOptions.__annotations__]
+    known = [*_LIMITS, *(option.name for option in OPTIONS)]
     if unknown := [name for name in options if name not in known]:
         raise JobError(f"the mark has no argument {unknown[0]!r}", did_you_mean(unknown[0], known))
-    if "world_size" not in options:
-        raise JobError("how many ranks has the job?", "@pytest.mark.fakedist(world_size=1024)")
-    env = {**options.get("env", {}), INSIDE_VARIABLE: item.nodeid}
-    chosen = {"rank": 0, **options, "env": env, "module": True}
-    job = make_job("fakedist.check.marked_test", tuple(_inner_arguments(item)), chosen)
-    task = Task(item.name, job, run_directory)
-    Runner(item.config.invocation_params.dir).run(task)
-    return open_run_directory(task.run_directory)
+    env = options.get("env") or {}
+    inside = {**env, INSIDE_VARIABLE: item.nodeid} if isinstance(env, Mapping) else env  # invalid: refused below
+    program = Program("fakedist.check.marked_test", tuple(_inner_arguments(item)), is_module=True)
+    job = make_job(program, {**options, "env": inside})
+    return run_job(job, item.name, run_directory, item.config.invocation_params.dir)
 
 
 def _inner_arguments(item: pytest.Function) -> list[str]:

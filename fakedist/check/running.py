@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,10 +15,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TextIO
 
 from fakedist.errors import ExitCode, RunDirectoryError, ScriptError
-from fakedist.job import Job, profile_arguments, profile_command
+from fakedist.job import Job, profile_command
+from fakedist.launch import launching
+from fakedist.launch.checked_script import ScriptSyntaxError
 from fakedist.launch.machine import free_memory_bytes, num_cores
 from fakedist.run.manifest import load_manifest
 from fakedist.run.outcome import Ending, Outcome
@@ -28,7 +31,13 @@ JOB_MEMORY_BYTES = 4 * GIB
 _OUTPUT_CHARACTERS = 8_000
 
 # The child runs the same fakedist, even from a bare clone, and nothing next to the script can shadow it.
-_BOOT = "import sys; sys.path[0] = sys.argv.pop(1); from fakedist.cli import main; sys.exit(main())"
+_BOOT = """
+import sys
+sys.path[0] = sys.argv[1]
+from fakedist.cli.handed import run_handed_job
+sys.exit(run_handed_job(sys.argv[2]))
+"""
+_ROOT = os.fspath(Path(__file__).parents[2])
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,7 @@ class Task:
         return self.directory / f"rank{self.job.rank}" if self.job.with_peers else self.directory
 
 
-class Runner:
+class TaskRunner:
     """Runs each task in its own process.
 
     Args:
@@ -75,13 +84,14 @@ class Runner:
             ScriptError: The script failed, was killed or never used the GPU. A rank that does not fit has not failed.
         """
         start = time.monotonic()
-        boot = [sys.executable, "-c", _BOOT, str(Path(__file__).parent.parent.parent), "profile"]
-        options = ["--force", "--json", f"--output={task.directory}"]
-        # Not next to the run directory: if that disk is full, this log holds the error.
-        with tempfile.NamedTemporaryFile("w", prefix="fakedist-", suffix=".log") as log:
-            with self._process([*boot, *options, *profile_arguments(task.job)], log) as one:
-                code = one.wait()
-            _see_that_it_ran(task, code, Path(log.name))
+        handed = {"job": task.job.to_dict(), "directory": os.fspath(task.directory)}
+        # Not next to the run directory: if that disk is full, the log holds the error.
+        with tempfile.TemporaryDirectory(prefix="fakedist-") as scratch:
+            data, log = Path(scratch) / "job.json", Path(scratch) / "log"
+            data.write_text(json.dumps(handed))
+            with log.open("w") as file, self._process(data, file) as process:
+                code = process.wait()
+            _see_that_it_ran(task, code, log)
         self._finished(task, time.monotonic() - start)
 
     def run_all(self, tasks: Sequence[Task], at_once: int | None) -> list[ScriptError]:
@@ -113,13 +123,19 @@ class Runner:
         return [error for error in errors if isinstance(error, ScriptError)]
 
     @contextmanager
-    def _process(self, command: list[str], log: Any) -> Iterator[subprocess.Popen[str]]:
+    def _process(self, data: Path, log: TextIO) -> Iterator[subprocess.Popen[str]]:
+        """Start the process that runs the job in ``data``. It is over when the context ends."""
         with self._lock:
             if self._is_over:
-                raise ScriptError("not run: another one was interrupted")
+                raise ScriptError("not run, because the check was interrupted")
             # The child gets its own session. Ctrl-C reaches only this process, which forwards it.
             one = subprocess.Popen(
-                command, cwd=self._root, stdout=subprocess.DEVNULL, stderr=log, text=True, start_new_session=True
+                [sys.executable, "-c", _BOOT, _ROOT, os.fspath(data)],
+                cwd=self._root,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                text=True,
+                start_new_session=True,
             )
             self._running.add(one)
         try:
@@ -139,6 +155,19 @@ class Runner:
             for one in self._running:
                 with suppress(ProcessLookupError):
                     os.kill(one.pid, signal.SIGTERM)
+
+
+def see_that_it_can_run(job: Job) -> None:
+    """Check that a job can run on this machine, before anything is written.
+
+    Raises:
+        ScriptError: The script does not compile. The error's ``output`` holds what Python prints.
+        FakedistError: The job cannot run, see :func:`fakedist.launch.launching.check`.
+    """
+    try:
+        launching.check(job)
+    except ScriptSyntaxError as error:
+        raise ScriptError("the script does not compile; nothing was run", output=str(error)) from None
 
 
 @contextmanager

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from fakedist.errors import CheckError
+from fakedist.errors import CheckError, did_you_mean
 
 _Value = TypeVar("_Value")
 _KINDS: dict[type, str] = {str: "a text", int: "a whole number", dict: "a table", list: "a list", float: "a number"}
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint with the word that was probably meant, or with all known words if none is close."""
-    choices = list(known)
-    if close := difflib.get_close_matches(word, choices, n=1, cutoff=0.5):
-        return f"did you mean {close[0]!r}?"
-    return f"there is: {', '.join(choices)}" if choices else ""
 
 
 class Section:
@@ -28,7 +18,7 @@ class Section:
         values: The table.
     """
 
-    def __init__(self, where: str, values: dict[str, Any]) -> None:
+    def __init__(self, where: str, values: dict[str, object]) -> None:
         self.where = where
         self._values = values
         self._known: list[str] = []
@@ -45,14 +35,10 @@ class Section:
             raise CheckError(f"{self.where}: {key} is {_KINDS.get(kind, kind.__name__)}, not {value!r}")
         return value
 
-    def take_either(self, key: str, *kinds: type) -> Any:
-        """Take the value of a key that may be of several kinds. None if the key is missing."""
+    def take_any(self, key: str) -> object:
+        """Take the value of a key, whatever it is. None if the key is missing."""
         self._known.append(key)
-        value = self._values.get(key)
-        if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
-            wanted = " or ".join(_KINDS.get(kind, kind.__name__) for kind in kinds)
-            raise CheckError(f"{self.where}: {key} is {wanted}, not {value!r}")
-        return value
+        return self._values.get(key)
 
     def take_texts(self, key: str) -> tuple[str, ...]:
         """Take a list of texts. Empty if the key is missing."""
@@ -65,7 +51,7 @@ class Section:
         """Take a nested table. Empty if the key is missing."""
         return Section(f"{self.where}, {key}", self.take(key, dict) or {})
 
-    def items(self) -> list[tuple[str, Any]]:
+    def items(self) -> list[tuple[str, object]]:
         """Take all keys, whatever their names, with their values."""
         self._known += self._values
         return list(self._values.items())

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from fakedist.cli.say import console, last_line
+from fakedist.cli.output import JSON, MARKDOWN, TEXT, Output, chosen_output, file_option, format_options
+from fakedist.cli.say import last_line
 from fakedist.errors import ExitCode, ScriptError
 
 if TYPE_CHECKING:
@@ -24,52 +24,74 @@ _DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[JOB]...")
-@click.option("--config", type=_FILE, metavar="FILE", help="[default: fakedist.toml or pyproject.toml, here or above]")
-@click.option("--update", is_flag=True, help="Write baselines from what ran, to be committed.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@click.option("--junit", type=_FILE, metavar="FILE", help="Write JUnit XML too.")
-@click.option("--markdown", type=_FILE, metavar="FILE", help="Write Markdown too: $GITHUB_STEP_SUMMARY.")
-@click.option("--sarif", type=_FILE, metavar="FILE", help="Write SARIF 2.1.0 too, for code scanning.")
+@click.option(
+    "--config",
+    type=_FILE,
+    metavar="FILE",
+    help="Where the jobs are.  [default: fakedist.toml or pyproject.toml, here or above]",
+)
+@click.option("--update", is_flag=True, help="Write baselines from these runs, for you to commit.")
+@file_option
+@format_options(TEXT, JSON, MARKDOWN)
+@click.option("--junit", type=_FILE, metavar="FILE", help="Also write JUnit XML.")
+@click.option("--sarif", type=_FILE, metavar="FILE", help="Also write SARIF 2.1.0, for code scanning.")
 @click.option(
     "--annotations/--no-annotations",
     default=None,
-    help="Print GitHub annotations.  [default: where GITHUB_ACTIONS is true]",
+    help="Also print GitHub annotations.  [default: if GITHUB_ACTIONS is true]",
 )
+@click.option("--runs", type=_DIRECTORY, metavar="DIR", help="Keep the run directories.")
 @click.option(
-    "--runs", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Keep the run directories."
+    "--at-once", type=click.IntRange(min=1), metavar="N", help="How many jobs run at once. As many as fit if not given."
 )
-@click.option("--at-once", type=click.IntRange(min=1), metavar="N", help="Jobs at once.  [default: what fits]")
-def check(names: tuple[str, ...], update: bool, as_json: bool, **options: Any) -> int:
-    """Run the jobs of [tool.fakedist.check] and see that none takes more than it may.
+def check(
+    names: tuple[str, ...],
+    *,
+    config: Path | None,
+    update: bool,
+    file: Path | None,
+    form: str | None,
+    as_json: bool,
+    junit: Path | None,
+    sarif: Path | None,
+    annotations: bool | None,
+    runs: Path | None,
+    at_once: int | None,
+) -> int:
+    """Run the jobs of [tool.fakedist.check], and fail if one takes more than it may.
 
-    Exits with 3 if a budget is exceeded or a job grew more than its baseline allows, 4 if a rank does not fit its
-    GPU, 1 if a script fails, 2 if the configuration makes no sense.
+    The exit code is 3 if a budget is exceeded or a job grew more than its baseline allows, 4 if a rank does not fit
+    its GPU, 1 if a script fails, and 2 if the configuration is invalid.
     """
     from fakedist.check.checking import Running
     from fakedist.check.checking import check as run_check
     from fakedist.check.config import find_config, read_config
     from fakedist.report.writing import see_that_it_can_be_written
 
-    config = read_config(options["config"] or find_config(Path.cwd())).chosen(names)
-    for name in ("junit", "markdown", "sarif"):
-        if options[name] is not None:
-            see_that_it_can_be_written(options[name])
-    if options["runs"] is not None:
-        see_that_it_can_be_written(options["runs"], is_directory=True)
+    output = chosen_output(form, as_json, file)
+    is_printed = output.format != TEXT and file is None
+    if annotations and is_printed:
+        raise click.UsageError(f"--annotations and --format {output.format} are both printed: give -o FILE")
+    configured = read_config(config or find_config(Path.cwd())).chosen(names)
+    for path in filter(None, (junit, sarif)):
+        see_that_it_can_be_written(path)
+    if runs is not None:
+        see_that_it_can_be_written(runs, is_directory=True)
     with tempfile.TemporaryDirectory(prefix="fakedist-check-") as scratch:
-        running = Running(options["runs"] or Path(scratch), options["at_once"], _say_finished)
         try:
-            checked = run_check(config, running, update=update)
+            checked = run_check(configured, Running(runs or Path(scratch), at_once, _say_finished), update=update)
         except ScriptError as error:
             click.echo(error.output, err=True)
             return last_line(ExitCode.ERROR, error.message)
-    if as_json:
-        from fakedist.check.findings import checked_object
-
-        click.echo(json.dumps(checked_object(checked), indent=2))
-    else:
-        _print(checked, options["annotations"])
-    _write_files(checked, options)
+    _show(checked, output)
+    _write_files(checked, junit, sarif)
+    if annotations is None:
+        annotations = os.environ.get("GITHUB_ACTIONS") == "true" and not is_printed
+    if annotations:
+        _annotate(checked)
+    if not output.prints_text:  # what failed the build is in its log, wherever the result went
+        for line in (*(finding.message for finding in checked.exceeded), *checked.misfits):
+            click.echo(line, err=True)
     return _say_outcome(checked, update)
 
 
@@ -77,26 +99,32 @@ def _say_finished(task: Task, seconds: float) -> None:
     click.echo(f"{task.name}: ran in {seconds:.0f} s", err=True)
 
 
-def _print(checked: Checked, annotations: bool | None) -> None:
+def _show(checked: Checked, output: Output) -> None:
+    from fakedist.check.findings import checked_markdown, checked_object, render_checked
+
+    if output.format == JSON:
+        output.write_object(checked_object(checked))
+    elif output.format == MARKDOWN:
+        output.write(checked_markdown(checked))
+    else:
+        output.render(lambda console: render_checked(checked, console))
+
+
+def _annotate(checked: Checked) -> None:
     from fakedist.check.annotations import github_annotations
-    from fakedist.check.findings import render_checked
 
-    render_checked(checked, console())
     sys.stdout.flush()
-    if annotations if annotations is not None else os.environ.get("GITHUB_ACTIONS") == "true":
-        for line in github_annotations(checked):
-            click.echo(line)
+    for line in github_annotations(checked):
+        click.echo(line)
 
 
-def _write_files(checked: Checked, options: dict[str, Any]) -> None:
+def _write_files(checked: Checked, junit: Path | None, sarif: Path | None) -> None:
     from fakedist.check.annotations import sarif_text
-    from fakedist.check.findings import checked_markdown
     from fakedist.check.junit import junit_text
     from fakedist.report.writing import replace_text
 
-    makers = {"junit": junit_text, "markdown": checked_markdown, "sarif": sarif_text}
-    texts = {path: make(checked) for name, make in makers.items() if (path := options[name]) is not None}
-    for path, text in texts.items():
+    texts = [(path, make(checked)) for path, make in ((junit, junit_text), (sarif, sarif_text)) if path is not None]
+    for path, text in texts:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(path, text)
 
@@ -107,7 +135,7 @@ def _say_outcome(checked: Checked, update: bool) -> int:
         click.echo(failure.output, err=True)
         click.echo(f"---- again: {failure.hint}", err=True)
     if update and checked.exit_code == 0 and not checked.updated:
-        click.echo("the baselines are what they were", err=True)
+        click.echo("the baselines did not change", err=True)
     if not checked.exit_code:
         return 0
     from fakedist.check.findings import outcome

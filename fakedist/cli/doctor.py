@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
-import json
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from fakedist.cli.output import JSON, TEXT, chosen_output, file_option, format_options
 from fakedist.errors import ExitCode
+
+if TYPE_CHECKING:
+    from fakedist.launch.doctor import Diagnosis
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def doctor(as_json: bool) -> int:
-    """Say what works on this machine, and what to type for what does not."""
+@file_option
+@format_options(TEXT, JSON)
+def doctor(*, file: Path | None, form: str | None, as_json: bool) -> int:
+    """Show what works on this machine, and what to type for what does not."""
     from fakedist.launch.doctor import diagnose
 
+    output = chosen_output(form, as_json, file)
     diagnosis = diagnose()
-    if as_json:
-        click.echo(json.dumps(diagnosis.to_dict(), indent=2))
+    if output.format == JSON:
+        output.write_object(diagnosis.to_dict())
     else:
-        for finding in diagnosis.findings:
-            click.echo(f"{finding.state:<9} {finding.name:<12} {finding.text}")
-            if finding.hint:
-                click.echo(f"{'':<22} {finding.hint}")
-        works = " and ".join(f"--device {device}" for device in diagnosis.devices)
-        click.echo(f"\n{works} works here" if works else "\nnothing works here yet")
+        output.write(_text(diagnosis))
     return ExitCode.DONE if diagnosis.devices else ExitCode.ERROR
+
+
+def _text(diagnosis: Diagnosis) -> str:
+    lines = []
+    for finding in diagnosis.findings:
+        lines.append(f"{finding.state:<9} {finding.name:<12} {finding.text}")
+        lines += [f"{'':<22} {finding.hint}"] if finding.hint else []
+    devices = [f"--device {device}" for device in diagnosis.devices]
+    works = f"{' and '.join(devices)} work{'s' if len(devices) == 1 else ''} here" if devices else "no device works yet"
+    return "\n".join([*lines, "", works]) + "\n"

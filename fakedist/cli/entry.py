@@ -1,11 +1,11 @@
-"""The program: its commands, and what becomes of an error."""
+"""The program: its commands, and how errors are printed."""
 
 from __future__ import annotations
 
 import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import click
 
@@ -23,10 +23,10 @@ from fakedist.errors import ExitCode, FakedistError
 from fakedist.launch.checked_script import ScriptSyntaxError
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, message="fakedist %(version)s")
 def cli() -> None:
-    """Run one rank of a thousand-GPU PyTorch job, unmodified, on one GPU or on none, and see where its memory goes."""
+    """Run one rank of a thousand-GPU PyTorch job, unmodified, on one GPU or none, and see where its memory goes."""
 
 
 for _command in (profile, report, view, compare, topology, check, nsys, doctor):
@@ -34,9 +34,14 @@ for _command in (profile, report, view, compare, topology, check, nsys, doctor):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line. Returns the exit code."""
+    return exit_code_of(lambda: cli.main(args=argv, prog_name="fakedist", standalone_mode=False))
+
+
+def exit_code_of(run: Callable[[], int | None]) -> int:
+    """The exit code of what runs. An error is printed."""
     try:
-        return int(cli.main(args=argv, prog_name="fakedist", standalone_mode=False) or 0)
+        return run() or 0
     except click.ClickException as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # click 8.2 and newer; its message is the help
             click.echo(error.format_message(), err=True)

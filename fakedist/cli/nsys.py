@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from fakedist.cli.output import JSON, MARKDOWN, TEXT, chosen_output, format_options
 from fakedist.cli.say import print_report
 from fakedist.errors import ReportError
 
@@ -16,35 +17,46 @@ _EXPORT_S = 3600.0
 
 @click.command()
 @click.argument("report", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Run directory to write.")
-@click.option("--force", is_flag=True, help="Overwrite the run directory if there is one.")
-@click.option("--step", type=int, metavar="N", help="Which step, by its range.  [default: the last whole one]")
-@click.option("--process", type=int, metavar="PID", help="Which process.  [default: the one with most kernels]")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option(
+    "-o", "--output", "directory", type=click.Path(path_type=Path), metavar="DIR", help="The run directory to write."
+)
+@click.option("--force", is_flag=True, help="Replace an existing run directory.")
+@click.option("--step", type=int, metavar="N", help="The step, by its range.  [default: the last complete one]")
+@click.option("--process", type=int, metavar="PID", help="The process.  [default: the one with most kernels]")
+@format_options(TEXT, JSON, MARKDOWN)
 @click.option("--all-layers", is_flag=True, help="Do not fold repeated layers.")
-def nsys(report: Path, output: Path | None, force: bool, as_json: bool, **options: object) -> int:
-    """Time by layer from a report of Nsight Systems, whoever made it; needs no torch and no GPU.
+def nsys(
+    report: Path,
+    *,
+    directory: Path | None,
+    force: bool,
+    step: int | None,
+    process: int | None,
+    form: str | None,
+    as_json: bool,
+    all_layers: bool,
+) -> int:
+    """Show time by layer from any report of Nsight Systems. Needs no torch and no GPU.
 
-    REPORT is a .nsys-rep, which the nsys of this machine exports, or what `nsys export --type sqlite` made of one.
-    Its NVTX ranges say what is a step, a phase and a layer (docs/nsys.md).
+    REPORT is a .nsys-rep, which this machine's nsys exports, or the output of `nsys export --type sqlite`. Its NVTX
+    ranges mark steps, phases and layers (docs/nsys.md).
     """
     from fakedist.analysis.nsys.imported import read_report, write_run
     from fakedist.analysis.nsys.tracing import Choice
     from fakedist.launch.nsight import export_sqlite
     from fakedist.run.directory import create_run_directory, free_name
 
-    step, process = options["step"], options["process"]
-    choice = Choice(step=step if isinstance(step, int) else None, process=process if isinstance(process, int) else None)
+    output = chosen_output(form, as_json)
     _check_readable(report)
     with tempfile.TemporaryDirectory(prefix="fakedist-nsys-") as scratch:
         exported = report
         if not _starts_with(report, _SQLITE) and report.suffix != ".sqlite":
             exported = Path(scratch) / "report.sqlite"
             export_sqlite(report, exported, _EXPORT_S)
-        found = read_report(report, exported, choice)
-    with create_run_directory(output or free_name(f"fakedist-{report.stem}"), force) as run_directory:
+        found = read_report(report, exported, Choice(step=step, process=process))
+    with create_run_directory(directory or free_name(f"fakedist-{report.stem}"), force) as run_directory:
         write_run(found, run_directory)
-    print_report(run_directory, as_json, bool(options["all_layers"]))
+    print_report(run_directory, output, all_layers=all_layers)
     return 0
 
 

@@ -1,53 +1,64 @@
-"""What commands print alike: the tables of a run, an error, the last line on stderr."""
+"""What commands print in the same way: the result of a run, an error, the last line on stderr."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from fakedist.cli.output import CSV, HTML, JSON, MARKDOWN, Output
 
-PIPED_WIDTH = 160
+#: What ``--format csv`` shows unless ``--table`` names another table.
+DEFAULT_TABLE = "layers"
 
 
-def print_report(run_directory: Path, as_json: bool, all_layers: bool) -> None:
-    """Print the tables of a run, or its one JSON object."""
-    if as_json:
+def print_report(run_directory: Path, output: Output, *, all_layers: bool, table: str = DEFAULT_TABLE) -> None:
+    """Print or write the result of a run.
+
+    Args:
+        run_directory: The run directory.
+        output: Where it goes, and in which format.
+        all_layers: Whether repeated layers stay apart.
+        table: The table that CSV shows.
+    """
+    if output.format == JSON:
         from fakedist.report.text.json_object import summary_object
 
-        click.echo(json.dumps(summary_object(run_directory, all_layers=all_layers), indent=2))
-        return
-    from fakedist.report.text.terminal import render
+        output.write_object(summary_object(run_directory, all_layers=all_layers))
+    elif output.format == MARKDOWN:
+        from fakedist.report.text.run_markdown import run_markdown
+        from fakedist.results.opening import open_run
 
-    render(run_directory, all_layers=all_layers, console=console())
+        output.write(run_markdown(open_run(run_directory), all_layers=all_layers))
+    elif output.format == CSV:
+        from fakedist.report.text.csv_table import table_csv
+        from fakedist.results.opening import open_run
 
+        output.write(table_csv(open_run(run_directory), table, all_layers=all_layers))
+    elif output.format == HTML:
+        from fakedist.report.page.run_page import page
+        from fakedist.results.opening import open_run
 
-def console() -> Console:
-    """Where tables are printed; into a file or a pipe, whole lines are worth more than lines that fit a terminal."""
-    from rich.console import Console
+        output.write(page(open_run(run_directory)))
+    else:
+        from fakedist.report.text.terminal import render
 
-    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH)
+        output.render(lambda console: render(run_directory, all_layers=all_layers, console=console))
 
 
 def remark(text: str) -> None:
-    """Say on stderr what goes on meanwhile."""
+    """Print a remark on stderr while the command continues."""
     click.echo(f"fakedist: {text}", err=True)
 
 
 def last_line(code: int, meaning: str) -> int:
-    """Say on stderr what the exit code means, and give it back."""
+    """Print on stderr what the exit code means, and return it."""
     click.echo(f"fakedist: exit {code}: {meaning}", err=True)
     return code
 
 
 def print_error(message: str, hint: str, code: int) -> int:
-    """Say what happened and what to type next, and give the exit code back."""
+    """Print what happened and what to type next, and return the exit code."""
     click.echo(f"fakedist: error: {message}", err=True)
     if hint:
         click.echo(f"  {hint}", err=True)

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from fakedist.cli.failure import say_ending, say_first_failure
-from fakedist.cli.profile import STDERR, ScriptCommand, job_of, profile, run_one
-from fakedist.cli.say import console, remark
+from fakedist.cli.options import ScriptCommand, job_options, jobs_of
+from fakedist.cli.output import JSON, TEXT, Output, chosen_output, format_options
+from fakedist.cli.profile import STDERR, run_one, say_ignored
+from fakedist.cli.say import remark
 from fakedist.errors import JobError
 
-_NOT_ITS_OWN = ("all_layers",)
+#: Options that are of use for run directories too.
+_FOR_RUNS = ("path", "form", "as_json", "arguments")
 
 
 class _TopologyCommand(ScriptCommand):
-    """Options may follow run directories, as in ``fakedist report RUN --json``; after a script they are its own."""
+    """Options may follow run directories, as in ``fakedist report RUN --json``. After a script they are its own."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As click does."""
@@ -31,59 +33,97 @@ class _TopologyCommand(ScriptCommand):
     cls=_TopologyCommand,
     context_settings={"allow_interspersed_args": False},
     no_args_is_help=True,
-    params=[option for option in profile.params if option.name not in (*_NOT_ITS_OWN, "arguments")],
+    params=job_options(),
 )
+@click.option(
+    "-o",
+    "--output",
+    "path",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="With a SCRIPT, the run directory to write. With RUN, write the result into a file.",
+)
+@click.option("--force", is_flag=True, help="Replace an existing run directory.")
+@format_options(TEXT, JSON)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="RUN... | SCRIPT [ARGS]...")
 @click.pass_context
-def topology(ctx: click.Context, /, arguments: tuple[str, ...], as_json: bool, **options: Any) -> int:
-    """Show a rank's groups, its calls on each in a step, and which can run at once.
+def topology(
+    ctx: click.Context,
+    /,
+    *,
+    arguments: tuple[str, ...],
+    module: str | None,
+    path: Path | None,
+    force: bool,
+    form: str | None,
+    as_json: bool,
+    **given: object,
+) -> int:
+    """Show a rank's groups, its calls on each in a step, and which can run at the same time.
 
-    RUN is what fakedist profile made; several stand one below the other. For a SCRIPT and its arguments, with
-    --world-size and --rank, the job is profiled first, options as of fakedist profile.
+    RUN is a run directory, and there may be several. A SCRIPT is profiled first, with the options of fakedist profile.
     """
-    if arguments and Path(arguments[0]).is_dir() and not options["module"] and options["world_size"] is None:
-        asked = [name for name in options if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-        if asked:
-            raise click.UsageError(f"--{asked[0].replace('_', '-')} is for a script; {arguments[0]} is a directory")
-        _print([Path(argument) for argument in arguments], as_json)
+    is_run = bool(arguments) and Path(arguments[0]).is_dir() and not module
+    if is_run and given["world_size"] is None and given["nnodes"] is None:
+        for param in ctx.command.params:
+            is_given = ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
+            if is_given and param.name not in _FOR_RUNS:
+                raise click.UsageError(f"{param.opts[0]} is for a script; {arguments[0]} is a directory")
+        _show([Path(argument) for argument in arguments], chosen_output(form, as_json, path))
         return 0
-    if arguments and not options["module"] and not Path(arguments[0]).exists():
+    if arguments and not module and not Path(arguments[0]).exists():
         text = "fakedist topology RUN, or fakedist topology --world-size 8 --rank 5 SCRIPT [ARGS]..."
         raise JobError(f"neither a run directory nor a script: {arguments[0]}", text)
-    return _profiled(arguments, as_json, options)
+    output = chosen_output(form, as_json)
+    say_ignored(ctx)
+    return _profiled(arguments, module, given, directory=path, force=force, output=output)
 
 
-def _profiled(arguments: tuple[str, ...], as_json: bool, options: dict[str, Any]) -> int:
-    """Profile the job's ranks and show their groups; the first exit code that is not 0."""
+def _profiled(
+    arguments: tuple[str, ...],
+    module: str | None,
+    given: Mapping[str, object],
+    *,
+    directory: Path | None,
+    force: bool,
+    output: Output,
+) -> int:
+    """Profile the job's ranks and show their groups. Returns the first exit code that is not 0."""
     from fakedist.launch import launching
     from fakedist.launch.ranks import profile_ranks
 
-    output, force = options.pop("output"), options.pop("force")
-    job, ranks = job_of(arguments, **options)
+    jobs = jobs_of(arguments, module, given)
+    job, ranks = jobs[0], [job.rank for job in jobs]
     launching.check(job)
     streams = launching.Streams(child_stdout=STDERR, say=remark)
     if len(ranks) == 1:
-        run_directory, ending = run_one(job, output, force, streams)
-        _print([run_directory], as_json)
+        run_directory, ending = run_one(job, directory, force, streams)
+        _show([run_directory], output)
         return say_ending(ending, job, run_directory)
-    runs = sorted(profile_ranks(job, ranks, output, force, streams), key=lambda run: ranks.index(run.rank))
-    _print([run.run_directory for run in runs if run.run_directory is not None], as_json)
+    runs = sorted(profile_ranks(job, ranks, directory, force, streams), key=lambda run: ranks.index(run.rank))
+    _show([run.run_directory for run in runs if run.run_directory is not None], output)
     for run in runs:
         if run.run_directory is None:
             remark(f"rank {run.rank}: {run.ending.message}")
     return say_first_failure(runs, job)
 
 
-def _print(runs: list[Path], as_json: bool) -> None:
+def _show(runs: Sequence[Path], output: Output) -> None:
+    from rich.console import Console
+
     from fakedist.report.text.group_sheets import RunTopology, render_topology
     from fakedist.results.opening import open_run_directory
 
     topologies = [RunTopology(open_run_directory(run)) for run in runs]
-    if as_json:
+    if output.format == JSON:
         objects = [each.as_object() for each in topologies]
-        click.echo(json.dumps(objects[0] if len(objects) == 1 else objects, indent=2))
+        output.write_object(objects[0] if len(objects) == 1 else objects)
         return
-    for number, each in enumerate(topologies):
-        if number:
-            click.echo()
-        render_topology(each, console())
+
+    def draw(console: Console) -> None:
+        for number, each in enumerate(topologies):
+            if number:
+                console.print()
+            render_topology(each, console)
+
+    output.render(draw)

@@ -29,6 +29,7 @@ from fakedist.launch.progress import Listener, ProgressLine
 from fakedist.rank.teller import PIPE_VARIABLE, Ended
 from fakedist.run.allocator import refusal
 from fakedist.run.directory import SMI_NAME
+from fakedist.run.nccl import check_variable
 from fakedist.run.outcome import Ending, Outcome
 from fakedist.run.tape import find_tapes
 from fakedist.world.environ import rank_environment
@@ -80,8 +81,10 @@ def check(job: Job) -> None:
         ScriptSyntaxError: The script does not compile.
     """
     check_script(job)
+    for name, value in job.nccl_environment:
+        check_variable(name, value)
     find_tapes(job)
-    if job.nsys is not None:
+    if job.nsys:
         find_nsys()
     if refused := refusal(child_environment(job)):
         raise SetupError(*refused)  # the rank checks what the script sets itself
@@ -109,7 +112,7 @@ def run_child(job: Job, run_directory: Path, streams: Streams) -> Ending:
     environment = smi_environment(job, run_directory / SMI_NAME, child_environment(job))
     environment[PIPE_VARIABLE] = str(listener.writer)
     around: list[str] = []
-    if job.nsys is not None:
+    if job.nsys:
         around, environment = under_nsys.around(job, run_directory, environment)
     root = str(Path(__file__).parents[2])
     sys.stdout.flush()
@@ -306,7 +309,7 @@ def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tup
             raise
         ending = run_child(job, run_directory, streams)
         write_manifest(run_directory, dataclasses.replace(load_manifest(run_directory), exit=ending))
-        if job.nsys is not None:
+        if job.nsys:
             under_nsys.join_report(run_directory)
         build_tables(run_directory)
         write_page(open_run_directory(run_directory), run_directory / PAGE_NAME)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fakedist.errors import FakedistError, JobError, RunDirectoryError
+from fakedist.errors import FakedistError, RunDirectoryError
 from fakedist.job import Job
 from fakedist.launch import launching
 from fakedist.run.directory import MANIFEST_NAME, default_name, is_in_use
@@ -34,33 +34,6 @@ class RankRun:
     run_directory: Path | None
     ending: Ending
     wall_s: float
-
-
-def parse_ranks(text: str, world_size: int) -> tuple[int, ...]:
-    """Parse a list of ranks: numbers, inclusive ranges, and ranges with a step (``0,4,8``, ``0-15``, ``0-1023:64``).
-
-    Raises:
-        JobError: The text is not such a list, a rank does not exist, or a rank appears twice.
-    """
-    found: list[int] = []
-    for part in text.split(","):
-        span, _, step = part.strip().partition(":")
-        first, dash, last = span.partition("-")
-        try:
-            start, end, by = int(first), int(last if dash else first), int(step or 1)
-        except ValueError:
-            start, end, by = 0, -1, 1
-        if end < start or by < 1 or part.strip() != part or (step and not last):
-            raise JobError(f"--rank {text} is not a list of ranks", "--rank 0,4,8 or --rank 0-15 or --rank 0-1023:64")
-        if end >= world_size:
-            raise JobError(
-                f"rank {end} does not exist in a world of {world_size}",
-                f"ranks go from 0 to {world_size - 1}: --rank 0-{world_size - 1}",
-            )
-        found.extend(range(start, end + 1, by))
-    if twice := sorted({rank for rank in found if found.count(rank) > 1}):
-        raise JobError(f"--rank {text} has rank {twice[0]} twice", "give each rank once")
-    return tuple(found)
 
 
 def profile_ranks(

@@ -25,7 +25,7 @@ def around(job: Job, run_directory: Path, environment: Mapping[str, str]) -> tup
         find_nsys(),
         run_directory.resolve() / NSYS_NAME,
         traces_cuda=job.device == "cuda",
-        arguments=job.nsys or (),
+        arguments=job.nsys_args,
     )
     return command, {**ENVIRONMENT, **environment}
 

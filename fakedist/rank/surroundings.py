@@ -305,7 +305,7 @@ def _peaks(product: str) -> Peaks | None:
 
 def _tracer(job: Job) -> Tracer | None:
     """The tracer for the step that follows the recorded ones, or None."""
-    if job.nsys is not None:
+    if job.nsys:
         return NsysTracer()
     if not job.kernels or (job.device == "virtual" and not _rehearses()):
         return None

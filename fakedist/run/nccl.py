@@ -37,7 +37,7 @@ _NUMBER = re.compile(r"\s*([+-]?(?:0[xX][0-9a-fA-F]+|\d+))")
 
 
 def check_variable(name: str, value: str) -> None:
-    """Check that a variable given with ``--nccl-env`` matters, and that NCCL reads its whole value.
+    """Check that a variable of a job's ``nccl_env`` matters, and that NCCL reads its whole value.
 
     Raises:
         JobError: The variable makes no difference, or its value is not an integer.
@@ -46,11 +46,11 @@ def check_variable(name: str, value: str) -> None:
         close = difflib.get_close_matches(name, (*NUMBERS, *TEXTS), n=1)
         hint = f"did you mean {close[0]}? " if close else ""
         raise JobError(
-            f"--nccl-env {name} does not change how much memory NCCL is estimated to take",
+            f"{name} does not change the estimate of NCCL's memory",
             f"{hint}--env {name}={value} sets it for the script alone",
         )
     if name in NUMBERS and ((match := _NUMBER.match(value)) is None or match.group() != value):
-        raise JobError(f"--nccl-env {name}={value} is not a whole number, which is all that NCCL reads", f"{name}=1024")
+        raise JobError(f"{name}={value} is not a whole number, and NCCL reads nothing else", f"{name}=1024")
 
 
 def number(environment: Mapping[str, str], name: str) -> int | None:

@@ -40,7 +40,7 @@ LIBRARY_HOMES = {
     "rich": ("cli/", "report/", "check/"),
 }
 
-_EVERYWHERE = ("_version", "errors", "units", "job")
+_EVERYWHERE = ("_version", "errors", "units", "rank_list", "job")
 #: Room or module -> the rooms and modules of fakedist that it may import besides itself and those of _EVERYWHERE.
 MAY_IMPORT = {
     "__init__": ("api", "results"),
@@ -48,6 +48,7 @@ MAY_IMPORT = {
     "_version": (),
     "errors": (),
     "units": (),
+    "rank_list": (),
     "job": (),
     "importing": (),
     "patch": (),

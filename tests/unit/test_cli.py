@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from fakedist import cli
-from fakedist.cli.profile import job_of
-from fakedist.cli.profile import profile as profile_command_line
+from fakedist.cli.output import Output
 from fakedist.errors import SetupError
-from fakedist.job import Job, profile_arguments
+from fakedist.job import Job
 from fakedist.launch import doctor, launching
 from fakedist.run.outcome import Ending, Outcome
 
@@ -23,14 +22,14 @@ class Launched:
         self.job: Job | None = None
         self.streams: launching.Streams | None = None
         self.ending = Ending(Outcome.FINISHED, 0)
-        self.printed: list[tuple[Path, bool, bool]] = []
+        self.printed: list[tuple[Path, Output, bool]] = []
 
     def profile(self, job: Job, output: Path | None, force: bool, streams: launching.Streams) -> tuple[Path, Ending]:
         self.job, self.streams = job, streams
         return Path("the-run"), self.ending
 
-    def print_report(self, run_directory: Path, as_json: bool, all_layers: bool) -> None:
-        self.printed.append((run_directory, as_json, all_layers))
+    def print_report(self, run_directory: Path, output: Output, *, all_layers: bool) -> None:
+        self.printed.append((run_directory, output, all_layers))
 
 
 @pytest.fixture
@@ -105,56 +104,13 @@ def test_every_option_reaches_the_job(launched: Launched) -> None:
     )
 
 
-#: Options of where the run goes and how it is printed: not the job's, so what is typed again does without them.
-NOT_THE_JOBS = {"output", "force", "as_json", "all_layers"}
-#: For every other option what it may be given; where it needs another one beside it, both.
-GIVEN = {
-    "world_size": ["--world-size=16"],
-    "rank": ["--rank=3"],
-    "with_peers": ["--with-peers"],
-    "tapes": ["--tape=/tmp/a b,/tmp/c"],
-    "gpus_per_node": ["--gpus-per-node=4"],
-    "device": ["--device=cuda"],
-    "gpu": ["--gpu=h200"],
-    "gpu_memory": ["--gpu-memory=unlimited"],
-    "steps": ["--steps=3"],
-    "until": ["--until=end"],
-    "module": ["-m", "package.train"],
-    "env": ["--env=A=b c"],
-    "nccl_env": ["--nccl-env=NCCL_ALGO=Ring"],
-    "timeout": ["--timeout=1.5"],
-    "launcher": ["--launcher=slurm"],
-    "collectives": ["--collectives=noop"],
-    "values": ["--values=strict"],
-    "kernels": ["--no-kernels"],
-    "seed": ["--seed=7"],
-    "nsys": ["--nsys"],
-    "nsys_args": ["--nsys", "--nsys-args=--trace=cuda,nvtx '--stats=a b'"],
-    "arguments": ["train.py", "--seed=9", "a b"],
-}
-
-
-@pytest.mark.parametrize("name", sorted({str(each.name) for each in profile_command_line.params} - NOT_THE_JOBS))
-def test_what_is_to_be_typed_again_has_every_option_of_the_job(name: str) -> None:
-    def typed(arguments: list[str]) -> Job:
-        with profile_command_line.make_context("profile", arguments) as context:
-            given = {key: value for key, value in context.params.items() if key not in NOT_THE_JOBS}
-            return job_of(**given)[0]
-
-    plain = ["--world-size=8", "--rank=1", "--device=virtual"]
-    script = [] if name in ("module", "arguments") else ["train.py"]
-    replaced = {"world_size": 0, "rank": 1, "device": 2}
-    options = [each for place, each in enumerate(plain) if replaced.get(name) != place]
-    job = typed([*options, *GIVEN[name], *script])
-    assert job != typed([*plain, "train.py"]), "the example does not change the job"
-    assert typed(profile_arguments(job)) == job
-
-
 def test_ranks_given_one_by_one_are_as_good_as_a_list(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen: list[Any] = []
-    monkeypatch.setattr("fakedist.cli.profile._several", lambda job, ranks, *others: chosen.append(ranks) or 0)
+    chosen: list[int] = []
+    monkeypatch.setattr(
+        "fakedist.cli.profile._several", lambda jobs, *others, **more: chosen.extend(job.rank for job in jobs)
+    )
     assert cli.main(["profile", "--world-size=8", "--rank=0", "--rank=4-5", "train.py"]) == 0
-    assert chosen == [(0, 4, 5)]
+    assert chosen == [0, 4, 5]
 
 
 def test_world_size_and_rank_come_from_the_environment(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,12 +128,15 @@ def test_world_size_and_rank_come_from_the_environment(launched: Launched, monke
         (["profile", "--world-size", "8", "train.py"], "--rank 0"),
         (["profile", "--world-sise", "8", "train.py"], "Did you mean '--world-size'?"),
         (["profile", "--wrold-size", "8", "--rank", "0", "train.py"], "Did you mean '--world-size'?"),
-        (["profile", "--world-size", "eight", "train.py"], "'eight' is not a valid integer"),
+        (["profile", "--world-size", "eight", "train.py"], "--world-size is a whole number, not 'eight'"),
         (["profile", "--world-size", "8", "--rank", "8", "train.py"], "rank 8 does not exist in a world of 8"),
         (["profile", "--world-size", "8", "--rank", "0"], "no script was given"),
-        (["profile", "--world-size", "8", "--rank", "0", "--env", "A", "train.py"], "--env A is not KEY=VALUE"),
+        (["profile", "--world-size", "8", "--rank", "0", "--env", "A", "train.py"], "--env is KEY=VALUE, not 'A'"),
         (["profile", "--world-size", "8", "--rank", "0", "--gpu-memory", "80", "train.py"], "not a size with a unit"),
-        (["profile", "--world-size", "8", "--rank", "0", "--device", "tpu", "train.py"], "'tpu' is not one of"),
+        (
+            ["profile", "--world-size", "8", "--rank", "0", "--device", "tpu", "train.py"],
+            "--device is one of cuda, virtual, not 'tpu'",
+        ),
         (["profil"], "No such command 'profil'"),
     ],
 )
@@ -213,14 +172,85 @@ def test_the_last_line_says_whose_exit_code_it_is(
     launched.ending = ending
     assert cli.main(["profile", "--world-size", "8", "--rank", "1", "train.py"]) == code
     assert capsys.readouterr().err.rstrip().rpartition("\n")[2] == last
-    assert launched.printed == [(Path("the-run"), False, False)]
+    assert launched.printed == [(Path("the-run"), Output("text"), False)]
 
 
 def test_json_sends_the_scripts_output_to_stderr(launched: Launched) -> None:
     profiled(launched, "--json", "--all-layers", "train.py")
     assert launched.streams is not None
     assert launched.streams.child_stdout == 2
-    assert launched.printed == [(Path("the-run"), True, True)]
+    assert launched.printed == [(Path("the-run"), Output("json"), True)]
+
+
+def test_torchruns_own_command_line_is_understood(launched: Launched, capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--nnodes=128 --nproc_per_node 8 --node_rank 3 --rdzv-backend=c10d --standalone --rank 1000 train.py -x"
+    assert cli.main(["profile", *words.split()]) == 0
+    assert launched.job is not None
+    assert (launched.job.world_size, launched.job.gpus_per_node, launched.job.rank) == (1024, 8, 1000)
+    assert launched.job.arguments == ("-x",)
+    assert capsys.readouterr().err == (
+        "fakedist: ignored, because only torchrun needs them: --node-rank, --rdzv-backend, --standalone\n"
+    )
+
+
+def test_a_given_number_of_nodes_counts_more_than_the_environment(
+    launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "64")
+    assert cli.main(["profile", "--nnodes=2", "--nproc-per-node=4", "--rank=7", "train.py"]) == 0
+    assert launched.job is not None
+    assert launched.job.world_size == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["profile", "--json", "--format=markdown", "train.py"], "--json and --format markdown contradict each other"),
+        (["profile", "--format=html", "train.py"], "'html' is not one of 'text', 'json', 'markdown'."),
+        (
+            ["profile", "--world-size=8", "--rank=0-3", "--format=markdown", "train.py"],
+            "--format markdown is for one rank, and 4 were given",
+        ),
+        (["report", "run", "--table=blocks"], "--table is for --format csv"),
+        (["report", "run", "--json", "--format=text"], "--json and --format text contradict each other"),
+        (["check", "--annotations", "--json"], "--annotations and --format json are both printed: give -o FILE"),
+        (["doctor", "-o", "/nowhere/below/a/file", "--format=csv"], "'csv' is not one of 'text', 'json'."),
+    ],
+)
+def test_output_options_that_contradict_are_refused_in_one_line(
+    launched: Launched, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+) -> None:
+    assert cli.main(arguments) == 2
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert told in first
+    assert len(rest) == 1
+    assert launched.job is None
+
+
+def test_the_result_goes_into_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "diagnose", lambda: doctor.Diagnosis((), ("virtual",)))
+    path = tmp_path / "new" / "doctor.json"
+    assert cli.main(["doctor", "--json", "-o", str(path)]) == 0
+    assert json.loads(path.read_text()) == {"devices": ["virtual"], "findings": []}
+    assert capsys.readouterr().out == f"{path}\n"
+
+
+def test_help_shows_the_options_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["profile", "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    headings = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert headings == ["Job:", "Device:", "Recording:", "Output:"]
+    place = {heading: lines.index(heading) for heading in headings}
+    for option, heading in {
+        "--rank": "Job:",
+        "--gpu ": "Device:",
+        "--steps": "Recording:",
+        "--json": "Output:",
+    }.items():
+        line = next(number for number, text in enumerate(lines) if text.strip().startswith(option))
+        assert max(each for each in place.values() if each < line) == place[heading]
 
 
 def test_a_script_that_does_not_compile_is_shown_with_pythons_own_lines(
@@ -290,7 +320,7 @@ def test_topology_shows_ranks_in_the_order_asked_for_and_says_which_could_not_be
 
     shown: list[Path] = []
     monkeypatch.setattr(launching, "profile", launch_rank)
-    monkeypatch.setattr("fakedist.cli.topology._print", lambda runs, as_json: shown.extend(runs))
+    monkeypatch.setattr("fakedist.cli.topology._show", lambda runs, output: shown.extend(runs))
     (tmp_path / "train.py").touch()
     arguments = ["--world-size", "8", "--rank", "5,1,0", "-o", str(tmp_path / "runs"), str(tmp_path / "train.py")]
     assert cli.main(["topology", *arguments]) == 1

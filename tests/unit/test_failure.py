@@ -52,15 +52,15 @@ def test_the_guess_and_the_commands_stand_before_the_last_line(
     assert lines[-1] == LAST
     script = ["train.py", "--name", "a b"]
     assert commands(lines) == [
-        ["profile", "--world-size=64", "--rank=4,31", "--device=virtual", "--steps=auto", "--seed=7", *script],
+        ["profile", "--world-size=64", "--rank=4,31", "--device=virtual", "--seed=7", "--steps=auto", *script],
         [
             "profile",
             "--world-size=64",
             "--rank=31",
-            "--device=virtual",
-            "--steps=auto",
-            "--seed=7",
             "--with-peers",
+            "--device=virtual",
+            "--seed=7",
+            "--steps=auto",
             *script,
         ],
     ]

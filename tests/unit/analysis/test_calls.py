@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
-from fakedist.analysis.calls import call_table, collective_table, group_table, ranks_text
+from fakedist.analysis.calls import call_table, collective_table, group_table
 from fakedist.analysis.recording import Recording
 from tests.unit.analysis.recorded import HandMade
 
@@ -67,20 +64,3 @@ def test_a_rank_that_said_nothing_has_empty_tables(tmp_path: Path) -> None:
     assert call_table(recording).empty
     assert group_table(recording).empty
     assert collective_table(call_table(recording)).empty
-
-
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [
-        ((4,), "4"),
-        ((3, 5), "3,5"),
-        ((0, 1, 2, 3), "0-3"),
-        ((0, 8, 16), "0-16:8"),
-        ((0, 1, 3), "0,1,3"),
-        ((7, 5, 3), "7-3:-2"),
-        (range(1, 16_384, 8), "1-16377:8"),
-        (range(1), "0"),
-    ],
-)
-def test_regular_ranks_are_told_in_one_piece(ranks: Sequence[int], text: str) -> None:
-    assert ranks_text(ranks) == text

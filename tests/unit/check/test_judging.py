@@ -13,7 +13,7 @@ from fakedist.check.baselines import baseline_path, baseline_text, read_baseline
 from fakedist.check.config import CheckConfig, CheckJob, read_config
 from fakedist.check.judging import Finding, judge
 from fakedist.check.limits import Figure
-from fakedist.check.measured import Rank, measure, peak_places
+from fakedist.check.measured import RankFigures, measure, peak_places
 from fakedist.errors import CheckError
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
@@ -30,7 +30,7 @@ def config_of(folder: Path, text: str) -> tuple[CheckConfig, CheckJob]:
     return config, config.jobs[0]
 
 
-def measured(job: CheckJob, run: Run) -> Rank:
+def measured(job: CheckJob, run: Run) -> RankFigures:
     return measure(run, {limit.figure for limit in (*job.budgets, *job.tolerances)}, "job 'net', rank 1")
 
 

@@ -13,7 +13,7 @@ from fakedist.check.checking import Checked, judge_job
 from fakedist.check.config import CheckConfig, CheckJob, read_config
 from fakedist.check.findings import checked_markdown, checked_object, finding_columns
 from fakedist.check.judging import Finding
-from fakedist.check.measured import Rank, measure
+from fakedist.check.measured import RankFigures, measure
 from fakedist.errors import CheckError
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
@@ -29,7 +29,7 @@ def config_of(folder: Path, text: str) -> tuple[CheckConfig, CheckJob]:
     return config, config.jobs[0]
 
 
-def measured(job: CheckJob, run: Run) -> Rank:
+def measured(job: CheckJob, run: Run) -> RankFigures:
     return measure(run, {limit.figure for limit in (*job.budgets, *job.tolerances)}, "job 'net', rank 1")
 
 
@@ -129,7 +129,7 @@ def test_a_baseline_from_before_times_were_asked_for_is_told(tmp_path: Path) -> 
     record = {key: value for key, value in now.record.items() if key != "time"}
     path = config.baselines / "net.json"
     path.parent.mkdir()
-    path.write_text(baseline_text(settings_of(job, run.summary), {1: Rank.of_record(record)}))
+    path.write_text(baseline_text(settings_of(job, run.summary), {1: RankFigures.of_record(record)}))
 
     with pytest.raises(CheckError, match="knows nothing of step time"):
         judge_job(Checked(config), job, {1: run}, read_baseline(config, job))

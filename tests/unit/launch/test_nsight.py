@@ -78,7 +78,7 @@ def test_the_ranks_exit_code_is_given_back_whatever_nsys_says(monkeypatch: pytes
     install(tmp_path, monkeypatch, f"{_AROUND}exit 1")
     told = "{'Ended': {'outcome': 'exit', 'code': 7}}"
     monkeypatch.setattr(launching, "_BOOT", f"{_RANK}os.write(pipe, json.dumps({told}).encode() + b'\\n'); sys.exit(7)")
-    job = Job(world_size=8, rank=0, target="train.py", nsys=())
+    job = Job(world_size=8, rank=0, target="train.py", nsys=True)
     (tmp_path / "run").mkdir()
     ending = launching.run_child(job, tmp_path / "run", Streams())
     assert (ending.outcome, ending.code) == ("exit", 7)
@@ -90,7 +90,7 @@ def test_an_nsys_that_never_ends_is_ended_when_the_rank_has(monkeypatch: pytest.
     monkeypatch.setattr(launching, "_BOOT", f"{_RANK}os.write(pipe, json.dumps({told}).encode() + b'\\n')")
     monkeypatch.setattr(under_nsys, "FINISH_S", 0.5)
     (tmp_path / "run").mkdir()
-    ending = launching.run_child(Job(world_size=8, rank=0, target="train.py", nsys=()), tmp_path / "run", Streams())
+    ending = launching.run_child(Job(world_size=8, rank=0, target="train.py", nsys=True), tmp_path / "run", Streams())
     assert (ending.outcome, ending.code) == ("finished", 0)
     assert "sleep 321" not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout.split("\n")
 

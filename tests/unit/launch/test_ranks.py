@@ -8,45 +8,17 @@ from typing import Any
 
 import pytest
 
-from fakedist.errors import JobError, RecordingError, RunDirectoryError
+from fakedist.errors import RecordingError, RunDirectoryError
 from fakedist.job import Job
 from fakedist.launch import launching, ranks
 from fakedist.launch.launching import Streams
-from fakedist.launch.ranks import exit_code, parse_ranks, profile_ranks, profile_with_peers
+from fakedist.launch.ranks import exit_code, profile_ranks, profile_with_peers
 from fakedist.run.directory import TAPE_NAME
 from fakedist.run.journal import JournalWriter
 from fakedist.run.outcome import Ending, Outcome
 from fakedist.run.tape import Awaited, GroupRecord, Guess, SentRecord, Tape
 
 JOB = Job(world_size=16, rank=0, target="train.py")
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("0", (0,)),
-        ("8,0,4", (8, 0, 4)),
-        ("0-3", (0, 1, 2, 3)),
-        ("5-5", (5,)),
-        ("0-15:4", (0, 4, 8, 12)),
-        ("0,8-12:2", (0, 8, 10, 12)),
-    ],
-)
-def test_ranks_are_numbers_and_ranges(text: str, found: tuple[int, ...]) -> None:
-    assert parse_ranks(text, 16) == found
-
-
-@pytest.mark.parametrize("text", ["", "a", "-1", "3-1", "0-8:0", "4:2", "0,,1", "0, 1", "1-2-3", "0-"])
-def test_what_is_no_list_of_ranks_is_refused(text: str) -> None:
-    with pytest.raises(JobError, match="is not a list of ranks"):
-        parse_ranks(text, 16)
-
-
-def test_ranks_that_do_not_exist_or_stand_there_twice_are_refused() -> None:
-    with pytest.raises(JobError, match="rank 16 does not exist in a world of 16"):
-        parse_ranks("0-16", 16)
-    with pytest.raises(JobError, match="has rank 2 twice"):
-        parse_ranks("0-3,2", 16)
 
 
 @pytest.fixture

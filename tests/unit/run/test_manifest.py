@@ -35,7 +35,8 @@ def test_every_option_of_a_job_comes_back(tmp_path: Path) -> None:
         nccl_environment=(("NCCL_ALGO", "Ring"),),
         timeout_s=2.5,
         tapes=("a", "b"),
-        nsys=("--trace=cuda",),
+        nsys=True,
+        nsys_args=("--trace=cuda",),
         gpu_memory_bytes=1 << 30,
     )
     new_manifest(tmp_path, job)

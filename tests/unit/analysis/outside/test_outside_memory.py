@@ -111,7 +111,7 @@ def test_without_a_capacity_everything_fits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "ranks"), [("3", [3]), ("0,3,5", [0, 3, 5]), ("0-6:2", [0, 2, 4, 6]), ("4-7", [4, 5, 6, 7])]
+    ("text", "ranks"), [("3", (3,)), ("0,3,5", (0, 3, 5)), ("0-6:2", (0, 2, 4, 6)), ("4-7", (4, 5, 6, 7))]
 )
-def test_ranks_are_read_as_they_were_written(text: str, ranks: list[int]) -> None:
+def test_ranks_are_read_as_they_were_written(text: str, ranks: tuple[int, ...]) -> None:
     assert ranks_of(text) == ranks

@@ -130,7 +130,7 @@ def test_every_way_of_printing_starts_with_the_reason(tmp_path: Path, capsys: py
     text = capsys.readouterr().out
     assert text.startswith(comparison.why)
     assert "layers.*.mlp x3" in text
-    assert main(["compare", *paths, "--markdown"]) == 0
+    assert main(["compare", *paths, "--format", "markdown"]) == 0
     markdown = capsys.readouterr().out
     assert markdown == comparison_markdown(comparison)
     assert markdown.startswith(f"**{comparison.why}**")
@@ -156,8 +156,8 @@ def test_a_run_that_never_used_the_gpu_is_compared_too(tmp_path: Path) -> None:
 
 
 def test_two_formats_at_once_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "a", "b", "--json", "--markdown"]) == 2
-    assert "exclude each other" in capsys.readouterr().err
+    assert main(["compare", "a", "b", "--json", "--format", "markdown"]) == 2
+    assert "--json and --format markdown contradict each other" in capsys.readouterr().err
 
 
 def test_what_is_no_run_directory_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from tests.unit.report.two_runs import run_of
 
 def test_the_page_says_what_the_terminal_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [run_of(tmp_path / "a"), run_of(tmp_path / "b", activation=12 * MIB, mlp="ffn", line=212)]
-    assert main(["compare", *map(str, runs), "--html", str(tmp_path / "page.html")]) == 0
+    assert main(["compare", *map(str, runs), "--format", "html", "-o", str(tmp_path / "page.html")]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'page.html'}\n"
     text = (tmp_path / "page.html").read_text()
     comparison = Comparison(*runs)
@@ -52,5 +52,6 @@ def test_what_a_run_calls_its_layers_is_no_markup(tmp_path: Path) -> None:
 def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
     run_of(tmp_path / "a")
     (tmp_path / "page.html").write_text("old")
-    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "none"), "--html", str(tmp_path / "page.html")]) == 1
+    output = ["--format", "html", "-o", str(tmp_path / "page.html")]
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "none"), *output]) == 1
     assert (tmp_path / "page.html").read_text() == "old"

@@ -145,7 +145,7 @@ def test_a_run_of_one_allocation_makes_a_page(tmp_path: Path) -> None:
 
 def test_report_writes_the_page_where_it_is_told_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = handmade.ended_well(tmp_path / "run")
-    assert main(["report", str(run), "--html", str(tmp_path / "a page.html")]) == 0
+    assert main(["report", str(run), "--format", "html", "-o", str(tmp_path / "a page.html")]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'a page.html'}\n"
     assert (tmp_path / "a page.html").read_text().startswith("<!doctype html>")
     assert not list(tmp_path.glob(".*"))
@@ -162,7 +162,8 @@ def test_secrets_of_the_command_line_are_not_in_the_page(tmp_path: Path) -> None
 
 def test_a_page_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = handmade.ended_well(tmp_path / "run")
-    assert main(["report", str(run), "--html", str(tmp_path / "nowhere" / "a.html")]) == 2
+    (tmp_path / "file").touch()
+    assert main(["report", str(run), "--format", "html", "-o", str(tmp_path / "file" / "a.html")]) == 2
     assert "cannot be written" in capsys.readouterr().err
 
 

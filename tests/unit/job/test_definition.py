@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from fakedist.errors import JobError
-from fakedist.job import UNLIMITED_BYTES, Job, place_from_environment
+from fakedist.job import Job
+from fakedist.units import UNLIMITED_BYTES
 
 JOB = Job(world_size=1024, rank=13, target="train.py")
 
@@ -24,9 +25,11 @@ JOB = Job(world_size=1024, rank=13, target="train.py")
         ({"steps": 0}, "--steps must be 1 or more"),
         ({"device": "tpu"}, "--device is one of cuda, virtual"),
         ({"launcher": "ssh"}, "--launcher is one of"),
-        ({"gpu_memory_bytes": 1}, "cannot even start"),
+        ({"gpu_memory_bytes": 1}, "--gpu-memory must be 64.00 MiB or more, not 1 B"),
         ({"timeout_s": 0.0}, "--timeout must be more than 0"),
         ({"timeout_s": float("nan")}, "--timeout must be more than 0"),
+        ({"steps": 3, "until": 4}, "3 steps and until step 4 contradict each other"),
+        ({"nsys_args": ("--trace=osrt",)}, "arguments for nsys are given"),
     ],
 )
 def test_a_job_that_makes_no_sense_is_refused_with_one_line(change: dict[str, Any], told: str) -> None:
@@ -65,24 +68,3 @@ def test_a_job_comes_back_from_json_as_it_was() -> None:
 
 def test_keys_of_a_newer_version_do_not_hinder_reading_a_job() -> None:
     assert Job.from_dict({**JOB.to_dict(), "added_later": 1}) == JOB
-
-
-@pytest.mark.parametrize(
-    ("environ", "place"),
-    [
-        ({}, (None, None)),
-        ({"WORLD_SIZE": "8", "RANK": "3"}, (8, 3)),
-        ({"SLURM_NTASKS": "16", "SLURM_PROCID": "4"}, (16, 4)),
-        ({"OMPI_COMM_WORLD_SIZE": "32", "OMPI_COMM_WORLD_RANK": "5"}, (32, 5)),
-        ({"WORLD_SIZE": "8", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, (8, 0)),
-    ],
-)
-def test_world_size_and_rank_are_taken_from_the_launchers_environment(
-    environ: dict[str, str], place: tuple[int | None, int | None]
-) -> None:
-    assert place_from_environment(environ) == place
-
-
-def test_a_variable_that_is_no_number_is_named() -> None:
-    with pytest.raises(JobError, match="WORLD_SIZE=many"):
-        place_from_environment({"WORLD_SIZE": "many"})

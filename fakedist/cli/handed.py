@@ -1,0 +1,34 @@
+"""Runs a job that another process of fakedist hands over in a file: a check, or ``fakedist.profile``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from fakedist.cli.entry import exit_code_of
+from fakedist.cli.failure import say_ending
+from fakedist.cli.profile import STDERR, run_one
+from fakedist.cli.say import remark
+from fakedist.job import Job, profile_arguments
+from fakedist.launch.launching import Streams
+
+
+def run_handed_job(path: str) -> int:
+    """Run the job and leave its run directory, and print on stderr what ``fakedist profile`` would.
+
+    Args:
+        path: A file of JSON: the ``job`` (:meth:`fakedist.job.Job.to_dict`) and the run's ``directory``.
+
+    Returns:
+        The exit code.
+    """
+    handed = json.loads(Path(path).read_text())
+    job = Job.from_dict(handed["job"])
+    sys.argv = ["fakedist", "profile", *profile_arguments(job)]  # run.json's command, to be typed again
+
+    def run() -> int:
+        run_directory, ending = run_one(job, Path(handed["directory"]), True, Streams(child_stdout=STDERR, say=remark))
+        return say_ending(ending, job, run_directory)
+
+    return exit_code_of(run)

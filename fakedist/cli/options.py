@@ -1,0 +1,173 @@
+"""The job's options as click's, and commands whose ``--help`` has them in groups."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import click
+
+from fakedist.errors import JobError
+from fakedist.job import Door, Job, Program, make_jobs, place_from_environment
+from fakedist.job.definition import OPTIONS
+from fakedist.job.options import Option
+
+#: Headings of a job's options. All other options are about the output.
+_HEADINGS = {option.name: option.group.value for option in OPTIONS} | {"module": OPTIONS[0].group.value}
+_NAMES_WIDTH = 22
+#: torchrun's options about processes that fakedist does not start: flag, and whether a value follows.
+_IGNORED = {
+    "--standalone": False,
+    "--node-rank": True,
+    "--master-addr": True,
+    "--master-port": True,
+    "--local-addr": True,
+    "--rdzv-backend": True,
+    "--rdzv-endpoint": True,
+    "--rdzv-id": True,
+    "--rdzv-conf": True,
+    "--max-restarts": True,
+    "--monitor-interval": True,
+}
+
+
+class GroupedCommand(click.Command):
+    """A command whose ``--help`` has the job's options in groups, and then those about the output."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options under their headings."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)) is not None:
+                # Padded to one width, so that the columns of all groups are aligned.
+                padded = (record[0].ljust(_NAMES_WIDTH), record[1])
+                groups.setdefault(_HEADINGS.get(str(param.name), "Output"), []).append(padded)
+        for heading, records in groups.items():
+            with formatter.section(heading):
+                formatter.write_dl(records, col_max=_NAMES_WIDTH)
+
+
+class ScriptCommand(GroupedCommand):
+    """A command whose options end where the script begins.
+
+    What follows the script, or ``-m module``, is the script's own. As for torchrun, options may be written with
+    underscores.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does, with the script's own arguments set apart."""
+        ctx.token_normalize_func = _dashed
+        return super().parse_args(ctx, self._end_options_after_module(args))
+
+    def _end_options_after_module(self, args: list[str]) -> list[str]:
+        takes_value = {
+            name: isinstance(option, click.Option) and not option.is_flag
+            for option in self.params
+            for name in option.opts
+        }
+        place = 0
+        while place < len(args) and args[place].startswith("-") and args[place] != "--":
+            name, _, joined = args[place].partition("=")
+            width = 2 if takes_value.get(_dashed(name)) and not joined else 1
+            if name.startswith("-m") and not name.startswith("--"):
+                end = place + (2 if name == "-m" else 1)
+                return [*args[:end], "--", *args[end:]]
+            place += width
+        return args
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def job_options() -> list[click.Parameter]:
+    """Every option of a job, ``-m``, and torchrun's options that are ignored."""
+    found: list[click.Parameter] = [_as_click(option) for option in OPTIONS]
+    place = 1 + next(number for number, option in enumerate(OPTIONS) if option.name == "rank")
+    told = "Run a module, as python -m does. Its arguments follow."
+    found.insert(place, click.Option(["-m", "module"], metavar="MODULE", help=told))
+    for flag, takes_value in _IGNORED.items():
+        found.append(click.Option([flag], hidden=True, is_flag=not takes_value, expose_value=False, callback=_note))
+    return found
+
+
+def _as_click(option: Option) -> click.Option:
+    names = "/".join(filter(None, (option.flags[0], option.off_flag)))
+    return click.Option(
+        [names, *option.flags[1:], option.name],
+        type=None if option.kind.is_switch else str,
+        default=None,
+        metavar=option.metavar or option.kind.metavar or None,
+        help=option.help + _default(option),
+        multiple=option.kind.is_repeatable,
+        is_flag=option.kind.is_switch,
+    )
+
+
+def _default(option: Option) -> str:
+    """The default, where it is worth a word: not for what is simply off or empty."""
+    texts = {
+        "world_size": "$WORLD_SIZE",
+        "rank": "$RANK",
+        "device": "cuda if this machine has a GPU, otherwise virtual",
+    }
+    text = texts.get(option.name) or option.default_text
+    if option.kind.is_switch:
+        text = option.flags[0] if option.default else ""
+    elif not text and option.field and option.default not in (None, ()):
+        (text,) = option.kind.texts(option.default)
+    return f"  [default: {text}]" if text else ""
+
+
+def _note(ctx: click.Context, param: click.Parameter, value: object) -> None:
+    """Keep the name of an option of torchrun's that was given, for :func:`ignored`."""
+    if value not in (None, False):
+        ctx.meta.setdefault(__name__, []).append(param.opts[0])
+
+
+def ignored(ctx: click.Context) -> list[str]:
+    """The options of torchrun's that were given and have no effect."""
+    return list(ctx.meta.get(__name__, []))
+
+
+def jobs_of(arguments: tuple[str, ...], module: str | None, given: Mapping[str, object]) -> tuple[Job, ...]:
+    """The job of every rank that the command line names.
+
+    Args:
+        arguments: The script and its arguments, or those of the module.
+        module: The module, if one runs.
+        given: click's values of :func:`job_options`.
+
+    Raises:
+        JobError: The options make no job.
+    """
+    if module is None and not arguments:
+        raise JobError("no script was given", "fakedist profile [options] SCRIPT [ARGS]...")
+    plain = {option.name: _plain(option, given[option.name]) for option in OPTIONS}
+    world_size, rank = place_from_environment(os.environ)
+    if plain["world_size"] is None and plain["nnodes"] is None:
+        plain["world_size"] = world_size
+    if plain["rank"] is None:
+        plain["rank"] = rank
+    if plain["device"] is None:
+        from fakedist.launch.machine import count_real_gpus
+
+        plain["device"] = "cuda" if count_real_gpus() else "virtual"
+    program = Program(arguments[0], arguments[1:]) if module is None else Program(module, arguments, is_module=True)
+    jobs = make_jobs(program, plain, Door.COMMAND_LINE)
+    if plain["rank"] is None:
+        raise JobError("which rank shall run?", "--rank 0, or RANK in the environment")
+    if len(jobs) > 1 and jobs[0].with_peers:
+        raise JobError(
+            "--with-peers is for one rank: it finds the others by itself", f"--rank {jobs[-1].rank} --with-peers"
+        )
+    return jobs
+
+
+def _plain(option: Option, value: object) -> object:
+    """The plain value of what click found: None, true or false, one text or several."""
+    if isinstance(value, str):
+        return option.read_texts((value,))
+    if isinstance(value, tuple):
+        return option.read_texts(value) if value else None
+    return value

@@ -1,0 +1,101 @@
+"""Where a command's result goes and in which format: ``--format``, ``--json`` and ``-o FILE``, the same everywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+TEXT, JSON, MARKDOWN, HTML, CSV = "text", "json", "markdown", "html", "csv"
+#: Lines in a file or a pipe. There, whole lines are worth more than lines that fit a terminal.
+PIPED_WIDTH = 160
+_Command = TypeVar("_Command", bound=Callable[..., object])
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where a command's result goes.
+
+    Attributes:
+        format: TEXT, JSON, MARKDOWN, HTML or CSV.
+        file: The file to write. None prints the result.
+    """
+
+    format: str = TEXT
+    file: Path | None = None
+
+    @property
+    def prints_text(self) -> bool:
+        """Whether the result is on the terminal, for people."""
+        return self.format == TEXT and self.file is None
+
+    def write(self, text: str) -> None:
+        """Print the result, or write it into the file and print the file's name."""
+        if self.file is None:
+            click.echo(text, nl=not text.endswith("\n"))
+            return
+        from fakedist.report.writing import replace_text
+
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(self.file, text)
+        click.echo(str(self.file))
+
+    def write_object(self, value: object) -> None:
+        """Print or write a result as JSON."""
+        self.write(json.dumps(value, indent=2) + "\n")
+
+    def render(self, draw: Callable[[Console], None]) -> None:
+        """Print tables, or write them into the file without colours.
+
+        Args:
+            draw: Prints them on a console.
+        """
+        from rich.console import Console
+
+        if self.file is None:
+            draw(Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH))
+            return
+        text = StringIO()
+        draw(Console(file=text, width=PIPED_WIDTH))
+        self.write(text.getvalue())
+
+
+def format_options(*formats: str) -> Callable[[_Command], _Command]:
+    """Add ``--format``, of which a command supports these, and ``--json``."""
+    form = click.option("--format", "form", type=click.Choice(formats), help="Format of the result.  [default: text]")
+    short = click.option("--json", "as_json", is_flag=True, help="Short for --format json.")
+    return lambda command: form(short(command))
+
+
+def file_option(command: _Command) -> _Command:
+    """Add ``-o FILE``."""
+    kind = click.Path(path_type=Path, dir_okay=False)
+    return click.option("-o", "--output", "file", type=kind, metavar="FILE", help="Write the result into a file.")(
+        command
+    )
+
+
+def chosen_output(form: str | None, as_json: bool, file: Path | None = None) -> Output:
+    """What the options ask for. A file is checked before any work begins.
+
+    Raises:
+        UsageError: ``--json`` contradicts ``--format``.
+        JobError: The file cannot be written.
+    """
+    if as_json and form not in (None, JSON):
+        raise click.UsageError(f"--json and --format {form} contradict each other")
+    if file is not None:
+        from fakedist.report.writing import see_that_it_can_be_written
+
+        see_that_it_can_be_written(file)
+    return Output(JSON if as_json else form or TEXT, file)

@@ -1,0 +1,297 @@
+"""The job: which rank of which world runs which script, on which device. Each option of it is declared here, once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from fakedist.errors import JobError
+from fakedist.job import kinds
+from fakedist.job.kinds import RefusedError
+from fakedist.job.options import Door, Group, Option, declared, named, options_of
+
+Device = Literal["cuda", "virtual"]
+Launcher = Literal["torchrun", "slurm", "mpi", "accelerate", "deepspeed"]
+Collectives = Literal["values", "noop"]
+Values = Literal["small", "strict", "off"]
+Until = Literal["validation", "save", "end"]
+
+#: The virtual GPU's driver has room for this many devices on one node.
+MAX_GPUS_PER_NODE = 128
+#: Below this the CUDA context and one cuBLAS workspace would not fit.
+MIN_GPU_MEMORY_BYTES = 64 << 20
+
+_WORLD_SIZE = Option(
+    kind=kinds.whole_number(least=1),
+    group=Group.JOB,
+    help="Ranks in the whole job.",
+    default_text="$WORLD_SIZE on the command line",
+    example=1024,
+)
+#: Gives the world size together with ``gpus_per_node``, as torchrun's option of this name does.
+NNODES = named(
+    Option(
+        name="nnodes",
+        kind=kinds.whole_number(least=1),
+        group=Group.JOB,
+        help="Nodes of the job, instead of the world size. Needs the GPUs per node.",
+        example=128,
+    )
+)
+_GPUS_PER_NODE = Option(
+    kind=kinds.whole_number(least=1, most=MAX_GPUS_PER_NODE),
+    group=Group.JOB,
+    help="GPUs, and so ranks, on each node.",
+    flags=("--gpus-per-node", "--nproc-per-node"),
+    example=4,
+)
+_RANK = Option(
+    kind=kinds.rank_list(),
+    group=Group.JOB,
+    help="The rank to run, or several: 0,4,8 or 0-1023:64.",
+    toml_key="ranks",
+    default_text="$RANK on the command line, otherwise 0",
+    example=3,
+)
+_LAUNCHER = Option(
+    kind=kinds.one_of(get_args(Launcher)),
+    group=Group.JOB,
+    help="Set the environment variables that this launcher sets.",
+    example="slurm",
+)
+_ENVIRONMENT = Option(
+    name="env",
+    kind=kinds.variables(),
+    group=Group.JOB,
+    help="Set a variable for the script. It overrides all others. Repeatable.",
+    example={"OMP_NUM_THREADS": "4"},
+)
+_NCCL_ENVIRONMENT = Option(
+    name="nccl_env",
+    kind=kinds.variables(),
+    group=Group.JOB,
+    help="Set a variable of NCCL's as on the cluster. The estimate of NCCL's memory follows it. Repeatable.",
+    example={"NCCL_MAX_NCHANNELS": "8"},
+)
+_TAPES = Option(
+    name="tapes",
+    kind=kinds.run_paths(),
+    group=Group.JOB,
+    help="Receive what the ranks of these runs sent. Repeatable.",
+    flags=("--tape",),
+    example=["/runs/rank0", "/runs/rank 4"],
+)
+_WITH_PEERS = Option(
+    kind=kinds.switch(),
+    group=Group.JOB,
+    help="Also run the ranks whose objects this rank needs.",
+    example=True,
+)
+_DEVICE = Option(
+    kind=kinds.one_of(get_args(Device)),
+    group=Group.DEVICE,
+    help="Run on the real GPU or on the virtual one.",
+    default_text="virtual; on the command line cuda, if the machine has a GPU",
+    example="cuda",
+)
+_GPU = Option(
+    kind=kinds.plain_text(),
+    group=Group.DEVICE,
+    help="Model of the virtual GPU.",
+    metavar="MODEL",
+    example="h200",
+)
+_GPU_MEMORY = Option(
+    name="gpu_memory",
+    kind=kinds.memory_size(MIN_GPU_MEMORY_BYTES),
+    group=Group.DEVICE,
+    help="Memory of the virtual GPU: 80GiB, 80GB or unlimited.",
+    default_text="the model's",
+    example="100GiB",
+)
+_COLLECTIVES = Option(
+    kind=kinds.one_of(get_args(Collectives)),
+    group=Group.DEVICE,
+    help="Fill in what other ranks would have sent, or move nothing (noop).",
+    example="noop",
+)
+_VALUES = Option(
+    kind=kinds.one_of(get_args(Values)),
+    group=Group.DEVICE,
+    help="On the virtual GPU, compute small tensors and generate what no kernel computed (small), fail instead of "
+    "generating a value (strict), or compute nothing (off).",
+    example="strict",
+)
+_SEED = Option(
+    kind=kinds.whole_number(),
+    group=Group.DEVICE,
+    help="Seed of every generated value.",
+    example=7,
+)
+_STEPS = Option(
+    kind=kinds.num_steps_or(("auto",)),
+    group=Group.RECORDING,
+    help="Training steps to run. auto: until a step ends with as much memory as the one before, 2 to 6 steps.",
+    example=3,
+)
+_UNTIL = Option(
+    kind=kinds.num_steps_or(get_args(Until)),
+    group=Group.RECORDING,
+    help="Instead of --steps: run to this step, to the first validation or checkpoint after training began, or to the "
+    "script's end.",
+    example="end",
+)
+_TIMEOUT = Option(
+    name="timeout",
+    kind=kinds.seconds(),
+    group=Group.RECORDING,
+    help="End the script after this many seconds.",
+    example=600,
+)
+_KERNELS = Option(
+    kind=kinds.switch(),
+    group=Group.RECORDING,
+    help="Time the kernels of one step: measured on a real GPU, estimated on the virtual one.",
+    off_flag="--no-kernels",
+    example=False,
+)
+_NSYS = Option(
+    kind=kinds.switch(),
+    group=Group.RECORDING,
+    help="Run the rank under Nsight Systems, which then times that step. The run keeps its report.",
+    example=True,
+)
+_NSYS_ARGS = Option(
+    kind=kinds.shell_words(),
+    group=Group.RECORDING,
+    help="More arguments for nsys profile, in one text.",
+    example="--trace=cuda,nvtx '--stats=a b'",
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One rank of a job. Fields without a description here are options, described where they are declared.
+
+    Attributes:
+        target: Path of the script, or name of the module.
+        is_module: Whether ``target`` is a module, as with ``python -m``.
+        arguments: The script's own arguments.
+        gpu: A key of ``gpu.spec.GPUS``.
+        gpu_memory_bytes: None for the model's own, UNLIMITED_BYTES for no limit.
+        until: None to stop after ``steps``.
+        timeout_s: None for no limit.
+        tapes: Run directories of other ranks, or directories of these.
+
+    Raises:
+        JobError: A value is invalid.
+    """
+
+    world_size: int = field(metadata=declared(_WORLD_SIZE))
+    rank: int = field(metadata=declared(_RANK))
+    target: str
+    is_module: bool = False
+    arguments: tuple[str, ...] = ()
+    gpus_per_node: int = field(default=8, metadata=declared(_GPUS_PER_NODE))
+    launcher: Launcher = field(default="torchrun", metadata=declared(_LAUNCHER))
+    environment: tuple[tuple[str, str], ...] = field(default=(), metadata=declared(_ENVIRONMENT))
+    nccl_environment: tuple[tuple[str, str], ...] = field(default=(), metadata=declared(_NCCL_ENVIRONMENT))
+    tapes: tuple[str, ...] = field(default=(), metadata=declared(_TAPES))
+    with_peers: bool = field(default=False, metadata=declared(_WITH_PEERS))
+    device: Device = field(default="virtual", metadata=declared(_DEVICE))
+    gpu: str = field(default="h100-80g", metadata=declared(_GPU))
+    gpu_memory_bytes: int | None = field(default=None, metadata=declared(_GPU_MEMORY))
+    collectives: Collectives = field(default="values", metadata=declared(_COLLECTIVES))
+    values: Values = field(default="small", metadata=declared(_VALUES))
+    seed: int = field(default=0, metadata=declared(_SEED))
+    steps: int | Literal["auto"] = field(default="auto", metadata=declared(_STEPS))
+    until: int | Until | None = field(default=None, metadata=declared(_UNTIL))
+    timeout_s: float | None = field(default=None, metadata=declared(_TIMEOUT))
+    kernels: bool = field(default=True, metadata=declared(_KERNELS))
+    nsys: bool = field(default=False, metadata=declared(_NSYS))
+    nsys_args: tuple[str, ...] = field(default=(), metadata=declared(_NSYS_ARGS))
+
+    def __post_init__(self) -> None:
+        for option in OF_FIELDS:
+            value = getattr(self, option.field)
+            if value is not option.default:
+                _check(option, value)
+        if not 0 <= self.rank < self.world_size:
+            raise JobError(
+                f"rank {self.rank} does not exist in a world of {self.world_size}",
+                f"ranks go from 0 to {self.world_size - 1}",
+            )
+        if isinstance(self.steps, int) and isinstance(self.until, int) and self.steps != self.until:
+            raise JobError(
+                f"{self.steps} steps and until step {self.until} contradict each other", "give steps or until"
+            )
+        if self.nsys_args and not self.nsys:
+            raise JobError("arguments for nsys are given, but the rank does not run under nsys", "add nsys")
+
+    @property
+    def node_rank(self) -> int:
+        """Number of the node that the rank runs on."""
+        return self.rank // self.gpus_per_node
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes in the job; the last one may not be full."""
+        return -(-self.world_size // self.gpus_per_node)
+
+    @property
+    def local_rank(self) -> int:
+        """The rank's number on its node in the real job."""
+        return self.rank % self.gpus_per_node
+
+    @property
+    def local_world_size(self) -> int:
+        """Ranks on the rank's node."""
+        return min(self.gpus_per_node, self.world_size - self.node_rank * self.gpus_per_node)
+
+    @property
+    def device_index(self) -> int:
+        """Value of LOCAL_RANK: 0 on the one real GPU, the true local rank on virtual GPUs."""
+        return 0 if self.device == "cuda" else self.local_rank
+
+    @property
+    def script_arguments(self) -> tuple[str, ...]:
+        """The script's ``sys.argv[1:]``. DeepSpeed's launcher puts the local rank before the script's arguments."""
+        own = (f"--local_rank={self.device_index}",) if self.launcher == "deepspeed" else ()
+        return (*own, *self.arguments)
+
+    def to_dict(self) -> dict[str, object]:
+        """The job as plain values, for run.json and for the process that runs it."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, object]) -> Job:
+        """Rebuild the job from :meth:`to_dict`'s values, as they come back from JSON. Unknown keys are ignored.
+
+        Raises:
+            JobError: A value is invalid.
+        """
+        # The kinds check every type, which mypy cannot follow.
+        found: dict[str, Any] = {
+            each.name: values[each.name] for each in dataclasses.fields(cls) if each.name in values
+        }
+        found["arguments"] = tuple(map(str, found.get("arguments", ())))
+        for option in OF_FIELDS:
+            if option.field in found and option.field != "rank" and found[option.field] != option.default:
+                found[option.field] = option.read(found[option.field], Door.COMMAND_LINE)
+        return cls(**found)
+
+
+def _check(option: Option, value: object) -> None:
+    try:
+        option.kind.read(value)
+    except RefusedError as error:
+        raise option.refusal(error, Door.COMMAND_LINE) from None
+
+
+#: The options that set a field of the job.
+OF_FIELDS = options_of(Job)
+_FIRST = ("world_size", NNODES.name, "gpus_per_node", "rank")
+#: Every option, in the order of ``--help``.
+OPTIONS = sorted([*OF_FIELDS, NNODES], key=lambda option: (*_FIRST, option.name).index(option.name))
