@@ -189,10 +189,10 @@ class Surroundings:
         """The timer for one step, or None if the job wants no estimated times."""
         if not self._job.kernels or self._gpu is None or _rehearses():
             return None
-        from fakedist.gpu.estimate import Estimate
+        from fakedist.gpu.model_tracer import ModelTracer
 
         spec = find_gpu(self._job.gpu)
-        return Estimate(spec) if self._values is None else Estimate(spec, self._values.known)
+        return ModelTracer(spec) if self._values is None else ModelTracer(spec, self._values.known)
 
     def _write_gpu(self) -> None:
         """Write what is known of the rank's GPU. A real GPU is queried only once CUDA is initialised."""

@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from fakedist.errors import FakedistError, JobError
-from fakedist.gpu.clock import DATA, Demand, load_efficiency, product_demand
+from fakedist.gpu.launch_demand import LaunchDemand, ProductSize, product_demand
+from fakedist.gpu.pricing import DATA, Efficiency, arithmetic, load_efficiency
 from fakedist.gpu.spec import GPUS, GpuSpec, find_gpu
 from fakedist.launch.machine import count_real_gpus
 
@@ -112,7 +113,7 @@ def machine(product: str) -> dict[str, str]:
     }
 
 
-def merged(data: dict[str, Any], found: dict[str, Any], spec: GpuSpec, measured_on: dict[str, str]) -> dict[str, Any]:
+def merged(data: Efficiency, found: dict[str, Any], spec: GpuSpec, measured_on: dict[str, str]) -> Efficiency:
     """The data with what was found in place of that GPU's."""
     major, minor = spec.compute_capability
     key = f"{major}.{minor}"
@@ -175,7 +176,7 @@ class Measured:
                     continue
                 a, b = (torch.randn(shape, device="cuda").to(dtype) for shape in ((m, k), (n, k)))
                 size = float(a.element_size())
-                demand = product_demand((n, m, k, 1), name, (size, size, 2.0 if name == "fp8" else size))
+                demand = product_demand(ProductSize(n, m, k, 1), name, (size, size, 2.0 if name == "fp8" else size))
                 one = torch.ones((), device="cuda")
                 multiply: Callable[[], Any] = lambda a=a, b=b: a @ b.t()  # noqa: E731
                 if name == "fp8":
@@ -207,13 +208,13 @@ class Measured:
                     graphed=False,
                 )
                 for name, duration, times in (("forward", forward, 1.0), ("backward", backward, 2.5)):
-                    demand = Demand("attention", flops * times, moved, "bf16", f"attention.{name}{suffix}", float(keys))
+                    demand = LaunchDemand("attention", flops * times, moved, "bf16", f"{name}{suffix}", float(keys))
                     self._add(demand, duration)
 
     def _memory(self) -> None:
         for family, num_bytes, run, moved in _movers():
             if moved >= _LEAST_BYTES:
-                self._add(Demand(family, 0.0, moved), _device_us(run), at=num_bytes)
+                self._add(LaunchDemand(family, 0.0, moved), _device_us(run), at=num_bytes)
 
     def _host_link(self) -> None:
         import torch
@@ -224,16 +225,16 @@ class Measured:
             duration = _device_us(lambda host=host, target=target: target.copy_(host, non_blocking=True))
             self._put("host", num_bytes, num_bytes / self._spec.host_bandwidth * 1e6 / self._without_fixed(duration))
 
-    def _add(self, demand: Demand, duration_us: float, at: float | None = None) -> None:
-        """One measurement: on the curve of what limits it, by these peaks."""
+    def _add(self, demand: LaunchDemand, duration_us: float, at: float | None = None) -> None:
+        """Add a measurement to the curve of what limits it, by these peaks."""
         duration = self._without_fixed(duration_us)
+        flops, curve, size = arithmetic(demand)
         memory = demand.moved_bytes / self._spec.memory_bandwidth * 1e6
-        compute = demand.flops / self._spec.peak_flops[demand.dtype] * 1e6 if demand.curve else 0.0
+        compute = flops / self._spec.peak_flops[demand.dtype] * 1e6 if curve else 0.0
         if compute > memory:
-            size = demand.size if demand.curve.startswith("attention") else _rounded(demand.size)
-            if demand.size >= _LEAST_FLOPS or demand.curve.startswith("attention"):
-                self._put(demand.curve, size, compute / duration)
-        elif not demand.curve.startswith("attention"):
+            if size >= _LEAST_FLOPS or demand.attention:
+                self._put(curve, size if demand.attention else _rounded(size), compute / duration)
+        elif not demand.attention:
             self._put(f"memory.{demand.family}", at or _rounded(demand.moved_bytes), memory / duration)
 
     def _put(self, curve: str, size: float, fraction: float) -> None:

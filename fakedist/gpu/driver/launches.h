@@ -1,4 +1,4 @@
-/* The log of launches: the work given to streams while the log is on. gpu/launches.py mirrors the layout. */
+/* The log of launches: the work given to streams while the log is on. gpu/launch_log.py mirrors the layout. */
 #ifndef FAKEDIST_LAUNCHES_H
 #define FAKEDIST_LAUNCHES_H
 #include "virtual_gpu.h"
@@ -30,7 +30,7 @@ struct launch {
     int32_t graph; /* number of the CUDA graph launch that it is part of; 0 for none */
     int32_t pinned; /* whether a copy's side on the host is pinned */
 };
-_Static_assert(sizeof(struct launch) == 144, "Launch in gpu/launches.py has the same size");
+_Static_assert(sizeof(struct launch) == 144, "Launch in gpu/launch_log.py has the same size");
 
 extern LOCAL int launch_log_on;
 static inline int launch_is_logged(void) { return __atomic_load_n(&launch_log_on, __ATOMIC_RELAXED); }

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fakedist.errors import JobError
-from fakedist.gpu.clock import DATA, Clock, load_efficiency
+from fakedist.gpu.pricing import DATA, Roofline, load_efficiency
 from fakedist.gpu.spec import find_gpu
 from tests.gpu import calibrate
 
@@ -32,9 +32,9 @@ def test_a_rehearsal_never_writes_the_packages_data(out: Path | None) -> None:
 def test_measured_curves_replace_those_of_their_gpu_alone() -> None:
     found = {"fixed_us": FIXED, "curves": {"memory.copy": [[1e6, 0.5], [1e9, 0.95]]}}
     data = calibrate.merged(load_efficiency(), found, find_gpu("h200"), MEASURED_ON)
-    hopper, ampere = Clock(find_gpu("h100-80g"), data), Clock(find_gpu("a100-80g"), data)
+    hopper, ampere = Roofline(find_gpu("h100-80g"), data), Roofline(find_gpu("a100-80g"), data)
     assert hopper.fraction("memory.copy", 1e9) == 0.95
-    assert ampere.fraction("memory.copy", 1e9) == Clock(find_gpu("a100-80g")).fraction("memory.copy", 1e9)
-    assert hopper.fraction("gemm.bf16", 1e12) == Clock(find_gpu("h100-80g")).fraction("gemm.bf16", 1e12)
+    assert ampere.fraction("memory.copy", 1e9) == Roofline(find_gpu("a100-80g")).fraction("memory.copy", 1e9)
+    assert hopper.fraction("gemm.bf16", 1e12) == Roofline(find_gpu("h100-80g")).fraction("gemm.bf16", 1e12)
     assert (hopper.measured_on, hopper.fixed.kernel) == (MEASURED_ON, 1.5)
     assert ampere.measured_on is None

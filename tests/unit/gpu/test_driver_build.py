@@ -13,7 +13,7 @@ import pytest
 from fakedist.errors import SetupError
 from fakedist.gpu.driver import build
 from fakedist.gpu.driver.build import answered_names, is_harmless
-from fakedist.gpu.launches import Launch
+from fakedist.gpu.launch_log import Launch
 from fakedist.gpu.virtual import _GpuCounters, _GpuModel
 
 

@@ -1,4 +1,4 @@
-"""Estimates how long a kernel takes: a roofline, lowered to what kernels of the same family achieve.
+"""Prices a launch: estimates how long a kernel takes, by a roofline lowered to what kernels of its family achieve.
 
 A kernel takes as long as its arithmetic or its memory traffic, whichever is longer, plus a fixed time. The peaks come
 from the GPU model (:mod:`fakedist.gpu.spec`). The achieved fraction of a peak depends on the family and the size. It is
@@ -12,44 +12,56 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple, NotRequired, TypedDict, cast
 
 from fakedist.errors import SetupError
+from fakedist.gpu.demand import NAN
+from fakedist.gpu.launch_demand import LaunchDemand
 from fakedist.gpu.spec import GpuSpec
 
 DATA = Path(__file__).parent / "efficiency.json"
 FORMAT = 1
-NAN = float("nan")
 
 #: A matrix product computes its output in tiles at least this wide. The unused part of a tile takes time too.
 LEAST_TILE = 64
 
 
-@dataclass(frozen=True)
-class Demand:
-    """The work of one kernel.
+class Constant(TypedDict):
+    """A time in microseconds, and where it comes from."""
+
+    value: float
+    source: str
+
+
+class Curve(TypedDict):
+    """Points (size, achieved fraction of the peak) by ascending size, and where they come from."""
+
+    points: list[tuple[float, float]]
+    source: str
+
+
+class Efficiency(TypedDict):
+    """The contents of an ``efficiency.json``.
 
     Attributes:
-        family: One of ``run.schema.FAMILIES``.
-        flops: Floating-point operations; NaN if unknown.
-        moved_bytes: The fewest bytes it must read and write; NaN if unknown.
-        dtype: The type it computes in, a key of ``GpuSpec.peak_flops``.
-        curve: The curve of achieved FLOP/s, e.g. "gemm.bf16" or "attention.forward.cudnn"; empty without arithmetic.
-        size: The position on that curve: FLOPs for a product, keys for an attention.
-        over_host_link: Whether the bytes cross the link between host and GPU.
+        format: FORMAT.
+        rehearsal: Whether nothing was measured.
+        measured_on: The machine that curves of the source "measured" come from.
+        sources: Each source, in words.
+        fixed_us: The fields of :class:`FixedTimes`.
+        curves: Curves by name, by compute capability or "default".
     """
 
-    family: str
-    flops: float = 0.0
-    moved_bytes: float = 0.0
-    dtype: str = "bf16"
-    curve: str = ""
-    size: float = 0.0
-    over_host_link: bool = False
+    format: int
+    rehearsal: NotRequired[bool]
+    measured_on: dict[str, str] | None
+    sources: dict[str, str]
+    fixed_us: dict[str, Constant]
+    curves: dict[str, dict[str, Curve]]
 
 
-@dataclass(frozen=True)
-class Fixed:
+@dataclass(frozen=True, slots=True)
+class FixedTimes:
     """Constant times, in microseconds.
 
     Attributes:
@@ -65,7 +77,21 @@ class Fixed:
     graph: float
 
 
-class Clock:
+class Arithmetic(NamedTuple):
+    """A launch's arithmetic, and its position among those that were measured.
+
+    Attributes:
+        flops: Floating-point operations, including those in the unused part of tiles.
+        curve: The curve of achieved FLOP/s, e.g. "gemm.bf16" or "attention.forward.cudnn"; empty without arithmetic.
+        size: The position on that curve: FLOPs for a product, keys for an attention.
+    """
+
+    flops: float
+    curve: str
+    size: float
+
+
+class Roofline:
     """Estimates durations on one GPU model.
 
     Args:
@@ -73,6 +99,7 @@ class Clock:
         data: The contents of an ``efficiency.json``; by default the package's own.
 
     Attributes:
+        spec: The GPU.
         fixed: The constant times.
         measured_on: The machine that this GPU's curves were measured on; None if they were not measured.
 
@@ -80,18 +107,18 @@ class Clock:
         SetupError: The data have another format, or come from a rehearsal that measured nothing.
     """
 
-    def __init__(self, spec: GpuSpec, data: dict[str, Any] | None = None) -> None:
+    def __init__(self, spec: GpuSpec, data: Efficiency | None = None) -> None:
         data = load_efficiency() if data is None else data
         if data.get("format") != FORMAT:
-            raise SetupError(f"{DATA} has format {data.get('format')}, not {FORMAT}", "make calibrate writes it anew")
+            raise SetupError(f"{DATA} has format {data.get('format')}, not {FORMAT}", "make calibrate writes it again")
         if data.get("rehearsal"):
-            raise SetupError("these efficiency data are a rehearsal's: nothing was measured", "make calibrate on a GPU")
+            raise SetupError("these data come from a rehearsal: nothing was measured", "run make calibrate on a GPU")
         self.spec = spec
-        self.fixed = Fixed(**{name: float(entry["value"]) for name, entry in data["fixed_us"].items()})
+        self.fixed = FixedTimes(**{name: float(entry["value"]) for name, entry in data["fixed_us"].items()})
         major, minor = spec.compute_capability
         own = data["curves"].get(f"{major}.{minor}", {})
         measured = any(entry["source"] == "measured" for entry in own.values())
-        self.measured_on: dict[str, Any] | None = data["measured_on"] if measured else None
+        self.measured_on = data["measured_on"] if measured else None
         curves = data["curves"]["default"] | own
         self._curves = {name: [(float(x), float(y)) for x, y in entry["points"]] for name, entry in curves.items()}
 
@@ -100,7 +127,7 @@ class Clock:
         """Names of the curves for this GPU."""
         return sorted(self._curves)
 
-    def duration(self, demand: Demand) -> tuple[float, str]:
+    def duration(self, demand: LaunchDemand) -> tuple[float, str]:
         """Microseconds, and the limit: compute, memory or launch. NaN and an empty string if the demand is unknown."""
         compute = self._compute_us(demand)
         memory = self._memory_us(demand)
@@ -120,18 +147,18 @@ class Clock:
                 return float(y0 * (y1 / y0) ** (math.log(size / x0) / math.log(x1 / x0)))
         return points[-1][1]
 
-    def _compute_us(self, demand: Demand) -> float:
-        if not demand.curve:
+    def _compute_us(self, demand: LaunchDemand) -> float:
+        flops, name, size = arithmetic(demand)
+        if not name:
             return 0.0
         peak = self.spec.peak_flops.get(demand.dtype, NAN)
-        name = demand.curve
         while name not in self._curves:  # attention.forward.cudnn falls back to attention.forward
             name = name.rpartition(".")[0]
             if not name:
                 return NAN
-        return demand.flops / (peak * self.fraction(name, demand.size)) * 1e6
+        return flops / (peak * self.fraction(name, size)) * 1e6
 
-    def _memory_us(self, demand: Demand) -> float:
+    def _memory_us(self, demand: LaunchDemand) -> float:
         moved = demand.moved_bytes
         if demand.over_host_link:
             return moved / (self.spec.host_bandwidth * self.fraction("host", moved)) * 1e6
@@ -142,22 +169,20 @@ class Clock:
         return moved / (self.spec.memory_bandwidth * self.fraction(known, moved)) * 1e6
 
 
-def product_demand(shape: tuple[int, int, int, int], dtype: str, element_bytes: tuple[float, float, float]) -> Demand:
-    """The demand of a matrix product.
-
-    Args:
-        shape: m, n, k, batch. The product is (m, k) x (k, n), batch times.
-        dtype: The type it computes in.
-        element_bytes: Bytes per element of the two operands and the result.
-    """
-    m, n, k, batch = shape
-    a, b, d = element_bytes
-    padded = 2.0 * max(m, LEAST_TILE) * max(n, LEAST_TILE) * k * batch
-    moved = batch * (m * k * a + k * n * b + m * n * d)
-    return Demand("gemm", padded, moved, dtype, f"gemm.{dtype}", padded)
+def arithmetic(demand: LaunchDemand) -> Arithmetic:
+    """What a launch computes: the whole tiles of a product, the FLOPs of everything else."""
+    if demand.product is not None:
+        m, n, k, batch = demand.product
+        padded = 2.0 * max(m, LEAST_TILE) * max(n, LEAST_TILE) * k * batch
+        return Arithmetic(padded, f"gemm.{demand.dtype}", padded)
+    if not demand.flops > 0:
+        return Arithmetic(0.0, "", 0.0)
+    if demand.attention:
+        return Arithmetic(demand.flops, f"attention.{demand.attention}", demand.keys)
+    return Arithmetic(demand.flops, f"gemm.{demand.dtype}", demand.flops)
 
 
-def load_efficiency(path: Path = DATA) -> dict[str, Any]:
+def load_efficiency(path: Path = DATA) -> Efficiency:
     """Read a file like ``efficiency.json``.
 
     Raises:
@@ -166,7 +191,7 @@ def load_efficiency(path: Path = DATA) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise SetupError(f"{path} cannot be read: {error}", "make calibrate writes it anew") from error
+        raise SetupError(f"{path} cannot be read: {error}", "make calibrate writes it again") from error
     if not isinstance(data, dict):
-        raise SetupError(f"{path} is no efficiency data", "make calibrate writes it anew")
-    return data
+        raise SetupError(f"{path} does not contain efficiency data", "make calibrate writes it again")
+    return cast(Efficiency, data)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from enum import IntEnum
-from typing import Any
 
 from fakedist.gpu.driver.build import ensure_driver
 
@@ -94,8 +94,8 @@ class LaunchLog:
         return found
 
 
-def _demangler() -> Any:
-    """Return ``demangle(mangled bytes) -> text``, backed by the C++ library that torch is linked with."""
+def _demangler() -> Callable[[bytes], str]:
+    """Return a function from mangled names to those in the source, of the C++ library that torch is linked with."""
     runtime, library = ctypes.CDLL(None), ctypes.CDLL("libstdc++.so.6")
     demangle, free = library.__getattr__("__cxa_demangle"), runtime.free
     demangle.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int)]

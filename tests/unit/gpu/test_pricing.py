@@ -7,7 +7,8 @@ import math
 import pytest
 
 from fakedist.errors import SetupError
-from fakedist.gpu.clock import Clock, Demand, load_efficiency, product_demand
+from fakedist.gpu.launch_demand import LaunchDemand, ProductSize, product_demand
+from fakedist.gpu.pricing import Roofline, load_efficiency
 from fakedist.gpu.spec import GPUS, GpuSpec, find_gpu
 
 every_gpu = pytest.mark.parametrize("spec", GPUS.values(), ids=GPUS)
@@ -17,7 +18,7 @@ BF16 = (2.0, 2.0, 2.0)
 
 
 def product_us(m: int, n: int, k: int, batch: int = 1, dtype: str = "bf16") -> tuple[float, str]:
-    return Clock(H100).duration(product_demand((m, n, k, batch), dtype, BF16))
+    return Roofline(H100).duration(product_demand(ProductSize(m, n, k, batch), dtype, BF16))
 
 
 def test_a_large_product_is_limited_by_arithmetic_and_never_beats_the_peak() -> None:
@@ -34,26 +35,28 @@ def test_a_product_with_one_row_is_limited_by_reading_its_matrix() -> None:
 
 
 def test_a_tiny_kernel_is_limited_by_its_launch() -> None:
-    assert Clock(H100).duration(Demand("elementwise", 0.0, 1024.0)) == (
-        pytest.approx(Clock(H100).fixed.kernel, rel=0.02),
+    assert Roofline(H100).duration(LaunchDemand("elementwise", 0.0, 1024.0)) == (
+        pytest.approx(Roofline(H100).fixed.kernel, rel=0.02),
         "launch",
     )
 
 
 def test_twice_a_large_work_takes_twice_as_long() -> None:
-    clock = Clock(H100)
-    copy, twice = (clock.duration(Demand("copy", 0.0, moved))[0] - clock.fixed.kernel for moved in (4e9, 8e9))
+    roofline = Roofline(H100)
+    copy, twice = (
+        roofline.duration(LaunchDemand("copy", 0.0, moved))[0] - roofline.fixed.kernel for moved in (4e9, 8e9)
+    )
     assert twice / copy == pytest.approx(2.0)
-    one, two = (product_us(16384, 16384, 16384, batch)[0] - clock.fixed.kernel for batch in (1, 2))
+    one, two = (product_us(16384, 16384, 16384, batch)[0] - roofline.fixed.kernel for batch in (1, 2))
     assert two / one == pytest.approx(2.0)
 
 
 @every_gpu
 def test_more_work_never_takes_less_time(spec: GpuSpec) -> None:
-    clock = Clock(spec)
+    roofline = Roofline(spec)
     sizes = [10 ** (exponent / 4) for exponent in range(8, 60)]
-    for curve in clock.curves:
-        fractions = [clock.fraction(curve, size) for size in sizes]
+    for curve in roofline.curves:
+        fractions = [roofline.fraction(curve, size) for size in sizes]
         assert all(0 < fraction <= 1 for fraction in fractions)
         if not curve.startswith("attention"):  # those are over the keys, of which each has its own work
             times = [size / fraction for size, fraction in zip(sizes, fractions, strict=True)]
@@ -61,28 +64,34 @@ def test_more_work_never_takes_less_time(spec: GpuSpec) -> None:
 
 
 def test_what_is_not_known_is_not_estimated() -> None:
-    assert [math.isnan(each) for each in (Clock(H100).duration(Demand("gemm", math.nan, math.nan))[0],)] == [True]
-    no_fp8 = Clock(find_gpu("a100-80g")).duration(product_demand((4096, 4096, 4096, 1), "fp8", (1.0, 1.0, 2.0)))
+    assert [math.isnan(each) for each in (Roofline(H100).duration(LaunchDemand("gemm", math.nan, math.nan))[0],)] == [
+        True
+    ]
+    no_fp8 = Roofline(find_gpu("a100-80g")).duration(
+        product_demand(ProductSize(4096, 4096, 4096, 1), "fp8", (1.0, 1.0, 2.0))
+    )
     assert math.isnan(no_fp8[0])
     assert no_fp8[1] == ""
 
 
 def test_a_curve_that_one_implementation_has_falls_back_to_that_of_all() -> None:
-    demand = Demand("attention", 1e12, 1e6, "bf16", "attention.forward.cudnn", 4096.0)
-    assert Clock(H100).duration(demand)[0] == pytest.approx(1e12 / (989.4e12 * 0.616) * 1e6 + 2.0, rel=1e-3)
-    assert Clock(find_gpu("b200")).duration(demand)[0] == pytest.approx(1e12 / (2.25e15 * 0.52) * 1e6 + 2.0, rel=1e-3)
+    demand = LaunchDemand("attention", 1e12, 1e6, "bf16", attention="forward.cudnn", keys=4096.0)
+    assert Roofline(H100).duration(demand)[0] == pytest.approx(1e12 / (989.4e12 * 0.616) * 1e6 + 2.0, rel=1e-3)
+    assert Roofline(find_gpu("b200")).duration(demand)[0] == pytest.approx(
+        1e12 / (2.25e15 * 0.52) * 1e6 + 2.0, rel=1e-3
+    )
 
 
 def test_a_faster_memory_makes_copies_faster_and_nothing_else_differs() -> None:
-    copy = Demand("copy", 0.0, 4e9)
-    h100, h200 = (Clock(find_gpu(name)).duration(copy)[0] - 2.0 for name in ("h100-80g", "h200"))
+    copy = LaunchDemand("copy", 0.0, 4e9)
+    h100, h200 = (Roofline(find_gpu(name)).duration(copy)[0] - 2.0 for name in ("h100-80g", "h200"))
     assert h100 / h200 == pytest.approx(find_gpu("h200").memory_bandwidth / H100.memory_bandwidth)
 
 
 def test_a_copy_over_the_hosts_link_is_slower_than_one_within_the_device() -> None:
-    clock = Clock(H100)
-    assert clock.duration(Demand("copy", 0.0, 1e9, over_host_link=True))[0] > 1e9 / H100.host_bandwidth * 1e6
-    assert clock.duration(Demand("copy", 0.0, 1e9))[0] < 1e9 / H100.host_bandwidth * 1e6
+    roofline = Roofline(H100)
+    assert roofline.duration(LaunchDemand("copy", 0.0, 1e9, over_host_link=True))[0] > 1e9 / H100.host_bandwidth * 1e6
+    assert roofline.duration(LaunchDemand("copy", 0.0, 1e9))[0] < 1e9 / H100.host_bandwidth * 1e6
 
 
 def test_every_curve_names_a_source_that_is_explained() -> None:
@@ -93,9 +102,9 @@ def test_every_curve_names_a_source_that_is_explained() -> None:
 
 def test_data_of_another_format_are_refused() -> None:
     with pytest.raises(SetupError, match="has format 2"):
-        Clock(H100, DATA | {"format": 2})
+        Roofline(H100, DATA | {"format": 2})
 
 
 def test_a_rehearsals_figures_make_no_estimate() -> None:
     with pytest.raises(SetupError, match="nothing was measured"):
-        Clock(H100, DATA | {"rehearsal": True})
+        Roofline(H100, DATA | {"rehearsal": True})

@@ -1,4 +1,4 @@
-"""Estimates a step's kernels on the virtual GPU from the recorder's operations and the driver's log of launches."""
+"""Traces a step on the virtual GPU by a model: the recorder's operations and the driver's log of launches, priced."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
-from fakedist.gpu.clock import Clock
-from fakedist.gpu.launches import LaunchLog
+from fakedist.gpu.demand import NAN, Demand, DemandCounter, tensor_bytes
+from fakedist.gpu.launch_demand import LaunchDemands, Tagged
+from fakedist.gpu.launch_log import LaunchLog
+from fakedist.gpu.pricing import Roofline
+from fakedist.gpu.schedule import Schedule
 from fakedist.gpu.spec import GpuSpec
-from fakedist.gpu.templates import Known, Template, template_of
-from fakedist.gpu.timeline import Tagged, Timeline
-from fakedist.gpu.work import NAN, Operation, Work, tensor_bytes
+from fakedist.gpu.triton_templates import Known, Template, template_of
+from fakedist.gpu.values.arguments import Arguments, Keywords
 from fakedist.patch import patched, present
 from fakedist.run.kernels import KernelRows
 from fakedist.run.plain import from_plain
@@ -28,7 +30,7 @@ _TRITON = (("torch._inductor.runtime.triton_heuristics", "CachingAutotuner"), ("
 _MOST_NAMED = 3
 
 
-class _Thread(threading.local):
+class _Outside(threading.local):
     """Where a thread is outside of operations: its place, and the compiled graph that it runs, if any."""
 
     place = Place(0, "other", 0, False)
@@ -36,8 +38,8 @@ class _Thread(threading.local):
     operation = ""
 
 
-class Estimate:
-    """Times one step with :class:`fakedist.gpu.clock.Clock`. It implements the recorder's ``record.timer.Timer``.
+class ModelTracer:
+    """Traces one step, and times it by a :class:`fakedist.gpu.pricing.Roofline`. It implements ``record.timer.Timer``.
 
     Args:
         spec: The GPU model.
@@ -49,7 +51,7 @@ class Estimate:
 
     def __init__(self, spec: GpuSpec, known: Known = lambda tensor: None) -> None:
         self.inside: Callable[[], Place | None] = lambda: None
-        self._clock = Clock(spec)
+        self._roofline = Roofline(spec)
         self._known = known
         self._templates: dict[str, Template | None] = {}
         self._dense = 0
@@ -58,8 +60,8 @@ class Estimate:
         self._captured: dict[int, Tagged] = {}
         self._next = 0
         self._outsides: dict[tuple[Place, int], int] = {}
-        self._operations: dict[Any, Operation] = {}
-        self._thread = _Thread()
+        self._counters: dict[OpOverload, DemandCounter] = {}
+        self._thread = _Outside()
         self._num_captures = 0
         self._triton = ExitStack()
 
@@ -76,9 +78,10 @@ class Estimate:
         """End the step and return the journal's record of its kernels."""
         launches = self._log.end()
         self._leave_triton()
-        timeline = Timeline(self._clock, self._log.name, Place(step, "other", 0, False))
-        found = list(timeline.rows(launches, self._tags))
-        rows = KernelRows(self._source(step, timeline))
+        schedule = Schedule(self._roofline, Place(step, "other", 0, False))
+        demands = LaunchDemands(launches, self._tags, self._log.name)
+        found = list(schedule.rows(launches, self._tags, demands))
+        rows = KernelRows(self._source(step, schedule))
         for row in found:
             rows.add(row._replace(step=step))  # a graph's launches carry the step of their capture
         self._tags = {}
@@ -105,13 +108,13 @@ class Estimate:
         self._log.tag(tag)
         return tag
 
-    def done(self, tag: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def done(self, tag: int, func: OpOverload, args: Arguments, kwargs: Keywords, result: object) -> None:
         """The operation with this tag is over."""
-        known = self._operations.get(func)
-        if known is None:
-            known = self._operations[func] = Operation(func)
-        self._set_work(tag, known.work(args, kwargs, result))
-        if read := known.read_bytes(args, result):
+        counter = self._counters.get(func)
+        if counter is None:
+            counter = self._counters[func] = DemandCounter(func)
+        self._set_demand(tag, counter.demand(args, kwargs, result))
+        if read := counter.read_bytes(args, result):
             self._log.tag(tag)
             self._log.read(read, torch.cuda.current_stream().cuda_stream)
         self._log.tag(self._outside())
@@ -150,10 +153,10 @@ class Estimate:
             self._captured[tag] = tagged
         return tag
 
-    def _set_work(self, tag: int, work: Work) -> None:
+    def _set_demand(self, tag: int, demand: Demand) -> None:
         for tags in (self._tags, self._captured):
             if tag in tags:
-                tags[tag] = tags[tag]._replace(work=work)
+                tags[tag] = tags[tag]._replace(demand=demand)
 
     def _outside(self) -> int:
         """The tag for what this thread launches outside of operations."""
@@ -174,19 +177,21 @@ class Estimate:
     def _leave_triton(self) -> None:
         self._triton.close()
 
-    def _triton_run(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def run(launcher: Any, *args: Any, **kwargs: Any) -> Any:
+    def _triton_run(self, original: Callable[..., object]) -> Callable[..., object]:
+        def run(launcher: object, *args: object, **kwargs: object) -> object:
             thread = self._thread
-            names = getattr(getattr(launcher, "fn", None), "arg_names", ())
+            function = getattr(launcher, "fn", None)
+            names = getattr(function, "arg_names", ())
             # Inductor's naming: these arguments are read and written in place, so they count twice.
             again = [value for name, value in zip(names, args, strict=False) if name.startswith("in_out_ptr")]
-            work = Work(NAN, tensor_bytes((*args, *kwargs.values())) + tensor_bytes(again))
-            if (template := self._template(getattr(launcher, "fn", None))) is not None:
-                work, is_dense = template.work(dict(zip(names, args, strict=False)), work.moved_bytes, self._known)
+            demand = Demand(NAN, tensor_bytes((*args, *kwargs.values())) + tensor_bytes(again))
+            if (template := self._template(function)) is not None:
+                named = dict(zip(names, args, strict=False))
+                demand, is_dense = template.demand(named, demand.moved_bytes, self._known)
                 self._dense += is_dense
             inside = self.inside()
             place = thread.place if inside is None else inside
-            self._log.tag(self._tag(Tagged(thread.op, thread.operation, place, work, counts=False)))
+            self._log.tag(self._tag(Tagged(thread.op, thread.operation, place, demand, counts=False)))
             try:
                 return original(launcher, *args, **kwargs)
             finally:
@@ -194,46 +199,48 @@ class Estimate:
 
         return run
 
-    def _template(self, function: Any) -> Template | None:
+    def _template(self, function: object) -> Template | None:
         """The template that one of Inductor's kernels came from; None for other kernels."""
         source = str(getattr(function, "src", ""))
         if source not in self._templates:
             self._templates[source] = template_of(str(getattr(function, "__name__", "")), source)
         return self._templates[source]
 
-    def _source(self, step: int, timeline: Timeline) -> KernelSource:
-        measured_on = self._clock.measured_on
+    def _source(self, step: int, schedule: Schedule) -> KernelSource:
+        measured_on = self._roofline.measured_on
         return KernelSource(
             source="estimated",
             tool="model",
             step=step,
-            gpu=self._clock.spec.product,
-            step_us=timeline.end_us,
+            gpu=self._roofline.spec.product,
+            step_us=schedule.end_us,
             calibrated_on=None if measured_on is None else from_plain(Calibration, measured_on),
-            notes=self._notes(timeline),
+            notes=self._notes(schedule),
         )
 
-    def _notes(self, timeline: Timeline) -> list[str]:
+    def _notes(self, schedule: Schedule) -> list[str]:
         notes = []
-        if self._clock.measured_on is None:
+        if self._roofline.measured_on is None:
             notes.append(
-                "durations are a model's that was never calibrated on a GPU: they show proportions and limits, and may"
-                " be wrong by a factor of two"
+                "kernel times come from a model that was never calibrated on a GPU: they show proportions and limits,"
+                " and may be wrong by a factor of two"
             )
         else:
-            on = self._clock.measured_on
-            notes.append(f"durations are a model's, calibrated on {on['gpu']} with torch {on['torch']} on {on['date']}")
-        notes.append("what collectives take is not estimated: streams that wait for one wait for nothing")
+            on = self._roofline.measured_on
+            notes.append(
+                f"kernel times come from a model calibrated on {on['gpu']} with torch {on['torch']} on {on['date']}"
+            )
+        notes.append("the time of collectives is not estimated: a stream that waits for one continues at once")
         if self._dense:
             notes.append(
-                f"{self._dense:,} launches of flex_attention are estimated as if every query met every key: the values"
-                " of their masks are not known"
+                f"{self._dense:,} launches of flex_attention are estimated as if every query met every key, because the"
+                " values of their masks are unknown"
             )
-        if unknown := timeline.unknown:
+        if unknown := schedule.unknown:
             named = sorted(unknown, key=lambda name: -unknown[name])
             more = f" and {len(named) - _MOST_NAMED} others" if len(named) > _MOST_NAMED else ""
             notes.append(
-                f"{sum(unknown.values()):,} launches have no estimate, because what they have to do is not known: "
+                f"{sum(unknown.values()):,} launches have no estimate, because their work is unknown: "
                 + ", ".join(name[:80] or "unnamed" for name in named[:_MOST_NAMED])
                 + more
             )

@@ -10,7 +10,7 @@ from tests.integration.virtual import on_virtual_gpu
 
 _BODY = """
 import torch.nn.functional as F
-from fakedist.gpu.launches import LaunchKind, LaunchLog
+from fakedist.gpu.launch_log import LaunchKind, LaunchLog
 
 log = LaunchLog()
 
@@ -153,7 +153,7 @@ def test_nothing_is_written_when_nobody_asks(found: dict[str, Any]) -> None:
 
 def test_the_default_is_off() -> None:
     body = """
-    from fakedist.gpu.launches import LaunchLog
+    from fakedist.gpu.launch_log import LaunchLog
     torch.empty(8, device="cuda").mul_(2)
     found["launches"] = len(LaunchLog().end())
     """

@@ -1,4 +1,4 @@
-"""The work of Inductor's Triton templates: products, convolutions and flex_attention.
+"""What Inductor's Triton templates demand of a GPU: products, convolutions and flex_attention.
 
 The sizes are in the kernel's source, as ``M = 4096`` or ``M = ks0``. Which blocks of keys flex_attention visits is in
 its arguments, if the mask's values are known.
@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from fakedist.gpu.work import NAN, Work, dtype_of
+from fakedist.gpu.demand import NAN, Demand, dtype_of
 
 _SIZE = re.compile(r"^\s*([A-Z][A-Z0-9_]*)\s*(?::\s*tl\.constexpr\s*)?=\s*(\w+)\s*$", re.MULTILINE)
 _SIDES = ("D", "H", "W")
@@ -26,8 +26,8 @@ class Template(NamedTuple):
 
     sizes: dict[str, str]
 
-    def work(self, arguments: Mapping[str, Any], moved_bytes: float, known: Known) -> tuple[Work, bool]:
-        """The work of one launch, and whether a mask is taken as dense because its values are unknown.
+    def demand(self, arguments: Mapping[str, object], moved_bytes: float, known: Known) -> tuple[Demand, bool]:
+        """The demand of one launch, and whether a mask is taken as dense because its values are unknown.
 
         Args:
             arguments: The kernel's arguments, by name.
@@ -37,9 +37,9 @@ class Template(NamedTuple):
         sizes = {name: number for name, text in self.sizes.items() if (number := _number(text, arguments)) is not None}
         dtype = dtype_of(tuple(arguments.values()))
         if "QK_HEAD_DIM" in sizes and "KV_LEN" in sizes:
-            return _attention(sizes, arguments, Work(NAN, moved_bytes, dtype), known)
+            return _attention(sizes, arguments, Demand(NAN, moved_bytes, dtype), known)
         times = 2.0 if "arg_D" in arguments else 1.0  # A @ B + C @ D
-        return Work(times * _product(sizes), moved_bytes, dtype), False
+        return Demand(times * _product(sizes), moved_bytes, dtype), False
 
 
 def template_of(name: str, source: str) -> Template | None:
@@ -47,7 +47,7 @@ def template_of(name: str, source: str) -> Template | None:
     return Template(dict(_SIZE.findall(source))) if name.startswith("triton_tem_") and source else None
 
 
-def _number(text: str, arguments: Mapping[str, Any]) -> float | None:
+def _number(text: str, arguments: Mapping[str, object]) -> float | None:
     value = int(text) if text.isdecimal() else arguments.get(text)
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else None
 
@@ -65,8 +65,8 @@ def _product(sizes: Mapping[str, float]) -> float:
 
 
 def _attention(
-    sizes: Mapping[str, float], arguments: Mapping[str, Any], unknown: Work, known: Known
-) -> tuple[Work, bool]:
+    sizes: Mapping[str, float], arguments: Mapping[str, object], unknown: Demand, known: Known
+) -> tuple[Demand, bool]:
     """Two products in forward, five in backward. One of the five recomputes the scores; the kernel does it twice."""
     try:
         batch = sizes["ZQ"] if "ZQ" in sizes else sizes["Z"]
@@ -82,7 +82,7 @@ def _attention(
     return unknown._replace(flops=flops, attention=curve, keys=keys), met is None
 
 
-def _met_keys(arguments: Mapping[str, Any], block: float, keys: float, known: Known) -> float | None:
+def _met_keys(arguments: Mapping[str, object], block: float, keys: float, known: Known) -> float | None:
     """Average keys per query, counting the mask's blocks that are not empty; None if they are unknown."""
     met = 0.0
     for name in ("arg_KV_NUM_BLKS", "arg_FULL_KV_NUM_BLKS"):

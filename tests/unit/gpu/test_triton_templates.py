@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from fakedist.gpu.templates import template_of
-from fakedist.gpu.work import Work
+from fakedist.gpu.demand import Demand
+from fakedist.gpu.triton_templates import template_of
 
 PRODUCT = """
 def triton_tem_fused_mm_0(arg_A, arg_B, out_ptr0, ks0):
@@ -46,10 +46,10 @@ FLEX = """
 """
 
 
-def work_of(source: str, arguments: dict[str, Any], *, known: bool = True) -> tuple[Work, bool]:
+def demand_of(source: str, arguments: dict[str, Any], *, known: bool = True) -> tuple[Demand, bool]:
     template = template_of("triton_tem_fused_x_0", source)
     assert template is not None
-    return template.work(arguments, 100.0, lambda tensor: tensor if known else None)
+    return template.demand(arguments, 100.0, lambda tensor: tensor if known else None)
 
 
 def mask(**more: torch.Tensor) -> dict[str, Any]:
@@ -61,39 +61,39 @@ def mask(**more: torch.Tensor) -> dict[str, Any]:
 
 def test_a_product_is_counted_by_its_sizes_also_those_that_are_arguments() -> None:
     a = torch.empty(2048, 256, dtype=torch.float8_e4m3fn)
-    work, _ = work_of(PRODUCT, {"arg_A": a, "ks0": 256})
-    assert (work.flops, work.moved_bytes, work.dtype) == (2.0 * 2048 * 768 * 256, 100.0, "fp8")
-    batched, _ = work_of(PRODUCT + "    BATCH = 6\n", {"arg_A": a, "ks0": 256})
-    assert batched.flops == 6 * work.flops
-    twice, _ = work_of(PRODUCT.replace("    K = ks0", "    K1 = 256"), {"arg_A": a, "arg_D": a})
-    assert twice.flops == 2 * work.flops
+    demand, _ = demand_of(PRODUCT, {"arg_A": a, "ks0": 256})
+    assert (demand.flops, demand.moved_bytes, demand.dtype) == (2.0 * 2048 * 768 * 256, 100.0, "fp8")
+    batched, _ = demand_of(PRODUCT + "    BATCH = 6\n", {"arg_A": a, "ks0": 256})
+    assert batched.flops == 6 * demand.flops
+    twice, _ = demand_of(PRODUCT.replace("    K = ks0", "    K1 = 256"), {"arg_A": a, "arg_D": a})
+    assert twice.flops == 2 * demand.flops
 
 
 def test_a_convolution_is_counted_by_its_output_and_its_groups_input() -> None:
-    work, _ = work_of(CONVOLUTION, {"arg_X": torch.empty(1)})
-    assert work.flops == 2.0 * (4 * 8 * 30 * 28) * (16 / 2) * (3 * 5)
+    demand, _ = demand_of(CONVOLUTION, {"arg_X": torch.empty(1)})
+    assert demand.flops == 2.0 * (4 * 8 * 30 * 28) * (16 / 2) * (3 * 5)
 
 
 def test_flex_attention_meets_the_blocks_of_its_mask() -> None:
-    forward, is_dense = work_of(FLEX, mask())
+    forward, is_dense = demand_of(FLEX, mask())
     assert forward.flops == 2.0 * (2 * 8 * 1024) * (3 * 128) * (64 + 32)
     assert (forward.attention, forward.keys, is_dense) == ("forward", 1024, False)
-    backward, _ = work_of(FLEX, mask(arg_DO=torch.empty(1)))
+    backward, _ = demand_of(FLEX, mask(arg_DO=torch.empty(1)))
     assert backward.flops == 2.0 * (2 * 8 * 1024) * (3 * 128) * (3 * 64 + 2 * 32)
     assert backward.attention == "backward"
 
 
 def test_a_mask_whose_values_are_not_known_is_taken_for_dense_and_counted() -> None:
-    work, is_dense = work_of(FLEX, mask(), known=False)
-    assert (work.flops, is_dense) == (2.0 * (2 * 8 * 1024) * 1024 * (64 + 32), True)
+    demand, is_dense = demand_of(FLEX, mask(), known=False)
+    assert (demand.flops, is_dense) == (2.0 * (2 * 8 * 1024) * 1024 * (64 + 32), True)
 
 
 @pytest.mark.parametrize(
     "source", [PRODUCT.replace("K = ks0", "K = ks9"), PRODUCT + "    G = 8\n", "    BLOCK_M = 64\n"]
 )
 def test_what_the_sizes_do_not_tell_is_not_known(source: str) -> None:
-    work, _ = work_of(source, {"arg_A": torch.empty(1)})
-    assert math.isnan(work.flops)
+    demand, _ = demand_of(source, {"arg_A": torch.empty(1)})
+    assert math.isnan(demand.flops)
 
 
 def test_other_kernels_are_no_templates() -> None:

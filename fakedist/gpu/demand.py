@@ -1,4 +1,4 @@
-"""The work of an operation: floating-point operations and bytes, from its arguments and results.
+"""What an operation demands of a GPU: floating-point operations and bytes, from its arguments and results.
 
 FLOPs are those of products, convolutions and attention, as torch's own counter counts them
 (torch.utils.flop_counter), with two differences: the masked half of causal attention, which kernels skip, does not
@@ -8,11 +8,13 @@ torch's, the FLOPs are unknown. Bytes are the least that must be read and writte
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
+from torch._ops import OpOverload
 
+from fakedist.gpu.values.arguments import Arguments, Keywords, tensors
 from fakedist.gpu.values.host_reads import READS
 from fakedist.gpu.values.operators import Operator
 from fakedist.gpu.values.storage import storage_of
@@ -38,8 +40,8 @@ _DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16",
 }  # fmt: skip
 
 
-class Work(NamedTuple):
-    """The work of one operation.
+class Demand(NamedTuple):
+    """What one operation demands.
 
     Attributes:
         flops: Floating-point operations; NaN if unknown.
@@ -56,31 +58,29 @@ class Work(NamedTuple):
     keys: float = 0.0
 
 
-UNKNOWN = Work()
+UNKNOWN = Demand()
 
 
-class Operation:
-    """One operation of torch's dispatcher, and the work of its calls."""
+class DemandCounter:
+    """Counts what the operations of one operator demand."""
 
-    def __init__(self, func: Any) -> None:
-        kind = Operator(func)
-        self._kind = kind
-        self._packet = getattr(func, "_overloadpacket", None)
-        name = kind.name
-        self._is_attention = "attention" in name and kind.is_kernel and not name.startswith("_fused")
+    def __init__(self, func: OpOverload) -> None:
+        self._operator = operator = Operator(func)
+        name = operator.name
+        self._is_attention = "attention" in name and operator.is_kernel and not name.startswith("_fused")
         self._is_grouped = "grouped_mm" in name
         from torch.utils.flop_counter import flop_registry  # imports Triton, which torch itself does not
 
-        self._formula = flop_registry.get(self._packet)
+        self._formula: Callable[..., float] | None = flop_registry.get(func._overloadpacket)
         self._picked_from = _PICKED_FROM.get(name, -1)
-        self._not_read = _NOT_READ.get(name, 0 if kind.like else -1)
-        self._reads = kind.dynamic or name in READS or name in ("_to_copy", "copy_")
+        self._not_read = _NOT_READ.get(name, 0 if operator.like else -1)
+        self._reads = operator.dynamic or name in READS or name in ("_to_copy", "copy_")
         self._puts_into = name in _PUT_INTO
         self._copies_first = name in _COPIES_FIRST
         self._grads_position = 1 if name.startswith(_FUSED_OPTIMIZERS) else -1
 
-    def work(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Work:
-        """The work of one call that has returned.
+    def demand(self, args: Arguments, kwargs: Keywords, result: object) -> Demand:
+        """The demand of one call that has returned.
 
         Args:
             args: The call's arguments.
@@ -92,62 +92,62 @@ class Operation:
         if self._is_attention:
             return self._attention(args, kwargs, moved, dtype)
         if self._is_grouped:
-            return Work(_grouped_flops(args), moved, dtype)
-        if not self._kind.is_kernel:
-            return Work(NAN, moved, dtype)
+            return Demand(_grouped_flops(args), moved, dtype)
+        if not self._operator.is_kernel:
+            return Demand(NAN, moved, dtype)
         if self._formula is None:
-            return Work(0.0, moved, dtype)
+            return Demand(0.0, moved, dtype)
         try:
             flops = float(self._formula(*args, **kwargs, out_val=result))
         except Exception:  # torch's formula does not know these arguments
             flops = NAN
-        if dtype == "fp32" and "conv" in self._kind.name and torch.backends.cudnn.allow_tf32:
+        if dtype == "fp32" and "conv" in self._operator.name and torch.backends.cudnn.allow_tf32:
             dtype = "tf32"
-        return Work(flops, moved, dtype)
+        return Demand(flops, moved, dtype)
 
-    def read_bytes(self, args: tuple[Any, ...], result: Any) -> int:
+    def read_bytes(self, args: Arguments, result: object) -> int:
         """Bytes that one call read back to the host: one value if only a size came; 0 if it does not wait."""
-        if not self._reads or all(tensor.is_cpu for tensor in _tensors(args)):
+        if not self._reads or all(tensor.is_cpu for tensor in tensors(args)):
             return 0
-        if not self._kind.name.startswith(("copy_", "_to_copy")):
+        if not self._operator.name.startswith(("copy_", "_to_copy")):
             return _ONE_VALUE
-        target = args[0] if self._kind.name == "copy_" else result
-        return int(target.nbytes) if target.is_cpu else 0
+        target = args[0] if self._operator.name == "copy_" else result
+        return int(target.nbytes) if isinstance(target, torch.Tensor) and target.is_cpu else 0
 
-    def _moved_bytes(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
-        kind, written = self._kind, 0
+    def _moved_bytes(self, args: Arguments, kwargs: Keywords, result: object) -> int:
+        operator, written = self._operator, 0
         if self._copies_first:
-            return 2 * sum(map(_bytes, _tensors((args[0],))))
-        fresh = sum(map(_bytes, _tensors((result,)))) if not kind.written else 0
+            return 2 * sum(map(_bytes, tensors((args[0],))))
+        fresh = sum(map(_bytes, tensors((result,)))) if not operator.written else 0
         scaled = kwargs.get("grad_scale") is not None
         total = 0
-        for place, value in enumerate(args):
-            size = sum(map(_bytes, _tensors((value,))))
-            if place == self._not_read:
+        for position, value in enumerate(args):
+            size = sum(map(_bytes, tensors((value,))))
+            if position == self._not_read:
                 size = 0
-            elif place == self._picked_from:
+            elif position == self._picked_from:
                 size = min(size, fresh)
-            elif self._puts_into and place == 0:
-                others = sum(map(_bytes, _tensors(args[1:])))
+            elif self._puts_into and position == 0:
+                others = sum(map(_bytes, tensors(args[1:])))
                 size = min(size, others)
-            if place in kind.written and (place != self._grads_position or scaled):
+            if position in operator.written and (position != self._grads_position or scaled):
                 written += size
-                if kind.overwrites:
+                if operator.overwrites:
                     continue
             total += size
         for name, value in kwargs.items():
-            size = sum(map(_bytes, _tensors((value,))))
-            written_too = name in kind.written_names
-            total += size if not (written_too and kind.overwrites) else 0
+            size = sum(map(_bytes, tensors((value,))))
+            written_too = name in operator.written_names
+            total += size if not (written_too and operator.overwrites) else 0
             written += size if written_too else 0
         return total + written + fresh
 
-    def _attention(self, args: tuple[Any, ...], kwargs: dict[str, Any], moved: float, dtype: str) -> Work:
+    def _attention(self, args: Arguments, kwargs: Keywords, moved: float, dtype: str) -> Demand:
         """Two products in forward, five in backward. One of the five recomputes the scores."""
-        argument, name = self._kind.argument, self._kind.name
+        argument, name = self._operator.argument, self._operator.name
         query, key, value = (argument(each, args, kwargs) for each in ("query", "key", "value"))
-        if not isinstance(query, torch.Tensor) or not isinstance(value, torch.Tensor):
-            return Work(NAN, moved, dtype)
+        if not (isinstance(query, torch.Tensor) and isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor)):
+            return Demand(NAN, moved, dtype)
         heads, queries, keys = _attention_sizes(name, query, key, lambda each: argument(each, args, kwargs))
         causal = bool(argument("is_causal", args, kwargs)) or bool(argument("custom_mask_type", args, kwargs))
         met = _met_keys(queries, keys) if causal else keys
@@ -155,10 +155,12 @@ class Operation:
         backward = "backward" in name
         widths = 3 * width + 2 * value_width if backward else width + value_width
         curve = ("backward" if backward else "forward") + (".cudnn" if "cudnn" in name else "")
-        return Work(2.0 * heads * queries * met * widths, moved, dtype, curve, keys)
+        return Demand(2.0 * heads * queries * met * widths, moved, dtype, curve, keys)
 
 
-def _attention_sizes(name: str, query: Any, key: Any, argument: Any) -> tuple[float, float, float]:
+def _attention_sizes(
+    name: str, query: torch.Tensor, key: torch.Tensor, argument: Callable[[str], object]
+) -> tuple[float, float, float]:
     """Query heads of all sequences together, queries per sequence, keys per sequence.
 
     ``_scaled_dot_product_*`` take (batch, heads, tokens, width). The others take (batch, tokens, heads, width), or
@@ -168,7 +170,7 @@ def _attention_sizes(name: str, query: Any, key: Any, argument: Any) -> tuple[fl
         batch, heads, queries = query.shape[:3]
         return float(batch * heads), float(queries), float(key.shape[2])
     longest_query, longest_key = argument("max_q"), argument("max_k")
-    if query.dim() == 3 and longest_query:
+    if query.dim() == 3 and isinstance(longest_query, int) and isinstance(longest_key, int) and longest_query:
         tokens, heads = query.shape[:2]
         return float(heads * tokens / longest_query), float(longest_query), float(longest_key)
     batch, queries, heads = query.shape[:3]
@@ -182,9 +184,9 @@ def _met_keys(queries: float, keys: float) -> float:
     return (keys * (keys + 1) / 2 + (queries - keys) * keys) / queries
 
 
-def _grouped_flops(args: tuple[Any, ...]) -> float:
+def _grouped_flops(args: Arguments) -> float:
     """FLOPs of a grouped product: each row belongs to one group, or each matrix is a group."""
-    a, b = ([float(size) for size in matrix.shape] for matrix in args[:2])
+    a, b = ([float(size) for size in matrix.shape] for matrix in tensors(args[:2]))
     if len(a) == 3 and len(b) == 3:
         return 2.0 * a[0] * a[1] * a[2] * b[2]
     if len(a) == 3:
@@ -192,17 +194,9 @@ def _grouped_flops(args: tuple[Any, ...]) -> float:
     return 2.0 * a[0] * a[1] * b[-1]
 
 
-def tensor_bytes(values: Iterable[Any]) -> float:
+def tensor_bytes(values: Iterable[object]) -> float:
     """Bytes of the device tensors among a kernel's arguments, each once."""
-    return float(sum({tensor.data_ptr(): _bytes(tensor) for tensor in _tensors(tuple(values))}.values()))
-
-
-def _tensors(values: Any) -> Iterable[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
+    return float(sum({tensor.data_ptr(): _bytes(tensor) for tensor in tensors(values)}.values()))
 
 
 def _bytes(tensor: torch.Tensor) -> int:
@@ -212,7 +206,7 @@ def _bytes(tensor: torch.Tensor) -> int:
     return min(tensor.nbytes, storage_of(tensor)[1])
 
 
-def dtype_of(args: tuple[Any, ...]) -> str:
+def dtype_of(args: Arguments) -> str:
     """The type that an operation on these arguments computes in, a key of ``GpuSpec.peak_flops``."""
-    found = next((tensor for tensor in _tensors(args) if tensor.dtype in _DTYPES), None)
+    found = next((tensor for tensor in tensors(args) if tensor.dtype in _DTYPES), None)
     return _DTYPES[found.dtype] if found is not None else "fp32"

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from fakedist.gpu.clock import Clock
-from fakedist.gpu.launches import TO_HOST, Launch, LaunchKind
+from fakedist.gpu.demand import Demand
+from fakedist.gpu.launch_demand import LaunchDemands, Tagged
+from fakedist.gpu.launch_log import TO_HOST, Launch, LaunchKind
+from fakedist.gpu.pricing import Roofline
+from fakedist.gpu.schedule import Schedule
 from fakedist.gpu.spec import find_gpu
-from fakedist.gpu.timeline import Place, Tagged, Timeline
-from fakedist.gpu.work import Work
+from fakedist.run.rows import Place
 
-CLOCK = Clock(find_gpu("h100-80g"))
+ROOFLINE = Roofline(find_gpu("h100-80g"))
 FORWARD = Place(2, "forward", 3, False)
 LARGE = 1e9  # bytes, about 330 us
 SIDE = 7
@@ -31,12 +33,13 @@ def kernel(tag: int, blocks: int = 1, **fields: Any) -> Launch:
 
 
 def tagged(moved_bytes: float = LARGE, flops: float = 0.0, operation: str = "aten.add.Tensor") -> Tagged:
-    return Tagged(11, operation, FORWARD, Work(flops, moved_bytes))
+    return Tagged(11, operation, FORWARD, Demand(flops, moved_bytes))
 
 
-def rows_of(launches: list[Launch], tags: dict[int, Tagged]) -> tuple[list[dict[str, Any]], Timeline]:
-    timeline = Timeline(CLOCK, lambda each: "kernel", Place(2, "other", 0, False))
-    return [row._asdict() for row in timeline.rows(launches, tags)], timeline
+def rows_of(launches: list[Launch], tags: dict[int, Tagged]) -> tuple[list[dict[str, Any]], Schedule]:
+    schedule = Schedule(ROOFLINE, Place(2, "other", 0, False))
+    demands = LaunchDemands(launches, tags, lambda each: "kernel")
+    return [row._asdict() for row in schedule.rows(launches, tags, demands)], schedule
 
 
 def end(row: dict[str, Any]) -> float:
@@ -44,10 +47,10 @@ def end(row: dict[str, Any]) -> float:
 
 
 def test_a_stream_does_one_after_the_other_and_the_host_goes_on() -> None:
-    (first, second), timeline = rows_of([kernel(0), kernel(1)], {0: tagged(), 1: tagged()})
+    (first, second), schedule = rows_of([kernel(0), kernel(1)], {0: tagged(), 1: tagged()})
     assert second["start_us"] == pytest.approx(end(first))
-    assert second["launch_us"] == pytest.approx(2 * (CLOCK.fixed.operation + CLOCK.fixed.launch))
-    assert timeline.end_us == pytest.approx(end(second))
+    assert second["launch_us"] == pytest.approx(2 * (ROOFLINE.fixed.operation + ROOFLINE.fixed.launch))
+    assert schedule.end_us == pytest.approx(end(second))
 
 
 def test_a_row_says_where_it_comes_from() -> None:
@@ -60,8 +63,8 @@ def test_a_row_says_where_it_comes_from() -> None:
 
 def test_another_stream_does_not_wait_until_it_is_told_to() -> None:
     launches = [kernel(0), kernel(1, stream=SIDE)]
-    (first, beside), _ = rows_of(launches, {0: tagged(), 1: tagged()})
-    assert beside["start_us"] < end(first)
+    (first, meanwhile), _ = rows_of(launches, {0: tagged(), 1: tagged()})
+    assert meanwhile["start_us"] < end(first)
     waits = [
         kernel(0),
         launch(LaunchKind.STREAM_RECORDS, event=5),
@@ -76,6 +79,14 @@ def test_an_event_is_what_was_on_the_stream_when_it_was_recorded() -> None:
     launches += [launch(LaunchKind.STREAM_WAITS, event=5, stream=SIDE), kernel(2, stream=SIDE)]
     (first, _, after), _ = rows_of(launches, {tag: tagged() for tag in range(3)})
     assert after["start_us"] == pytest.approx(end(first))
+
+
+def test_a_stream_that_waits_for_an_earlier_event_goes_on_after_its_own_work() -> None:
+    launches = [kernel(0), launch(LaunchKind.STREAM_RECORDS, event=5), kernel(1, stream=SIDE), kernel(2, stream=SIDE)]
+    launches += [launch(LaunchKind.STREAM_WAITS, event=5, stream=SIDE), kernel(3, stream=SIDE)]
+    (first, _, own, after), _ = rows_of(launches, {tag: tagged() for tag in range(4)})
+    assert end(own) > end(first)
+    assert after["start_us"] == pytest.approx(end(own))
 
 
 def test_an_event_of_before_the_step_is_over() -> None:
@@ -109,11 +120,11 @@ def test_a_copy_that_was_launched_is_not_there_twice() -> None:
 
 def test_a_collective_is_one_row_without_a_duration_and_its_copies_are_none() -> None:
     launches = [launch(LaunchKind.COLLECTIVE, tag=0, call=9), kernel(1, call=9), kernel(2)]
-    (collective, after), timeline = rows_of(launches, {0: Tagged(12, "all_reduce", FORWARD), 1: tagged(), 2: tagged()})
+    (collective, after), schedule = rows_of(launches, {0: Tagged(12, "all_reduce", FORWARD), 1: tagged(), 2: tagged()})
     assert (collective["name"], collective["family"], collective["call"]) == ("all_reduce", "communication", 9)
     assert math.isnan(collective["duration_us"])
     assert after["start_us"] == after["launch_us"]
-    assert not timeline.unknown
+    assert not schedule.unknown
 
 
 def test_kernels_of_one_operation_share_its_work_by_their_threads() -> None:
@@ -128,7 +139,7 @@ def test_what_a_fill_has_moved_is_not_the_kernels_too() -> None:
 
 def test_a_library_has_all_of_its_operations_work() -> None:
     attention = Tagged(1, "aten._scaled_dot_product_cudnn_attention.default", FORWARD,
-                       Work(1e12, 1e6, "bf16", "forward.cudnn", 4096.0))  # fmt: skip
+                       Demand(1e12, 1e6, "bf16", "forward.cudnn", 4096.0))  # fmt: skip
     rows, _ = rows_of([kernel(0, blocks=999), launch(LaunchKind.LIBRARY, tag=0)], {0: attention})
     assert [row["flops"] for row in rows] == [0.0, 1e12]
     assert [row["bound"] for row in rows] == ["launch", "compute"]
@@ -142,23 +153,23 @@ def test_a_product_is_timed_by_the_sizes_that_the_library_got() -> None:
     assert row["family"] == "gemm"
 
 
-def test_a_kernel_that_copies_operands_beside_a_product_has_none_of_its_flops() -> None:
+def test_a_kernel_that_copies_a_products_operands_has_none_of_its_flops() -> None:
     product = launch(LaunchKind.PRODUCT, tag=0, m=8, n=8, k=8, batch=1, a_type=14, b_type=14, d_type=14)
     (copy, multiply), _ = rows_of([kernel(0), product], {0: tagged(1e6, 1024.0, "aten.mm.default")})
     assert (copy["flops"], multiply["flops"]) == (0.0, 1024.0)
     assert copy["duration_us"] > 0
 
 
-def test_what_nobody_tagged_has_no_estimate_and_is_counted() -> None:
-    (row,), timeline = rows_of([kernel(-1)], {})
+def test_a_launch_without_a_tag_has_no_estimate_and_is_counted() -> None:
+    (row,), schedule = rows_of([kernel(-1)], {})
     assert math.isnan(row["duration_us"])
     assert (row["op"], row["operation"], row["bound"]) == (-1, "", "")
-    assert timeline.unknown == {"kernel": 1}
+    assert schedule.unknown == {"kernel": 1}
 
 
 def test_a_graph_is_launched_once_for_all_that_is_in_it() -> None:
     launches = [kernel(0, graph=1), kernel(1, graph=1), kernel(0, graph=2), kernel(1, graph=2)]
     rows, _ = rows_of(launches, {0: tagged(), 1: tagged()})
     launched = [row["launch_us"] for row in rows]
-    assert launched == [CLOCK.fixed.graph] * 2 + [2 * CLOCK.fixed.graph] * 2
+    assert launched == [ROOFLINE.fixed.graph] * 2 + [2 * ROOFLINE.fixed.graph] * 2
     assert len({row["duration_us"] for row in rows}) == 1
