@@ -59,7 +59,9 @@ def test_nothing_is_said_of_layers_that_save_their_output_alone_or_do_not_repeat
     assert "checkpoint" not in advice(made, tmp_path)
 
 
-def replicated(made: HandMade, *, group_size: int = 8, forward_too: bool = False) -> None:
+def replicated(
+    made: HandMade, *, group_size: int = 8, forward_too: bool = False, reduced_bytes: int = 40 * MIB
+) -> None:
     """Parameters of 40 MiB, Adam's state of twice that, gradients that are all-reduced in backward."""
     (layer,) = blocks(made, 1)
     made.op("init", 0)
@@ -72,7 +74,8 @@ def replicated(made: HandMade, *, group_size: int = 8, forward_too: bool = False
     made.mark(100 * MIB, "optimizer_state", layer, 80 * MIB)
     made.step(1)
     made.record("groups", rows=[(0, "0", "default_pg", tuple(range(group_size)), 0, 0, "nccl")])
-    rows = [(0, "all_reduce", 0, 40 * MIB, 40 * MIB, "float32", True, 0, 2, 2, -1)]  # of scope 2, the backward
+    # The call is of scope 2, the backward.
+    rows = [(0, "all_reduce", 0, reduced_bytes, reduced_bytes, "float32", True, 0, 2, 2, -1)]
     if forward_too:
         rows.append((1, "all_reduce", 0, MIB, MIB, "float32", True, 0, 1, 1, -1))
     made.record("calls", rows=rows)
@@ -84,8 +87,10 @@ def test_optimizer_state_that_a_group_holds_alike_can_be_sharded(tmp_path: Path)
     assert advice(made, tmp_path)["shard-optimizer"]["gives_bytes"] == 70 * MIB  # seven eighths
 
 
-@pytest.mark.parametrize("how", [{"group_size": 1}, {"forward_too": True}])
-def test_a_group_of_one_or_of_tensor_parallelism_shards_no_optimizer(tmp_path: Path, how: dict[str, Any]) -> None:
+@pytest.mark.parametrize("how", [{"group_size": 1}, {"forward_too": True}, {"reduced_bytes": 35 * MIB}])
+def test_a_group_of_one_of_tensor_parallelism_or_of_some_gradients_shards_no_optimizer(
+    tmp_path: Path, how: dict[str, Any]
+) -> None:
     made = HandMade()
     replicated(made, **how)
     assert "shard-optimizer" not in advice(made, tmp_path)

@@ -189,3 +189,20 @@ def test_a_block_of_several_layers_is_named_by_what_is_above_them_all() -> None:
         8: "2 layers of (Model)",
         9: "layers.1",
     }
+
+
+def test_a_block_that_the_first_event_of_the_window_frees_counts(tmp_path: Path) -> None:
+    made = HandMade()
+    root = made.layer("(Net)", "Net")
+    layer = made.layer("up", "Linear", root)
+    made.op("backward", 1, layer)
+    made.alloc(0, 10 * MIB)  # event 1
+    made.free(0, 10 * MIB)  # events 2 and 3
+    made.op("forward", 2, layer)
+    made.alloc(100 * MIB, 4 * MIB)  # event 4
+    recording = made.read(tmp_path)
+    table = layer_table(recording, build_blocks(recording), (2, 5))
+    assert table["most_own_bytes"].tolist() == [0, 0, 10 * MIB]
+    assert table["most_total_bytes"].tolist() == [0, 10 * MIB, 10 * MIB]
+    after = layer_table(recording, build_blocks(recording), (3, 5))
+    assert after["most_total_bytes"].tolist() == [0, 4 * MIB, 4 * MIB]

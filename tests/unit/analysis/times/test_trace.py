@@ -207,6 +207,11 @@ def test_neighbours_of_one_layer_are_one_bar_before_time_is_cut_in_pieces() -> N
     assert found["first"].iloc[2] == 250  # the longest of them names the bar
 
 
+def test_neighbours_are_one_bar_up_to_a_4000th_of_the_step() -> None:
+    found = bars(timed(table(kernel(0, 1), kernel(6, 1), kernel(27, 1), kernel(39_999, 1))), 3)
+    assert found["num_kernels"].tolist() == [2, 1, 1]  # 5 us between the first two, 20 us before the third
+
+
 def test_kernels_that_overlap_on_one_stream_do_not_break_the_nesting() -> None:
     found = bars(timed(table(kernel(0, 10), kernel(8, 5))), 10)
     assert found["end_us"].tolist() == [8, 13]

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fakedist.analysis.building import build_tables
 from fakedist.report.page.memory_drawings import add_reserved, add_spans, add_timeline, by_category
 from fakedist.report.page.pack import Pack
 from fakedist.report.page.peak_blocks import job_lines
 from fakedist.results.opening import open_run
+from tests.unit.analysis.recorded import GIB, MIB, HandMade, new_run
 from tests.unit.report import handmade
 
 
@@ -68,3 +70,25 @@ def test_the_timeline_is_the_allocators_own_curve(tmp_path: Path) -> None:
     ]
     assert spans[:4] == [("init", 0), ("forward", 1), ("backward", 1), ("optimizer", 1)]
     assert found["span_move"][:2] == [0, 4]
+
+
+def test_reserved_memory_changes_at_the_move_that_needed_it(tmp_path: Path) -> None:
+    made = HandMade()
+    made.op("forward", 1)
+    made.alloc(0, MIB)  # move 0, in the first segment
+    made.alloc(MIB, MIB)  # move 1
+    made.event("segment_alloc", 2 * GIB, GIB)
+    made.alloc(2 * GIB, GIB)  # move 2, in the second
+    made.free(2 * GIB, GIB)  # move 3
+    made.event("segment_free", 2 * GIB, GIB)
+    made.alloc(2 * MIB, MIB)  # move 4
+    made.ended()
+    directory = made.write(new_run(tmp_path / "run"))
+    build_tables(directory)
+    run = open_run(directory)
+    pack = Pack()
+    blocks = run.table("blocks", [column for column in run.table("blocks").columns if column != "address"])
+    add_reserved(pack, run, add_timeline(pack, run, blocks, job_lines(run, "/job"), by_category(blocks)))
+    _, found = unpacked(pack.text())
+    assert found["reserved_move"] == [0, 2, 4]
+    assert found["reserved_bytes"] == [GIB, 2 * GIB, GIB]
