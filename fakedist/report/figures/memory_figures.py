@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -199,7 +201,7 @@ def highest_events(allocated: Integers, num_points: int) -> Integers:
     if len(allocated) <= num_points:
         return np.arange(len(allocated))
     edges = np.linspace(0, len(allocated), num_points + 1).astype(np.int64)
-    found = [first + int(allocated[first:end].argmax()) for first, end in zip(edges[:-1], edges[1:], strict=True)]
+    found = [first + int(allocated[first:end].argmax()) for first, end in itertools.pairwise(edges)]
     return np.unique(np.array([0, *found, len(allocated) - 1]))
 
 
