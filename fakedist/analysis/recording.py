@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fakedist.analysis.timed.kernels import Tool, kernel_record
-from fakedist.analysis.timed.paths import LayerNumbers
-from fakedist.analysis.timed.profiler import profiler_trace
+from fakedist.analysis.traces.layer_numbers import LayerNumbers
+from fakedist.analysis.traces.profiler_trace import profiler_trace
+from fakedist.analysis.traces.traced_kernels import Tool, kernel_record
 from fakedist.run.directory import JOURNAL_NAME, KERNELS_NAME, SMI_NAME
 from fakedist.run.encoding import Record, columns_of
 from fakedist.run.journal import damaged, read_journal

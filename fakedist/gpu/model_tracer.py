@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -12,14 +12,14 @@ from torch._ops import OpOverload
 
 from fakedist.gpu.demand import NAN, Demand, DemandCounter, tensor_bytes
 from fakedist.gpu.launch_demand import LaunchDemands, Tagged
-from fakedist.gpu.launch_log import LaunchLog
+from fakedist.gpu.launch_log import Launch, LaunchLog
 from fakedist.gpu.pricing import Roofline
 from fakedist.gpu.schedule import Schedule
 from fakedist.gpu.spec import GpuSpec
 from fakedist.gpu.triton_templates import Known, Template, template_of
 from fakedist.gpu.values.arguments import Arguments, Keywords
 from fakedist.patch import patched, present
-from fakedist.run.kernels import KernelRows
+from fakedist.run.kernel_rows import KernelRows
 from fakedist.run.plain import from_plain
 from fakedist.run.rows import Place
 from fakedist.run.step_time import Calibration, KernelSource
@@ -39,7 +39,8 @@ class _Outside(threading.local):
 
 
 class ModelTracer:
-    """Traces one step, and times it by a :class:`fakedist.gpu.pricing.Roofline`. It implements ``record.timer.Timer``.
+    """Traces one step, and times it by a :class:`fakedist.gpu.pricing.Roofline`. It implements protocol
+    ``record.timed_step.tracer.OperationTracer``.
 
     Args:
         spec: The GPU model.
@@ -62,30 +63,37 @@ class ModelTracer:
         self._outsides: dict[tuple[Place, int], int] = {}
         self._counters: dict[OpOverload, DemandCounter] = {}
         self._thread = _Outside()
+        self._step = 0
+        self._launches: list[Launch] = []
         self._num_captures = 0
         self._triton = ExitStack()
 
     # ---- the step, and the captures of graphs that it may replay
 
-    def begin(self) -> None:
+    def begin(self, step: int) -> None:
         """The step begins."""
+        self._step = step
         self._tags = dict(self._captured)
         self._outsides = {}
         self._watch_triton()
         self._log.begin()
 
-    def end(self, step: int) -> KernelsRecord:
-        """End the step and return the journal's record of its kernels."""
-        launches = self._log.end()
+    def end(self) -> None:
+        """The step is over. What it launched is kept, and priced only if its records are asked for."""
+        self._launches = self._log.end()
         self._leave_triton()
+
+    def records(self) -> Sequence[KernelsRecord]:
+        """The journal's record of the step's kernels."""
+        step, launches = self._step, self._launches
         schedule = Schedule(self._roofline, Place(step, "other", 0, False))
         demands = LaunchDemands(launches, self._tags, self._log.name)
         found = list(schedule.rows(launches, self._tags, demands))
         rows = KernelRows(self._source(step, schedule))
         for row in found:
             rows.add(row._replace(step=step))  # a graph's launches carry the step of their capture
-        self._tags = {}
-        return rows.record()
+        self._tags, self._launches = {}, []
+        return (rows.record(),)
 
     def capture_begins(self) -> None:
         """The capture of a CUDA graph begins. Its kernels run when the graph is launched, perhaps in the timed step."""
@@ -119,17 +127,15 @@ class ModelTracer:
             self._log.read(read, torch.cuda.current_stream().cuda_stream)
         self._log.tag(self._outside())
 
-    def moved(self, place: Place, graph: tuple[int, str] | None = None) -> None:
-        """This thread has moved to another place, outside of operations.
-
-        Args:
-            place: The new place.
-            graph: Number and name of the compiled graph that begins; -1 and an empty name where one ended.
-        """
+    def place(self, place: Place) -> None:
+        """This thread is at another place now, outside of operations."""
         self._thread.place = place
-        if graph is not None:
-            self._thread.op, self._thread.operation = graph
         self._log.tag(self._outside())
+
+    def graph(self, op: int, operation: str, place: Place) -> None:
+        """This thread runs a compiled graph from now on, by its call's number and name; -1 and "" if it ended."""
+        self._thread.op, self._thread.operation = op, operation
+        self.place(place)
 
     @contextmanager
     def collective(self, sequence: int, op: int, operation: str, place: Place) -> Iterator[None]:

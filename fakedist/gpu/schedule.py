@@ -14,7 +14,7 @@ from fakedist.gpu.demand import NAN
 from fakedist.gpu.launch_demand import LaunchDemand, LaunchDemands, Tagged
 from fakedist.gpu.launch_log import Launch, LaunchKind
 from fakedist.gpu.pricing import Roofline
-from fakedist.run.kernels import KernelRow
+from fakedist.run.kernel_rows import KernelRow
 from fakedist.run.rows import Place
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fakedist.errors import ReportError, SetupError
-from fakedist.run.ranges import CAPTURE
+from fakedist.run.trace_records import CAPTURE_RANGE
 
 #: Where NVIDIA's packages install it if it is not on PATH.
 _PLACES = ("/opt/nvidia/nsight-systems*/*/bin/nsys", "/usr/local/cuda*/bin/nsys", "/usr/lib/nsight-systems/bin/nsys")
@@ -51,7 +51,7 @@ def profile_command(nsys: Path, report: Path, *, traces_cuda: bool, arguments: I
         "--sample=none",  # some versions hang if the kernel allows no sampling
         "--cpuctxsw=none",
         "--capture-range=nvtx",
-        f"--nvtx-capture={CAPTURE}",
+        f"--nvtx-capture={CAPTURE_RANGE}",
         "--capture-range-end=stop",
         "--kill=none",
         *(["--cuda-graph-trace=node"] if traces_cuda else []),

@@ -25,12 +25,12 @@ from fakedist.gpu.values import ValueEngine
 from fakedist.gpu.virtual import VirtualGpu
 from fakedist.job import Job, profile_command
 from fakedist.rank.teller import Progress, Teller
-from fakedist.record.kernels import CuptiTracer
-from fakedist.record.memory import allocator_settings, check_allocator
-from fakedist.record.outside import nccl_record, outside_record
+from fakedist.record.allocator_history import allocator_settings, check_allocator
+from fakedist.record.device_memory import nccl_record, outside_record
 from fakedist.record.recorder import Recorder
-from fakedist.record.timed import NsysTracer, Tracer
-from fakedist.record.timer import Timer
+from fakedist.record.timed_step.cupti import CuptiTracer
+from fakedist.record.timed_step.nvtx import NsysTracer
+from fakedist.record.timed_step.tracer import OperationTracer, Tracer
 from fakedist.run.encoding import Record
 from fakedist.run.outcome import Ending, Outcome
 from fakedist.run.records import GpuRecord, InventedRecord, NoteRecord, UnansweredRecord
@@ -153,9 +153,9 @@ class Surroundings:
         if self._gpu is not None and job.values != "off":
             self._values = ValueEngine(job.seed, strict=job.values == "strict")
         execute = None if self._values is None else self._values.execute
-        recorder = Recorder(self._journal, job.steps, execute, self._progress, self._timer(), until=job.until)
-        if tracer := _tracer(job):
-            recorder.trace(tracer)
+        recorder = Recorder(self._journal, job.steps, execute, self._progress, self._model_tracer(), until=job.until)
+        if tracer := _later_tracer(job):
+            recorder.trace_later_step(tracer)
         return recorder
 
     def _cuda_begins(self) -> None:
@@ -185,8 +185,8 @@ class Surroundings:
         for text in filter(None, (*self._world_notes(), self._tuning.note())):
             self._journal.append(NoteRecord(text))
 
-    def _timer(self) -> Timer | None:
-        """The timer for one step, or None if the job wants no estimated times."""
+    def _model_tracer(self) -> OperationTracer | None:
+        """The tracer for a recorded step, or None if the job wants no estimated times."""
         if not self._job.kernels or self._gpu is None or _rehearses():
             return None
         from fakedist.gpu.model_tracer import ModelTracer
@@ -303,7 +303,7 @@ def _peaks(product: str) -> Peaks | None:
     return None if spec is None else Peaks(dict(spec.peak_flops), spec.memory_bandwidth)
 
 
-def _tracer(job: Job) -> Tracer | None:
+def _later_tracer(job: Job) -> Tracer | None:
     """The tracer for the step that follows the recorded ones, or None."""
     if job.nsys:
         return NsysTracer()

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fakedist.record.layers import LayerTable, class_name, unwrapped
 from fakedist.record.marks import Marks, device_storages
+from fakedist.record.module_names import LayerTable, class_name, unwrapped
 from fakedist.record.variables import variable_name
 from fakedist.run.schema import ALIKE
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from fakedist.record.layers import LayerTable
+from fakedist.record.allocator_history import AllocatorHistory
 from fakedist.record.ledger import Journal, Ledger
 from fakedist.record.marks import Marks
-from fakedist.record.memory import History
+from fakedist.record.module_names import LayerTable
 from fakedist.record.operations import Operations
 from fakedist.record.placing import Placing
 from fakedist.record.position import Position
@@ -38,7 +38,7 @@ class Sources:
 
     layers: LayerTable
     operations: Operations
-    history: History
+    history: AllocatorHistory
     marks: Marks
     placing: Placing
     ledger: Ledger

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fakedist.frameworks import deepspeed, megatron, transformer_engine
-from fakedist.record.layers import OUTSIDE, LayerTable
+from fakedist.record.module_names import OUTSIDE, LayerTable
 from fakedist.record.position import Position
 from fakedist.run.encoding import Columns
 from fakedist.run.memory_records import MarksRecord
@@ -177,7 +177,7 @@ class Marks:
     def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Mark an optimizer's gradients and state. Parameters that no module has (fp32 copies) count as state."""
         self._optimizers[id(optimizer)] = weakref.ref(optimizer)
-        known = _Ranges(self._memory_of_parameters())
+        known = _OwnedMemory(self._memory_of_parameters())
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 layer = self.owner(parameter)
@@ -237,7 +237,7 @@ class Marks:
         self._handles.clear()
 
 
-class _Ranges:
+class _OwnedMemory:
     """Ranges of device memory that belong to layers.
 
     Args:

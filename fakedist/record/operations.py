@@ -12,7 +12,7 @@ import torch
 from fakedist.record.dispatch import every_operation
 from fakedist.record.placing import Placed
 from fakedist.record.position import Position
-from fakedist.record.timer import Timer
+from fakedist.record.timed_step.tracer import OperationTracer
 from fakedist.run.records import OperationsRecord
 from fakedist.run.rows import OperationRow, Place
 
@@ -54,7 +54,7 @@ class Operations:
     Attributes:
         names: Operations seen for the first time.
         records: Whether operations are numbered and recorded, or only run.
-        timer: Receives each operation. None while no step is timed.
+        tracer: Receives each operation. None while no recorded step is timed.
         also_this_thread: Another thread than the one that began calls this to have its operations numbered too.
         gemms: For each GEMM, by its number: address of its output, then bytes of its operands.
     """
@@ -65,7 +65,7 @@ class Operations:
         self.names: list[OperationRow] = []
         self.records = True
         self.gemms: dict[int, tuple[int, ...]] = {}
-        self.timer: Timer | None = None
+        self.tracer: OperationTracer | None = None
         self.also_this_thread: Callable[[], None] = lambda: None
         self._position = position
         self._execute = execute
@@ -100,13 +100,13 @@ class Operations:
         scope = self._scope[-1]
         if not op & 255:
             self._tick()  # may drain the numbers
-        timer = self.timer
-        if timer is None:
+        tracer = self.tracer
+        if tracer is None:
             result = self._execute(func, args, kwargs)
         else:
-            tag = timer.operation(op, kind.name, self._position.places[scope])
+            tag = tracer.operation(op, kind.name, self._position.places[scope])
             result = self._execute(func, args, kwargs)
-            timer.done(tag, func, args, kwargs, result)
+            tracer.done(tag, func, args, kwargs, result)
         if self._graph is not None:
             self._tell_allocator(self._graph)
         if kind.is_gemm and isinstance(result, torch.Tensor) and result.is_cuda:
@@ -124,12 +124,12 @@ class Operations:
         op = self._number_own(GRAPH)
         before, self._graph = self._graph, str(op)
         placed_before, self._placed = self._placed, begins(op)
-        self._tell_timer(op, GRAPH)
+        self._tell_tracer(op, GRAPH)
         try:
             yield
         finally:
             self._graph, self._placed = before, placed_before
-            self._tell_timer(-1 if before is None else int(before), "" if before is None else GRAPH)
+            self._tell_tracer(-1 if before is None else int(before), "" if before is None else GRAPH)
 
     def place_in_graph(self) -> Place | None:
         """The place of what a compiled graph launches now in this thread. None outside one."""
@@ -142,9 +142,9 @@ class Operations:
         self._operation, self._scope = array("I"), array("I")
         return taken
 
-    def _tell_timer(self, op: int, operation: str) -> None:
-        if self.timer is not None:
-            self.timer.moved(self._position.places[self._position.scope()], (op, operation))
+    def _tell_tracer(self, op: int, operation: str) -> None:
+        if self.tracer is not None:
+            self.tracer.graph(op, operation, self._position.places[self._position.scope()])
 
     def _number(self, kind: _Kind) -> int:
         """Record the next operation and return its number."""

@@ -14,6 +14,7 @@ from torch import nn
 from fakedist.errors import RecordingError
 from fakedist.frames import script_line
 from fakedist.job import Until
+from fakedist.record.allocator_history import AllocatorHistory, allocator_history
 from fakedist.record.beginning import Beginning
 from fakedist.record.compiled import compiled_graphs, is_tracing
 from fakedist.record.copies import Copies
@@ -27,16 +28,15 @@ from fakedist.record.hooks import (
     out_of_memory_observer,
 )
 from fakedist.record.inductor import Modules, Watched
-from fakedist.record.layers import OUTSIDE, LayerTable, remember_parents
 from fakedist.record.ledger import Journal, Ledger
 from fakedist.record.marks import KEEP_LAYER, Marks
-from fakedist.record.memory import History, allocator_history
+from fakedist.record.module_names import OUTSIDE, LayerTable, remember_parents
 from fakedist.record.operations import Execute, Operations
 from fakedist.record.placing import Placing, is_dynamos, layers_of
 from fakedist.record.position import Position
-from fakedist.record.timed import TimedStep, Tracer
-from fakedist.record.timer import Timer
-from fakedist.record.timing import Timing
+from fakedist.record.timed_step.later_step import LaterStep
+from fakedist.record.timed_step.recorded_step import RecordedStep
+from fakedist.record.timed_step.tracer import OperationTracer, Tracer
 from fakedist.record.training import Training
 from fakedist.run.memory_records import FailedRequestRecord
 from fakedist.run.outcome import Ending
@@ -71,7 +71,7 @@ class Recorder:
         steps: Steps to record, or "auto". After them :class:`~fakedist.record.steps.StopRun` is raised in the script.
         execute: Runs an operation: ``execute(func, args, kwargs) -> result``. None lets torch run it.
         progress: Called with (phase, step, allocated peak in bytes), at most ten times a second.
-        timer: Times the last of the steps. None times no step.
+        tracer: Traces the last of the steps. None traces no recorded step.
         until: What ends the recording instead: a step, "validation", "save" or "end" (the script's own end).
 
     Attributes:
@@ -85,7 +85,7 @@ class Recorder:
         steps: int | Literal["auto"],
         execute: Execute | None,
         progress: Callable[[str, int, int], None] | None = None,
-        timer: Timer | None = None,
+        tracer: OperationTracer | None = None,
         *,
         until: int | Until | None = None,
     ) -> None:
@@ -102,17 +102,19 @@ class Recorder:
         self._executes = execute is not None
         self._watched = Watched(self._compiles, lambda: self._position.layer)
         self._placing = Placing(self._layers, self._watched)
-        if timer is not None:
-            timer.inside = self._operations.place_in_graph
-        self._history = History(journal.append, self._operations.gemms)
+        if tracer is not None:
+            tracer.inside = self._operations.place_in_graph
+        self._history = AllocatorHistory(journal.append, self._operations.gemms)
         self._history.on_workspace = self._workspace
-        self._timed = TimedStep(self._layers.name)
+        self._later_step = LaterStep(self._layers.name)
         self._training = Training(self._position, steps, until)
         self._training.ended, self._training.went_on = self._step_ended, self._step_went_on
         self._steps = self._training.steps
         self.ledger = Ledger(journal, self._operation_and_scope, self._communication, self._gathered)
-        self._timing = Timing(timer, self._training.goal.is_timed, self._position, self._operations, self.ledger)
-        self._training.moved = self._timing.follow
+        self._recorded_step = RecordedStep(
+            tracer, self._training.goal.is_timed, self._position, self._operations, self.ledger
+        )
+        self._training.moved = self._recorded_step.follow
         self._exit, self._memory = ExitStack(), ExitStack()
         self._records = True
         sources = Sources(self._layers, self._operations, self._history, self._marks, self._placing, ledger=self.ledger)
@@ -135,7 +137,7 @@ class Recorder:
             stack.enter_context(backward_hook(self._backward))
             stack.enter_context(optimizer_hooks(self._optimizer_begins, self._optimizer_ended))
             stack.enter_context(compiled_graphs(self._graph, self._watched))
-            stack.enter_context(self._timing.watching())
+            stack.enter_context(self._recorded_step.watching())
             stack.enter_context(self._training.watching())
             # With an `execute` of its own, the run needs it until the end, past the memory recording.
             (stack if self._executes else memory).enter_context(self._operations)
@@ -168,9 +170,9 @@ class Recorder:
         """Also record the operations of this thread. Recording started in another thread."""
         self._operations.also_this_thread()
 
-    def trace(self, tracer: Tracer) -> None:
+    def trace_later_step(self, tracer: Tracer) -> None:
         """Have one more step traced after the recorded ones. Call this before entering the recorder."""
-        self._steps.more = self._timed.trace(tracer)
+        self._steps.more = self._later_step.trace(tracer)
 
     @property
     def stopped(self) -> bool:
@@ -212,9 +214,9 @@ class Recorder:
             self._write_statistics()
         if self._steps.stopped and (unsteady := self._training.goal.note()):
             self._journal.append(NoteRecord(unsteady))
-        if untimed := self._timing.close(self._steps.last if self._training.is_counted else 0):
+        if untimed := self._recorded_step.close(self._steps.last if self._training.is_counted else 0):
             self._journal.append(NoteRecord(untimed))
-        for record in self._timed.close():
+        for record in self._later_step.close():
             self._journal.append(record)
         self._drain.names()
         if self._history.requests_ignored:
@@ -239,21 +241,21 @@ class Recorder:
             position.root_forward()
         layer = self._layers.layer(module, position.layer)
         position.module_begins(layer)
-        if self._timed.is_on:
-            self._timed.layer_begins(layer)
-        self._timing.moved()
+        if self._later_step.is_on:
+            self._later_step.layer_begins(layer)
+        self._recorded_step.moved()
 
     def _module_ended(self, module: nn.Module) -> None:
         position = self._position
         if is_dynamos(module) and not self._layers.knows(module):
             return
         layer = self._layers.layer(module, position.layer)
-        if self._timed.is_on:
-            self._timed.layer_ended(layer)
+        if self._later_step.is_on:
+            self._later_step.layer_ended(layer)
         elif self._records and module._parameters:
             self._marks.module(module, layer)
         position.module_ended(layer)
-        self._timing.moved()
+        self._recorded_step.moved()
 
     def _scan_once(self, module: nn.Module) -> None:
         """Mark a model's parameters before it first runs, while FSDP's are still sharded."""
@@ -297,8 +299,8 @@ class Recorder:
         self._position.optimizer_ended()
 
     def _step_ended(self, step: int, start_us: int, end_us: int) -> None:
-        if kernels := self._timing.step_ended(step):
-            self._journal.append(kernels)
+        for record in self._recorded_step.step_ended(step):
+            self._journal.append(record)
         if self._records:
             for root in self._layers.roots():
                 self._marks.scan(root)
@@ -306,15 +308,15 @@ class Recorder:
             self._marks.step_ended()
             self._drain.all()
             self._journal.append(StepRecord(step, start_us, end_us))
-            if step == self._steps.done and self._timed.begins_after(step) and not self._closed:
+            if step == self._steps.done and self._later_step.begins_after(step) and not self._closed:
                 self._stop_recording()
         if not self._records:
-            self.ledger.is_on = self._timed.step_ended(step, self._position.phase)
-            self.ledger.told = self._timed.call if self._timed.is_on else None
+            self.ledger.is_on = self._later_step.step_ended(step, self._position.place)
+            self.ledger.told = self._later_step.call if self._later_step.is_on else None
 
     def _step_went_on(self, step: int) -> None:
         """Reopen a step that was reported as ended, because another optimizer stepped in it."""
-        self._timing.step_went_on(step)
+        self._recorded_step.step_went_on(step)
         if self._records:
             self._drain.names()
             self._journal.append(StepWentOnRecord(step))
@@ -371,9 +373,9 @@ class Recorder:
     # ---- writing
 
     def _phase_changed(self, phase: str) -> None:
-        if self._timed.is_on:
-            self._timed.phase(phase)
-        self._timing.moved()  # an extension may launch kernels here without any torch operation
+        if self._later_step.is_on:
+            self._later_step.place(self._position.place)
+        self._recorded_step.moved()  # an extension may launch kernels here without any torch operation
         self._tick()
 
     def _tick(self) -> None:

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from fakedist.job import Until
+from fakedist.record.cuda_graphs import Captured, Graphs
 from fakedist.record.evaluations import Evaluations
 from fakedist.record.goal import Live, make_goal
-from fakedist.record.graphs import Captured, Graphs
 from fakedist.record.position import Position
 from fakedist.record.saving import saves
 from fakedist.record.steps import Steps

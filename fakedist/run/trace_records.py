@@ -1,4 +1,4 @@
-"""The journal's records of the timed step: what a tool saw of it, and its kernels."""
+"""The timed step in the journal: what a tool saw of it, and its kernels. Also the names of ranges in a trace."""
 
 from __future__ import annotations
 
@@ -7,6 +7,15 @@ from typing import ClassVar, Literal
 
 from fakedist.run.encoding import F64, I32, I64, U8, U32, U64, Record
 from fakedist.run.step_time import KernelSource
+
+#: The names of the ranges and marks that the rank emits, and that fakedist looks for in a tool's trace, begin so.
+OWN_RANGE = "fakedist."
+STEP_RANGE = f"{OWN_RANGE}step:"
+PHASE_RANGE = f"{OWN_RANGE}phase:"
+LAYER_RANGE = f"{OWN_RANGE}layer:"
+CALL_RANGE = f"{OWN_RANGE}call:"
+#: The range that nsys captures.
+CAPTURE_RANGE = f"{OWN_RANGE}timed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fakedist.analysis.nsys.database import Database
-from fakedist.analysis.timed.events import Activity, Ranges
-from fakedist.analysis.timed.intervals import Ints
-from fakedist.analysis.timed.names import IGNORED, TAILS, Meaning, meaning, without_numbers
+from fakedist.analysis.traces.intervals import Ints
+from fakedist.analysis.traces.range_meanings import IGNORED, TAILS, Meaning, meaning, without_numbers
+from fakedist.analysis.traces.step_trace import Activity, Ranges
 
 #: The lowest 24 bits of globalTid are the thread, the bits above are the process. globalPid has no thread bits set.
 THREAD_BITS = 24

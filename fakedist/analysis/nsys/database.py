@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fakedist.analysis.timed.intervals import Ints
+from fakedist.analysis.traces.intervals import Ints
 from fakedist.errors import ReportError
 
 _MAGIC = b"SQLite format 3\0"

@@ -8,10 +8,10 @@ import numpy as np
 
 from fakedist.analysis.nsys.activity import THREAD_BITS, read_activity, read_ranges
 from fakedist.analysis.nsys.database import Database
-from fakedist.analysis.timed.events import Activity, Ranges
-from fakedist.analysis.timed.intervals import Intervals, Ints
-from fakedist.analysis.timed.kernels import Trace
-from fakedist.analysis.timed.names import STEP
+from fakedist.analysis.traces.intervals import Intervals, Ints
+from fakedist.analysis.traces.range_meanings import STEP
+from fakedist.analysis.traces.step_trace import Activity, Ranges
+from fakedist.analysis.traces.traced_kernels import Trace
 from fakedist.errors import ReportError
 
 

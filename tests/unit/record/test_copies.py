@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fakedist.record.copies import ALIKE, Copies, _counts, _state, _tensors_of
-from fakedist.record.layers import LayerTable
+from fakedist.record.module_names import LayerTable
 
 
 class Proxy:

@@ -10,7 +10,7 @@ from torch import fx, nn
 
 from fakedist.record.generated import COMPILED
 from fakedist.record.inductor import Modules, Watched
-from fakedist.record.layers import LayerTable, remember_parents
+from fakedist.record.module_names import LayerTable, remember_parents
 from fakedist.record.placing import Placing, is_dynamos, layers_of
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from fakedist.record.layers import LayerTable
-from fakedist.record.marks import Marks, _Ranges
+from fakedist.record.marks import Marks, _OwnedMemory
+from fakedist.record.module_names import LayerTable
 from fakedist.record.position import Position
 from tests.unit.record.on_device import on_device
 
 
-def pieces(length: int, *bounds: tuple[int, int, int]) -> tuple[torch.Tensor, _Ranges]:
+def pieces(length: int, *bounds: tuple[int, int, int]) -> tuple[torch.Tensor, _OwnedMemory]:
     """A flat tensor of so many elements, and layers that own (first element, end, layer) of it."""
     flat = on_device(length)
     start = flat.data_ptr()
-    return flat, _Ranges((start + 4 * first, start + 4 * end, layer) for first, end, layer in bounds)
+    return flat, _OwnedMemory((start + 4 * first, start + 4 * end, layer) for first, end, layer in bounds)
 
 
 def test_a_flat_copy_is_divided_among_the_layers_whose_parts_it_holds() -> None:

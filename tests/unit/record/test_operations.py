@@ -32,11 +32,11 @@ def test_a_timed_step_goes_on_when_the_numbers_are_taken_away_in_it() -> None:
     def drained() -> None:
         taken.append(operations.take().operation)
 
-    operations.timer = timer = Told()  # type: ignore[assignment]
+    operations.tracer = tracer = Told()  # type: ignore[assignment]
     x = torch.ones(2)
     with operations:
         for _ in range(600):
             x.add_(1)
     assert len(taken) == 3
-    assert [op for op, _ in timer.places] == list(range(600))
-    assert {place[1] for _, place in timer.places} == {"init"}
+    assert [op for op, _ in tracer.places] == list(range(600))
+    assert {place.phase for _, place in tracer.places} == {"init"}

@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from fakedist.record.hooks import backward_hook, module_hooks, optimizer_hooks
-from fakedist.record.layers import LayerTable
+from fakedist.record.module_names import LayerTable
 from fakedist.record.operations import Operations
 from fakedist.record.position import Position
 

@@ -5,7 +5,7 @@ import pytest
 
 from fakedist.analysis.times.kernel_kinds import kernel_table
 from fakedist.run.encoding import columns_of
-from fakedist.run.kernels import KernelRow, KernelRows
+from fakedist.run.kernel_rows import KernelRow, KernelRows
 from fakedist.run.schema import TABLES
 from fakedist.run.step_time import KernelSource
 from fakedist.run.trace_records import KernelsRecord

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from fakedist.run.kernels import KernelRow, KernelRows
+from fakedist.run.kernel_rows import KernelRow, KernelRows
 from fakedist.run.step_time import KernelSource, Peaks
 from fakedist.run.trace_records import KernelsRecord
 

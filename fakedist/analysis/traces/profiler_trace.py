@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from fakedist.analysis.timed.events import Activity, Ranges
-from fakedist.analysis.timed.intervals import Ints
-from fakedist.analysis.timed.kernels import Trace
-from fakedist.analysis.timed.names import IGNORED, PHASE, STEP, meaning
+from fakedist.analysis.traces.intervals import Ints
+from fakedist.analysis.traces.range_meanings import IGNORED, PHASE, STEP, meaning
+from fakedist.analysis.traces.step_trace import Activity, Ranges
+from fakedist.analysis.traces.traced_kernels import Trace
 from fakedist.run.encoding import columns_of
 from fakedist.run.trace_records import ProfilerRecord, TracedActivity, TracedCalls, TracedOperations
 

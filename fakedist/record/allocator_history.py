@@ -25,7 +25,7 @@ _RECORD = "_record_memory_history"
 _RESET_PEAK = "_cuda_resetPeakMemoryStats"
 
 
-class History:
+class AllocatorHistory:
     """Reads the allocator's history into journal records.
 
     Attributes:
@@ -177,7 +177,7 @@ def allocator_settings() -> str:
 
 
 @contextmanager
-def allocator_history(history: History) -> Iterator[None]:
+def allocator_history(history: AllocatorHistory) -> Iterator[None]:
     """Keep the script from switching the history off or clearing it. Leaving the context stops the history.
 
     Raises:

@@ -78,3 +78,33 @@ class Graphs:
             patched(graph, "replay", replay) as original_replay,
         ):
             yield
+
+
+@contextmanager
+def captures(begins: Callable[[], None], ended: Callable[[], None]) -> Iterator[None]:
+    """Call ``begins`` before a CUDA graph is captured and ``ended`` after it, even if the capture fails.
+
+    Raises:
+        RecordingError: This version of torch captures in another way.
+    """
+
+    def begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        begins()
+        try:
+            return original_begin(graph, *args, **kwargs)
+        except BaseException:
+            ended()
+            raise
+
+    def end(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original_end(graph, *args, **kwargs)
+        finally:
+            ended()
+
+    graph = torch.cuda.CUDAGraph
+    with (
+        patched(graph, "capture_begin", begin) as original_begin,
+        patched(graph, "capture_end", end) as original_end,
+    ):
+        yield

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from fakedist.analysis.timed.intervals import Ints
-from fakedist.analysis.timed.names import IGNORED, LAYER, OPERATION, PHASE, STEP, Meaning
+from fakedist.analysis.traces.intervals import Ints
+from fakedist.analysis.traces.range_meanings import IGNORED, LAYER, OPERATION, PHASE, STEP, Meaning
 
 
 @dataclass

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fakedist.analysis.timed.events import Ranges
-from fakedist.analysis.timed.intervals import Intervals, Ints
-from fakedist.analysis.timed.names import LAYER
+from fakedist.analysis.traces.intervals import Intervals, Ints
+from fakedist.analysis.traces.range_meanings import LAYER
+from fakedist.analysis.traces.step_trace import Ranges
 from fakedist.run.rows import LayerRow
 
 OUTSIDE = 0

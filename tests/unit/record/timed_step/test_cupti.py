@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 import torch
 
-from fakedist.analysis.timed.kernels import Tool, kernel_record
-from fakedist.analysis.timed.paths import LayerNumbers
-from fakedist.analysis.timed.profiler import profiler_trace
-from fakedist.record.kernels import CuptiTracer, profiler_record
+from fakedist.analysis.traces.layer_numbers import LayerNumbers
+from fakedist.analysis.traces.profiler_trace import profiler_trace
+from fakedist.analysis.traces.traced_kernels import Tool, kernel_record
+from fakedist.record.timed_step.cupti import CuptiTracer, profiler_record
 from fakedist.run.encoding import columns_of
-from fakedist.run.rows import LayerRow
+from fakedist.run.rows import LayerRow, Place
 from fakedist.run.schema import FAMILIES, PHASES
 from fakedist.run.trace_records import KernelsRecord
 
@@ -197,10 +197,10 @@ def test_torchs_own_events_are_understood() -> None:
     host_alone = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=host_alone, acc_events=True, with_flops=True) as profile:
         tracer._mark("fakedist.step:4")
-        tracer.phase("fakedist.phase:forward")
+        tracer.place(Place(4, "forward", 0, recompute=False))
         with event("fakedist.layer:blocks.1"):
             result = torch.mm(torch.ones(4, 4), weight)
-        tracer.phase("fakedist.phase:backward")
+        tracer.place(Place(4, "backward", 0, recompute=False))
         result.sum().backward()
     host = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
     events = Events(host)

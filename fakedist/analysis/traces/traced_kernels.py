@@ -8,11 +8,11 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from fakedist.analysis.timed.events import Activity, Ranges
-from fakedist.analysis.timed.intervals import Ints
-from fakedist.analysis.timed.joining import Places, find_places
-from fakedist.analysis.timed.names import OPERATION
-from fakedist.analysis.timed.paths import LayerNumbers
+from fakedist.analysis.traces.intervals import Ints
+from fakedist.analysis.traces.joining import Places, find_places
+from fakedist.analysis.traces.layer_numbers import LayerNumbers
+from fakedist.analysis.traces.range_meanings import OPERATION
+from fakedist.analysis.traces.step_trace import Activity, Ranges
 from fakedist.run.encoding import columns_of
 from fakedist.run.families import kernel_family
 from fakedist.run.schema import FAMILIES, PHASES

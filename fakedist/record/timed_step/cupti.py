@@ -1,13 +1,13 @@
 """The timed step as CUPTI saw it: ``torch.profiler``'s raw events, written to the journal.
 
-The events are written unchanged. ``analysis/timed`` finds the layer and phase of each kernel after the rank has ended,
+The events are written unchanged. ``analysis/traces`` finds the layer and phase of each kernel after the rank has ended,
 so that the script's process does none of that work.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -15,7 +15,15 @@ from torch.profiler import ProfilerActivity
 
 from fakedist.patch import present
 from fakedist.run.encoding import Columns, Record
-from fakedist.run.trace_records import ProfilerRecord, TracedActivity, TracedCalls, TracedOperations
+from fakedist.run.rows import Place
+from fakedist.run.trace_records import (
+    PHASE_RANGE,
+    STEP_RANGE,
+    ProfilerRecord,
+    TracedActivity,
+    TracedCalls,
+    TracedOperations,
+)
 
 _SIDES = re.compile(r'"(grid|block)": ?\[(\d+), ?(\d+), ?(\d+)\]')
 _NODE = re.compile(r'"graph node id": ?(\d+)')
@@ -40,7 +48,7 @@ class CuptiTracer:
         self._gpu = ""
         self._event = present(torch._C._profiler, "_RecordFunctionFast")
 
-    def begin(self, text: str) -> None:
+    def begin(self, step: int) -> None:
         """Start the profiler, then mark which step it is."""
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
@@ -52,11 +60,11 @@ class CuptiTracer:
             activities=activities, acc_events=True, with_flops=True, experimental_config=config
         )
         self._profile.start()
-        self._mark(text)
+        self._mark(f"{STEP_RANGE}{step}")
 
-    def phase(self, text: str) -> None:
+    def place(self, place: Place) -> None:
         """Mark that this phase begins."""
-        self._mark(text)
+        self._mark(f"{PHASE_RANGE}{place.phase}")
 
     def end(self) -> None:
         """Stop the profiler once everything that was launched has ended."""
@@ -66,9 +74,9 @@ class CuptiTracer:
         self._gpu = torch.cuda.get_device_name() if torch.cuda.is_initialized() else ""
         self._events = present(profile.profiler, "kineto_results").events()
 
-    def records(self) -> list[Record]:
+    def records(self) -> Sequence[Record]:
         """The events, the GPU's name and the source of its times."""
-        return [profiler_record(self._events, self._gpu, self._source)]
+        return (profiler_record(self._events, self._gpu, self._source),)
 
     def _mark(self, text: str) -> None:
         with self._event(text):

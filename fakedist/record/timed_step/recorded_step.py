@@ -1,23 +1,24 @@
-"""Chooses the step to time, the last one wanted, and connects the timer to it."""
+"""A timed step among the recorded ones, the last one wanted: tells a tracer what runs in it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
+from fakedist.record.cuda_graphs import captures
 from fakedist.record.ledger import Ledger
 from fakedist.record.operations import Operations
 from fakedist.record.position import Position
-from fakedist.record.timer import Timer, captures
+from fakedist.record.timed_step.tracer import OperationTracer
+from fakedist.run.encoding import Record
 from fakedist.run.rows import Place
-from fakedist.run.trace_records import KernelsRecord
 
 
-class Timing:
-    """Has steps timed. Of several, the last one counts.
+class RecordedStep:
+    """Has recorded steps timed. Of several, the last one counts.
 
     Args:
-        timer: Times the steps. None times no step.
+        tracer: Traces the steps. None times no step.
         wanted: Whether to time a step that begins.
         position: Where the rank is.
         operations: The operations that it runs.
@@ -26,13 +27,13 @@ class Timing:
 
     def __init__(
         self,
-        timer: Timer | None,
+        tracer: OperationTracer | None,
         wanted: Callable[[int], bool],
         position: Position,
         operations: Operations,
         ledger: Ledger,
     ) -> None:
-        self._timer = timer
+        self._tracer = tracer
         self._wanted = wanted
         self._position = position
         self._operations = operations
@@ -46,7 +47,7 @@ class Timing:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Follow captures of CUDA graphs: the timed step may launch graphs that were captured before it."""
-        if self._timer is None:
+        if self._tracer is None:
             yield
             return
         with captures(self._capture_begins, self._capture_ended):
@@ -55,24 +56,24 @@ class Timing:
     def follow(self) -> None:
         """Take up the position's step, which may have changed."""
         step = self._position.step
-        if self._timer is None or step == self._at:
+        if self._tracer is None or step == self._at:
             return
         self._at = step
         if not self._step and self._wanted(step):
             self._step = step
             self._tell_operations()
-            self._timer.begin()
+            self._tracer.begin(step)
 
-    def step_ended(self, step: int) -> KernelsRecord | None:
-        """End a step. Returns the journal's record of its kernels if it was timed."""
-        if self._timer is None or step != self._step:
-            return None
-        found = self._end()
+    def step_ended(self, step: int) -> Sequence[Record]:
+        """End a step. Returns the journal's records of its kernels if it was timed."""
+        if self._tracer is None or step != self._step:
+            return ()
+        self._end()
         if self._at != step:  # its end is known only now, so the times contain work of the next step too
             self._why_not = f"it was not known at once that step {step}, which was timed, had ended"
-            return None
+            return ()
         self._was_timed = True
-        return found
+        return self._tracer.records()
 
     def step_went_on(self, step: int) -> None:
         """Undo the end of a step. The next one has not begun after all, and the times of this one are incomplete."""
@@ -84,14 +85,14 @@ class Timing:
             self._why_not = f"step {step}, which was timed, went on"
 
     def moved(self) -> None:
-        """Tell the timer that a module or a phase began or ended in this thread."""
-        timer = self._operations.timer
-        if timer is not None:
-            timer.moved(self._place())
+        """Tell the tracer that a module or a phase began or ended in this thread."""
+        tracer = self._operations.tracer
+        if tracer is not None:
+            tracer.place(self._place())
 
     def close(self, last_step: int) -> str:
         """End the run. Returns a note if no step was timed, else an empty string."""
-        if self._timer is None:
+        if self._tracer is None:
             return ""
         unfinished = self._step
         if unfinished:
@@ -107,33 +108,33 @@ class Timing:
         wanted = f"--steps {last_step} times step {last_step}"
         return f"no kernel times: the run ended in step {last_step}, before the one that is timed ({wanted})"
 
-    def _end(self) -> KernelsRecord:
-        assert self._timer is not None
-        step, self._step = self._step, 0
+    def _end(self) -> None:
+        assert self._tracer is not None
+        self._step = 0
         self._tell_operations()
-        return self._timer.end(step)
+        self._tracer.end()
 
     def _place(self) -> Place:
         return self._position.places[self._position.scope()]
 
     def _tell_operations(self) -> None:
-        """Report operations and collectives to the timer only while a step is timed or a graph is captured."""
-        timer = self._timer if self._step or self._num_captures else None
-        self._operations.timer = timer
-        self._ledger.around = None if timer is None else self._around
+        """Report operations and collectives to the tracer only while a step is timed or a graph is captured."""
+        tracer = self._tracer if self._step or self._num_captures else None
+        self._operations.tracer = tracer
+        self._ledger.around = None if tracer is None else self._around
 
     def _around(self, sequence: int, operation: str) -> AbstractContextManager[None]:
-        assert self._timer is not None
-        return self._timer.collective(sequence, self._position.op, operation, self._place())
+        assert self._tracer is not None
+        return self._tracer.collective(sequence, self._position.op, operation, self._place())
 
     def _capture_begins(self) -> None:
         self._num_captures += 1
         self._tell_operations()
-        if self._timer is not None:
-            self._timer.capture_begins()
+        if self._tracer is not None:
+            self._tracer.capture_begins()
 
     def _capture_ended(self) -> None:
         self._num_captures -= 1
         self._tell_operations()
-        if self._timer is not None:
-            self._timer.capture_ended()
+        if self._tracer is not None:
+            self._tracer.capture_ended()

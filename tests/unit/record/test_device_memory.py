@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fakedist.record.outside import nccl_record, outside_record
+from fakedist.record.device_memory import nccl_record, outside_record
 from fakedist.run.records import OutsideRecord
 
 

@@ -1,4 +1,4 @@
-"""The timed step: tells a tracer where the rank is, while nothing else is recorded.
+"""A timed step after the recorded ones: tells a tracer where the rank is, while nothing else is recorded.
 
 After the last recorded step, the allocator's history and the numbering of operations are switched off. One step warms
 up: torch.compile finds that its tensors' dispatch keys have changed, and compiles again. The next step is traced, by
@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils import _python_dispatch
 
 from fakedist.patch import present
+from fakedist.record.timed_step.tracer import Tracer
 from fakedist.run.encoding import Record
-from fakedist.run.ranges import CALL, CAPTURE, LAYER, PHASE, STEP
 from fakedist.run.records import NoteRecord
-from fakedist.run.trace_records import TimedStepRecord
+from fakedist.run.rows import Place
+from fakedist.run.trace_records import CALL_RANGE, LAYER_RANGE, TimedStepRecord
 
 #: One step warms up, one is timed.
 _NUM_STEPS = 2
@@ -28,28 +28,8 @@ _NUM_STEPS = 2
 _Event = Any
 
 
-class Tracer(Protocol):
-    """Traces the step."""
-
-    def begin(self, text: str) -> None:
-        """Trace everything from now on. ``text`` names the step.
-
-        Raises:
-            RuntimeError: The step cannot be traced.
-        """
-
-    def phase(self, text: str) -> None:
-        """Mark that this phase begins."""
-
-    def end(self) -> None:
-        """End the step."""
-
-    def records(self) -> list[Record]:
-        """The records for the journal."""
-
-
-class TimedStep:
-    """The step that is traced, and the warm-up step before it.
+class LaterStep:
+    """The step that is traced after the recorded ones, and the warm-up step before it.
 
     Args:
         name: Returns the name of a layer.
@@ -85,10 +65,10 @@ class TimedStep:
             return False
         return True
 
-    def step_ended(self, step: int, phase: str) -> bool:
+    def step_ended(self, step: int, place: Place) -> bool:
         """End a step after the recorded ones. Returns whether the next one is timed."""
         if step == self._step - 1:
-            self._begin(phase)
+            self._begin(place)
         elif step == self._step and self.is_on:
             self._end()
             self._was_timed = True
@@ -105,18 +85,18 @@ class TimedStep:
             return [NoteRecord(f"no kernels were timed: {self._why_not}")]
         return [TimedStepRecord(self._step), *self._tracer.records()]
 
-    def _begin(self, phase: str) -> None:
+    def _begin(self, place: Place) -> None:
         assert self._tracer is not None
         if torch._C._autograd._profiler_enabled():
             self._why_not = "the script runs a profiler of its own, and torch has room for one"
             return
         try:
-            self._tracer.begin(f"{STEP}{self._step}")
+            self._tracer.begin(self._step)
         except RuntimeError as error:
             self._why_not = f"{error}".splitlines()[0]
             return
         self.is_on = True
-        self.phase(phase)
+        self.place(place)
 
     def _end(self) -> None:
         assert self._tracer is not None
@@ -127,7 +107,7 @@ class TimedStep:
         """Open the range of a layer whose forward starts in this thread."""
         text = self._texts.get(layer)
         if text is None:
-            text = self._texts[layer] = LAYER + self._name(layer)
+            text = self._texts[layer] = LAYER_RANGE + self._name(layer)
         event = self._event(text)
         event.__enter__()
         self._open.__dict__.setdefault("events", []).append((layer, event))
@@ -144,46 +124,10 @@ class TimedStep:
 
     def call(self, sequence: int) -> None:
         """Mark the moment before one of our collectives runs, with its number."""
-        with self._event(f"{CALL}{sequence}"):
+        with self._event(f"{CALL_RANGE}{sequence}"):
             pass
 
-    def phase(self, phase: str) -> None:
-        """Mark that this phase begins."""
+    def place(self, place: Place) -> None:
+        """Tell the tracer that a phase begins. Layers are ranges of their own."""
         assert self._tracer is not None
-        self._tracer.phase(f"{PHASE}{phase}")
-
-
-class NsysTracer:
-    """Nsight Systems, which runs this process. Ranges are NVTX ranges, and one of them tells nsys what to capture."""
-
-    def __init__(self) -> None:
-        self._inside = ExitStack()
-        self._phase: Any = None
-
-    def begin(self, text: str) -> None:
-        """Open the range that nsys captures, then have torch emit ranges for its operations."""
-        torch.cuda.synchronize()
-        for each in (CAPTURE, text):
-            self._inside.callback(torch.cuda.nvtx.range_end, torch.cuda.nvtx.range_start(each))
-        torch.cuda.synchronize()
-        self._inside.enter_context(torch.autograd.profiler.emit_nvtx())
-
-    def phase(self, text: str) -> None:
-        """Open the phase's range. It is not on a stack, so the script's own ranges may overlap it."""
-        self._end_phase()
-        self._phase = torch.cuda.nvtx.range_start(text)
-
-    def end(self) -> None:
-        """Wait for what was launched, then close the ranges."""
-        torch.cuda.synchronize()
-        self._end_phase()
-        self._inside.close()
-
-    def records(self) -> list[Record]:
-        """No records: they are in nsys's report."""
-        return []
-
-    def _end_phase(self) -> None:
-        handle, self._phase = self._phase, None
-        if handle is not None:
-            torch.cuda.nvtx.range_end(handle)
+        self._tracer.place(place)

@@ -7,10 +7,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fakedist.record.goal import After
 from fakedist.record.steps import Steps, StopRun
-from fakedist.record.timed import TimedStep
+from fakedist.record.timed_step.later_step import LaterStep
 from fakedist.run.encoding import Record
 from fakedist.run.records import NoteRecord
+from fakedist.run.rows import Place
 from fakedist.run.trace_records import TimedStepRecord
+
+AFTER = Place(3, "other", 0, recompute=False)
 
 
 class Written:
@@ -20,13 +23,13 @@ class Written:
         self.told: list[str] = []
         self._refuses = refuses
 
-    def begin(self, text: str) -> None:
+    def begin(self, step: int) -> None:
         if self._refuses:
             raise RuntimeError(self._refuses)
-        self.told.append(f"begin {text}")
+        self.told.append(f"begin {step}")
 
-    def phase(self, text: str) -> None:
-        self.told.append(text)
+    def place(self, place: Place) -> None:
+        self.told.append(place.phase)
 
     def end(self) -> None:
         self.told.append("end")
@@ -35,9 +38,9 @@ class Written:
         return [NoteRecord("traced")]
 
 
-def timed(tracer: Written) -> TimedStep:
+def timed(tracer: Written) -> LaterStep:
     """After two recorded steps."""
-    found = TimedStep(lambda layer: f"layer{layer}")
+    found = LaterStep(lambda layer: f"layer{layer}")
     assert found.trace(tracer) == 2
     assert found.begins_after(2)
     return found
@@ -46,21 +49,21 @@ def timed(tracer: Written) -> TimedStep:
 def test_one_step_warms_up_and_the_next_is_traced() -> None:
     tracer = Written()
     step = timed(tracer)
-    assert [step.step_ended(2, "other"), step.is_on, tracer.told] == [False, False, []]
-    assert step.step_ended(3, "other")
-    step.phase("forward")
-    assert not step.step_ended(4, "other")
-    assert tracer.told == ["begin fakedist.step:4", "fakedist.phase:other", "fakedist.phase:forward", "end"]
+    assert [step.step_ended(2, AFTER), step.is_on, tracer.told] == [False, False, []]
+    assert step.step_ended(3, AFTER)
+    step.place(Place(4, "forward", 0, recompute=False))
+    assert not step.step_ended(4, AFTER)
+    assert tracer.told == ["begin 4", "other", "forward", "end"]
     assert step.close() == [TimedStepRecord(4), NoteRecord("traced")]
 
 
 def test_without_a_tracer_nothing_is_timed() -> None:
-    step = TimedStep(str)
+    step = LaterStep(str)
     assert not step.begins_after(2)
     assert step.close() == []
 
 
-def note_of(step: TimedStep) -> str:
+def note_of(step: LaterStep) -> str:
     (record,) = step.close()
     assert isinstance(record, NoteRecord)
     return record.text
@@ -74,26 +77,26 @@ def test_a_script_that_ends_early_has_a_note_that_says_which_step_was_missing() 
 def test_a_timed_step_that_does_not_end_is_no_measurement() -> None:
     tracer = Written()
     step = timed(tracer)
-    step.step_ended(3, "other")
+    step.step_ended(3, AFTER)
     assert note_of(step) == "no kernels were timed: step 4, which was timed, did not end"
     assert tracer.told[-1] == "end"
 
 
 def test_a_tracer_that_cannot_begin_says_why() -> None:
     step = timed(Written(refuses="CUPTI is taken\nby somebody"))
-    assert not step.step_ended(3, "other")
+    assert not step.step_ended(3, AFTER)
     assert note_of(step) == "no kernels were timed: CUPTI is taken"
 
 
 def test_a_script_with_a_profiler_of_its_own_keeps_it() -> None:
     step = timed(Written())
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True):
-        assert not step.step_ended(3, "other")
+        assert not step.step_ended(3, AFTER)
     assert "a profiler of its own" in note_of(step)
 
 
 def test_inside_of_a_dispatch_mode_the_recording_goes_on() -> None:
-    step = TimedStep(str)
+    step = LaterStep(str)
     step.trace(Written())
     with TorchDispatchMode():
         assert not step.begins_after(2)

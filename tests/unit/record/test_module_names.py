@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from fakedist.record.layers import OUTSIDE, LayerTable, remember_parents
+from fakedist.record.module_names import OUTSIDE, LayerTable, remember_parents
 
 
 class Block(nn.Module):

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fakedist.analysis.timed.events import Ranges
-from fakedist.analysis.timed.intervals import Intervals, Ints
-from fakedist.analysis.timed.names import CALL, DERIVATIVE, LAYER, NODE, OPERATION, PHASE
+from fakedist.analysis.traces.intervals import Intervals, Ints
+from fakedist.analysis.traces.range_meanings import CALL, DERIVATIVE, LAYER, NODE, OPERATION, PHASE
+from fakedist.analysis.traces.step_trace import Ranges
 
 Bools = npt.NDArray[np.bool_]
 _OURS = "fakedist::"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from fakedist.run import ranges
+from fakedist.run.trace_records import CALL_RANGE, LAYER_RANGE, OWN_RANGE, PHASE_RANGE, STEP_RANGE
 
 IGNORED, STEP, PHASE, LAYER, OPERATION, NODE, DERIVATIVE, CALL = range(8)
 #: torch.autograd.profiler.emit_nvtx writes "aten::mm, seq = 12, op_id = 7, sizes = [...]".
@@ -64,7 +64,7 @@ def without_numbers(text: str) -> tuple[str, int]:
 
 def meaning(text: str, domain: str = "") -> Meaning:
     """The meaning of a range, from its text without numbers and the name of its domain."""
-    if text.startswith(ranges.OWN):
+    if text.startswith(OWN_RANGE):
         return _own(text)
     if domain and _LIBRARY.match(domain):
         return Meaning(OPERATION, text)
@@ -85,13 +85,13 @@ def meaning(text: str, domain: str = "") -> Meaning:
 
 
 def _own(text: str) -> Meaning:
-    for kind, prefix in ((STEP, ranges.STEP), (CALL, ranges.CALL)):
+    for kind, prefix in ((STEP, STEP_RANGE), (CALL, CALL_RANGE)):
         if text.startswith(prefix) and text.removeprefix(prefix).isdecimal():
             return Meaning(kind, number=int(text.removeprefix(prefix)), is_ours=True)
-    if text.startswith(ranges.PHASE):
-        return Meaning(PHASE, phase=text.removeprefix(ranges.PHASE), is_ours=True)
-    if text.startswith(ranges.LAYER):
-        return Meaning(LAYER, text.removeprefix(ranges.LAYER), is_ours=True)
+    if text.startswith(PHASE_RANGE):
+        return Meaning(PHASE, phase=text.removeprefix(PHASE_RANGE), is_ours=True)
+    if text.startswith(LAYER_RANGE):
+        return Meaning(LAYER, text.removeprefix(LAYER_RANGE), is_ours=True)
     return Meaning(IGNORED)
 
 

@@ -1,0 +1,67 @@
+"""What a tool must do to see the kernels of the timed step. CUPTI, Nsight Systems and the virtual GPU's model do it.
+
+The *timed step* is the step whose kernels are seen: a recorded one (:mod:`fakedist.record.timed_step.recorded_step`) or
+a later one (:mod:`fakedist.record.timed_step.later_step`). A *trace* is what a tool saw of it. *Kernels* are the table
+that is made of a trace, *times* the sums over that table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from torch._ops import OpOverload
+
+from fakedist.run.encoding import Record
+from fakedist.run.rows import Place
+
+
+class Tracer(Protocol):
+    """Sees the kernels of one step."""
+
+    def begin(self, step: int) -> None:
+        """Begin the step.
+
+        Raises:
+            RuntimeError: The step cannot be traced.
+        """
+
+    def place(self, place: Place) -> None:
+        """This thread is at another place: a module, a phase or a backward began or ended."""
+
+    def end(self) -> None:
+        """End the step."""
+
+    def records(self) -> Sequence[Record]:
+        """The journal's records of the step that ended. Empty if the tool keeps what it saw."""
+
+
+class OperationTracer(Tracer, Protocol):
+    """A tracer that is told what runs, because its device knows nothing of torch: the virtual GPU's model.
+
+    Attributes:
+        inside: Returns the place of what a compiled graph launches now in this thread. None outside one.
+    """
+
+    inside: Callable[[], Place | None]
+
+    def operation(self, op: int, operation: str, place: Place) -> int:
+        """Begin an operation in this thread. Returns a tag for it."""
+
+    def done(
+        self, tag: int, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], result: object
+    ) -> None:
+        """End the operation with that tag."""
+
+    def graph(self, op: int, operation: str, place: Place) -> None:
+        """This thread runs a compiled graph from now on, by its call's number and name; -1 and "" if it ended."""
+
+    def collective(self, sequence: int, op: int, operation: str, place: Place) -> AbstractContextManager[None]:
+        """The context for a collective, on its stream."""
+
+    def capture_begins(self) -> None:
+        """Begin the capture of a CUDA graph. Its kernels run when the graph is launched, perhaps in the timed step."""
+
+    def capture_ended(self) -> None:
+        """End the capture."""
