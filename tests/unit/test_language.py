@@ -20,6 +20,7 @@ GLOBS = (
     "fakedist/frameworks/**/*.py",
     "fakedist/world/**/*.py",
     "fakedist/gpu/**/*.py",
+    "fakedist/gpu/driver/*.[ch]",
 )
 #: Not rewritten yet.
 EXCEPT = {"docs/estimates.md"}

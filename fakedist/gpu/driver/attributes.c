@@ -5,8 +5,6 @@
 
 #include <cuda.h>
 
-#define SHARED_RESERVED_PER_BLOCK 1024 /* compute capability 8.0 and newer, CUDA C++ Programming Guide, table 21 */
-
 static int limit(int attribute, int *value) {
     switch (attribute) {
     case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *value = 1024; break;
@@ -23,7 +21,7 @@ static int limit(int attribute, int *value) {
     case CU_DEVICE_ATTRIBUTE_SURFACE_ALIGNMENT: *value = 512; break;
     case CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT: *value = 32; break;
     case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT: *value = 3; break;
-    case CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK: *value = SHARED_RESERVED_PER_BLOCK; break;
+    case CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK: *value = RESERVED_SHARED; break;
     default: return 0;
     }
     return 1;

@@ -5,7 +5,6 @@
 #include "submit.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 struct blas_handle {
     void *stream, *workspace;

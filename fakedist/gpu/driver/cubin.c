@@ -12,7 +12,6 @@
 enum { WRAPPER_MAGIC = 0x466243b1, FATBIN_MAGIC = 0xba55ed50, KIND_CUBIN = 2 };
 enum { FLAG_ZSTD = 0x8000, FLAG_EXACT = 0x100000, FLAG_FAMILY = 0x200000 }; /* sm_90a, sm_100f */
 enum { ATTRIBUTE_SIZED = 4, MAX_THREADS = 0x05, FRAME_SIZE = 0x11, NUM_REGISTERS = 0x2f };
-#define RESERVED_SHARED 1024 /* .nv.shared of compute capability 9.0 and newer begins with CUDA's reserved bytes */
 
 struct wrapper {
     uint32_t magic, version;
@@ -81,6 +80,7 @@ static int read_cubin(const void *image, const char *kernel, struct kernel_resou
     const uint32_t *threads = attribute(elf, section(elf, ".nv.info.", kernel), MAX_THREADS, -1);
     const Elf64_Shdr *shared = section(elf, ".nv.shared.", kernel);
     size_t shared_bytes = shared ? shared->sh_size : 0;
+    /* .nv.shared of compute capability 9.0 and newer begins with CUDA's reserved bytes. */
     if (model.major >= 9 && shared_bytes >= RESERVED_SHARED) shared_bytes -= RESERVED_SHARED;
     *out = (struct kernel_resources){(int)registers[1], (int)shared_bytes, frame ? (int)frame[1] : 0,
                                      threads ? (int)(threads[0] * threads[1] * threads[2]) : 1024, 0};

@@ -1,5 +1,4 @@
 /* cuDNN: handles, and access to the installed library, which still serves the calls that need no GPU. */
-#define _GNU_SOURCE
 #include "cudnn.h"
 
 #include "refuse.h"

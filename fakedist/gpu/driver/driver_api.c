@@ -113,7 +113,7 @@ API int cuMemsetD8Async(void *to, unsigned char value, size_t size, void *stream
 API int cuMemsetD32Async(void *to, unsigned value, size_t count, void *stream) {
     TRACED;
     if (value == (value & 0xff) * 0x01010101u) return submit_fill(to, (int)(value & 0xff), count * 4, stream), OK;
-    for (size_t i = 0; i < count && count * 4 <= (1u << 20); i++) submit_copy((char *)to + 4 * i, &value, 4, NULL);
+    for (size_t i = 0; i < count && count * 4 <= COPY_LIMIT; i++) submit_copy((char *)to + 4 * i, &value, 4, NULL);
     return OK;
 }
 

@@ -15,7 +15,7 @@ struct event {
     struct recording last;
 };
 
-/* The only time that anything takes here: trials of cuDNN's plans (cudnn_backend.c). */
+/* Simulated time. Only trials of cuDNN's plans take any (cudnn_backend.c). */
 static uint64_t delay_ns;
 void event_delay(uint64_t ns) { __atomic_fetch_add(&delay_ns, ns, __ATOMIC_RELAXED); }
 

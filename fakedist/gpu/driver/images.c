@@ -1,4 +1,4 @@
-/* Images that contain kernels, whoever made them. */
+/* Images that contain kernels: cubins, fat binaries, and placeholders of NVRTC's stand-in. */
 #include "images.h"
 
 #include "nvrtc.h"

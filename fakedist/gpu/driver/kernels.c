@@ -5,7 +5,6 @@
 
 #include <cuda_occupancy.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* A kernel's key is the address of its host function, or its handle if it came from a module. */
 struct kernel {
@@ -89,7 +88,7 @@ int kernel_active_blocks(const void *function, int threads, size_t shared) {
         .sharedMemPerMultiprocessor = (size_t)model.shared_per_sm,
         .numSms = model.sms,
         .sharedMemPerBlockOptin = (size_t)model.shared_per_block_optin,
-        .reservedSharedMemPerBlock = 1024,
+        .reservedSharedMemPerBlock = RESERVED_SHARED,
     };
     cudaOccFuncAttributes attributes = {
         .maxThreadsPerBlock = kernel.max_threads,

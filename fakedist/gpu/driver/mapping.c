@@ -8,7 +8,6 @@
 #include "refuse.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 /* With --gpu-memory unlimited the caching allocator reserves more addresses than exist. It never maps that much. */
 #define MOST_ADDRESSES (4ull << 40)

@@ -4,7 +4,6 @@
  * the same decisions on every machine. Segments of up to SMALL_SEGMENT bytes (the caching allocator's small pool,
  * tensors of up to 1 MiB) keep what is written to them. Larger segments are never written, so the kernel gives them no
  * pages. */
-#define _GNU_SOURCE
 #include "memory.h"
 
 #include <stdlib.h>
@@ -19,7 +18,6 @@
 #define NUM_CHUNKS (RANGE_SPAN / CHUNK)
 #define NUM_GRANULES (RANGE_SPAN / GRANULE)
 #define SMALL_SEGMENT (2ull << 20) /* kSmallBuffer in c10/core/AllocatorConfig.h */
-#define COPY_LIMIT (1ull << 20)    /* kSmallSize: larger tensors live in large segments and hold no data */
 #define LARGE_COPY_LIMIT (64ull << 10) /* host copies into a slice of a large tensor (flags, counters) */
 #ifndef MAP_FIXED_NOREPLACE
 #define MAP_FIXED_NOREPLACE 0x100000

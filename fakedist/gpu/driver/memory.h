@@ -18,6 +18,7 @@ LOCAL void memory_discharge(int device, uint64_t bytes);
 LOCAL int memory_open(void *address, uint64_t span);
 LOCAL uint64_t memory_close(void *address); /* returns its span; 0: no segment begins there */
 
+#define COPY_LIMIT (1ull << 20) /* kSmallSize: larger tensors live in large segments and hold no data */
 /* Where memory holds no data, they change nothing, and a copy is counted as dropped. */
 LOCAL void memory_copy(void *to, const void *from, size_t size);
 LOCAL void memory_fill(void *to, int value, size_t size);

@@ -2,8 +2,6 @@
  * server, counted as made up. Numbers and structs are those of nvml.h. */
 #include "nvml.h"
 
-#include "devices.h"
-
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>

@@ -1,5 +1,4 @@
 /* Pinned host memory: address space that costs the host only the pages written, listed so that pointers are recognised. */
-#define _GNU_SOURCE
 #include "pinned.h"
 
 #include <stdlib.h>

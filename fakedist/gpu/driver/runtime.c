@@ -1,5 +1,4 @@
 /* The CUDA runtime API (libcudart): devices, memory, copies, streams, events, launches. */
-#define _GNU_SOURCE
 #include "runtime.h"
 
 #include "attributes.h"

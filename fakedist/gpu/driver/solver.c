@@ -2,7 +2,6 @@
 #include "submit.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 struct solver_handle {
     void *stream;

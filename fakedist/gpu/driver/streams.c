@@ -34,7 +34,7 @@ static unsigned num_in_order;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct capture *captures; /* in progress */
-int stream_captures;
+int stream_captures;             /* how many */
 static uint64_t last_capture;
 static __thread int thread_mode = MODE_GLOBAL;
 

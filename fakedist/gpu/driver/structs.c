@@ -14,7 +14,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What comments elsewhere state of CUDA's numbers and structs. */
+/* Facts about CUDA's numbers and structs that comments of other modules state. */
 #define AGREES(ours, runtimes, drivers) \
     _Static_assert((int)(ours) == (int)(runtimes) && (int)(ours) == (int)(drivers), #ours)
 AGREES(OK, cudaSuccess, CUDA_SUCCESS);
@@ -57,7 +57,7 @@ cudaError_t CUDARTAPI cudaGetDeviceProperties(struct cudaDeviceProp *prop, int d
     prop->sharedMemPerBlock = (size_t)model.shared_per_block;
     prop->sharedMemPerBlockOptin = (size_t)model.shared_per_block_optin;
     prop->sharedMemPerMultiprocessor = (size_t)model.shared_per_sm;
-    prop->reservedSharedMemPerBlock = 1024;
+    prop->reservedSharedMemPerBlock = RESERVED_SHARED;
     prop->regsPerBlock = model.registers_per_block;
     prop->regsPerMultiprocessor = model.registers_per_sm;
     prop->warpSize = 32;

@@ -1,4 +1,4 @@
-/* Where the work goes that a stream is given. Only this file decides it:
+/* Where work that is given to a stream goes. Only this file decides it:
  *
  *   - into the graph that the stream is captured into, which keeps it for its own launches;
  *   - else into the log, while it is on, and to a profiler, while one traces.

@@ -1,4 +1,4 @@
-/* Work given to a stream: captured, logged, traced, as the moment requires, and its bytes moved. */
+/* Work given to a stream: captured, logged and traced as needed, and its bytes moved. */
 #ifndef FAKEDIST_SUBMIT_H
 #define FAKEDIST_SUBMIT_H
 #include "launches.h"

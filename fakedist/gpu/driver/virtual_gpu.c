@@ -2,7 +2,6 @@
 #include "virtual_gpu.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 struct gpu_model model;
 struct gpu_counters counters;

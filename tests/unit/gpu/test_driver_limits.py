@@ -15,10 +15,13 @@ from tests.conftest import ROOT
 #: Torch is not imported: every call is this script's own.
 _SCRIPT = """
 import ctypes, json
-from ctypes import byref, c_char, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import byref, c_char, c_int, c_int64, c_size_t, c_uint, c_uint64, c_void_p
+from fakedist.gpu.driver.build import answered_names, exported_names, find_cuda
 from fakedist.gpu.spec import find_gpu
 from fakedist.gpu.virtual import virtual_gpu
 
+NULL = c_void_p()
+NAMES = sorted(set(exported_names(find_cuda().libraries["cusparse"])) - answered_names())
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 found = {}
 with virtual_gpu(find_gpu("h100-80g"), 2, 200 * GIB) as gpu:
@@ -102,6 +105,18 @@ with virtual_gpu(find_gpu("h100-80g"), 2, 200 * GIB) as gpu:
     found["given back"] = left() == free
     found["addresses are used again"] = malloc(free) == all_of_it
 
+    driver.cudaFree(c_void_p(all_of_it))
+    three, two = malloc(6 * MIB), malloc(4 * MIB)
+    driver.cudaFree(c_void_p(three))
+    other = malloc(2 * MIB)
+    found["addresses of another size"] = [other == three, malloc(6 * MIB) == three]
+    driver.cudaFree(c_void_p(two))
+    over = [malloc(63 * GIB), malloc(3 * GIB)]
+    found["a device's addresses go on"] = over[1] - over[0]
+    driver.cudaSetDevice(1)
+    found["another device's chunk"] = malloc(1) // (64 * GIB) - over[1] // (64 * GIB)
+    driver.cudaSetDevice(0)
+
     unlimited = [make("cuMemAddressReserve", c_size_t(1 << 50), c_size_t(0), None, c_uint64(0)) for _ in range(2)]
     found["a reservation without limit"] = unlimited[1] - unlimited[0]
     found["reservations"] = sum(
@@ -121,6 +136,29 @@ with virtual_gpu(find_gpu("h100-80g"), 2, 200 * GIB) as gpu:
     for name, attribute in named.items():
         driver.cuFuncGetAttribute(byref(value), attribute, c_void_p(ctypes.addressof(kernel)))
         found[f"{name} of an unknown kernel"] = value.value
+
+    def size_of(function, *arguments):
+        out = c_size_t()
+        assert getattr(driver, function)(*(byref(out) if each is None else each for each in arguments)) == 0
+        return out.value
+
+    plan, n, i64 = c_int(), (c_int64 * 2)(8, 4), c_int64
+    driver.cufftCreate(byref(plan))
+    layout = [NULL, i64(1), i64(32)]
+    found["bytes of a transform"] = {
+        kind: size_of("cufftXtMakePlanMany", plan, 2, n, *layout, kind, *layout, kind, i64(3), None, kind)
+        for kind in (4, 5, 6)
+    }
+    found["bytes of a QR"] = {
+        kind: size_of("cusolverDnXgeqrf_bufferSize", *[NULL] * 2, i64(100), i64(10), kind, NULL, i64(100), kind, NULL,
+                      kind, None, byref(c_size_t()))
+        for kind in (0, 1, 4, 5)
+    }
+
+    refused = [name for name in NAMES if hasattr(driver, name)][:300]
+    for name in refused:
+        getattr(driver, name)()
+    found["refused"] = [len(refused), len(gpu.refused())]
     print("FOUND", json.dumps(found))
 """
 
@@ -182,6 +220,26 @@ def test_memory_is_taken_in_granules_of_2_mib_up_to_the_last_byte(found: dict[st
     assert found["all that is left"] == [True, 0]
     assert found["given back"]
     assert found["addresses are used again"]
+
+
+def test_addresses_are_used_again_for_the_same_size_alone(found: dict[str, Any]) -> None:
+    assert found["addresses of another size"] == [False, True]
+
+
+def test_devices_take_addresses_in_chunks_of_64_gib_and_go_on_in_the_next(found: dict[str, Any]) -> None:
+    assert found["a device's addresses go on"] == 63 << 30
+    assert found["another device's chunk"] == 1
+
+
+def test_scratch_memory_of_transforms_and_factorisations_is_as_documented(found: dict[str, Any]) -> None:
+    elements = 3 * 8 * 4
+    assert found["bytes of a transform"] == {"4": 8 * elements, "5": 16 * elements, "6": 4 * elements}
+    block = 10 * 32
+    assert found["bytes of a QR"] == {"0": 4 * block, "1": 8 * block, "4": 8 * block, "5": 16 * block}
+
+
+def test_the_first_256_refused_functions_are_counted(found: dict[str, Any]) -> None:
+    assert found["refused"] == [300, 256]
 
 
 def test_a_reservation_without_limit_takes_4_tib_of_64(found: dict[str, Any]) -> None:
