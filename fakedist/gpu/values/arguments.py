@@ -22,7 +22,10 @@ def tensor_at(args: Arguments, position: int) -> torch.Tensor:
 
 def as_device(value: object) -> torch.device | None:
     """The device that an argument names; None if the argument is missing."""
-    return torch.device(value) if isinstance(value, (torch.device, str, int)) else None
+    if value is None:
+        return None
+    assert isinstance(value, (torch.device, str, int))
+    return torch.device(value)
 
 
 def as_generator(value: object) -> torch.Generator | None:

@@ -122,7 +122,7 @@ class ValueEngine:
         if (method := self._composites.method(operator)) is not None:
             return partial(method, operator)
         if operator.name != "empty" and (operator.is_view or operator.empty):
-            return partial(_plainly, operator.func)
+            return _plain(operator.func)
         return partial(self._method(operator), operator)
 
     def _method(self, operator: Operator) -> Method:
@@ -255,7 +255,9 @@ class ValueEngine:
 
     def _copied_into(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """``copy_``, within the device or between it and the host."""
-        target, source = tensor_at(args, 0), tensor_at(args, 1)
+        target, source = args[:2]
+        assert isinstance(target, torch.Tensor)
+        assert isinstance(source, torch.Tensor)
         if target.is_cuda or not source.is_cuda:
             return self._kernel(operator, args, kwargs)
         if is_small(source):
@@ -358,8 +360,11 @@ class ValueEngine:
         return list(device_tensors(values))
 
 
-def _plainly(func: OpOverload, args: Arguments, kwargs: Keywords) -> object:
-    return func(*args, **kwargs)
+def _plain(func: OpOverload) -> Run:
+    def run(args: Arguments, kwargs: Keywords) -> object:  # views are frequent, and a partial would cost them 3 %
+        return func(*args, **kwargs)
+
+    return run
 
 
 def _shape_alone(args: Arguments) -> Arguments:
