@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -89,7 +88,7 @@ def event_places(recording: Recording) -> pd.DataFrame:
     return scope_columns(recording, np.maximum.accumulate(op) if len(op) else op)[["step", "phase"]]
 
 
-def operation_names(recording: Recording, op: Array) -> Any:
+def operation_names(recording: Recording, op: Array) -> pd.Categorical[str]:
     """Names of operations, given their numbers; empty where there is no operation."""
     names = ["", *(operation.name for operation in recording.operations)]
     known = (op >= 0) & (op < len(recording.op_operation))
@@ -170,7 +169,7 @@ def _covered(marks: pd.DataFrame) -> pd.DataFrame:
     return parts.groupby(owner)["bytes"].sum().reset_index()
 
 
-def _kept_shards(found: pd.DataFrame, phase: pd.Series[Any]) -> pd.DataFrame:
+def _kept_shards(found: pd.DataFrame, phase: pd.Series) -> pd.DataFrame:
     """Turn marks of shards into marks of parameters. Drop those of blocks made for one gather (a copy in bfloat16)."""
     is_shard = (found["category"] == SHARD_CODE).to_numpy()
     is_made_for_it = phase.isin(("forward", "backward")).to_numpy()[found["block"]]
@@ -250,6 +249,6 @@ def _divide(block: int, bytes_: int, own_layer: int, parts: list[tuple[int, int]
     return [(block, layer, part) for layer, part in shares.items() if part]
 
 
-def action_names(recording: Recording) -> Any:
+def action_names(recording: Recording) -> pd.Categorical[str]:
     """The allocator's word for each event of the rank's device."""
     return pd.Categorical.from_codes(recording.device_events["action"].astype("i8"), categories=pd.Index(ACTIONS))

@@ -8,13 +8,12 @@ history never allocates them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from fakedist.analysis.recording import Recording
+from fakedist.analysis.recording import Array, Recording
 from fakedist.run.records import GpuRecord
 from fakedist.run.rows import FrameRow
 from fakedist.run.schema import ACTIONS
@@ -22,6 +21,10 @@ from fakedist.run.schema import ACTIONS
 _CODES = {name: code for code, name in enumerate(ACTIONS)}
 _GAINS, _LOSSES = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
 _HELD = ("active_allocated", "active")  # states of blocks that tensors hold; "active" in snapshots without a history
+
+#: An event, a segment, a block or a frame of a snapshot: dicts whose values another program wrote.
+Entry = dict[str, object]
+Columns = dict[str, Array]
 
 
 @dataclass
@@ -47,7 +50,7 @@ class _Stacks:
     stacks: dict[tuple[int, ...], int] = field(default_factory=dict)
     _seen: dict[int, int] = field(default_factory=dict)  # by id of a list of frames; the snapshot keeps them all alive
 
-    def number(self, frames: Any) -> int:
+    def number(self, frames: object) -> int:
         """The number of a stack; -1 without frames."""
         if not isinstance(frames, list) or not frames:
             return -1
@@ -57,26 +60,34 @@ class _Stacks:
         return self._seen[id(frames)]
 
 
-def _frame(frame: Any) -> FrameRow:
+def _frame(frame: object) -> FrameRow:
     if not isinstance(frame, dict):
         return FrameRow("", 0, str(frame))
     return FrameRow(str(frame.get("filename", "")), _int(frame.get("line")), str(frame.get("name", "")))
 
 
-def _int(value: Any) -> int:
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def _entries(value: object) -> list[Entry]:
+    return [each for each in _list(value) if isinstance(each, dict)]
+
+
+def _int(value: object) -> int:
     return value if isinstance(value, int) else 0
 
 
-def read_foreign(snapshot: dict[str, Any]) -> ForeignSnapshot:
+def read_foreign(snapshot: Entry) -> ForeignSnapshot:
     """Read the device of a snapshot with the longest history; without any history, the device with the most memory.
 
     Args:
         snapshot: The result of :func:`fakedist.run.snapshot.read_snapshot`.
     """
-    traces = [trace if isinstance(trace, list) else [] for trace in snapshot["device_traces"]]
-    segments = [segment for segment in snapshot["segments"] if isinstance(segment, dict)]
+    traces = [_list(trace) for trace in _list(snapshot["device_traces"])]
+    segments = _entries(snapshot["segments"])
     device = _device(traces, segments)
-    trace = [entry for entry in traces[device] if isinstance(entry, dict)] if device < len(traces) else []
+    trace = _entries(traces[device]) if device < len(traces) else []
     own = [segment for segment in segments if _int(segment.get("device")) == device]
     unknown = Counter(str(entry.get("action")) for entry in trace if entry.get("action") not in _CODES)
     stacks = _Stacks()
@@ -113,7 +124,7 @@ def _named(devices: list[int]) -> str:
     return ", ".join(f"cuda:{device}" for device in devices)
 
 
-def _device(traces: list[list[Any]], segments: list[dict[str, Any]]) -> int:
+def _device(traces: list[list[object]], segments: list[Entry]) -> int:
     if any(traces):
         return max(range(len(traces)), key=lambda device: len(traces[device]))
     sizes: Counter[int] = Counter()
@@ -122,7 +133,7 @@ def _device(traces: list[list[Any]], segments: list[dict[str, Any]]) -> int:
     return max(sizes, key=sizes.__getitem__, default=0)
 
 
-def _settings(snapshot: dict[str, Any]) -> str:
+def _settings(snapshot: Entry) -> str:
     """PYTORCH_CUDA_ALLOC_CONF, if the snapshot has it."""
     settings = snapshot.get("allocator_settings")
     if not isinstance(settings, dict):
@@ -130,10 +141,10 @@ def _settings(snapshot: dict[str, Any]) -> str:
     return str(settings.get("PYTORCH_ALLOC_CONF") or settings.get("PYTORCH_CUDA_ALLOC_CONF") or "")
 
 
-def _alive_before(trace: list[dict[str, Any]], segments: list[dict[str, Any]]) -> list[tuple[int, int, Any]]:
+def _alive_before(trace: list[Entry], segments: list[Entry]) -> list[tuple[int, int, object]]:
     """Blocks that were alive before the history began: (address, bytes, frames)."""
     alive: set[int] = set()
-    found: list[tuple[int, int, Any]] = []
+    found: list[tuple[int, int, object]] = []
     for entry in trace:
         action, at = entry["action"], _int(entry.get("addr"))
         if action == "alloc":
@@ -145,7 +156,7 @@ def _alive_before(trace: list[dict[str, Any]], segments: list[dict[str, Any]]) -
                 found.append((at, _int(entry.get("size")), None))
     for segment in segments:
         at = _int(segment.get("address"))
-        for block in segment.get("blocks") or []:
+        for block in _entries(segment.get("blocks")):
             size = _int(block.get("size"))
             here = _int(block.get("address")) or at  # torch 2.1 writes no addresses: blocks are contiguous
             if block.get("state") in _HELD and here not in alive:
@@ -154,7 +165,7 @@ def _alive_before(trace: list[dict[str, Any]], segments: list[dict[str, Any]]) -
     return found
 
 
-def _block_frames(block: dict[str, Any]) -> Any:
+def _block_frames(block: Entry) -> object:
     """Frames of a block. Older snapshots keep them in the block's history."""
     history = block.get("history")
     if isinstance(history, list) and history and isinstance(history[0], dict):
@@ -162,7 +173,7 @@ def _block_frames(block: dict[str, Any]) -> Any:
     return block.get("frames")
 
 
-def _reserved_before(trace: list[dict[str, Any]], segments: list[dict[str, Any]]) -> int:
+def _reserved_before(trace: list[Entry], segments: list[Entry]) -> int:
     """Bytes in segments before the history began."""
     end = sum(_int(segment.get("total_size")) for segment in segments)
     gained = sum(_int(entry.get("size")) for entry in trace if entry["action"] in _GAINS)
@@ -170,7 +181,7 @@ def _reserved_before(trace: list[dict[str, Any]], segments: list[dict[str, Any]]
     return max(end - gained + lost, 0)
 
 
-def _first_columns(before: list[tuple[int, int, Any]], reserved: int, time_us: int, stacks: _Stacks) -> dict[str, Any]:
+def _first_columns(before: list[tuple[int, int, object]], reserved: int, time_us: int, stacks: _Stacks) -> Columns:
     """Synthetic events in front of the history, for what was alive before it."""
     # The segments' addresses are unknown. At address 0 they serve no block.
     rows = [(_CODES["segment_alloc"], 0, reserved, -1)] if reserved else []
@@ -180,12 +191,12 @@ def _first_columns(before: list[tuple[int, int, Any]], reserved: int, time_us: i
     return _arrays({**found, "stream": [0] * len(rows), "time_us": [time_us] * len(rows)})
 
 
-def _columns(trace: list[dict[str, Any]], stacks: _Stacks) -> dict[str, Any]:
+def _columns(trace: list[Entry], stacks: _Stacks) -> Columns:
     """The history as columns, since it may have millions of events."""
     allocs = [entry["action"] == "alloc" for entry in trace]
     return _arrays(
         {
-            "action": [_CODES[entry["action"]] for entry in trace],
+            "action": [_CODES[str(entry["action"])] for entry in trace],
             "address": [entry["addr"] if "addr" in entry else entry.get("device_free") for entry in trace],
             "size": [entry.get("size") for entry in trace],
             "stream": [entry.get("stream") for entry in trace],
@@ -197,13 +208,13 @@ def _columns(trace: list[dict[str, Any]], stacks: _Stacks) -> dict[str, Any]:
     )
 
 
-def _arrays(columns: dict[str, Sequence[Any]]) -> dict[str, Any]:
+def _arrays(columns: Mapping[str, Sequence[object]]) -> Columns:
     kinds = {"action": "u1", "address": "<u8", "size": "<i8", "stream": "<u8", "time_us": "<i8", "stack": "<i4"}
     found = {name: _array(columns[name], kind) for name, kind in kinds.items()}
     return found | {"op": np.full(len(columns["action"]), -1, "<i8")}
 
 
-def _array(values: Sequence[Any], kind: str) -> Any:
+def _array(values: Sequence[object], kind: str) -> Array:
     try:
         found = np.array(values, kind)
         if found.ndim == 1:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -88,12 +87,12 @@ class Peak:
 def find_peak(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> Peak:
     """The peaks of the run, with the place and the categories of the allocated peak."""
     allocated, reserved = blocks.replay.allocated_bytes, blocks.replay.reserved_bytes
-    at: Any = places.iloc[blocks.peak_event] if blocks.peak_event >= 0 else {"step": 0, "phase": "init"}
+    step, phase = places[["step", "phase"]].iloc[blocks.peak_event] if blocks.peak_event >= 0 else (0, "init")
     return Peak(
         int(allocated.max(initial=0)),
         int(reserved.max(initial=0)),
-        step=int(at["step"]),
-        phase=str(at["phase"]),
+        step=int(step),
+        phase=str(phase),
         by_category=by_category(blocks),
     )
 

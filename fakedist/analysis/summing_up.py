@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Mapping
-from typing import Any
 
 import pandas as pd
 
@@ -25,6 +24,7 @@ from fakedist.run.summary import (
     LayerMemory,
     LeftDuringInit,
     OutOfMemory,
+    Outside,
     PhasePeak,
     StepPeak,
     Summary,
@@ -46,7 +46,7 @@ def summarize(recording: Recording, manifest: Manifest, tables: dict[str, pd.Dat
     capacity = gpu.capacity_bytes
     if job is not None and job.gpu_memory_bytes == UNLIMITED_BYTES:
         capacity = gpu.spec_memory_bytes or capacity
-    outside = beside_reserved(peak.reserved_bytes, estimate_outside(tables, *_outside(recording, job)), capacity)
+    outside = beside_reserved(peak.reserved_bytes, _outside(recording, tables, job), capacity)
     return Summary(
         world_size=None if job is None else job.world_size,
         rank=None if job is None else job.rank,
@@ -98,7 +98,7 @@ def layer_memory(layers: pd.DataFrame, *, fold: bool = True) -> list[LayerMemory
     ]
 
 
-def _by_category(row: Mapping[Hashable, Any], prefix: str) -> dict[str, int]:
+def _by_category(row: Mapping[Hashable, int], prefix: str) -> dict[str, int]:
     return {name: bytes_ for name in CATEGORIES if (bytes_ := row[f"{prefix}_{name}_bytes"])}
 
 
@@ -122,19 +122,17 @@ def _left_during_init(recording: Recording, ending: Ending) -> LeftDuringInit | 
     return LeftDuringInit(told.line)
 
 
-def _outside(recording: Recording, job: Job | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A recording's inputs to the estimate of memory outside the caching allocator: where it ran, and what was seen."""
+def _outside(recording: Recording, tables: dict[str, pd.DataFrame], job: Job | None) -> Outside:
     nccl, found = recording.nccl, recording.outside
-    place = {
-        "gpu_name": "" if recording.gpu is None else recording.gpu.gpu_name,
-        "gpus_per_node": 1 if job is None else job.gpus_per_node,
-    }
-    return place, {
-        "environment": {} if nccl is None else nccl.environment,
-        "version": "" if nccl is None else nccl.version,
-        "bound": recording.bound,
-        "measured_bytes": None if found is None else found.used_bytes - found.reserved_bytes,
-    }
+    return estimate_outside(
+        tables,
+        gpu_name="" if recording.gpu is None else recording.gpu.gpu_name,
+        gpus_per_node=1 if job is None else job.gpus_per_node,
+        nccl_version="" if nccl is None else nccl.version,
+        nccl_environment={} if nccl is None else nccl.environment,
+        bound=recording.bound,
+        measured_bytes=None if found is None else found.used_bytes - found.reserved_bytes,
+    )
 
 
 def _collectives(tables: dict[str, pd.DataFrame]) -> list[CollectiveTotal]:

@@ -37,7 +37,7 @@ class Database:
         """Names of a table's columns; empty if the table does not exist."""
         return {str(row[1]) for row in self._connection.execute(f'PRAGMA table_info("{table}")')}
 
-    def rows(self, query: str) -> list[tuple[Any, ...]]:
+    def rows(self, query: str) -> list[tuple[Any, ...]]:  # as sqlite3 types them: a query decides
         """All rows of a short result."""
         return self._connection.execute(query).fetchall()
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from types import MappingProxyType
 
 import pandas as pd
 
 from fakedist.analysis.calls import ranks_of
 from fakedist.analysis.outside.communicators import CommunicatorMemory, Usage, communicator_memory
 from fakedist.analysis.outside.connections import Shape
-from fakedist.analysis.outside.fabric import Fabric, find_fabric
+from fakedist.analysis.outside.fabric import find_fabric
 from fakedist.analysis.outside.nccl_settings import MIB, read_settings
 from fakedist.analysis.outside.span import Span, exactly, total
+from fakedist.analysis.topology import Group, read_groups
 from fakedist.run import summary
 from fakedist.run.summary import Outside
 
@@ -26,37 +27,53 @@ CONTEXT_BYTES = {
 _LIBRARIES = "libraries: handles of cuBLAS and cuDNN, and kernels as they are loaded, are not known"
 
 
-def estimate_outside(tables: Mapping[str, pd.DataFrame], place: Mapping[str, Any], seen: Mapping[str, Any]) -> Outside:
+def estimate_outside(
+    tables: Mapping[str, pd.DataFrame],
+    *,
+    gpu_name: str,
+    gpus_per_node: int,
+    nccl_version: str = "",
+    nccl_environment: Mapping[str, str] = MappingProxyType({}),
+    bound: Collection[int] = (),
+    measured_bytes: int | None = None,
+) -> Outside:
     """Estimate the GPU memory that the rank takes outside the caching allocator.
 
     Args:
         tables: ``groups`` and ``calls`` of the run.
-        place: ``gpu_name`` and ``gpus_per_node``.
-        seen: ``environment`` (NCCL_* variables), ``version`` of NCCL, ``bound`` (numbers of groups bound to a device),
-            ``measured_bytes`` (the device's used memory minus reserved, at the end) or None.
+        gpu_name: The GPU, as CUDA names it.
+        gpus_per_node: GPUs of each node.
+        nccl_version: Version of NCCL.
+        nccl_environment: NCCL_* variables.
+        bound: Numbers of the groups that are bound to a device.
+        measured_bytes: The device's used memory minus reserved, at the end; None on a virtual GPU.
     """
-    gpu_name, environment = str(place["gpu_name"]), dict(seen.get("environment", {}))
-    fabric = find_fabric(gpu_name)
+    fabric, settings = find_fabric(gpu_name), read_settings(nccl_environment)
     left_out = [] if gpu_name in CONTEXT_BYTES else [f"CUDA context: not known for {gpu_name or 'this GPU'}"]
     context, source = CONTEXT_BYTES.get(gpu_name, (0, ""))
-    groups = nccl_groups(tables["groups"])
-    found = []
-    if fabric is None and len(groups):
+    groups = {number: group for number, group in enumerate(read_groups(tables["groups"])) if "nccl" in group.backend}
+    found: list[tuple[Group, Shape, CommunicatorMemory]] = []
+    if fabric is None and groups:
         left_out.append(f"NCCL: not known for {gpu_name or 'this GPU'}")
     elif fabric is not None:
-        found = _communicators(tables, groups, place, (fabric, environment, frozenset(seen.get("bound", ()))))
-    everything = total([exactly(context), *(each.bytes for _, each in found)])
+        calls = {int(str(number)): rows for number, rows in tables["calls"].groupby("group")}
+        for number, group in groups.items():
+            shape, is_local = _shape(group, gpus_per_node)
+            usage = _usage(_through_nccl(calls.get(number), group.backend), is_local, number in bound)
+            if (each := communicator_memory(shape, usage, fabric, settings)) is not None:
+                found.append((group, shape, each))
+    everything = total([exactly(context), *(each.bytes for *_, each in found)])
     return Outside(
         low_bytes=everything.low,
         high_bytes=everything.high,
         context_bytes=context or None,
         context_source=source,
-        nccl_version=str(seen.get("version", "")),
-        nccl_environment=environment,
-        communicators=[_summarized(group, each) for group, each in found],
+        nccl_version=nccl_version,
+        nccl_environment=dict(nccl_environment),
+        communicators=[_summarized(*each) for each in sorted(found, key=lambda row: -row[2].bytes.high)],
         num_unused_groups=len(groups) - len(found) if fabric is not None else 0,
         left_out=[*left_out, _LIBRARIES],
-        measured_bytes=seen.get("measured_bytes"),
+        measured_bytes=measured_bytes,
     )
 
 
@@ -68,31 +85,12 @@ def beside_reserved(reserved: int, outside: Outside, capacity: int) -> Outside:
     return replace(outside, beside_reserved="may not fit" if fits_least else "does not fit")
 
 
-def nccl_groups(groups: pd.DataFrame) -> pd.DataFrame:
-    """Groups whose device tensors go through NCCL, indexed by the group's number."""
-    return groups[groups["backend"].str.contains("nccl")] if len(groups) else groups
-
-
-def _communicators(
-    tables: Mapping[str, pd.DataFrame],
-    groups: pd.DataFrame,
-    place: Mapping[str, Any],
-    known: tuple[Fabric, Mapping[str, str], frozenset[int]],
-) -> list[tuple[dict[str, Any], CommunicatorMemory]]:
-    fabric, environment, bound = known
-    settings, per_node = read_settings(environment), int(place["gpus_per_node"])
-    calls: dict[Any, pd.DataFrame] = dict(tuple(tables["calls"].groupby("group")))
-    found: list[tuple[dict[str, Any], CommunicatorMemory]] = []
-    for number, row in zip(groups.index, groups.to_dict("records"), strict=True):
-        ranks = ranks_of(str(row["ranks"]))
-        nodes = Counter(rank // per_node for rank in ranks)
-        mine = ranks[int(row["group_rank"])] // per_node if ranks else 0
-        shape = Shape(int(row["size"]), nodes[mine], len(nodes))
-        made = _through_nccl(calls.get(number), str(row["backend"]))
-        usage = _usage(made, [rank // per_node == mine for rank in ranks], number in bound)
-        if (each := communicator_memory(shape, usage, fabric, settings)) is not None:
-            found.append(({**{str(name): value for name, value in row.items()}, "shape": shape}, each))
-    return sorted(found, key=lambda pair: -pair[1].bytes.high)
+def _shape(group: Group, per_node: int) -> tuple[Shape, list[bool]]:
+    """Where the group's ranks are, and which of them are on this rank's node."""
+    ranks = ranks_of(group.ranks)
+    nodes = Counter(rank // per_node for rank in ranks)
+    mine = ranks[group.group_rank] // per_node if ranks else 0
+    return Shape(group.size, nodes[mine], len(nodes)), [rank // per_node == mine for rank in ranks]
 
 
 def _through_nccl(calls: pd.DataFrame | None, backend: str) -> pd.DataFrame | None:
@@ -119,10 +117,9 @@ def _usage(calls: pd.DataFrame | None, is_local: list[bool], is_bound: bool) -> 
     return Usage(operations, **counts, is_bound=is_bound)
 
 
-def _summarized(group: Mapping[str, Any], each: CommunicatorMemory) -> summary.Communicator:
-    shape: Shape = group["shape"]
+def _summarized(group: Group, shape: Shape, each: CommunicatorMemory) -> summary.Communicator:
     return summary.Communicator(
-        group=str(group["description"] or group["name"]),
+        group=group.label,
         group_size=shape.size,
         local_size=shape.local,
         num_nodes=shape.num_nodes,

@@ -31,7 +31,7 @@ def tables(*calls: tuple[int, str, int]) -> dict[str, pd.DataFrame]:
 
 def estimate(*calls: tuple[int, str, int], gpu: str = "NVIDIA H100 80GB HBM3", **seen: Any) -> dict[str, Any]:
     """The estimate as ``--json`` prints it."""
-    found: dict[str, Any] = to_plain(estimate_outside(tables(*calls), {"gpu_name": gpu, "gpus_per_node": 8}, seen))
+    found: dict[str, Any] = to_plain(estimate_outside(tables(*calls), gpu_name=gpu, gpus_per_node=8, **seen))
     return found
 
 
@@ -79,7 +79,7 @@ def test_a_bound_group_counts_before_any_call() -> None:
 
 
 def test_the_scripts_environment_counts() -> None:
-    found = estimate((1, "all_reduce", -1), environment={"NCCL_MAX_NCHANNELS": "2"})
+    found = estimate((1, "all_reduce", -1), nccl_environment={"NCCL_MAX_NCHANNELS": "2"})
     assert found["communicators"][0]["channels"] == [2, 2]
     assert found["nccl_environment"] == {"NCCL_MAX_NCHANNELS": "2"}
 
