@@ -61,7 +61,7 @@ def held_blocks(frame: pd.DataFrame, recording: Recording, peak_event: int) -> H
     graph = np.searchsorted(of_op, op, side="right") - 1
     code = np.where(stack >= 0, code_of[stack], -1)
     is_inside = (code >= 0) & (graph >= 0) & (code == np.array([row.code for row in graphs])[graph])
-    peak = _peak(recording, peak_event, of_op, (code_of, line_of))
+    peak = _peak(recording, peak_event, of_op=of_op, code=code_of, line=line_of)
     alive = ((frame["alloc_event"] <= peak_event) & (frame["free_event"] > peak_event)).to_numpy()
     placings = {row.number: row.layers for row in recording.placings}
     lines = {code.number: {row.line: row.module for row in code.lines} for code in recording.generated}
@@ -76,7 +76,7 @@ def held_blocks(frame: pd.DataFrame, recording: Recording, peak_event: int) -> H
                 held.layer[block] = _layer(layers, module)
             else:
                 held.is_saved[block] = held.is_last[block] = False
-    _inputs(frame, recording, (held, alive, peak, of_op))
+    _inputs(frame, recording, held, alive=alive, peak=peak, of_op=of_op)
     return held
 
 
@@ -110,20 +110,18 @@ def _chains(recording: Recording) -> dict[tuple[int, int], list[tuple[int, int]]
     return {key: sorted(each) for key, each in found.items()}
 
 
-def _peak(recording: Recording, peak_event: int, of_op: Array, stacks: tuple[Array, Array]) -> _Point:
+def _peak(recording: Recording, peak_event: int, *, of_op: Array, code: Array, line: Array) -> _Point:
     """The peak: inside a graph if its allocation's stack is inside one, else after the last graph that began."""
     events = recording.device_events
     op = int(np.maximum.accumulate(events["op"][: peak_event + 1])[-1]) if peak_event >= 0 else -1
     graph = int(np.searchsorted(of_op, op, side="right")) - 1
     stack = int(events["stack"][peak_event]) if peak_event >= 0 else -1
-    code, line = (int(each[stack]) for each in stacks)
-    inside = graph >= 0 and code >= 0 and code == recording.graphs[graph].code
-    return _Point(graph, line if inside else _NEVER)
+    inside = graph >= 0 and code[stack] >= 0 and code[stack] == recording.graphs[graph].code
+    return _Point(graph, int(line[stack]) if inside else _NEVER)
 
 
-def _inputs(frame: pd.DataFrame, recording: Recording, found: tuple[Held, Array, _Point, Array]) -> None:
+def _inputs(frame: pd.DataFrame, recording: Recording, held: Held, *, alive: Array, peak: _Point, of_op: Array) -> None:
     """Handle inputs whose memory a graph reuses: mostly what a forward saved and its backward no longer needs."""
-    held, alive, peak, of_op = found
     rows = pd.DataFrame(recording.held, columns=HeldRow._fields)
     if not len(rows):
         return

@@ -178,7 +178,9 @@ def replay(action: npt.ArrayLike, address: npt.ArrayLike, size: npt.ArrayLike, s
     requested, completed = _ends(history)
     given = rounded_bytes(history.size[made], settings)
     whole = _may_be_whole(history, made, given, settings)
-    for event, bytes_ in _play(history, (made, given, completed), whole, settings).items():
+    for event, bytes_ in _play(
+        history, settings, made=made, rounded=given, completed=completed, is_asked=whole
+    ).items():
         given[np.searchsorted(made, event)] = bytes_
     moves = np.zeros(num_events, np.int64)
     moves[made] = given
@@ -205,27 +207,28 @@ def _ends(history: _Events) -> tuple[Ints, Ints]:
     moves = moves[np.argsort(history.address[moves], kind="stable")]
     requested, completed = (np.full(len(history.action), len(history.action)) for _ in range(2))
     what = history.action[moves]
-    first, then = _neighbours(history, moves[what != _COMPLETED], (_ALLOC, _REQUESTED))
+    first, then = _neighbours(history, moves[what != _COMPLETED], _ALLOC, _REQUESTED)
     requested[first] = then
     is_ours = np.zeros(len(history.action), bool)
     is_ours[then] = True
     blocks = np.empty(len(history.action), np.int64)
     blocks[then] = first
-    asked, done = _neighbours(history, moves[is_ours[moves] | (what == _COMPLETED)], (_REQUESTED, _COMPLETED))
+    asked, done = _neighbours(history, moves[is_ours[moves] | (what == _COMPLETED)], _REQUESTED, _COMPLETED)
     completed[blocks[asked]] = done
     return requested, completed
 
 
-def _neighbours(history: _Events, events: Ints, pair: tuple[int, int]) -> tuple[Ints, Ints]:
+def _neighbours(history: _Events, events: Ints, first: int, second: int) -> tuple[Ints, Ints]:
     """Pairs of events: each of the first action that is directly followed, at its address, by one of the second.
 
     Args:
         history: The history.
         events: Some of its events, sorted by address, then in order.
-        pair: Two actions.
+        first: An action.
+        second: Another.
     """
     action, address = history.action[events], history.address[events]
-    found = (action[:-1] == pair[0]) & (action[1:] == pair[1]) & (address[:-1] == address[1:])
+    found = (action[:-1] == first) & (action[1:] == second) & (address[:-1] == address[1:])
     return events[:-1][found], events[1:][found]
 
 
@@ -250,17 +253,24 @@ def _may_be_whole(history: _Events, made: Ints, given: Ints, settings: Allocator
 
 
 def _play(
-    history: _Events, blocks: tuple[Ints, Ints, Ints], is_asked: npt.NDArray[np.bool_], settings: AllocatorSettings
+    history: _Events,
+    settings: AllocatorSettings,
+    *,
+    made: Ints,
+    rounded: Ints,
+    completed: Ints,
+    is_asked: npt.NDArray[np.bool_],
 ) -> dict[int, int]:
     """Bytes given to the blocks in question, by the events that made them.
 
     Args:
         history: The history.
-        blocks: The events that made the blocks, their rounded requests, and by event when each could be reused.
-        is_asked: Which blocks may have been given more than their rounded request.
         settings: The allocator's settings.
+        made: The events that made the blocks.
+        rounded: Their rounded requests.
+        completed: By the event that made a block, when its memory could be reused.
+        is_asked: Which blocks may have been given more than their rounded request.
     """
-    made, rounded, completed = blocks
     if not is_asked.any():
         return {}
     borders = _region_starts(history)

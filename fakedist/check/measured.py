@@ -143,7 +143,7 @@ def peak_places(run: Run) -> pd.DataFrame:
     paths, _ = layer_paths(layers, layers, match_layers(layers, layers))
     blocks = read_table(run.path, "blocks", BLOCK_COLUMNS).to_pandas()
     stacks = read_table(run.path, "stacks", ("line",)).to_pandas()
-    found = peak_blocks(blocks, stacks, paths, (run.manifest.cwd, run.manifest.cwd))
+    found = peak_blocks(blocks, stacks, paths, cwd=run.manifest.cwd, script_folder=run.manifest.cwd)
     return block_changes(found.iloc[:0], found)
 
 

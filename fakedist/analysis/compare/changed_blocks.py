@@ -13,7 +13,7 @@ _LINE = re.compile(r"(?P<file>.*):(?P<line>\d+) \((?P<function>.*)\)")
 
 
 def peak_blocks(
-    blocks: pd.DataFrame, stacks: pd.DataFrame, paths: dict[int, str], folders: tuple[str, str]
+    blocks: pd.DataFrame, stacks: pd.DataFrame, paths: dict[int, str], *, cwd: str, script_folder: str
 ) -> pd.DataFrame:
     """The blocks of one run that were alive at its peak, in the form that :func:`block_changes` compares.
 
@@ -21,7 +21,8 @@ def peak_blocks(
         blocks: The table ``blocks``; columns bytes, alloc_event, operation, phase, layer, category, stack, at_peak.
         stacks: The table ``stacks``; column line.
         paths: Each layer's name in the comparison.
-        folders: The working directory of the job, which lines are relative to, and the directory of its script.
+        cwd: The working directory of the job, which lines are relative to.
+        script_folder: The directory of its script.
 
     Returns:
         Columns bytes, alloc_event, operation, phase, category, path, line, and place: file and function of the line,
@@ -29,7 +30,7 @@ def peak_blocks(
     """
     alive = blocks[blocks["at_peak"]]
     stack = alive["stack"].to_numpy()
-    cwd, script_folder = (folder.rstrip("/") + "/" for folder in folders)
+    cwd, script_folder = (folder.rstrip("/") + "/" for folder in (cwd, script_folder))
     lines = [*stacks["line"].astype(str), ""]  # stack -1 (none) indexes the last
     found = alive[["bytes", "alloc_event"]].copy()
     for name in ("operation", "phase", "category"):

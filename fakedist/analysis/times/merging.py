@@ -43,11 +43,10 @@ def bars(kernels: pd.DataFrame, most: int) -> pd.DataFrame:
     if begins.sum() > most:
         width = span / max(most // max(int(new_stream.sum()), 1), 1)
         begins = _different([(start // width).astype("i8")]) | new_stream | ~known | _after(~known)
-    return _merged(order, np.flatnonzero(begins), (stream, start, end, known))
+    return _merged(order, np.flatnonzero(begins), stream=stream, start=start, end=end, known=known)
 
 
-def _merged(order: Array, first: Array, columns: tuple[Array, Array, Array, Array]) -> pd.DataFrame:
-    stream, start, end, known = columns
+def _merged(order: Array, first: Array, *, stream: Array, start: Array, end: Array, known: Array) -> pd.DataFrame:
     bar = np.repeat(np.arange(len(first)), np.diff(first, append=len(order)))
     until = np.maximum.reduceat(end, first) if len(order) else end
     if len(first) > 1:  # kernels on a stream can overlap (one may start early), bars must not

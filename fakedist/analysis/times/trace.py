@@ -118,14 +118,14 @@ def _slices(process: int, thread: int, track: str, runs: pd.DataFrame, names: li
     start, end = runs["start_us"].to_numpy("f8"), runs["end_us"].to_numpy("f8")
     for name, begin, until, kind in zip(of_run.tolist(), start.tolist(), end.tolist(), runs["kind"], strict=True):
         cat = f',"cat":"{KINDS[int(kind)]}"' if isinstance(kind, (int, float)) else ""
-        yield _slice(texts[name], (process, thread), (begin, until), cat)
+        yield _slice(texts[name], process, thread, begin, until, more=cat)
 
 
-def _slice(name: str, track: tuple[int, int], when: tuple[float, float], more: str = "") -> str:
+def _slice(name: str, process: int, thread: int, begin_us: float, until_us: float, *, more: str = "") -> str:
     """A slice. Both ends are rounded to nanoseconds the same way, so nested slices stay nested."""
-    begin, until = round(when[0] * 1e3), round(when[1] * 1e3)
+    begin, until = round(begin_us * 1e3), round(until_us * 1e3)
     return (
-        f'{{"ph":"X","name":{name},"pid":{track[0]},"tid":{track[1]},'
+        f'{{"ph":"X","name":{name},"pid":{process},"tid":{thread},'
         f'"ts":{_us(begin)},"dur":{_us(max(until - begin, 0))}{more}}}'
     )
 
@@ -164,12 +164,11 @@ def _streams(kernels: pd.DataFrame, found: pd.DataFrame, layers: list[str], call
             text = json.dumps(calls[call])
         more = f',"cat":"{FAMILIES[family]}","args":{{"phase":"{KINDS[kind]}","layer":{layer_texts[layer]},'
         more += f'"operation":{operations[operation]}' + ("}" if known else ',"duration":"not known"}')
-        track = (_GPU, streams[stream])
         if known:
-            yield _slice(text, track, (begin, until), more)
+            yield _slice(text, _GPU, streams[stream], begin, until, more=more)
         else:
             when = _us(round(begin * 1e3))
-            yield f'{{"ph":"i","s":"t","name":{text},"pid":{_GPU},"tid":{track[1]},"ts":{when}{more}}}'
+            yield f'{{"ph":"i","s":"t","name":{text},"pid":{_GPU},"tid":{streams[stream]},"ts":{when}{more}}}'
 
 
 def _memory_on_gpu(kernels: pd.DataFrame, events: pd.DataFrame) -> tuple[Array, pd.DataFrame]:
@@ -210,6 +209,6 @@ def _host_phases(spans: pd.DataFrame, time: Array) -> Iterator[str]:
     step = spans["step"].to_numpy("i8")
     starts = np.flatnonzero(np.diff(step, prepend=step[:1] - 1))
     for at, end in zip(starts.tolist(), np.append(starts[1:], len(step)).tolist(), strict=True):
-        yield _slice(json.dumps(f"step {step[at]}"), (_HOST, _PHASES), (begins[at], ends[end - 1]))
+        yield _slice(json.dumps(f"step {step[at]}"), _HOST, _PHASES, begins[at], ends[end - 1])
         for row in range(at, end):
-            yield _slice(json.dumps(str(spans["phase"].iloc[row])), (_HOST, _PHASES), (begins[row], ends[row]))
+            yield _slice(json.dumps(str(spans["phase"].iloc[row])), _HOST, _PHASES, begins[row], ends[row])

@@ -109,7 +109,7 @@ class Comparison:
             cwd = run.manifest.cwd
             job = run.manifest.job
             script_folder = os.path.dirname(os.path.join(cwd, job.target)) if job else cwd
-            sides.append(changed_blocks.peak_blocks(table, stacks, of_layers, (cwd, script_folder)))
+            sides.append(changed_blocks.peak_blocks(table, stacks, of_layers, cwd=cwd, script_folder=script_folder))
         return changed_blocks.block_changes(*sides)
 
     @cached_property

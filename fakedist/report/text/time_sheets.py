@@ -40,25 +40,27 @@ def time_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
     if run.summary.timed is None:
         return []
     time, source = run.summary.timed
-    tables = run.table("layer_times"), run.table("layers", ["name", "class_name", "parent"])
+    times, layers = run.table("layer_times"), run.table("layers", ["name", "class_name", "parent"])
     word = source.source
     return [
-        layer_time_sheet(tables, time, word, all_layers),
+        layer_time_sheet(times, layers, time, word, all_layers=all_layers),
         family_sheet(time, word),
         top_sheet(time, word),
     ]
 
 
-def layer_time_sheet(tables: tuple[pd.DataFrame, pd.DataFrame], time: StepTime, word: str, all_layers: bool) -> Sheet:
+def layer_time_sheet(
+    times: pd.DataFrame, layers: pd.DataFrame, time: StepTime, word: str, *, all_layers: bool
+) -> Sheet:
     """Time by layer, with children.
 
     Args:
-        tables: The tables ``layer_times`` and ``layers``.
+        times: The table ``layer_times``.
+        layers: The table ``layers``.
         time: Where the time goes.
         word: Measured or estimated.
         all_layers: Whether repeated layers stay apart and small ones are shown.
     """
-    times, layers = tables
     found = fold_times(times, layers, unfolded(layers) if all_layers else fold_layers(layers))
     least = 0.0 if all_layers else time.kernel_us * MIN_SHARE
     rows = rows_of(LayerTime, found[found["total_us"] > least])
