@@ -1,11 +1,12 @@
-# One door for developers: `make check` is what CI runs.
+# One door for developers: `make check` before a commit; CI runs the same, and the tests of `make test-all`.
 PYTHON ?= python3
 BIN := .venv/bin
 OLDEST := .venv-oldest/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
-# What also has to work on the oldest torch that is supported.
-OLDEST_TESTS := tests/unit tests/integration/test_examples.py tests/integration/test_check.py \
-	tests/integration/test_profiler.py tests/integration/test_measured_path.py
+# What meets torch has to work on the oldest torch that is supported; other rooms are the same code on either.
+OLDEST_TESTS := $(foreach room,frameworks gpu launch rank record world,tests/unit/$(room)) tests/unit/test_importing.py \
+	tests/unit/test_package.py tests/unit/test_patch.py \
+	$(foreach name,examples measured_path profiler,tests/integration/test_$(name).py)
 DEMO := fakedist-demo-rank0of1024
 # A GPU machine may have a torch of its own and no network: make gpu takes what is there.
 GPU_PYTHON = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
@@ -15,7 +16,7 @@ WORKERS ?= 2
 PARALLEL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint types budgets check format bench accuracy accuracy-times measured gallery gpu calibrate oldest clean
+.PHONY: help setup demo test test-long test-all lint types budgets check format bench accuracy accuracy-times measured gallery gpu calibrate oldest clean
 .PHONY: frameworks clients clients-new clients-fast
 
 help: ## what can be made
@@ -40,9 +41,10 @@ demo: setup ## profile rank 0 of 1,024 of a 70B Llama, on the GPU of this machin
 test: setup ## the tests but whole frameworks and long runs; TESTS=what is given to pytest
 	$(BIN)/python -m pytest $(PARALLEL) --short $(TESTS)
 
-test-all: frameworks ## all tests, whole frameworks and the oldest torch included; what CI runs
+test-long: frameworks ## all tests, of whole frameworks too; TESTS=what is given to pytest
 	$(BIN)/python -m pytest $(PARALLEL) $(TESTS)
-	$(MAKE) oldest
+
+test-all: test-long oldest ## all tests, and those of the oldest torch: what CI runs
 
 lint: setup
 	$(BIN)/ruff check .
@@ -54,7 +56,7 @@ types: setup
 budgets: setup ## our own examples against reports/baselines
 	$(BIN)/fakedist check
 
-check: lint types test budgets ## what CI runs: lint, types, tests, budgets
+check: lint types test budgets ## before a commit: lint, types, tests, budgets
 
 frameworks: .venv/.frameworks ## DeepSpeed, Accelerate, torchtitan and the rest of docs/clients.md into .venv
 
@@ -69,8 +71,8 @@ clients: frameworks ## run every job of every framework, write docs/clients.md; 
 clients-new: frameworks ## the same for jobs that have no result yet
 	$(BIN)/python -m tests.clients.run --only '$(ONLY)' --new
 
-clients-fast: frameworks ## those that CI runs with every change
-	$(BIN)/python -m pytest tests/clients
+clients-fast: frameworks ## those of `make test-long` alone
+	$(BIN)/python -m pytest $(PARALLEL) tests/clients
 
 format: setup ## put the sources into their one format
 	$(BIN)/ruff check --fix .
@@ -99,7 +101,7 @@ gallery: setup ## make the reports of reports/ again
 	$(BIN)/python reports/make.py
 
 oldest: .venv-oldest/.installed ## tests on the oldest torch that is supported
-	$(OLDEST)/python -m pytest $(PARALLEL) $(OLDEST_TESTS)
+	$(OLDEST)/python -m pytest $(PARALLEL) --short $(OLDEST_TESTS)
 
 .venv-oldest/.installed: pyproject.toml constraints-oldest.txt
 	test -x $(OLDEST)/python || $(PYTHON) -m venv .venv-oldest

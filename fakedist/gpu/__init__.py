@@ -1,1 +1,9 @@
-"""Where the rank runs: the GPU models, the virtual GPU, and the values of its small tensors."""
+"""Where the rank runs: the GPU models, the virtual GPU, and the values of its small tensors.
+
+- The virtual GPU: ``driver/`` stands in for the CUDA libraries, ``virtual`` loads it, ``smi/`` is its ``nvidia-smi``,
+  ``values/`` computes small tensors, ``tuning`` skips autotuning. ``spec`` has the GPU models.
+- What a step has to do: ``launch_log`` is the driver's log of launches, ``demand`` counts the FLOPs and bytes of an
+  operation, ``triton_templates`` those of Inductor's kernels, ``launch_demand`` divides them among the launches.
+- How long it takes: ``pricing`` turns a demand into a duration on a GPU model, ``schedule`` places launches in time.
+- ``model_tracer`` connects the two to the recorder.
+"""

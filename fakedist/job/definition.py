@@ -173,17 +173,24 @@ _NSYS_ARGS = Option(
 
 @dataclass(frozen=True)
 class Job:
-    """One rank of a job. Fields without a description here are options, described where they are declared.
+    """One rank of a job.
+
+    A field that is not listed here is an option, described where it is declared.
 
     Attributes:
+        rank: The rank that runs.
         target: Path of the script, or name of the module.
         is_module: Whether ``target`` is a module, as with ``python -m``.
         arguments: The script's own arguments.
-        gpu: A key of ``gpu.spec.GPUS``.
-        gpu_memory_bytes: None for the model's own, UNLIMITED_BYTES for no limit.
-        until: None to stop after ``steps``.
-        timeout_s: None for no limit.
-        tapes: Run directories of other ranks, or directories of these.
+        environment: Variables set last; they override all others.
+        nccl_environment: NCCL's variables as on the cluster, for the script and for the estimate of NCCL's memory.
+        tapes: Run directories of other ranks, or directories of these, whose tapes supply what those ranks send.
+        gpu: Model of the virtual GPU, a key of ``gpu.spec.GPUS``.
+        gpu_memory_bytes: Memory of the virtual GPU; None for the model's own, UNLIMITED_BYTES for no limit.
+        until: What stops the run instead: a number of steps, the first "validation" or "save" after training began, or
+            the script's own "end"; None to stop after ``steps``.
+        timeout_s: Seconds after which the script is stopped; None for no limit.
+        nsys_args: More arguments for ``nsys profile``.
 
     Raises:
         JobError: A value is invalid.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -16,6 +17,9 @@ from fakedist.run.manifest import Manifest
 from fakedist.run.plain import to_plain
 from fakedist.run.summary import Summary
 from fakedist.units import format_bytes
+
+if TYPE_CHECKING:
+    from fakedist.report.figures.run_figures import RunFigures
 
 
 class Run:
@@ -50,6 +54,13 @@ class Run:
         self.memory = None if manifest.imported else RunMemory(tables, summary)
         self.by_category = dict(summary.by_category) if tables.has("phases") else None
         self.time = RunTime(tables, *summary.timed) if summary.timed else None
+
+    @property
+    def figures(self) -> RunFigures:
+        """The run's charts as plotly figures, for a notebook: ``run.figures.timeline()``."""
+        from fakedist.report.figures.run_figures import RunFigures  # plotly is imported when a chart is wanted
+
+        return RunFigures(self)
 
     @property
     def peak_allocated_bytes(self) -> int:

@@ -14,6 +14,7 @@ import types
 import typing
 from collections.abc import Iterator
 
+from fakedist.job.options import options_of
 from fakedist.run.manifest import Manifest
 from fakedist.run.schema import SCHEMA_VERSION, TABLES
 from fakedist.run.summary import Summary
@@ -121,9 +122,9 @@ def _sentence(kind: type) -> str:
 
 
 def attributes(kind: type) -> dict[str, str]:
-    """What a record's docstring says of each of its attributes, on one line."""
+    """What each attribute of a record means, on one line: from its docstring, or the help of an option of a job."""
     text = (inspect.getdoc(kind) or "").partition("Attributes:\n")[2]
-    found: dict[str, str] = {}
+    found = {option.field: option.help for option in options_of(kind)}
     for line in text.splitlines():
         if line and not line.startswith(" "):  # the next section, such as "Raises:"
             break

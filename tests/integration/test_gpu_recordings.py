@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,23 +29,28 @@ def recorded(job: str, *, profiled: bool = False, gpu: str = DEFAULT_GPU, memory
     return found
 
 
-@pytest.fixture(scope="module")
-def bare() -> dict[str, JobRecord]:
-    return {job: recorded(job) for job in QUICK}
+#: Those that a short run has.
+SHORT = ("allocations", "fsdp2_8")
+PARAMETERS = [pytest.param(job, marks=() if job in SHORT else (pytest.mark.long,)) for job in QUICK]
 
 
-@pytest.mark.parametrize("job", QUICK)
-def test_two_recordings_are_the_same(job: str, bare: dict[str, JobRecord]) -> None:
-    assert bare[job].events.actions.count("a") > 50
-    found = compare_job(job, bare[job], recorded(job), ("first", "second"))
+@cache
+def bare(job: str) -> JobRecord:
+    return recorded(job)
+
+
+@pytest.mark.parametrize("job", PARAMETERS)
+def test_two_recordings_are_the_same(job: str) -> None:
+    assert bare(job).events.actions.count("a") > 50
+    found = compare_job(job, bare(job), recorded(job), ("first", "second"))
     assert found.is_same, "\n".join([found.reason, *found.lines])
     if job == "fsdp2_8":  # one stream's memory, and no casts of autocast's, which are kept by addresses of the host
         assert found.verdict == "same"
 
 
-@pytest.mark.parametrize("job", QUICK)
-def test_what_is_recorded_under_fakedist_is_what_happens_without_it(job: str, bare: dict[str, JobRecord]) -> None:
-    found = compare_job(job, bare[job], recorded(job, profiled=True), ("bare", "profiled"))
+@pytest.mark.parametrize("job", PARAMETERS)
+def test_what_is_recorded_under_fakedist_is_what_happens_without_it(job: str) -> None:
+    found = compare_job(job, bare(job), recorded(job, profiled=True), ("bare", "profiled"))
     assert found.is_same, "\n".join([found.reason, *found.lines])
 
 

@@ -64,7 +64,7 @@ MAY_IMPORT = {
     "record": ("run", "frameworks", "patch", "frames"),
     "time": ("gpu",),
     "analysis": ("run",),
-    "results": ("run", "analysis"),
+    "results": ("run", "analysis", "report"),  # report only when a chart is wanted: run.figures
     "report": ("run", "analysis", "results"),
     "check": ("", "api", "run", "analysis", "results", "report", "launch"),
 }

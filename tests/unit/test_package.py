@@ -48,7 +48,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of a copy of the sources, built without the network: setuptools is there for the tests."""
     sources, built = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheel")
     shutil.copytree(ROOT / "fakedist", sources / "fakedist", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, sources / name)
     options = ["--no-build-isolation", "--no-deps", "--no-index", "--quiet", "--wheel-dir", str(built)]
     subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(sources)], check=True, capture_output=True)
@@ -57,7 +57,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_holds_every_source_of_the_package(wheel: Path) -> None:
-    suffixes = {".py", ".c", ".h", ".typed", ".j2", ".js", ".css", ".json"}
+    suffixes = {".py", ".c", ".h", ".typed", ".j2", ".js", ".css", ".json", ".npz"}
     expected = {path.relative_to(ROOT).as_posix() for path in (ROOT / "fakedist").rglob("*") if path.suffix in suffixes}
     names = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("fakedist/")}
     assert names == expected

@@ -25,7 +25,7 @@ API int nvmlInit(void) { return OK; }
 API int nvmlInit_v2(void) { return OK; }
 API int nvmlInitWithFlags(unsigned flags) { return (void)flags, OK; }
 API int nvmlShutdown(void) { return OK; }
-API const char *nvmlErrorString(int error) { return error ? "the virtual GPU's NVML says no" : "Success"; }
+API const char *nvmlErrorString(int error) { return error ? "Not supported by fakedist's virtual GPU" : "Success"; }
 API int nvmlSystemGetCudaDriverVersion_v2(int *version) { return *version = model.runtime_version, OK; }
 API int nvmlSystemGetDriverVersion(char *text, unsigned size) { /* of a driver for that CUDA: scripts parse it */
     return write_text(text, size, model.runtime_version >= 13000 ? "580.65.06" : "570.124.06");

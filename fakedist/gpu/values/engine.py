@@ -153,7 +153,7 @@ class ValueEngine:
         return result
 
     def _kernel(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
-        """Any operation that only writes device memory. Nearly all operations take this path."""
+        """An operation that only writes device memory. Nearly all operations take this path."""
         if self._hollow.concerns(operator, args, kwargs) and not _is_upload(operator, args, kwargs):
             return self._hollow.run(operator, args, kwargs)
         if not operator.like:

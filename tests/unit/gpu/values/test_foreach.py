@@ -8,6 +8,6 @@ from fakedist.gpu.values.host import Host
 
 
 def test_a_list_of_states_that_an_optimizer_does_not_have_gets_no_doubt() -> None:
-    host = Host(0)  # _fused_adamw_ without amsgrad writes an empty list beside its full ones
+    host = Host(0)  # _fused_adamw_ without amsgrad writes an empty list next to its full ones
     Foreach(host)._doubt((), {0: Doubt(())}, {0})
     assert len(host.doubts) == 0
