@@ -6,7 +6,7 @@ import os
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TypedDict
 
 import torch
 
@@ -23,6 +23,25 @@ from fakedist.run.schema import ACTIONS
 _ACTION_CODES = {name: code for code, name in enumerate(ACTIONS)}
 _RECORD = "_record_memory_history"
 _RESET_PEAK = "_cuda_resetPeakMemoryStats"
+
+
+class _Frame(TypedDict):
+    filename: str
+    line: int
+    name: str
+
+
+class _Entry(TypedDict, total=False):
+    """An entry of the allocator's history, as torch gives it. Not every action has every key."""
+
+    action: str
+    addr: int
+    device_free: int
+    size: int
+    stream: int
+    time_us: int
+    user_metadata: str
+    frames: list[_Frame]
 
 
 class AllocatorHistory:
@@ -71,7 +90,7 @@ class AllocatorHistory:
                 self._append(self._events(device, trace))
         self._gemms.clear()
 
-    def _events(self, device: int, trace: list[dict[str, Any]]) -> EventsRecord:
+    def _events(self, device: int, trace: list[_Entry]) -> EventsRecord:
         first_frame, first_stack = len(self._frames), len(self._stacks)
         frame_ids: dict[int, int] = {}
         stack_ids: dict[int, int] = {}
@@ -115,7 +134,7 @@ class AllocatorHistory:
             stack=stack.tobytes(),
         )
 
-    def _stack(self, frames: list[dict[str, Any]], frame_ids: dict[int, int]) -> int:
+    def _stack(self, frames: list[_Frame], frame_ids: dict[int, int]) -> int:
         """The number of a stack, innermost frame first, without this package's frames."""
         numbers = []
         for frame in frames:

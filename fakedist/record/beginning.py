@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
@@ -59,14 +58,16 @@ class Beginning:
             queue = present(torch.cuda, _QUEUE)
             queue[:] = [call for call in queue if call[0] != self._begin]
 
-    def before(self, kwargs: dict[str, Any]) -> None:
+    def before(self, kwargs: dict[str, object]) -> None:
         """Initialise CUDA if the operation that is about to run, with these keywords, needs it.
 
         If C++ or ``torch.ops`` asks for a tensor on a device, torch initialises CUDA without ``torch.cuda``, whose
         ``is_initialized()`` stays False. The same happens here.
         """
         device = kwargs.get("device")
-        if not self.is_past and device is not None and torch.device(device).type == "cuda":
+        if self.is_past or not isinstance(device, (torch.device, str, int)):
+            return
+        if torch.device(device).type == "cuda":
             torch.ops.aten.empty.memory_format([0], device=device)
             self._begin()
 

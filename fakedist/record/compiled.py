@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
 
 import torch
 
 from fakedist.patch import patched, present
 from fakedist.record.inductor import Watched
+
+#: Returns the context for a run of a compiled graph with these inputs.
+Around = Callable[[object, Sequence[object]], AbstractContextManager[None]]
 
 _OUTPUT_CODE = "torch._inductor.output_code"
 _get_mode, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
@@ -30,7 +32,7 @@ def is_followed() -> bool:
 
 
 @contextmanager
-def compiled_graphs(graph: Callable[[Any, Any], AbstractContextManager[None]], watched: Watched) -> Iterator[None]:
+def compiled_graphs(graph: Around, watched: Watched) -> Iterator[None]:
     """Run every graph that Inductor compiled inside ``graph(compiled, inputs)``, and follow its compilation.
 
     Inductor takes seconds to import, so it is patched when the script first calls ``torch.compile``.
@@ -38,7 +40,7 @@ def compiled_graphs(graph: Callable[[Any, Any], AbstractContextManager[None]], w
     Raises:
         RecordingError: This version's Inductor runs its graphs in another way.
     """
-    original = torch.compile
+    original: Callable[..., object] = torch.compile
     with ExitStack() as undo:
         watching = False
 
@@ -50,7 +52,7 @@ def compiled_graphs(graph: Callable[[Any, Any], AbstractContextManager[None]], w
                 undo.enter_context(watched.compilations())
 
         @functools.wraps(original)
-        def compile_(*args: Any, **kwargs: Any) -> Any:
+        def compile_(*args: object, **kwargs: object) -> object:
             watch()
             return original(*args, **kwargs)
 
@@ -62,12 +64,12 @@ def compiled_graphs(graph: Callable[[Any, Any], AbstractContextManager[None]], w
 
 
 @contextmanager
-def _inductor_graphs(graph: Callable[[Any, Any], AbstractContextManager[None]]) -> Iterator[None]:
+def _inductor_graphs(graph: Around) -> Iterator[None]:
     from torch._inductor import output_code
 
     original = present(present(output_code, "CompiledFxGraph"), "__call__")
 
-    def call(self: Any, inputs: Any) -> Any:
+    def call(self: object, inputs: Sequence[object]) -> object:
         with graph(self, inputs):
             return original(self, inputs)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 from torch import nn
@@ -84,9 +83,11 @@ class Copies:
         for (address, start), bytes_ in pieces.items():
             self._marks.mark(address, category, layer, (start, bytes_))
 
-    def _strangers(self, alive: list[Any]) -> list[nn.Module]:
+    def _strangers(self, alive: list[object]) -> list[nn.Module]:
         """Modules that never ran and are part of neither a module that did nor another stranger."""
-        modules = [each for each in alive if issubclass(type(each), nn.Module) and not self._layers.knows(each)]
+        # The type first: asking a stranger for its class may run its own code.
+        found = (each for each in alive if issubclass(type(each), nn.Module) and isinstance(each, nn.Module))
+        modules = [each for each in found if not self._layers.knows(each)]
         inner = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}
         return [module for module in modules if id(module) not in inner and "_parameters" in module.__dict__]
 
@@ -123,14 +124,18 @@ def _counts(root: nn.Module) -> Iterator[Counter[tuple[int, ...]]]:
     yield Counter(tuple(t.shape) for t in (*parameters, *nn.Module.buffers(root)))
 
 
-def _tensors_of(holder: Any) -> list[torch.Tensor]:
+def _tensors_of(holder: object) -> list[torch.Tensor]:
     """The tensors of a list or dict that holds only plain tensors, all of them on the device."""
-    values: list[Any] = []
-    if type(holder) is list and holder and type(holder[0]) in _PLAIN:
-        values = list(holder)
-    elif issubclass(type(holder), dict) and holder and type(next(iter(dict.values(holder)), None)) in _PLAIN:
-        values = list(dict.values(holder))
-    return values if all(type(each) in _PLAIN and each.is_cuda for each in values) else []
+    values: Iterable[object] = ()
+    if type(holder) is list:
+        values = holder
+    elif issubclass(type(holder), dict) and isinstance(holder, dict):
+        values = dict.values(holder)
+    if type(next(iter(values), None)) not in _PLAIN:
+        return []
+    held = list(values)
+    tensors = [each for each in held if type(each) in _PLAIN and isinstance(each, torch.Tensor) and each.is_cuda]
+    return tensors if len(tensors) == len(held) else []
 
 
 def _addresses(tensors: Iterable[torch.Tensor]) -> Iterator[int]:

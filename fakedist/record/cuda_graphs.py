@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -43,7 +42,7 @@ class Graphs:
     def __init__(self, begins: Callable[[Captured], None]) -> None:
         self.capturing: Captured | None = None
         self._begins = begins
-        self._captured: weakref.WeakKeyDictionary[Any, Captured] = weakref.WeakKeyDictionary()
+        self._captured: weakref.WeakKeyDictionary[torch.cuda.CUDAGraph, Captured] = weakref.WeakKeyDictionary()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -53,12 +52,12 @@ class Graphs:
             RecordingError: This version of torch captures in another way.
         """
 
-        def begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        def begin(graph: torch.cuda.CUDAGraph, *args: object, **kwargs: object) -> object:
             result = original_begin(graph, *args, **kwargs)
             self.capturing = Captured()
             return result
 
-        def end(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        def end(graph: torch.cuda.CUDAGraph, *args: object, **kwargs: object) -> object:
             captured, self.capturing = self.capturing, None
             result = original_end(graph, *args, **kwargs)
             if captured is not None:
@@ -66,7 +65,7 @@ class Graphs:
                 self._captured[graph] = captured
             return result
 
-        def replay(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        def replay(graph: torch.cuda.CUDAGraph, *args: object, **kwargs: object) -> object:
             captured = self._captured.get(graph) or Captured(works=True)
             self._begins(captured)
             return original_replay(graph, *args, **kwargs)
@@ -88,7 +87,7 @@ def captures(begins: Callable[[], None], ended: Callable[[], None]) -> Iterator[
         RecordingError: This version of torch captures in another way.
     """
 
-    def begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
+    def begin(graph: torch.cuda.CUDAGraph, *args: object, **kwargs: object) -> object:
         begins()
         try:
             return original_begin(graph, *args, **kwargs)
@@ -96,7 +95,7 @@ def captures(begins: Callable[[], None], ended: Callable[[], None]) -> Iterator[
             ended()
             raise
 
-    def end(graph: Any, *args: Any, **kwargs: Any) -> Any:
+    def end(graph: torch.cuda.CUDAGraph, *args: object, **kwargs: object) -> object:
         try:
             return original_end(graph, *args, **kwargs)
         finally:

@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import cast
 
 import torch
 from torch import _ops
+from torch._C import DispatchKey
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fakedist.errors import RecordingError
@@ -29,16 +31,18 @@ from fakedist.patch import patched, present
 from fakedist.record.compiled import is_followed, is_tracing
 
 #: Runs one operation: ``run(func, args, kwargs) -> result``.
-Run = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+Run = Callable[[OpOverload, tuple[object, ...], dict[str, object]], object]
 
+#: A method by which Python reads a number from a tensor.
+Read = Callable[[torch.Tensor], object]
 #: The ``__torch_dispatch__`` of plain tensors, whose type also appears among the types.
 _PLAIN = torch.Tensor.__torch_dispatch__
 _PYTHON = torch._C.DispatchKey.Python
 #: Views that ``nn.Parameter(data)`` and ``as_subclass`` take inside torch, of tensors that Python must not see yet.
 _INSIDE_OF_CONSTRUCTORS = ("aten::detach", "aten::alias")
-#: The methods by which Python reads a number from a tensor.
-_NUMBERS: dict[str, Callable[[Any], Any]] = {
-    "__float__": float, "__int__": int, "__bool__": bool, "__index__": operator.index
+#: Those methods, and what each makes of the number.
+_NUMBERS: dict[str, Callable[[float], float]] = {
+    "__float__": float, "__int__": int, "__bool__": bool, "__index__": lambda number: operator.index(cast(int, number))
 }  # fmt: skip
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 
@@ -62,7 +66,7 @@ def every_operation(run: Run) -> Iterator[Callable[[], None]]:
     beneath = _Beneath(run)
     guard = torch._C._ExcludeDispatchKeyGuard
 
-    def fallback(keyset: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
+    def fallback(keyset: torch._C.DispatchKeySet, func: OpOverload, *args: object, **kwargs: object) -> object:
         if keyset.has(_PYTHON):  # a tensor subclass, and our key is above "Python"
             with guard(above), beneath:
                 return func(*args, **kwargs)
@@ -98,7 +102,7 @@ def every_operation(run: Run) -> Iterator[Callable[[], None]]:
                 library._destroy()
 
 
-def _register(fallback: Callable[..., Any]) -> list[torch.library.Library]:
+def _register(fallback: Callable[..., object]) -> list[torch.library.Library]:
     """Make ``fallback(keyset, func, *args, **kwargs)`` the key's kernel for every operation.
 
     Each existing operation gets its own kernel. Torch finds kernels by name alone where an argument is a tensor
@@ -121,11 +125,11 @@ def _register(fallback: Callable[..., Any]) -> list[torch.library.Library]:
 class _OneOperation:
     """The kernel of one operation. It looks the operation up on the first call."""
 
-    def __init__(self, name: str, fallback: Callable[..., Any]) -> None:
+    def __init__(self, name: str, fallback: Callable[..., object]) -> None:
         self._name, self._fallback = name, fallback
-        self._func: Any = None
+        self._func: OpOverload | None = None
 
-    def __call__(self, keyset: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, keyset: torch._C.DispatchKeySet, *args: object, **kwargs: object) -> object:
         if self._func is None:
             namespace, _, name = self._name.partition("::")
             packet, _, overload = name.partition(".")
@@ -152,21 +156,25 @@ class _Beneath(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: OpOverload,
+        types: Iterable[type[torch.Tensor]],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         """Run one operation, after tensor subclasses have turned it into operations on plain tensors."""
         if is_tracing():
             # DTensor asks a FakeTensorMode for shapes. That mode is below this one whenever it was entered, so pass on.
             return func(*args, **(kwargs or {}))
         if is_followed():
             return self._below_torchs_own(func, args, kwargs or {})
-        if isinstance(func, _ops.HigherOrderOperator):
+        if isinstance(func, HigherOrderOperator):
             return self._run_higher_order(func, args, kwargs or {})
         if types and any(t.__torch_dispatch__ is not _PLAIN for t in types):
             return NotImplemented
         return self._run(func, args, kwargs or {})
 
-    def _below_torchs_own(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _below_torchs_own(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Run one operation after torch's own modes, such as ``make_fx``, which are below this one and record it.
 
         What they leave of it reaches the function as if no mode were active.
@@ -178,7 +186,9 @@ class _Beneath(TorchDispatchMode):
         finally:
             torch._C._dispatch_tls_set_dispatch_key_included(key, False)
 
-    def _run_higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_higher_order(
+        self, func: HigherOrderOperator, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
         """Run an operator that runs operators. Only those inside count as operations.
 
         This is ``torch._ops.HigherOrderOperator.__call__`` without its first step, which would come back here.
@@ -191,12 +201,12 @@ class _Beneath(TorchDispatchMode):
 
 
 @contextmanager
-def _beneath_others(beneath: _Beneath, key: Any) -> Iterator[None]:
+def _beneath_others(beneath: _Beneath, key: DispatchKey) -> Iterator[None]:
     """While a thread with the key is in a mode of other code, keep ``beneath`` beneath it and the key off."""
     is_on, switch = torch._C._dispatch_tls_is_dispatch_key_included, torch._C._dispatch_tls_set_dispatch_key_included
     threads = threading.local()
 
-    def enter_(mode: Any) -> Any:
+    def enter_(mode: TorchDispatchMode) -> object:
         entered = threads.__dict__.setdefault("entered", [])
         first = is_on(key) and not _is_excluded(key)
         entered.append(first)
@@ -205,7 +215,7 @@ def _beneath_others(beneath: _Beneath, key: Any) -> Iterator[None]:
             enter(beneath)
         return enter(mode)
 
-    def leave_(mode: Any, *error: Any) -> None:
+    def leave_(mode: TorchDispatchMode, *error: object) -> None:
         leave(mode, *error)
         if threads.__dict__.get("entered") and threads.entered.pop():
             leave(beneath, None, None, None)
@@ -218,24 +228,25 @@ def _beneath_others(beneath: _Beneath, key: Any) -> Iterator[None]:
         yield
 
 
-def _unused_key() -> Any:
+def _unused_key() -> DispatchKey:
     try:
-        return torch._C._parse_dispatch_key("Fake")  # type: ignore[attr-defined, unused-ignore]
-    except (AttributeError, RuntimeError) as error:
+        found: DispatchKey = present(torch._C, "_parse_dispatch_key")("Fake")
+    except RuntimeError as error:
         raise RecordingError(
             f"torch {torch.__version__} has no dispatch key of its own that is free to use", "pip install torch==2.15.0"
         ) from error
+    return found
 
 
 @contextmanager
-def _higher_order_operators_without(key: Any) -> Iterator[None]:
+def _higher_order_operators_without(key: DispatchKey) -> Iterator[None]:
     """Hide our key from higher-order operators. They choose their kernel in Python, where the key has none.
 
     Raises:
         RecordingError: In this version of torch they choose it in another way.
     """
 
-    def compute_keyset(*args: Any) -> Any:
+    def compute_keyset(*args: object) -> object:
         return original(*args).remove(key)
 
     with patched(_ops, "_compute_keyset", compute_keyset) as original:
@@ -243,7 +254,7 @@ def _higher_order_operators_without(key: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _numbers_in_constructors(key: Any, above: Any, run: Run) -> Iterator[None]:
+def _numbers_in_constructors(key: DispatchKey, above: torch._C.DispatchKeySet, run: Run) -> Iterator[None]:
     """Run the reads of ``torch.tensor([scalar, ...])`` of scalars on a device, which torch does with the key off.
 
     torch/csrc/utils/tensor_new.cpp excludes the key together with "Python". Each read is an operation like any other.
@@ -251,11 +262,11 @@ def _numbers_in_constructors(key: Any, above: Any, run: Run) -> Iterator[None]:
     is_on, guard = torch._C._dispatch_tls_is_dispatch_key_included, torch._C._ExcludeDispatchKeyGuard
     one_value = torch.ops.aten._local_scalar_dense.default
 
-    def reads(original: Callable[[torch.Tensor], Any], kind: Callable[[Any], Any]) -> Callable[[torch.Tensor], Any]:
-        def number(self: torch.Tensor) -> Any:
+    def reads(original: Read, kind: Callable[[float], float]) -> Read:
+        def number(self: torch.Tensor) -> object:
             if _is_excluded(key) and _is_excluded(_PYTHON) and is_on(key) and self.is_cuda and self.numel() == 1:
                 with guard(above):
-                    return kind(run(one_value, (self,), {}))
+                    return kind(cast(float, run(one_value, (self,), {})))
             return original(self)
 
         return number

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -49,19 +49,19 @@ def module_hooks(begins: Callable[[nn.Module], None], ended: Callable[[nn.Module
     """
     watching = True
 
-    def before_forward(module: nn.Module, args: Any) -> None:
+    def before_forward(module: nn.Module, args: object) -> None:
         if not torch.compiler.is_compiling():
             begins(module)
 
-    def after_forward(module: nn.Module, args: Any, result: Any) -> None:
+    def after_forward(module: nn.Module, args: object, result: object) -> None:
         if not torch.compiler.is_compiling():
             ended(module)
 
-    def compile_(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+    def compile_(module: nn.Module, *args: object, **kwargs: object) -> None:
         original(module, *args, **kwargs)
         compiled = present(module, "_compiled_call_impl")
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> object:
             if not watching:
                 return compiled(*args, **kwargs)
             before_forward(module, args)
@@ -84,19 +84,25 @@ def module_hooks(begins: Callable[[nn.Module], None], ended: Callable[[nn.Module
 
 
 @contextmanager
-def backward_hook(backward: Callable[[Any, bool], Any]) -> Iterator[None]:
+def backward_hook(backward: Callable[[object, bool], AbstractContextManager[None]]) -> Iterator[None]:
     """Wrap every run of the autograd engine that Python starts in ``backward(outputs, creates_graph)``.
 
     The hook is on the engine itself, because some callers (Megatron) bypass ``torch.autograd``.
     """
-    engine: Any = type(present(Variable, _ENGINE))
+    engine: Any = type(present(Variable, _ENGINE))  # a class that only this torch knows
 
     class Watched(engine):  # type: ignore[misc]
         """The engine. ``torch.compile`` looks for an instance of its class."""
 
         def run_backward(
-            self, tensors: Any, grad_tensors: Any, keep_graph: bool, create_graph: bool, *args: Any, **kwargs: Any
-        ) -> Any:
+            self,
+            tensors: object,
+            grad_tensors: object,
+            keep_graph: bool,
+            create_graph: bool,
+            *args: object,
+            **kwargs: object,
+        ) -> object:
             with backward(tensors, create_graph):
                 return super().run_backward(tensors, grad_tensors, keep_graph, create_graph, *args, **kwargs)
 
@@ -136,7 +142,7 @@ def fsdp_unshard_hook(unsharded: Callable[[nn.Module, torch.Tensor], None]) -> I
     fsdp_param = present(sys.modules[FSDP_PARAM], "FSDPParam")
     original = present(fsdp_param, "to_unsharded")
 
-    def to_unsharded(self: Any) -> None:
+    def to_unsharded(self: Any) -> None:  # FSDP2's own class, which is not importable everywhere
         original(self)
         unsharded(self._module_info.module, self._unsharded_param)
 

@@ -13,9 +13,9 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Protocol
 
 from torch import fx
 
@@ -25,6 +25,19 @@ from fakedist.record.generated import COMPILED, with_modules
 _STACKS = ("nn_module_stack", "fwd_nn_module_stack")
 #: The modules of a node, outermost first: (id of the module or 0, its name in the compiled function).
 Stack = tuple[tuple[int, str], ...]
+
+
+class _Lowering(Protocol):
+    """Inductor's ``GraphLowering``."""
+
+    graph: fx.Graph
+    name_to_buffer: Mapping[str, object]
+
+
+class _Code(Protocol):
+    """Inductor's ``ValueWithLineMap``: generated code, as far as it is a text."""
+
+    value: object
 
 
 class Modules:
@@ -59,7 +72,7 @@ class Modules:
         """The number of each node's module. Generated code depends on it, so it must be in a cache's key."""
         return tuple(map(self.number, _nodes(graph)))
 
-    def of_buffers(self, lowering: Any) -> dict[str, int]:
+    def of_buffers(self, lowering: _Lowering) -> dict[str, int]:
         """The number of each buffer's module, for a graph that Inductor has lowered."""
         order = {node: place for place, node in enumerate(lowering.graph.nodes)}
         found = {}
@@ -96,9 +109,9 @@ class Watched:
     def __init__(self, begun: Callable[[Modules], None], calling: Callable[[], int]) -> None:
         self._begun, self._calling = begun, calling
         self._now = threading.local()
-        self._of_graph: dict[int, tuple[weakref.ref[Any], Modules]] = {}
+        self._of_graph: dict[int, tuple[weakref.ref[object], Modules]] = {}
 
-    def modules(self, compiled: Any) -> Modules | None:
+    def modules(self, compiled: object) -> Modules | None:
         """The modules of a compiled graph (Inductor's ``CompiledFxGraph``). None if they are not known."""
         known = self._of_graph.get(id(compiled))
         return known[1] if known is not None and known[0]() is compiled else None
@@ -127,11 +140,11 @@ class Watched:
     def _modules(self) -> Modules | None:
         return getattr(self._now, "modules", None)
 
-    def _within(self, modules: Modules, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _within(self, modules: Modules, call: Callable[..., object]) -> Callable[..., object]:
         """Wrap a compiler so that it runs for these modules, even if called much later, for a backward that begins."""
 
         @functools.wraps(call)
-        def within(*args: Any, **kwargs: Any) -> Any:
+        def within(*args: object, **kwargs: object) -> object:
             before, self._now.modules = self._modules, modules
             try:
                 return call(*args, **kwargs)
@@ -140,11 +153,11 @@ class Watched:
 
         return within
 
-    def _compile_fx(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _compile_fx(self, original: Callable[..., object]) -> Callable[..., object]:
         signature = inspect.signature(original)
 
         @functools.wraps(original)
-        def compile_fx(*args: Any, **kwargs: Any) -> Any:
+        def compile_fx(*args: object, **kwargs: object) -> object:
             call = signature.bind(*args, **kwargs)
             graph = next(iter(call.arguments.values()))
             if self._modules is not None or not isinstance(graph, fx.GraphModule):  # compile_fx calls itself
@@ -158,25 +171,25 @@ class Watched:
         return compile_fx
 
     def _hash_details(self, original: Callable[..., None]) -> Callable[..., None]:
-        def hash_details(details: Any, graph: Any, *args: Any, **kwargs: Any) -> None:
+        def hash_details(details: object, graph: object, *args: object, **kwargs: object) -> None:
             original(details, graph, *args, **kwargs)
             if self._modules is not None and isinstance(graph, fx.GraphModule):
-                details.fakedist_modules = self._modules.division(graph)
+                vars(details)["fakedist_modules"] = self._modules.division(graph)
 
         return hash_details
 
-    def _codegen(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def codegen(lowering: Any, *args: Any, **kwargs: Any) -> Any:
+    def _codegen(self, original: Callable[..., tuple[_Code, object]]) -> Callable[..., object]:
+        def codegen(lowering: _Lowering, *args: object, **kwargs: object) -> object:
             result = original(lowering, *args, **kwargs)
             code = result[0]
-            if self._modules is not None and isinstance(getattr(code, "value", None), str):
-                code.value = with_modules(code.value, self._modules.of_buffers(lowering))
+            if self._modules is not None and isinstance(source := getattr(code, "value", None), str):
+                code.value = with_modules(source, self._modules.of_buffers(lowering))
             return result
 
         return codegen
 
     def _post_compile(self, original: Callable[..., None]) -> Callable[..., None]:
-        def post_compile(compiled: Any, *args: Any, **kwargs: Any) -> None:
+        def post_compile(compiled: object, *args: object, **kwargs: object) -> None:
             if self._modules is not None:
                 self._of_graph[id(compiled)] = (weakref.ref(compiled), self._modules)
             original(compiled, *args, **kwargs)

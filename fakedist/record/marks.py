@@ -6,10 +6,10 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from fakedist.frameworks import deepspeed, megatron, transformer_engine
 from fakedist.record.module_names import OUTSIDE, LayerTable
@@ -60,7 +60,7 @@ class Marks:
         self._owners: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._states: set[tuple[int, int, int, tuple[int, int]]] = set()
         self._gathers: dict[int, tuple[int, int, int, int]] = {}
-        self._handles: list[Any] = []
+        self._handles: list[RemovableHandle] = []
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self._watched: dict[int, weakref.ref[torch.Tensor]] = {}
         self._columns = Columns(MarksRecord)
@@ -155,7 +155,7 @@ class Marks:
         known = self._owners.get(id(parameter))
         return known[1] if known is not None and known[0]() is parameter else KEEP_LAYER
 
-    def owner_of_node(self, node: Any) -> int:
+    def owner_of_node(self, node: object) -> int:
         """The layer of the parameter to which an AccumulateGrad node adds."""
         return max(0, self.owner(getattr(node, "variable", None)))
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from fakedist.record.dispatch import every_operation
 from fakedist.record.placing import Placed
@@ -16,7 +16,7 @@ from fakedist.record.timed_step.tracer import OperationTracer
 from fakedist.run.records import OperationsRecord
 from fakedist.run.rows import OperationRow, Place
 
-Execute = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+Execute = Callable[[OpOverload, tuple[object, ...], dict[str, object]], object]
 
 #: Operations that use a cuBLAS workspace, which the caching allocator allocates and the library keeps.
 _GEMMS = {"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "_scaled_mm", "_scaled_mm_v2", "_grouped_mm"} | {
@@ -32,7 +32,7 @@ class _Kind:
 
     __slots__ = ("is_gemm", "is_view", "name", "number")
 
-    def __init__(self, number: int, func: Any) -> None:
+    def __init__(self, number: int, func: OpOverload | str) -> None:
         self.number = number
         self.name = str(func)
         # Views and the profiler's marks allocate nothing, so what follows them belongs to the operation before.
@@ -70,7 +70,7 @@ class Operations:
         self._position = position
         self._execute = execute
         self._tick = tick
-        self._kinds: dict[Any, _Kind] = {}
+        self._kinds: dict[OpOverload | str, _Kind] = {}
         self._operation, self._scope = array("I"), array("I")
         self._first = 0
         self._tell_allocator = tell_allocator
@@ -89,7 +89,7 @@ class Operations:
         """From now on, run operations with ``execute`` and pass their numbers to the allocator."""
         self._execute, self._tell_allocator = execute, tell_allocator
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Number one operation and run it."""
         if not self.records:
             return self._execute(func, args, kwargs)
@@ -164,7 +164,7 @@ class Operations:
     def _number_own(self, name: str) -> int:
         return self._number(self._kinds.get(name) or self._new_kind(name))
 
-    def _new_kind(self, func: Any) -> _Kind:
+    def _new_kind(self, func: OpOverload | str) -> _Kind:
         kind = self._kinds[func] = _Kind(len(self._kinds), func)
         self.names.append(OperationRow(kind.number, str(func)))
         return kind

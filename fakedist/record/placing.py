@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import FrameType
 
 import torch
 
@@ -43,7 +44,7 @@ class Placed:
 
     def layer_here(self) -> int | None:
         """The layer of the line of generated code that runs in this thread. None outside that code."""
-        frame: Any = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(1)
         for _ in range(_MOST_FRAMES):
             if frame is None:
                 return None
@@ -85,7 +86,7 @@ class Placing:
         self._new_placings, self._new_graphs, self._new_held = [], [], []
         return taken
 
-    def begins(self, compiled: Any, inputs: Any, op: int, calling: int) -> Placed | None:
+    def begins(self, compiled: object, inputs: Sequence[object], op: int, calling: int) -> Placed | None:
         """Begin the run of a compiled graph, and return what is known about it.
 
         Args:
@@ -105,7 +106,7 @@ class Placing:
                         self._new_held.append(HeldRow(op, address, line, placed.layers[module]))
         return placed
 
-    def _placed_of(self, compiled: Any, calling: int) -> Placed | None:
+    def _placed_of(self, compiled: object, calling: int) -> Placed | None:
         key = (id(compiled), calling)
         modules = self._watched.modules(compiled)
         if modules is None:
@@ -127,7 +128,7 @@ class Placing:
         self._placed[key] = (modules, placed)
         return placed
 
-    def _code(self, filename: str, compiled: Any) -> tuple[int, Generated | None]:
+    def _code(self, filename: str, compiled: object) -> tuple[int, Generated | None]:
         known = self._codes.get(filename)
         if known is None:
             generated = parse_generated(getattr(compiled, "source_code", ""))
@@ -153,9 +154,9 @@ def layers_of(modules: Modules, layers: LayerTable) -> list[int]:
     return found
 
 
-def _filename(compiled: Any) -> str:
+def _filename(compiled: object) -> str:
     codecache = sys.modules["torch._inductor.codecache"]
-    return str(present(codecache, "get_path")(compiled.cache_key, "py")[2])
+    return str(present(codecache, "get_path")(present(compiled, "cache_key"), "py")[2])
 
 
 def is_dynamos(module: torch.nn.Module) -> bool:

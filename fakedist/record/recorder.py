@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import TracebackType
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
+from torch._ops import OpOverload
 
 from fakedist.errors import RecordingError
 from fakedist.frames import script_line
@@ -162,7 +163,7 @@ class Recorder:
         tell(str(self._position.op - 1))  # the operation that is running, if any
         self._operations.cuda_begins(self._execute, tell)
 
-    def _execute_before_cuda(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _execute_before_cuda(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         self.cuda.before(kwargs)
         return self._execute(func, args, kwargs)
 
@@ -273,7 +274,7 @@ class Recorder:
             self._marks.parameter(parameter, self._layers.layer(module))
 
     @contextmanager
-    def _backward(self, outputs: Any, creates_graph: bool) -> Iterator[None]:
+    def _backward(self, outputs: object, creates_graph: bool) -> Iterator[None]:
         if is_tracing():
             yield
             return
@@ -338,7 +339,7 @@ class Recorder:
     def _compiles(self, modules: Modules) -> None:
         modules.layers = layers_of(modules, self._layers)
 
-    def _graph(self, compiled: Any, inputs: Any) -> AbstractContextManager[None]:
+    def _graph(self, compiled: object, inputs: Sequence[object]) -> AbstractContextManager[None]:
         if not self._records:
             return nullcontext()
         return self._operations.graph(lambda op: self._placing.begins(compiled, inputs, op, self._position.layer))
@@ -383,5 +384,5 @@ class Recorder:
             self._drain.tick()
 
 
-def _run_plainly(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run_plainly(func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     return func(*args, **kwargs)

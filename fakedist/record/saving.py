@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 from fakedist.patch import patched, present
 
@@ -31,9 +30,9 @@ def saves(saved: Callable[[], None]) -> Iterator[None]:
     """
     depth = 0
 
-    def watch(original: Callable[..., Any]) -> Callable[..., Any]:
+    def watch(original: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(original)
-        def save(*args: Any, **kwargs: Any) -> Any:
+        def save(*args: object, **kwargs: object) -> object:
             nonlocal depth
             depth += 1
             try:

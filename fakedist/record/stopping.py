@@ -48,9 +48,11 @@ class Stopping:
         return _pytest_stop(exit_error) if exit_error is not None and _runs("/_pytest/runner.py") else StopRun()
 
 
-def _pytest_stop(exit_error: Any) -> StopRun:
+def _pytest_stop(exit_error: type) -> StopRun:
     """The stop as one of pytest's ``Exit`` exceptions."""
-    kind: Any = type("StopRun", (StopRun, exit_error), {"__module__": StopRun.__module__})
+    kind: Any = type(  # its signature is pytest's
+        "StopRun", (StopRun, exit_error), {"__module__": StopRun.__module__}
+    )
     found: StopRun = kind(str(StopRun()), returncode=0)
     return found
 
@@ -80,7 +82,7 @@ def _unittest_patches() -> Iterator[tuple[type, str, Callable[..., None]]]:
 
 
 def _quiet(original: Callable[..., None], place: int, *, raises: bool) -> Callable[..., None]:
-    def report(*args: Any, **kwargs: Any) -> None:
+    def report(*args: Any, **kwargs: object) -> None:
         error = args[place][1] if len(args) > place and args[place] else None
         link: BaseException | None = error
         while link is not None and not isinstance(link, StopRun):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Literal, Protocol
 
 import torch
 from torch.profiler import ProfilerActivity
@@ -34,6 +34,46 @@ _CALL = re.compile(r"(?:__)?cu(?:da)?[A-Z]\w+$|INVALID$|unknown$")
 _NO_WORK = re.compile(r"(?:Context|Event|Stream) Sync|Stream Wait|Iteration Start")
 
 
+class KinetoEvent(Protocol):
+    """What this module needs of torch's ``_KinetoEvent``. Times are in nanoseconds."""
+
+    def name(self) -> str:
+        """Its name."""
+
+    def start_ns(self) -> int:
+        """When it began."""
+
+    def duration_ns(self) -> int:
+        """How long it took."""
+
+    def device_type(self) -> object:
+        """Where it ran: on the host or on a GPU."""
+
+    def device_resource_id(self) -> int:
+        """Its thread or stream."""
+
+    def correlation_id(self) -> int:
+        """Its own number."""
+
+    def linked_correlation_id(self) -> int:
+        """The number of the operation that was running, or 0."""
+
+    def sequence_nr(self) -> int:
+        """Autograd's sequence number; -1 without one."""
+
+    def is_user_annotation(self) -> bool:
+        """Whether it is a range on the GPU, and no work."""
+
+    def metadata_json(self) -> str:
+        """Grid, block, graph and more, as the inside of a JSON object."""
+
+    def nbytes(self) -> int:
+        """Bytes of a copy or fill; 0 without any."""
+
+    def flops(self) -> int:
+        """Torch's own count for a matrix product; 0 where it counts none."""
+
+
 class CuptiTracer:
     """``torch.profiler`` around the timed step.
 
@@ -44,7 +84,7 @@ class CuptiTracer:
     def __init__(self, source: Literal["measured", "simulated"] = "measured") -> None:
         self._source = source
         self._profile: torch.profiler.profile | None = None
-        self._events: Iterable[Any] = ()
+        self._events: Iterable[KinetoEvent] = ()
         self._gpu = ""
         self._event = present(torch._C._profiler, "_RecordFunctionFast")
 
@@ -84,7 +124,7 @@ class CuptiTracer:
 
 
 def profiler_record(
-    events: Iterable[Any], gpu: str, source: Literal["measured", "simulated"] = "measured"
+    events: Iterable[KinetoEvent], gpu: str, source: Literal["measured", "simulated"] = "measured"
 ) -> ProfilerRecord:
     """Make the journal's record of what ``torch.profiler`` saw.
 

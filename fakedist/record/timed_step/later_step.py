@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager
 
 import torch
 from torch.utils import _python_dispatch
@@ -25,7 +25,7 @@ from fakedist.run.trace_records import CALL_RANGE, LAYER_RANGE, TimedStepRecord
 #: One step warms up, one is timed.
 _NUM_STEPS = 2
 #: Torch's fast record_function: an event for torch's observers, and nothing without observers.
-_Event = Any
+_Event = AbstractContextManager[None]
 
 
 class LaterStep:
