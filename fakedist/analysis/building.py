@@ -24,14 +24,15 @@ from fakedist.analysis.times.kernel_kinds import kernel_table
 from fakedist.analysis.times.totals import find_times
 from fakedist.analysis.times.trace import write_trace
 from fakedist.job import Job
+from fakedist.run import notes
 from fakedist.run.manifest import load_manifest, write_manifest
+from fakedist.run.notes import Note
 from fakedist.run.outcome import Outcome
 from fakedist.run.records import GpuRecord
 from fakedist.run.rows import FrameRow, InventedRow
 from fakedist.run.step_time import KernelSource, Peaks
 from fakedist.run.summary import Summary
 from fakedist.run.tables import check_tables, new_tables, write_table
-from fakedist.units import format_bytes
 
 
 def build_tables(run_directory: Path, *, may_be_empty: bool = True) -> None:
@@ -64,7 +65,7 @@ def build_tables(run_directory: Path, *, may_be_empty: bool = True) -> None:
         build_snapshot(run_directory, recording, blocks)
         cut = write_trace(run_directory, tables, summary, recording.kernel_source)
     dropped = _dropped(recording)
-    notes = [*_notes(recording, blocks, manifest.job, summary), *dropped, *cut]
+    told = [*_notes(recording, blocks, manifest.job, summary), *dropped, *cut]
     timed = {"time": _time_source(source)} if source and times.summary else {}
     finished = replace(
         manifest,
@@ -72,8 +73,8 @@ def build_tables(run_directory: Path, *, may_be_empty: bool = True) -> None:
         exit=summary.exit,
         versions={"python": gpu.python, "torch": gpu.torch, "cuda": gpu.cuda},
         dropped=dropped,
-        notes=notes,
-        summary=replace(summary, time=times.summary, notes=notes),
+        notes=told,
+        summary=replace(summary, time=times.summary, notes=told),
     )
     write_manifest(run_directory, finished)
 
@@ -176,104 +177,70 @@ def _invented(recording: Recording) -> pd.DataFrame:
     return sums.sort_values("num_values", ascending=False, kind="stable").reset_index(drop=True)
 
 
-def _dropped(recording: Recording) -> list[str]:
-    """What the recording may lack, one sentence each."""
-    dropped = []
-    if recording.outcome is None:
-        dropped.append("the rank ended without a word: what it did in its last two seconds may be missing")
-    if recording.truncated:
-        dropped.append("the recording ends in the middle of a record, which is left out")
-    return dropped
+def _dropped(recording: Recording) -> list[Note]:
+    """What the recording may lack."""
+    found = [notes.no_last_record()] if recording.outcome is None else []
+    return [*found, *([notes.recording_cut()] if recording.truncated else [])]
 
 
-def _left_note(recording: Recording, job: Job) -> str:
+def _left_note(recording: Recording, job: Job) -> Note:
     """The note for a rank that ended before doing any work. The cause may be a flag that only another rank knows.
 
     In Megatron-LM, ranks that load no data learn from a broadcast whether there is any, and train only then.
     """
-    note = "no training step: no module ran and no optimizer stepped; the figures are of all that the script did"
-    if recording.outcome is not None and recording.outcome.line:
-        note = "this rank left the job during init, before a first step: the figures are those of its init alone"
+    line = "" if recording.outcome is None else recording.outcome.line
     calls = call_table(recording)
-    received = int(((calls["operation"] == "broadcast") & (calls["bytes_in"] == 0)).sum())
-    if not received or job.tapes:
-        return note
-    broadcasts = "1 broadcast of another rank was" if received == 1 else f"{received:,} broadcasts of other ranks were"
-    return (
-        f"{note}; {broadcasts} answered with what this rank held itself: if it left the job for that, let it be "
-        f"answered from the sender's tape, with --rank 0,{job.rank} where rank 0 sends"
-    )
+    received = 0 if job.tapes else int(((calls["operation"] == "broadcast") & (calls["bytes_in"] == 0)).sum())
+    return notes.left_during_init(line, received, job.rank)
 
 
-def _failure_notes(recording: Recording) -> list[str]:
+def _failure_notes(recording: Recording) -> list[Note]:
     """Notes on requests that the allocator could not serve but that did not end the script."""
     failed, ended = recording.failed_request, recording.outcome
     if failed is None or (ended is not None and ended.outcome is Outcome.OUT_OF_MEMORY):
         return []
     statistics = recording.statistics.get(recording.device)
     times = 1 if statistics is None else statistics.num_ooms or 1
-    what = "once" if times == 1 else f"{times} times, last"
-    place = f" at {failed.line}" if failed.line else ""
-    text = (
-        f"the GPU's memory was too little {what} for {format_bytes(failed.requested_bytes)}{place}, and the script "
-        "went on: the peak is what it was given, not what it asked for (--gpu-memory unlimited gives it all)"
-    )
-    return [text]
+    return [notes.went_on_without_memory(times, failed.requested_bytes, failed.line)]
 
 
 #: Operations that pick indices, such as those of a router (gpu/values/choices.py).
 _CHOOSES = re.compile(r"\.(topk|sort|argsort|argmax|argmin)\b")
 
 
-def _invention_notes(rows: list[InventedRow]) -> list[str]:
+def _invention_notes(rows: list[InventedRow]) -> list[Note]:
     """Notes on made-up values: how many, and where the first one was read."""
     invented = sum(row.num_values for row in rows)
     if not invented:
         return []
-    text = (
-        f"{invented:,} values that the script read were made up, first at {_first_place(rows)}, because no kernel had "
-        "computed them (table invented): decisions that hang on them may differ on a real GPU"
-    )
+    found = [notes.values_made_up(invented, _first_place(rows))]
     chosen = [row for row in rows if _CHOOSES.search(row.operation)]
-    if not chosen:
-        return [text]
-    even = (
-        f"{chosen[0].operation}, first at {_first_place(chosen)}, picked by values that no kernel had computed: each "
-        "index equally often, so that a router's tokens are spread evenly over its experts"
-    )
-    return [text, even]
+    return [*found, *([notes.indices_made_up(chosen[0].operation, _first_place(chosen))] if chosen else [])]
 
 
 def _first_place(rows: list[InventedRow]) -> str:
-    return next((f"{row.filename}:{row.line}" for row in rows if row.filename), "a backward")
+    """The first line of the script; empty if all rows are of a backward."""
+    return next((f"{row.filename}:{row.line}" for row in rows if row.filename), "")
 
 
-def _notes(recording: Recording, blocks: Blocks, job: Job | None, summary: Summary) -> list[str]:
+def _notes(recording: Recording, blocks: Blocks, job: Job | None, summary: Summary) -> list[Note]:
     left, outcome = summary.left_during_init, summary.exit.outcome
-    notes = [*recording.notes, *memory_tables.differences(recording, blocks)]
+    found = [*recording.notes, *memory_tables.differences(recording, blocks)]
     if left is not None and job is not None:
-        notes.append(_left_note(recording, job))
+        found.append(_left_note(recording, job))
     is_before_forward = not any(scope.phase == "forward" for scope in recording.scopes)
     if is_before_forward and len(blocks.frame) and not (blocks.frame["category"] == "parameter").any():
-        notes.append(
-            "no forward ran, and from the first one it is learned which memory is of parameters and of which layer: "
-            "here it is all in other, outside of modules"
-        )
+        found.append(notes.no_forward())
     if len(recording.events) > 1:
         others = sorted(set(recording.events) - {recording.device})
-        named = ", ".join(f"cuda:{device}" for device in others)
-        notes.append(f"the rank also used {named}; the tables are about cuda:{recording.device}")
+        found.append(notes.used_other_devices(others, recording.device))
     elif recording.events and recording.gpu is not None and recording.device != recording.gpu.device_index:
-        notes.append(f"the rank used cuda:{recording.device}, not the device of its LOCAL_RANK")
-    notes += _failure_notes(recording)
-    notes += _invention_notes(recording.invented)
-    notes += [
-        f"{name} is not answered by the virtual GPU ({calls:,} {'call' if calls == 1 else 'calls'}):"
-        " results after it may be wrong"
-        for name, calls in sorted(recording.unanswered.items())
-    ]
+        found.append(notes.used_another_device(recording.device))
+    found += _failure_notes(recording)
+    found += _invention_notes(recording.invented)
+    found += [notes.not_answered(name, calls) for name, calls in sorted(recording.unanswered.items())]
     if job is not None and job.collectives == "noop":
-        notes.append("collectives moved nothing (--collectives noop): values are whatever memory held")
+        found.append(notes.collectives_off())
     if left is None:
-        notes += coverage_notes(recording, outcome, None if job is None else job.until)
-    return notes
+        found += coverage_notes(recording, outcome, None if job is None else job.until)
+    return found

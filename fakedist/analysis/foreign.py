@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fakedist.analysis.recording import Array, Recording
+from fakedist.run import notes
+from fakedist.run.notes import Note
 from fakedist.run.records import GpuRecord
 from fakedist.run.rows import FrameRow
 from fakedist.run.schema import ACTIONS
@@ -33,12 +35,12 @@ class ForeignSnapshot:
 
     Attributes:
         recording: The snapshot's contents for one device.
-        notes: What a reader must know about it, one sentence each.
+        notes: What limits what its figures mean.
         num_before: Blocks that were alive before its history began.
     """
 
     recording: Recording
-    notes: list[str]
+    notes: list[Note]
     num_before: int
 
 
@@ -100,28 +102,16 @@ def read_foreign(snapshot: Entry) -> ForeignSnapshot:
     recording.frames, recording.stacks = list(stacks.frames), list(stacks.stacks)
     if len(first["op"]) + len(rest["op"]):
         recording.events[device] = {name: np.concatenate([first[name], rest[name]]) for name in first}
-    notes = [f"entries of the unknown action {name!r} were left out: {count}" for name, count in unknown.items()]
+    told = [notes.snapshot_action_unknown(name, count) for name, count in unknown.items()]
     if before and known:
-        notes.insert(0, _overflow_note(len(before), sum(size for _, size, _ in before)))
+        told.insert(0, notes.snapshot_starts_late(len(before), sum(size for _, size, _ in before)))
     others = [number for number, each in enumerate(traces) if each and number != device]
     if others:
-        notes.append(f"this is cuda:{device}; the snapshot has a history of {_named(others)} too")
+        told.append(notes.snapshot_of_several_devices(device, others))
     if not known:
-        notes.append("the snapshot has no history (torch.cuda.memory._record_memory_history was off): its end is shown")
-    notes.append("a snapshot of torch says nothing of layers, phases and categories")
-    return ForeignSnapshot(recording, notes, len(before))
-
-
-def _overflow_note(number: int, bytes_: int) -> str:
-    were = "1 block was" if number == 1 else f"{number} blocks were"
-    return (
-        f"{were} alive before the history begins ({bytes_} bytes): shown at its beginning, in sizes rounded to 512 "
-        "bytes; a peak before that is not in the snapshot"
-    )
-
-
-def _named(devices: list[int]) -> str:
-    return ", ".join(f"cuda:{device}" for device in devices)
+        told.append(notes.snapshot_without_history())
+    told.append(notes.snapshot_without_layers())
+    return ForeignSnapshot(recording, told, len(before))
 
 
 def _device(traces: list[list[object]], segments: list[Entry]) -> int:

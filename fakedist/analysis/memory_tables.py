@@ -11,6 +11,8 @@ import pandas as pd
 from fakedist.analysis.blocks import Blocks
 from fakedist.analysis.layer_table import owner_names
 from fakedist.analysis.recording import Recording
+from fakedist.run import notes
+from fakedist.run.notes import Note
 from fakedist.run.schema import CATEGORIES
 from fakedist.run.sources import INDUCTORS
 
@@ -97,25 +99,20 @@ def find_peak(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> Pea
     )
 
 
-def differences(recording: Recording, blocks: Blocks) -> list[str]:
-    """Where the replay disagrees with the allocator's own statistics, one sentence each. Empty if it is exact."""
+def differences(recording: Recording, blocks: Blocks) -> list[Note]:
+    """Where the replay disagrees with the allocator's own statistics. Empty if it is exact."""
     statistics = recording.statistics.get(recording.device)
-    notes = []
-    if unknown := blocks.replay.unknown_frees:
-        were = "1 block was" if unknown == 1 else f"{unknown} blocks were"
-        notes.append(f"{were} allocated before the recording began and not counted")
+    found = [notes.allocated_before(unknown)] if (unknown := blocks.replay.unknown_frees) else []
     if statistics is None:
-        return notes
+        return found
     for name, curve, own in (
         ("allocated", blocks.replay.allocated_bytes, statistics.allocated_peak_bytes),
         ("reserved", blocks.replay.reserved_bytes, statistics.reserved_peak_bytes),
     ):
         bytes_ = int(curve.max(initial=0))
         if bytes_ < own or (bytes_ > own and not statistics.peaks_were_reset):
-            notes.append(
-                f"the {name} peak of {bytes_} bytes differs from the allocator's own statistics by {bytes_ - own} bytes"
-            )
-    return notes
+            found.append(notes.peak_differs(name, bytes_, own))
+    return found
 
 
 def largest_blocks(recording: Recording, blocks: Blocks, lines: list[str]) -> pd.DataFrame:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from fakedist.analysis.traces.layer_numbers import LayerNumbers
 from fakedist.analysis.traces.profiler_trace import profiler_trace
 from fakedist.analysis.traces.traced_kernels import Tool, kernel_record
+from fakedist.run import time_notes
 from fakedist.run.directory import JOURNAL_NAME, KERNELS_NAME, SMI_NAME
 from fakedist.run.encoding import Record, columns_of
 from fakedist.run.journal import damaged, read_journal
@@ -27,6 +28,7 @@ from fakedist.run.memory_records import (
     PlacingsRecord,
     StatisticsRecord,
 )
+from fakedist.run.notes import Note
 from fakedist.run.records import (
     BoundRecord,
     CallsRecord,
@@ -67,7 +69,6 @@ Array = npt.NDArray[Any]  # of any type: a column's is known only at run time
 
 #: Type codes of ``array.array`` as numpy's types.
 _TYPES = {"B": "u1", "I": "<u4", "Q": "<u8", "q": "<i8", "i": "<i4", "d": "<f8"}
-_SIMULATED = "each kernel takes 1 us on the virtual GPU: their order is the job's, their times nobody's"
 
 
 def empty_columns(kind: type) -> dict[str, Array]:
@@ -146,7 +147,7 @@ class Recording:
     outside: OutsideRecord | None = None
     outcome: OutcomeRecord | None = None
     unanswered: dict[str, int] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     truncated: bool = False
 
     @property
@@ -215,14 +216,11 @@ class _Reading:
     def take_trace(self, profiled: ProfilerRecord) -> None:
         """Find the kernels in what torch.profiler saw."""
         if not profiled.activity.start:
-            self.recording.notes.append(
-                "no kernels were timed: torch.profiler saw none in the timed step; where CUPTI is refused (another "
-                "profiler, no permission), the output above says so"
-            )
+            self.recording.notes.append(time_notes.profiler_saw_no_kernels())
             return
         trace = profiler_trace(profiled)
         if profiled.source == "simulated":
-            trace.notes.append(_SIMULATED)
+            trace.notes.append(time_notes.times_are_not_a_gpus())
         tool = Tool("cupti", profiled.gpu, profiled.source)
         self.take(kernel_record(trace, LayerNumbers(self.recording.layers), tool))
 
@@ -260,7 +258,7 @@ class _Reading:
 
     @take.register
     def _(self, record: NoteRecord) -> None:
-        self.recording.notes.append(record.text)
+        self.recording.notes.append(record.note)
 
     @take.register
     def _(self, record: LayersRecord) -> None:

@@ -19,7 +19,9 @@ from fakedist.gpu.spec import GpuSpec
 from fakedist.gpu.triton_templates import Known, Template, template_of
 from fakedist.gpu.values.arguments import Arguments, Keywords
 from fakedist.patch import patched, present
+from fakedist.run import time_notes
 from fakedist.run.kernel_rows import KernelRows
+from fakedist.run.notes import Note
 from fakedist.run.plain import from_plain
 from fakedist.run.rows import Place
 from fakedist.run.step_time import Calibration, KernelSource
@@ -27,7 +29,6 @@ from fakedist.run.trace_records import KernelsRecord
 
 #: The classes that launch Triton's kernels and hold their arguments: Inductor's and Triton's own.
 _TRITON = (("torch._inductor.runtime.triton_heuristics", "CachingAutotuner"), ("triton.runtime.jit", "JITFunction"))
-_MOST_NAMED = 3
 
 
 class _Outside(threading.local):
@@ -214,40 +215,22 @@ class ModelTracer:
 
     def _source(self, step: int, schedule: Schedule) -> KernelSource:
         measured_on = self._roofline.measured_on
+        calibration = None if measured_on is None else from_plain(Calibration, measured_on)
         return KernelSource(
             source="estimated",
             tool="model",
             step=step,
             gpu=self._roofline.spec.product,
             step_us=schedule.end_us,
-            calibrated_on=None if measured_on is None else from_plain(Calibration, measured_on),
-            notes=self._notes(schedule),
+            calibrated_on=calibration,
+            notes=self._notes(schedule, calibration),
         )
 
-    def _notes(self, schedule: Schedule) -> list[str]:
-        notes = []
-        if self._roofline.measured_on is None:
-            notes.append(
-                "kernel times come from a model that was never calibrated on a GPU: they show proportions and limits,"
-                " and may be wrong by a factor of two"
-            )
-        else:
-            on = self._roofline.measured_on
-            notes.append(
-                f"kernel times come from a model calibrated on {on['gpu']} with torch {on['torch']} on {on['date']}"
-            )
-        notes.append("the time of collectives is not estimated: a stream that waits for one continues at once")
+    def _notes(self, schedule: Schedule, calibration: Calibration | None) -> list[Note]:
+        found = [time_notes.not_calibrated() if calibration is None else time_notes.calibrated(calibration)]
+        found.append(time_notes.collectives_take_no_time())
         if self._dense:
-            notes.append(
-                f"{self._dense:,} launches of flex_attention are estimated as if every query met every key, because the"
-                " values of their masks are unknown"
-            )
-        if unknown := schedule.unknown:
-            named = sorted(unknown, key=lambda name: -unknown[name])
-            more = f" and {len(named) - _MOST_NAMED} others" if len(named) > _MOST_NAMED else ""
-            notes.append(
-                f"{sum(unknown.values()):,} launches have no estimate, because their work is unknown: "
-                + ", ".join(name[:80] or "unnamed" for name in named[:_MOST_NAMED])
-                + more
-            )
-        return notes
+            found.append(time_notes.attention_is_dense(self._dense))
+        if schedule.unknown:
+            found.append(time_notes.not_estimated(schedule.unknown))
+        return found

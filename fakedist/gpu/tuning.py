@@ -14,6 +14,8 @@ from typing import Protocol
 
 from fakedist.importing import when_imported
 from fakedist.patch import patched, present
+from fakedist.run import notes
+from fakedist.run.notes import Note
 
 _HEURISTICS = "torch._inductor.runtime.triton_heuristics"
 _SELECTION = "torch._inductor.select_algorithm"
@@ -58,17 +60,9 @@ class FirstConfigurations:
             )
             yield
 
-    def note(self) -> str:
-        """The report's note; empty if nothing would have been tuned."""
-        if not self._chosen:
-            return ""
-        counted = ", ".join(f"{what}: {count:,}" for what, count in sorted(self._chosen.items()))
-        return (
-            f"nothing was tuned ({counted}): kernels do not run on the virtual GPU, so the first configuration was "
-            "taken; before its first step a real job also allocates and frees memory for tuning (copies of the "
-            "arguments that a kernel changes, a buffer the size of the L2 cache), and a template that beats cuBLAS may "
-            "keep fewer buffers"
-        )
+    def notes(self) -> list[Note]:
+        """Notes for the report: that nothing was tuned, if anything would have been."""
+        return [notes.nothing_tuned(self._chosen)] if self._chosen else []
 
     def _count(self, what: str) -> None:
         self._chosen[what] = self._chosen.get(what, 0) + 1

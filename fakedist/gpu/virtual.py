@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from fakedist.errors import RecordingError
 from fakedist.gpu.driver.build import ensure_driver, find_cuda, further_libraries
+from fakedist.run import notes
+from fakedist.run.notes import Note
 
 if TYPE_CHECKING:
     from fakedist.gpu.spec import GpuSpec
@@ -100,13 +102,10 @@ class VirtualGpu:
         """CUDA functions that were called but that the driver does not implement, with their number of calls."""
         return self._counted(self._library.fakedist_refused)
 
-    def constants_note(self) -> str:
-        """The report's note on NVML readings of sensors that the virtual GPU lacks; empty without such readings."""
-        readings = self._counted(self._library.fakedist_constant)
-        if not readings:
-            return ""
-        count, kinds = sum(calls for _, calls in readings), ", ".join(name for name, _ in readings)
-        return f"{count:,} NVML readings ({kinds}) returned constants of an idle GPU, not measurements"
+    def notes(self) -> list[Note]:
+        """Notes for the report: on NVML readings of sensors that the virtual GPU lacks."""
+        readings = dict(self._counted(self._library.fakedist_constant))
+        return [notes.sensors_constant(readings)] if readings else []
 
     def _counted(self, function: Callable[..., bytes | None]) -> list[tuple[str, int]]:
         calls = ctypes.c_uint64()

@@ -12,6 +12,7 @@ from fakedist.launch.nsight import ENVIRONMENT, export_sqlite, find_nsys, finish
 from fakedist.rank.teller import Ended
 from fakedist.run.directory import KERNELS_NAME, NSYS_NAME
 from fakedist.run.journal import JournalWriter
+from fakedist.run.notes import nsys_failed
 from fakedist.run.records import NoteRecord
 from fakedist.run.trace_records import KernelsRecord
 
@@ -50,10 +51,10 @@ def join_report(run_directory: Path) -> None:
             journal.append(_kernels(run_directory, report))
         except FakedistError as error:
             kept = f"; {report.name} is kept" if report.exists() else ""
-            journal.append(NoteRecord(f"no kernels of nsys's: {error.message}{kept}"))
+            journal.append(NoteRecord(nsys_failed(error.message, kept)))
         except KeyboardInterrupt:
             again = f": fakedist nsys {report}   joins its report" if report.exists() else ""
-            journal.append(NoteRecord(f"no kernels of nsys's: interrupted{again}"))
+            journal.append(NoteRecord(nsys_failed("interrupted", again)))
     finally:
         journal.close()
 

@@ -38,6 +38,7 @@ from fakedist.rank.ending import (
 )
 from fakedist.rank.script import run_as_main, without_our_frames
 from fakedist.rank.teller import Ended, Failed, Started, Teller
+from fakedist.run import notes
 from fakedist.run.directory import TAPE_NAME
 from fakedist.run.encoding import Record
 from fakedist.run.journal import JournalWriter
@@ -208,10 +209,8 @@ class Rank:
 
     def _write_without_torch(self, ending: Ending, line: str) -> None:
         """Write the outcome of a script that never imported torch, or imported it past our import hook."""
-        text = "the script never imported torch: there is nothing to report"
-        if "torch" in sys.modules:
-            text = "the script imported torch past Python's import system: nothing of what it did was recorded"
-        self._journal.append(NoteRecord(text))
+        note = notes.torch_import_not_seen() if "torch" in sys.modules else notes.torch_not_imported()
+        self._journal.append(NoteRecord(note))
         self._journal.append(OutcomeRecord(ending.outcome, ending.code, ending.message, line))
 
     def _exits_at_once(self, code: int) -> None:

@@ -31,7 +31,9 @@ from fakedist.record.recorder import Recorder
 from fakedist.record.timed_step.cupti import CuptiTracer
 from fakedist.record.timed_step.nvtx import NsysTracer
 from fakedist.record.timed_step.tracer import OperationTracer, Tracer
+from fakedist.run import notes
 from fakedist.run.encoding import Record
+from fakedist.run.notes import Note
 from fakedist.run.outcome import Ending, Outcome
 from fakedist.run.records import GpuRecord, InventedRecord, NoteRecord, UnansweredRecord
 from fakedist.run.rows import UnansweredRow
@@ -87,7 +89,7 @@ class Surroundings:
         self._world = self._recording = ExitStack()
         self._values: ValueEngine | None = None
         self._tapes: Tapes | None = None
-        self._world_notes: Callable[[], list[str]] = list
+        self._world_notes: Callable[[], list[Note]] = list
         self._tuning = FirstConfigurations()
         self._facts_at = time.monotonic()
         self._refused = 0
@@ -182,8 +184,8 @@ class Surroundings:
     def _write_about_the_world(self) -> None:
         if self._tapes is not None:
             self._tapes.close(sys.exc_info()[1])
-        for text in filter(None, (*self._world_notes(), self._tuning.note())):
-            self._journal.append(NoteRecord(text))
+        for note in (*self._world_notes(), *self._tuning.notes()):
+            self._journal.append(NoteRecord(note))
 
     def _model_tracer(self) -> OperationTracer | None:
         """The tracer for a recorded step, or None if the job wants no estimated times."""
@@ -248,38 +250,25 @@ class Surroundings:
                 self._journal.append(UnansweredRecord([UnansweredRow(*row) for row in refused]))
 
     def _write_what_made_up_values_decided(self) -> None:
-        if self._values is not None and (text := self._values.branches()):
-            self._journal.append(NoteRecord(text))
+        if self._values is not None and (note := self._values.branches()):
+            self._journal.append(NoteRecord(note))
 
     def _write_what_the_host_did_not_compute(self) -> None:
         operations, first = self._values.not_computed_on_host() if self._values is not None else (0, "")
         if operations:
-            where = f"at {first}" if first else "in a backward"
-            text = (
-                f"{operations:,} operations on host tensors of more than 4 MiB were not computed, first {where}: "
-                "large floats hold no values, neither on the virtual GPU nor, with it, on the host"
-            )
-            self._journal.append(NoteRecord(text))
+            self._journal.append(NoteRecord(notes.host_not_computed(operations, first)))
 
     def _write_what_was_traced(self) -> None:
-        if self._gpu is not None and (note := self._gpu.constants_note()):
+        if self._gpu is None:
+            return
+        for note in self._gpu.notes():
             self._journal.append(NoteRecord(note))
-        launches = self._gpu.traced() if self._gpu is not None else 0
-        if launches and not _rehearses():
-            text = (
-                f"the script's profiler saw {launches:,} launches of the virtual GPU: their names, streams and order "
-                "are the job's, their times are not a GPU's (each takes 1 us); operations on small tensors, which the "
-                "host computes, launch none"
-            )
-            self._journal.append(NoteRecord(text))
+        if (launches := self._gpu.traced()) and not _rehearses():
+            self._journal.append(NoteRecord(notes.profiler_saw_virtual_gpu(launches)))
 
     def _write_what_may_have_failed_it(self, outcome: Outcome) -> None:
         if outcome is Outcome.EXCEPTION and self._job.device == "virtual" and self._job.values == "off":
-            text = (
-                "with --values off nothing is computed, and what the script reads from the GPU is zeros: "
-                "its error may come of that; without --values off small tensors are computed"
-            )
-            self._journal.append(NoteRecord(text))
+            self._journal.append(NoteRecord(notes.values_off()))
 
     def _write_what_torch_does_not_see(self) -> None:
         """Write NCCL's environment as the script left it and, on a real GPU, the memory outside the allocator."""

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Literal, Protocol
 
 from fakedist.job import Until
+from fakedist.run import notes
+from fakedist.run.notes import Note
 from fakedist.units import format_bytes
 
 #: ``--steps auto`` runs at least and at most this many steps.
@@ -29,8 +31,8 @@ class Goal(Protocol):
     def is_timed(self, step: int) -> bool:
         """Whether to time the step that begins. Of several timed steps the last one counts."""
 
-    def note(self) -> str:
-        """A note for the report when the run is over. Empty for no note."""
+    def notes(self) -> list[Note]:
+        """Notes for the report when the run is over."""
 
 
 class After:
@@ -56,9 +58,9 @@ class After:
         """Whether this is the ``limit``-th step."""
         return step == self._limit
 
-    def note(self) -> str:
-        """No note."""
-        return ""
+    def notes(self) -> list[Note]:
+        """No notes."""
+        return []
 
 
 class Steady:
@@ -99,9 +101,9 @@ class Steady:
         """Whether the step may be the steady one."""
         return LEAST_STEPS <= step <= MOST_STEPS and not self.is_steady
 
-    def note(self) -> str:
+    def notes(self) -> list[Note]:
         """Why the run was not steady, if it was not."""
-        return f"not steady: {self._why}: --steps 10" if self._why else ""
+        return [notes.not_steady(self._why)] if self._why else []
 
     def _difference(self, before: Live, now: Live, step: int) -> str:
         for device in sorted({*before, *now}):

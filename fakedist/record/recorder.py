@@ -39,6 +39,7 @@ from fakedist.record.timed_step.later_step import LaterStep
 from fakedist.record.timed_step.recorded_step import RecordedStep
 from fakedist.record.timed_step.tracer import OperationTracer, Tracer
 from fakedist.record.training import Training
+from fakedist.run import notes
 from fakedist.run.memory_records import FailedRequestRecord
 from fakedist.run.outcome import Ending
 from fakedist.run.records import NoteRecord, OutcomeRecord, StepRecord, StepWentOnRecord
@@ -213,16 +214,15 @@ class Recorder:
         if self._records:
             self._drain.all()
             self._write_statistics()
-        if self._steps.stopped and (unsteady := self._training.goal.note()):
-            self._journal.append(NoteRecord(unsteady))
-        if untimed := self._recorded_step.close(self._steps.last if self._training.is_counted else 0):
-            self._journal.append(NoteRecord(untimed))
+        found = self._training.goal.notes() if self._steps.stopped else []
+        found += self._recorded_step.close(self._steps.last if self._training.is_counted else 0)
+        for note in found:
+            self._journal.append(NoteRecord(note))
         for record in self._later_step.close():
             self._journal.append(record)
         self._drain.names()
         if self._history.requests_ignored:
-            text = "the script's own calls of _record_memory_history were ignored: fakedist records the history itself"
-            self._journal.append(NoteRecord(text))
+            self._journal.append(NoteRecord(notes.history_requests_ignored()))
         self._journal.append(outcome)
 
     def forget(self) -> None:

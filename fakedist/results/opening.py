@@ -11,6 +11,7 @@ from fakedist.results.run import Run
 from fakedist.results.run_tables import MadeTables, StoredTables
 from fakedist.run.directory import is_in_use
 from fakedist.run.manifest import Manifest, load_manifest
+from fakedist.run.notes import Note
 from fakedist.run.outcome import Ending, Outcome
 
 #: Tables that mean nothing without steps, which a snapshot does not have.
@@ -76,7 +77,7 @@ def open_snapshot(path: Path) -> Run:
     return Run(path, manifest, summary, known, device=f"cuda:{recording.device}")
 
 
-def _manifest_of_snapshot(notes: list[str]) -> Manifest:
+def _manifest_of_snapshot(notes: list[Note]) -> Manifest:
     """A run.json for a snapshot, which has none."""
     return Manifest(
         command=[],

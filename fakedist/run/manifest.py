@@ -14,6 +14,7 @@ from fakedist._version import __version__
 from fakedist.errors import JobError, RunDirectoryError
 from fakedist.job import Job
 from fakedist.run.directory import DAMAGED, MANIFEST_NAME
+from fakedist.run.notes import Note
 from fakedist.run.outcome import Ending, Outcome
 from fakedist.run.plain import PlainValueError, from_plain, to_plain
 from fakedist.run.schema import SCHEMA_VERSION
@@ -56,8 +57,8 @@ class Manifest:
         exit: How the rank ended.
         versions: Of `python`, `torch` and `cuda` where the rank ran; empty while it runs.
         provenance: Which figures are measured, simulated or estimated.
-        dropped: What of the run is not in the recording, one sentence each; they are among the notes too.
-        notes: What a reader must know about these figures, one sentence each.
+        dropped: What of the run is not in the recording; these are among the notes too.
+        notes: What limits what these figures mean.
         summary: The object that `--json` prints; None while the rank runs.
     """
 
@@ -72,8 +73,8 @@ class Manifest:
     exit: Ending
     versions: dict[str, str]
     provenance: dict[str, str]
-    dropped: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    dropped: list[Note] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     summary: Summary | None = None
 
 

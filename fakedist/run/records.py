@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from fakedist.run.encoding import U32, Record
 from fakedist.run.memory_records import MEMORY_RECORDS
+from fakedist.run.notes import Note
 from fakedist.run.outcome import Outcome
 from fakedist.run.rows import (
     CallRow,
@@ -133,11 +134,11 @@ class NoteRecord(Record):
     """A note for the report.
 
     Attributes:
-        text: One sentence.
+        note: The note.
     """
 
     kind: ClassVar[str] = "note"
-    text: str
+    note: Note
 
 
 @dataclass(frozen=True, slots=True)

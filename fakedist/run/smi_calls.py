@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from fakedist.run import notes
+from fakedist.run.notes import Note
+
 #: The first word of a line, before the arguments.
 CONSTANT, REFUSED = "constant", "refused"
 
@@ -23,8 +26,8 @@ def write_call(calls: str, what: str, arguments: Iterable[str]) -> None:
             os.close(file)
 
 
-def calls_notes(calls: Path) -> list[str]:
-    """Notes about the calls in the file, one sentence each."""
+def calls_notes(calls: Path) -> list[Note]:
+    """Notes about the calls in the file."""
     constant, refused, first = 0, 0, ""
     if not calls.is_file():
         return []
@@ -35,15 +38,5 @@ def calls_notes(calls: Path) -> list[str]:
             refused += what == REFUSED
             if what == REFUSED:
                 first = first or f"nvidia-smi {arguments}"
-    notes = []
-    if constant:
-        notes.append(
-            f"nvidia-smi was called {_times(constant)}: its answers are constants of an idle GPU with all memory free"
-        )
-    if refused:
-        notes.append(f"nvidia-smi refused {'1 call' if refused == 1 else f'{refused:,} calls'}, first {first}")
-    return notes
-
-
-def _times(number: int) -> str:
-    return "once" if number == 1 else f"{number:,} times"
+    found = [notes.smi_constant(constant)] if constant else []
+    return [*found, *([notes.smi_refused(refused, first)] if refused else [])]

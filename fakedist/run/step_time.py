@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fakedist.run.notes import Note
+
 
 @dataclass(frozen=True)
 class Peaks:
@@ -46,7 +48,7 @@ class KernelSource:
         step: The timed step.
         gpu: The GPU's name.
         step_us: From the beginning of the step to the end of everything that it launched.
-        notes: What limits what these times mean, one sentence each.
+        notes: What limits what these times mean.
         calibrated_on: The GPU that the model was calibrated on; None without calibration.
         tool_version: Version of the tool, where it tells it.
         report: The tool's report.
@@ -57,7 +59,7 @@ class KernelSource:
     step: int
     gpu: str
     step_us: float
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     calibrated_on: Calibration | None = None
     tool_version: str = ""
     report: str = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fakedist.run.notes import Note
 from fakedist.run.outcome import Ending
 from fakedist.run.schema import SCHEMA_VERSION
 from fakedist.run.step_time import KernelSource, StepTime
@@ -259,7 +260,7 @@ class Summary:
         out_of_memory: The request that ended the run; None if none did.
         advice: What would lower the peak.
         invented_values: Values that the virtual GPU made up.
-        notes: What limits what these figures mean, one sentence each.
+        notes: What limits what these figures mean.
         schema_version: Version of this layout.
     """
 
@@ -289,7 +290,7 @@ class Summary:
     out_of_memory: OutOfMemory | None
     advice: list[Advice]
     invented_values: int
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
     @property
     def timed(self) -> tuple[StepTime, KernelSource] | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fakedist.frames import script_line
-
-_HINT = "to receive what those ranks send, use their tapes: --rank with several ranks, or --tape"
+from fakedist.run import notes
+from fakedist.run.notes import Note
 
 
 class MadeUp:
@@ -27,16 +27,12 @@ class MadeUp:
         self._zeros += 0 if are_floats else count
         self._first_tensor = self._first_tensor or _first(call)
 
-    def notes(self) -> Iterator[str]:
+    def notes(self) -> Iterator[Note]:
         """Notes for the report."""
         if self._objects:
-            yield (
-                f"this rank's own objects stood in for {self._objects:,} objects from other ranks, "
-                f"{self._first_object}; {_HINT}"
-            )
+            yield notes.objects_made_up(self._objects, self._first_object)
         if self._tensors:
-            zeros = f" ({self._zeros:,} of integers or flags, as zeros)" if self._zeros else ""
-            yield f"{self._tensors:,} tensors from other ranks were made up{zeros}, {self._first_tensor}; {_HINT}"
+            yield notes.tensors_made_up(self._tensors, self._zeros, self._first_tensor)
 
 
 def _first(call: str) -> str:

@@ -21,6 +21,8 @@ from torch.distributed import distributed_c10d as c10d
 from fakedist.frames import script_frame
 from fakedist.job import Job
 from fakedist.patch import patched, present
+from fakedist.run import notes
+from fakedist.run.notes import Note
 from fakedist.world.arrivals import Arrivals, Nothing
 from fakedist.world.dispatched import DispatchedGroup, operations_of_groups
 from fakedist.world.files import watched_files
@@ -48,7 +50,7 @@ def fake_world(
     is_undefined: Callable[[torch.Tensor], bool] | None = None,
     tapes: Tapes | None = None,
     own: OwnRanks | None = None,
-) -> Iterator[Callable[[], list[str]]]:
+) -> Iterator[Callable[[], list[Note]]]:
     """Make this process one rank of a job whose other ranks are faked.
 
     Args:
@@ -59,7 +61,7 @@ def fake_world(
         own: Ranks that the script starts by itself, if :func:`own_ranks` is already active.
 
     Yields:
-        A function that returns the notes for the report, one sentence each. Call it at the end.
+        A function that returns the notes for the report. Call it at the end.
 
     Raises:
         RecordingError: This torch lacks something that must be replaced.
@@ -109,15 +111,12 @@ class _World:
         has_order = "sort_ranks" in inspect.signature(self._new_group_with_tag).parameters
         self._keeps_order = {"sort_ranks": False} if has_order else {}
 
-    def notes(self) -> list[str]:
+    def notes(self) -> list[Note]:
         """Notes for the report."""
-        notes = [*self._arrivals.tapes.notes(), *self.own_ranks.notes(), *saved.notes()]
+        found = [*self._arrivals.tapes.notes(), *self.own_ranks.notes(), *saved.notes()]
         if (self._rank, self._num_ranks) != (self._job.rank, self._job.world_size):
-            notes.append(
-                f"the script joined the job as rank {self._rank} of {self._num_ranks}, "
-                f"not as rank {self._job.rank} of {self._job.world_size}"
-            )
-        return notes
+            found.append(notes.joined_as_another(self._rank, self._num_ranks, self._job.rank, self._job.world_size))
+        return found
 
     def rendezvous(
         self, url: str, rank: int = -1, world_size: int = -1, **_: object

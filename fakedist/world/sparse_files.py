@@ -21,6 +21,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from fakedist.patch import patched, present
+from fakedist.run import notes
+from fakedist.run.notes import Note
 from fakedist.units import format_bytes
 
 _PIECE = 1 << 20
@@ -55,11 +57,9 @@ class Saved:
             )
             sys.stderr.write(f"{text}\n")
 
-    def notes(self) -> list[str]:
+    def notes(self) -> list[Note]:
         """Notes for the report."""
-        if not self.holes_bytes:
-            return []
-        return [f"{format_bytes(self.holes_bytes)} of tensors without values were saved as holes in files"]
+        return [notes.saved_with_holes(self.holes_bytes)] if self.holes_bytes else []
 
 
 saved = Saved()

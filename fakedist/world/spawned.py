@@ -25,6 +25,8 @@ from typing import Protocol, TypeGuard
 
 from fakedist.job import Job
 from fakedist.patch import patched, present
+from fakedist.run import notes
+from fakedist.run.notes import Note
 
 #: A process that calls one of these becomes a rank.
 _JOINING = {"init_process_group", "init_device_mesh", "init_distributed", "PartialState"}
@@ -96,13 +98,10 @@ class OwnRanks:
         if self._running_candidate and num_ranks == self._job.world_size and rank != self._job.rank:
             raise AnotherRank
 
-    def notes(self) -> Iterator[str]:
+    def notes(self) -> Iterator[Note]:
         """Notes for the report."""
         if self._num_started and not self._has_run:
-            yield (
-                f"the script started {self._num_started} ranks itself, but none of them is rank {self._job.rank} of "
-                f"{self._job.world_size}: nothing of that rank ran"
-            )
+            yield notes.rank_not_started(self._num_started, self._job.rank, self._job.world_size)
 
     def start(self, original: Callable[[_Process], None]) -> Callable[[_Process], None]:
         """``BaseProcess.start``, which starts no ranks."""

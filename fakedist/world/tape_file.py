@@ -12,7 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import empty
 
+from fakedist.run import notes
 from fakedist.run.encoding import Record
+from fakedist.run.notes import Note
 from fakedist.run.tape import (
     ANY_RANK,
     MAX_TAPE_BYTES,
@@ -88,15 +90,15 @@ class Reader:
     def _queue(self, where: Where) -> deque[Sent]:
         return self._queues.get((where.operation, where.channel, where.to), deque())
 
-    def notes(self) -> Iterable[str]:
+    def notes(self) -> Iterable[Note]:
         """Notes for the report."""
         whose = f"the tape of rank {self.tape.rank} ({self.tape.run_directory})"
         if self.num_answers:  # a rank may need nothing from the ranks before it
-            yield f"{self.num_answers:,} calls were answered from {whose}"
+            yield notes.tape_answered(self.num_answers, whose)
         if self.num_unknown:
-            yield f"{self.num_unknown:,} calls have made-up values: {whose} has only their sizes"
+            yield notes.tape_without_values(self.num_unknown, whose)
         if self.num_over:
-            yield f"{self.num_over:,} calls are not on {whose}: their values are made up"
+            yield notes.tape_too_short(self.num_over, whose)
 
 
 @dataclass

@@ -16,6 +16,8 @@ import torch
 
 from fakedist.errors import WorldError
 from fakedist.frames import script_line
+from fakedist.run import notes
+from fakedist.run.notes import Note
 from fakedist.run.tape import (
     ANY_RANK,
     MAX_TAPE_BYTES,
@@ -202,16 +204,13 @@ class Tapes:
         nth = self._asked[where._replace(sequence=0)]
         return Awaited(where.operation, where.source, where.channel, where.to, where.tag, nth)
 
-    def notes(self) -> list[str]:
+    def notes(self) -> list[Note]:
         """Notes for the report."""
-        notes = [note for reader in self._readers.values() for note in reader.notes()]
-        notes += self.made_up.notes()
+        found = [note for reader in self._readers.values() for note in reader.notes()]
+        found += self.made_up.notes()
         if self._writer is not None and self._writer.num_cut:
-            notes.append(
-                f"the tape holds at most {MAX_TAPE_BYTES >> 30} GiB of values: "
-                f"{self._writer.num_cut:,} later sends were recorded without theirs"
-            )
-        return notes
+            found.append(notes.tape_full(MAX_TAPE_BYTES, self._writer.num_cut))
+        return found
 
     def close(self, error: BaseException | None = None) -> None:
         """Write the values still being copied from the device and, if the script ends in an error, what it missed."""

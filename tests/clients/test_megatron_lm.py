@@ -89,4 +89,4 @@ def test_a_stock_fake_process_group_is_as_good_as_any(both: list[dict[int, dict[
 
 
 def test_a_recording_of_megatron_lm_s_own_does_not_disturb(both: list[dict[int, dict[str, Any]]]) -> None:
-    assert [note for note in both[1][0]["notes"] if "_record_memory_history were ignored" in note]
+    assert [note for note in both[1][0]["notes"] if note["code"] == "history_requests_ignored"]

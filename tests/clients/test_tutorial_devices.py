@@ -22,6 +22,6 @@ def test_a_tutorials_ranks_run_on_their_own_devices(tutorial: str, tmp_path: Pat
     chosen = [line for line in finished.stdout.splitlines() if line.startswith("DEVICE ")]
     assert chosen == [f"DEVICE {rank}" for rank in RANKS]
     manifests = [json.loads((tmp_path / "run" / f"rank{rank}" / "run.json").read_text()) for rank in RANKS]
-    assert not any("cuda:" in note for manifest in manifests for note in manifest["notes"])
+    assert not any("cuda:" in note["text"] for manifest in manifests for note in manifest["notes"])
     assert len({manifest["summary"]["peak_allocated_bytes"] for manifest in manifests}) == 1
     assert all(len(manifest["summary"]["steps"]) == 2 for manifest in manifests)

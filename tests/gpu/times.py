@@ -110,7 +110,7 @@ def read_times(run_directory: Path) -> JobTimes:
     recording = read_recording(run_directory)
     columns = recording.kernels
     if not len(columns["name"]):
-        notes = [note for note in recording.notes if "kernel" in note]
+        notes = [note.text for note in recording.notes if "kernel" in note.text]
         return JobTimes(error=notes[0] if notes else "no kernels")
     us = np.nan_to_num(columns["duration_us"])
     own = us * (columns["family"] != FAMILIES.index(LEFT_OUT))

@@ -109,8 +109,8 @@ def test_it_is_called_an_estimate_and_says_what_it_is_not(run: Timed) -> None:
     assert {name: source[name] for name in ("source", "tool", "step", "gpu", "calibrated_on")} == {
         "source": "estimated", "tool": "model", "step": 2, "gpu": "NVIDIA H100 80GB HBM3", "calibrated_on": None,
     }  # fmt: skip
-    assert any("never calibrated on a GPU" in note for note in source["notes"])
-    assert not any("have no estimate" in note for note in source["notes"])
+    assert any("never calibrated on a GPU" in note["text"] for note in source["notes"])
+    assert not any("have no estimate" in note["text"] for note in source["notes"])
 
 
 def test_collectives_stand_where_they_were_called_and_take_no_time(run: Timed) -> None:
@@ -153,5 +153,6 @@ def test_a_script_that_ends_before_the_timed_step_is_told(tmp_path: Path, run_fa
     early = run_job(tmp_path / "run", run_fakedist, "--steps=9")
     assert len(early.kernels) == 0
     assert any(
-        "the run ended in step 4, before the one that is timed (--steps 4" in note for note in early.summary["notes"]
+        "the run ended in step 4, before the one that is timed (--steps 4" in note["text"]
+        for note in early.summary["notes"]
     )

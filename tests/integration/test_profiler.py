@@ -45,7 +45,7 @@ def profiled(tmp_path_factory: pytest.TempPathFactory, run_fakedist: RunFakedist
     options = ("--world-size", "8", "--rank", "0", "--device", "virtual", "--steps", "4", "-o", directory / "run")
     summary = run_fakedist("profile", *options, "--json", "train.py", cwd=directory).json()
     trace, averages = (json.loads((directory / f"{name}.json").read_text()) for name in ("trace", "averages"))
-    return trace["traceEvents"], averages, "\n".join(summary["notes"])
+    return trace["traceEvents"], averages, "\n".join(note["text"] for note in summary["notes"])
 
 
 def test_a_script_sees_its_kernels_in_key_averages(profiled: tuple[Any, dict[str, int], str]) -> None:

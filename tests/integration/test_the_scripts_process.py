@@ -60,7 +60,7 @@ def test_what_a_script_sets_counts_as_if_it_were_set_outside(tmp_path: Path, run
         pd.testing.assert_frame_equal(table(tmp_path / "inside", name), table(tmp_path / "outside", name), obj=name)
     manifests = [json.loads((tmp_path / name / "run.json").read_text()) for name in runs]
     assert len({json.dumps(each["notes"]) for each in manifests}) == 1
-    assert not any("LOCAL_RANK" in note for note in manifests[0]["notes"])
+    assert not any("LOCAL_RANK" in note["text"] for note in manifests[0]["notes"])
     for key in ("estimated_outside", "advice", "by_category", "peak_reserved_bytes"):
         assert manifests[0]["summary"][key] == manifests[1]["summary"][key]
     records = read_journal(tmp_path / "inside" / "journal.bin")
@@ -119,7 +119,8 @@ def test_a_module_of_a_package_may_import_torch_distributed_first(tmp_path: Path
     printed = ["BEFORE 2 False", "AFTER 2 False", "BUS 4", "SMI True 0 MiB"]
     assert finished.stdout.splitlines()[:4] == printed, finished.stderr
     note = "nvidia-smi was called once: its answers are constants of an idle GPU with all memory free"
-    assert note in json.loads((tmp_path / "run" / "run.json").read_text())["notes"]
+    told = json.loads((tmp_path / "run" / "run.json").read_text())["notes"]
+    assert {"code": "smi_constant", "text": note} in told
     events = table(tmp_path / "run", "events")
     assert list(events["size_bytes"][:2]) == [2 << 20, 32]  # its segment and the tensor made past torch.cuda
 

@@ -13,6 +13,8 @@ from fakedist.analysis.traces.range_meanings import STEP
 from fakedist.analysis.traces.step_trace import Activity, Ranges
 from fakedist.analysis.traces.traced_kernels import Trace
 from fakedist.errors import ReportError
+from fakedist.run import time_notes
+from fakedist.run.notes import Note
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,12 @@ def read_trace(database: Database, choice: Choice) -> Trace:
             f"{database.called} has no kernels: no GPU was used, or nsys ran without --trace=cuda",
             "nsys profile --trace=cuda,nvtx ...   traces both",
         )
-    notes: list[str] = []
-    process = _process(database, activity, choice, notes)
+    told: list[Note] = []
+    process = _process(database, activity, choice, told)
     activity = activity.where(activity.columns["globalPid"] >> THREAD_BITS == process)
     ranges = read_ranges(database, process).with_functions().told_by_us()
     thread, launch = _launches(database, activity)
-    begin, end, step = _window(ranges, activity, thread, choice, notes)
+    begin, end, step = _window(ranges, activity, thread, choice, told)
     inside = (launch >= begin) & (launch <= end)
     chosen = activity.where(inside)
     if not len(chosen):
@@ -60,7 +62,7 @@ def read_trace(database: Database, choice: Choice) -> Trace:
         made_at=made_at,
         begin=begin,
         step=step,
-        notes=notes,
+        notes=told,
     )
 
 
@@ -77,18 +79,15 @@ def tool_version(database: Database) -> str:
     return database.pairs("META_DATA_EXPORT", "EXPORT_META_DATA").get("EXPORT_PRODUCT_VERSION", "")
 
 
-def _process(database: Database, activity: Activity, choice: Choice, notes: list[str]) -> int:
+def _process(database: Database, activity: Activity, choice: Choice, told: list[Note]) -> int:
     """The chosen process, as the upper bits of ``globalPid``."""
     found, counts = np.unique(activity.columns["globalPid"] >> THREAD_BITS, return_counts=True)
     numbers = {int(each) & 0xFFFFFF: int(each) for each in found}
     if choice.process is None:
         chosen = int(found[counts.argmax()])
         if len(found) > 1:
-            others = ", ".join(str(each) for each in numbers if numbers[each] != chosen)
-            notes.append(
-                f"the report has kernels of {len(found)} processes; these are of process {chosen & 0xFFFFFF}"
-                f" (--process {others})"
-            )
+            others = [each for each in numbers if numbers[each] != chosen]
+            told.append(time_notes.several_processes(len(found), chosen & 0xFFFFFF, others))
         return chosen
     if choice.process not in numbers:
         there = ", ".join(map(str, numbers))
@@ -132,13 +131,13 @@ def _captures(database: Database, activity: Activity, process: int) -> tuple[Int
     return thread, time
 
 
-def _window(ranges: Ranges, activity: Activity, thread: Ints, choice: Choice, notes: list[str]) -> tuple[int, int, int]:
+def _window(ranges: Ranges, activity: Activity, thread: Ints, choice: Choice, told: list[Note]) -> tuple[int, int, int]:
     """Start, end and number of the chosen step."""
     steps = ranges.where(ranges.kind == STEP)
     if not len(steps.start):
         if choice.step is not None:
             raise ReportError("no range of the report names a step", "leave --step out: all of it is then one step")
-        notes.append("no range of the report names a step: all that it has is taken for one")
+        told.append(time_notes.no_steps_traced())
         first = min(int(activity.columns["start"].min()), int(ranges.start.min(initial=np.iinfo(np.int64).max)))
         return first, int(activity.columns["end"].max()), 1
     launching = np.bincount(np.searchsorted(*_grouped(steps.thread, thread))) if len(thread) else np.zeros(0)

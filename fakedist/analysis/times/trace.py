@@ -18,7 +18,9 @@ import pandas as pd
 from fakedist.analysis.recording import Array
 from fakedist.analysis.times.kernel_kinds import timed
 from fakedist.analysis.times.merging import bars, kind_runs, layer_runs, longest_runs
+from fakedist.run import notes
 from fakedist.run.directory import TRACE_NAME
+from fakedist.run.notes import Note
 from fakedist.run.plain import to_plain
 from fakedist.run.schema import FAMILIES, KINDS
 from fakedist.run.step_time import KernelSource
@@ -34,7 +36,7 @@ _PHASES, _LAYERS, _FIRST_STREAM = 1, 2, 10
 
 def write_trace(
     run_directory: Path, tables: dict[str, pd.DataFrame], summary: Summary, source: KernelSource | None
-) -> list[str]:
+) -> list[Note]:
     """Write the trace of a run.
 
     Args:
@@ -44,10 +46,10 @@ def write_trace(
         source: Where the kernels come from; None without kernels.
 
     Returns:
-        What the trace leaves out, one sentence each. The trace contains these sentences too.
+        Notes on what the trace leaves out. The trace contains their texts too.
     """
     path = run_directory / TRACE_NAME
-    left_out: list[str] = []
+    left_out: list[Note] = []
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with gzip.open(scratch, "wt", compresslevel=4, encoding="utf-8") as file:
@@ -62,21 +64,21 @@ def write_trace(
     return left_out
 
 
-def _about(summary: Summary, source: KernelSource | None, left_out: list[str]) -> dict[str, str]:
+def _about(summary: Summary, source: KernelSource | None, left_out: list[Note]) -> dict[str, str]:
     told = {"made by": "fakedist"}
     if summary.rank is not None:
         told["rank"] = f"rank {summary.rank} of {summary.world_size}"
     told |= {key: str(value) for key, value in to_plain(source).items()} if source else {}
-    return told | ({"left out": "; ".join(left_out)} if left_out else {})
+    return told | ({"left out": "; ".join(note.text for note in left_out)} if left_out else {})
 
 
-def trace_events(tables: dict[str, pd.DataFrame], source: KernelSource | None, left_out: list[str]) -> Iterator[str]:
+def trace_events(tables: dict[str, pd.DataFrame], source: KernelSource | None, left_out: list[Note]) -> Iterator[str]:
     """Every event as JSON.
 
     Args:
         tables: Tables by name: kernels, layers, calls, groups, events, spans.
         source: Where the kernels come from; None without kernels.
-        left_out: Receives a sentence for everything that is left out.
+        left_out: Receives a note for everything that is left out.
     """
     kernels = tables["kernels"]
     if len(kernels):
@@ -88,14 +90,11 @@ def trace_events(tables: dict[str, pd.DataFrame], source: KernelSource | None, l
         all_runs = layer_runs(ready, tables["layers"]["parent"].to_numpy())
         runs = longest_runs(all_runs, MOST_BARS)
         if num := len(all_runs) - len(runs):
-            left_out.append(
-                f"trace.json.gz leaves out the {num:,} shortest of {len(all_runs):,} slices of its track of layers"
-            )
+            left_out.append(notes.trace_bars_left_out(num, len(all_runs)))
         yield from _slices(_GPU, _LAYERS, "layers", runs.rename(columns={"layer": "row"}), names)
         found = bars(ready, MOST_BARS)
         if len(found) < len(ready):
-            shown = f"the {len(ready):,} kernels of its streams as {len(found):,} bars"
-            left_out.append(f"trace.json.gz shows {shown}: neighbours are one")
+            left_out.append(notes.trace_kernels_merged(len(ready), len(found)))
         yield from _streams(ready, found, names, call_texts(tables["calls"], tables["groups"]))
         yield from _memory(_GPU, *_memory_on_gpu(ready, tables["events"]))
     events = tables["events"]

@@ -13,8 +13,10 @@ from fakedist.analysis.traces.joining import Places, find_places
 from fakedist.analysis.traces.layer_numbers import LayerNumbers
 from fakedist.analysis.traces.range_meanings import OPERATION
 from fakedist.analysis.traces.step_trace import Activity, Ranges
+from fakedist.run import time_notes
 from fakedist.run.encoding import columns_of
 from fakedist.run.families import kernel_family
+from fakedist.run.notes import Note
 from fakedist.run.schema import FAMILIES, PHASES
 from fakedist.run.step_time import KernelSource
 from fakedist.run.trace_records import KernelsRecord
@@ -33,7 +35,7 @@ class Trace:
         made_at: When they were captured.
         begin: Start of the step.
         step: Its number.
-        notes: What a reader must know about these times.
+        notes: What limits what these times mean.
     """
 
     ranges: Ranges
@@ -44,7 +46,7 @@ class Trace:
     made_at: Ints
     begin: int
     step: int
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -176,28 +178,23 @@ def _operation(name: str) -> str:
     return name.replace("::", ".", 1) if name.startswith("aten::") else name
 
 
-def _notes(trace: Trace, places: Places, phase: npt.NDArray[np.uint8]) -> list[str]:
+def _notes(trace: Trace, places: Places, phase: npt.NDArray[np.uint8]) -> list[Note]:
     """Notes that count the kernels whose attribution is coarse."""
-    notes, columns = [], trace.activity.columns
-    count = len(trace.activity)
+    found: list[Note] = []
+    columns, count = trace.activity.columns, len(trace.activity)
     if unknown := int((trace.thread == -1).sum()):
-        notes.append(f"{_count(unknown, 'kernel')} of {count:,} without a traced launch: of no layer")
+        found.append(time_notes.kernels_without_launch(unknown, count))
     in_graph = (columns["graphNodeId"] > 0) & (trace.made_in == -1)
     if coarse := int(in_graph.sum()):
-        notes.append(f"{_count(coarse, 'kernel')} of CUDA graphs count for the layer that launched the graph")
+        found.append(time_notes.kernels_of_graphs(coarse))
     if graphs := int(trace.activity.is_graph.sum()):
-        hint = "nsys profile --cuda-graph-trace=node shows its kernels"
-        notes.append(f"{_count(graphs, 'CUDA graph')} traced as a whole: one row each; {hint}")
+        found.append(time_notes.graphs_as_a_whole(graphs))
     if count and not (places.layer >= 0).any():
-        notes.append("no range of the trace names a layer: every kernel is outside of modules")
+        found.append(time_notes.no_layers_traced())
     if unknown := int((places.unknown & (places.layer < 0)).sum()):
-        notes.append(f"{_count(unknown, 'kernel')} of backward without a known layer: their forward was not traced")
+        found.append(time_notes.forward_not_traced(unknown))
     if count and bool((phase == PHASES.index("other")).all()):
-        notes.append("no range of the trace tells forward, backward or optimizer: every kernel's phase is other")
+        found.append(time_notes.no_phases_traced())
     if count and not (trace.ranges.kind == OPERATION).any():
-        notes.append("no range of the trace names operations: recomputed forwards are not told from others")
-    return notes
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+        found.append(time_notes.no_operations_traced())
+    return found

@@ -39,6 +39,7 @@ from fakedist.gpu.values.inside import Inside
 from fakedist.gpu.values.operators import Method, Operator, Run
 from fakedist.gpu.values.randoms import Randoms, SeedAndOffset
 from fakedist.gpu.values.storage import storage_of
+from fakedist.run.notes import Note
 from fakedist.run.rows import InventedRow
 
 #: glibc takes larger blocks from the kernel, which zeroes them (M_MMAP_THRESHOLD's largest value).
@@ -106,8 +107,8 @@ class ValueEngine:
         """Values made up since the last call."""
         return self._host.inventions.take()
 
-    def branches(self) -> str:
-        """The report's note on decisions of the script that depend on made-up values; empty without any."""
+    def branches(self) -> Note | None:
+        """The report's note on decisions of the script that depend on made-up values; None without any."""
         return self._host.inventions.branches()
 
     def not_computed_on_host(self) -> tuple[int, str]:

@@ -7,6 +7,7 @@ from torch import randn, zeros
 
 from fakedist.errors import InventedValueError
 from fakedist.frames import script_frame
+from fakedist.run.notes import Note, branches_made_up
 from fakedist.run.rows import InventedRow
 
 #: How often a line may get made-up values, or the same answer computed from them, before it counts as a loop that waits
@@ -67,19 +68,14 @@ class Inventions:
         self._runs[line] = (answer, times)
         return answer
 
-    def branches(self) -> str:
-        """The report's note on decisions that depend on made-up values; empty without any."""
+    def branches(self) -> Note | None:
+        """The report's note on decisions that depend on made-up values; None without any."""
         if not self._branches:
-            return ""
+            return None
         lines = sorted(self._branches.items(), key=lambda entry: -entry[1][0])
-        named = ", ".join(f"{_named(line)} ({_times(reads, true)})" for line, (reads, true) in lines[:_NAMED])
-        more = f" and {len(lines) - _NAMED} more lines" if len(lines) > _NAMED else ""
-        cut = ", ".join(sorted(map(_named, self._cut)))
-        ended = f"; a loop did not end after {LOOP_LIMIT:,} made-up values and was ended ({cut})" if cut else ""
-        return (
-            f"the script read truth values or integers computed from made-up values at {named}{more}: "
-            f"on a real GPU it may take another branch{ended}"
-        )
+        named = [f"{_named(line)} ({_times(reads, true)})" for line, (reads, true) in lines[:_NAMED]]
+        cut = sorted(map(_named, self._cut))
+        return branches_made_up(named, max(len(lines) - _NAMED, 0), cut, LOOP_LIMIT)
 
     def fill(self, host: torch.Tensor, missing: torch.Tensor, operation: str, *, non_negative: bool = False) -> None:
         """Make up and count a host tensor's missing elements: normal floats, integers 0, bools by a coin flip."""

@@ -20,6 +20,7 @@ from fakedist.record.timed_step.tracer import Tracer
 from fakedist.run.encoding import Record
 from fakedist.run.records import NoteRecord
 from fakedist.run.rows import Place
+from fakedist.run.time_notes import not_timed
 from fakedist.run.trace_records import CALL_RANGE, LAYER_RANGE, TimedStepRecord
 
 #: One step warms up, one is timed.
@@ -82,7 +83,7 @@ class LaterStep:
             self._end()
             self._why_not = f"step {self._step}, which was timed, did not end"
         if not self._was_timed:
-            return [NoteRecord(f"no kernels were timed: {self._why_not}")]
+            return [NoteRecord(not_timed(self._why_not))]
         return [TimedStepRecord(self._step), *self._tracer.records()]
 
     def _begin(self, place: Place) -> None:

@@ -11,7 +11,9 @@ from fakedist.record.operations import Operations
 from fakedist.record.position import Position
 from fakedist.record.timed_step.tracer import OperationTracer
 from fakedist.run.encoding import Record
+from fakedist.run.notes import Note
 from fakedist.run.rows import Place
+from fakedist.run.time_notes import not_timed
 
 
 class RecordedStep:
@@ -90,23 +92,23 @@ class RecordedStep:
         if tracer is not None:
             tracer.place(self._place())
 
-    def close(self, last_step: int) -> str:
-        """End the run. Returns a note if no step was timed, else an empty string."""
+    def close(self, last_step: int) -> list[Note]:
+        """End the run. Returns a note if no step was timed."""
         if self._tracer is None:
-            return ""
+            return []
         unfinished = self._step
         if unfinished:
             self._end()
         if self._was_timed:
-            return ""
+            return []
         if self._why_not:
-            return f"no kernel times: {self._why_not}"
+            return [not_timed(self._why_not)]
         if unfinished:
-            return f"no kernel times: step {unfinished}, which is timed, did not end"
+            return [not_timed(f"step {unfinished}, which is timed, did not end")]
         if not last_step:
-            return "no kernel times: there was no training step"
+            return [not_timed("there was no training step")]
         wanted = f"--steps {last_step} times step {last_step}"
-        return f"no kernel times: the run ended in step {last_step}, before the one that is timed ({wanted})"
+        return [not_timed(f"the run ended in step {last_step}, before the one that is timed ({wanted})")]
 
     def _end(self) -> None:
         assert self._tracer is not None

@@ -46,7 +46,7 @@ def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: l
         "word": source.source,
         "source": told[:1].upper() + told[1:],
         "step": source.step,
-        "notes": source.notes,
+        "notes": [note.text for note in source.notes],
         "figures": time_figures(time),
         "shares": _shares(time),
         "kinds": _kinds(kernels),

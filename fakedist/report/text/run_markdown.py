@@ -73,7 +73,7 @@ def _time(time: StepTime, source: KernelSource) -> list[str]:
     lines += [
         f"- {name}: **{figure}**{', ' if more else ''}{escaped(more)}" for name, figure, more in time_figures(time)
     ]
-    return [*lines, *(f"- {escaped(note)}" for note in source.notes)]
+    return [*lines, *(f"- {escaped(note.text)}" for note in source.notes)]
 
 
 def _outside(summary: Summary, outside: Outside) -> list[str]:

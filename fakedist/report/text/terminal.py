@@ -104,7 +104,7 @@ def _time(console: Console, time: StepTime, source: KernelSource) -> None:
         told.add_row(f"  {name}", Text(figure, justify="right"), Text(more))
     print_lines(console, told)
     for note in source.notes:
-        print_remark(console, note)
+        print_remark(console, note.text)
 
 
 def _advice(console: Console, pieces: list[Advice]) -> None:

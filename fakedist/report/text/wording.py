@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fakedist.job import Job
+from fakedist.run.notes import Note
 from fakedist.run.outcome import Outcome
 from fakedist.run.sources import INDUCTORS
 from fakedist.run.summary import Advice, Outside, Summary
@@ -142,11 +144,11 @@ def short_line(line: str, cwd: str) -> str:
     return _PACKAGES.sub("", line.removeprefix(cwd.rstrip("/") + "/") if cwd else line)
 
 
-def note_texts(notes: list[str], cwd: str) -> list[str]:
-    """The notes, with files relative to the working directory or to where packages are installed."""
-    notes = [_PACKAGES_WITHIN.sub("", note) for note in notes]
+def note_texts(notes: Sequence[Note], cwd: str) -> list[str]:
+    """The notes' texts, with files relative to the working directory or to where packages are installed."""
+    texts = [_PACKAGES_WITHIN.sub("", note.text) for note in notes]
     root = cwd.rstrip("/")
-    return [note.replace(f" {root}/", " ") for note in notes] if root else notes
+    return [text.replace(f" {root}/", " ") for text in texts] if root else texts
 
 
 def layer_label(name: str, num_repeats: int = 1) -> str:

@@ -43,6 +43,11 @@ def built(directory: Path) -> dict[str, Any]:
     return manifest
 
 
+def texts(found: dict[str, Any]) -> list[str]:
+    """The notes of a manifest or a summary."""
+    return [note["text"] for note in found["notes"]]
+
+
 #: What is said of a run that was stopped.
 NOT_REACHED = (
     "the script was stopped after {}; not recorded: validation, saving and what else follows "
@@ -69,7 +74,7 @@ def test_figures_add_up(tmp_path: Path) -> None:
     assert summary["peak_allocated_bytes"] == 4 * MIB
     assert sum(summary["by_category"].values()) == 4 * MIB
     assert sum(layer["peak_own_bytes"] for layer in summary["layers"]) == 4 * MIB
-    assert summary["notes"] == [NOT_REACHED.format("1 step")]
+    assert texts(summary) == [NOT_REACHED.format("1 step")]
     assert summary["fits"] is True
     assert summary["exit"] == {"outcome": "stopped", "code": 0, "message": ""}
 
@@ -93,7 +98,7 @@ def test_a_rank_that_wrote_nothing_still_has_its_tables(tmp_path: Path, left: Ca
     summary = manifest["summary"]
     assert summary["exit"]["outcome"] == "killed"
     assert (summary["peak_allocated_bytes"], summary["layers"], summary["by_phase"]) == (0, [], [])
-    assert "the rank ended without a word" in manifest["notes"][0]
+    assert manifest["notes"][0]["code"] == "no_last_record"
     assert sorted(path.stem for path in (tmp_path / "tables").iterdir()) == sorted(TABLES)
 
 
@@ -107,8 +112,8 @@ def test_a_journal_cut_off_anywhere_gives_what_it_has(tmp_path: Path) -> None:
         assert manifest["summary"]["peak_allocated_bytes"] in (0, 4 * MIB)
     assert manifest["summary"]["peak_allocated_bytes"] == 4 * MIB
     cut = "the recording ends in the middle of a record, which is left out"
-    assert cut in manifest["notes"]
-    assert manifest["dropped"][-1] == cut
+    assert cut in texts(manifest)
+    assert manifest["dropped"][-1] == {"code": "recording_cut", "text": cut}
 
 
 def gone(directory: Path) -> None:
@@ -232,7 +237,7 @@ def test_a_request_that_failed_and_was_handled_is_no_out_of_memory(tmp_path: Pat
     found = built(made.write(new_run(tmp_path)))
     assert found["summary"]["out_of_memory"] is None
     assert found["summary"]["fits"] is True
-    assert [note for note in found["notes"] if "too little once for 6.00 GiB, and the script went on" in note]
+    assert [text for text in texts(found) if "too little once for 6.00 GiB, and the script went on" in text]
 
 
 @pytest.mark.parametrize(("segment", "fits"), [(78 * GIB, True), (79 * GIB + 512, False)])
@@ -272,7 +277,7 @@ def test_the_tables_are_about_the_ranks_own_device(tmp_path: Path) -> None:
     made.ended()
     manifest = built(made.write(new_run(tmp_path)))
     assert manifest["summary"]["peak_allocated_bytes"] == 4 * MIB
-    assert manifest["notes"] == [
+    assert texts(manifest) == [
         "the rank also used cuda:0; the tables are about cuda:1",
         NOT_REACHED.format("0 steps"),
     ]
@@ -286,7 +291,7 @@ def test_a_rank_that_used_another_device_is_reported_there(tmp_path: Path) -> No
     made.ended()
     manifest = built(made.write(new_run(tmp_path)))
     assert manifest["summary"]["peak_allocated_bytes"] == 16 * MIB
-    assert manifest["notes"] == [
+    assert texts(manifest) == [
         "the rank used cuda:0, not the device of its LOCAL_RANK",
         NOT_REACHED.format("0 steps"),
     ]
@@ -296,20 +301,20 @@ def test_a_run_without_a_forward_says_why_everything_is_other(tmp_path: Path) ->
     made = HandMade()
     made.op("init", 0)
     made.alloc(0, 8 * MIB)
-    (note,) = [note for note in built(made.write(new_run(tmp_path / "died")))["notes"] if "no forward ran" in note]
-    assert note.endswith("it is all in other, outside of modules")
+    (note,) = [text for text in texts(built(made.write(new_run(tmp_path / "died")))) if "no forward ran" in text]
+    assert note.endswith("counts as other, outside of modules")
     made.op("forward", 1)
-    assert not [note for note in built(made.write(new_run(tmp_path / "went")))["notes"] if "no forward ran" in note]
+    assert not [text for text in texts(built(made.write(new_run(tmp_path / "went")))) if "no forward ran" in text]
 
 
 def test_notes_say_what_a_reader_must_know(tmp_path: Path) -> None:
     made = one_step()
-    made.record("note", text="a word of the rank")
+    made.record("note", note={"code": "mine", "text": "a word of the rank"})
     made.record("invented", rows=[("aten.item", "/job/train.py", 3, 2, 2), ("aten.item", "/job/train.py", 3, 1, 5)])
     made.record("invented", rows=[("aten.topk.default", "/job/router.py", 8, 1, 4)])
     made.record("unanswered", rows=[("cudaGraphLaunch", 3)])
     made.stats(MIB, GIB)
-    notes = built(made.write(new_run(tmp_path, collectives="noop")))["notes"]
+    notes = texts(built(made.write(new_run(tmp_path, collectives="noop"))))
     assert notes[0] == "a word of the rank"
     assert [note.split(" ")[0] for note in notes[1:]] == [
         "the",
@@ -348,6 +353,6 @@ def test_a_rank_that_left_after_a_broadcast_of_another_is_told_of_tapes(
     made.op("other", 0)
     made.record("calls", rows=[(1, "broadcast", 0, bytes_in, 24 - bytes_in, "int64", False, 0, 0, 0, -1)])
     made.record("outcome", outcome="finished", code=0, message="", last_phase="init", last_step=0)
-    (note,) = built(made.write(new_run(tmp_path, "finished", tapes=tapes)))["notes"]
+    (note,) = texts(built(made.write(new_run(tmp_path, "finished", tapes=tapes))))
     assert note.startswith("no training step: no module ran and no optimizer stepped")
-    assert ("with --rank 0,1 where rank 0 sends" in note) == (not tapes and not bytes_in)
+    assert ("with --rank 0,1 if rank 0 sends" in note) == (not tapes and not bytes_in)

@@ -17,7 +17,7 @@ from tests.unit.analysis.recorded import HandMade
 def notes(outcome: Outcome, num_steps: int = 2, until: Any = None, training: TrainingFacts | None = None) -> list[str]:
     steps = [StepRecord(step, 0, 0) for step in range(1, num_steps + 1)]
     recording = Recording(steps=steps, outcome=OutcomeRecord(outcome, 0, training=training))
-    return coverage_notes(recording, outcome, until)
+    return [note.text for note in coverage_notes(recording, outcome, until)]
 
 
 @pytest.mark.parametrize(

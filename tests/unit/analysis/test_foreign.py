@@ -73,7 +73,7 @@ def test_what_a_ring_forgot_is_put_in_front(kept: int) -> None:
     assert reserved[-kept:] == whole[1][-kept:]
     found = read_foreign(cut)
     assert found.num_before == whole[0][-kept - 1] // (4 * MIB)
-    assert ("alive before the history begins" in found.notes[0]) == bool(found.num_before)
+    assert ("alive before the history begins" in found.notes[0].text) == bool(found.num_before)
 
 
 def test_blocks_of_torch_2_1_have_no_address_and_keep_frames_in_their_history() -> None:
@@ -83,20 +83,20 @@ def test_blocks_of_torch_2_1_have_no_address_and_keep_frames_in_their_history() 
     blocks = build_blocks(found.recording).frame
     assert blocks[["address", "bytes", "stack"]].to_numpy().tolist() == [[(1 << 30) + 2 * MIB, 4 * MIB, 0]]
     assert found.recording.frames[1] == ("/job/model.py", 12, "forward")
-    assert any("has no history" in note for note in found.notes)
+    assert any("has no history" in note.text for note in found.notes)
 
 
 def test_unknown_actions_and_fields_are_left_out_and_told() -> None:
     trace = [*history(), entry("teleport", 5, 5), {"action": "oom", "size": 9, "device_free": 3, "later": object()}]
     found = read_foreign({"segments": at_the_end(), "device_traces": [trace], "novelty": {"x": 1}})
-    assert "entries of the unknown action 'teleport' were left out: 1" in found.notes
+    assert "entries of the unknown action 'teleport' were left out: 1" in [note.text for note in found.notes]
     assert len(found.recording.device_events["op"]) == 11
 
 
 def test_the_device_with_the_longest_history_is_shown() -> None:
     found = read_foreign({"segments": [segment(held(MIB), device=1)], "device_traces": [history()[:1], history()]})
     assert found.recording.device == 1
-    assert any("cuda:0 too" in note for note in found.notes)
+    assert any("also has a history of cuda:0" in note.text for note in found.notes)
 
 
 @pytest.mark.parametrize("snapshot", [{"segments": [], "device_traces": []}, {"segments": [], "device_traces": [[]]}])

@@ -91,7 +91,7 @@ def test_a_monitors_query_is_answered_with_constants_and_counted(calls: Path) ->
     bare = (0, ["0, 0, 81007, [N/A], 35, 70.00, 345, 2619, P0"] * 2, "")  # a unit is no part of a number
     assert smi(calls, f"--query-gpu={names}", "--format=csv,nounits,noheader") == bare
     (note,) = calls_notes(calls)
-    assert note == "nvidia-smi was called 2 times: its answers are constants of an idle GPU with all memory free"
+    assert note.text == "nvidia-smi was called 2 times: its answers are constants of an idle GPU with all memory free"
 
 
 @pytest.mark.parametrize("name", ["ecc.errors.uncorrected.volatile.total", "clocks_event_reasons.gpu_idle", "serial"])
@@ -141,7 +141,7 @@ def test_a_field_that_does_not_exist_is_refused_as_by_the_real_tool(calls: Path)
     assert smi(calls, "--query-gpu=index")[0] == smi(calls, "--query-gpu=index", "--format=xml")[0] == 2
     assert smi(calls, "-i", "2") == (6, ["No devices were found"], "")
     (note,) = calls_notes(calls)  # a device that does not exist is an answer
-    assert note == "nvidia-smi refused 3 calls, first nvidia-smi --query-gpu=index,memory.usd --format=csv"
+    assert note.text == "nvidia-smi refused 3 calls, first nvidia-smi --query-gpu=index,memory.usd --format=csv"
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,9 @@ def test_a_field_that_does_not_exist_is_refused_as_by_the_real_tool(calls: Path)
 def test_what_is_not_answered_is_refused_in_one_line_and_counted(calls: Path, arguments: tuple[str, ...]) -> None:
     said = f"nvidia-smi: {' '.join(arguments)} is not supported on fakedist's virtual GPU\n"
     assert smi(calls, *arguments) == (2, [], said)
-    assert calls_notes(calls) == [f"nvidia-smi refused 1 call, first nvidia-smi {' '.join(arguments)}"]
+    assert [note.text for note in calls_notes(calls)] == [
+        f"nvidia-smi refused 1 call, first nvidia-smi {' '.join(arguments)}"
+    ]
 
 
 def test_a_call_that_cannot_be_counted_is_answered_all_the_same(tmp_path: Path) -> None:

@@ -71,8 +71,8 @@ def test_the_first_configuration_that_compiles_is_taken_and_the_others_are_not_c
         assert AlgorithmSelectorCache()("mm", ["aten", "template"], layout="l") == ["aten"]
         times = {config: Autotuner()._bench(config=config) for config in Autotuner.configs}
         assert min(times, key=times.__getitem__) == "small"
-    assert "kernels of Inductor: 2" in tuning.note()
-    assert "kernels by coordinate descent: 1" in tuning.note()
+    assert "kernels of Inductor: 2" in tuning.notes()[0].text
+    assert "kernels by coordinate descent: 1" in tuning.notes()[0].text
 
 
 @pytest.mark.usefixtures("modules")
@@ -89,4 +89,4 @@ def test_afterwards_tuning_is_as_it_was_and_nothing_is_noted_where_nothing_was_t
     tuner = CachingAutotuner("a", "b")
     tuner._precompile_worker()
     assert tuner.compiled == ["a", "b"]
-    assert tuning.note() == ""
+    assert tuning.notes() == []

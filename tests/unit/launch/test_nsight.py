@@ -101,5 +101,5 @@ def test_a_join_that_fails_is_a_note(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     under_nsys.join_report(tmp_path)
     (record,) = read_journal(tmp_path / "kernels.bin")
     assert isinstance(record, NoteRecord)
-    assert "nsys export" in record.text
-    assert "nsight.nsys-rep is kept" in record.text
+    assert "nsys export" in record.note.text
+    assert "nsight.nsys-rep is kept" in record.note.text

@@ -8,17 +8,18 @@ import pytest
 
 from fakedist.rank.main import JournalFailed, OwnJournal
 from fakedist.run.journal import read_journal
+from fakedist.run.notes import Note
 from fakedist.run.records import NoteRecord
 
 
 def test_a_forked_child_writes_nothing_into_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = OwnJournal(tmp_path / "journal.bin")
-    journal.append(NoteRecord("parent"))
+    journal.append(NoteRecord(Note("parent", "parent")))
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    journal.append(NoteRecord("child"))
+    journal.append(NoteRecord(Note("child", "child")))
     monkeypatch.undo()
     journal.close()
-    assert list(read_journal(tmp_path / "journal.bin")) == [NoteRecord("parent")]
+    assert list(read_journal(tmp_path / "journal.bin")) == [NoteRecord(Note("parent", "parent"))]
 
 
 def test_a_full_disk_ends_the_run_past_every_except_exception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,6 +30,6 @@ def test_a_full_disk_ends_the_run_past_every_except_exception(tmp_path: Path, mo
 
     monkeypatch.setattr(journal._writer, "append", full)
     with pytest.raises(JournalFailed, match="No space left on device"):
-        journal.append(NoteRecord("lost"))
+        journal.append(NoteRecord(Note("lost", "lost")))
     journal.close()
     assert not issubclass(JournalFailed, Exception)

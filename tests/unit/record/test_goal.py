@@ -33,7 +33,7 @@ class Ends:
 def test_two_steps_are_enough_if_they_end_alike() -> None:
     ends = Ends((MIB, 5), (MIB, 5), (MIB, 5))
     assert ends.run() == 2
-    assert ends.goal.note() == ""
+    assert ends.goal.notes() == []
     assert not ends.goal.is_timed(3)
 
 
@@ -51,7 +51,8 @@ def test_losses_kept_for_a_log_are_steady_enough() -> None:
 def test_after_six_steps_it_says_that_it_was_not_steady() -> None:
     ends = Ends(*((step * MIB, 0) for step in range(1, 9)))
     assert ends.run() == 6
-    assert ends.goal.note() == (
+    (note,) = ends.goal.notes()
+    assert note.text == (
         "not steady: 5.00 MiB were live at the end of step 5, 6.00 MiB at the end of step 6 (+1,048,576 bytes): "
         "--steps 10"
     )
@@ -60,7 +61,7 @@ def test_after_six_steps_it_says_that_it_was_not_steady() -> None:
 def test_an_optimizer_that_waits_may_still_make_its_state() -> None:
     ends = Ends(*[(MIB, 0)] * 8, waits=True)
     assert ends.run() == 6
-    assert "an optimizer has not stepped" in ends.goal.note()
+    assert "an optimizer has not stepped" in ends.goal.notes()[0].text
 
 
 def test_until_something_else_no_step_is_the_last() -> None:

@@ -7,9 +7,10 @@ import pytest
 
 from fakedist.errors import RunDirectoryError
 from fakedist.run.journal import MAGIC, JournalWriter, read_journal
+from fakedist.run.notes import Note
 from fakedist.run.records import NoteRecord, OperationsRecord
 
-RECORDS = [NoteRecord("first"), OperationsRecord(0, b"\x01\x00\x00\x00", bytes(4))]
+RECORDS = [NoteRecord(Note("first", "the first")), OperationsRecord(0, b"\x01\x00\x00\x00", bytes(4))]
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 from fakedist.errors import RunDirectoryError
 from fakedist.job import Job
 from fakedist.run.manifest import Imported, import_manifest, load_job, load_manifest, new_manifest, write_manifest
+from fakedist.run.notes import Note
 from fakedist.run.outcome import Ending, Outcome
 from fakedist.run.schema import SCHEMA_VERSION
 
@@ -54,8 +55,8 @@ def test_an_imported_run_has_its_report_and_no_job(tmp_path: Path) -> None:
 
 def test_a_change_keeps_the_rest_and_leave_no_scratch_file(tmp_path: Path) -> None:
     new_manifest(tmp_path, JOB)
-    write_manifest(tmp_path, replace(load_manifest(tmp_path), notes=["a note"]))
-    assert load_manifest(tmp_path).notes == ["a note"]
+    write_manifest(tmp_path, replace(load_manifest(tmp_path), notes=[Note("a", "a note")]))
+    assert load_manifest(tmp_path).notes == [Note("a", "a note")]
     assert load_job(tmp_path).rank == 1
     assert [entry.name for entry in tmp_path.iterdir()] == ["run.json"]
 

@@ -48,7 +48,7 @@ def test_a_saved_model_takes_next_to_no_room_and_is_read_back(tmp_path: Path, sa
     assert on_disk(path) < 6 * MIB
     assert same(torch.load(path))
     assert same(torch.load(path, mmap=True))
-    assert "of tensors without values were saved as holes" in saved.notes()[0]
+    assert "of tensors without values were saved as holes" in saved.notes()[0].text
 
 
 def test_the_size_is_told_once_before_the_first_large_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

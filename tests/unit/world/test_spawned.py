@@ -143,14 +143,16 @@ def test_an_error_of_the_rank_is_the_scripts() -> None:
 def test_where_the_chosen_rank_is_not_started_a_note_says_so() -> None:
     with chosen(9, 16) as notes:
         mp.spawn(train, (16, ""), nprocs=8)  # type: ignore[no-untyped-call]
-        assert any("the script started 8 ranks itself, but none of them is rank 9 of 16" in note for note in notes())
+        assert any(
+            "the script started 8 ranks itself, but none of them is rank 9 of 16" in note.text for note in notes()
+        )
     assert ran_here == []
 
 
 def test_a_script_of_another_world_is_run_and_told() -> None:
     with chosen(1, 16) as notes:
         mp.spawn(train, (4, ""), nprocs=4)  # type: ignore[no-untyped-call]
-        assert any("the script joined the job as rank 1 of 4, not as rank 1 of 16" in note for note in notes())
+        assert any("the script joined the job as rank 1 of 4, not as rank 1 of 16" in note.text for note in notes())
     assert [ran[1:3] for ran in ran_here] == [(1, 4)]
 
 

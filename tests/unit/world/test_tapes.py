@@ -254,7 +254,7 @@ def test_large_tensors_are_known_by_size_alone(tmp_path: Path) -> None:
         assert receive(torch.zeros(large - 1)).sum() == large - 1
         with pytest.raises(WorldError, match="expects float32"):
             broadcast(torch.zeros(large + 1))
-        assert any("1 calls have made-up values" in note for note in tapes.notes())
+        assert any("1 call has made-up values" in note.text for note in tapes.notes())
 
 
 def test_a_tape_that_nothing_was_asked_of_is_not_spoken_of(tmp_path: Path) -> None:
@@ -274,8 +274,8 @@ def test_after_the_end_of_a_tape_values_are_made_up_and_counted(tmp_path: Path) 
             dist.broadcast_object_list([None], 0)
         assert "--steps" in caught.value.hint
         notes = tapes.notes()
-    assert any("1 calls were answered from the tape of rank 0" in note for note in notes)
-    assert any("2 calls are not on the tape" in note for note in notes)
+    assert any("1 call was answered from the tape of rank 0" in note.text for note in notes)
+    assert any("2 calls are not on the tape" in note.text for note in notes)
 
 
 def test_a_tape_says_what_its_rank_waited_for_and_another_whether_it_has_that(tmp_path: Path) -> None:

@@ -13,6 +13,11 @@ from tests.unit.analysis.nsys.made_up import DOMAIN, MAIN, PID, START_END, MadeU
 STEP_3 = Choice(step=3)
 
 
+def texts(found: pd.DataFrame) -> list[str]:
+    """The notes on the kernels of a run."""
+    return [note["text"] for note in found.attrs["notes"]]
+
+
 def kernels(report: MadeUp, directory: Path, choice: Choice = STEP_3) -> pd.DataFrame:
     """The table of kernels, with the layer's name in place of its row."""
     path = report.write(directory / "report.sqlite")
@@ -96,7 +101,7 @@ def test_without_steps_all_is_one_and_a_note_says_so(tmp_path: Path) -> None:
     report.kernel(200)
     found = kernels(report, tmp_path, Choice())
     assert rows(found, "layer", "phase") == [("mlp", "other")]
-    assert any("no range of the report names a step" in note for note in found.attrs["notes"])
+    assert any("no range of the report names a step" in text for text in texts(found))
 
 
 def test_ranges_that_start_and_end_in_any_order_count_too(tmp_path: Path) -> None:
@@ -129,7 +134,7 @@ def test_a_kernel_whose_launch_was_not_traced_is_counted(tmp_path: Path) -> None
     orphan = found[found["name"] == "orphan"].iloc[0]
     assert orphan["layer"] == ""
     assert orphan["launch_us"] != orphan["launch_us"]
-    assert "1 kernel of 10 without a traced launch: of no layer" in found.attrs["notes"]
+    assert "1 kernel of 10 without a traced launch: of no layer" in texts(found)
 
 
 def test_kernels_of_a_graph_count_for_its_launch_and_a_note_says_so(tmp_path: Path) -> None:
@@ -137,7 +142,9 @@ def test_kernels_of_a_graph_count_for_its_launch_and_a_note_says_so(tmp_path: Pa
     report.kernel(1160, "in graph", node=77)
     found = kernels(report, tmp_path)
     assert found[found["name"] == "in graph"]["layer"].tolist() == ["layers.0"]
-    assert "1 kernel of CUDA graphs count for the layer that launched the graph" in found.attrs["notes"]
+    assert "1 kernel of CUDA graphs count for the layer that launched the graph" in [
+        note["text"] for note in found.attrs["notes"]
+    ]
 
 
 @pytest.mark.parametrize("old", [False, True])
@@ -150,7 +157,7 @@ def test_kernels_of_a_graph_count_for_the_layer_that_was_captured_where_the_repo
     report.kernel(1160, "in graph", node=77)
     found = kernels(report, tmp_path)
     assert found[found["name"] == "in graph"]["layer"].tolist() == ["captured"]
-    assert not any("CUDA graph" in note for note in found.attrs["notes"])
+    assert not any("CUDA graph" in text for text in texts(found))
 
 
 def test_a_graph_that_was_traced_as_a_whole_is_a_row_and_a_note(tmp_path: Path) -> None:
@@ -160,7 +167,7 @@ def test_a_graph_that_was_traced_as_a_whole_is_a_row_and_a_note(tmp_path: Path) 
     found = kernels(report, tmp_path)
     graph = found[found["name"] == "CUDA graph"].iloc[0]
     assert (graph["layer"], graph["family"], graph["duration_us"]) == ("layers.0", "other", 0.5)
-    assert any("1 CUDA graph traced as a whole" in note for note in found.attrs["notes"])
+    assert any("1 CUDA graph traced as a whole" in text for text in texts(found))
 
 
 def test_copies_have_their_bytes(tmp_path: Path) -> None:
@@ -183,7 +190,9 @@ def test_the_process_with_most_kernels_is_taken_and_another_may_be_chosen(tmp_pa
     report.kernel(100, "other", other | 3)
     found = kernels(report, tmp_path)
     assert rows(found, "name", "layer", "phase", "recompute", "operation") == EXPECTED
-    assert any("kernels of 2 processes; these are of process 7 (--process 9)" in note for note in found.attrs["notes"])
+    assert any(
+        "kernels of 2 processes; these are of process 7 (--process 9)" in note["text"] for note in found.attrs["notes"]
+    )
     (tmp_path / "second").mkdir()
     chosen = kernels(report, tmp_path / "second", Choice(process=9))
     assert rows(chosen, "name", "layer") == [("other", "elsewhere")]

@@ -163,7 +163,7 @@ def test_what_a_trace_leaves_out_is_told_in_it_and_in_the_notes(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "left out" not in trace_of(run)["otherData"]
-    assert not [note for note in load_manifest(run).notes if "trace.json.gz" in note]
+    assert not [note for note in load_manifest(run).notes if "trace.json.gz" in note.text]
     monkeypatch.setattr(trace, "MOST_BARS", 5)
     again = tmp_path / "again"
     shutil.copytree(run, again)
@@ -175,7 +175,7 @@ def test_what_a_trace_leaves_out_is_told_in_it_and_in_the_notes(
     total = len(tracks(trace_of(run)["traceEvents"])[1, "layers"])
     assert told[0] == f"trace.json.gz leaves out the {total - 5:,} shortest of {total:,} slices of its track of layers"
     assert told[1].startswith("trace.json.gz shows the 42 kernels of its streams as ")
-    assert [note for note in load_manifest(again).notes if "trace.json.gz" in note] == told
+    assert [note.text for note in load_manifest(again).notes if "trace.json.gz" in note.text] == told
 
 
 def test_few_kernels_are_a_bar_each() -> None:

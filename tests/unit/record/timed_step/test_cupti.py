@@ -12,6 +12,7 @@ from fakedist.record.timed_step.cupti import CuptiTracer, profiler_record
 from fakedist.run.encoding import columns_of
 from fakedist.run.rows import LayerRow, Place
 from fakedist.run.schema import FAMILIES, PHASES
+from fakedist.run.time_notes import kernels_of_graphs
 from fakedist.run.trace_records import KernelsRecord
 
 CPU, CUDA = torch._C._autograd.DeviceType.CPU, torch._C._autograd.DeviceType.CUDA
@@ -145,14 +146,14 @@ def test_kernels_of_a_cuda_graph_are_counted_in_a_note() -> None:
     events.kernel("in_graph", 1150, 4, node=', "graph node id": 12')
     layers = LayerNumbers([NONE])
     found = kernel_record(profiler_trace(profiler_record(events, "")), layers, TOOL)
-    assert "1 kernel of CUDA graphs count for the layer that launched the graph" in found.source.notes
+    assert kernels_of_graphs(1) in found.source.notes
 
 
 def test_a_graphs_kernels_are_known_by_their_launch_where_torch_tells_no_node() -> None:
     events = training()
     events.kernel("in_graph", 1150, 4, by="cudaGraphLaunch")
     found = kernel_record(profiler_trace(profiler_record(events, "")), LayerNumbers([NONE]), TOOL)
-    assert "1 kernel of CUDA graphs count for the layer that launched the graph" in found.source.notes
+    assert kernels_of_graphs(1) in found.source.notes
 
 
 @pytest.mark.parametrize("name", ["__cudaLaunchKernel", "INVALID", "cuLaunchKernelEx"])

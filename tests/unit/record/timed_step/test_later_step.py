@@ -9,11 +9,13 @@ from fakedist.record.goal import After
 from fakedist.record.steps import Steps, StopRun
 from fakedist.record.timed_step.later_step import LaterStep
 from fakedist.run.encoding import Record
+from fakedist.run.notes import Note
 from fakedist.run.records import NoteRecord
 from fakedist.run.rows import Place
 from fakedist.run.trace_records import TimedStepRecord
 
 AFTER = Place(3, "other", 0, recompute=False)
+TRACED = Note("traced", "traced")
 
 
 class Written:
@@ -35,7 +37,7 @@ class Written:
         self.told.append("end")
 
     def records(self) -> list[Record]:
-        return [NoteRecord("traced")]
+        return [NoteRecord(TRACED)]
 
 
 def timed(tracer: Written) -> LaterStep:
@@ -54,7 +56,7 @@ def test_one_step_warms_up_and_the_next_is_traced() -> None:
     step.place(Place(4, "forward", 0, recompute=False))
     assert not step.step_ended(4, AFTER)
     assert tracer.told == ["begin 4", "other", "forward", "end"]
-    assert step.close() == [TimedStepRecord(4), NoteRecord("traced")]
+    assert step.close() == [TimedStepRecord(4), NoteRecord(TRACED)]
 
 
 def test_without_a_tracer_nothing_is_timed() -> None:
@@ -66,26 +68,26 @@ def test_without_a_tracer_nothing_is_timed() -> None:
 def note_of(step: LaterStep) -> str:
     (record,) = step.close()
     assert isinstance(record, NoteRecord)
-    return record.text
+    return record.note.text
 
 
 def test_a_script_that_ends_early_has_a_note_that_says_which_step_was_missing() -> None:
     step = timed(Written())
-    assert note_of(step) == "no kernels were timed: the script ended before step 4, which would have been timed"
+    assert note_of(step) == "no kernel times: the script ended before step 4, which would have been timed"
 
 
 def test_a_timed_step_that_does_not_end_is_no_measurement() -> None:
     tracer = Written()
     step = timed(tracer)
     step.step_ended(3, AFTER)
-    assert note_of(step) == "no kernels were timed: step 4, which was timed, did not end"
+    assert note_of(step) == "no kernel times: step 4, which was timed, did not end"
     assert tracer.told[-1] == "end"
 
 
 def test_a_tracer_that_cannot_begin_says_why() -> None:
     step = timed(Written(refuses="CUPTI is taken\nby somebody"))
     assert not step.step_ended(3, AFTER)
-    assert note_of(step) == "no kernels were timed: CUPTI is taken"
+    assert note_of(step) == "no kernel times: CUPTI is taken"
 
 
 def test_a_script_with_a_profiler_of_its_own_keeps_it() -> None:

@@ -87,7 +87,7 @@ def test_notes_name_files_as_everything_else_does(tmp_path: Path) -> None:
     made = HandMade()
     rows = [("aten.item", "/env/lib/python3.11/site-packages/lib/a.py", 3, 1, 5)]
     made.record("invented", rows=rows)
-    made.record("note", text="seen at /job/train.py:7: once")
+    made.record("note", note={"code": "told", "text": "seen at /job/train.py:7: once"})
     run = made.write(new_run(tmp_path / "run"))
     build_tables(run)
     words = " ".join(read(run).words)
@@ -114,7 +114,7 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
         made.alloc(number * 64 * MIB, 32 * MIB, stack=stack)
     made.record("groups", rows=[(0, HOSTILE[0], HOSTILE[1], (0, 1), 0, 0, HOSTILE[2])])
     made.record("calls", rows=[(0, HOSTILE[2], 0, 1, 1, HOSTILE[0], False, 0, 1, 0, -1)])
-    made.record("note", text=HOSTILE[0])
+    made.record("note", note={"code": "told", "text": HOSTILE[0]})
     made.ended(outcome="exception", code=1, message=HOSTILE[1])
     run = made.write(new_run(tmp_path / "run", arguments=HOSTILE))
     build_tables(run)

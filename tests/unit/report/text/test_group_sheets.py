@@ -33,8 +33,8 @@ def run_of(directory: Path, gather_group: int) -> Path:
     made.free(2 * MIB, MIB)
     made.op("optimizer", 1)
     made.step(1)
-    ranks = {"start": 0, "stop": 64, "step": 1}
-    made.record("groups", rows=[(0, "0", "default_pg", ranks, 0, 5, "nccl"), (1, "1", "gather", ranks, 0, 5, "nccl")])
+    ranks = (0, 64)
+    made.record("groups", rows=[(0, "0", "default_pg", ranks, 1, 5, "nccl"), (1, "1", "gather", ranks, 1, 5, "nccl")])
     calls = [("all_gather_into_tensor", gather_group, MIB, 64 * MIB, True, 0, forward, (1, "forward"))] * 2
     calls += [("reduce_scatter_tensor", 0, 64 * MIB, MIB, False, SIDE, backward, (1, "backward"))]
     rows = [

@@ -113,7 +113,7 @@ def test_a_rank_that_died_at_once_has_a_report_without_tables(tmp_path: Path) ->
     assert "device  virtual: never reached, torch unknown\nended   killed after 0 steps\n" in shown
     assert "By phase" not in shown
     assert "fits" not in shown
-    assert "the rank ended without a word" in shown
+    assert "the rank ended without its last record" in shown
 
 
 def test_names_with_brackets_are_text_and_no_style(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_names_with_brackets_are_text_and_no_style(tmp_path: Path) -> None:
     layer = made.layer("[red]mlp[/]")
     made.op("forward", 1, layer, name="aten.mm.default")
     made.alloc(0, GIB)
-    made.record("note", text="see [bold]here[/bold]")
+    made.record("note", note={"code": "told", "text": "see [bold]here[/bold]"})
     made.ended()
     run = made.write(new_run(tmp_path / "run", arguments=("[a]",)))
     build_tables(run)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fakedist.report.text.wording import note_texts, short_line
+from fakedist.run.notes import Note
 
 
 @pytest.mark.parametrize(
@@ -23,4 +24,4 @@ def test_files_are_named_from_where_the_command_was_given_or_where_packages_are(
     ("cwd", "text"), [("/home/me", "at train.py:3"), ("/", "at /home/me/train.py:3"), ("", "at /home/me/train.py:3")]
 )
 def test_notes_name_files_from_where_the_command_was_given(cwd: str, text: str) -> None:
-    assert note_texts(["at /home/me/train.py:3"], cwd) == [text]
+    assert note_texts([Note("told", "at /home/me/train.py:3")], cwd) == [text]

@@ -1,0 +1,391 @@
+"""Notes of the report: what limits what its figures mean. Every note's text is composed here.
+
+A function makes one note. Its name is the note's code. :mod:`fakedist.run.time_notes` has the notes on times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fakedist.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that limits what the figures mean.
+
+    Attributes:
+        code: Which note it is; stays the same when its words change.
+        text: The note, one sentence.
+    """
+
+    code: str
+    text: str
+
+
+def counted(number: int, what: str, plural: str = "") -> str:
+    """A number and its noun: "1 call", "1,200 calls"."""
+    return f"{number:,} {what if number == 1 else plural or f'{what}s'}"
+
+
+# ---- the script's process
+
+
+def torch_not_imported() -> Note:
+    """The script never imported torch."""
+    return Note("torch_not_imported", "the script never imported torch: there is nothing to report")
+
+
+def torch_import_not_seen() -> Note:
+    """The script imported torch without Python's import system."""
+    text = "the script imported torch past Python's import system: nothing that it did was recorded"
+    return Note("torch_import_not_seen", text)
+
+
+def history_requests_ignored() -> Note:
+    """The script asked torch for a memory history of its own."""
+    text = "the script's own calls of _record_memory_history were ignored: fakedist records the history itself"
+    return Note("history_requests_ignored", text)
+
+
+def values_off() -> Note:
+    """The script failed, and nothing was computed."""
+    text = (
+        "with --values off nothing is computed, and the script reads zeros from the GPU, which may have caused its "
+        "error; without --values off small tensors are computed"
+    )
+    return Note("values_off", text)
+
+
+def profiler_saw_virtual_gpu(launches: int) -> Note:
+    """The script's own profiler ran."""
+    text = (
+        f"the script's profiler saw {launches:,} launches of the virtual GPU: their names, streams and order are the "
+        "job's, their times are not a GPU's (each takes 1 us); operations on small tensors, which the host computes, "
+        "launch none"
+    )
+    return Note("profiler_saw_virtual_gpu", text)
+
+
+def nsys_failed(why: str, more: str) -> Note:
+    """The report of ``--nsys`` could not be joined; ``more`` says what is left of it."""
+    return Note("nsys_failed", f"no kernels from nsys: {why}{more}")
+
+
+# ---- steps
+
+
+def not_steady(difference: str) -> Note:
+    """``--steps auto`` reached its limit before two steps ended alike."""
+    return Note("not_steady", f"not steady: {difference}: --steps 10")
+
+
+def stopped_before_the_end(num_steps: int, until: str, missing: Sequence[str]) -> Note:
+    """The script was stopped.
+
+    Args:
+        num_steps: Steps that were recorded.
+        until: What stopped it: "validation", "save" or empty for its last step.
+        missing: Parts of the script that are not recorded.
+    """
+    steps = counted(num_steps, "step")
+    after = {"validation": "after its first validation", "save": "after its first checkpoint"}.get(until, "")
+    parts = [*missing, "what else follows" if missing else "what follows"]
+    listed = " and ".join([", ".join(parts[:-1]), parts[-1]] if missing else parts)
+    where = f"{after}, with {steps} recorded" if after else f"after {steps}"
+    text = f"the script was stopped {where}; not recorded: {listed} (--until end records the whole script)"
+    return Note("stopped_before_the_end", text)
+
+
+def no_optimizer_step() -> Note:
+    """The script ended by itself, and nothing marked its steps."""
+    text = (
+        "no training step: no optimizer stepped; the figures are of all that the script did, and fakedist.step() at "
+        "the end of each iteration of its loop (inference, evaluation) counts them as steps"
+    )
+    return Note("no_optimizer_step", text)
+
+
+def left_during_init(line: str, num_broadcasts: int, rank: int) -> Note:
+    """The rank ended before its first step.
+
+    Args:
+        line: Where it left the job; empty if it reached its end.
+        num_broadcasts: Broadcasts of other ranks that it received without a tape.
+        rank: The rank.
+    """
+    text = "no training step: no module ran and no optimizer stepped; the figures are of all that the script did"
+    if line:
+        text = "this rank left the job during init, before a first step: the figures are those of its init alone"
+    if num_broadcasts:
+        were = "1 broadcast of another rank was" if num_broadcasts == 1 else f"{num_broadcasts:,} broadcasts were"
+        text += (
+            f"; {were} answered with what this rank held itself: if it left the job because of that, record the "
+            f"sender's tape too, with --rank 0,{rank} if rank 0 sends"
+        )
+    return Note("left_during_init", text)
+
+
+def no_forward() -> Note:
+    """No module ran a forward."""
+    text = (
+        "no forward ran, and only a forward tells which memory is of parameters and of which layer: all of it counts "
+        "as other, outside of modules"
+    )
+    return Note("no_forward", text)
+
+
+# ---- the recording
+
+
+def no_last_record() -> Note:
+    """The rank was killed."""
+    text = "the rank ended without its last record: what it did in its last two seconds may be missing"
+    return Note("no_last_record", text)
+
+
+def recording_cut() -> Note:
+    """The journal ends in the middle of a record."""
+    return Note("recording_cut", "the recording ends in the middle of a record, which is left out")
+
+
+def trace_bars_left_out(num: int, num_all: int) -> Note:
+    """trace.json.gz has too many slices of layers."""
+    text = f"trace.json.gz leaves out the {num:,} shortest of {num_all:,} slices of its track of layers"
+    return Note("trace_bars_left_out", text)
+
+
+def trace_kernels_merged(num_kernels: int, num_bars: int) -> Note:
+    """trace.json.gz has too many kernels."""
+    text = f"trace.json.gz shows the {num_kernels:,} kernels of its streams as {num_bars:,} bars: neighbours are merged"
+    return Note("trace_kernels_merged", text)
+
+
+# ---- memory
+
+
+def allocated_before(num_blocks: int) -> Note:
+    """Blocks were freed whose allocation was not recorded."""
+    were = "1 block was" if num_blocks == 1 else f"{num_blocks} blocks were"
+    return Note("allocated_before", f"{were} allocated before the recording began and not counted")
+
+
+def peak_differs(name: str, bytes_: int, own_bytes: int) -> Note:
+    """A replayed peak differs from the allocator's own."""
+    difference = f"differs from the allocator's own statistics by {bytes_ - own_bytes} bytes"
+    return Note("peak_differs", f"the {name} peak of {bytes_} bytes {difference}")
+
+
+def went_on_without_memory(times: int, requested_bytes: int, line: str) -> Note:
+    """The script caught an out-of-memory error."""
+    what = "once" if times == 1 else f"{times} times, last"
+    text = (
+        f"the GPU's memory was too little {what} for {format_bytes(requested_bytes)}{f' at {line}' if line else ''}, "
+        "and the script went on: the peak is what it was given, not what it asked for (--gpu-memory unlimited gives "
+        "it all)"
+    )
+    return Note("went_on_without_memory", text)
+
+
+def used_other_devices(others: Sequence[int], device: int) -> Note:
+    """The rank used several devices."""
+    named = ", ".join(f"cuda:{other}" for other in others)
+    return Note("used_other_devices", f"the rank also used {named}; the tables are about cuda:{device}")
+
+
+def used_another_device(device: int) -> Note:
+    """The rank used one device, but not its own."""
+    return Note("used_another_device", f"the rank used cuda:{device}, not the device of its LOCAL_RANK")
+
+
+# ---- a snapshot of torch
+
+
+def snapshot_starts_late(num_blocks: int, bytes_: int) -> Note:
+    """The snapshot's history is cut at its beginning."""
+    were = "1 block was" if num_blocks == 1 else f"{num_blocks} blocks were"
+    text = (
+        f"{were} alive before the history begins ({bytes_} bytes): shown at its beginning, in sizes rounded to 512 "
+        "bytes; a peak before that is not in the snapshot"
+    )
+    return Note("snapshot_starts_late", text)
+
+
+def snapshot_action_unknown(name: str, count: int) -> Note:
+    """The snapshot has entries of an unknown kind."""
+    return Note("snapshot_action_unknown", f"entries of the unknown action {name!r} were left out: {count}")
+
+
+def snapshot_of_several_devices(device: int, others: Sequence[int]) -> Note:
+    """The snapshot has the history of other devices too."""
+    named = ", ".join(f"cuda:{other}" for other in others)
+    return Note("snapshot_of_several_devices", f"this is cuda:{device}; the snapshot also has a history of {named}")
+
+
+def snapshot_without_history() -> Note:
+    """The snapshot has segments alone."""
+    text = "the snapshot has no history (torch.cuda.memory._record_memory_history was off): its end is shown"
+    return Note("snapshot_without_history", text)
+
+
+def snapshot_without_layers() -> Note:
+    """A snapshot knows neither layers nor steps."""
+    return Note("snapshot_without_layers", "a snapshot of torch has no layers, phases or categories")
+
+
+# ---- made-up values
+
+
+def values_made_up(num_values: int, place: str) -> Note:
+    """The script read values that no kernel computed."""
+    text = (
+        f"{num_values:,} values that the script read were made up, first at {place or 'a backward'}, because no kernel "
+        "had computed them (table invented): decisions that depend on them may differ on a real GPU"
+    )
+    return Note("values_made_up", text)
+
+
+def indices_made_up(operation: str, place: str) -> Note:
+    """An operation such as a router's topk chose by made-up values."""
+    text = (
+        f"{operation}, first at {place or 'a backward'}, chose by values that no kernel had computed: each index "
+        "equally often, so that a router's tokens are spread evenly over its experts"
+    )
+    return Note("indices_made_up", text)
+
+
+def branches_made_up(places: Sequence[str], num_more: int, loops: Sequence[str], loop_limit: int) -> Note:
+    """The script decided by made-up values.
+
+    Args:
+        places: Lines where it did, each with how often.
+        num_more: Number of other such lines.
+        loops: Lines of loops that were ended.
+        loop_limit: Made-up values after which a loop is ended.
+    """
+    more = f" and {num_more} more lines" if num_more else ""
+    ended = f"; a loop did not end after {loop_limit:,} made-up values and was ended ({', '.join(loops)})"
+    text = (
+        f"the script read truth values or integers computed from made-up values at {', '.join(places)}{more}: "
+        f"on a real GPU it may take another branch{ended if loops else ''}"
+    )
+    return Note("branches_made_up", text)
+
+
+def host_not_computed(num_operations: int, line: str) -> Note:
+    """Operations on large host tensors were skipped; ``line`` is empty if the first was in a backward."""
+    text = (
+        f"{num_operations:,} operations on host tensors of more than 4 MiB were not computed, first "
+        f"{f'at {line}' if line else 'in a backward'}: large floats have no values, neither on the virtual GPU nor, "
+        "with it, on the host"
+    )
+    return Note("host_not_computed", text)
+
+
+def saved_with_holes(bytes_: int) -> Note:
+    """The script saved tensors without values."""
+    return Note("saved_with_holes", f"{format_bytes(bytes_)} of tensors without values were saved as holes in files")
+
+
+# ---- the other ranks
+
+_USE_TAPES = "to receive what those ranks send, use their tapes: --rank with several ranks, or --tape"
+
+
+def objects_made_up(count: int, first: str) -> Note:
+    """This rank's own objects stood in for other ranks'."""
+    text = f"this rank's own objects stood in for {count:,} objects from other ranks, {first}; {_USE_TAPES}"
+    return Note("objects_made_up", text)
+
+
+def tensors_made_up(count: int, num_zeros: int, first: str) -> Note:
+    """Received tensors were filled with random floats or zeros."""
+    zeros = f" ({num_zeros:,} of integers or flags, as zeros)" if num_zeros else ""
+    return Note("tensors_made_up", f"{count:,} tensors from other ranks were made up{zeros}, {first}; {_USE_TAPES}")
+
+
+def tape_answered(count: int, tape: str) -> Note:
+    """Calls were answered from a tape."""
+    return Note("tape_answered", f"{counted(count, 'call was', 'calls were')} answered from {tape}")
+
+
+def tape_without_values(count: int, tape: str) -> Note:
+    """A tape has the sizes of what was sent, and not its values."""
+    calls = counted(count, "call has", "calls have")
+    return Note("tape_without_values", f"{calls} made-up values: {tape} has only their sizes")
+
+
+def tape_too_short(count: int, tape: str) -> Note:
+    """A tape does not have what this rank received."""
+    return Note("tape_too_short", f"{counted(count, 'call is', 'calls are')} not on {tape}: their values are made up")
+
+
+def tape_full(max_bytes: int, count: int) -> Note:
+    """This rank sent more than a tape holds."""
+    text = f"the tape holds at most {format_bytes(max_bytes)} of values: {count:,} later sends were recorded without"
+    return Note("tape_full", text)
+
+
+def joined_as_another(rank: int, num_ranks: int, job_rank: int, world_size: int) -> Note:
+    """The script initialised torch.distributed with another rank or world size."""
+    text = f"the script joined the job as rank {rank} of {num_ranks}, not as rank {job_rank} of {world_size}"
+    return Note("joined_as_another", text)
+
+
+def rank_not_started(num_started: int, rank: int, world_size: int) -> Note:
+    """The script starts its ranks itself, and not this one."""
+    text = (
+        f"the script started {num_started} ranks itself, but none of them is rank {rank} of {world_size}: nothing of "
+        "that rank ran"
+    )
+    return Note("rank_not_started", text)
+
+
+def collectives_off() -> Note:
+    """``--collectives noop``."""
+    text = "collectives moved nothing (--collectives noop): values are whatever memory held"
+    return Note("collectives_off", text)
+
+
+# ---- the virtual GPU
+
+
+def not_answered(function: str, num_calls: int) -> Note:
+    """The virtual GPU refused a CUDA function."""
+    calls = counted(num_calls, "call")
+    return Note(
+        "not_answered", f"{function} is not answered by the virtual GPU ({calls}): results after it may be wrong"
+    )
+
+
+def sensors_constant(readings: Mapping[str, int]) -> Note:
+    """NVML was asked for sensors, by kind, that the virtual GPU lacks."""
+    text = (
+        f"{sum(readings.values()):,} NVML readings ({', '.join(readings)}) returned constants of an idle GPU, not "
+        "measurements"
+    )
+    return Note("sensors_constant", text)
+
+
+def smi_constant(num_calls: int) -> Note:
+    """The virtual GPU's ``nvidia-smi`` ran."""
+    times = "once" if num_calls == 1 else f"{num_calls:,} times"
+    text = f"nvidia-smi was called {times}: its answers are constants of an idle GPU with all memory free"
+    return Note("smi_constant", text)
+
+
+def smi_refused(num_calls: int, first: str) -> Note:
+    """``nvidia-smi`` refused calls."""
+    return Note("smi_refused", f"nvidia-smi refused {counted(num_calls, 'call')}, first {first}")
+
+
+def nothing_tuned(choices: Mapping[str, int]) -> Note:
+    """Kernels were not tuned; ``choices`` counts by kind what would have been."""
+    listed = ", ".join(f"{what}: {count:,}" for what, count in sorted(choices.items()))
+    text = (
+        f"nothing was tuned ({listed}): kernels do not run on the virtual GPU, so the first configuration was taken; "
+        "before its first step a real job also allocates and frees memory for tuning (copies of the arguments that a "
+        "kernel changes, a buffer the size of the L2 cache), and a template that beats cuBLAS may keep fewer buffers"
+    )
+    return Note("nothing_tuned", text)

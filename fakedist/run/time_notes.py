@@ -1,0 +1,131 @@
+"""Notes on the times of the timed step. A function makes one note, and its name is the note's code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fakedist.run.notes import Note, counted
+from fakedist.run.step_time import Calibration
+
+_MOST_NAMED = 3
+
+
+def not_timed(why: str) -> Note:
+    """No step was timed."""
+    return Note("not_timed", f"no kernel times: {why}")
+
+
+def profiler_saw_no_kernels() -> Note:
+    """torch.profiler ran and saw nothing."""
+    text = (
+        "no kernel times: torch.profiler saw no kernels in the timed step; if CUPTI was refused (another profiler, no "
+        "permission), the output above tells why"
+    )
+    return Note("profiler_saw_no_kernels", text)
+
+
+# ---- estimated times
+
+
+def not_calibrated() -> Note:
+    """The clock's model has no measurements."""
+    text = (
+        "kernel times come from a model that was never calibrated on a GPU: they show proportions and limits, and may "
+        "be wrong by a factor of two"
+    )
+    return Note("not_calibrated", text)
+
+
+def calibrated(on: Calibration) -> Note:
+    """The clock's model was calibrated."""
+    text = f"kernel times come from a model calibrated on {on.gpu} with torch {on.torch} on {on.date}"
+    return Note("calibrated", text)
+
+
+def collectives_take_no_time() -> Note:
+    """Estimated times leave collectives out."""
+    text = "the time of collectives is not estimated: a stream that waits for one continues at once"
+    return Note("collectives_take_no_time", text)
+
+
+def attention_is_dense(num_launches: int) -> Note:
+    """flex_attention's masks have no values."""
+    text = (
+        f"{num_launches:,} launches of flex_attention are estimated as if every query met every key, because "
+        "the values of their masks are unknown"
+    )
+    return Note("attention_is_dense", text)
+
+
+def not_estimated(launches: Mapping[str, int]) -> Note:
+    """Launches, by kernel, whose work is not known."""
+    names = sorted(launches, key=lambda name: -launches[name])
+    more = f" and {len(names) - _MOST_NAMED} others" if len(names) > _MOST_NAMED else ""
+    named = ", ".join(name[:80] or "unnamed" for name in names[:_MOST_NAMED])
+    total = sum(launches.values())
+    return Note("not_estimated", f"{total:,} launches have no estimate, because their work is unknown: {named}{more}")
+
+
+# ---- traced times
+
+
+def times_are_not_a_gpus() -> Note:
+    """CUPTI traced the virtual GPU."""
+    text = "each kernel takes 1 us on the virtual GPU: their order is the job's, their times are no GPU's"
+    return Note("times_are_not_a_gpus", text)
+
+
+def kernels_without_launch(count: int, num_all: int) -> Note:
+    """Kernels whose launch was not traced."""
+    text = f"{counted(count, 'kernel')} of {num_all:,} without a traced launch: of no layer"
+    return Note("kernels_without_launch", text)
+
+
+def kernels_of_graphs(count: int) -> Note:
+    """Kernels of CUDA graphs whose capture was not traced."""
+    text = f"{counted(count, 'kernel')} of CUDA graphs count for the layer that launched the graph"
+    return Note("kernels_of_graphs", text)
+
+
+def graphs_as_a_whole(count: int) -> Note:
+    """CUDA graphs without their kernels."""
+    hint = "nsys profile --cuda-graph-trace=node shows its kernels"
+    return Note("graphs_as_a_whole", f"{counted(count, 'CUDA graph')} traced as a whole: one row each; {hint}")
+
+
+def no_layers_traced() -> Note:
+    """No range names a layer."""
+    return Note("no_layers_traced", "no range of the trace names a layer: every kernel is outside of modules")
+
+
+def forward_not_traced(count: int) -> Note:
+    """Kernels of a backward whose forward is not in the trace."""
+    text = f"{counted(count, 'kernel')} of backward without a known layer: their forward was not traced"
+    return Note("forward_not_traced", text)
+
+
+def no_phases_traced() -> Note:
+    """No range names a phase."""
+    text = "no range of the trace names forward, backward or optimizer: every kernel's phase is other"
+    return Note("no_phases_traced", text)
+
+
+def no_operations_traced() -> Note:
+    """No range names an operation."""
+    text = "no range of the trace names operations: it is not known which forwards are recomputed"
+    return Note("no_operations_traced", text)
+
+
+def no_steps_traced() -> Note:
+    """No range of a report names a step."""
+    text = "no range of the report names a step: everything in it counts as one step"
+    return Note("no_steps_traced", text)
+
+
+def several_processes(num_processes: int, chosen: int, others: Sequence[int]) -> Note:
+    """A report has kernels of several processes."""
+    text = (
+        f"the report has kernels of {num_processes} processes; these are of process {chosen} "
+        f"(--process {', '.join(map(str, others))})"
+    )
+    return Note("several_processes", text)
