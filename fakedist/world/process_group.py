@@ -19,6 +19,14 @@ import torch.distributed as dist
 from fakedist.run.tape import ANY_RANK
 from fakedist.world import checks
 from fakedist.world.arrivals import Arrivals
+from fakedist.world.checks import (
+    ODD_OPS,
+    CheckedGroup,
+    check_dense,
+    check_device,
+    check_gathered_into,
+    check_scattered_from,
+)
 from fakedist.world.group import Group
 from fakedist.world.ledger_interface import LedgerLike
 from fakedist.world.lists import Lists, Tensors, flat_like, is_even, listed, only_list
@@ -281,14 +289,14 @@ class RankGroup(Group):
 
     # ---- internals
 
-    def _checked(self, tensor: torch.Tensor) -> checks.CheckedGroup:
+    def _checked(self, tensor: torch.Tensor) -> CheckedGroup:
         """The backend and group size that decide which errors a wrong call raises."""
-        return checks.CheckedGroup(self.backend_of(tensor.device.type), self._num_ranks)
+        return CheckedGroup(self.backend_of(tensor.device.type), self._num_ranks)
 
     def _op(self, opts: object, tensors: Tensors, op: Reduction | None = None) -> Reduction:
         """The reduction that a call asks for, after checking that the backend has it."""
         op = reduce_op(opts, op)
-        if hash(op) in checks.ODD_OPS:
+        if hash(op) in ODD_OPS:
             checks.check_op(self._checked(tensors[0]), op, tensors[0].dtype)
         return op
 
@@ -307,9 +315,9 @@ class RankGroup(Group):
         is_async = getattr(opts, "asyncOp", True)  # the default of c10d/Types.hpp
         some = outputs or inputs
         if some:
-            checks.check_device(self._by_device, some[0].device)
+            check_device(self._by_device, some[0].device)
             if self._asked == "nccl":
-                checks.check_dense(inputs, outputs)
+                check_dense(inputs, outputs)
         self._sequence += 1
         self._ledger.write(operation, self.number, inputs, outputs, is_async=is_async)
         stream = timed = None
@@ -325,7 +333,7 @@ class RankGroup(Group):
 
     def _peer_call(self, operation: str, tensors: Tensors, peer: int) -> Call:
         """Begin a send or receive. On CUDA it always runs on its own stream, which the allocator records."""
-        checks.check_device(self._by_device, tensors[0].device)
+        check_device(self._by_device, tensors[0].device)
         inputs, outputs = (tensors, []) if operation == "send" else ([], tensors)
         self._ledger.write(operation, self.number, inputs, outputs, peer=peer)
         if not tensors[0].is_cuda:
@@ -358,7 +366,7 @@ class RankGroup(Group):
 
     def _reduce_chunks(self, operation: str, outputs: Tensors, inputs: Tensors, opts: object) -> Done:
         for output, given in zip(outputs, inputs, strict=True):
-            checks.check_scattered_from(self._checked(given), output, given)
+            check_scattered_from(self._checked(given), output, given)
         op = self._op(opts, inputs)
         with self._call(operation, inputs, outputs, opts) as call:
             for output, given in zip(outputs, inputs, strict=True):
@@ -367,7 +375,7 @@ class RankGroup(Group):
 
     def _gather_evenly(self, operation: str, outputs: Tensors, inputs: Tensors, opts: object) -> Done:
         for output, mine in zip(outputs, inputs, strict=True):
-            checks.check_gathered_into(self._checked(mine), output, mine)
+            check_gathered_into(self._checked(mine), output, mine)
         with self._call(operation, inputs, outputs, opts) as call:
             for output, mine in zip(outputs, inputs, strict=True):
                 self._arrivals.spread_evenly(output, mine, self._place, self._num_ranks)
