@@ -191,6 +191,12 @@ def test_mine_may_be_a_part_of_the_output(arrivals: Arrivals, rank: int) -> None
     assert output.tolist() == [[1, 2]] * 8
 
 
+def test_mine_may_lie_next_to_the_output_in_one_buffer(arrivals: Arrivals) -> None:
+    buffer = torch.arange(10.0)
+    arrivals.spread_evenly(buffer[2:], buffer[:2], 1, 4)
+    assert buffer.tolist() == [0, 1] * 5
+
+
 def test_equal_slots_keep_the_order_of_a_matrix(arrivals: Arrivals) -> None:
     output = torch.zeros(3, 2, 2)
     arrivals.spread_evenly(output, torch.arange(4.0).view(2, 2).t(), 1, 3)
