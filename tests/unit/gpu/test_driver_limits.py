@@ -2,181 +2,149 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.unit.gpu.driver import on_driver
 
-#: Torch is not imported: every call is this script's own.
 _SCRIPT = """
-import ctypes, json
-from ctypes import byref, c_char, c_int, c_int64, c_size_t, c_uint, c_uint64, c_void_p
 from fakedist.gpu.driver.build import answered_names, exported_names, find_cuda
-from fakedist.gpu.spec import find_gpu
-from fakedist.gpu.virtual import virtual_gpu
 
-NULL = c_void_p()
-NAMES = sorted(set(exported_names(find_cuda().libraries["cusparse"])) - answered_names())
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-found = {}
-with virtual_gpu(find_gpu("h100-80g"), 2, 200 * GIB) as gpu:
-    driver = ctypes.CDLL("libcuda.so.1")
+def malloc(size):
+    return make("cudaMalloc", c_size_t(size))
 
-    def make(function, *arguments):
-        out = c_void_p()
-        status = getattr(driver, function)(byref(out), *arguments)
-        return out.value if status == 0 else f"status {status}"
+host = (c_char * (4 * MIB))()
 
-    def malloc(size):
-        return make("cudaMalloc", c_size_t(size))
+def copies(to, source, size):
+    "Whether a copy of that size is done. The other end holds zeros before."
+    ctypes.memset(host, 1, len(host))
+    if source != ctypes.addressof(host):
+        ctypes.memset(source, 1, size)
+    before = gpu.counters()
+    driver.cudaMemcpyAsync(c_void_p(to), c_void_p(source), c_size_t(size), 4, None)
+    after = gpu.counters()
+    done = ctypes.string_at(to, size) == bytes([1]) * size
+    dropped = [after[name] - before[name] for name in ("copies_dropped", "bytes_dropped")]
+    assert dropped == ([0, 0] if done else [1, size]), dropped
+    return done
 
-    host = (c_char * (4 * MIB))()
+def fills(size, address):
+    driver.cudaMemsetAsync(c_void_p(address), 1, c_size_t(size), None)
+    return ctypes.string_at(address, size) == bytes([1]) * size
 
-    def copies(to, source, size):
-        "Whether a copy of that size is done. The other end holds zeros before."
-        ctypes.memset(host, 1, len(host))
-        if source != ctypes.addressof(host):
-            ctypes.memset(source, 1, size)
-        before = gpu.counters()
-        driver.cudaMemcpyAsync(c_void_p(to), c_void_p(source), c_size_t(size), 4, None)
-        after = gpu.counters()
-        done = ctypes.string_at(to, size) == bytes([1]) * size
-        dropped = [after[name] - before[name] for name in ("copies_dropped", "bytes_dropped")]
-        assert dropped == ([0, 0] if done else [1, size]), dropped
-        return done
+address = ctypes.addressof(host)
+small, large = (lambda: malloc(2 * MIB)), (lambda: malloc(2 * MIB + 1))
+found["to a small segment"] = [copies(small(), address, size) for size in (MIB, MIB + 1)]
+found["to a large segment"] = [copies(large(), address, size) for size in (64 * KIB, 64 * KIB + 1)]
+found["within small segments"] = [copies(small(), small(), size) for size in (MIB, MIB + 1)]
+found["within large segments"] = copies(large(), large(), 1)
+found["from a large segment to a small one"] = copies(small(), large(), 1)
+found["from a small segment to a large one"] = copies(large(), small(), 1)
+found["on the host"] = copies(address, address, 2 * MIB)
+found["fills of a small segment"] = [fills(size, small()) for size in (MIB, MIB + 1)]
+found["fills of a large segment"] = fills(1, large())
 
-    def fills(size, address):
-        driver.cudaMemsetAsync(c_void_p(address), 1, c_size_t(size), None)
-        return ctypes.string_at(address, size) == bytes([1]) * size
+def pattern(count):
+    address = small()
+    driver.cuMemsetD32Async(c_void_p(address), c_uint(0x01020304), c_size_t(count), None)
+    return ctypes.string_at(address, 4 * count) == bytes([4, 3, 2, 1]) * count
+found["patterns"] = [pattern(MIB // 4), pattern(MIB // 4 + 1)]
 
-    address = ctypes.addressof(host)
-    small, large = (lambda: malloc(2 * MIB)), (lambda: malloc(2 * MIB + 1))
-    found["to a small segment"] = [copies(small(), address, size) for size in (MIB, MIB + 1)]
-    found["to a large segment"] = [copies(large(), address, size) for size in (64 * KIB, 64 * KIB + 1)]
-    found["within small segments"] = [copies(small(), small(), size) for size in (MIB, MIB + 1)]
-    found["within large segments"] = copies(large(), large(), 1)
-    found["from a large segment to a small one"] = copies(small(), large(), 1)
-    found["from a small segment to a large one"] = copies(large(), small(), 1)
-    found["on the host"] = copies(address, address, 2 * MIB)
-    found["fills of a small segment"] = [fills(size, small()) for size in (MIB, MIB + 1)]
-    found["fills of a large segment"] = fills(1, large())
+class Properties(ctypes.Structure):
+    _fields_ = [(name, c_int) for name in ("type", "handles", "location", "device")] + [
+        ("win32", c_void_p), ("flags", c_uint64)]
 
-    def pattern(count):
-        address = small()
-        driver.cuMemsetD32Async(c_void_p(address), c_uint(0x01020304), c_size_t(count), None)
-        return ctypes.string_at(address, 4 * count) == bytes([4, 3, 2, 1]) * count
-    found["patterns"] = [pattern(MIB // 4), pattern(MIB // 4 + 1)]
+def map_at(address):
+    memory = make("cuMemCreate", c_size_t(2 * MIB), byref(Properties(1, 0, 1, 0, None, 0)), c_uint64(0))
+    return driver.cuMemMap(c_void_p(address), c_size_t(2 * MIB), c_size_t(0), c_void_p(memory), c_uint64(0))
 
-    class Properties(ctypes.Structure):
-        _fields_ = [(name, c_int) for name in ("type", "handles", "location", "device")] + [
-            ("win32", c_void_p), ("flags", c_uint64)]
+spread = make("cuMemAddressReserve", c_size_t(64 * MIB), c_size_t(0), None, c_uint64(0))
+assert map_at(spread) == 0
+found["up to the end of a segment"] = fills(8, spread + 2 * MIB - 8)
+driver.cudaMemsetAsync(c_void_p(spread + 2 * MIB - 8), 2, c_size_t(9), None)
+found["one byte past its end"] = ctypes.string_at(spread + 2 * MIB - 8, 1)[0] == 2
+assert map_at(spread + 2 * MIB) == 0
+found["across two small segments"] = fills(16, spread + 2 * MIB - 8)
+found["mapped twice"] = map_at(spread)
+found["mapped askew"] = map_at(spread + 4 * MIB + 512)
 
-    def map_at(address):
-        memory = make("cuMemCreate", c_size_t(2 * MIB), byref(Properties(1, 0, 1, 0, None, 0)), c_uint64(0))
-        return driver.cuMemMap(c_void_p(address), c_size_t(2 * MIB), c_size_t(0), c_void_p(memory), c_uint64(0))
+def left():
+    free, total = c_size_t(), c_size_t()
+    driver.cudaMemGetInfo(byref(free), byref(total))
+    return free.value
+before = left()
+malloc(1)
+found["one byte takes"] = before - left()
+free = left()
+found["one byte too many"] = malloc(free + 1)
+all_of_it = malloc(free)
+found["all that is left"] = [isinstance(all_of_it, int), left()]
+driver.cudaFree(c_void_p(all_of_it))
+found["given back"] = left() == free
+found["addresses are used again"] = malloc(free) == all_of_it
 
-    spread = make("cuMemAddressReserve", c_size_t(64 * MIB), c_size_t(0), None, c_uint64(0))
-    assert map_at(spread) == 0
-    found["up to the end of a segment"] = fills(8, spread + 2 * MIB - 8)
-    driver.cudaMemsetAsync(c_void_p(spread + 2 * MIB - 8), 2, c_size_t(9), None)
-    found["one byte past its end"] = ctypes.string_at(spread + 2 * MIB - 8, 1)[0] == 2
-    assert map_at(spread + 2 * MIB) == 0
-    found["across two small segments"] = fills(16, spread + 2 * MIB - 8)
-    found["mapped twice"] = map_at(spread)
-    found["mapped askew"] = map_at(spread + 4 * MIB + 512)
+driver.cudaFree(c_void_p(all_of_it))
+three, two = malloc(6 * MIB), malloc(4 * MIB)
+driver.cudaFree(c_void_p(three))
+other = malloc(2 * MIB)
+found["addresses of another size"] = [other == three, malloc(6 * MIB) == three]
+driver.cudaFree(c_void_p(two))
+over = [malloc(63 * GIB), malloc(3 * GIB)]
+found["a device's addresses go on"] = over[1] - over[0]
+driver.cudaSetDevice(1)
+found["another device's chunk"] = malloc(1) // (64 * GIB) - over[1] // (64 * GIB)
+driver.cudaSetDevice(0)
 
-    def left():
-        free, total = c_size_t(), c_size_t()
-        driver.cudaMemGetInfo(byref(free), byref(total))
-        return free.value
-    before = left()
-    malloc(1)
-    found["one byte takes"] = before - left()
-    free = left()
-    found["one byte too many"] = malloc(free + 1)
-    all_of_it = malloc(free)
-    found["all that is left"] = [isinstance(all_of_it, int), left()]
-    driver.cudaFree(c_void_p(all_of_it))
-    found["given back"] = left() == free
-    found["addresses are used again"] = malloc(free) == all_of_it
+unlimited = [make("cuMemAddressReserve", c_size_t(1 << 50), c_size_t(0), None, c_uint64(0)) for _ in range(2)]
+found["a reservation without limit"] = unlimited[1] - unlimited[0]
+found["reservations"] = sum(
+    isinstance(make("cuMemAddressReserve", c_size_t(1 << 50), c_size_t(0), None, c_uint64(0)), int)
+    for _ in range(20)
+)
 
-    driver.cudaFree(c_void_p(all_of_it))
-    three, two = malloc(6 * MIB), malloc(4 * MIB)
-    driver.cudaFree(c_void_p(three))
-    other = malloc(2 * MIB)
-    found["addresses of another size"] = [other == three, malloc(6 * MIB) == three]
-    driver.cudaFree(c_void_p(two))
-    over = [malloc(63 * GIB), malloc(3 * GIB)]
-    found["a device's addresses go on"] = over[1] - over[0]
-    driver.cudaSetDevice(1)
-    found["another device's chunk"] = malloc(1) // (64 * GIB) - over[1] // (64 * GIB)
-    driver.cudaSetDevice(0)
+streams = [make("cudaStreamCreate") for _ in range((1 << 14) + 2)]
+found["streams"] = [len(set(streams)), streams[: 1 << 14] == sorted(streams[: 1 << 14])]
+for stream in streams:
+    driver.cudaStreamDestroy(c_void_p(stream))
 
-    unlimited = [make("cuMemAddressReserve", c_size_t(1 << 50), c_size_t(0), None, c_uint64(0)) for _ in range(2)]
-    found["a reservation without limit"] = unlimited[1] - unlimited[0]
-    found["reservations"] = sum(
-        isinstance(make("cuMemAddressReserve", c_size_t(1 << 50), c_size_t(0), None, c_uint64(0)), int)
-        for _ in range(20)
-    )
+context = make("cuCtxGetCurrent")
+found["contexts"] = [driver.cuCtxPushCurrent_v2(c_void_p(context)) for _ in range(17)]
 
-    streams = [make("cudaStreamCreate") for _ in range((1 << 14) + 2)]
-    found["streams"] = [len(set(streams)), streams[: 1 << 14] == sorted(streams[: 1 << 14])]
-    for stream in streams:
-        driver.cudaStreamDestroy(c_void_p(stream))
+kernel, value, named = c_int(), c_int(), {"threads": 0, "registers": 4}
+for name, attribute in named.items():
+    driver.cuFuncGetAttribute(byref(value), attribute, c_void_p(ctypes.addressof(kernel)))
+    found[f"{name} of an unknown kernel"] = value.value
 
-    context = make("cuCtxGetCurrent")
-    found["contexts"] = [driver.cuCtxPushCurrent_v2(c_void_p(context)) for _ in range(17)]
+def size_of(function, *arguments):
+    out = c_size_t()
+    assert getattr(driver, function)(*(byref(out) if each is None else each for each in arguments)) == 0
+    return out.value
 
-    kernel, value, named = c_int(), c_int(), {"threads": 0, "registers": 4}
-    for name, attribute in named.items():
-        driver.cuFuncGetAttribute(byref(value), attribute, c_void_p(ctypes.addressof(kernel)))
-        found[f"{name} of an unknown kernel"] = value.value
+plan, n, i64 = c_int(), (c_int64 * 2)(8, 4), c_int64
+driver.cufftCreate(byref(plan))
+layout = [NULL, i64(1), i64(32)]
+found["bytes of a transform"] = {
+    kind: size_of("cufftXtMakePlanMany", plan, 2, n, *layout, kind, *layout, kind, i64(3), None, kind)
+    for kind in (4, 5, 6)
+}
+found["bytes of a QR"] = {
+    kind: size_of("cusolverDnXgeqrf_bufferSize", *[NULL] * 2, i64(100), i64(10), kind, NULL, i64(100), kind, NULL,
+                  kind, None, byref(c_size_t()))
+    for kind in (0, 1, 4, 5)
+}
 
-    def size_of(function, *arguments):
-        out = c_size_t()
-        assert getattr(driver, function)(*(byref(out) if each is None else each for each in arguments)) == 0
-        return out.value
-
-    plan, n, i64 = c_int(), (c_int64 * 2)(8, 4), c_int64
-    driver.cufftCreate(byref(plan))
-    layout = [NULL, i64(1), i64(32)]
-    found["bytes of a transform"] = {
-        kind: size_of("cufftXtMakePlanMany", plan, 2, n, *layout, kind, *layout, kind, i64(3), None, kind)
-        for kind in (4, 5, 6)
-    }
-    found["bytes of a QR"] = {
-        kind: size_of("cusolverDnXgeqrf_bufferSize", *[NULL] * 2, i64(100), i64(10), kind, NULL, i64(100), kind, NULL,
-                      kind, None, byref(c_size_t()))
-        for kind in (0, 1, 4, 5)
-    }
-
-    refused = [name for name in NAMES if hasattr(driver, name)][:300]
-    for name in refused:
-        getattr(driver, name)()
-    found["refused"] = [len(refused), len(gpu.refused())]
-    print("FOUND", json.dumps(found))
+names = sorted(set(exported_names(find_cuda().libraries["cusparse"])) - answered_names())
+refused = [name for name in names if hasattr(driver, name)][:300]
+for name in refused:
+    getattr(driver, name)()
+found["refused"] = [len(refused), len(gpu.refused())]
 """
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    finished = subprocess.run(
-        [sys.executable, "-c", _SCRIPT],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert finished.returncode == 0, finished.stderr
-    line = next(line for line in finished.stdout.splitlines() if line.startswith("FOUND "))
-    facts = json.loads(line.removeprefix("FOUND "))
-    assert isinstance(facts, dict)
-    return facts
+    return on_driver(_SCRIPT)
 
 
 @pytest.mark.parametrize(
