@@ -172,7 +172,7 @@ class Guess(Record):
 
 
 @dataclass(frozen=True)
-class Moved(Record):
+class MovedFile(Record):
     """A file or directory that a run renamed or removed.
 
     Attributes:
@@ -203,7 +203,7 @@ class Lost(Record):
 
 #: Every kind of record of a tape, by its name in the file.
 TAPE_RECORDS: dict[str, type[Record]] = {
-    each.kind: each for each in (ScriptRecord, GroupRecord, SentRecord, StoredRecord, Awaited, Guess, Moved, Lost)
+    each.kind: each for each in (ScriptRecord, GroupRecord, SentRecord, StoredRecord, Awaited, Guess, MovedFile, Lost)
 }
 
 
@@ -269,9 +269,9 @@ class Tape:
                 found.setdefault(record.key, []).append(record.value)
         return found
 
-    def moved(self) -> list[Moved]:
+    def moved(self) -> list[MovedFile]:
         """The files and directories that the run renamed or removed, in order."""
-        return [record for record in self._records() if isinstance(record, Moved)]
+        return [record for record in self._records() if isinstance(record, MovedFile)]
 
     def lost(self) -> Lost | None:
         """The file or directory that was missing when the script failed; None if there was none."""

@@ -23,7 +23,7 @@ import torch
 from torch import randn
 from torch import tensor as new_tensor
 
-from fakedist.world.options import reduction_name
+from fakedist.world.call_options import reduction_name
 from fakedist.world.scratch import pieces
 from fakedist.world.tape_file import Where
 from fakedist.world.tapes import Tapes

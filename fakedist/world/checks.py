@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from fakedist.world.call_options import reduction_name
 from fakedist.world.lists import Tensors
-from fakedist.world.options import reduction_name
 
 #: Reductions that some backend lacks for some type, by their hash, which is their group.
 ODD_OPS = frozenset(map(hash, (dist.ReduceOp.AVG, dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR)))

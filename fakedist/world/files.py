@@ -22,7 +22,7 @@ from types import FrameType
 from fakedist.errors import chain_of
 from fakedist.frames import is_the_scripts
 from fakedist.patch import patched
-from fakedist.run.tape import Lost, Moved
+from fakedist.run.tape import Lost, MovedFile
 
 _RENAMES, _REMOVALS = ("rename", "replace"), ("remove", "unlink", "rmdir")
 #: Caches of Python and of compilers, whose files come and go.
@@ -32,7 +32,7 @@ _LIBRARY = tuple(f"{sysconfig.get_path('stdlib')}/{name}" for name in ("pathlib"
 
 
 @contextmanager
-def watched_files(write: Callable[[Moved], None]) -> Iterator[None]:
+def watched_files(write: Callable[[MovedFile], None]) -> Iterator[None]:
     """Call ``write`` with what the script renames and removes."""
 
     def watch(name: str) -> Callable[..., object]:
@@ -45,7 +45,7 @@ def watched_files(write: Callable[[Moved], None]) -> Iterator[None]:
             before = _absolute(path, kwargs)
             found = original(*args, **kwargs)
             if before:
-                write(Moved(before, _absolute(target, kwargs), _line()))
+                write(MovedFile(before, _absolute(target, kwargs), _line()))
             return found
 
         return watched
@@ -81,7 +81,7 @@ def _absolute(path: object, how: Mapping[str, object]) -> str:
 
 
 def what_is_lost(
-    error: BaseException, moved: Sequence[tuple[int, Moved]], directories: Mapping[int, str]
+    error: BaseException, moved: Sequence[tuple[int, MovedFile]], directories: Mapping[int, str]
 ) -> Lost | None:
     """What a failed script looked for and did not find because ranks run one after the other; None if there is nothing.
 
@@ -122,7 +122,7 @@ def _is_own_temporary(path: str) -> bool:
     )
 
 
-def _taken_away(rank: int, moved: Moved) -> Lost:
+def _taken_away(rank: int, moved: MovedFile) -> Lost:
     how = f"renamed it to {moved.to}" if moved.to else "removed it"
     at = f" at {moved.line}" if moved.line else ""
     return Lost(

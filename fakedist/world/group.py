@@ -25,7 +25,7 @@ class OneBackend:
     supports_time_estimate = False
     supports_tensor_alloc = False
 
-    def __init__(self, group: Group, backend: str, options: object) -> None:
+    def __init__(self, group: BareGroup, backend: str, options: object) -> None:
         self.options = options if options is not None else _default_options(backend)
         self.supports_splitting = backend == "nccl"
         self._group = group
@@ -58,7 +58,7 @@ class OneBackend:
         return getattr(self._group, name)
 
 
-class Group(ProcessGroup):  # type: ignore[misc]
+class BareGroup(ProcessGroup):  # type: ignore[misc]
     """A process group without its collectives.
 
     Args:

@@ -25,7 +25,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from fakedist.patch import patched
 from fakedist.run.tape import ANY_RANK
-from fakedist.world.group import Group
+from fakedist.world.group import BareGroup
 from fakedist.world.tape_file import Where
 from fakedist.world.tapes import Tapes
 
@@ -42,7 +42,7 @@ _NUM_CALLS = {
 #: Names of the bool type: Python's, and both of NumPy's.
 _BOOLS = ("bool", "bool_")
 #: Called with (operation, group, bytes sent, bytes received) for each call.
-Write = Callable[[str, Group, int, int], None]
+Write = Callable[[str, BareGroup, int, int], None]
 
 
 class _StandIn(NamedTuple):
@@ -247,7 +247,7 @@ class _Answers:
         self._take(where, pg, object_list, weights_only, "recv_object_list")
         return where.source if where.source != ANY_RANK else int(pg.ranks[0])
 
-    def _begin(self, operation: str, pg: Group) -> Where:
+    def _begin(self, operation: str, pg: BareGroup) -> Where:
         """Count a call of this rank, and identify it on the tape."""
         calls = _NUM_CALLS[operation]
         pg._sequence += calls
@@ -260,14 +260,19 @@ class _Answers:
         found = self._tapes.receive_objects(where, 1)
         return mine if found is None else found[0]
 
-    def _give(self, where: Where, pg: Group, objects: Sequence[object], weights_only: bool) -> list[bytes]:
+    def _give(self, where: Where, pg: BareGroup, objects: Sequence[object], weights_only: bool) -> list[bytes]:
         pickled = [_dump(one, weights_only) for one in objects]
         self._tapes.send_objects(where, pickled)
         self._write(where.operation, pg, sum(map(len, pickled)), 0)
         return pickled
 
     def _take(
-        self, where: Where, pg: Group, objects: list[object], weights_only: bool, name: str = "broadcast_object_list"
+        self,
+        where: Where,
+        pg: BareGroup,
+        objects: list[object],
+        weights_only: bool,
+        name: str = "broadcast_object_list",
     ) -> None:
         """Fill a list from another rank, or leave it unchanged."""
         found = self._received(where, len(objects))
@@ -330,12 +335,12 @@ def _fill(slots: list[object], found: Sequence[bytes], weights_only: bool) -> No
         slots[place] = _load(pickled, weights_only)
 
 
-def _group(group: dist.ProcessGroup | None) -> Group:
+def _group(group: dist.ProcessGroup | None) -> BareGroup:
     """The group, or the default one."""
-    return cast(Group, c10d._group_or_default_group(group))  # every group of this process is ours
+    return cast(BareGroup, c10d._group_or_default_group(group))  # every group of this process is ours
 
 
-def _place(pg: Group, rank: int | None, group_rank: int | None) -> int:
+def _place(pg: BareGroup, rank: int | None, group_rank: int | None) -> int:
     """Group rank of a source or destination; torch's default is rank 0."""
     return int(c10d._canonicalize_group_rank(pg, 0 if rank is None and group_rank is None else rank, group_rank))
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from fakedist.run.tape import ANY_RANK
 from fakedist.world import checks
 from fakedist.world.arrivals import Arrivals
+from fakedist.world.call_options import Reduction, reduce_op, root
 from fakedist.world.checks import (
     ODD_OPS,
     CheckedGroup,
@@ -27,15 +28,14 @@ from fakedist.world.checks import (
     check_gathered_into,
     check_scattered_from,
 )
-from fakedist.world.group import Group
+from fakedist.world.group import BareGroup
 from fakedist.world.ledger_interface import LedgerLike
 from fakedist.world.lists import Lists, Tensors, flat_like, is_even, listed, only_list
-from fakedist.world.options import Reduction, reduce_op, root
 from fakedist.world.tape_file import Where
 from fakedist.world.work import Call, Coalesced, Done, Given, Plain, done, profiler_enabled
 
 
-class RankGroup(Group):
+class RankGroup(BareGroup):
     """One process group.
 
     Args:

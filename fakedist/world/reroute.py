@@ -26,7 +26,7 @@ from fakedist.run.notes import Note
 from fakedist.world.arrivals import Arrivals, Nothing
 from fakedist.world.dispatched import DispatchedGroup, operations_of_groups
 from fakedist.world.files import watched_files
-from fakedist.world.group import Group
+from fakedist.world.group import BareGroup
 from fakedist.world.ledger_interface import LedgerLike, NullLedger
 from fakedist.world.objects import faked_objects
 from fakedist.world.process_group import RankGroup
@@ -228,7 +228,7 @@ class _World:
             **self._keeps_order,
         )
 
-    def write_object_call(self, operation: str, pg: Group, given_bytes: int, got_bytes: int) -> None:
+    def write_object_call(self, operation: str, pg: BareGroup, given_bytes: int, got_bytes: int) -> None:
         """Record an object collective in the ledger; its bytes are those of the pickled objects.
 
         Allocates and frees the tensors that torch would: the pickled bytes, their number, and what arrives

@@ -24,7 +24,7 @@ from fakedist.run.tape import (
     GroupRecord,
     Guess,
     Lost,
-    Moved,
+    MovedFile,
     Sent,
     SentRecord,
     StoredRecord,
@@ -168,7 +168,7 @@ class Writer:
             self._waiting.append((StoredRecord(key, value), []))
             self.flush()
 
-    def moved(self, moved: Moved) -> None:
+    def moved(self, moved: MovedFile) -> None:
         """Write what the script renamed or removed."""
         self._num_moved += 1
         if self._num_moved <= _MAX_MOVED:

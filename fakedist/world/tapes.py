@@ -25,7 +25,7 @@ from fakedist.run.tape import (
     Awaited,
     Channel,
     Guess,
-    Moved,
+    MovedFile,
     RanksKey,
     Sent,
     Tape,
@@ -168,7 +168,7 @@ class Tapes:
         if self._writer is not None:
             self._writer.guessed(Guess(self._awaited(where), called, script_line(), held, is_object))
 
-    def moved(self, moved: Moved) -> None:
+    def moved(self, moved: MovedFile) -> None:
         """Note on the tape that the script renamed or removed a file or directory."""
         if self._writer is not None:
             self._writer.moved(moved)

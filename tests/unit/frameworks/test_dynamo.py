@@ -21,7 +21,7 @@ import fakedist
 from fakedist.frameworks.dynamo import codes_of_ours
 from fakedist.world.arrivals import Arrivals
 from fakedist.world.dispatched import DispatchedGroup
-from fakedist.world.group import Group, OneBackend
+from fakedist.world.group import BareGroup, OneBackend
 from fakedist.world.store import RankStore
 from fakedist.world.work import Done
 
@@ -133,7 +133,7 @@ def test_frames_of_others_do_start(enter_world: Enter) -> None:
     assert "cleandoc" in {code.co_name for code in frames_of(inspect.cleandoc, "text")}
 
 
-@pytest.mark.parametrize("kind", [DispatchedGroup, Group, OneBackend, Done, RankStore, Arrivals])
+@pytest.mark.parametrize("kind", [DispatchedGroup, BareGroup, OneBackend, Done, RankStore, Arrivals])
 def test_dynamo_looks_into_no_method(enter_world: Enter, kind: type) -> None:
     enter_world(SIZE, RANK)
     assert public(kind)

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from fakedist.world.arrivals import Arrivals, premultiplier
-from fakedist.world.options import reduction_name
+from fakedist.world.call_options import reduction_name
 
 SIZES = [1, 2, 8, 1024]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -106,6 +106,11 @@ def test_a_sum_of_64_bit_integers_saturates_at_the_largest_multiple(arrivals: Ar
 def test_a_product_of_64_bit_integers_saturates_at_the_ends(arrivals: Arrivals) -> None:
     assert reduced(arrivals, [2, -2], torch.int64, 63, dist.ReduceOp.PRODUCT) == [2**63 - 1, -(2**63)]
     assert reduced(arrivals, [2, -3], torch.int64, 65, dist.ReduceOp.PRODUCT) == [2**63 - 1, -(2**63)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.int8])
+def test_a_product_of_every_type_is_a_power(arrivals: Arrivals, dtype: torch.dtype) -> None:
+    assert reduced(arrivals, [-2, 4, 1], dtype, 3, dist.ReduceOp.PRODUCT) == [-8, 64, 1]
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.float16])

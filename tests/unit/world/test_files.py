@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.run.tape import Moved, Tape
+from fakedist.run.tape import MovedFile, Tape
 from fakedist.world.files import what_is_lost
 from tests.unit.world.test_tapes import rank
 
 
-def moved(directory: Path, script: Callable[[], object]) -> list[Moved]:
+def moved(directory: Path, script: Callable[[], object]) -> list[MovedFile]:
     """What rank 0 of four is seen to rename and remove."""
     with rank(0, directory):
         script()
@@ -73,7 +73,7 @@ def test_removing_trees_works_as_ever_and_the_functions_are_put_back(tmp_path: P
 
 
 def test_a_rank_that_waits_for_what_was_renamed_says_what_became_of_it(tmp_path: Path) -> None:
-    gone = Moved(str(tmp_path / "step10-tmp"), str(tmp_path / "step10"), "train.py:9 (save)")
+    gone = MovedFile(str(tmp_path / "step10-tmp"), str(tmp_path / "step10"), "train.py:9 (save)")
     (tmp_path / "step10").mkdir()
 
     def waits(directory: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_path_of_an_object_counts_as_one_of_its_method(tmp_path: Path) -> None
         def save(self) -> None:
             raise RuntimeError("the directory has not come")
 
-    lost = what_is_lost(failed(Checkpointer().save), [(5, Moved(str(tmp_path / "old"), "", ""))], {5: os.getcwd()})
+    lost = what_is_lost(failed(Checkpointer().save), [(5, MovedFile(str(tmp_path / "old"), "", ""))], {5: os.getcwd()})
     assert lost is not None
     assert "rank 5, which ran earlier, removed it." in lost.text
 
