@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fakedist._version import __version__
 from fakedist.errors import (
@@ -52,7 +52,7 @@ _LOADED_LATER = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _LOADED_LATER:
         raise AttributeError(f"module 'fakedist' has no attribute {name!r}")
     module, attribute = _LOADED_LATER[name]

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
 
 Told = Callable[[ModuleType], None]
 
@@ -66,7 +65,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 class _Loader(importlib.abc.Loader):
     """Wraps a loader: calls the callback after each module, and forwards everything else."""
 
-    def __init__(self, loader: Any, imported: Told) -> None:
+    def __init__(self, loader: importlib.abc.Loader, imported: Told) -> None:
         self._loader = loader
         self._imported = imported
 
@@ -83,7 +82,7 @@ class _Loader(importlib.abc.Loader):
         self._loader.exec_module(module)
         self._imported(module)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._loader, name)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from fakedist.errors import RecordingError
 
 
-def present(owner: Any, name: str) -> Any:
+def present(owner: object, name: str) -> Any:  # torch's own attribute, of any type
     """Return ``owner.name``.
 
     Raises:
@@ -25,7 +25,7 @@ def present(owner: Any, name: str) -> Any:
 
 
 @contextmanager
-def patched(owner: Any, name: str, replacement: Any) -> Iterator[Any]:
+def patched(owner: object, name: str, replacement: object) -> Iterator[Any]:  # as present()
     """Replace ``owner.name``, and restore the original on exit.
 
     Yields:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from fakedist.errors import ExitCode, FakedistError
 from fakedist.gpu.spec import find_gpu
@@ -276,13 +276,13 @@ def _tell_error(teller: Teller, message: str, hint: str, before_start: bool) -> 
     teller.tell(Failed(message, hint, before_start))
 
 
-_pending: list[Any] = []  # keeps pending callbacks alive until Python calls them
+_pending: list[object] = []  # keeps pending callbacks alive until Python calls them
 
 
 def _in_main_thread(work: Callable[[], None]) -> None:
     """Have the main thread run ``work`` as soon as it executes Python code again, as Python does signal handlers."""
 
-    def call(_: Any) -> int:
+    def call(_: object) -> int:
         work()
         return 0
 

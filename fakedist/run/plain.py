@@ -7,17 +7,29 @@ import enum
 import functools
 import types
 import typing
-from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from typing import ClassVar, Protocol, TypeVar, overload
 
 T = TypeVar("T")
+#: Checks a value and its place, and makes it typed.
+_Reader = Callable[[object, str], object]
+
+
+class _Dataclass(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[object]]]
 
 
 class PlainValueError(ValueError):
     """A value that does not fit the record. The message gives its place: ``steps[3].step is 'x', not an integer``."""
 
 
-def to_plain(value: object) -> Any:
+@overload
+def to_plain(value: _Dataclass) -> dict[str, object]: ...
+@overload
+def to_plain(value: Sequence[_Dataclass]) -> list[dict[str, object]]: ...
+@overload
+def to_plain(value: object) -> object: ...
+def to_plain(value: object) -> object:
     """Dataclasses as dictionaries in field order, tuples as lists, enums as their values, the rest unchanged."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
@@ -36,18 +48,17 @@ def from_plain(kind: type[T], value: object, where: str = "") -> T:
     Raises:
         PlainValueError: A field is missing, or a value has the wrong type.
     """
-    made: T = _reader(typing.cast(Hashable, kind))(value, where)
-    return made
+    return typing.cast(T, _reader(typing.cast(Hashable, kind))(value, where))
 
 
 @functools.cache
-def _reader(kind: Any) -> Callable[[object, str], Any]:
+def _reader(kind: object) -> _Reader:
     """The reader for values of a type. Cached, because records come by the thousand."""
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return _dataclass_reader(kind)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return _enum_reader(kind)
-    if kind is Any or kind is object:
+    if kind is object:
         return lambda value, where: value
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
@@ -60,10 +71,11 @@ def _reader(kind: Any) -> Callable[[object, str], Any]:
         return _tuple_reader(arguments)
     if origin is dict:
         return _dict_reader(arguments[1])
+    assert isinstance(kind, type), f"{kind} is no type of a record's field"
     return _scalar_reader(kind)
 
 
-def _dataclass_reader(kind: type) -> Callable[[object, str], Any]:
+def _dataclass_reader(kind: type) -> _Reader:
     hints = typing.get_type_hints(kind)
     fields = [
         (
@@ -74,7 +86,7 @@ def _dataclass_reader(kind: type) -> Callable[[object, str], Any]:
         for field in dataclasses.fields(kind)
     ]
 
-    def read(value: object, where: str) -> Any:
+    def read(value: object, where: str) -> object:
         if not isinstance(value, dict):
             _refuse(value, where, "an object")
         known = {}
@@ -89,10 +101,10 @@ def _dataclass_reader(kind: type) -> Callable[[object, str], Any]:
     return read
 
 
-def _enum_reader(kind: type[enum.Enum]) -> Callable[[object, str], Any]:
+def _enum_reader(kind: type[enum.Enum]) -> _Reader:
     members = {member.value: member for member in kind}
 
-    def read(value: object, where: str) -> Any:
+    def read(value: object, where: str) -> object:
         if not isinstance(value, str | int) or value not in members:
             _refuse(value, where, f"one of {', '.join(map(str, members))}")
         return members[value]
@@ -100,11 +112,11 @@ def _enum_reader(kind: type[enum.Enum]) -> Callable[[object, str], Any]:
     return read
 
 
-def _union_reader(kinds: tuple[Any, ...]) -> Callable[[object, str], Any]:
+def _union_reader(kinds: tuple[object, ...]) -> _Reader:
     some = [kind for kind in kinds if kind is not type(None)]
     readers = [_reader(kind) for kind in some]
 
-    def read(value: object, where: str) -> Any:
+    def read(value: object, where: str) -> object:
         if value is None and len(some) < len(kinds):
             return None
         for reader in readers[:-1]:
@@ -117,10 +129,10 @@ def _union_reader(kinds: tuple[Any, ...]) -> Callable[[object, str], Any]:
     return read
 
 
-def _list_reader(kind: Any) -> Callable[[object, str], Any]:
+def _list_reader(kind: object) -> Callable[[object, str], list[object]]:
     reader = _reader(kind)
 
-    def read(value: object, where: str) -> Any:
+    def read(value: object, where: str) -> list[object]:
         if not isinstance(value, list | tuple):
             _refuse(value, where, "a list")
         return [reader(each, f"{where}[{at}]") for at, each in enumerate(value)]
@@ -128,13 +140,13 @@ def _list_reader(kind: Any) -> Callable[[object, str], Any]:
     return read
 
 
-def _tuple_reader(kinds: tuple[Any, ...]) -> Callable[[object, str], Any]:
+def _tuple_reader(kinds: tuple[object, ...]) -> _Reader:
     if len(kinds) == 2 and kinds[1] is Ellipsis:
         of_list = _list_reader(kinds[0])
         return lambda value, where: tuple(of_list(value, where))
     readers = [_reader(kind) for kind in kinds]
 
-    def read(value: object, where: str) -> Any:
+    def read(value: object, where: str) -> object:
         if not isinstance(value, list | tuple) or len(value) != len(readers):
             _refuse(value, where, f"a list of {len(readers)}")
         return tuple(
@@ -144,10 +156,10 @@ def _tuple_reader(kinds: tuple[Any, ...]) -> Callable[[object, str], Any]:
     return read
 
 
-def _dict_reader(kind: Any) -> Callable[[object, str], Any]:
+def _dict_reader(kind: object) -> _Reader:
     reader = _reader(kind)
 
-    def read(value: object, where: str) -> Any:
+    def read(value: object, where: str) -> object:
         if not isinstance(value, dict):
             _refuse(value, where, "an object")
         return {str(name): reader(each, f"{where}.{name}" if where else str(name)) for name, each in value.items()}
@@ -155,11 +167,11 @@ def _dict_reader(kind: Any) -> Callable[[object, str], Any]:
     return read
 
 
-def _scalar_reader(kind: Any) -> Callable[[object, str], Any]:
+def _scalar_reader(kind: type) -> _Reader:
     names = {int: "an integer", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
     accepted = (int, float) if kind is float else kind
 
-    def read(value: object, where: str) -> Any:
+    def read(value: object, where: str) -> object:
         if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
             _refuse(value, where, names.get(kind, str(kind)))
         return value

@@ -6,7 +6,7 @@ import os
 import pickle
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, NoReturn
 
 from fakedist.errors import RunDirectoryError
 from fakedist.run.directory import SNAPSHOT_NAME
@@ -29,7 +29,7 @@ def write_snapshot(run_directory: Path, pieces: Iterable[bytes]) -> None:
         scratch.unlink(missing_ok=True)
 
 
-def stack_frames(frames: Iterable[tuple[str, int, str]]) -> list[dict[str, Any]]:
+def stack_frames(frames: Iterable[tuple[str, int, str]]) -> list[dict[str, object]]:
     """Frames as torch writes them."""
     return [{"filename": filename, "line": line, "name": name} for filename, line, name in frames]
 
@@ -41,17 +41,17 @@ class _PlainUnpickler(pickle.Unpickler):
         super().__init__(file)
         self._path = path
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> NoReturn:
         raise RunDirectoryError(
             f"{self._path} wants to run {module}.{name}, which no memory snapshot does: nothing of it was run",
             "a snapshot is what torch.cuda.memory._dump_snapshot() writes",
         )
 
-    def persistent_load(self, pid: Any) -> Any:
+    def persistent_load(self, pid: object) -> NoReturn:
         raise pickle.UnpicklingError("it refers to something outside of it")
 
 
-def read_snapshot(path: Path) -> dict[str, Any]:
+def read_snapshot(path: Path) -> dict[str, object]:
     """Read a snapshot from any torch since 2.1: ``segments``, ``device_traces`` and whatever else it contains.
 
     Raises:

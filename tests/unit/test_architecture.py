@@ -266,6 +266,8 @@ def public_definitions(path: Path) -> Iterator[tuple[str, bool]]:
         for node in scope.body:
             if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or node.name[0] == "_":
                 continue
+            if any(ast.unparse(decorator) == "overload" for decorator in node.decorator_list):
+                continue  # its implementation is described
             yield prefix + node.name, ast.get_docstring(node) is not None
             if isinstance(node, ast.ClassDef):
                 scopes.append((f"{node.name}.", node))
