@@ -3,12 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 OLDEST := .venv-oldest/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
-# What meets torch has to work on the oldest torch that is supported; other rooms are the same code on either.
+# Code that touches torch has to work on the oldest supported torch; other rooms do not depend on its version.
 OLDEST_TESTS := $(foreach room,frameworks gpu launch rank record world,tests/unit/$(room)) tests/unit/test_importing.py \
 	tests/unit/test_package.py tests/unit/test_patch.py \
 	$(foreach name,examples measured_path profiler,tests/integration/test_$(name).py)
 DEMO := fakedist-demo-rank0of1024
-# A GPU machine may have a torch of its own and no network: make gpu takes what is there.
+# A GPU machine may have its own torch and no network: make gpu takes the Python that it finds.
 GPU_PYTHON = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 OUT ?= gpu-results
 # Tests of a file stay in one process, since they share runs. Files begin in their order: whole runs first, unit tests last.
@@ -19,7 +19,7 @@ PARALLEL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 .PHONY: help setup demo test test-long test-all lint types budgets check format bench accuracy accuracy-times measured gallery gpu calibrate oldest clean
 .PHONY: frameworks clients clients-new clients-fast
 
-help: ## what can be made
+help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
 setup: .venv/.installed ## .venv with the exact versions of constraints.txt
@@ -32,19 +32,19 @@ setup: .venv/.installed ## .venv with the exact versions of constraints.txt
 	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	touch $@
 
-demo: setup ## profile rank 0 of 1,024 of a 70B Llama, on the GPU of this machine or on none
+demo: setup ## profile rank 0 of 1,024 of a 70B Llama, on this machine's GPU or without one
 	$(BIN)/fakedist profile --world-size 1024 --rank 0 --force --output $(DEMO) \
 		examples/llama_fsdp2.py --model 70b --tp 8 --checkpoint full
 	@echo
 	@echo "The run is in $(DEMO); the same tables again: $(BIN)/fakedist report $(DEMO)"
 
-test: setup ## the tests but whole frameworks and long runs; TESTS=what is given to pytest
+test: setup ## all tests except whole frameworks and long runs; TESTS= chooses
 	$(BIN)/python -m pytest $(PARALLEL) --short $(TESTS)
 
-test-long: frameworks ## all tests, of whole frameworks too; TESTS=what is given to pytest
+test-long: frameworks ## all tests, with whole frameworks and long runs; TESTS= chooses
 	$(BIN)/python -m pytest $(PARALLEL) $(TESTS)
 
-test-all: test-long oldest ## all tests, and those of the oldest torch: what CI runs
+test-all: test-long oldest ## all tests, also on the oldest torch: what CI runs
 
 lint: setup
 	$(BIN)/ruff check .
@@ -68,39 +68,39 @@ frameworks: .venv/.frameworks ## DeepSpeed, Accelerate, torchtitan and the rest 
 clients: frameworks ## run every job of every framework, write docs/clients.md; ONLY=text chooses
 	$(BIN)/python -m tests.clients.run --only '$(ONLY)'
 
-clients-new: frameworks ## the same for jobs that have no result yet
+clients-new: frameworks ## the same, only for jobs that have no result yet
 	$(BIN)/python -m tests.clients.run --only '$(ONLY)' --new
 
-clients-fast: frameworks ## those of `make test-long` alone
+clients-fast: frameworks ## only the jobs that `make test-long` runs
 	$(BIN)/python -m pytest $(PARALLEL) tests/clients
 
-format: setup ## put the sources into their one format
+format: setup ## format the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 bench: setup ## every benchmark, results on stdout
 	for file in bench/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
-gpu: ## measure on the GPU of this machine what docs/accuracy.md wants: 25 minutes; PIECES= chooses; results in $(OUT)
+gpu: ## measure the figures of docs/accuracy.md on the GPU of this machine: 25 minutes; PIECES= chooses; results in $(OUT)
 	$(GPU_PYTHON) -m tests.gpu.confirm $(PIECES) --out $(OUT)
 
 accuracy: setup ## real processes against faked ranks, on virtual GPUs: 10 minutes; into docs/accuracy
 	$(BIN)/python -m tests.accuracy.many --backend nccl --backend gloo --write
 
-calibrate: ## measure on the GPU of this machine what kernels achieve; estimates are made from it
+calibrate: ## measure what kernels achieve on the GPU of this machine, for the estimates
 	$(GPU_PYTHON) -m tests.gpu.calibrate
 
 measured: setup ## published measurements of kernels into fakedist/time/data (bench/measured/README.md): 80 MB, 1 minute
 	$(BIN)/python $(PIP_INSTALL) --no-deps --target build/measured aiconfigurator-core==0.12.0
 	$(BIN)/python bench/measured/make.py build/measured/aiconfigurator_core/systems/data
 
-accuracy-times: setup ## estimated kernel times against measured ones that were left out; into docs/accuracy.md
+accuracy-times: setup ## estimated kernel times against left-out measured ones; into docs/accuracy.md
 	$(BIN)/python bench/accuracy_times.py
 
-gallery: setup ## make the reports of reports/ again
+gallery: setup ## make the pages of reports/ again
 	$(BIN)/python reports/make.py
 
-oldest: .venv-oldest/.installed ## tests on the oldest torch that is supported
+oldest: .venv-oldest/.installed ## tests on the oldest supported torch
 	$(OLDEST)/python -m pytest $(PARALLEL) --short $(OLDEST_TESTS)
 
 .venv-oldest/.installed: pyproject.toml constraints-oldest.txt
@@ -109,5 +109,5 @@ oldest: .venv-oldest/.installed ## tests on the oldest torch that is supported
 	$(OLDEST)/python $(PIP_INSTALL) --constraint constraints-oldest.txt --no-build-isolation --editable '.[test]'
 	touch $@
 
-clean: ## remove everything that was made here
+clean: ## remove everything that make made
 	rm -rf .venv .venv-oldest gpu-results build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache $(DEMO)

@@ -1,9 +1,9 @@
-"""What `fakedist check` costs for four jobs of 70 billion parameters, on as many cores as there are.
+"""What `fakedist check` costs for four jobs of 70 billion parameters, on all cores.
 
     python bench/check.py [--rounds 1]
 
-The jobs are examples/llama_fsdp2.py on 1,024 ranks in four layouts; every round makes their baselines and holds them
-against a second run.
+The jobs are examples/llama_fsdp2.py on 1,024 ranks in four layouts; every round makes their baselines and compares
+a second run with them.
 """
 
 from __future__ import annotations

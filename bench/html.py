@@ -2,11 +2,11 @@
 
     python bench/html.py [--events 1000000 5000000] [--rounds 5]
 
-The runs are made up: 80 layers of 8 modules, 10 steps, 1,000 different stacks. "regular": blocks live as long as each
-other and take turns in their sizes, which packs well; "random": sizes and lives are random, which packs as badly as
-anything can. Opening is from the address to a page that answers, in a headless Chromium without a GPU; it needs
-`pip install 'fakedist[browser]'` and a Chromium. torch's page (`_memory_viz.py trace_plot`) takes its program from the
-network: where there is none it shows nothing, and its opening is not measured.
+The runs are synthetic: 80 layers of 8 modules, 10 steps, 1,000 different stacks. "regular": blocks live equally long
+and alternate in size, which packs well; "random": sizes and lifetimes are random, which packs as badly as anything can.
+Opening lasts from the address to a page that answers, in a headless Chromium without a GPU; it needs
+`pip install 'fakedist[browser]'` and a Chromium. torch's page (`_memory_viz.py trace_plot`) loads its program from the
+network: without one it shows nothing, so its opening is not measured.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python bench/kernels.py [--kernels 1000000] [--rounds 3]
 
-The step is made up: 80 layers of 8 modules forward and back, three streams, a collective every 30 kernels, 500 names.
-"tables" is what `profile` does of it once the rank has ended, the trace included; the others read the run directory.
+The step is synthetic: 80 layers of 8 modules forward and back, three streams, a collective every 30 kernels, 500 names.
+"tables" is what `profile` does once the rank has ended, including the trace; the others read the run directory.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 python bench/megatron.py [--stages] [--layers local]
 
-Needs megatron-core (and Transformer Engine for what the table says). ``--stages`` runs every pipeline stage of
+Needs megatron-core (and Transformer Engine for the figures of the table). ``--stages`` runs every pipeline stage of
 DeepSeek-V3 instead, one after another.
 """
 

@@ -4,7 +4,7 @@
 
 The report is synthetic, in the schema of nsys: a training loop of steps, phases, layers four deep, an operation with
 autograd's sequence number around each launch, a backward in a thread of its own; so the layer of every kernel is known
-and is checked. Seconds are of this machine, with the start of Python; memory is the peak of the process that joins.
+and is checked. Seconds are this machine's and include starting Python; memory is the peak of the process that joins.
 """
 
 from __future__ import annotations

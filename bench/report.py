@@ -2,8 +2,8 @@
 
     python bench/report.py [--events 1000000] [--rounds 3]
 
-The run is made up: 80 layers of 8 modules, 10 steps, 1,000 different stacks of 20 frames. "from the journal alone" is
-what `profile` does once when the rank has ended (or `report`, where profile was killed): replay, tables, snapshot.
+The run is synthetic: 80 layers of 8 modules, 10 steps, 1,000 different stacks of 20 frames. "from the journal alone" is
+what `profile` does once when the rank has ended (or `report`, if profile was killed): replay, tables, snapshot.
 """
 
 from __future__ import annotations

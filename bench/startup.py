@@ -1,4 +1,4 @@
-"""How long the command line takes to answer, beside a bare interpreter.
+"""How long the command line takes to answer, compared with a bare interpreter.
 
     python bench/startup.py [--rounds 15]
 

@@ -1,9 +1,9 @@
-"""What a step costs: bare on the virtual GPU, recorded, and followed by torch's own tools for the same question.
+"""What a step costs: bare on the virtual GPU, recorded, and under torch's own tools for the same question.
 
     python bench/step.py [--steps 6] [--rounds 3]
 
 A transformer of 10 B parameters: all in turns, in processes of their own; a figure is the least of a round's steps
-after the first two (lazy state is paid there), and the median of the rounds. FakeTensorMode, alone and under torch's
+after the first two (they pay for lazy state), and the median of the rounds. FakeTensorMode, alone and under torch's
 MemTracker, runs the same script with fewer steps. Then the recorded step by the number of layers, and one of Llama 3
 405B.
 """

@@ -2,9 +2,9 @@
 
     python bench/timed_step.py [--layers 4] [--rounds 3]
 
-The transformer of bench/step.py with fewer layers; in turns, the least of a round's steps each. The bare script's step
-is from one synchronisation to the next; the timed step from its beginning to the end of all that it launched. Where
-there is no GPU, nothing is measured.
+The transformer of bench/step.py with fewer layers, both sides in turns; a figure is the least of a round's steps. The
+bare script's step lasts from one synchronisation to the next, the timed step from its beginning to the end of all that
+it launched. Without a GPU, nothing is measured.
 """
 
 from __future__ import annotations

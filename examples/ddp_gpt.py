@@ -1,7 +1,7 @@
 """Train a GPT-2 with DistributedDataParallel, bfloat16 autocast, gradient accumulation and clipping.
 
     torchrun --nproc-per-node 8 examples/ddp_gpt.py --model gpt2-xl
-    torchrun --nproc-per-node 2 examples/ddp_gpt.py --model debug      # on CPUs where there is no GPU
+    torchrun --nproc-per-node 2 examples/ddp_gpt.py --model debug      # on CPUs, without a GPU
 
 Tokens are synthetic.
 """
@@ -56,7 +56,7 @@ class CausalSelfAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward of four times the width, each behind a LayerNorm and beside a residual."""
+    """Attention and a feed-forward of four times the width, each behind a LayerNorm with a residual connection."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -3,9 +3,9 @@
     torchrun --nproc-per-node 8 examples/gpt_megatron_fsdp.py
     torchrun --nproc-per-node 8 examples/gpt_megatron_fsdp.py --separate-groups
 
-Parameters are gathered before each block, their gradients reduce-scattered after it. The calls of one group run one
-after the other, so by default a gather waits for the reduce-scatter before it. With ``--separate-groups`` gathers have
-a group of their own, of the same ranks, and both can run at once.
+Parameters are gathered before each block, and their gradients are reduce-scattered after it. The calls of one group run
+in order, so by default a gather waits for the reduce-scatter before it. With ``--separate-groups`` gathers have a group
+of their own, with the same ranks, and both can run at once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each behind a norm and beside a residual."""
+    """Attention and feed-forward, each behind a norm with a residual connection."""
 
     def __init__(self, hidden: int, num_heads: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Train a Llama 3 with FSDP2, tensor parallelism and sequence parallelism on synthetic tokens.
 
     torchrun --nproc-per-node 8 examples/llama_fsdp2.py --model 8b --checkpoint full
-    torchrun --nproc-per-node 2 examples/llama_fsdp2.py --model debug      # on CPUs where there is no GPU
+    torchrun --nproc-per-node 2 examples/llama_fsdp2.py --model debug      # on CPUs, without a GPU
 
 The model axis of the mesh (``tp``) spans one machine, the data axes (``dp_replicate``, ``dp_shard``) the others.
 Parameters are float32, sharded; compute is bfloat16 and gradients are reduced in float32.
@@ -115,7 +115,7 @@ class FeedForward(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention and feed-forward, each behind an RMSNorm and beside a residual."""
+    """Attention and feed-forward, each behind an RMSNorm with a residual connection."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

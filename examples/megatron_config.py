@@ -1,4 +1,4 @@
-"""From Megatron-LM's flags to megatron-core's configurations, by Megatron-LM's own rules for what follows from what."""
+"""Turns Megatron-LM's flags into megatron-core's configurations, by Megatron-LM's own rules."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "seq_length", "
 
 @dataclass(frozen=True)
 class Job:
-    """What the flags say.
+    """A job, as its flags describe it.
 
     Attributes:
         args: The flags.

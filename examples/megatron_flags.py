@@ -1,8 +1,8 @@
 """Megatron-LM's command line for megatron-core: every setting of its configurations is a flag, by Megatron-LM's name.
 
-Most flags are not written here: megatron-core's dataclasses say what there is, of what type, and where Megatron-LM
-calls a setting otherwise (``argparse_meta``). What is written here are the names and the defaults of Megatron-LM that
-differ from the dataclasses', and the flags that belong to the training script. A flag of neither is an error.
+Most flags are not listed here: megatron-core's dataclasses have the settings, their types, and Megatron-LM's names for
+them if these differ (``argparse_meta``). This file has the names and defaults of Megatron-LM that differ from the
+dataclasses', and the flags of the training script itself. Any other flag is an error.
 """
 
 from __future__ import annotations

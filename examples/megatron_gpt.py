@@ -4,9 +4,9 @@
     fakedist profile --world-size 64 --rank 0 examples/megatron_gpt.py --preset mixtral-8x7b
 
 Presets: ``mixtral-8x7b`` (64 ranks), ``qwen3-235b`` (256), ``deepseek-v3`` (1,024), as published; later flags override
-theirs. Layers are Transformer Engine's where it is installed. A step runs as many microbatches as fill the pipeline,
-two for each stage. More take longer and a little more memory: the 16 of Mixtral instead of 8 allocate 0.01 GiB more and
-reserve 1.7 GiB more. ``--max-microbatches 0`` runs the whole global batch.
+theirs. Layers are Transformer Engine's if it is installed. A step runs as many microbatches as fill the pipeline, two
+for each stage. More microbatches take more time and a little more memory: 16 of Mixtral instead of 8 allocate 0.01 GiB
+more and reserve 1.7 GiB more. ``--max-microbatches 0`` runs the whole global batch.
 Tokens are synthetic, as with ``--mock-data``.
 """
 

@@ -1,7 +1,7 @@
 """What megatron-core's own layers lack without Transformer Engine and Apex, so that its large jobs run on them too.
 
-Norms under sequence parallelism, which its wrapper of torch's refuses; and multi-latent attention, whose keys and
-values differ in size.
+These are norms under sequence parallelism, which megatron-core's wrapper of torch's norms refuses, and multi-latent
+attention, whose keys and values differ in size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import nn
 
 
 class TorchNorm:
-    """A norm whose parameters say that their gradients are to be summed over the tensor parallel ranks."""
+    """A norm whose parameters are marked: their gradients are summed over the tensor parallel ranks."""
 
     def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> nn.Module:
         """A torch.nn.RMSNorm or torch.nn.LayerNorm."""

@@ -1,7 +1,7 @@
-"""Three published large jobs, word for word as their users start them with Megatron-LM: sizes, layout, switches.
+"""Three published large jobs, with the flags that their users give to Megatron-LM: sizes, layout, switches.
 
-Each needs its own number of ranks (WORLD_SIZE) and is one command line of ``pretrain_gpt.py``; flags that have no part
-in what one rank computes and holds (data files, logging, checkpoints) are left out.
+Each needs its own number of ranks (WORLD_SIZE) and is one command line of ``pretrain_gpt.py``. Flags that do not change
+what one rank computes and holds (data files, logging, checkpoints) are left out.
 """
 
 from __future__ import annotations

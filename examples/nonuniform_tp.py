@@ -1,15 +1,15 @@
-"""Train on when GPUs fail: replicas of different tensor parallel degree (nonuniform tensor parallelism).
+"""Keep training when GPUs fail: replicas of different tensor parallel degree (nonuniform tensor parallelism).
 
     torchrun --nproc-per-node 8 examples/nonuniform_tp.py --tp 4 --dp 2 --reduced-tp 2
     torchrun --nproc-per-node 8 examples/nonuniform_tp.py --tp 4 --dp 2 --reduced-tp 2 --hidden 64 --heads 8 --layers 2
 
-Each replica owns ``--tp`` ranks. In the last ``--num-reduced`` replicas some of them failed: their model runs on
-``--reduced-tp`` ranks, each with a larger part of every matrix, and the ranks left over leave the job during setup.
+Each replica owns ``--tp`` ranks. In the last ``--num-reduced`` replicas, some of them failed: the model runs on
+``--reduced-tp`` ranks, each with a larger part of every matrix, and the spare ranks leave the job during setup.
 
-Replicas of different degree cut a matrix at different places. So a healthy replica first moves its gradients to the cut
-of the reduced ones (its first ``--reduced-tp`` ranks then hold all of it), these are averaged over the replicas, and
-the result moves back. Every layout starts from the same weights and reads the same batches, so all print the same
-losses.
+Replicas of different degree split a matrix at different places. So a healthy replica first moves its gradients to the
+split of the reduced ones (its first ``--reduced-tp`` ranks then hold the whole matrix). Gradients are averaged over the
+replicas, and the result moves back. Every layout starts from the same weights and reads the same batches, so all
+print the same losses.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class ParallelAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each behind a norm and beside a residual."""
+    """Attention and feed-forward, each behind a norm with a residual connection."""
 
     def __init__(self, args: argparse.Namespace, layout: Layout) -> None:
         super().__init__()

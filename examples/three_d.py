@@ -145,7 +145,7 @@ class RowParallelLinear(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each behind a norm and beside a residual; each rank has its own heads."""
+    """Attention and feed-forward, each behind a norm with a residual connection; each rank has its own heads."""
 
     def __init__(self, args: argparse.Namespace, layout: Layout) -> None:
         super().__init__()

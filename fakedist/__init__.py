@@ -2,7 +2,7 @@
 
 The command line is the main door (``fakedist profile --help``). A training script needs nothing from here; one whose
 steps cannot be seen from outside (a loop without an optimizer) may call :func:`step`. From a test or a notebook,
-:func:`profile` runs a rank in a child process and gives its :class:`Run` back; :func:`open` reads one that is there.
+:func:`profile` runs a rank in a child process and returns its :class:`Run`; :func:`open` reads an existing one.
 """
 
 from __future__ import annotations

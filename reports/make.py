@@ -2,9 +2,9 @@
 
     python reports/make.py [NAME ...]
 
-The jobs are those of examples/, run from a folder of their own, so that no page tells where this repository lies. On
-two cores and the virtual GPU it takes six minutes and 3 GB. A job whose packages are not installed keeps the page that
-it has, and is named at the end; README.md says which packages those are.
+The jobs are those of examples/, run from a folder of their own, so that no page contains the path of this repository.
+On two cores and the virtual GPU this takes six minutes and 3 GB. A job whose packages are not installed keeps its page
+and is named at the end; README.md lists those packages.
 """
 
 from __future__ import annotations
@@ -157,18 +157,19 @@ def compare(folder: Path) -> None:
     """Put two runs side by side on a page, if both were made."""
     if all((folder / name).exists() for name in COMPARED):
         page = HERE / f"{COMPARED[0]}-compared.html"
-        command = [sys.executable, "-m", "fakedist", "compare", *COMPARED, "--html", str(page)]
+        command = [sys.executable, "-m", "fakedist", "compare", *COMPARED, "--format", "html", "-o", str(page)]
         subprocess.run(
             command, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, stdout=subprocess.DEVNULL
         )
 
 
 def compared_text() -> str:
-    """What README.md says of that page."""
+    """The paragraph of README.md about that page."""
     page = f"{COMPARED[0]}-compared.html"
     why = re.search(r"<h1>(.+?)</h1>", (HERE / page).read_text())
     assert why is not None
-    return f"""[The first two side by side]({page}), from `fakedist compare {" ".join(COMPARED)} --html FILE`:
+    return f"""[The first two side by side]({page}), from
+`fakedist compare {" ".join(COMPARED)} --format html -o FILE`:
 
 > {html.unescape(why[1]).replace("_", chr(92) + "_")}
 
@@ -202,7 +203,7 @@ def lacking(job: Job) -> list[str]:
 
 
 def needs_text() -> str:
-    """What README.md says of jobs that need more than `make setup` installs."""
+    """The paragraph of README.md about jobs that need more than `make setup` installs."""
     *named, last = (f"[{job.name}]({job.name}.html)" for job in JOBS if job.needs)
     return f"""{", ".join(named)} and {last}
 need megatron-core and Transformer Engine, which `make setup` does not install (versions in

@@ -1,7 +1,7 @@
 """The job of bench/step.py: a 10 B-parameter transformer, AdamW, bfloat16 autocast, 2,048 tokens a step, one GPU.
 
 Prints the number of its parameters, then one line a step: "step_ms 73.1". With ``--fake`` the tensors are
-FakeTensorMode's (on the GPU where one is, else on the CPU), with ``--tracker`` torch's MemTracker follows them too.
+FakeTensorMode's (on the GPU if there is one, else on the CPU); with ``--tracker``, torch's MemTracker follows them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 
 class Block(nn.Module):
-    """Attention and feed-forward of four times the width, each behind a LayerNorm and beside a residual."""
+    """Attention and feed-forward of four times the width, each behind a LayerNorm with a residual connection."""
 
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()

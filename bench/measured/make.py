@@ -148,7 +148,7 @@ def quantise(source: Path, arrays: Arrays, origins: dict[str, list[str]]) -> Non
 
 
 def training(name: str, arrays: Arrays, origins: dict[str, list[str]]) -> None:
-    """Tables of training kernels beside this file, as text: columns differ by table, and they are small."""
+    """Tables of training kernels next to this file, as text: columns differ by table, and they are small."""
     for table, gpus in (
         ("sdpa_training", {"h200-sxm": "NVIDIA H200", "gb200": "NVIDIA GB200"}),
         ("norms_training", {"h200-sxm": "NVIDIA H200", "gb200": "NVIDIA GB200"}),

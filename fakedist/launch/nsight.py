@@ -117,7 +117,7 @@ def _importer(nsys: Path) -> Path:
             if found := sorted(above.glob(pattern)):
                 return found[0]
     raise ReportError(
-        "nsys left a stream (.qdstrm), and its QdstrmImporter was not found beside it",
+        "nsys left a stream (.qdstrm), and its QdstrmImporter was not found next to it",
         "install the package that has nsys-ui (Debian: nsight-systems), or a newer nsys",
     )
 

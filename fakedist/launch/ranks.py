@@ -260,4 +260,4 @@ def _check_directory(directory: Path, ranks: Sequence[int], force: bool) -> None
         if is_in_use(run):
             raise RunDirectoryError(f"{run} is in use by another run", "choose another place with -o")
         if run.exists() and not force:
-            raise RunDirectoryError(f"{run} is there already", "add --force to replace it, or choose another -o")
+            raise RunDirectoryError(f"{run} exists already", "add --force to replace it, or choose another -o")

@@ -78,7 +78,7 @@ class Golden:
         peak_bytes: mem-max-allocated-bytes after the first iteration, and after the second and all that follow, which
             have the optimizer's state.
         num_workspaces: cuBLAS workspaces that torch had made by then: the backward's thread makes one of its own, which
-            is there at the peak if that comes after a backward.
+            counts if the peak comes after a backward.
         flags: Megatron-LM's, as the case has them.
         environment: As the case has it.
     """

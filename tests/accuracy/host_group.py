@@ -222,7 +222,7 @@ class HostGroup(RankGroup):
         self._carrier.submit(lambda: begin().wait()).result()
 
     def _reduced(self, tensor: torch.Tensor, op: Any) -> torch.Tensor:
-        """The reduction of everybody's, on the host, in the order of the ranks."""
+        """The reduction over all ranks, on the host, in the order of the ranks."""
         name = reduction_name(op)
         parts = self._gathered(tensor)
         total = parts[0].clone()

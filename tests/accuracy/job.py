@@ -1,7 +1,7 @@
 """A job of several ranks, written as for torchrun, over gloo: ``python job.py NAME BACKEND``.
 
-Gloo takes CUDA tensors, carries them through host memory, and so runs where several ranks share a GPU, and where the
-GPU is virtual. Everything that is sent is seen by somebody: the ranks' tensors really meet.
+Gloo takes CUDA tensors and carries them through host memory, so it runs if several ranks share a GPU, and if the GPU is
+virtual. Everything that is sent arrives: the ranks' tensors really meet.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     python -m tests.accuracy.many [--device virtual|cuda] [--ranks 2,4] [--backend nccl|gloo] [--job NAME ...] [--write]
 
 On a real GPU all the processes share it, and each rank is faked twice: on that GPU, and on a virtual one of the same
-model and memory. Where no GPU is, each process has a virtual one; the ranks' tensors meet all the same. ``--backend
+model and memory. Without a GPU, each process has a virtual one; the ranks' tensors meet all the same. ``--backend
 nccl`` uses device memory as NCCL does (tests/accuracy/host_group.py), ``gloo`` is torch's own. ``--write`` puts the
 rows into docs/accuracy, in place of those of the same jobs, and the table into docs/accuracy.md. Exit code 1: a job
-that failed, or a difference that nobody has explained.
+that failed, or a difference without an explanation.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def compare_all(
 
 
 def _device_options(way: Way, device: str, real: Path) -> list[str]:
-    """Where a rank is faked: on a virtual GPU beside real ones, it is of the same model and has the same memory."""
+    """Where a rank is faked: a virtual GPU that is compared with real ones has their model and memory."""
     if device == way.device:
         return ["--device", device]
     summary = load_manifest(real).summary

@@ -46,7 +46,7 @@ def write_result(
         name: A key of ``tables.TABLES``.
         rows: Plain values.
         into: Directory; docs/accuracy where none is given.
-        instead_of: With it, rows of the file that is there stay but for those of which it gives what it gives of one
+        instead_of: With it, rows of the existing file stay except those of which it gives what it gives of one
             of ``rows``; they must be of the same torch and GPU. Without it all are replaced.
         about: More of the head; ``gpu``, ``torch`` and ``python`` where they are not this process's.
     """
@@ -120,7 +120,7 @@ def measured(path: Path) -> dict[str, Any]:
 
 
 def write_tables() -> None:
-    """Put the tables of all data that is there between their marks in docs/accuracy.md."""
+    """Put the tables of all existing data between their marks in docs/accuracy.md."""
     PAGE.write_text(with_tables(PAGE.read_text()))
 
 

@@ -118,7 +118,7 @@ def _failure(found: dict[str, Any] | None) -> str:
 
 
 def outside(data: Data) -> str:
-    """A line for each thing that was used: how much more the device held beside the allocator."""
+    """A line for each thing that was used: how much more the device held outside the allocator."""
     lines = []
     before = 0
     for row in data["rows"]:

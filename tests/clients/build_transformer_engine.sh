@@ -27,7 +27,7 @@ if [ -z "$home" ]; then
     home=$("$python" -c "import sysconfig; print(sysconfig.get_path('purelib') + '/nvidia/cu13')")
 fi
 CUDA_HOME=$home
-# The headers of cuBLAS, cuDNN, NCCL and the cuDNN front end lie beside the wheels' libraries.
+# The headers of cuBLAS, cuDNN, NCCL and the cuDNN front end are next to the wheels' libraries.
 CPATH=$("$python" - <<'PYTHON'
 import pathlib, sys, sysconfig
 import nvidia

@@ -79,7 +79,7 @@ def profiles(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory
 
 
 def between_steps(run: Path) -> dict[str, float]:
-    """Bytes by category when the second step begins: nothing of a forward or a backward is there.
+    """Bytes by category when the second step begins: nothing is left of a forward or a backward.
 
     As requested, because what the allocator adds is much of so small buffers; and without the tables of rotary
     embeddings, which are buffers of modules.
@@ -174,7 +174,7 @@ def test_allgather_dispatcher_context_of_virtual_stages_and_full_recompute(profi
 
 
 def test_the_last_stage_predicts_further_tokens(profiles: Profiles) -> None:
-    """It embeds the tokens that come next, so it gets tokens beside labels."""
+    """It embeds the tokens that come next, so it gets tokens in addition to labels."""
     flags = [flag for flag in SMALL if flag != "--sequence-parallel"]  # which local layers have not got there
     run = profiles(
         15, *flags, *shlex.split("--tensor-model-parallel-size 1 --transformer-impl local --mtp-num-layers 1")

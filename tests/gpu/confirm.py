@@ -1,13 +1,13 @@
-"""Everything that wants a real GPU: ``make gpu``, in pieces of 8 minutes or less, 25 minutes together.
+"""Everything that needs a real GPU: ``make gpu``, in pieces of at most 8 minutes, 25 minutes in total.
 
     python -m tests.gpu.confirm [PIECE ...] [--out gpu-results] [--job NAME ...]
 
-Each piece writes its results as soon as it has them, so that one that fails or is cut off takes none of the others with
-it. ``python -m tests.accuracy.results gpu-results`` then puts what was measured into docs/accuracy and tests/data/gpu,
-and makes the tables of docs/accuracy.md.
+Each piece writes its results as soon as it has them, so a piece that fails or is cut off loses none of the others.
+``python -m tests.accuracy.results gpu-results`` then copies the measurements into docs/accuracy and tests/data/gpu, and
+makes the tables of docs/accuracy.md.
 
-Where there is no GPU it rehearses: the virtual GPU takes the real one's place, the results say so in their names and in
-their heads, and nothing of them can be kept. Exit code 0: every piece did what it had to.
+Without a GPU it rehearses: the virtual GPU takes the real one's place, the results are marked as rehearsals in their
+names and heads, and they cannot be kept. Exit code 0: every piece succeeded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Piece:
 PIECES = {
     "recordings": Piece("the accuracy set, event by event", 360.0, recordings.run),
     "tests": Piece("the tests marked gpu", 90.0, marked.run),
-    "outside": Piece("what the device holds beside the allocator", 45.0, memory.run_outside),
+    "outside": Piece("what the device holds outside the allocator", 45.0, memory.run_outside),
     "out-of-memory": Piece("where a job fails with less and less memory", 85.0, memory.run_out_of_memory),
     "examples": Piece("the examples", 200.0, examples.run),
     "processes": Piece("real processes against faked ranks", 300.0, processes.run),

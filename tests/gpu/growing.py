@@ -2,10 +2,10 @@
 
     python tests/gpu/growing.py RESULT.json [--device virtual --gpu h200 --gpu-memory BYTES]
 
-The memory is shrunk in steps of 1 GiB in two ways. "allocator": torch.cuda.set_per_process_memory_fraction, a limit of
-the caching allocator's own. "device": cudaMalloc, past the allocator, takes all but so much of the device; then it is
-the device that refuses. Each trial trains from nothing: three steps of a transformer, each on longer sequences than the
-last. One trial without a limit goes before them, so that what libraries take at first use is taken.
+The memory shrinks in steps of 1 GiB, in two ways. "allocator": torch.cuda.set_per_process_memory_fraction, a limit of
+the caching allocator's own. "device": cudaMalloc, past the allocator, takes all but so much of the device, so it is the
+device that refuses. Each trial trains from scratch: three steps of a transformer, each on longer sequences than the
+last. One trial without a limit runs first, so that libraries have already taken what they take at first use.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ def by_allocator(num_bytes: int) -> Iterator[None]:
 
 @contextmanager
 def by_device(num_bytes: int) -> Iterator[None]:
-    """All but so many bytes of the device are taken by somebody else."""
+    """All but so many bytes of the device are taken outside the allocator."""
     import torch
 
-    runtime = ctypes.CDLL(None)  # torch has loaded it, for everybody
+    runtime = ctypes.CDLL(None)  # torch has loaded it for the whole process
     taken = ctypes.c_void_p()
     size = torch.cuda.mem_get_info()[0] - num_bytes
     if code := runtime.cudaMalloc(ctypes.byref(taken), ctypes.c_size_t(size)):

@@ -18,7 +18,7 @@ print(json.dumps({"gpu": found.name, "capacity_bytes": found.total_memory}))
 
 
 class NoGpuError(Exception):
-    """The GPU that is there cannot be used; what its process said last."""
+    """The machine's GPU cannot be used; the last words of the process that tried."""
 
 
 def driver_version() -> str:

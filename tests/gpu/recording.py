@@ -188,7 +188,7 @@ class Recording:
 
 
 def replace_with(path: Path, value: object) -> None:
-    """Write JSON in place of what is there, as a whole: a process that is killed leaves the last one."""
+    """Replace a file by this JSON, as a whole: a process that is killed leaves the previous one."""
     scratch = path.with_suffix(".new")
     scratch.write_text(json.dumps(value))
     scratch.replace(path)

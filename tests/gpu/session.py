@@ -1,8 +1,8 @@
-"""One call of ``make gpu``: where its results go, how long it has, and whether a real GPU is there.
+"""One call of ``make gpu``: where its results go, how long it may take, and whether the machine has a GPU.
 
 What is measured goes to ``<out>/accuracy/<name>.json`` and ``<out>/recordings/<gpu>-torch<version>``, from where
 ``python -m tests.accuracy.results <out>`` keeps it. A rehearsal's files lie in ``<out>/rehearsal`` alone, are called
-``rehearsal-<name>.json`` and say so in their heads.
+``rehearsal-<name>.json`` and are marked in their heads.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Session:
 
     @property
     def others(self) -> Path:
-        """Where goes what nobody keeps."""
-        directory = self.out / ("rehearsal" if self.rehearsal else "beside")
+        """Where results go that are not kept."""
+        directory = self.out / ("rehearsal" if self.rehearsal else "others")
         directory.mkdir(parents=True, exist_ok=True)
         return directory
 

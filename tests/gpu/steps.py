@@ -2,7 +2,7 @@
 
     python tests/gpu/steps.py JOB RESULT.json [--device virtual --gpu h200 --gpu-memory BYTES]
 
-What ``fakedist profile`` says of the same step stands beside it in docs/accuracy.md. On the virtual GPU, which stands
+The times of the same step by ``fakedist profile`` are next to it in docs/accuracy.md. On the virtual GPU, which stands
 in while ``make gpu`` is rehearsed, kernels take the simulated time that its CUPTI tells.
 """
 

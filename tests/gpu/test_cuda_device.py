@@ -62,7 +62,7 @@ def test_the_examples_run(command: tuple[str | Path, ...], run_fakedist: RunFake
     assert not [note for note in summary["notes"] if note["code"] == "peak_differs"]
 
 
-def test_a_rank_that_does_not_fit_says_so(run_fakedist: RunFakedist, tmp_path: Path) -> None:
+def test_a_rank_that_does_not_fit_reports_it(run_fakedist: RunFakedist, tmp_path: Path) -> None:
     script = tmp_path / "large.py"
     held = "[torch.empty(1 << 36, dtype=torch.uint8, device='cuda') for _ in range(9)]"
     script.write_text(f"import torch\nheld = {held}\n")

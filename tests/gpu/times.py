@@ -1,4 +1,4 @@
-"""Kernel times of the recorded jobs: measured on a GPU, estimated on the virtual one, and one beside the other.
+"""Kernel times of the recorded jobs: measured on a GPU, estimated on the virtual one, and both compared.
 
     python -m tests.gpu.times MEASURED.json ESTIMATED.json
 

@@ -104,7 +104,7 @@ def test_the_optimizers_scratch_is_temporary(run: dict[str, Any]) -> None:
     assert set(scratch["category"]) == {"temporary"}
 
 
-def test_what_a_gemm_takes_beside_its_output_is_workspace(run: dict[str, Any]) -> None:
+def test_what_a_gemm_takes_in_addition_to_its_output_is_workspace(run: dict[str, Any]) -> None:
     """Some torch releases keep a workspace for good, others take one for each call."""
     gemms = run["blocks"].query("operation == 'aten.mm.default'")
     workspaces = gemms.query("category == 'workspace'")

@@ -114,7 +114,7 @@ def test_gpt2_xl_holds_four_copies_of_its_weights(run_fakedist: RunFakedist) -> 
     assert weights_bytes <= buckets <= 1.05 * weights_bytes  # the reducer's buckets, made in a forward and kept
 
 
-def test_a_llama_that_does_not_fit_says_so(run_fakedist: RunFakedist) -> None:
+def test_a_llama_that_does_not_fit_reports_it(run_fakedist: RunFakedist) -> None:
     place = ("--world-size", "8", "--rank", "3", "--device", "virtual", "--json")
     finished = run_fakedist("profile", *place, EXAMPLES / "llama_fsdp2.py", "--model", "70b", "--tp", "8")
     assert finished.code == 4

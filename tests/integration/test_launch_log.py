@@ -147,7 +147,7 @@ def test_what_a_graph_captures_is_launched_when_it_is_replayed(found: dict[str, 
     assert graphs[0] == graphs[1] != graphs[2] == graphs[3]
 
 
-def test_nothing_is_written_when_nobody_asks(found: dict[str, Any]) -> None:
+def test_nothing_is_logged_unless_asked(found: dict[str, Any]) -> None:
     assert found["off"] == len(found["replayed"]), "the last log stays as it was"
 
 

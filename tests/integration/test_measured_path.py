@@ -1,6 +1,6 @@
 """A step that is timed as on a GPU, with torch.profiler and the virtual GPU's CUPTI: where each kernel belongs.
 
-The estimate writes down the same launches in another way, so what it says of layer, phase and family must agree.
+The estimate logs the same launches in another way, so layer, phase and family must agree.
 """
 
 from __future__ import annotations

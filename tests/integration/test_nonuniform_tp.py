@@ -17,7 +17,7 @@ SIZES = ("--layers", "2", "--hidden", "48", "--heads", "12", "--vocab", "96", "-
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RealRun]:
-    """Two steps in one process, and on a replica of four ranks beside one that lost a rank of its four."""
+    """Two steps in one process, and on a replica of four ranks next to one that lost a rank of its four."""
     layouts = {"alone": (1, ("--tp", "1", "--dp", "1")), "split": (8, ("--tp", "4", "--dp", "2"))}
     reduced = {"alone": "1", "split": "3"}
     return {

@@ -113,7 +113,7 @@ def streams() -> dict[str, Any]:
     return on_virtual_gpu(_STREAMS)
 
 
-def test_who_waits_for_an_event_begins_after_it(streams: dict[str, Any]) -> None:
+def test_work_that_waits_for_an_event_begins_after_it(streams: dict[str, Any]) -> None:
     kernels = [each for each in streams["gpu"] if each[0].startswith("void")]
     first, side = kernels[:50], next(each for each in kernels if each[1] != kernels[0][1])
     assert len({each[1] for each in first}) == 1

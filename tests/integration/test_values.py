@@ -107,7 +107,7 @@ def test_views_of_views_and_writes_through_them(engine: ValueEngine) -> None:
 
 
 @on_virtual_gpu
-def test_what_comes_from_the_host_is_there(engine: ValueEngine) -> None:
+def test_what_comes_from_the_host_has_values(engine: ValueEngine) -> None:
     import numpy
     import torch
     from torch.utils.data import DataLoader, TensorDataset
@@ -153,7 +153,7 @@ def test_sizes_that_depend_on_values(engine: ValueEngine) -> None:
 
 
 @on_virtual_gpu
-def test_a_generator_that_nobody_seeded_is_the_same_in_every_run(engine: ValueEngine) -> None:
+def test_an_unseeded_generator_is_the_same_in_every_run(engine: ValueEngine) -> None:
     import torch
 
     from fakedist.gpu.values import ValueEngine

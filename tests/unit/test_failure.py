@@ -84,7 +84,7 @@ def test_what_the_rank_did_not_find_is_named(tmp_path: Path, capsys: pytest.Capt
     assert commands(said(tmp_path, capsys, lost)) == []
 
 
-def test_with_peers_nobody_is_told_to_run_with_peers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_with_peers_the_hint_is_not_to_run_with_peers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = said(tmp_path, capsys, guessed(), job=replace(JOB, with_peers=True))
     assert [command[2] for command in commands(lines)] == ["--rank=4,31"]
     assert "--with-peers" not in " ".join(lines)

@@ -79,7 +79,7 @@ def test_the_list_says_what_the_page_says(path: Path) -> None:
 def test_the_front_page_shows_a_picture_of_every_job(make: Any) -> None:
     front = (ROOT / "README.md").read_text()
     for job in make.JOBS:
-        if job.name.endswith("-loss-parallel"):  # beside the one without, on a page of its own
+        if job.name.endswith("-loss-parallel"):  # compared with the one without, on a page of its own
             continue
         assert f'<a href="reports/{job.name}.html"><img src="docs/images/{job.name}.png"' in front
         assert (IMAGES / f"{job.name}.png").exists()

@@ -45,7 +45,7 @@ def test_step_does_nothing_outside_a_run() -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of a copy of the sources, built without the network: setuptools is there for the tests."""
+    """The wheel of a copy of the sources, built without the network: the tests install setuptools."""
     sources, built = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheel")
     shutil.copytree(ROOT / "fakedist", sources / "fakedist", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):

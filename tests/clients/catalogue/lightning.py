@@ -39,7 +39,7 @@ def _sizes(strategy: str, accumulate: int = 1) -> Callable[[int], Arithmetic]:
     flops = accumulate * model.flops(2, 512, causal=False)
     if strategy == "ddp":
         held = FP32 * elements
-        # Beside them the buckets, and as much for what AdamW computes in between.
+        # In addition the buckets, and as much for what AdamW computes in between.
         return lambda rank: Arithmetic(held, held, 2 * held, flops=flops, peak=6 * held)
     # With bf16-true FSDP2 keeps bf16 alone; DeepSpeed's fp32 weights are states in ZeRO-2 and parameters in ZeRO-3.
     states = {"fsdp": 2 * FP32, "fsdp2": 2 * BF16, "zero2": 3 * FP32, "zero3": 2 * FP32}[strategy] * elements / 64

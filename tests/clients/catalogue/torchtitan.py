@@ -18,7 +18,7 @@ _LOCAL = (
 
 
 def _with_bf16(directory: Path) -> None:
-    """The assets, and a configuration of one's own beside them, as torchtitan finds it: a module on the path."""
+    """The assets, and a configuration of one's own next to them, as torchtitan finds it: a module on the path."""
     torchtitan_assets(directory)
     shutil.copy(Path(__file__).parents[1] / "jobs/llama3_bf16.py", directory)
 

@@ -47,7 +47,7 @@ def _dit(rank: int) -> Arithmetic:
 
 
 def _clip(rank: int) -> Arithmetic:
-    """ViT-B/32 of 49 patches and a class token beside 12 layers of 512 on 77 tokens; 16 pairs a rank of 64.
+    """ViT-B/32 of 49 patches and a class token, and 12 layers of 512 on 77 tokens; 16 pairs a rank of 64.
 
     Logits are 16 x 1024 twice, of features of 512 that have gradients on both sides.
     """

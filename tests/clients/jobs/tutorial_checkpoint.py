@@ -51,7 +51,7 @@ class AppState(Stateful):
 
 
 def save(mode: str, state_dict: dict[str, Any], running: Any) -> Any:
-    """Save, at once or beside the next step; gives what is still running."""
+    """Save, at once or during the next step; gives what is still running."""
     if mode == "save":
         dcp.save(state_dict, checkpoint_id=CHECKPOINT_DIR)
         return None

@@ -1,7 +1,7 @@
 """What a case of PyTorch's distributed tests is here: a function of a rank, which asserts what PyTorch's test asserts.
 
-Where PyTorch's test gives each rank other numbers, the case gives all ranks the same ones: what it asserts is then true
-in a real job too. Where it looks at what only another rank holds, the case says so.
+If PyTorch's test gives each rank different numbers, the case gives all ranks the same ones, so what it asserts is true
+in a real job too. If it looks at what only another rank holds, the case states that.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Run the cases of PyTorch's tests: one rank of jobs of 2, 4 and 8 ranks here, and one on stock torch's fake backend.
 
-``python tests/clients/pytorch_cases/run.py`` writes ``results.json`` beside this file and ``docs/pytorch-tests.md``.
+``python tests/clients/pytorch_cases/run.py`` writes ``results.json`` next to this file and ``docs/pytorch-tests.md``.
 """
 
 from __future__ import annotations

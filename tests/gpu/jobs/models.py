@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class Block(nn.Module):
-    """Attention and feed-forward of four times the width, each behind a LayerNorm and beside a residual."""
+    """Attention and feed-forward of four times the width, each behind a LayerNorm with a residual connection."""
 
     def __init__(self, dim: int, num_heads: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class ConvNet(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1 convolutions beside a residual; the middle one is grouped in odd stages."""
+    """1x1, 3x3, 1x1 convolutions with a residual connection; the middle one is grouped in odd stages."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Where a job reads values that its sizes or decisions follow.
+"""Where a job reads values that its sizes or decisions depend on.
 
-On a real GPU they are there. On the virtual one somebody has to compute them, and what does so must not be near the
-rest of the job: with a dispatch mode on, torch itself allocates otherwise in places (``at::isTensorSubclassLike``).
+On a real GPU kernels computed them. On the virtual one fakedist has to, and must not do it around the rest of the job:
+under a dispatch mode, torch itself allocates differently in places (``at::isTensorSubclassLike``).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from tests.gpu.session import Session
 
 
 def run(session: Session) -> bool:
-    """Measure it into ``efficiency.json`` beside the results; whether it could be."""
+    """Measure it into ``efficiency.json`` in the folder of results; whether that worked."""
     path = (session.others / "efficiency.json").resolve()
     command = [sys.executable, "-m", "tests.gpu.calibrate", "--out", str(path)]
     command += ["--rehearse"] if session.rehearsal else []

@@ -38,9 +38,9 @@ def run_out_of_memory(session: Session) -> bool:
 
 
 def run_outside(session: Session) -> bool:
-    """What the device holds beside the allocator; whether every library could be used."""
+    """What the device holds outside the allocator; whether every library could be used."""
     try:
-        rows = run_script(session, session.real, "beside")
+        rows = run_script(session, session.real, "outside")
     except ScriptFailedError as error:
         session.write("gpu-outside", [], [str(error)])
         return False

@@ -33,7 +33,7 @@ def _errors(side: str, times: dict[str, JobTimes]) -> list[str]:
 
 
 def _costs(session: Session, measured: dict[str, JobTimes]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Jobs of no world, one after the other: kernels without fakedist beside those under it."""
+    """Jobs of one rank, one after another: kernels without fakedist, and under it."""
     rows, failed = [], []
     for job in session.jobs:
         times = measured.get(job.name)

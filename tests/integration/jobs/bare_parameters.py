@@ -1,4 +1,4 @@
-"""Parameters that no module has, beside a copy of a module's weight that an optimizer updates in its place."""
+"""Parameters that no module has, and a copy of a module's weight that an optimizer updates in its place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Megatron-LM's golden values: which figures of a run stand beside them."""
+"""Megatron-LM's golden values: which figures of a run are compared with them."""
 
 from __future__ import annotations
 

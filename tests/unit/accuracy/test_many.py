@@ -15,7 +15,7 @@ from tests.accuracy.many import JobFailedError, Way, compare_all
 from tests.unit.report.handmade import summary_of_nothing
 
 
-def test_beside_a_real_gpu_each_rank_is_faked_on_it_and_on_a_virtual_one_like_it(tmp_path: Path) -> None:
+def test_with_a_real_gpu_each_rank_is_faked_on_it_and_on_a_virtual_one_like_it(tmp_path: Path) -> None:
     way = Way("fsdp2", 2, "cuda", "nccl")
     with create_run_directory(tmp_path / "real", force=False) as made:
         new_manifest(made, Job(2, 0, "job.py", device="cuda"))

@@ -49,7 +49,7 @@ def test_a_rank_faked_on_two_devices_has_a_line_for_each() -> None:
     assert [(line[3], line[6]) for line in cells] == [("cuda", "+0"), ("virtual", "+512")]
 
 
-def test_what_was_never_measured_says_so(data: Path) -> None:
+def test_what_was_never_measured_is_called_empty(data: Path) -> None:
     page = "".join(f"<!-- {name} -->\nold\n<!-- end -->\n" for name in tables.TABLES)
     assert results.with_tables(page).count(results.EMPTY) == len(tables.TABLES)
 
@@ -105,7 +105,7 @@ def test_no_rehearsal_lies_in_docs() -> None:
     assert not list(results.DATA.glob(f"{results.REHEARSED}*"))
 
 
-def test_golden_values_stand_beside_what_differs_from_them() -> None:
+def test_golden_values_stand_next_to_what_differs_from_them() -> None:
     row = {
         "name": "a", "case": "gpt/a", "commit": "0123456789", "iteration": "1", "golden_bytes": 1000, "bytes": 900,
         "workspaces_bytes": 90,
@@ -126,7 +126,7 @@ def test_where_a_job_fails_is_told_once_where_both_fail_alike() -> None:
     assert lines[1].endswith("| fits, 1,200 allocations |")
 
 
-def test_a_job_that_differs_says_how_and_one_that_does_not_says_so() -> None:
+def test_a_job_that_differs_shows_how_and_one_that_does_not_shows_none() -> None:
     row = {
         "job": "lstm", "num_events": 5, "allocated_bytes": 100, "reserved_bytes": 300, "virtual_verdict": "events",
         "virtual_reason": "event 4: real alloc 8 | more", "virtual_allocated_difference_bytes": 0,
@@ -136,7 +136,7 @@ def test_a_job_that_differs_says_how_and_one_that_does_not_says_so() -> None:
     assert line == "| lstm | 5 | 100 | 300 | 200 | equal peaks; event 4: real alloc 8 / more | same |"
 
 
-def test_memory_beside_the_allocator_is_told_with_what_each_thing_adds() -> None:
+def test_memory_outside_the_allocator_is_told_with_what_each_thing_adds() -> None:
     rows = [
         {"after": "context", "used_bytes": 500 << 20, "reserved_bytes": 0},
         {"after": "cuBLAS", "used_bytes": 540 << 20, "reserved_bytes": 20 << 20},

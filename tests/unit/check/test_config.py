@@ -1,4 +1,4 @@
-"""The configuration: what is there is read, what makes no sense is refused with one clear line."""
+"""The configuration: valid ones are read, anything else is refused with one clear line."""
 
 from __future__ import annotations
 

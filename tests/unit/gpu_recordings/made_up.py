@@ -1,4 +1,4 @@
-"""Recordings that nobody recorded."""
+"""Recordings made by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the comparison of two recordings finds, on recordings that nobody recorded."""
+"""What the comparison of two recordings finds, on recordings made by hand."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_an_interrupt_ends_all(asked: list[Job], tmp_path: Path) -> None:
 
 def test_nothing_runs_where_a_run_is_in_the_way(asked: list[Job], tmp_path: Path) -> None:
     (tmp_path / "rank5").mkdir()
-    with pytest.raises(RunDirectoryError, match="rank5 is there already"):
+    with pytest.raises(RunDirectoryError, match="rank5 exists already"):
         list(profile_ranks(JOB, (0, 5), tmp_path, False, Streams()))
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(RunDirectoryError, match="is the run of one rank"):
@@ -66,7 +66,7 @@ class Stages:
 
     Args:
         num_stages: Of both ranks together.
-        first: Stages from this one on wait; 0 waits for a message that nobody ever sends.
+        first: Stages from this one on wait; 0 waits for a message that no rank ever sends.
     """
 
     def __init__(self, num_stages: int, first: int) -> None:

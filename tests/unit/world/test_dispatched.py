@@ -100,7 +100,7 @@ def test_a_mode_sees_one_operation_and_nothing_inside(enter_world: Enter, operat
     with Watch() as watch:
         torch.empty(1)
         found = CALLS[operation]()
-    if "recv" not in operation:  # each made-up value is another one
+    if "recv" not in operation:  # every made-up value is different
         assert found == alone
     named = [name for name in watch.seen if "c10d" in name]
     assert named == [operation]

@@ -140,7 +140,7 @@ def test_an_error_of_the_rank_is_the_scripts() -> None:
         assert notes() == []  # it was run, as one that is stopped after its steps
 
 
-def test_where_the_chosen_rank_is_not_started_a_note_says_so() -> None:
+def test_a_note_tells_if_the_chosen_rank_is_not_started() -> None:
     with chosen(9, 16) as notes:
         mp.spawn(train, (16, ""), nprocs=8)  # type: ignore[no-untyped-call]
         assert any(

@@ -1,9 +1,9 @@
-"""What the device holds beside the caching allocator, after each thing that a job may use for the first time.
+"""What the device holds outside the caching allocator, after the first use of each thing that a job may use.
 
-    python tests/gpu/beside.py RESULT.json [--device virtual --gpu h200 --gpu-memory BYTES]
+    python tests/gpu/outside.py RESULT.json [--device virtual --gpu h200 --gpu-memory BYTES]
 
 Bytes in use on the device, by ``cudaMemGetInfo``, and bytes that the allocator reserved: the difference is the CUDA
-context, loaded kernels, the handles of libraries and NCCL's buffers. Nobody else may use the GPU meanwhile.
+context, loaded kernels, the handles of libraries and NCCL's buffers. No other process may use the GPU meanwhile.
 """
 
 from __future__ import annotations
