@@ -14,7 +14,7 @@ _RULES = {
     "budget": "A figure of a rank is above its budget.",
     "baseline": "A figure of a rank grew more than its baseline allows.",
     "fits": "A rank does not fit its GPU.",
-    "script": "A script failed, so that nothing could be judged.",
+    "script": "A script failed, so nothing was judged.",
 }
 
 

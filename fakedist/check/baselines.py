@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fakedist.check.config import CheckConfig, CheckJob
-from fakedist.check.measured import RankFigures
+from fakedist.check.measured import RankFigures, RankRecord
 from fakedist.errors import CheckError
+from fakedist.run.plain import from_plain
 from fakedist.run.summary import Summary
 
 SCHEMA_VERSION = 1
@@ -69,18 +70,17 @@ def read_baseline(config: CheckConfig, job: CheckJob) -> Baseline | None:
             ) from None
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise CheckError(f"{path} is no baseline: {error!r}", again) from None
+        raise CheckError(f"{path} is not a baseline: {error!r}", again) from None
     if version > SCHEMA_VERSION:
         raise CheckError(
             f"{path} has schema version {version}; this fakedist reads up to {SCHEMA_VERSION}",
             "pip install --upgrade fakedist",
         )
     try:
-        found = Baseline(
-            values["settings"], {int(rank): RankFigures.of_record(each) for rank, each in values["ranks"].items()}
-        )
+        records = {int(rank): from_plain(RankRecord, record) for rank, record in values["ranks"].items()}
+        found = Baseline(values["settings"], {rank: RankFigures.of_record(record) for rank, record in records.items()})
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CheckError(f"{path} is no baseline: {error!r}", again) from None
+        raise CheckError(f"{path} is not a baseline: {error!r}", again) from None
     for each in job.jobs:
         if job.tolerances and each.rank not in found.ranks:
             raise CheckError(f"{path} has no rank {each.rank} of job {job.name!r}", again)
@@ -114,7 +114,7 @@ def baseline_text(settings: Mapping[str, object], ranks: Mapping[int, RankFigure
     values = {
         "schema_version": SCHEMA_VERSION,
         "settings": settings,
-        "ranks": {str(rank): each.record for rank, each in ranks.items()},
+        "ranks": {str(rank): each.record.to_plain() for rank, each in ranks.items()},
     }
     return json.dumps(values, indent=1, sort_keys=True) + "\n"
 
@@ -133,7 +133,9 @@ def write_baselines(texts: Mapping[Path, str]) -> None:
         for path in texts:
             os.replace(scratch[path], path)
     except OSError as error:
-        raise CheckError(f"baselines cannot be written: {error}", "make room, or see who may write there") from error
+        raise CheckError(
+            f"baselines cannot be written: {error}", "make room on the disk, or check its permissions"
+        ) from error
     finally:
         for each in scratch.values():
             each.unlink(missing_ok=True)

@@ -127,14 +127,14 @@ def _wrongly_empty(job: CheckJob, runs: dict[int, Run], baseline: Baseline | Non
     """Failures for ranks that allocated nothing although they should: no rank did, or their baseline did."""
     empty = {rank: ending(run.summary, run.manifest.cwd) for rank, run in runs.items() if _takes_nothing(run)}
     if len(empty) == len(runs):
-        told = f"{job.name}: no rank of it allocated anything on the GPU: nothing is judged"
+        told = f"{job.name}: no rank allocated anything on the GPU"
         return [ScriptError(told, f"fakedist check {job.name}")]
     found = []
     for rank, how in empty.items():
         was = baseline.ranks.get(rank) if baseline is not None else None
-        if was is not None and (peak := was.record["peak_allocated_bytes"]):
-            told = f"{job.name} rank {rank}: {how}, but its baseline took {format_bytes(peak)}: nothing is judged"
-            found.append(ScriptError(told, f"fakedist check --update {job.name}, if it is meant to leave"))
+        if was is not None and (peak := was.record.peak_allocated_bytes):
+            told = f"{job.name} rank {rank}: {how}, but in its baseline it took {format_bytes(peak)}"
+            found.append(ScriptError(told, f"fakedist check --update {job.name}, if the rank is meant to leave"))
     return found
 
 
@@ -165,13 +165,13 @@ def judge_job(
         for rank, run in runs.items()
     }
     checked.notes += [
-        f"{job.name} rank {rank} {ending(run.summary, run.manifest.cwd)}: it takes nothing"
+        f"{job.name} rank {rank} {ending(run.summary, run.manifest.cwd)}, and takes no memory"
         for rank, run in runs.items()
         if _takes_nothing(run)
     ]
     first = next(iter(runs.values()))
     if baseline is not None and (stale := stale_settings(baseline, settings_of(job, first.summary))):
-        checked.warnings.append(f"the baseline of {job.name} is of something else: {', '.join(stale)}")
+        checked.warnings.append(f"the baseline of {job.name} was made with other settings: {', '.join(stale)}")
     for rank, run in runs.items():
         if run.summary.exit.outcome is Outcome.OUT_OF_MEMORY:
             checked.misfits.append(f"{job.name} rank {rank} does not fit the GPU: {run.summary.exit.message}")
@@ -184,7 +184,7 @@ def judge_job(
             if before is not None and ranks[rank].value(limit.figure) is not None and before.value(limit.figure) is None
         ]
         if unknown:
-            told = f"the baseline of {job.name!r} rank {rank} knows nothing of {unknown[0]}"
+            told = f"the baseline of {job.name!r} rank {rank} has no {unknown[0]}"
             raise CheckError(told, f"fakedist check --update {job.name}")
         checked.findings += judge(job, rank, ranks[rank], before, peak_places(run))
     return ranks
@@ -195,11 +195,11 @@ def _unlike_times(now: RankFigures, before: RankFigures) -> str:
     if not (now.time_source and before.time_source):
         return ""
     if now.time_source != before.time_source:
-        return f"its times are {before.time_source}, those of this run {now.time_source}"
-    unknown = [each.record["time"].get("num_unknown_calls", 0) for each in (before, now)]
+        return f"its times are {before.time_source}, and this run's are {now.time_source}"
+    unknown = [each.record.time.num_unknown_calls for each in (before, now) if each.record.time is not None]
     if unknown[0] != unknown[1]:
         return (
-            f"collectives of unknown duration were {unknown[0]:,} and are {unknown[1]:,}: no step has them in its time"
+            f"collectives of unknown duration were {unknown[0]:,} and are {unknown[1]:,}; no step's time includes them"
         )
     return ""
 

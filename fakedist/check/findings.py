@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rich.console import Console
 from rich.text import Text
 
@@ -74,7 +72,7 @@ def checked_markdown(checked: Checked) -> str:
     return "\n".join(lines) + "\n"
 
 
-def checked_object(checked: Checked) -> dict[str, Any]:
+def checked_object(checked: Checked) -> dict[str, object]:
     """The result of a check as ``--json`` prints it."""
     return {
         "exit_code": checked.exit_code,
@@ -108,7 +106,7 @@ def times_title(checked: Checked) -> str:
 def outcome(checked: Checked) -> str:
     """The outcome of a check in a few words."""
     if checked.failures:
-        return f"{_many(len(checked.failures), 'script')} failed"
+        return f"{_many(len(checked.failures), 'script')} failed, so nothing was judged"
     if checked.misfits:
         return f"{_many(len(checked.misfits), 'rank')} did not fit the GPU"
     if checked.exceeded:

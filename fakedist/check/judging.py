@@ -118,7 +118,7 @@ def judge(
             rank,
             figure,
             value,
-            budget=None if budget is None else budget.of(now.record["capacity_bytes"]),
+            budget=None if budget is None else budget.of(now.record.capacity_bytes),
             baseline=was,
             allowed=_allowed(was, tolerance),
             tolerance="" if tolerance is None else tolerance.text,

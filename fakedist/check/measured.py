@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import pandas as pd
 
@@ -16,6 +15,7 @@ from fakedist.check.limits import Figure
 from fakedist.errors import CheckError, did_you_mean
 from fakedist.report.compare.comparison import BLOCK_COLUMNS
 from fakedist.results.run import Run
+from fakedist.run.plain import to_plain
 from fakedist.run.schema import CATEGORIES
 from fakedist.run.summary import CollectiveTotal, Summary
 from fakedist.run.tables import read_table
@@ -23,54 +23,120 @@ from fakedist.run.tables import read_table
 _NO_TIMES = pd.DataFrame({"path": [], "category": [], "us": []})
 
 
+@dataclass(frozen=True, slots=True)
+class RankTimes:
+    """Times of a rank, in microseconds.
+
+    Attributes:
+        source: "measured" or "estimated".
+        step_us: Duration of the timed step or, without one, of the last step.
+        num_unknown_calls: Collectives in it whose duration is not known.
+        families: Time of the kernels of each family. None if no kernels were timed.
+        layers: Own time of each layer, by family.
+    """
+
+    source: str
+    step_us: float
+    num_unknown_calls: int = 0
+    families: dict[str, float] | None = None
+    layers: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecord:
+    """Figures of a rank, as a baseline holds them. All are in bytes.
+
+    Attributes:
+        peak_allocated_bytes: Peak of allocated memory.
+        peak_reserved_bytes: Peak of reserved memory.
+        peak_step: The step of the peak.
+        peak_phase: The phase of the peak.
+        capacity_bytes: The GPU's memory.
+        by_category: Bytes at the peak.
+        by_phase: Peak of each step and phase.
+        layers: Own bytes of each layer at the peak, by category.
+        layer_limits: Bytes at the peak of each layer pattern that has a limit.
+        groups: For each group and operation ``bytes_in``, ``bytes_out`` and ``num_calls``.
+        time: None if the job has no limit on a time.
+    """
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    peak_step: int
+    peak_phase: str
+    capacity_bytes: int
+    by_category: dict[str, int]
+    by_phase: dict[str, int]
+    layers: dict[str, dict[str, int]]
+    layer_limits: dict[str, int]
+    groups: dict[str, dict[str, dict[str, int]]]
+    time: RankTimes | None = None
+
+    def to_plain(self) -> dict[str, object]:
+        """The record as a baseline holds it, without what is not known."""
+        plain = to_plain(self)
+        assert isinstance(plain, dict)
+        if self.time is None:
+            del plain["time"]
+        elif self.time.families is None:
+            plain["time"] = {"source": self.time.source, "step_us": self.time.step_us}
+        return plain
+
+
 @dataclass(frozen=True)
 class RankFigures:
     """One rank of a configured job, as it ran or as in its baseline.
 
     Attributes:
-        record: Plain figures, in the form that baselines hold.
+        record: Plain figures.
         parts: Layers' own bytes at the peak, with columns path, category, bytes.
         times: Layers' own time in the timed step, with columns path, category (the family of kernels), us.
     """
 
-    record: dict[str, Any]
+    record: RankRecord
     parts: pd.DataFrame
     times: pd.DataFrame
 
     @classmethod
-    def of_record(cls, record: dict[str, Any]) -> RankFigures:
+    def of_record(cls, record: RankRecord) -> RankFigures:
         """Make a rank from a baseline's record."""
-        rows = [(path, name, bytes_) for path, held in record["layers"].items() for name, bytes_ in held.items()]
+        rows = [(path, name, bytes_) for path, held in record.layers.items() for name, bytes_ in held.items()]
         parts = pd.DataFrame(rows, columns=["path", "category", "bytes"]).astype({"bytes": "int64"})
-        timed = record.get("time", {}).get("layers", {})
-        rows = [(path, family, us) for path, taken in timed.items() for family, us in taken.items()]
-        times = pd.DataFrame(rows, columns=["path", "category", "us"]).astype({"us": "float64"})
+        timed = {} if record.time is None else record.time.layers
+        rows_us = [(path, family, us) for path, taken in timed.items() for family, us in taken.items()]
+        times = pd.DataFrame(rows_us, columns=["path", "category", "us"]).astype({"us": "float64"})
         return cls(record, parts, times)
 
     @property
     def time_source(self) -> str:
         """Whether its times are measured or estimated. Empty without times."""
-        return str(self.record.get("time", {}).get("source", ""))
+        return "" if self.record.time is None else self.record.time.source
 
     def value(self, figure: Figure) -> float | None:
         """The value of a figure. None if it is not known."""
-        record = self.record
-        if figure.kind == "headroom":
-            return float(record["capacity_bytes"] - record["peak_reserved_bytes"])
-        if figure.kind == "step_time":
-            return float(record["time"]["step_us"]) if "time" in record else None
-        if figure.kind == "families":
-            return (
-                float(record["time"]["families"].get(figure.part, 0)) if "families" in record.get("time", {}) else None
-            )
-        if figure.kind == "categories":
-            return float(record["by_category"].get(figure.part, 0))
-        if figure.kind == "layers":
-            return float(record["layer_limits"][figure.part]) if figure.part in record["layer_limits"] else None
-        if figure.kind == "groups":
-            calls = record["groups"].get(figure.part)
-            return None if calls is None else float(sum(c["bytes_in"] + c["bytes_out"] for c in calls.values()))
-        return float(record[f"{figure.kind}_bytes"])
+        record, time = self.record, self.record.time
+        match figure.kind:
+            case "peak_allocated":
+                return float(record.peak_allocated_bytes)
+            case "peak_reserved":
+                return float(record.peak_reserved_bytes)
+            case "headroom":
+                return float(record.capacity_bytes - record.peak_reserved_bytes)
+            case "step_time":
+                return None if time is None else float(time.step_us)
+            case "families":
+                return None if time is None or time.families is None else float(time.families.get(figure.part, 0))
+            case "categories":
+                return float(record.by_category.get(figure.part, 0))
+            case "layers":
+                return _as_float(record.layer_limits.get(figure.part))
+            case _:
+                calls = record.groups.get(figure.part)
+                return None if calls is None else float(sum(c["bytes_in"] + c["bytes_out"] for c in calls.values()))
+
+
+def _as_float(value: int | None) -> float | None:
+    return None if value is None else float(value)
 
 
 def measure(run: Run, figures: set[Figure], where: str) -> RankFigures:
@@ -99,42 +165,41 @@ def measure(run: Run, figures: set[Figure], where: str) -> RankFigures:
     held: dict[str, dict[str, int]] = defaultdict(dict)
     for path, category, bytes_ in parts.itertuples(index=False):
         held[str(path)][str(category)] = int(bytes_)
-    record = {
-        "peak_allocated_bytes": summary.peak_allocated_bytes,
-        "peak_reserved_bytes": summary.peak_reserved_bytes,
-        "peak_step": summary.peak_step,
-        "peak_phase": summary.peak_phase,
-        "capacity_bytes": summary.capacity_bytes,
-        "by_category": {name: summary.by_category[name] for name in CATEGORIES if summary.by_category[name]},
-        "by_phase": {f"{row.step} {row.phase}": row.peak_allocated_bytes for row in summary.by_phase},
-        "layers": dict(held),
-        "layer_limits": limits,
-        "groups": groups,
-    }
-    if not (asked := sorted(figure.kind for figure in figures if figure.is_time)):
-        return RankFigures(record, parts, _NO_TIMES)
-    times = pattern_times(layers, run.table("layer_times")) if summary.time else _NO_TIMES
-    found = RankFigures(record | _time_record(summary, times), parts, times)
-    if any(figure.is_time and found.value(figure) is None for figure in figures):
-        told = f"{where}: no step of it was timed, so there is no {asked[-1]}"
-        raise CheckError(told, "leave it out, or let it run to the end of a whole step")
+    is_timed = any(figure.is_time for figure in figures)
+    times = pattern_times(layers, run.table("layer_times")) if is_timed and summary.time else _NO_TIMES
+    record = RankRecord(
+        peak_allocated_bytes=summary.peak_allocated_bytes,
+        peak_reserved_bytes=summary.peak_reserved_bytes,
+        peak_step=summary.peak_step,
+        peak_phase=summary.peak_phase,
+        capacity_bytes=summary.capacity_bytes,
+        by_category={name: summary.by_category[name] for name in CATEGORIES if summary.by_category[name]},
+        by_phase={f"{row.step} {row.phase}": row.peak_allocated_bytes for row in summary.by_phase},
+        layers=dict(held),
+        layer_limits=limits,
+        groups=groups,
+        time=_times(summary, times) if is_timed else None,
+    )
+    found = RankFigures(record, parts, times)
+    unknown = sorted(figure.kind for figure in figures if figure.is_time and found.value(figure) is None)
+    if unknown:
+        told = f"{where}: no step was timed, so there is no {unknown[-1]}"
+        raise CheckError(told, "remove the limit, or let the job run a complete step")
     return found
 
 
-def _time_record(summary: Summary, times: pd.DataFrame) -> dict[str, Any]:
-    """The timed step or, on a GPU without a timed step, the wall time of the last step, without kernels."""
+def _times(summary: Summary, times: pd.DataFrame) -> RankTimes | None:
+    """Times of the timed step or, on a GPU without a timed step, of the last step, without kernels."""
     if summary.timed is None:
         if summary.device != "cuda" or not summary.steps:
-            return {}
-        return {"time": {"source": "measured", "step_us": summary.steps[-1].wall_us}}
+            return None
+        return RankTimes("measured", summary.steps[-1].wall_us)
     time, source = summary.timed
     layers: dict[str, dict[str, float]] = defaultdict(dict)
     for path, family, us in times.itertuples(index=False):
         layers[str(path)][str(family)] = round(us, 1)
     families = {row.family: round(row.time_us, 1) for row in time.by_family if row.family != "communication"}
-    told = {"source": source.source, "step_us": round(time.step_us, 1)}
-    told |= {"num_unknown_calls": time.num_unknown_calls}
-    return {"time": {**told, "families": families, "layers": dict(layers)}}
+    return RankTimes(source.source, round(time.step_us, 1), time.num_unknown_calls, families, dict(layers))
 
 
 def peak_places(run: Run) -> pd.DataFrame:

@@ -120,7 +120,7 @@ def _profiled(item: pytest.Item, make: Callable[[], Run]) -> Run:
         run, told = make(), ""
     except ScriptError as error:
         item.add_report_section("call", "output of the rank", error.output)
-        told = error.message.removesuffix(": nothing is judged")
+        told = error.message
     except FakedistError as error:
         told = "\n  ".join(filter(None, (error.message, error.hint)))
     if _SKIPPED in told:

@@ -190,20 +190,20 @@ def _see_that_it_ran(task: Task, code: int, log: Path) -> None:
     try:
         manifest = load_manifest(task.run_directory)
     except RunDirectoryError:
-        raise ScriptError(f"{task.name}: the run could not begin (exit {code})", again, output) from None
+        raise ScriptError(f"{task.name}: the run could not start (exit {code})", again, output) from None
     ending = manifest.exit
     fits = ending.outcome is not Outcome.OUT_OF_MEMORY
     summary = manifest.summary
     if summary is None:
-        raise ScriptError(f"{task.name}: the run was killed half-way (exit {code}): nothing is judged", again, output)
+        raise ScriptError(f"{task.name}: the run was killed before it ended (exit {code})", again, output)
     if (ending.ended_well and code != 0) or (not fits and code != ExitCode.OUT_OF_MEMORY):
         # The files belong to an earlier run, which could not be replaced.
-        raise ScriptError(f"{task.name}: the run could not begin (exit {code})", again, output)
+        raise ScriptError(f"{task.name}: the run could not start (exit {code})", again, output)
     if not ending.ended_well and fits:
-        raise ScriptError(f"{task.name}: {_failure(ending)}: nothing is judged", again, output)
+        raise ScriptError(f"{task.name}: {_failure(ending)}", again, output)
     left = task.may_leave and summary.left_during_init is not None
     if ending.ended_well and not left and not summary.peak_allocated_bytes:
-        raise ScriptError(f"{task.name}: the script allocated nothing on the GPU: nothing is judged", again, output)
+        raise ScriptError(f"{task.name}: the script allocated nothing on the GPU", again, output)
 
 
 def _failure(ending: Ending) -> str:

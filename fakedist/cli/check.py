@@ -133,11 +133,11 @@ def _say_outcome(checked: Checked, update: bool) -> int:
     for failure in checked.failures:
         click.echo(f"---- {failure.message}", err=True)
         click.echo(failure.output, err=True)
-        click.echo(f"---- again: {failure.hint}", err=True)
+        click.echo(f"---- to run it again: {failure.hint}", err=True)
     if update and checked.exit_code == 0 and not checked.updated:
         click.echo("the baselines did not change", err=True)
     if not checked.exit_code:
         return 0
     from fakedist.check.findings import outcome
 
-    return last_line(checked.exit_code, outcome(checked) + (": no baseline was written" if update else ""))
+    return last_line(checked.exit_code, outcome(checked) + ("; no baseline was written" if update else ""))

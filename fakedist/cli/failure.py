@@ -30,7 +30,7 @@ def say_ending(ending: Ending, job: Job, run_directory: Path) -> int:
         Outcome.TIMEOUT: ending.message or "the time given with --timeout was over",
         Outcome.KILLED: f"the script was killed {ending.message}",
         Outcome.INTERRUPTED: f"the script was interrupted ({ending.message})",
-        Outcome.EXCEPTION: f"the script's own: {ending.message}",
+        Outcome.EXCEPTION: f"the script raised {ending.message}",
     }
     return last_line(ending.code, meanings.get(ending.outcome, "the script's own exit code"))
 
@@ -67,16 +67,16 @@ def _say_what_may_have_failed_it(ending: Ending, job: Job, run_directory: Path) 
         click.echo(f"  run rank {source} first: {profile_command(alone, (source, job.rank))}", err=True)
     if guesses and not job.with_peers:
         peers = profile_command(dataclasses.replace(job, with_peers=True))
-        click.echo(f"  or this rank with all that it waits for: {peers}", err=True)
+        click.echo(f"  or run this rank and every rank it needs: {peers}", err=True)
 
 
 def _guess_lines(guesses: Sequence[Guess], rank: int) -> Iterator[str]:
     if guesses:
         calls = "a call" if len(guesses) == 1 else f"{len(guesses):,} calls"
-        yield f"fakedist: rank {rank} had gone on with a guess in {calls}, and may have failed for it:"
+        yield f"fakedist: rank {rank} continued with a guess in {calls}, which may be why it failed:"
     for guess in guesses[:_MAX_GUESSES]:
         whom = "any rank" if guess.awaited.source < 0 else f"rank {guess.awaited.source}"
         at = f" at {guess.line}" if guess.line else ""
-        yield f"  {guess.called} from {whom}{at}: {guess.held} stayed where that rank's would have arrived"
+        yield f"  {guess.called} from {whom}{at}: {guess.held} was used in place of that rank's"
     if len(guesses) > _MAX_GUESSES:
         yield f"  ... and {len(guesses) - _MAX_GUESSES:,} more"

@@ -12,9 +12,11 @@ import click
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--port", type=int, metavar="N", help="Serve it on 127.0.0.1 instead, until Ctrl-C; 0 takes a free port.")
+@click.option(
+    "--port", type=int, metavar="N", help="Serve the page on 127.0.0.1 instead, until Ctrl-C. 0 takes a free port."
+)
 def view(run: Path, port: int | None) -> int:
-    """Open the page of a run in the browser; where there is none, say where the page is."""
+    """Open the page of a run in the browser, or print where it is if there is no browser."""
     from fakedist.report.page.run_page import page, write_page
     from fakedist.results.opening import open_run
     from fakedist.run.directory import PAGE_NAME

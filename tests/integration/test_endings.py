@@ -90,7 +90,7 @@ def until(process: subprocess.Popen[str], line: str) -> str:
         ("finished", 0, "finished", ""),
         ("exit3", 3, "exit", "fakedist: exit 3: the script's own exit code"),
         ("exit_text", 1, "exit", "fakedist: exit 1: the script's own exit code"),
-        ("exception", 1, "exception", "fakedist: exit 1: the script's own: ValueError: a bad value"),
+        ("exception", 1, "exception", "fakedist: exit 1: the script raised ValueError: a bad value"),
         ("os_exit", 7, "exit", "fakedist: exit 7: the script's own exit code"),
         ("out_of_memory", 4, "out_of_memory", "fakedist: exit 4: the rank does not fit the GPU"),
         ("caught_out_of_memory", 0, "finished", ""),

@@ -150,7 +150,7 @@ def test_a_guess_before_a_failure_is_named_and_its_rank_runs_with_peers(
     alone = run_fakedist("profile", "--world-size=64", "--rank=31", "checkpoint.py", cwd=checkpoint)
     assert alone.code == 1
     lines = alone.stderr.splitlines()
-    place = next(place for place, line in enumerate(lines) if "rank 31 had gone on with a guess" in line)
+    place = next(place for place, line in enumerate(lines) if "rank 31 continued with a guess" in line)
     assert f"broadcast_object_list from rank 0 at {checkpoint}/checkpoint.py:25 (<module>)" in lines[place + 1]
     assert "this rank's own ''" in lines[place + 1]
     (told,) = [line.partition(": fakedist ")[2] for line in lines if "--with-peers" in line]

@@ -158,7 +158,7 @@ def test_a_wrong_command_line_gets_one_clear_line_and_exit_code_2(
         (Ending(Outcome.FINISHED, 0), 0, ""),
         (Ending(Outcome.STOPPED, 0), 0, ""),
         (Ending(Outcome.EXIT, 3), 3, "fakedist: exit 3: the script's own exit code"),
-        (Ending(Outcome.EXCEPTION, 1, "ValueError: x"), 1, "fakedist: exit 1: the script's own: ValueError: x"),
+        (Ending(Outcome.EXCEPTION, 1, "ValueError: x"), 1, "fakedist: exit 1: the script raised ValueError: x"),
         (Ending(Outcome.OUT_OF_MEMORY, 4), 4, "fakedist: exit 4: the rank does not fit the GPU"),
         (Ending(Outcome.EXIT, 4), 4, "fakedist: exit 4: the script's own exit code"),
         (Ending(Outcome.KILLED, 139, "by SIGSEGV"), 139, "fakedist: exit 139: the script was killed by SIGSEGV"),

@@ -20,7 +20,7 @@ from fakedist.run.tape import Awaited, Guess, Lost
 
 JOB = Job(world_size=64, rank=31, target="train.py", arguments=("--name", "a b"), seed=7)
 FAILED = Ending(Outcome.EXCEPTION, 1, "FileNotFoundError: model.pt")
-LAST = "fakedist: exit 1: the script's own: FileNotFoundError: model.pt"
+LAST = "fakedist: exit 1: the script raised FileNotFoundError: model.pt"
 CALL = Awaited("broadcast_object_list", 4, (("range", 0, 64, 1), 0), -1, None, 1)
 
 
@@ -47,8 +47,8 @@ def test_the_guess_and_the_commands_stand_before_the_last_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = said(tmp_path, capsys, guessed())
-    assert lines[0] == "fakedist: rank 31 had gone on with a guess in a call, and may have failed for it:"
-    assert lines[1].startswith("  broadcast_object_list from rank 4 at train.py:12 (main): this rank's own '' stayed")
+    assert lines[0] == "fakedist: rank 31 continued with a guess in a call, which may be why it failed:"
+    assert lines[1].startswith("  broadcast_object_list from rank 4 at train.py:12 (main): this rank's own '' was used")
     assert lines[-1] == LAST
     script = ["train.py", "--name", "a b"]
     assert commands(lines) == [
@@ -71,7 +71,7 @@ def test_objects_are_named_before_numbers_and_no_more_than_three(
 ) -> None:
     numbers = [guessed("broadcast", line, is_object=False) for line in range(8)]
     lines = said(tmp_path, capsys, *numbers, guessed())
-    assert lines[0].endswith("a guess in 9 calls, and may have failed for it:")
+    assert lines[0].endswith("a guess in 9 calls, which may be why it failed:")
     assert [line.split()[0] for line in lines[1:5]] == ["broadcast_object_list", "broadcast", "broadcast", "..."]
 
 
@@ -94,7 +94,7 @@ def test_an_error_that_has_said_what_to_type_is_not_followed_by_it_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = said(tmp_path, capsys, guessed(), CALL)
-    assert lines[0].startswith("fakedist: rank 31 had gone on with a guess")
+    assert lines[0].startswith("fakedist: rank 31 continued with a guess")
     assert commands(lines) == []
 
 
@@ -114,6 +114,6 @@ def test_the_first_of_several_ranks_that_failed_names_its_guess(
     runs = [RankRun(0, None, Ending(Outcome.FINISHED, 0), 1.0), RankRun(5, tmp_path, FAILED, 1.0)]
     assert say_first_failure(runs, JOB) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("fakedist: rank 5 had gone on with a guess")
+    assert lines[0].startswith("fakedist: rank 5 continued with a guess")
     assert commands(lines)[0][2] == "--rank=4,5"
     assert lines[-1] == "fakedist: exit 1: rank 5 ended as exception"

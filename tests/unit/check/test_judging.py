@@ -190,8 +190,8 @@ def test_another_torch_or_gpu_is_said(tmp_path: Path) -> None:
     ("change", "told", "hint"),
     [
         ({"schema_version": 2}, "has schema version 2; this fakedist reads up to 1", "pip install --upgrade fakedist"),
-        ({"schema_version": None}, "is no baseline", "fakedist check --update net"),
-        ({"ranks": {"0": None}}, "is no baseline", "fakedist check --update net"),
+        ({"schema_version": None}, "is not a baseline", "fakedist check --update net"),
+        ({"ranks": {"0": None}}, "is not a baseline", "fakedist check --update net"),
         ({"ranks": {}}, "has no rank 1 of job 'net'", "fakedist check --update net"),
         (None, "does not exist", "fakedist check --update net"),
     ],

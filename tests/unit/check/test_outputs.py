@@ -38,7 +38,7 @@ def checked(tmp_path: Path) -> Checked:
             Finding("net", 0, Figure("headroom"), 3 * GIB, 2 * GIB),
             Finding("net", 1, Figure("peak_reserved"), 5 * GIB),
         ],
-        warnings=["the baseline of net is of something else: torch 1 -> 2"],
+        warnings=["the baseline of net was made with other settings: torch 1 -> 2"],
         misfits=["net rank 1 does not fit the GPU: CUDA out of memory"],
     )
 
@@ -95,7 +95,7 @@ def test_sarif_points_at_lines_of_the_repository_alone(checked: Checked) -> None
 
 def test_annotations_escape_what_ends_them(checked: Checked) -> None:
     warning, grew, *_ = github_annotations(checked)
-    assert warning == "::warning title=fakedist::the baseline of net is of something else: torch 1 -> 2"
+    assert warning == "::warning title=fakedist::the baseline of net was made with other settings: torch 1 -> 2"
     assert grew.startswith("::error file=src/model%2C 2.py,line=7,title=fakedist baseline::net rank 0: peak allocated")
     assert "(+20.0%25)" in grew
 
@@ -113,7 +113,7 @@ def test_the_table_leaves_out_columns_with_nothing_in_them(checked: Checked) -> 
 def test_markdown_says_all_of_it(checked: Checked) -> None:
     checked.failures.append(ScriptError("net rank 2: the script failed", output="Traceback ```"))
     text = checked_markdown(checked)
-    assert text.startswith("### fakedist check: 1 script failed\n")
+    assert text.startswith("### fakedist check: 1 script failed, so nothing was judged\n")
     assert "- **net rank 0: layers h.\\*.mlp is 3.00 GiB, 1.00 GiB over its budget of 2.00 GiB" in text
     assert text.count("```") == 2
     assert "| net | 0 | headroom | 3.00 GiB | 2.00 GiB |" in text
@@ -124,7 +124,7 @@ def test_the_worst_decides_the_exit_code(checked: Checked) -> None:
     checked.misfits.clear()
     assert (checked.exit_code, outcome(checked)) == (3, "2 figures exceeded")
     checked.failures.append(ScriptError("net rank 2: the script failed"))
-    assert (checked.exit_code, outcome(checked)) == (1, "1 script failed")
+    assert (checked.exit_code, outcome(checked)) == (1, "1 script failed, so nothing was judged")
     checked.failures.clear()
     checked.findings = checked.findings[2:]
     assert (checked.exit_code, outcome(checked)) == (0, "all within budget")
