@@ -16,7 +16,7 @@ WORKERS ?= 2
 PARALLEL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-all lint types budgets check format bench accuracy accuracy-times measured gallery gpu calibrate oldest clean
+.PHONY: help setup demo test test-long test-all mutants lint types budgets check format bench accuracy accuracy-times measured gallery gpu calibrate oldest clean
 .PHONY: frameworks clients clients-new clients-fast
 
 help: ## list the targets
@@ -45,6 +45,9 @@ test-long: frameworks ## all tests, with whole frameworks and long runs; TESTS= 
 	$(BIN)/python -m pytest $(PARALLEL) $(TESTS)
 
 test-all: test-long oldest ## all tests, also on the oldest torch: what CI runs
+
+mutants: setup ## change one thing at a time in rooms that compute figures: do their unit tests notice? ARGS=--sample 500
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from fakedist.rank import main as harness
-from fakedist.rank.teller import Teller
+from fakedist.rank.teller import Failed, Message, Teller
 
 
 class _Rank(harness.Rank):
@@ -28,9 +28,9 @@ class _Rank(harness.Rank):
 class _Teller(Teller):
     """Errors of ours go to stderr: there is no parent of ours."""
 
-    def tell(self, message: dict[str, Any]) -> None:
-        if "error" in message:
-            print(f"{message['error']}\n{message['hint']}", file=sys.stderr)
+    def tell(self, message: Message) -> None:
+        if isinstance(message, Failed):
+            print(f"{message.error}\n{message.hint}", file=sys.stderr)
 
 
 def main(run_directory: str) -> int | str | None:

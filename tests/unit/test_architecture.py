@@ -273,6 +273,19 @@ def public_definitions(path: Path) -> Iterator[tuple[str, bool]]:
                 scopes.append((f"{node.name}.", node))
 
 
+def test_unit_tests_stand_where_the_modules_that_they_test_do() -> None:
+    homes: dict[str, set[str]] = {}
+    for path in MODULES:
+        homes.setdefault(path.stem, set()).add(path.relative_to(PACKAGE).parent.as_posix())
+    unit, of_tests = ROOT / "tests" / "unit", ("accuracy", "gpu_recordings")  # programs of tests/ have tests too
+    offenders = []
+    for path in sorted(unit.rglob("test_*.py")):
+        room, module = path.relative_to(unit).parent.as_posix(), path.stem.removeprefix("test_")
+        if room not in of_tests and (not (PACKAGE / room).is_dir() or room not in homes.get(module, {room})):
+            offenders.append(f"{path.relative_to(ROOT)}: {module} is in {sorted(homes.get(module, ['no room']))}")
+    assert offenders == []
+
+
 def test_everything_public_has_a_docstring() -> None:
     bare = [named(path, name) for path in SHIPPED for name, described in public_definitions(path) if not described]
     assert bare == []

@@ -1,0 +1,275 @@
+"""Change one thing at a time in rooms that compute figures, and see whether their unit tests notice.
+
+    python -m tests.mutants                        a seeded sample; survivors with their lines, and the score
+    python -m tests.mutants --sample 0 --only record/steps.py    every change of one file
+
+The usual tools do not fit. mutmut wraps each function, and a wrapper keeps alive the arguments that the recording's
+tests watch being freed. cosmic-ray starts pytest, and with it torch, anew for each change. Here a process that has
+imported torch forks for each change, and runs the test files that cover its line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import copy
+import importlib.abc
+import importlib.util
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import CodeType, ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+#: What is changed, and where its tests are.
+ROOMS = {
+    "analysis": ("tests/unit/analysis",),
+    "record": ("tests/unit/record",),
+    "world/arrivals.py": ("tests/unit/world/test_arrivals.py",),
+}
+#: Seconds of CPU after which a change has made its tests run for ever, and counts as noticed.
+MOST_CPU_S = 120
+
+_COMPARE: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
+}  # fmt: skip
+_BINARY: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Add, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.LShift: ast.RShift, ast.RShift: ast.LShift,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change: the ``place``-th node of a walk through the file, changed in the ``how``-th way."""
+
+    path: str
+    place: int
+    how: int
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.text}"
+
+
+def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    """What a node may be changed to, with words for it."""
+    changed: ast.AST = copy.deepcopy(node)
+    match changed:
+        case ast.Compare(ops=[operator]):
+            changed.ops = [_COMPARE[type(operator)]()]
+            yield _words(node, changed), changed
+        case ast.BinOp(op=operator) if type(operator) in _BINARY:
+            changed.op = _BINARY[type(operator)]()
+            yield _words(node, changed), changed
+        case ast.BoolOp(op=operator):
+            changed.op = ast.Or() if isinstance(operator, ast.And) else ast.And()
+            yield _words(node, changed), changed
+        case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
+            yield _words(node, operand), operand
+        case ast.Constant(value=bool() as value):
+            yield _words(node, ast.Constant(not value)), ast.Constant(not value)
+        case ast.Constant(value=int() as value):
+            yield _words(node, ast.Constant(value + 1)), ast.Constant(value + 1)
+        case ast.Constant(value=float() as value):
+            yield _words(node, ast.Constant(value / 9)), ast.Constant(value / 9)
+        case ast.If(test=test) | ast.IfExp(test=test):
+            changed.test = ast.Constant(False)
+            yield f"never: if {ast.unparse(test)}", changed
+        case ast.Expr(value=ast.Call() as call):
+            yield f"gone: {ast.unparse(call)}", ast.Pass()
+        case ast.AugAssign():
+            yield f"gone: {ast.unparse(node)}", ast.Pass()
+
+
+def _words(node: ast.AST, changed: ast.AST) -> str:
+    return f"{ast.unparse(node)} -> {ast.unparse(changed)}"
+
+
+def walk(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None]]:
+    """Each child that may change, as (parent, field, index); not annotations, messages of errors or top-level types."""
+    for field, value in ast.iter_fields(tree):
+        if field in ("annotation", "returns", "decorator_list", "type_params") or isinstance(tree, ast.Raise):
+            continue
+        for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
+            if isinstance(child, ast.AST) and not _is_type_checking(child):
+                yield tree, field, index
+                yield from walk(child)
+
+
+def _is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def _child(parent: ast.AST, field: str, index: int | None) -> ast.AST:
+    value = getattr(parent, field)
+    found: ast.AST = value if index is None else value[index]
+    return found
+
+
+def mutants(path: Path) -> list[Mutant]:
+    """Every change of a file."""
+    found = []
+    for place, step in enumerate(walk(ast.parse(path.read_bytes()))):
+        child = _child(*step)
+        for how, (text, _) in enumerate(changes(child)):
+            line: int = getattr(child, "lineno", 0)
+            found.append(Mutant(str(path.relative_to(ROOT)), place, how, line, text))
+    return found
+
+
+def compiled(mutant: Mutant) -> CodeType:
+    """The file's code with the change."""
+    path = ROOT / mutant.path
+    tree = ast.parse(path.read_bytes())
+    parent, field, index = next(step for place, step in enumerate(walk(tree)) if place == mutant.place)
+    child = _child(parent, field, index)
+    _, changed = list(changes(child))[mutant.how]
+    ast.copy_location(changed, child)
+    if index is None:
+        setattr(parent, field, changed)
+    else:
+        getattr(parent, field)[index] = changed
+    return compile(ast.fix_missing_locations(tree), str(path), "exec")
+
+
+class Changed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports the changed code in place of the file's."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        parts = Path(mutant.path).with_suffix("").parts
+        self._is_package = parts[-1] == "__init__"
+        self._name, self._mutant = ".".join(parts[:-1] if self._is_package else parts), mutant
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        file = ROOT / self._mutant.path
+        places = [str(file.parent)] if self._is_package else None
+        return importlib.util.spec_from_file_location(fullname, file, loader=self, submodule_search_locations=places)
+
+    def exec_module(self, module: ModuleType) -> None:
+        exec(compiled(self._mutant), module.__dict__)
+
+
+def in_child(run: Callable[[], int]) -> int:
+    """Run in a forked process, silently; its exit status. -9 where it took too long."""
+    if (pid := os.fork()) == 0:
+        code = 70
+        try:
+            quiet = os.open(os.devnull, os.O_RDWR)
+            os.dup2(quiet, 1)
+            os.dup2(quiet, 2)
+            resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S, MOST_CPU_S))
+            code = run()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _pytest(tests: Iterable[str], *plugins: object) -> int:
+    # Rewritten assertions come with an import hook of their own, in front of the one that changes the code.
+    options = ["-q", "-x", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir", str(ROOT)]
+    return int(pytest.main([*options, *tests], plugins=plugins))
+
+
+class _Covering:
+    """A plugin: which test files run which lines."""
+
+    def __init__(self, covering: object) -> None:
+        self._covering = covering
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self._covering.switch_context(item.nodeid.partition("::")[0])  # type: ignore[attr-defined]
+        return (yield)
+
+
+def cover(tests: Sequence[str], kept: Path) -> int:
+    """Run the tests, and write {file: {line: [test files]}}. What runs at import belongs to all files that run any."""
+    from coverage import Coverage
+
+    covering = Coverage(data_file=None, source=[str(ROOT / "fakedist")], config_file=False)
+    covering.start()
+    code = _pytest(tests, _Covering(covering))
+    covering.stop()
+    found, data = defaultdict(dict), covering.get_data()
+    for name in data.measured_files():
+        by_line = data.contexts_by_lineno(name)
+        every = sorted({each for files in by_line.values() for each in files if each})
+        for line, files in by_line.items():
+            found[str(Path(name).relative_to(ROOT))][line] = sorted(filter(None, files)) or every
+    kept.write_text(json.dumps(found))
+    return code
+
+
+def covering_tests(by_line: dict[str, list[str]], line: int) -> list[str]:
+    """Test files that run a line or, where Python counts it to an earlier line of its statement, that one."""
+    before = [int(each) for each in by_line if int(each) <= line]
+    return by_line[str(max(before))] if before else []
+
+
+def survives(mutant: Mutant, tests: Sequence[str]) -> bool:
+    """Whether the tests pass with the change."""
+
+    def run() -> int:
+        sys.meta_path.insert(0, Changed(mutant))
+        return _pytest(tests)
+
+    return in_child(run) == 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--sample", type=int, default=150, help="how many changes; 0 for all")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="files with this in their path")
+    chosen = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(ROOT)
+    for name in ("torch", "torch.distributed", "torch._dynamo", "pandas", "pyarrow.parquet", "rich.console"):
+        importlib.import_module(name)
+    files = [path for room in ROOMS for path in _files(ROOT / "fakedist" / room) if chosen.only in str(path)]
+    everything = [mutant for path in files for mutant in mutants(path)]
+    random.Random(chosen.seed).shuffle(everything)
+    sample = everything[: chosen.sample or None]
+    with tempfile.TemporaryDirectory() as folder:
+        kept = Path(folder) / "covered.json"
+        tests = [each for room in ROOMS.values() for each in room]
+        if in_child(lambda: cover(tests, kept)):
+            print("the tests fail without any change")
+            return 1
+        covered = json.loads(kept.read_text())
+    results: Counter[str] = Counter()
+    for mutant in sample:
+        tests = covering_tests(covered.get(mutant.path, {}), mutant.line)
+        result = "not covered" if not tests else "survived" if survives(mutant, tests) else "noticed"
+        results[result] += 1
+        with contextlib.suppress(BrokenPipeError):
+            print(f"{result:11}  {mutant}", flush=True)
+    print(f"{results['noticed']} of {len(sample)} changes noticed ({len(everything)} in all), {dict(results)}")
+    return 0
+
+
+def _files(room: Path) -> list[Path]:
+    return [room] if room.is_file() else sorted(room.rglob("*.py"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
