@@ -103,8 +103,8 @@ def _checkpoint(evidence: Evidence) -> Iterator[Advice]:
         bytes_, starts, ends = _without_saving(evidence, inside, owner[inside])
         gives = evidence.saved(bytes_, starts, ends)
         text = (
-            f"the activations saved inside these {len(fold.layers)} layers hold {format_bytes(held)} at the peak; with "
-            "torch.utils.checkpoint each keeps its output alone and computes the rest again in backward"
+            f"activations saved inside these {len(fold.layers)} layers hold {format_bytes(held)} at the peak; with "
+            "torch.utils.checkpoint each layer keeps only its output and recomputes the rest in backward"
         )
         found.append(Advice("checkpoint", f"checkpoint {fold.name} ({fold.class_name})", text, gives))
     yield from sorted(found, key=lambda each: -each.gives_bytes)[:_NUM_CHECKPOINTS]
@@ -169,8 +169,8 @@ def _shard_optimizer(evidence: Evidence) -> Iterator[Advice]:
         if size < 2:
             continue
         text = (
-            f"every one of the {size:,} ranks of {name} holds the same optimizer state, {format_bytes(held)} at the "
-            f"peak; ZeroRedundancyOptimizer or FSDP2 (fully_shard) keeps a {size:,}th of it here"
+            f"all {size:,} ranks of {name} hold the same optimizer state, {format_bytes(held)} at the peak; with "
+            f"ZeroRedundancyOptimizer or FSDP2 (fully_shard) each keeps 1/{size:,} of it"
         )
         gives = evidence.saved(np.where(state, evidence.blocks["bytes"] * (1 - 1 / size), 0))
         yield Advice("shard-optimizer", f"shard the optimizer over {name}", text, gives)
@@ -188,8 +188,8 @@ def _fuse_loss(evidence: Evidence) -> Iterator[Advice]:
         return
     where = f" ({_short(sorted(lines)[0])})" if lines else ""
     text = (
-        f"the loss{where} holds {format_bytes(held)} at the peak in whole logits; in {_LOSS_PIECES} chunks, with a "
-        "fused linear cross entropy, or sharded over the vocabulary (loss parallel) it holds a part of that"
+        f"the loss{where} holds {format_bytes(held)} of full logits at the peak; in {_LOSS_PIECES} chunks, with a "
+        "fused linear cross entropy, or sharded over the vocabulary (loss parallel) it needs a fraction of that"
     )
     gives = evidence.saved(np.where(chosen, evidence.blocks["bytes"] * (1 - 1 / _LOSS_PIECES), 0))
     yield Advice("fuse-loss", f"compute the loss in {_LOSS_PIECES} chunks, or fused", text, gives)
@@ -206,8 +206,8 @@ def _fuse_optimizer(evidence: Evidence) -> Iterator[Advice]:
     chosen = evidence.operation("_foreach_") & in_optimizer & evidence.category("temporary")
     if held := evidence.at_peak(chosen):
         text = (
-            f"the optimizer's step holds {format_bytes(held)} of temporaries at the peak; fused=True has none, and "
-            "foreach=False one parameter's at a time"
+            f"the optimizer step holds {format_bytes(held)} of temporaries at the peak; fused=True needs none, and "
+            "foreach=False those of one parameter at a time"
         )
         gives = evidence.saved(np.where(chosen, evidence.blocks["bytes"], 0))
         yield Advice("fuse-optimizer", "use the fused optimizer", text, gives)
@@ -234,8 +234,8 @@ def _drop_gradients(evidence: Evidence) -> Iterator[Advice]:
         kept = max(kept, int(gone[idle].sum()))
     if kept:
         text = (
-            f"gradients of the step before, {format_bytes(kept)}, are kept through the forward; "
-            "zero_grad(set_to_none=True), after the optimizer's step, frees them"
+            f"gradients of the previous step, {format_bytes(kept)}, stay allocated during forward; "
+            "zero_grad(set_to_none=True) after the optimizer step frees them"
         )
         yield Advice("drop-gradients", "free the gradients after the step", text, evidence.saved(gone, starts, ends))
 
@@ -246,12 +246,12 @@ def _expandable_segments(evidence: Evidence) -> Iterator[Advice]:
         return
     unused = evidence.reserved_peak - evidence.peak
     text = (
-        f"at most {format_bytes(evidence.peak)} were allocated at once and {format_bytes(evidence.reserved_peak)} were "
-        "reserved; PYTORCH_ALLOC_CONF=expandable_segments:True needs up to so much less"
+        f"at most {format_bytes(evidence.peak)} was allocated at once, but {format_bytes(evidence.reserved_peak)} was "
+        "reserved; PYTORCH_ALLOC_CONF=expandable_segments:True saves up to the difference"
     )
     of = "peak_reserved_bytes"
     if unused >= 0.05 * evidence.reserved_peak:
-        yield Advice("expandable-segments", "let segments grow", text, unused, of)
+        yield Advice("expandable-segments", "use expandable segments", text, unused, of)
 
 
 RULES: tuple[Callable[[Evidence], Iterator[Advice]], ...] = (

@@ -131,9 +131,9 @@ def _add_category(frame: pd.DataFrame, recording: Recording, held: Held) -> pd.D
 def _marked(frame: pd.DataFrame, marks: dict[str, Array]) -> tuple[Array, pd.DataFrame]:
     """Each block's first marked category (``_UNMARKED`` if none), and (block, layer, bytes) of its owners."""
     best = np.full(len(frame), _UNMARKED, "u1")
-    nobody = pd.DataFrame({"block": [], "layer": [], "bytes": []}, dtype="int64")
+    no_owners = pd.DataFrame({"block": [], "layer": [], "bytes": []}, dtype="int64")
     if not len(frame) or not len(marks["op"]):
-        return best, nobody
+        return best, no_owners
     wanted = pd.DataFrame(marks).rename(columns={"size": "bytes"})
     wanted = wanted.astype({"address": "uint64", "category": "int64"})
     # Once a compiled graph has called an operation, its next allocations have the graph's own, smaller number.

@@ -56,10 +56,10 @@ def unlike_times(a: Summary, b: Summary) -> list[str]:
     words = [source.source for _, source in timed]
     if words[0] != words[1]:
         told = f"the times of A are {words[0]}, those of B {words[1]}"
-        return [f"{told}: what differs may be the model's error and no change of the job"]
+        return [f"{told}: a difference may be the model's error, not a change of the job"]
     unknown = [time.num_unknown_calls for time, _ in timed]
     if bool(unknown[0]) != bool(unknown[1]):
-        return ["the duration of collectives is known of one of the runs only: their steps are not alike"]
+        return ["only one of the runs knows the duration of its collectives: their steps cannot be compared"]
     return []
 
 
@@ -73,7 +73,7 @@ def incomplete(summary: Summary) -> str:
     if ending.outcome in (Outcome.FINISHED, Outcome.STOPPED):
         return ""
     steps = len(summary.steps)
-    return f"{_ending(ending)} after {steps} step{'' if steps == 1 else 's'}: its figures are those until then"
+    return f"{_ending(ending)} after {steps} step{'' if steps == 1 else 's'}: its figures end there"
 
 
 def _ending(ending: Ending) -> str:

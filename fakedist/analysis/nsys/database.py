@@ -16,7 +16,7 @@ from fakedist.errors import ReportError
 
 _MAGIC = b"SQLite format 3\0"
 _CHUNK_ROWS = 100_000
-_EXPORT = "nsys export --type sqlite REPORT.nsys-rep   makes it again"
+_EXPORT = "nsys export --type sqlite REPORT.nsys-rep   exports it again"
 
 
 class Database:
@@ -94,7 +94,7 @@ def open_database(path: Path, called: Path | None = None) -> Iterator[Database]:
             database = Database(called or path, connection)
             if "StringIds" not in database.tables or not database.pairs("META_DATA_EXPORT", "EXPORT_META_DATA"):
                 what = "it holds no tables" if not database.tables else "it has no StringIds or no META_DATA_EXPORT"
-                raise ReportError(f"{database.called} is no whole export of nsys: {what}", _EXPORT)
+                raise ReportError(f"{database.called} is not a complete nsys export: {what}", _EXPORT)
             yield database
         finally:
             connection.close()
@@ -113,7 +113,9 @@ def _check(path: Path) -> None:
     if not size:
         raise ReportError(f"{path} is empty", _EXPORT)
     if not head.startswith(_MAGIC):
-        raise ReportError(f"{path} is no SQLite file", "give what `nsys export --type sqlite` or `nsys profile` wrote")
+        raise ReportError(
+            f"{path} is not an SQLite file", "give a file that `nsys export --type sqlite` or `nsys profile` wrote"
+        )
     page_bytes = int.from_bytes(head[16:18], "big")  # sqlite.org/fileformat.html: 1 means 65,536
     pages = int.from_bytes(head[28:32], "big")
     if size < pages * (65536 if page_bytes == 1 else page_bytes):

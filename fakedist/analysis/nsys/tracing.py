@@ -136,7 +136,9 @@ def _window(ranges: Ranges, activity: Activity, thread: Ints, choice: Choice, to
     steps = ranges.where(ranges.kind == STEP)
     if not len(steps.start):
         if choice.step is not None:
-            raise ReportError("no range of the report names a step", "leave --step out: all of it is then one step")
+            raise ReportError(
+                "no range of the report names a step", "omit --step: the whole report then counts as one step"
+            )
         told.append(time_notes.no_steps_traced())
         first = min(int(activity.columns["start"].min()), int(ranges.start.min(initial=np.iinfo(np.int64).max)))
         return first, int(activity.columns["end"].max()), 1

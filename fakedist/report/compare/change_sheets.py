@@ -64,7 +64,7 @@ def comparison_sheets(comparison: Comparison, *, all_rows: bool) -> list[Sheet]:
         _shown("By category at the peak", comparison.categories, _category_columns, all_rows),
         _shown("By layer at the peak, own bytes", comparison.layers, _layer_columns, all_rows),
         _shown("Most that one layer held in the last step, with children", comparison.most, _most_columns, all_rows),
-        _shown("Blocks at the peak, by where they are made", comparison.blocks, _block_columns, all_rows),
+        _shown("Blocks at the peak, by where they are allocated", comparison.blocks, _block_columns, all_rows),
         _shown("Collectives, simulated: this rank's calls", comparison.collectives, _collective_columns, all_rows),
         _streams(comparison),
     ]
@@ -76,14 +76,14 @@ def _differences(comparison: Comparison) -> Sheet | None:
     if not (rows := comparison.differences):
         return None
     columns = [_text(name, [row[key] for row in rows]) for name, key in (("", "name"), ("A", "a"), ("B", "b"))]
-    return Sheet("Not the same job or machine", columns)
+    return Sheet("Differences in job and machine", columns)
 
 
 def _renamed(comparison: Comparison) -> Sheet | None:
     if not (rows := comparison.renamed):
         return None
     columns = [_text(name, [row[key] for row in rows]) for name, key in (("A", "was"), ("B", "name"), ("", "how"))]
-    return Sheet("Layers taken for the same under another name", columns)
+    return Sheet("Layers matched under another name", columns)
 
 
 def _streams(comparison: Comparison) -> Sheet | None:

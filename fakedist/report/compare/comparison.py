@@ -144,7 +144,7 @@ class Comparison:
         """The one line: "+2.91 GiB at the peak: activations of layers.*.mlp, +2.88 GiB, first seen at model.py:212"."""
         if self.cause is None:
             peak = self.summaries[1].peak_allocated_bytes
-            moved = "" if self.layers.empty else "; what it is made of is not the same"
+            moved = "" if self.layers.empty else ", but made of different blocks"
             return f"the peak is the same, {format_bytes(peak)}{moved}"
         return say_cause(self.cause, why.origin_of(self.cause, self.blocks))
 

@@ -70,7 +70,7 @@ class TimeComparison:
         """The one line: "+12.3 ms in the kernels of the step, estimated: gemm of layers.*.mlp, +11.9 ms"."""
         cause = why.find_cause(self.layers, "change_us")
         if cause is None:
-            return f"the kernels of the step take as long, {format_us(self.times[1].kernel_us)}, {self.of}"
+            return f"the kernels of the step take the same time, {format_us(self.times[1].kernel_us)}, {self.of}"
         return f"{format_us_change(cause.change)} in the kernels of the step, {self.of}: {say_time_part(cause)}"
 
 

@@ -22,7 +22,7 @@ def table_csv(run: Run, name: str, *, all_layers: bool = False) -> str:
         RunDirectoryError: It is missing or damaged.
     """
     if name not in TABLES:
-        raise JobError(f"there is no table {name!r}", f"--table is one of {', '.join(sorted(TABLES))}")
+        raise JobError(f"no table is called {name!r}", f"--table is one of {', '.join(sorted(TABLES))}")
     table = run.table(name)
     if name == "layers":
         table = fold_table(table, unfolded(table) if all_layers else fold_layers(table))

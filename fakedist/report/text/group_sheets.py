@@ -20,7 +20,7 @@ from fakedist.units import format_bytes
 
 _SHORT = ("_into_tensor", "_tensor", "_coalesced", "_single")
 AT_ONCE = (
-    "calls of one group, and what is on one stream, run one after the other; the rest can run at once, at most until "
+    "calls on one group, and work on one stream, run in order; everything else can run at once, at most until "
     "something waits for it"
 )
 _MOST_RANKS = 4  # named one by one in the line

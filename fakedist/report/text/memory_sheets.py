@@ -59,7 +59,7 @@ def changed_sheet(
     rest = changed.iloc[len(rows) :]
     if not len(rest):
         return Sheet(title, columns(rows))
-    return Sheet(title, columns(rows), [f"and {len(rest)} smaller changes, {in_all(rest)} in all; --all shows them"])
+    return Sheet(title, columns(rows), [f"and {len(rest)} smaller changes, {in_all(rest)} in total; --all shows them"])
 
 
 def run_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
@@ -108,9 +108,9 @@ def phase_sheet(summary: Summary) -> Sheet:
     remarks = []
     if left_out := [number for number in steps if number not in shown]:
         several = f"{len(left_out)} of the steps {left_out[0]} to {left_out[-1]} are"
-        remarks.append(f"{f'step {left_out[0]} is' if len(left_out) == 1 else several} in --json only")
+        remarks.append(f"{f'step {left_out[0]} is' if len(left_out) == 1 else several} only in --json")
     if times := [f"{row.step}: {format_us(row.wall_us)}" for row in summary.steps if row.step in shown]:
-        remarks.append(f"wall time of steps here, recording included: {', '.join(times)}")
+        remarks.append(f"wall time of steps on this machine, recording included: {', '.join(times)}")
     return Sheet("By phase", [step, SheetColumn("phase", phases, is_text=True), *figures], remarks)
 
 
@@ -144,10 +144,11 @@ def layer_sheet(layers: pd.DataFrame, summary: Summary, all_layers: bool) -> She
     ):
         columns.append(SheetColumn(name, [or_dash(row[key]) for row in rows], rank=rank))
     when = f"in step {summary.steps[-1].step}" if summary.steps else "in the run"
-    remarks = [f"most: what one such layer, with children, held at most {when}"]
+    remarks = [f"most: the most that one such layer held, with children, {when}"]
     if left_out := len(found) - len(rows):
-        what = "with nothing in them" if all_layers else f"of less than {MIN_SHARE:.1%} of the peak"
-        remarks.append(f"left out: {left_out} {what}" + ("" if all_layers else "; --all-layers shows them"))
+        num = f"{left_out} layer{'' if left_out == 1 else 's'}"
+        what = "without memory" if all_layers else f"below {MIN_SHARE:.1%} of the peak (--all-layers shows them)"
+        remarks.append(f"not shown: {num} {what}")
     return Sheet("By layer at the peak, with children", columns, remarks)
 
 

@@ -9,7 +9,7 @@ from fakedist.run.plain import to_plain
 from fakedist.run.summary import Outside, Summary
 from fakedist.units import format_bytes
 
-OUTSIDE_TITLE = "Outside of the caching allocator, estimated"
+OUTSIDE_TITLE = "Outside the caching allocator, estimated"
 _NUM_SHOWN = 12
 _NUM_PARTS = 2
 _MORE_IN = "--json (estimated_outside)"
@@ -26,9 +26,11 @@ def outside_figures(summary: Summary, outside: Outside) -> list[tuple[str, str, 
     left = summary.capacity_bytes - summary.peak_reserved_bytes
     if outside.high_bytes and summary.capacity_bytes:
         rest = span_text(left - outside.high_bytes, left - outside.low_bytes)
-        rows.append(("headroom", rest, f"beside this; {format_bytes(left)} without it"))
+        rows.append(("headroom", rest, f"with this included; {format_bytes(left)} without"))
     if outside.measured_bytes is not None:
-        told = "measured at the end on this GPU: in use less reserved, other processes included, no other rank's NCCL"
+        told = (
+            "measured on this GPU at the end: used minus reserved, other processes included, without other ranks' NCCL"
+        )
         rows.append(("on this GPU", format_bytes(outside.measured_bytes), told))
     rows += [("left out", name, what) for name, _, what in (text.partition(": ") for text in outside.left_out)]
     return rows
@@ -42,7 +44,7 @@ def _communicators(outside: Outside) -> str:
     if outside.nccl_environment:
         told += ", " + " ".join(f"{name}={value}" for name, value in sorted(outside.nccl_environment.items()))
     if unused := outside.num_unused_groups:
-        told += f"; {unused} group{'' if unused == 1 else 's'} without a call, and so without one"
+        told += f"; {unused} group{' has' if unused == 1 else 's have'} none, for lack of calls"
     return told
 
 

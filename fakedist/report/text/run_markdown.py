@@ -40,7 +40,7 @@ def run_markdown(run: Run, *, all_layers: bool = False) -> str:
         pieces.append("\n".join(_time(*summary.timed)))
         pieces += ["\n".join(_sheet(sheet)) for sheet in time_sheets(run, all_layers=all_layers)]
     if summary.advice:
-        pieces.append("\n".join(["**What would help**, estimated: each by itself", "", *map(_advice, summary.advice)]))
+        pieces.append("\n".join(["**What would help**, estimated, each on its own", "", *map(_advice, summary.advice)]))
     if notes := note_texts(summary.notes, run.manifest.cwd):
         pieces.append("\n".join(["**Notes**", "", *(f"- {escaped(note)}" for note in notes)]))
     text = ""

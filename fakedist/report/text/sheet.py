@@ -50,7 +50,7 @@ def print_table(console: Console, title: str, columns: Sequence[SheetColumn]) ->
     print_heading(console, title)
     print_lines(console, table)
     if left_out := [column.name for column in columns if column not in shown]:
-        print_remark(console, f"no room for: {', '.join(left_out)}; a wider terminal has, and --json")
+        print_remark(console, f"columns not shown: {', '.join(left_out)} (a wider terminal or --json has them)")
 
 
 def print_heading(console: Console, title: str) -> None:

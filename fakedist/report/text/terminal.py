@@ -108,7 +108,7 @@ def _time(console: Console, time: StepTime, source: KernelSource) -> None:
 
 
 def _advice(console: Console, pieces: list[Advice]) -> None:
-    print_heading(console, "What would help, estimated: each by itself")
+    print_heading(console, "What would help, estimated, each on its own")
     told = Table.grid(padding=(0, 2))
     for piece in map(advice_text, pieces):
         told.add_row(f"{piece['gives']:>12}", Text(f"{piece['of']}: {piece['title']} (rule {piece['rule']})"))

@@ -84,11 +84,12 @@ def layer_time_sheet(
     columns.append(SheetColumn("bound", bounds, is_text=True, rank=1 if any(bounds) else _EMPTY_RANK))
     columns.append(_times("host late", rows, "launch_gap_us", 3))
     columns.append(SheetColumn("kernels", [f"{row.num_kernels:,}" for row in rows], rank=8))
-    remarks = ["sums of kernels: where streams overlap they are more than the step; communication is left out"]
+    remarks = ["sums over kernels: more than the step if streams overlap; communication is not included"]
     if any(row.num_repeats > 1 for row in rows):
         remarks.append("least, median, largest: of one such layer, with children")
     if left_out := int((found["total_us"] > 0).sum()) - len(rows):
-        remarks.append(f"left out: {left_out} of less than {MIN_SHARE:.1%} of the time; --all-layers shows them")
+        num = f"{left_out} layer{'' if left_out == 1 else 's'}"
+        remarks.append(f"not shown: {num} below {MIN_SHARE:.1%} of the time (--all-layers shows them)")
     return Sheet(f"Time by layer, {word}, with children", columns, remarks)
 
 
@@ -111,11 +112,15 @@ def family_sheet(time: StepTime, word: str) -> Sheet:
         word: Measured or estimated.
     """
     rows = time.by_family
-    remarks = ["share: of all kernels but communication, which is counted apart"]
+    remarks = ["share: of all kernels except communication"]
     if time.peaks:
-        remarks.append(f"of peak: of dense {PEAK_DTYPE}, whatever the kernels compute in; rates: where they are known")
+        remarks.append(
+            f"of peak: of dense {PEAK_DTYPE}, whatever dtype the kernels use; rates: of kernels whose work is known"
+        )
     if any(row.family == "communication" and row.time_us for row in rows):
-        remarks.append("communication: copies that stand for it here, simulated; no time of the real job")
+        remarks.append(
+            "communication: local copies that stand for collectives, simulated; not the time of the real job"
+        )
     return Sheet(f"Time by family of kernels, {word}", family_columns(time), remarks)
 
 
@@ -163,4 +168,4 @@ def top_sheet(time: StepTime, word: str) -> Sheet:
     ]
     if any(bounds):
         columns.append(SheetColumn("bound", bounds, is_text=True, rank=1))
-    return Sheet(f"Kernels that take most time, {word}", columns)
+    return Sheet(f"Kernels that take the most time, {word}", columns)

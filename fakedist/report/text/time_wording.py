@@ -68,13 +68,13 @@ def time_figures(time: StepTime) -> list[tuple[str, str, str]]:
     rows = [("step", format_us(time.step_us), without_communication(time))]
     for name, us, more in (
         ("computes", time.busy_us, "at least one stream"),
-        ("communicates", time.communication_us, "and computes nothing meanwhile; simulated"),
+        ("communicates", time.communication_us, "while nothing computes; simulated"),
         ("host late", time.launch_gap_us, "the GPU waits for a launch"),
-        ("waits", time.wait_us, "for anything else, or it is not known for what"),
+        ("waits", time.wait_us, "for anything else, or for an unknown reason"),
     ):
         if us or name == "computes":
             rows.append((name, format_us(us), f"{us / step_us:.1%}, {more}"))
-    rows.append(("kernels", f"{time.num_kernels:,}", f"{format_us(time.kernel_us)} in all; communication apart"))
+    rows.append(("kernels", f"{time.num_kernels:,}", f"{format_us(time.kernel_us)} in total, without communication"))
     if text := utilisation(time):
         rows.append(("utilisation", *text))
     return rows
@@ -87,7 +87,7 @@ def utilisation(time: StepTime) -> tuple[str, str] | None:
         return None
     peak = format_flops(time.peaks.flops[PEAK_DTYPE])
     lacking = time.num_lacking_flops
-    least = f"; at least: the operations of {lacking:,} kernels are not known" if lacking else ""
+    least = f"; a lower bound: the FLOPs of {lacking:,} kernels are not known" if lacking else ""
     what = f"{format_flops(time.model_flops)} of the model in the time it computes, of {peak}/s ({PEAK_DTYPE}, dense)"
     return f"{share:.1%}", what + least
 

@@ -70,9 +70,9 @@ def _beside_outside(summary: Summary) -> Verdict:
     low, high, name = (outside.low_bytes, outside.high_bytes, _outside_name(outside)) if outside else (0, 0, "")
     if not summary.fits or high > left:
         word = "may not fit" if summary.fits else "does not fit"
-        more = f": {format_bytes(left)} are not reserved, and {name} takes {span_text(low, high)}, estimated"
+        more = f": {format_bytes(left)} is not reserved, but {name} takes {span_text(low, high)}, estimated"
         return Verdict(summary.fits, word, more, is_sure=not summary.fits)
-    more = f"; {span_text(left - high, left - low)} beside {name}, estimated" if high else ""
+    more = f"; {span_text(left - high, left - low)} with {name}, estimated" if high else ""
     is_sure = not broke_off(summary)
     is_all = is_sure and summary.exit.outcome is not Outcome.STOPPED
     return Verdict(True, "fits" if is_all else "fits so far", f", headroom {format_bytes(left)}{more}", is_sure=is_sure)

@@ -21,7 +21,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
 def test_markdown_says_the_verdict_and_every_table(tmp_path: Path) -> None:
     text = run_markdown(open_run(ended_well(tmp_path / "run")))
     assert (
-        "rank 1 of 8 **fits so far**, headroom 79.00 GiB; 77.47 to 78.04 GiB beside NCCL, estimated. Peak, measured:"
+        "rank 1 of 8 **fits so far**, headroom 79.00 GiB; 77.47 to 78.04 GiB with NCCL, estimated. Peak, measured:"
         in text
     )
     assert text.count("<details>") == text.count("</details>") == 5
@@ -64,7 +64,7 @@ def test_csv_is_plain_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_a_table_that_does_not_exist_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = ended_well(tmp_path / "run")
     assert main(["report", str(run), "--format", "csv", "--table", "secrets"]) == 2
-    assert "there is no table 'secrets'" in capsys.readouterr().err
+    assert "no table is called 'secrets'" in capsys.readouterr().err
 
 
 def test_json_is_json_both_ways(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -235,5 +235,5 @@ async function start() {
 
 start().catch((error) => {
   $('#trouble').hidden = false;
-  $('#trouble').textContent = `The drawing of this page needs a browser of 2023 or newer (${error.message}); all tables are below.`;
+  $('#trouble').textContent = `The drawing of this page needs a browser from 2023 or later (${error.message}); all tables are below.`;
 });

@@ -16,7 +16,7 @@ class KernelPlot {
     for (let bar = 0; bar < data.bar_kind.length; bar += 1) this.lanes[data.bar_stream[bar]].push(bar);
     this.top = HEAD + this.depth * ROW + 6;
     this.canvas.style.height = `${this.top + this.lanes.length * LANE + 22}px`;
-    if (data.meta.merged) $('.merged', root).textContent = ` Of ${countText(data.meta.num_kernels)} kernels, neighbours stand as one bar.`;
+    if (data.meta.merged) $('.merged', root).textContent = ` Of ${countText(data.meta.num_kernels)} kernels, neighbouring ones are merged into one bar.`;
     this.wire(root);
     new ResizeObserver(() => this.draw()).observe(this.canvas);
     this.announce();
@@ -145,7 +145,7 @@ class KernelPlot {
     for (const run of this.visible(start, length)) {
       if (depth[run] >= this.depth) continue;
       const end = start[run] + length[run];
-      if (length[run] < pixel * 0.6 && end < last[depth[run]] + pixel) continue; // nobody would see it
+      if (length[run] < pixel * 0.6 && end < last[depth[run]] + pixel) continue; // too narrow to see
       last[depth[run]] = end;
       this.box(context, [start[run], length[run]], [HEAD + depth[run] * ROW, ROW - 2], colourOf(`p-${meta.kinds[kind[run]]}`), shortName(meta.layers[layer[run]]));
     }

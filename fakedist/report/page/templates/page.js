@@ -62,5 +62,5 @@ async function start() {
 
 start().catch((error) => {
   $('#trouble').hidden = false;
-  $('#trouble').textContent = `The drawings of this page need a browser of 2023 or newer (${error.message}); all tables are below.`;
+  $('#trouble').textContent = `The drawings of this page need a browser from 2023 or later (${error.message}); all tables are below.`;
 });

@@ -21,7 +21,7 @@ class Roofline {
     this.width = this.chart.clientWidth;
     this.height = Math.min(360, Math.max(240, this.width * 0.62));
     if (this.width < 120) return;
-    const drawing = svg('svg', { viewBox: `0 0 ${this.width} ${this.height}`, role: 'img', 'aria-label': 'roofline of the kernels; the table of kernels has their rates' });
+    const drawing = svg('svg', { viewBox: `0 0 ${this.width} ${this.height}`, role: 'img', 'aria-label': 'roofline of the kernels; the table below has their rates' });
     this.axes(drawing);
     this.roofs.forEach(([dtype, peak], at) => this.roof(drawing, dtype, peak, at > 0));
     const most = Math.max(...this.points.map((point) => point.us));

@@ -11,7 +11,7 @@ class LayerTree {
         const bytes = data[`layer_${category}`][at];
         if (bytes) { node.parts.push({ category, bytes, of: node }); node.bytes += bytes; }
       }
-      const above = data.layer_parent[at]; // a row, plus one; row 0 is outside of modules and nobody's parent
+      const above = data.layer_parent[at]; // a row, plus one; row 0 is outside of modules and no layer's parent
       node.parent = above > 1 ? this.nodes[above - 1] : this.root;
       node.parent.bytes += node.bytes;
       if (node.bytes) node.parent.children.unshift(node);
@@ -96,7 +96,7 @@ class PeakPicture {
     const items = [...node.parts.map((part) => ({ bytes: part.bytes, part })), ...node.children.map((child) => ({ bytes: child.bytes, child }))];
     items.sort((a, b) => b.bytes - a.bytes);
     for (const { item, left, top, width, height } of squarify(items, box)) {
-      if (width < 0.5 || height < 0.5 || width * height < 4) continue; // nobody sees it, and there may be 100,000
+      if (width < 0.5 || height < 0.5 || width * height < 4) continue; // too small to see, and there may be 100,000
       if (item.part) { this.leaf(item.part, { left, top, width, height }); continue; }
       const inside = width > 46 && height > 34 ? { left: left + 2, top: top + 15, width: width - 4, height: height - 17 } : { left: left + 0.5, top: top + 0.5, width: width - 1, height: height - 1 };
       const titled = inside.top - top > 10;

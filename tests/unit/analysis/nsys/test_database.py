@@ -33,7 +33,7 @@ def test_an_empty_file(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_sqlite(tmp_path: Path) -> None:
     (tmp_path / "report.sqlite").write_text("{}" * 100)
-    assert error_of(tmp_path / "report.sqlite").endswith("is no SQLite file")
+    assert error_of(tmp_path / "report.sqlite").endswith("is not an SQLite file")
 
 
 def test_a_file_that_is_cut_off(tmp_path: Path) -> None:

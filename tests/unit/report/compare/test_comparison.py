@@ -116,7 +116,7 @@ def test_what_was_not_the_same_is_said(tmp_path: Path) -> None:
 
 def test_a_run_that_was_killed_half_way_is_told_before_its_figures(tmp_path: Path) -> None:
     comparison = compared(tmp_path, {}, {"ended": "killed"})
-    assert comparison.warnings == ["B killed after 2 steps: its figures are those until then"]
+    assert comparison.warnings == ["B killed after 2 steps: its figures end there"]
     console = Console(width=120, record=True, quiet=False)
     with console.capture() as shown:
         render_comparison(comparison, all_rows=False, console=console)

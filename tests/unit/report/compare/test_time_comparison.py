@@ -53,7 +53,7 @@ def test_changes_add_up_to_that_of_all_kernels_however_they_are_told(tmp_path: P
             {"gemm_us": 140, "mlp": "ffn"},
             "+120 us in the kernels of the step, estimated: gemm of layers.*.ffn, +120 us",
         ),
-        ({}, "the kernels of the step take as long, 315 us, estimated"),
+        ({}, "the kernels of the step take the same time, 315 us, estimated"),
     ],
 )
 def test_one_line_says_why(tmp_path: Path, b: dict[str, Any], told: str) -> None:

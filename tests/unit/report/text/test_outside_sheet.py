@@ -51,13 +51,13 @@ def told(found: Summary) -> str:
 
 
 def test_a_fit_has_both_headrooms() -> None:
-    assert told(summary(70, 1, 2)) == "fits so far, headroom 10.00 GiB; 8.00 to 9.00 GiB beside NCCL, estimated"
+    assert told(summary(70, 1, 2)) == "fits so far, headroom 10.00 GiB; 8.00 to 9.00 GiB with NCCL, estimated"
     assert told(summary(70, 0, 0)) == "fits so far, headroom 10.00 GiB"
 
 
 def test_a_fit_that_hangs_on_the_estimate_is_no_fit_for_sure() -> None:
     found = summary(79, 0.5, 2)
-    assert told(found) == "may not fit: 1.00 GiB are not reserved, and NCCL takes 512.00 MiB to 2.00 GiB, estimated"
+    assert told(found) == "may not fit: 1.00 GiB is not reserved, but NCCL takes 512.00 MiB to 2.00 GiB, estimated"
     said = verdict(found, "")
     assert said is not None
     assert said.fits
@@ -65,7 +65,7 @@ def test_a_fit_that_hangs_on_the_estimate_is_no_fit_for_sure() -> None:
 
 
 def test_what_does_not_even_fit_the_least_estimate_does_not_fit() -> None:
-    assert told(summary(79, 1.5, 2, fits=False)).startswith("does not fit: 1.00 GiB are not reserved, and NCCL takes")
+    assert told(summary(79, 1.5, 2, fits=False)).startswith("does not fit: 1.00 GiB is not reserved, but NCCL takes")
     assert told(summary(81, 1.5, 2, fits=False)) == "does not fit: it takes 81.00 GiB, 1.00 GiB more than the GPU has"
 
 

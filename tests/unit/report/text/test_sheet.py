@@ -43,7 +43,9 @@ def test_columns_without_room_are_left_out_by_rank_and_named(width: int, left_ou
     assert all(len(line) <= width for line in lines)
     assert [name for name in ("grads", "own") if name not in lines[2]] == left_out
     told = " ".join(line.strip() for line in lines[5:])
-    assert told == (f"no room for: {', '.join(left_out)}; a wider terminal has, and --json" if left_out else "")
+    assert told == (
+        f"columns not shown: {', '.join(left_out)} (a wider terminal or --json has them)" if left_out else ""
+    )
 
 
 def test_text_is_folded_and_figures_stay_whole_where_nothing_more_can_be_left_out() -> None:
@@ -52,9 +54,10 @@ def test_text_is_folded_and_figures_stay_whole_where_nothing_more_can_be_left_ou
         "mlp     1.00 GiB",
         "atten  12.00 MiB",
         "tion",
-        "  no room for:",
-        "  grads, own; a",
-        "  wider terminal",
-        "  has, and",
-        "  --json",
+        "  columns not",
+        "  shown: grads,",
+        "  own (a wider",
+        "  terminal or",
+        "  --json has",
+        "  them)",
     ]

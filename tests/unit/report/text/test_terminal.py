@@ -69,7 +69,7 @@ def test_of_many_steps_the_first_the_last_and_that_of_the_peak_are_shown(tmp_pat
     ]
     assert steps[:4] == ["0", "1", "5", "9"]
     assert "5  forward <- peak" in shown
-    assert "6 of the steps 2 to 8 are in --json only" in shown
+    assert "6 of the steps 2 to 8 are only in --json" in shown
 
 
 def test_a_single_step_that_is_not_shown_is_named(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_single_step_that_is_not_shown_is_named(tmp_path: Path) -> None:
     made.ended()
     run = made.write(new_run(tmp_path / "run"))
     build_tables(run)
-    assert "step 3 is in --json only" in text(run)
+    assert "step 3 is only in --json" in text(run)
 
 
 def test_every_layer_is_shown_on_request(tmp_path: Path) -> None:

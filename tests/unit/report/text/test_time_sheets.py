@@ -61,7 +61,7 @@ def test_csv_has_the_rows_of_the_report_or_every_kernel(run: Run) -> None:
 def test_markdown_says_where_every_table_is_from(tmp_path: Path, make: object) -> None:
     text = run_markdown(open_run(make(tmp_path / "run")))  # type: ignore[operator]
     word = "estimated" if make is timed else "measured"
-    for title in ("Time by layer", "Time by family of kernels", "Kernels that take most time"):
+    for title in ("Time by layer", "Time by family of kernels", "Kernels that take the most time"):
         assert f"<summary>{title}, {word}" in text
     assert f"**Time of step 3**, {word} by " in text
     assert ("duration is not known" in text) == (make is timed)
