@@ -39,7 +39,7 @@ class GpuRecord(Record):
         capacity_bytes: Its memory.
         compute_capability: As "9.0".
         spec_memory_bytes: The memory of the GPU model that the virtual GPU stands for; 0 on a real GPU.
-        peaks: What it does at most; None for an unknown model.
+        peaks: Its peak rates; None for an unknown model.
         torch: Version of torch.
         cuda: Version of CUDA that torch was built for.
         python: Version of Python.

@@ -174,7 +174,7 @@ TABLES: dict[str, Table] = {
         (
             Column("step", "int32", "Number, from 1."),
             Column("start_us", "int64", "Unix time."),
-            Column("wall_us", "int64", "How long it took here, recording included; no estimate of a real GPU's time."),
+            Column("wall_us", "int64", "How long it took here, recording included; not a real GPU's time."),
             Column("peak_allocated_bytes", "int64", "Most that was allocated during it."),
             Column("peak_reserved_bytes", "int64", "Most that was reserved during it."),
         ),

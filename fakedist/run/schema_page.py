@@ -21,25 +21,25 @@ from fakedist.run.summary import Summary
 
 _INTRODUCTION = """# The run directory
 
-`fakedist profile` leaves one directory. Both halves of fakedist know nothing else of each other: what records never
-reads it, what reads it never needs torch. `python -m fakedist.run.schema_page` prints this page; a test keeps it true.
+`fakedist profile` writes one directory. It is all that the two halves of fakedist share: the recording half never reads
+it, and the reading half never needs torch. `python -m fakedist.run.schema_page` prints this page; a test keeps it true.
 
 | file | what it is |
 |---|---|
 | `run.json` | the manifest, below |
-| `journal.bin` | what the rank wrote while it ran; the tables are made from it, and after a kill it is all there is |
+| `journal.bin` | what the rank wrote while it ran; the tables are made from it, and after a kill nothing else exists |
 | `tape.bin` | what the rank sent, for other ranks' runs to receive ([tape.md](tape.md)) |
-| `kernels.bin` | the same of what nsys's report says, with `--nsys` |
+| `kernels.bin` | with `--nsys`: the kernels of nsys's report, as a journal |
 | `nsight.nsys-rep` | that report, for nsys-ui |
 | `nvidia-smi.log` | calls of the virtual GPU's `nvidia-smi` that it refused or answered with constants |
 | `tables/*.parquet` | the tables, below |
 | `trace.json.gz` | steps, phases, layers, kernels by stream, collectives, the memory counter; for ui.perfetto.dev |
-| `report.html` | the report as one page that needs nothing else, not even a network; open it in a browser |
+| `report.html` | the report as one self-contained page; open it in a browser, without a network |
 | `memory_snapshot.pickle` | torch's own snapshot format, for pytorch.org/memory_viz |
 
-Bytes and microseconds everywhere. A directory of a newer schema version is refused. A directory is never overwritten
-without `--force`, and `--force` replaces nothing but run directories. Tables are made beside the old ones and moved
-into place together; nothing is written through a symbolic link.
+All sizes are in bytes and all times in microseconds. A directory of a newer schema version is refused. A directory is
+never overwritten without `--force`, and `--force` replaces only run directories. New tables are written next to the old
+ones and moved into place together; nothing is written through a symbolic link.
 """
 
 

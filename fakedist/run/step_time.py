@@ -10,7 +10,7 @@ from fakedist.run.notes import Note
 
 @dataclass(frozen=True)
 class Peaks:
-    """What a GPU does at most.
+    """Peak rates of a GPU.
 
     Attributes:
         flops: FLOP/s by dtype, dense.
@@ -50,7 +50,7 @@ class KernelSource:
         step_us: From the beginning of the step to the end of everything that it launched.
         notes: What limits what these times mean.
         calibrated_on: The GPU that the model was calibrated on; None without calibration.
-        tool_version: Version of the tool, where it tells it.
+        tool_version: Version of the tool; empty if it is not known.
         report: The tool's report.
     """
 
@@ -217,7 +217,7 @@ class StepTime:
         model_flops: The same without what backward computes again.
         num_lacking_flops: Matrix products and attention whose operations are not known.
         moved_bytes: Bytes moved, where they are known.
-        peaks: What the GPU does at most; None where its model is not known.
+        peaks: The GPU's peak rates; None if its model is not known.
         model_flops_utilisation: Of the bf16 peak while busy; None without peaks.
         by_family: Kernels by family, most time first.
         top_kernels: Kernels by name, most time first.

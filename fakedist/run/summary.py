@@ -178,7 +178,7 @@ class StepPeak:
 
     Attributes:
         step: Number, from 1.
-        wall_us: How long it took here, recording included; no estimate of a real GPU's time.
+        wall_us: How long it took here, recording included; not a real GPU's time.
         peak_allocated_bytes: Most that was allocated during it.
         peak_reserved_bytes: Most that was reserved during it.
     """

@@ -1,10 +1,10 @@
 'use strict';
-// What every part of the page uses: small DOM makers, figures as text, the packed numbers.
+// Shared by every part of the page: DOM helpers, figures as text, the packed numbers.
 
 const $ = (selector, root = document) => root.querySelector(selector);
 const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
 
-// Text only ever becomes text: no part of the page writes markup from data.
+// Text stays text: no part of the page writes markup from data.
 function make(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -36,7 +36,7 @@ function bytesText(size) {
   return `${size} B`;
 }
 
-// As Python's format_us says it.
+// The same text as Python's format_us.
 function usText(us) {
   const size = Math.abs(us);
   if (size > 0 && size < 99.95) return `${us.toFixed(1)} us`;
@@ -88,7 +88,7 @@ async function unpack(text) {
   return found;
 }
 
-// Integers lie byte by byte: all lowest bytes first.
+// Integers are stored byte by byte: the lowest bytes of all of them first.
 function unpackArray(block, at, type, count) {
   if (type === 'f8') return new Float64Array(block, at, count);
   const bytes = new Uint8Array(block, at, count * Number(type[1]));
@@ -121,7 +121,7 @@ function pixelOf(...colours) {
 
 const spoken = (name) => name.replace('_', ' ');
 
-// ---- one floating note for everything that is pointed at
+// ---- one floating note for whatever the pointer is on
 
 const note = {
   node: null,

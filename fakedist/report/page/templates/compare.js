@@ -10,7 +10,7 @@ class CommonPlot {
     this.num = data.a_most.length;
     this.most = data.b_most.reduce((most, size) => Math.max(most, size), data.a_most.reduce((most, size) => Math.max(most, size), 1));
     this.at = -1;
-    this.from = 0; // what is shown of the axis
+    this.from = 0; // the visible part of the axis
     this.to = 1;
     this.held = null; // where a drag began
     this.canvas.addEventListener('pointermove', (event) => this.point(event));
@@ -106,7 +106,7 @@ class CommonPlot {
         step = piece.step;
         context.fillRect(from, TOP, 1, this.height - TOP);
         const text = step ? `step ${step}` : 'before', next = this.data.meta.pieces.find((each) => each.step > step);
-        const room = (next ? this.x(next.from) : this.width) - from; // a short beginning leaves its place to the first step
+        const room = (next ? this.x(next.from) : this.width) - from; // a short init gives its space to the first step
         if (from >= free && (step || room > context.measureText(text).width + 6)) {
           context.fillText(text, from + 3, this.height - BOTTOM + 18);
           free = from + context.measureText(text).width + 10;
@@ -127,7 +127,7 @@ class CommonPlot {
     context.textAlign = 'left';
   }
 
-  // The area up to the most of every column, and a line that spans from its least to its most.
+  // The area up to each column's maximum, and a line from its minimum to its maximum.
   drawCurve(context, side, colour, alpha) {
     const most = this.data[`${side}_most`], least = this.data[`${side}_least`];
     const place = (at) => this.x((at + 0.5) / this.num);
@@ -150,7 +150,7 @@ class CommonPlot {
     context.stroke();
   }
 
-  // A peak may be a hair's breadth, and the other run's line over it: a dot says where it is, A's to the left of it.
+  // A peak may be one pixel wide and hidden by the other run's line, so a dot marks it; A's label is to its left.
   drawPeak(context, side) {
     const most = this.data[`${side}_most`], bytes = most.reduce((one, other) => Math.max(one, other), 0);
     const x = this.x((most.indexOf(bytes) + 0.5) / this.num), y = this.y(bytes);

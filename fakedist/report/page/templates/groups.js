@@ -10,7 +10,7 @@ function ranksOf(text) {
   return found;
 }
 
-// The world as a grid, a node a column of its GPUs; the group's members are filled, this rank is ringed.
+// The world as a grid, one column of GPUs per node; the group's members are filled, this rank is ringed.
 function drawGroup(canvas, { worldSize, perNode, rank }) {
   const width = canvas.clientWidth, nodes = Math.ceil(worldSize / perNode);
   if (width < 20) return;
@@ -35,7 +35,7 @@ function drawGroup(canvas, { worldSize, perNode, rank }) {
   context.fillRect(x - 1, y - 1, cell + 2, cell + 2);
 }
 
-// Calls over the moves of the timeline, a lane each group and operation; it follows the timeline's view.
+// Calls over the moves of the timeline, one lane per group and operation; it follows the timeline's view.
 class CallPlot {
   constructor(canvas, data, plot) {
     this.canvas = canvas;
@@ -91,7 +91,7 @@ class CallPlot {
     });
   }
 
-  // The cube root: calls of 16 KiB and of 1 GiB are both seen.
+  // The cube root keeps calls of 16 KiB and of 1 GiB both visible.
   tall(bytes) { return 1.5 + 16 * Math.cbrt(bytes / this.most); }
 
   point(event) {

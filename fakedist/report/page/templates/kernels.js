@@ -7,7 +7,7 @@ class KernelPlot {
     this.data = data;
     this.canvas = $('canvas.lanes', root);
     this.status = $('.status', root);
-    this.moved = null; // told of every new view, in microseconds
+    this.moved = null; // called with every new view, in microseconds
     this.whole = [0, data.meta.step_us / data.meta.tick_us];
     this.view = [...this.whole];
     this.wholeOfKernels();
@@ -22,7 +22,7 @@ class KernelPlot {
     this.announce();
   }
 
-  // Kernels that end after the step, as it was told, are seen too.
+  // Kernels that end after the step's recorded end are shown too.
   wholeOfKernels() {
     const { bar_start: start, bar_length: length } = this.data;
     for (let bar = 0; bar < start.length; bar += 1) this.whole[1] = Math.max(this.whole[1], start[bar] + length[bar]);
@@ -117,7 +117,7 @@ class KernelPlot {
     }
   }
 
-  // As many decimals as the distance of two ticks needs.
+  // As many decimals as the distance between two ticks needs.
   tickText(us, step) {
     const [unit, factor] = step >= 1e5 ? ['s', 1e6] : step >= 100 ? ['ms', 1e3] : ['us', 1];
     return `${(us / factor).toFixed(Math.max(0, -Math.floor(Math.log10(step / factor) + 1e-9)))} ${unit}`;

@@ -1,4 +1,4 @@
-// The memory timeline on a canvas: exact wherever one looks, because every column asks for its own largest moment.
+// The memory timeline on a canvas. It is exact at every zoom, because every column asks for its own largest moment.
 
 const LEFT = 74, TOP = 26, BOTTOM = 22, RIGHT = 10, OVERVIEW = 46;
 
@@ -16,8 +16,8 @@ class Plot {
     this.view = [...this.whole];
     this.cursor = timeline.peak.move;
     this.block = -1;
-    this.below = -1; // bytes below the block at the cursor, where it was pointed at
-    this.showReserved = timeline.reserved(0, this.whole[1]) <= 2.5 * timeline.peak.bytes; // else it dwarfs the rest
+    this.below = -1; // bytes below the block at the cursor, where the pointer was
+    this.showReserved = timeline.reserved(0, this.whole[1]) <= 2.5 * timeline.peak.bytes; // otherwise it dwarfs the rest
     $('input.reserved', root).checked = this.showReserved;
     this.wire();
     new ResizeObserver(() => this.resize()).observe(this.canvas);
@@ -82,7 +82,7 @@ class Plot {
 
   // ---- drawing
 
-  // Columns of the view: one a move where moves are wide, else one a device pixel at its largest moment.
+  // Columns of the view: one per move if moves are wide, otherwise one per device pixel at its largest moment.
   columns(view, width) {
     const { timeline } = this, num = timeline.categories.length;
     const [from, to] = view, perPixel = (to - from) / Math.max(1, Math.round(width * devicePixelRatio));
@@ -145,8 +145,8 @@ class Plot {
     return most * 1.06;
   }
 
-  // Columns of one device pixel, pixel by pixel: ten times as fast as paths. Between the least and the largest moment of
-  // a column memory went up and down: seen as a veil.
+  // Columns of one device pixel, pixel by pixel: ten times as fast as paths. The veil spans a column's least and largest
+  // moment, between which memory went up and down.
   raster({ count, least, states }, height, top) {
     const { categories, colours } = this.timeline, num = categories.length, rows = Math.round(height * devicePixelRatio);
     const canvas = new OffscreenCanvas(count, rows), context = canvas.getContext('2d');
@@ -166,7 +166,7 @@ class Plot {
     return canvas;
   }
 
-  // Columns of whole moves, a step each.
+  // Columns of whole moves, as a staircase.
   paintStack(context, columns) {
     const y = (bytes) => this.y(bytes), x = (move) => this.x(move);
     const { categories, colours } = this.timeline, { count, edges, states } = columns, num = categories.length;
@@ -296,7 +296,7 @@ class Plot {
     context.fillText(text, left + 6, y + 1);
   }
 
-  // The life of the block that is pointed at as a bar on top, and the block itself at the cursor.
+  // The lifetime of the block under the pointer as a bar on top, and the block itself at the cursor.
   paintBlock(context) {
     if (this.block < 0 || !this.pointed) return;
     const { made, freed, bytes } = this.timeline.block(this.block);
@@ -332,7 +332,7 @@ class Plot {
   drawOverview() {
     if (!this.timeline.numMoves || this.width < 20) return;
     const columns = this.columns(this.whole, this.width);
-    if (columns.wide) columns.least.fill(Infinity); // one move a column: no veil
+    if (columns.wide) columns.least.fill(Infinity); // one move per column: no veil
     this.small = this.raster(columns, OVERVIEW, this.timeline.peak.bytes * 1.05);
     this.paintBrush();
   }

@@ -1,4 +1,4 @@
-// Mouse, touch and keyboard of the timeline, and what it says about the moment that is pointed at.
+// Mouse, touch and keyboard of the timeline, and its text about the moment under the pointer.
 
 Object.assign(Plot.prototype, {
   wire() {
@@ -77,7 +77,7 @@ Object.assign(Plot.prototype, {
     note.show(event.clientX, event.clientY, ...this.describe(this.cursor, this.block, true));
   },
 
-  // One finger moves the view, two stretch it.
+  // One finger moves the view, two zoom it.
   drag(event, last) {
     this.moved ||= Math.abs(event.offsetX - last) > 3;
     if (!this.moved) return;
@@ -186,7 +186,7 @@ Object.assign(Plot.prototype, {
 
   pin(move, block = -1) { this.pinned.replaceChildren(...this.describe(move, block, false)); },
 
-  // Show one block: its whole life and a margin.
+  // Show one block: its whole lifetime and a margin.
   showBlock(number) {
     const { made, freed } = this.timeline.block(number), margin = Math.max(20, (freed - made) * 0.15);
     this.setView(made - margin, freed + margin);

@@ -1,4 +1,4 @@
-// How fast kernels are, for what they compute a byte: both axes in powers of ten.
+// FLOP/s of kernels over FLOPs per byte: both axes in powers of ten.
 
 class Roofline {
   constructor(root, { points, flops, bytes_per_s: bandwidth, left_out: leftOut }) {

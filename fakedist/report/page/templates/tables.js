@@ -1,4 +1,4 @@
-// Tables that sort, filter and open. What they show is in the document already; the page works without this.
+// Tables that sort, filter and unfold. Their contents are already in the document; the page works without this script.
 
 function wireTable(table, data) {
   const body = table.tBodies[0];
@@ -18,7 +18,7 @@ function wireTable(table, data) {
   for (const opener of $$('button.open', body)) opener.addEventListener('click', () => toggle(opener, groups, data));
 }
 
-// What scrolls can be scrolled with the keyboard; what does not is no stop on the way.
+// Tables that scroll take the keyboard's focus; others are not tab stops.
 function wireScrolls() {
   const watch = new ResizeObserver((entries) => entries.forEach(({ target }) => {
     const scrolls = target.scrollWidth > target.clientWidth || target.scrollHeight > target.clientHeight;

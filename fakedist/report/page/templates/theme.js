@@ -1,4 +1,4 @@
-// Dark or light, and paper.
+// Dark or light colours, and printing.
 
 function wireTheme(redraw) {
   const button = $('#theme'), root = document.documentElement;
@@ -9,7 +9,7 @@ function wireTheme(redraw) {
   show();
 }
 
-// Paper is white: print in light colours, with what is folded as it is.
+// Paper is white: print in light colours, and leave folded rows folded.
 function wirePrint(redraw) {
   let before;
   addEventListener('beforeprint', () => { before = document.documentElement.dataset.theme; document.documentElement.dataset.theme = 'light'; redraw(true); });

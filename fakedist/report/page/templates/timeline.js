@@ -1,8 +1,8 @@
-// The memory of every moment, from two numbers a block. Nothing here draws.
+// The memory at every moment, from two numbers per block. Nothing here draws.
 //
-// A move is an allocation or a free; the moment m is what is held after move m. Any stretch of moments is answered
-// exactly from levels of buckets: a bucket knows its least and largest total and where the largest is, and the lowest
-// buckets also the bytes by category before their first move.
+// A move is an allocation or a free; moment m is the state after move m. Queries over any range of moments are exact,
+// from levels of buckets: a bucket has its least and largest total and the place of the largest, and the lowest buckets
+// also have the bytes by category before their first move.
 
 const BUCKET = 64, FACTOR = 8;
 
@@ -16,7 +16,7 @@ class Timeline {
     this.build();
   }
 
-  // Blocks stand in the order of allocation; a free's place is known from its block, all other moves allocate.
+  // Blocks are in the order of allocation; a block gives the place of its free, and all other moves are allocations.
   order() {
     const life = this.data.block_life, count = life.length;
     this.blockOf = new Int32Array(this.numMoves); // block + 1 where it is allocated, -(block + 1) where it is freed
@@ -107,7 +107,7 @@ class Timeline {
     return into;
   }
 
-  // The block of a category that lies at so many bytes above the category's floor at a moment, and what lies below it.
+  // The block of a category at a number of bytes above the category's floor at a moment, and the bytes below it.
   blockAt(move, wanted, height) {
     const { block_kind: kind, kind_bytes: bytes, kind_category: category } = this.data;
     let below = 0;
@@ -156,7 +156,7 @@ class Timeline {
 }
 
 
-// What owns a block: a layer, or behind the last of them how many share it.
+// What owns a block: a layer, or, beyond the last layer, the text of an owner that several layers share.
 function ownerName(meta, number) {
   return meta.layers[number] || (meta.owners || [])[number - meta.layers.length] || '(outside of modules)';
 }

@@ -79,7 +79,7 @@ class PeakPicture {
     this.picture.replaceChildren(drawing);
   }
 
-  // The way from the whole peak to what is shown, and the layers below it: the keyboard's way through the picture.
+  // The path from the whole peak to what is shown, and the layers below it: how the keyboard moves through the picture.
   drawPath() {
     const way = [];
     for (let node = this.focus; node; node = node.parent) way.unshift(node);
