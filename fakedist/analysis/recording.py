@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
 from pathlib import Path
@@ -360,7 +361,7 @@ class _Reading:
             self._kernels = None
 
 
-def _joined(kind: type[Record], records: list[Any]) -> dict[str, Array]:  # of that kind
+def _joined(kind: type[Record], records: Sequence[Record]) -> dict[str, Array]:
     """The columns of several records of one kind, one after the other."""
     return {
         name: np.frombuffer(b"".join([getattr(record, name) for record in records]), _TYPES[code])

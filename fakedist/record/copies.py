@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import nn
 
-from fakedist.record.marks import Marks, device_storages
+from fakedist.record.marks import Marks, Piece, device_pieces
 from fakedist.record.module_names import LayerTable, class_name, unwrapped
 from fakedist.record.variables import variable_name
 from fakedist.run.schema import ALIKE
@@ -81,7 +81,7 @@ class Copies:
         name = self._names[key]
         layer = self._layers.copy(f"{_COPY} ({name})" if name else _COPY, of_class)
         for (address, start), bytes_ in pieces.items():
-            self._marks.mark(address, category, layer, (start, bytes_))
+            self._marks.mark(Piece(address, start, bytes_), category, layer)
 
     def _strangers(self, alive: list[object]) -> list[nn.Module]:
         """Modules that never ran and are part of neither a module that did nor another stranger."""
@@ -139,9 +139,9 @@ def _tensors_of(holder: object) -> list[torch.Tensor]:
 
 
 def _addresses(tensors: Iterable[torch.Tensor]) -> Iterator[int]:
-    return (address for tensor in tensors for address, _ in device_storages(tensor))
+    return (piece.address for tensor in tensors for piece in device_pieces(tensor))
 
 
 def _pieces(tensors: Iterable[torch.Tensor]) -> dict[tuple[int, int], int]:
     """Bytes by location: (address of the storage, start in it)."""
-    return {(address, start): bytes_ for each in tensors for address, (start, bytes_) in device_storages(each)}
+    return {(address, start): size for each in tensors for address, start, size in device_pieces(each)}

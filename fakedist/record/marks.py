@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -22,25 +23,58 @@ _CODES = {name: code for code, name in enumerate(CATEGORIES)} | {SHARD: SHARD_CO
 KEEP_LAYER = -1
 #: Attributes of a parameter that hold a gradient.
 _GRADIENTS = ("grad", megatron.GRADIENT)
-#: Which elements of a tensor belong to which layer: (layer, (first, number)).
-Parts = list[tuple[int, tuple[int, int]]]
 
 
-def device_storages(tensor: object) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Locate every CUDA tensor in a tensor or wrapper: address of its storage, and (start, bytes) in that storage."""
+class Piece(NamedTuple):
+    """A piece of a block of device memory.
+
+    Attributes:
+        address: Address of the block: a storage.
+        start: The piece's first byte in it.
+        size: Bytes.
+    """
+
+    address: int
+    start: int
+    size: int
+
+
+class Part(NamedTuple):
+    """Elements of a tensor that belong to a layer.
+
+    Attributes:
+        layer: The layer.
+        first: The first element.
+        number: How many.
+    """
+
+    layer: int
+    first: int
+    number: int
+
+
+class _Gather(NamedTuple):
+    """An all_gather into one tensor: this rank's own piece, and where in the gathered block it goes."""
+
+    mine: Piece
+    start: int
+
+
+def device_pieces(tensor: object) -> Iterator[Piece]:
+    """Locate every CUDA tensor in a tensor or wrapper."""
     if not isinstance(tensor, torch.Tensor):
         return
     local = getattr(tensor, "_local_tensor", None)  # DTensor
     if local is not None:
-        yield from device_storages(local)
+        yield from device_pieces(local)
     elif hasattr(tensor, "__tensor_flatten__"):
         for name in tensor.__tensor_flatten__()[0]:
-            yield from device_storages(getattr(tensor, name))
+            yield from device_pieces(getattr(tensor, name))
     elif tensor.is_cuda and (bytes_ := tensor.numel() * tensor.element_size()):
         # Not untyped_storage(): its Python object would count as a user of the storage from then on.
         start = int(tensor.storage_offset()) * tensor.element_size()
         if address := tensor.data_ptr() - start:  # a freed storage has none
-            yield address, (start, bytes_)
+            yield Piece(address, start, bytes_)
 
 
 class Marks:
@@ -58,8 +92,8 @@ class Marks:
         self._position = position
         self._layers = layers
         self._owners: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
-        self._states: set[tuple[int, int, int, tuple[int, int]]] = set()
-        self._gathers: dict[int, tuple[int, int, int, int]] = {}
+        self._states: set[tuple[int, int, Piece]] = set()
+        self._gathers: dict[int, _Gather] = {}
         self._handles: list[RemovableHandle] = []
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self._watched: dict[int, weakref.ref[torch.Tensor]] = {}
@@ -70,39 +104,39 @@ class Marks:
         taken, self._columns = self._columns, Columns(MarksRecord)
         return taken.made()
 
-    def mark(self, address: int, category: str, layer: int, part: tuple[int, int], op: int | None = None) -> None:
-        """Mark the block at ``address``, of which the layer uses ``part``: (start, bytes)."""
+    def mark(self, piece: Piece, category: str, layer: int, op: int | None = None) -> None:
+        """Mark a block, of which the layer uses this piece."""
         columns = self._columns.arrays
         columns["op"].append(self._position.op - 1 if op is None else op)
-        columns["address"].append(address)
+        columns["address"].append(piece.address)
         columns["category"].append(_CODES[category])
         columns["layer"].append(layer)
-        columns["start"].append(part[0])
-        columns["size"].append(part[1])
+        columns["start"].append(piece.start)
+        columns["size"].append(piece.size)
 
     def mark_tensor(self, tensor: object, category: str, layer: int) -> None:
         """Mark every block that holds a tensor."""
-        for address, part in device_storages(tensor):
-            self.mark(address, category, layer, part)
-            if category == "parameter" and address in self._gathers:
-                self._mark_shard(self._gathers[address], layer, part)
+        for piece in device_pieces(tensor):
+            self.mark(piece, category, layer)
+            if category == "parameter" and piece.address in self._gathers:
+                self._mark_shard(self._gathers[piece.address], layer, piece)
 
     def gathered(self, mine: torch.Tensor, whole: torch.Tensor, place: int) -> None:
         """Remember an all_gather that copies this rank's part, of flat parameters for example, into the whole."""
-        (source, (begin, _)), (target, (start, _)) = next(device_storages(mine)), next(device_storages(whole))
-        if source != target:
-            self._gathers[target] = (source, begin, start + place * mine.nbytes, mine.nbytes)
+        own, gathered = next(device_pieces(mine)), next(device_pieces(whole))
+        if own.address != gathered.address:
+            self._gathers[gathered.address] = _Gather(own, gathered.start + place * own.size)
 
     def step_ended(self) -> None:
         """Forget what the step gathered. Other blocks will have its addresses."""
         self._gathers.clear()
 
-    def _mark_shard(self, gather: tuple[int, int, int, int], layer: int, part: tuple[int, int]) -> None:
+    def _mark_shard(self, gather: _Gather, layer: int, piece: Piece) -> None:
         """Mark the piece of a parameter in a gathered buffer that came from this rank's own part."""
-        source, begin, start, size = gather
-        first, last = max(part[0], start), min(sum(part), start + size)
+        mine, start = gather
+        first, last = max(piece.start, start), min(piece.start + piece.size, start + mine.size)
         if first < last:
-            self.mark(source, SHARD, layer, (begin + first - start, last - first))
+            self.mark(Piece(mine.address, mine.start + first - start, last - first), SHARD, layer)
 
     # ---- parameters and gradients
 
@@ -169,8 +203,9 @@ class Marks:
         for tensor in (*gradients, *deepspeed.gradients_of(parameter)):
             self.mark_tensor(tensor, "gradient", layer)
         for buffer in deepspeed.gradient_buffers(parameter):
-            for address, _ in device_storages(buffer):
-                self.mark(address, "gradient", OUTSIDE, (0, 0))  # bytes that hold no gradient belong to no layer
+            for piece in device_pieces(buffer):
+                # Bytes that hold no gradient belong to no layer.
+                self.mark(Piece(piece.address, 0, 0), "gradient", OUTSIDE)
 
     # ---- optimizer state
 
@@ -191,7 +226,7 @@ class Marks:
             parts = known.parts(parameter) if layer == KEEP_LAYER else []
             for value in _tensors(state):
                 alike = bool(parts) and value.shape == parameter.shape
-                self._state(value, parts if alike else [], parts[0][0] if parts else layer)
+                self._state(value, parts if alike else [], parts[0].layer if parts else layer)
 
     def optimizers(self) -> None:
         """Mark the state of every optimizer that ever stepped, including one that ran out of memory in its step."""
@@ -208,7 +243,7 @@ class Marks:
             if (optimizer := reference()) is not None:
                 tensors += [p for group in optimizer.param_groups for p in group["params"]]
                 tensors += [value for state in optimizer.state.values() for value in _tensors(state)]
-        return {(address, start): bytes_ for each in tensors for address, (start, bytes_) in device_storages(each)}
+        return {(address, start): size for each in tensors for address, start, size in device_pieces(each)}
 
     def _memory_of_parameters(self) -> Iterator[tuple[int, int, int]]:
         """(first byte, byte after the last, layer) of every parameter and of its copies for the optimizer."""
@@ -216,19 +251,22 @@ class Marks:
             if (parameter := reference()) is None:
                 continue
             for tensor in (parameter, getattr(parameter, megatron.MASTER, None), deepspeed.master_of(parameter)):
-                for address, (offset, bytes_) in device_storages(tensor):
-                    yield address + offset, address + offset + bytes_, layer
+                for address, start, size in device_pieces(tensor):
+                    yield address + start, address + start + size, layer
 
-    def _state(self, tensor: torch.Tensor, parts: Parts, layer: int = KEEP_LAYER) -> None:
+    def _state(self, tensor: torch.Tensor, parts: Sequence[Part], layer: int = KEEP_LAYER) -> None:
         """Mark a tensor of an optimizer: each part for its layer or, without parts, all of it for one layer."""
-        for address, (start, bytes_) in device_storages(tensor):
-            size = tensor.element_size()
-            shared = [(owner, (start + first * size, number * size)) for owner, (first, number) in parts]
-            for owner, part in shared or [(layer, (start, bytes_))]:
-                state = (id(tensor), address, owner, part)
+        width = tensor.element_size()
+        for whole in device_pieces(tensor):
+            shared = [
+                (owner, Piece(whole.address, whole.start + first * width, number * width))
+                for owner, first, number in parts
+            ]
+            for owner, piece in shared or [(layer, whole)]:
+                state = (id(tensor), owner, piece)
                 if state not in self._states:  # the owner may become known later
                     self._states.add(state)
-                    self.mark(address, "optimizer_state", owner, part)
+                    self.mark(piece, "optimizer_state", owner)
 
     def close(self) -> None:
         """Remove the hooks from the parameters."""
@@ -248,20 +286,20 @@ class _OwnedMemory:
         self._ranges = sorted(ranges)
         self._starts = [first for first, _, _ in self._ranges]
 
-    def parts(self, tensor: object) -> Parts:
+    def parts(self, tensor: object) -> list[Part]:
         """The elements of a tensor that lie in each layer's memory. Empty if it is not one piece on a device."""
-        places = list(device_storages(tensor))
-        if not isinstance(tensor, torch.Tensor) or len(places) != 1:
+        pieces = list(device_pieces(tensor))
+        if not isinstance(tensor, torch.Tensor) or len(pieces) != 1:
             return []
-        (address, (start, bytes_)), size = places[0], tensor.element_size()
-        start, end = address + start, address + start + bytes_
+        width, start = tensor.element_size(), pieces[0].address + pieces[0].start
+        end = start + pieces[0].size
         found = []
         for first, last, layer in self._ranges[max(0, bisect_right(self._starts, start) - 1) :]:
             if first >= end:
                 break
             if last > start:
                 begin = max(first, start)
-                found.append((layer, ((begin - start) // size, (min(last, end) - begin) // size)))
+                found.append(Part(layer, (begin - start) // width, (min(last, end) - begin) // width))
         return found
 
 

@@ -12,7 +12,7 @@ import torch
 from fakedist.patch import present
 from fakedist.record.generated import Generated, parse_generated
 from fakedist.record.inductor import Modules, Watched
-from fakedist.record.marks import device_storages
+from fakedist.record.marks import device_pieces
 from fakedist.record.module_names import OUTSIDE, LayerTable
 from fakedist.run.encoding import Record
 from fakedist.run.memory_records import GeneratedRecord, GraphsRecord, HeldRecord, PlacingsRecord
@@ -102,8 +102,8 @@ class Placing:
         if placed.may_reuse_inputs:
             for root, line, module in placed.generated.holders:
                 if root < 0 and -1 - root < len(inputs):
-                    for address, _ in device_storages(inputs[-1 - root]):
-                        self._new_held.append(HeldRow(op, address, line, placed.layers[module]))
+                    for piece in device_pieces(inputs[-1 - root]):
+                        self._new_held.append(HeldRow(op, piece.address, line, placed.layers[module]))
         return placed
 
     def _placed_of(self, compiled: object, calling: int) -> Placed | None:

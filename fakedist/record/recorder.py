@@ -30,7 +30,7 @@ from fakedist.record.hooks import (
 )
 from fakedist.record.inductor import Modules, Watched
 from fakedist.record.ledger import Journal, Ledger
-from fakedist.record.marks import KEEP_LAYER, Marks
+from fakedist.record.marks import KEEP_LAYER, Marks, Piece
 from fakedist.record.module_names import OUTSIDE, LayerTable, remember_parents
 from fakedist.record.operations import Execute, Operations
 from fakedist.record.placing import Placing, is_dynamos, layers_of
@@ -362,14 +362,14 @@ class Recorder:
 
     def _communication(self, address: int, bytes_: int) -> None:
         if self._records:
-            self._marks.mark(address, "communication", KEEP_LAYER, (0, bytes_))
+            self._marks.mark(Piece(address, 0, bytes_), "communication", KEEP_LAYER)
 
     def _gathered(self, mine: torch.Tensor, whole: torch.Tensor, place: int) -> None:
         if self._records:
             self._marks.gathered(mine, whole, place)
 
     def _workspace(self, address: int, op: int, bytes_: int) -> None:
-        self._marks.mark(address, "workspace", KEEP_LAYER, (0, bytes_), op)
+        self._marks.mark(Piece(address, 0, bytes_), "workspace", KEEP_LAYER, op)
 
     # ---- writing
 

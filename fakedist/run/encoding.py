@@ -6,7 +6,7 @@ import functools
 import itertools
 import typing
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Annotated, ClassVar, TypeVar
 
@@ -21,7 +21,7 @@ I64 = Annotated[bytes, "q"]
 F64 = Annotated[bytes, "d"]
 
 T = TypeVar("T")
-_Encode = Callable[[typing.Any], object]  # its argument is a value of the field's type, known only at run time
+_Encode = Callable[[object], object]
 _Decode = Callable[[object, str], object]
 
 
@@ -149,7 +149,8 @@ def _encoder(hint: object) -> _Encode | None:
     return to_plain
 
 
-def _plain_rows(rows: Iterable[tuple[object, ...]]) -> list[tuple[object, ...]]:
+def _plain_rows(rows: object) -> list[tuple[object, ...]]:
+    assert isinstance(rows, list)
     return list(map(tuple, rows))
 
 
@@ -186,11 +187,11 @@ def _column(itemsize: int, value: object, where: str) -> bytes:
 
 def _typed_rows(row: type[tuple[object, ...]], types: list[type], value: object, where: str) -> list[object]:
     """Rows, checked by column: a run can have millions of calls, and this costs a tenth of checking row by row."""
-    rows = _sequence(value, where)
+    rows = _sequences(value, where)
     if not rows:
         return []
-    if not set(map(type, rows)) <= {tuple, list}:
-        raise ValueError(f"{where} does not hold rows")
+    if set(map(len, rows)) != {len(types)}:
+        raise ValueError(f"{where} holds a row that does not have {len(types)} values")
     for column, kind in zip(zip(*rows, strict=True), types, strict=True):
         if not set(map(type, column)) <= {kind}:
             raise ValueError(f"{where} holds a value that is not of type {kind.__name__}")
@@ -198,16 +199,16 @@ def _typed_rows(row: type[tuple[object, ...]], types: list[type], value: object,
 
 
 def _number_lists(value: object, where: str) -> list[tuple[int, ...]]:
-    found = _sequence(value, where)
-    if not set(map(type, found)) <= {tuple} or not set(map(type, itertools.chain.from_iterable(found))) <= {int}:
-        raise ValueError(f"{where} does not hold lists of numbers")
-    return found
+    found = _sequences(value, where)
+    if not set(map(type, itertools.chain.from_iterable(found))) <= {int}:
+        raise ValueError(f"{where} holds a value that is not of type int")
+    return typing.cast(list[tuple[int, ...]], found)
 
 
-def _sequence(value: object, where: str) -> list[typing.Any]:  # of anything: what it holds is checked next
-    if not isinstance(value, list | tuple):
-        raise ValueError(f"{where} is not a list")
-    return list(value)
+def _sequences(value: object, where: str) -> list[tuple[object, ...]]:
+    if not isinstance(value, list) or not set(map(type, value)) <= {tuple}:
+        raise ValueError(f"{where} is not a list of rows")
+    return value
 
 
 def _mapping(value: object, where: str) -> Mapping[str, object]:

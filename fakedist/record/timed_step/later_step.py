@@ -44,7 +44,7 @@ class LaterStep:
         self._tracer: Tracer | None = None
         self._name = name
         self._step = 0
-        self._why_not = "two more steps than the recorded ones are needed, and the script ended, or --until ended it"
+        self._why_not = "that takes two steps more than the recorded ones, and the script or --until ended before"
         self._was_timed = False
         self._event = present(torch._C._profiler, "_RecordFunctionFast")
         self._open = threading.local()
@@ -89,7 +89,7 @@ class LaterStep:
     def _begin(self, place: Place) -> None:
         assert self._tracer is not None
         if torch._C._autograd._profiler_enabled():
-            self._why_not = "the script runs a profiler of its own, and torch has room for one"
+            self._why_not = "the script runs its own profiler, and torch allows only one"
             return
         try:
             self._tracer.begin(self._step)

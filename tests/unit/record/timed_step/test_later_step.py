@@ -94,7 +94,7 @@ def test_a_script_with_a_profiler_of_its_own_keeps_it() -> None:
     step = timed(Written())
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True):
         assert not step.step_ended(3, AFTER)
-    assert "a profiler of its own" in note_of(step)
+    assert "its own profiler" in note_of(step)
 
 
 def test_inside_of_a_dispatch_mode_the_recording_goes_on() -> None:
