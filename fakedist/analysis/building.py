@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +14,7 @@ from fakedist.analysis.blocks import Blocks, action_names, build_blocks, event_p
 from fakedist.analysis.calls import call_table, collective_table, group_table
 from fakedist.analysis.coverage import coverage_notes
 from fakedist.analysis.layer_table import layer_table
-from fakedist.analysis.recording import Recording, read_recording
+from fakedist.analysis.recording import Recording, no_collector, read_recording
 from fakedist.analysis.snapshot_writing import build_snapshot
 from fakedist.analysis.summing_up import summarize
 from fakedist.analysis.times.kernel_kinds import kernel_table
@@ -125,21 +122,6 @@ def _time_source(source: KernelSource) -> str:
         return "simulated: the virtual GPU as CUPTI saw it, where each kernel takes 1 us; copies stand for collectives"
     tool = {"cupti": "CUPTI", "nsys": "Nsight Systems"}.get(source.tool, source.tool)
     return f"measured: {tool} on this GPU; copies stand for collectives"
-
-
-@contextmanager
-def no_collector() -> Iterator[None]:
-    """Turn the cycle collector off while a snapshot is built.
-
-    A snapshot has one dict per event. The collector would walk them again and again, which takes half the time.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def steady_window(places: pd.DataFrame, recording: Recording) -> tuple[int, int]:

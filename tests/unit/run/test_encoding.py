@@ -88,8 +88,8 @@ def test_rows_come_back_with_their_names() -> None:
     ("plain", "why"),
     [
         ({"kind": "surprise"}, "no such kind"),
-        ({"kind": "note"}, "it has no text"),
-        ({"kind": "note", "text": 3}, "text is '3', not a text"),
+        ({"kind": "note"}, "it has no note"),
+        ({"kind": "bound", "group": "tp"}, "group is 'tp', not an integer"),
         ({"kind": "outcome", "outcome": "bored", "code": 0}, "outcome is 'bored', not one of"),
         ({"kind": "calls", "rows": [tuple(CALL)[:-1]]}, "rows holds a row that does not have 11 values"),
         ({"kind": "calls", "rows": [tuple(CALL)[1:], tuple(CALL)]}, "rows holds a row that does not have 11 values"),
