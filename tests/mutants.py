@@ -86,7 +86,8 @@ def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
         case ast.Constant(value=int() as value):
             yield _words(node, ast.Constant(value + 1)), ast.Constant(value + 1)
         case ast.Constant(value=float() as value):
-            yield _words(node, ast.Constant(value / 9)), ast.Constant(value / 9)
+            other = value / 9 or 1.0
+            yield _words(node, ast.Constant(other)), ast.Constant(other)
         case ast.If(test=test) | ast.IfExp(test=test):
             changed.test = ast.Constant(False)
             yield f"never: if {ast.unparse(test)}", changed

@@ -54,3 +54,11 @@ def test_a_view_of_a_gathered_buffer_marks_what_came_from_this_ranks_part() -> N
     marks.step_ended()
     marks.mark_tensor(whole[90:120], "parameter", 1)
     assert marked(marks) == [(whole.data_ptr(), 360, 120)]
+
+
+def test_parameters_have_no_hooks_of_ours_once_marks_are_closed() -> None:
+    marks, layer = Marks(Position(), LayerTable()), torch.nn.Linear(2, 2)
+    marks.module(layer, 1)
+    assert all(parameter._post_accumulate_grad_hooks for parameter in layer.parameters())
+    marks.close()
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in layer.parameters())
