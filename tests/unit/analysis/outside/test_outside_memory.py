@@ -67,6 +67,16 @@ def test_where_the_ranks_are_follows_from_the_gpus_of_a_node() -> None:
     assert "network pool" in found["communicators"][1]["parts"]
 
 
+@pytest.mark.parametrize("operation", ["send", "recv"])
+def test_a_peer_of_the_same_node_is_reached_without_the_network(operation: str) -> None:
+    (within,) = estimate((1, operation, 0))["communicators"]  # rank 2 for rank 3
+    assert "send and receive" in within["parts"]
+    assert "network pool" not in within["parts"]
+    (beyond,) = estimate((2, operation, 1))["communicators"]  # rank 11 for rank 3
+    assert "send and receive" not in beyond["parts"]
+    assert "network pool" in beyond["parts"]
+
+
 def test_objects_and_barriers_of_a_group_with_gloo_go_over_the_host() -> None:
     host = [(0, "barrier", -1), (0, "broadcast_object_list", -1), (0, "all_gather_object", -1)]
     assert estimate(*host)["communicators"] == []
