@@ -27,7 +27,7 @@ def say_ending(ending: Ending, job: Job, run_directory: Path) -> int:
     _say_what_may_have_failed_it(ending, job, run_directory)
     meanings = {
         Outcome.OUT_OF_MEMORY: "the rank does not fit the GPU",
-        Outcome.TIMEOUT: ending.message or "the time given with --timeout was over",
+        Outcome.TIMEOUT: ending.message or "the time limit given with --timeout was reached",
         Outcome.KILLED: f"the script was killed {ending.message}",
         Outcome.INTERRUPTED: f"the script was interrupted ({ending.message})",
         Outcome.EXCEPTION: f"the script raised {ending.message}",

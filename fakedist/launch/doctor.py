@@ -82,8 +82,8 @@ def check_cuda() -> Finding:
     except SetupError:
         cuda = ""
     if not cuda:
-        return Finding("CUDA", "missing", "torch brings none", "install a CUDA build of torch")
-    return Finding("CUDA", "ok", f"{cuda}, as torch was built for")
+        return Finding("CUDA", "missing", "this torch was built without CUDA", "install a CUDA build of torch")
+    return Finding("CUDA", "ok", f"{cuda}, which torch was built for")
 
 
 def check_gpu() -> Finding:
@@ -118,7 +118,7 @@ def check_nsys() -> Finding:
     try:
         return Finding("nsys", "ok", f"{find_nsys()}: --nsys, fakedist nsys REPORT")
     except SetupError as error:
-        return Finding("nsys", "optional", "not found: --nsys needs it, and --kernels does without", error.hint)
+        return Finding("nsys", "optional", "not found: only --nsys needs it", error.hint)
 
 
 def check_memory() -> Finding:

@@ -151,7 +151,7 @@ def run_child(job: Job, run_directory: Path, streams: Streams) -> Ending:
         if watch.interrupts:
             raise KeyboardInterrupt
         how = ending.message or f"exit code {ending.code}"
-        hint = "what nsys says of itself is above; do its --nsys-args fit it?" if job.nsys else "fakedist doctor"
+        hint = "nsys's own messages are above; check --nsys-args" if job.nsys else "fakedist doctor"
         raise RecordingError(f"the rank's process ended before the script began: {how}", hint)
     return ending
 
@@ -269,7 +269,7 @@ def _ending(returncode: int, watch: _Watch, told: Ended | None) -> Ending:
     """How the rank ended: as this process saw it, else as the rank said itself."""
     if watch.timed_out:
         at = f", at {told.line}" if told is not None and told.line else ""
-        return Ending(Outcome.TIMEOUT, ExitCode.TIMEOUT, f"the time given with --timeout was over{at}")
+        return Ending(Outcome.TIMEOUT, ExitCode.TIMEOUT, f"the time limit given with --timeout was reached{at}")
     if watch.interrupts > 1:
         return Ending(Outcome.INTERRUPTED, ExitCode.INTERRUPTED, "Ctrl-C, twice")
     if returncode < 0 and watch.terminated_by:  # the rank did not leave in time and was killed

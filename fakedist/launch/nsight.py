@@ -30,7 +30,7 @@ def find_nsys() -> Path:
         if there := sorted(Path("/").glob(pattern[1:])):
             return there[-1]
     raise SetupError(
-        "nsys, the program of NVIDIA Nsight Systems, is neither on PATH nor where its packages put it",
+        "nsys, the program of NVIDIA Nsight Systems, is neither on PATH nor in the directories of its packages",
         "install it (developer.nvidia.com/nsight-systems; Debian: nsight-systems), or profile without --nsys",
     )
 
@@ -77,14 +77,14 @@ def finished_report(nsys: Path, report: Path, timeout_s: float) -> Path:
         return made
     if not stream.exists():
         raise ReportError(
-            "nsys wrote no report: the timed step was never captured", "its own words are above; try --nsys-args"
+            "nsys wrote no report: the timed step was never captured", "nsys's own messages are above; try --nsys-args"
         )
     importer = _importer(nsys)
     libraries = os.pathsep.join(filter(None, (os.fspath(importer.parent), os.environ.get("LD_LIBRARY_PATH"))))
     command = [os.fspath(importer), "--input-file", os.fspath(stream)]
     _run(command, timeout_s, {"LD_LIBRARY_PATH": libraries}, "QdstrmImporter", shlex.join(command))
     if not made.exists():
-        raise ReportError(f"QdstrmImporter made no report of {stream}", shlex.join(command))
+        raise ReportError(f"QdstrmImporter made no report from {stream}", shlex.join(command))
     stream.unlink()
     return made
 
@@ -96,13 +96,13 @@ def export_sqlite(report: Path, to: Path, timeout_s: float) -> None:
         SetupError: nsys is not installed.
         ReportError: The export failed or took too long.
     """
-    hint = "is it whole, and of this nsys's version or an older one?"
+    hint = "check that the file is complete and not from a newer nsys"
     options = ["--type=sqlite", "--force-overwrite=true", f"--output={to}"]
     command = [os.fspath(find_nsys()), "export", *options, os.fspath(report)]
     try:
         _run(command, timeout_s, {}, f"nsys export of {report}", hint)
         if not to.exists():
-            raise ReportError(f"nsys exported nothing of {report}", hint)
+            raise ReportError(f"nsys exported nothing from {report}", hint)
     except BaseException:
         for path in (to, to.with_name(f"{to.name}-journal")):
             path.unlink(missing_ok=True)

@@ -64,7 +64,7 @@ def profile_ranks(
         streams.say(f"rank {rank} ({count} of {len(ranks)})")
         run, awaited = waiting.run(rank)
         if any(each.source in (ANY_RANK, *ranks) for each in awaited):
-            streams.say(f"rank {rank} waits for {_whom(awaited)}; when that one's tape has it, it runs again")
+            streams.say(f"rank {rank} waits for {_whom(awaited)}, and runs again once that tape has what it needs")
             continue
         waiting.over(rank)
         yield run
@@ -118,7 +118,7 @@ def profile_with_peers(job: Job, output: Path | None, force: bool, streams: laun
             rank = again
         else:
             if new is not None:
-                streams.say(f"rank {rank} waits for rank {new}; {MAX_PEERS} peers have run, and no more will")
+                streams.say(f"rank {rank} waits for rank {new}; {MAX_PEERS} peers have run, which is the limit")
             break
         run, awaited = waiting.run(rank)
         if rank == job.rank or run.ending.outcome is Outcome.INTERRUPTED:
@@ -126,7 +126,7 @@ def profile_with_peers(job: Job, output: Path | None, force: bool, streams: laun
         if run.ending.outcome is Outcome.INTERRUPTED:
             break
         if run.ending.code and not awaited and rank != job.rank:
-            streams.say(f"rank {rank} ended as {run.ending.outcome}: its tape goes as far as it came")
+            streams.say(f"rank {rank} ended as {run.ending.outcome}: its tape ends there")
     return run_directory, ending
 
 
@@ -172,7 +172,7 @@ class _Waiting:
         for rank, (_, awaited) in self._waiting.items():
             if answered := [each for each in awaited if self._runner.has(each, rank)]:
                 self._answered.update((rank, each) for each in answered)
-                self._runner.say(f"rank {rank} again: the tape of {_whom(answered)} has what it waited for")
+                self._runner.say(f"rank {rank} runs again: the tape of {_whom(answered)} has what it waited for")
                 self.over(rank)
                 return rank
         return None
@@ -260,4 +260,4 @@ def _check_directory(directory: Path, ranks: Sequence[int], force: bool) -> None
         if is_in_use(run):
             raise RunDirectoryError(f"{run} is in use by another run", "choose another place with -o")
         if run.exists() and not force:
-            raise RunDirectoryError(f"{run} exists already", "add --force to replace it, or choose another -o")
+            raise RunDirectoryError(f"{run} already exists", "add --force to replace it, or choose another -o")

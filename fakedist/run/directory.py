@@ -97,7 +97,7 @@ def _check_replaceable(path: Path, force: bool) -> None:
     if not names:
         return
     if MANIFEST_NAME not in names:
-        raise RunDirectoryError(f"{path} is not empty and no run directory", "choose another place with -o")
+        raise RunDirectoryError(f"{path} is neither empty nor a run directory", "choose another place with -o")
     if not force:
         raise RunDirectoryError(f"{path} holds a run already", "add --force to replace it, or choose another -o")
     if foreign := sorted(names - set(_OURS)):

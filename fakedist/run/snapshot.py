@@ -43,12 +43,12 @@ class _PlainUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise RunDirectoryError(
-            f"{self._path} wants to run {module}.{name}, which no memory snapshot does: nothing of it was run",
+            f"{self._path} tries to run {module}.{name}, which no memory snapshot does: nothing was run",
             "a snapshot is what torch.cuda.memory._dump_snapshot() writes",
         )
 
     def persistent_load(self, pid: object) -> NoReturn:
-        raise pickle.UnpicklingError("it refers to something outside of it")
+        raise pickle.UnpicklingError("it refers to something outside the file")
 
 
 def read_snapshot(path: Path) -> dict[str, object]:
@@ -66,11 +66,11 @@ def read_snapshot(path: Path) -> dict[str, object]:
     except RunDirectoryError:
         raise
     except Exception as error:  # a damaged pickle can raise almost anything
-        raise RunDirectoryError(f"{path} is no memory snapshot: {error}", hint) from error
+        raise RunDirectoryError(f"{path} is not a memory snapshot: {error}", hint) from error
     if isinstance(found, list):  # torch.cuda.memory.memory_snapshot(), which has no history
         found = {"segments": found}
     if not isinstance(found, dict) or not isinstance(found.get("segments"), list):
-        raise RunDirectoryError(f"{path} is no memory snapshot: it has no segments", hint)
+        raise RunDirectoryError(f"{path} is not a memory snapshot: it has no segments", hint)
     if not isinstance(found.setdefault("device_traces", []), list):
-        raise RunDirectoryError(f"{path} is no memory snapshot: its device_traces are no list", hint)
+        raise RunDirectoryError(f"{path} is not a memory snapshot: its device_traces are not a list", hint)
     return found

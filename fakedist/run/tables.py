@@ -50,7 +50,7 @@ def check_tables(run_directory: Path) -> None:
             f"{tables} is a symbolic link: nothing is written through it", "remove the link, then report again"
         )
     if tables.exists() and not tables.is_dir():
-        raise RunDirectoryError(f"{tables} is no directory", "remove it, then report again")
+        raise RunDirectoryError(f"{tables} is not a directory", "remove it, then report again")
 
 
 def write_table(run_directory: Path, name: str, columns: Mapping[str, object]) -> None:

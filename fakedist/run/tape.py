@@ -328,14 +328,16 @@ def find_tapes(job: Job) -> list[Tape]:
     """The tapes in ``job.tapes`` (runs or directories of runs), sorted by rank, without the job's own rank.
 
     Raises:
-        RunDirectoryError: A tape is missing or belongs to another job, or two tapes are of the same rank.
+        RunDirectoryError: A tape is missing or belongs to another job, or two tapes are from the same rank.
     """
     identity = script_identity(job, os.getcwd())
     found: dict[int, Path] = {}
     for directory in _runs(job.tapes):
         rank = _check_run(directory, job, identity)
         if rank in found:
-            raise RunDirectoryError(f"two tapes are of rank {rank}: {found[rank]} and {directory}", "give one of them")
+            raise RunDirectoryError(
+                f"two tapes are from rank {rank}: {found[rank]} and {directory}", "give one of them"
+            )
         found[rank] = directory
     return [Tape(directory, rank) for rank, directory in sorted(found.items()) if rank != job.rank]
 
@@ -359,10 +361,10 @@ def _check_run(directory: Path, job: Job, identity: ScriptRecord) -> int:
     """
     theirs = load_job(directory)
     if not (directory / TAPE_NAME).exists():
-        raise RunDirectoryError(f"{directory} has no tape", "run that rank again: this fakedist writes one")
+        raise RunDirectoryError(f"{directory} has no tape", "run that rank again: a run of fakedist profile has one")
     if theirs.world_size != job.world_size:
         raise RunDirectoryError(
-            f"the tape {directory} is of a world of {theirs.world_size}, this job of {job.world_size} ranks",
+            f"the tape {directory} is from a world of {theirs.world_size} ranks, and this job has {job.world_size}",
             f"--world-size {theirs.world_size}, or record rank {theirs.rank} in a world of {job.world_size}",
         )
     other = next(iter(read_journal(directory / TAPE_NAME, TAPE_RECORDS)), None)
@@ -372,8 +374,8 @@ def _check_run(directory: Path, job: Job, identity: ScriptRecord) -> int:
     same = any(mine and mine == found for mine, found in pairs)
     if not same and not (job.is_module and other.script == identity.script):
         raise RunDirectoryError(
-            f"the tape {directory} is of the script {other.path or other.script}, "
-            f"this job's is {identity.path or identity.script}",
+            f"the tape {directory} is from the script {other.path or other.script}, "
+            f"and this job runs {identity.path or identity.script}",
             f"record rank {theirs.rank} with {job.target}",
         )
     return theirs.rank

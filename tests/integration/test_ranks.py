@@ -98,7 +98,7 @@ def test_stages_that_wait_for_each_other_run_again_until_all_are_answered(
         "profile", "--world-size=2", "--rank=0,1", "-o", "runs", "--json", job, "interleaved", cwd=tmp_path
     )
     assert finished.code == 0, finished.stderr
-    assert "fakedist: rank 0 again: the tape of rank 1 has what it waited for" in finished.stderr
+    assert "fakedist: rank 0 runs again: the tape of rank 1 has what it waited for" in finished.stderr
     ranks = json.loads(finished.stdout)["ranks"]
     assert [(one["rank"], one["exit"]["outcome"], len(one["steps"])) for one in ranks] == [
         (0, "stopped", 2),

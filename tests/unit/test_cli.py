@@ -163,7 +163,7 @@ def test_a_wrong_command_line_gets_one_clear_line_and_exit_code_2(
         (Ending(Outcome.EXIT, 4), 4, "fakedist: exit 4: the script's own exit code"),
         (Ending(Outcome.KILLED, 139, "by SIGSEGV"), 139, "fakedist: exit 139: the script was killed by SIGSEGV"),
         (Ending(Outcome.INTERRUPTED, 130, "Ctrl-C"), 130, "fakedist: exit 130: the script was interrupted (Ctrl-C)"),
-        (Ending(Outcome.TIMEOUT, 124), 124, "fakedist: exit 124: the time given with --timeout was over"),
+        (Ending(Outcome.TIMEOUT, 124), 124, "fakedist: exit 124: the time limit given with --timeout was reached"),
     ],
 )
 def test_the_last_line_says_whose_exit_code_it_is(

@@ -102,7 +102,9 @@ def test_the_end_of_the_given_time_names_the_line_that_the_script_had_come_to(
     monkeypatch.setattr(launching, "GRACE_S", 600.0)
     child(monkeypatch, f"signal.signal(signal.SIGTERM, {handler}); {begin}; time.sleep(600)")
     ending = launching.run_child(dataclasses.replace(JOB, timeout_s=1.0), run_directory, Streams())
-    assert ending == Ending(Outcome.TIMEOUT, 124, "the time given with --timeout was over, at train.py:3 (wait_for)")
+    assert ending == Ending(
+        Outcome.TIMEOUT, 124, "the time limit given with --timeout was reached, at train.py:3 (wait_for)"
+    )
 
 
 def test_an_error_of_ours_before_the_script_leaves_nothing_behind(

@@ -53,7 +53,7 @@ def test_an_interrupt_ends_all(asked: list[Job], tmp_path: Path) -> None:
 
 def test_nothing_runs_where_a_run_is_in_the_way(asked: list[Job], tmp_path: Path) -> None:
     (tmp_path / "rank5").mkdir()
-    with pytest.raises(RunDirectoryError, match="rank5 exists already"):
+    with pytest.raises(RunDirectoryError, match="rank5 already exists"):
         list(profile_ranks(JOB, (0, 5), tmp_path, False, Streams()))
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(RunDirectoryError, match="is the run of one rank"):
@@ -108,8 +108,8 @@ def test_a_rank_runs_again_when_the_tape_of_a_later_one_has_what_it_waited_for(
     outcomes, said = run_stages(stages, monkeypatch, tmp_path)
     assert outcomes == {0: "finished", 1: "finished"}
     assert stages.order == [0, 1, 0, 1, 0, 1]
-    assert said[1] == "rank 0 waits for rank 1; when that one's tape has it, it runs again"
-    assert said[4] == "rank 0 again: the tape of rank 1 has what it waited for"
+    assert said[1] == "rank 0 waits for rank 1, and runs again once that tape has what it needs"
+    assert said[4] == "rank 0 runs again: the tape of rank 1 has what it waited for"
 
 
 def test_ranks_that_wait_for_each_other_end_as_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_rank_with_peers_runs_those_that_it_waits_for_and_they_theirs(
     assert ending.code == 0
     assert pipeline.order == [3, 2, 1, 0, 1, 2, 3]
     assert said[0] == f"rank 3 waits for rank 2, which runs now, into {tmp_path}/runs/rank2"
-    assert said[-1] == "rank 3 again: the tape of rank 2 has what it waited for"
+    assert said[-1] == "rank 3 runs again: the tape of rank 2 has what it waited for"
 
 
 def test_a_rank_that_waits_for_no_other_runs_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_peers_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     ending, said = run_peers(pipeline, 15, monkeypatch, tmp_path)
     assert ending.code == 1
     assert pipeline.order == [15, 14, 13, 12]
-    assert said[-1] == "rank 12 waits for rank 11; 3 peers have run, and no more will"
+    assert said[-1] == "rank 12 waits for rank 11; 3 peers have run, which is the limit"
 
 
 def test_a_rank_that_failed_for_itself_has_no_peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -43,4 +43,4 @@ def test_its_page_has_the_memory_half_and_no_word_of_the_rest(snapshot: Path) ->
 def test_a_hostile_one_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x.pickle").write_bytes(b"cos\nsystem\n(S'touch made'\ntR.")
     assert main(["report", str(tmp_path / "x.pickle")]) == 1
-    assert "wants to run os.system" in capsys.readouterr().err
+    assert "tries to run os.system" in capsys.readouterr().err

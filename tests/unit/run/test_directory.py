@@ -45,7 +45,7 @@ def test_force_touches_nothing_that_fakedist_did_not_write(tmp_path: Path) -> No
 def test_a_directory_that_is_no_run_is_refused(tmp_path: Path, force: bool) -> None:
     (tmp_path / "precious").write_text("x")
     with (
-        pytest.raises(RunDirectoryError, match="not empty and no run directory"),
+        pytest.raises(RunDirectoryError, match="neither empty nor a run directory"),
         create_run_directory(tmp_path, force),
     ):
         pass

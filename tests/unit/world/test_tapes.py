@@ -355,7 +355,7 @@ def test_a_directory_of_runs_is_all_of_them_but_this_ranks_own(tmp_path: Path, s
 
 def test_a_tape_of_another_world_is_refused_with_both_named(tmp_path: Path, script: str) -> None:
     other = run(tmp_path / "run", Job(world_size=16, rank=3, target=script))
-    with pytest.raises(RunDirectoryError, match=r"run is of a world of 16, this job of 8 ranks"):
+    with pytest.raises(RunDirectoryError, match=r"run is from a world of 16 ranks, and this job has 8"):
         find_tapes(Job(world_size=8, rank=0, target=script, tapes=(other,)))
 
 
@@ -363,7 +363,7 @@ def test_a_tape_of_another_script_is_refused_with_both_named(tmp_path: Path, scr
     other = run(tmp_path / "run", Job(world_size=8, rank=3, target=script))
     evaluate = tmp_path / "evaluate.py"
     evaluate.write_text("print('evaluating')\n")
-    with pytest.raises(RunDirectoryError, match=r"of the script .*train\.py, this job's is .*evaluate\.py"):
+    with pytest.raises(RunDirectoryError, match=r"from the script .*train\.py, and this job runs .*evaluate\.py"):
         find_tapes(Job(world_size=8, rank=0, target=str(evaluate), tapes=(other,)))
     with pytest.raises(RunDirectoryError, match=r"of the script .*train\.py, this job's is train\.py"):
         find_tapes(Job(world_size=8, rank=0, target="train.py", is_module=True, tapes=(other,)))
@@ -381,7 +381,7 @@ def test_a_copy_of_the_script_and_an_edited_one_are_the_same_script(tmp_path: Pa
 def test_two_tapes_of_one_rank_are_refused(tmp_path: Path, script: str) -> None:
     job = Job(world_size=8, rank=3, target=script)
     both = (run(tmp_path / "a", job), run(tmp_path / "b", job))
-    with pytest.raises(RunDirectoryError, match="two tapes are of rank 3"):
+    with pytest.raises(RunDirectoryError, match="two tapes are from rank 3"):
         find_tapes(replace(job, rank=0, tapes=both))
 
 
