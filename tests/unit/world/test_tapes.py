@@ -365,7 +365,7 @@ def test_a_tape_of_another_script_is_refused_with_both_named(tmp_path: Path, scr
     evaluate.write_text("print('evaluating')\n")
     with pytest.raises(RunDirectoryError, match=r"from the script .*train\.py, and this job runs .*evaluate\.py"):
         find_tapes(Job(world_size=8, rank=0, target=str(evaluate), tapes=(other,)))
-    with pytest.raises(RunDirectoryError, match=r"of the script .*train\.py, this job's is train\.py"):
+    with pytest.raises(RunDirectoryError, match=r"from the script .*train\.py, and this job runs train\.py"):
         find_tapes(Job(world_size=8, rank=0, target="train.py", is_module=True, tapes=(other,)))
 
 
