@@ -26,7 +26,7 @@ Read = Callable[..., pd.DataFrame]
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ProcessGroup:
     """A process group that the rank is in; a row of the table ``groups``."""
 
     name: str
@@ -42,9 +42,9 @@ class Group:
         return self.description or self.name
 
 
-def read_groups(table: pd.DataFrame) -> list[Group]:
+def read_groups(table: pd.DataFrame) -> list[ProcessGroup]:
     """The rows of the table ``groups``."""
-    return rows_of(Group, table)
+    return rows_of(ProcessGroup, table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class GroupCalls:
         when: forward, backward, optimizer, "after backward" and so on, most calls first.
         num_layers: Repeated blocks of the model that make them.
         of_layers: Such blocks in total.
-        peers: Group ranks of sends and receives, sorted.
+        peers: ProcessGroup ranks of sends and receives, sorted.
         stream: ``own``: the group's; ``compute``: the forward's; ``host``; else the stream's number.
     """
 
@@ -101,7 +101,7 @@ class Topology:
     """
 
     step: int
-    groups: list[Group]
+    groups: list[ProcessGroup]
     calls: list[GroupCalls]
     overlaps: list[Overlap]
 
@@ -154,7 +154,7 @@ def _compute_stream(read: Read, step: int) -> int:
     return int(sums.index[int(sums.to_numpy().argmax())]) if len(sums) else 0
 
 
-def _lanes(calls: pd.DataFrame, groups: list[Group], compute: int) -> list[str]:
+def _lanes(calls: pd.DataFrame, groups: list[ProcessGroup], compute: int) -> list[str]:
     """The value of ``stream`` for each call."""
     numbers: dict[int, str] = {compute: COMPUTE}
     on_host = [set(group.backend.split(",")) <= {"gloo", "mpi", "cpu:gloo"} for group in groups]

@@ -37,7 +37,7 @@ def recorded_kernels(run_directory: Path, exported: Path, report: Path) -> Kerne
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportedReport:
     """The contents of a report that does not belong to a recorded run.
 
     Attributes:
@@ -51,7 +51,7 @@ class Imported:
     layers: list[LayerRow]
 
 
-def read_report(report: Path, exported: Path, choice: Choice) -> Imported:
+def read_report(report: Path, exported: Path, choice: Choice) -> ImportedReport:
     """Read a report.
 
     Args:
@@ -65,10 +65,10 @@ def read_report(report: Path, exported: Path, choice: Choice) -> Imported:
     layers = LayerNumbers()
     with no_collector(), open_database(exported, report) as database:
         kernels = kernel_record(read_trace(database, choice), layers, _tool(database, str(report.resolve())))
-    return Imported(report, kernels, layers.rows)
+    return ImportedReport(report, kernels, layers.rows)
 
 
-def write_run(found: Imported, run_directory: Path) -> None:
+def write_run(found: ImportedReport, run_directory: Path) -> None:
     """Write a report as a run, into a new run directory."""
     import_manifest(run_directory, found.report, "nsys")
     journal = JournalWriter(run_directory / JOURNAL_NAME)

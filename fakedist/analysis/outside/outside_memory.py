@@ -15,7 +15,7 @@ from fakedist.analysis.outside.connections import Shape
 from fakedist.analysis.outside.fabric import find_fabric
 from fakedist.analysis.outside.nccl_settings import MIB, read_settings
 from fakedist.analysis.outside.span import Span, exactly, total
-from fakedist.analysis.topology import Group, read_groups
+from fakedist.analysis.topology import ProcessGroup, read_groups
 from fakedist.run import summary
 from fakedist.run.summary import Outside
 
@@ -52,7 +52,7 @@ def estimate_outside(
     left_out = [] if gpu_name in CONTEXT_BYTES else [f"CUDA context: not known for {gpu_name or 'this GPU'}"]
     context, source = CONTEXT_BYTES.get(gpu_name, (0, ""))
     groups = {number: group for number, group in enumerate(read_groups(tables["groups"])) if "nccl" in group.backend}
-    found: list[tuple[Group, Shape, CommunicatorMemory]] = []
+    found: list[tuple[ProcessGroup, Shape, CommunicatorMemory]] = []
     if fabric is None and groups:
         left_out.append(f"NCCL: not known for {gpu_name or 'this GPU'}")
     elif fabric is not None:
@@ -85,7 +85,7 @@ def beside_reserved(reserved: int, outside: Outside, capacity: int) -> Outside:
     return replace(outside, beside_reserved="may not fit" if fits_least else "does not fit")
 
 
-def _shape(group: Group, per_node: int) -> tuple[Shape, list[bool]]:
+def _shape(group: ProcessGroup, per_node: int) -> tuple[Shape, list[bool]]:
     """Where the group's ranks are, and which of them are on this rank's node."""
     ranks = ranks_of(group.ranks)
     nodes = Counter(rank // per_node for rank in ranks)
@@ -117,7 +117,7 @@ def _usage(calls: pd.DataFrame | None, is_local: list[bool], is_bound: bool) -> 
     return Usage(operations, **counts, is_bound=is_bound)
 
 
-def _summarized(group: Group, shape: Shape, each: CommunicatorMemory) -> summary.Communicator:
+def _summarized(group: ProcessGroup, shape: Shape, each: CommunicatorMemory) -> summary.Communicator:
     return summary.Communicator(
         group=group.label,
         group_size=shape.size,

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Mapping
 import pandas as pd
 
 from fakedist.analysis.calls import ranks_of
-from fakedist.analysis.topology import Group, read_groups
+from fakedist.analysis.topology import ProcessGroup, read_groups
 from fakedist.report.page.memory_drawings import Colouring
 from fakedist.report.page.peak_blocks import PeakBlock, PeakLine
 from fakedist.report.page.time_section import step_figure
@@ -262,7 +262,7 @@ def _with_texts(rows: Iterable[CollectiveTotal | CallsText]) -> list[dict[str, o
     ]
 
 
-def _group(group: Group, per_node: int) -> dict[str, str]:
+def _group(group: ProcessGroup, per_node: int) -> dict[str, str]:
     nodes = {rank // per_node for rank in ranks_of(group.ranks)}
     where = "within one node" if len(nodes) == 1 else f"across {len(nodes):,} nodes"
     text = f"{group.size:,} ranks {where}; this one is {group.group_rank:,}"

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from fakedist.analysis.calls import ranks_of
-from fakedist.analysis.topology import COMPUTE, HOST, OWN, Group, GroupCalls, Overlap, find_topology
+from fakedist.analysis.topology import COMPUTE, HOST, OWN, GroupCalls, Overlap, ProcessGroup, find_topology
 from fakedist.report.text.facts import run_facts
 from fakedist.report.text.memory_sheets import Sheet
 from fakedist.report.text.sheet import SheetColumn, print_remark, print_table
@@ -123,12 +123,12 @@ class RunTopology:
     def _label(self, row: GroupCalls) -> str:
         return self._found.groups[row.group].label
 
-    def _num_nodes(self, group: Group) -> int:
+    def _num_nodes(self, group: ProcessGroup) -> int:
         job = self.run.manifest.job
         per_node = 1 if job is None else job.gpus_per_node
         return len({rank // per_node for rank in ranks_of(group.ranks)})
 
-    def _group_object(self, number: int, group: Group) -> dict[str, object]:
+    def _group_object(self, number: int, group: ProcessGroup) -> dict[str, object]:
         calls = [
             {name: value for name, value in to_plain(row).items() if name != "group"}
             | {"beside": self._beside(overlap)}
@@ -223,7 +223,7 @@ def short(operation: str) -> str:
     return operation
 
 
-def _brief_ranks(group: Group) -> str:
+def _brief_ranks(group: ProcessGroup) -> str:
     return ",".join(map(str, ranks_of(group.ranks))) if group.size <= _MOST_RANKS else group.ranks
 
 
