@@ -39,7 +39,7 @@ class Doubt:
                 doubt._parents = ()
 
 
-class _Record:
+class _DoubtedBytes:
     """One storage: its doubt, and one flag per byte. ``flags`` None: all doubtful. ``counted`` None: none counted."""
 
     __slots__ = ("counted", "doubt", "flags")
@@ -54,7 +54,7 @@ class Doubts:
     """Remembers doubts by storage."""
 
     def __init__(self) -> None:
-        self._records: Storages[_Record] = Storages()
+        self._records: Storages[_DoubtedBytes] = Storages()
 
     def __len__(self) -> int:
         return len(self._records)
@@ -72,11 +72,11 @@ class Doubts:
         """Give this doubt to a tensor's values, or to those where a mask is true."""
         num_bytes = storage_of(tensor)[1]
         if where is None and covers(tensor, num_bytes):
-            self._records.put(tensor, _Record(doubt, None))
+            self._records.put(tensor, _DoubtedBytes(doubt, None))
             return
         record = self._records.get(tensor)
         if record is None:
-            record = _Record(doubt, zeros(num_bytes, dtype=torch.uint8))
+            record = _DoubtedBytes(doubt, zeros(num_bytes, dtype=torch.uint8))
             self._records.put(tensor, record)
         elif record.doubt is not doubt:
             record.doubt = Doubt((record.doubt, doubt))
