@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fakedist.cli.failure import say_ending, say_first_failure
-from fakedist.cli.options import ScriptCommand, ignored, job_options, jobs_of
+from fakedist.cli.job_options import ScriptCommand, ignored, job_options, jobs_of
 from fakedist.cli.output import JSON, MARKDOWN, TEXT, Output, chosen_output, format_options
 from fakedist.cli.say import print_report, remark
 from fakedist.job import Job

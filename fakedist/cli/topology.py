@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from fakedist.cli.failure import say_ending, say_first_failure
-from fakedist.cli.options import ScriptCommand, job_options, jobs_of
+from fakedist.cli.job_options import ScriptCommand, job_options, jobs_of
 from fakedist.cli.output import JSON, TEXT, Output, chosen_output, format_options
 from fakedist.cli.profile import STDERR, run_one, say_ignored
 from fakedist.cli.say import remark

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from fakedist.errors import JobError
 from fakedist.job import kinds
 from fakedist.job.kinds import RefusedError
-from fakedist.job.options import Door, Group, Option, declared, named, options_of
+from fakedist.job.options import Door, Option, OptionGroup, declared, named, options_of
 
 Device = Literal["cuda", "virtual"]
 Launcher = Literal["torchrun", "slurm", "mpi", "accelerate", "deepspeed"]
@@ -25,7 +25,7 @@ MIN_GPU_MEMORY_BYTES = 64 << 20
 
 _WORLD_SIZE = Option(
     kind=kinds.whole_number(least=1),
-    group=Group.JOB,
+    group=OptionGroup.JOB,
     help="Ranks in the whole job.",
     default_text="$WORLD_SIZE on the command line",
     example=1024,
@@ -35,21 +35,21 @@ NNODES = named(
     Option(
         name="nnodes",
         kind=kinds.whole_number(least=1),
-        group=Group.JOB,
+        group=OptionGroup.JOB,
         help="Nodes of the job, instead of the world size. Needs the GPUs per node.",
         example=128,
     )
 )
 _GPUS_PER_NODE = Option(
     kind=kinds.whole_number(least=1, most=MAX_GPUS_PER_NODE),
-    group=Group.JOB,
+    group=OptionGroup.JOB,
     help="GPUs, and so ranks, on each node.",
     flags=("--gpus-per-node", "--nproc-per-node"),
     example=4,
 )
 _RANK = Option(
     kind=kinds.rank_list(),
-    group=Group.JOB,
+    group=OptionGroup.JOB,
     help="The rank to run, or several: 0,4,8 or 0-1023:64.",
     toml_key="ranks",
     default_text="$RANK on the command line, otherwise 0",
@@ -57,48 +57,48 @@ _RANK = Option(
 )
 _LAUNCHER = Option(
     kind=kinds.one_of(get_args(Launcher)),
-    group=Group.JOB,
+    group=OptionGroup.JOB,
     help="Set the environment variables that this launcher sets.",
     example="slurm",
 )
 _ENVIRONMENT = Option(
     name="env",
     kind=kinds.variables(),
-    group=Group.JOB,
+    group=OptionGroup.JOB,
     help="Set a variable for the script. It overrides all others. Repeatable.",
     example={"OMP_NUM_THREADS": "4"},
 )
 _NCCL_ENVIRONMENT = Option(
     name="nccl_env",
     kind=kinds.variables(),
-    group=Group.JOB,
+    group=OptionGroup.JOB,
     help="Set a variable of NCCL's as on the cluster. The estimate of NCCL's memory follows it. Repeatable.",
     example={"NCCL_MAX_NCHANNELS": "8"},
 )
 _TAPES = Option(
     name="tapes",
     kind=kinds.run_paths(),
-    group=Group.JOB,
+    group=OptionGroup.JOB,
     help="Receive what the ranks of these runs sent. Repeatable.",
     flags=("--tape",),
     example=["/runs/rank0", "/runs/rank 4"],
 )
 _WITH_PEERS = Option(
     kind=kinds.switch(),
-    group=Group.JOB,
+    group=OptionGroup.JOB,
     help="Also run the ranks whose objects this rank needs.",
     example=True,
 )
 _DEVICE = Option(
     kind=kinds.one_of(get_args(Device)),
-    group=Group.DEVICE,
+    group=OptionGroup.DEVICE,
     help="Run on the real GPU or on the virtual one.",
     default_text="virtual; on the command line cuda, if the machine has a GPU",
     example="cuda",
 )
 _GPU = Option(
     kind=kinds.plain_text(),
-    group=Group.DEVICE,
+    group=OptionGroup.DEVICE,
     help="Model of the virtual GPU.",
     metavar="MODEL",
     example="h200",
@@ -106,39 +106,39 @@ _GPU = Option(
 _GPU_MEMORY = Option(
     name="gpu_memory",
     kind=kinds.memory_size(MIN_GPU_MEMORY_BYTES),
-    group=Group.DEVICE,
+    group=OptionGroup.DEVICE,
     help="Memory of the virtual GPU: 80GiB, 80GB or unlimited.",
     default_text="the model's",
     example="100GiB",
 )
 _COLLECTIVES = Option(
     kind=kinds.one_of(get_args(Collectives)),
-    group=Group.DEVICE,
+    group=OptionGroup.DEVICE,
     help="Fill in what other ranks would have sent, or move nothing (noop).",
     example="noop",
 )
 _VALUES = Option(
     kind=kinds.one_of(get_args(Values)),
-    group=Group.DEVICE,
+    group=OptionGroup.DEVICE,
     help="On the virtual GPU, compute small tensors and generate what no kernel computed (small), fail instead of "
     "generating a value (strict), or compute nothing (off).",
     example="strict",
 )
 _SEED = Option(
     kind=kinds.whole_number(),
-    group=Group.DEVICE,
+    group=OptionGroup.DEVICE,
     help="Seed of every generated value.",
     example=7,
 )
 _STEPS = Option(
     kind=kinds.num_steps_or(("auto",)),
-    group=Group.RECORDING,
+    group=OptionGroup.RECORDING,
     help="Training steps to run. auto: until a step ends with as much memory as the one before, 2 to 6 steps.",
     example=3,
 )
 _UNTIL = Option(
     kind=kinds.num_steps_or(get_args(Until)),
-    group=Group.RECORDING,
+    group=OptionGroup.RECORDING,
     help="Instead of --steps: run to this step, to the first validation or checkpoint after training began, or to the "
     "script's end.",
     example="end",
@@ -146,26 +146,26 @@ _UNTIL = Option(
 _TIMEOUT = Option(
     name="timeout",
     kind=kinds.seconds(),
-    group=Group.RECORDING,
+    group=OptionGroup.RECORDING,
     help="End the script after this many seconds.",
     example=600,
 )
 _KERNELS = Option(
     kind=kinds.switch(),
-    group=Group.RECORDING,
+    group=OptionGroup.RECORDING,
     help="Time the kernels of one step: measured on a real GPU, estimated on the virtual one.",
     off_flag="--no-kernels",
     example=False,
 )
 _NSYS = Option(
     kind=kinds.switch(),
-    group=Group.RECORDING,
+    group=OptionGroup.RECORDING,
     help="Run the rank under Nsight Systems, which then times that step. The run keeps its report.",
     example=True,
 )
 _NSYS_ARGS = Option(
     kind=kinds.shell_words(),
-    group=Group.RECORDING,
+    group=OptionGroup.RECORDING,
     help="More arguments for nsys profile, in one text.",
     example="--trace=cuda,nvtx '--stats=a b'",
 )

@@ -16,7 +16,7 @@ from fakedist.errors import JobError
 from fakedist.job.kinds import RefusedError, ValueKind
 
 
-class Group(Enum):
+class OptionGroup(Enum):
     """What an option is about. Its value is the heading in ``--help``."""
 
     JOB = "Job"
@@ -52,7 +52,7 @@ class Option:
     """
 
     kind: ValueKind
-    group: Group
+    group: OptionGroup
     help: str
     example: object
     metavar: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from fakedist.job.definition import OPTIONS
-from fakedist.job.options import Door, Group, Option
+from fakedist.job.options import Door, Option, OptionGroup
 
 _INTRODUCTION = """# Options of a job
 
@@ -28,7 +28,7 @@ own processes need are ignored: `--standalone`, `--node-rank`, `--master-addr`, 
 def markdown() -> str:
     """The page."""
     lines = [_INTRODUCTION]
-    for group in Group:
+    for group in OptionGroup:
         lines += [f"## {group.value}\n", "| command line | `check` | Python | default | |", "|---|---|---|---|---|"]
         lines += [_row(option) for option in OPTIONS if option.group is group]
         lines.append("")

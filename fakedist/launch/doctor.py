@@ -19,7 +19,7 @@ State = Literal["ok", "missing", "optional"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class MachineCheck:
     """The result of one check.
 
     Attributes:
@@ -39,7 +39,7 @@ class Finding:
 class Diagnosis:
     """All findings on one machine, and the devices that work on it ("cuda", "virtual")."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[MachineCheck, ...]
     devices: tuple[str, ...]
 
     def to_dict(self) -> dict[str, object]:
@@ -59,47 +59,47 @@ def diagnose() -> Diagnosis:
     return Diagnosis(findings, tuple(devices))
 
 
-def check_python() -> Finding:
+def check_python() -> MachineCheck:
     """Check Python, which also runs the script."""
-    return Finding("Python", "ok", f"{platform.python_version()} at {sys.executable}")
+    return MachineCheck("Python", "ok", f"{platform.python_version()} at {sys.executable}")
 
 
-def check_torch() -> Finding:
+def check_torch() -> MachineCheck:
     """Check for a CUDA build of torch, which both devices need."""
     try:
         version, cuda = torch_build()
     except SetupError as error:
-        return Finding("torch", "missing", error.message, error.hint)
+        return MachineCheck("torch", "missing", error.message, error.hint)
     if not cuda:
-        return Finding("torch", "missing", f"{version} is a CPU build", "pip install torch==2.15.0")
-    return Finding("torch", "ok", f"{version}, a CUDA build")
+        return MachineCheck("torch", "missing", f"{version} is a CPU build", "pip install torch==2.15.0")
+    return MachineCheck("torch", "ok", f"{version}, a CUDA build")
 
 
-def check_cuda() -> Finding:
+def check_cuda() -> MachineCheck:
     """Check the CUDA version that torch was built for."""
     try:
         cuda = torch_build()[1]
     except SetupError:
         cuda = ""
     if not cuda:
-        return Finding("CUDA", "missing", "this torch was built without CUDA", "install a CUDA build of torch")
-    return Finding("CUDA", "ok", f"{cuda}, which torch was built for")
+        return MachineCheck("CUDA", "missing", "this torch was built without CUDA", "install a CUDA build of torch")
+    return MachineCheck("CUDA", "ok", f"{cuda}, which torch was built for")
 
 
-def check_gpu() -> Finding:
+def check_gpu() -> MachineCheck:
     """Check for a real GPU, for ``--device cuda``."""
     count = count_real_gpus()
     if not count:
-        return Finding("real GPU", "optional", "none found: runs use the virtual GPU", "")
-    return Finding("real GPU", "ok", f"{count} found; a run uses the first")
+        return MachineCheck("real GPU", "optional", "none found: runs use the virtual GPU", "")
+    return MachineCheck("real GPU", "ok", f"{count} found; a run uses the first")
 
 
-def check_compiler() -> Finding:
+def check_compiler() -> MachineCheck:
     """Check for a C compiler, which builds the virtual GPU's driver once."""
     return _found("C compiler", find_compiler)
 
 
-def check_driver() -> Finding:
+def check_driver() -> MachineCheck:
     """Check the virtual GPU's driver, and build it if it is not in the cache."""
 
     def build() -> str:
@@ -113,21 +113,21 @@ def check_driver() -> Finding:
     return _found("virtual GPU", build)
 
 
-def check_nsys() -> Finding:
+def check_nsys() -> MachineCheck:
     """Check for Nsight Systems, for ``--nsys`` and for existing reports."""
     try:
-        return Finding("nsys", "ok", f"{find_nsys()}: --nsys, fakedist nsys REPORT")
+        return MachineCheck("nsys", "ok", f"{find_nsys()}: --nsys, fakedist nsys REPORT")
     except SetupError as error:
-        return Finding("nsys", "optional", "not found: only --nsys needs it", error.hint)
+        return MachineCheck("nsys", "optional", "not found: only --nsys needs it", error.hint)
 
 
-def check_memory() -> Finding:
+def check_memory() -> MachineCheck:
     """Check host memory. A large model's run on the virtual GPU takes a few GB of it."""
-    return Finding("host memory", "ok", format_bytes(host_memory_bytes()))
+    return MachineCheck("host memory", "ok", format_bytes(host_memory_bytes()))
 
 
-def _found(name: str, find: Callable[[], str]) -> Finding:
+def _found(name: str, find: Callable[[], str]) -> MachineCheck:
     try:
-        return Finding(name, "ok", find())
+        return MachineCheck(name, "ok", find())
     except SetupError as error:
-        return Finding(name, "missing", error.message, error.hint)
+        return MachineCheck(name, "missing", error.message, error.hint)

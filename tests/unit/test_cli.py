@@ -300,7 +300,7 @@ def test_one_printer_for_all_errors(
 def test_doctor_says_whether_a_device_works(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], devices: tuple[str, ...], code: int
 ) -> None:
-    finding = doctor.Finding("C compiler", "missing", "no C compiler was found", "apt-get install gcc")
+    finding = doctor.MachineCheck("C compiler", "missing", "no C compiler was found", "apt-get install gcc")
     monkeypatch.setattr(doctor, "diagnose", lambda: doctor.Diagnosis((finding,), devices))
     assert cli.main(["doctor"]) == code
     out = capsys.readouterr().out

@@ -13,7 +13,7 @@ import fakedist
 from fakedist import api
 from fakedist.check import plugin
 from fakedist.check.config import read_config
-from fakedist.cli.options import jobs_of
+from fakedist.cli.job_options import jobs_of
 from fakedist.cli.profile import profile as profile_command_line
 from fakedist.job import Door, Job, JobOptions, profile_arguments
 from fakedist.job.definition import OPTIONS
