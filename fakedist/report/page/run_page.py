@@ -24,8 +24,8 @@ _TEMPLATES = Path(__file__).parent / "templates"
 _SCRIPTS = (
     "base",
     "timeline",
-    "plot",
-    "plot_input",
+    "memory_plot",
+    "memory_plot_pointer",
     "treemap",
     "tables",
     "groups",
