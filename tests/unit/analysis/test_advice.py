@@ -33,7 +33,7 @@ def trained(made: HandMade, layers: list[int], *, saved: int = 3) -> None:
             made.alloc((number * 10 + at) * 10 * MIB, 10 * MIB)
     made.op("backward", 1, 0)
     made.region(ops[0], ops[-1])
-    made.alloc(1_000 * MIB, 2 * MIB)  # before the last layer's first free, when all of it is there again
+    made.alloc(1_000 * MIB, 2 * MIB)  # before the last layer's first free, when all of it is held again
     for number in reversed(range(len(layers))):
         for at in reversed(range(saved)):
             made.free((number * 10 + at) * 10 * MIB, 10 * MIB)

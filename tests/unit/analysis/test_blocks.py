@@ -68,7 +68,7 @@ def test_a_mark_is_about_the_block_that_was_at_the_address_then(tmp_path: Path) 
     assert categories(build_blocks(made.read(tmp_path))) == ["gradient", "parameter", "temporary", "temporary"]
 
 
-def test_a_mark_where_no_block_was_is_nobodys(tmp_path: Path) -> None:
+def test_a_mark_without_a_block_has_no_owner(tmp_path: Path) -> None:
     made = HandMade()
     made.op()
     made.mark(0, "parameter")
@@ -267,7 +267,7 @@ def test_tied_weights_are_divided_in_proportion_and_add_up_to_the_block(tmp_path
         made.mark(0, "parameter", owner, bytes_)
     shares = build_blocks(made.read(tmp_path)).shares
     assert shares["bytes"].sum() == MIB + 512
-    assert set(shares["layer"]) == set(owners)  # nobody who does not own it gets the remainder
+    assert set(shares["layer"]) == set(owners)  # the remainder goes to owners alone
     assert len(shares) == len(owners)
     by_layer = shares.set_index("layer")["bytes"]
     assert abs(by_layer[owners[0]] - by_layer[owners[1]]) <= 2

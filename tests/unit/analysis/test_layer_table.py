@@ -138,7 +138,7 @@ def test_a_folded_row_is_the_sum_at_the_peak_and_the_largest_of_one(tmp_path: Pa
     assert (row["most_own_bytes"], row["most_total_bytes"]) == (7 * MIB, 7 * MIB)
 
 
-def test_what_is_outside_of_modules_is_in_the_first_row_and_nobodys_child(tmp_path: Path) -> None:
+def test_what_is_outside_of_modules_is_in_the_first_row_and_has_no_parent(tmp_path: Path) -> None:
     made = HandMade()
     made.layer("(Model)", "Model")
     made.op("optimizer")

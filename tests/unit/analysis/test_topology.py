@@ -101,7 +101,7 @@ def test_two_groups_on_one_stream_do_not_run_at_once() -> None:
     assert overlaps(recorded) == [["compute"], ["compute"]]
 
 
-def test_synchronous_calls_on_the_stream_of_the_forward_run_beside_nothing_of_it() -> None:
+def test_synchronous_calls_on_the_stream_of_the_forward_overlap_nothing_of_it() -> None:
     recorded = Recorded([("tp", 2), ("dp", 4)]).call("all_reduce", 0, 5).call("all_reduce", 1, 6, asynchronous=True)
     assert streams(recorded) == ["compute", "own"]
     assert overlaps(recorded) == [[1], ["compute", 0]]

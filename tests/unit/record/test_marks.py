@@ -27,7 +27,7 @@ def test_a_shard_that_begins_and_ends_inside_of_parameters_gets_its_parts_of_the
     assert known.parts(flat[30:70]) == [(1, 0, 10), (2, 10, 20), (3, 30, 10)]
 
 
-def test_memory_of_nobody_has_no_parts() -> None:
+def test_memory_without_an_owner_has_no_parts() -> None:
     flat, known = pieces(100, (0, 40, 1))
     assert known.parts(flat[40:]) == []
     assert known.parts(torch.zeros(4)) == []

@@ -11,7 +11,7 @@ from fakedist.errors import JobError
 from fakedist.report.writing import replace_text, see_that_it_can_be_written
 
 
-def test_nothing_is_left_beside_the_file(tmp_path: Path) -> None:
+def test_nothing_is_left_next_to_the_file(tmp_path: Path) -> None:
     replace_text(tmp_path / "page.html", "half a pair \udc80")
     assert (tmp_path / "page.html").read_text() == "half a pair ?"
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
@@ -58,7 +58,7 @@ def test_places_that_are_fine_are_not_complained_about(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_directory_that_nobody_may_write_to_is_said_before(tmp_path: Path) -> None:
+def test_a_directory_without_write_permission_is_reported_first(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(JobError, match="Permission denied"):
         see_that_it_can_be_written(tmp_path / "deep/er")

@@ -100,7 +100,7 @@ def test_a_renamed_layer_is_found_by_its_class_or_its_size(new_class: str) -> No
     assert renamed == [{"was": "layers.*.mlp", "name": "layers.*.feed_forward", "how": "renamed"}]
 
 
-def test_a_layer_that_is_nothing_alike_is_another_one() -> None:
+def test_a_layer_that_is_nothing_alike_is_not_matched() -> None:
     a: Layers = [("(Net)", "Net", 0), ("embed", "Embedding", 900)]
     b: Layers = [("(Net)", "Net", 0), ("router", "Router", 10)]
     found = matched(a, b)

@@ -106,7 +106,7 @@ def test_a_published_context_counts_with_its_source() -> None:
     assert found["context_source"] == "sgl-project/sglang#35538"
 
 
-def test_what_was_measured_stands_beside_the_estimate_and_is_not_in_it() -> None:
+def test_what_was_measured_stands_next_to_the_estimate_and_is_not_in_it() -> None:
     assert estimate(measured_bytes=GIB)["measured_bytes"] == GIB
     assert estimate(measured_bytes=GIB)["high_bytes"] == 0
 

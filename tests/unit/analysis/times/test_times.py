@@ -30,7 +30,7 @@ def summary(*kernels: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def a_step() -> list[dict[str, Any]]:
-    """Forward, recomputation and backward of three blocks, an all-gather beside them, an optimizer."""
+    """Forward, recomputation and backward of three blocks, an all-gather next to them, an optimizer."""
     rows = []
     for block in range(3):
         at = block * 100.0
@@ -133,7 +133,7 @@ def test_a_wait_for_the_host_belongs_to_the_layer_whose_kernel_came_late() -> No
     assert folded["layers.0-2"]["launch_gap_us"] == 25
 
 
-def test_without_launch_times_nobody_is_blamed() -> None:
+def test_without_launch_times_no_layer_is_blamed() -> None:
     found = summary(kernel(10, 5), kernel(30, 5), step_us=50)
     assert (found["launch_gap_us"], found["wait_us"]) == (0, 40)
 
@@ -195,6 +195,6 @@ def test_the_object_is_json_without_nan() -> None:
     json.dumps(summary(*a_step(), kernel(1100, NAN, "other")), allow_nan=False)
 
 
-def test_a_family_that_nobody_knows_is_an_error() -> None:
+def test_an_unknown_family_is_an_error() -> None:
     with pytest.raises(ValueError, match="not in tuple"):
         times(kernel(0, 1, "surprise"))

@@ -54,7 +54,7 @@ def assert_they_nest(slices: list[Event]) -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two blocks forward and back on one stream, a known and an unknown collective beside them."""
+    """Two blocks forward and back on one stream, a known and an unknown collective next to them."""
     made = HandMade()
     root = made.layer("(Net)", "Net")
     blocks = [made.layer(f"layers.{at}", "Block", root) for at in range(2)]

@@ -85,7 +85,7 @@ def test_a_timed_step_that_does_not_end_is_no_measurement() -> None:
 
 
 def test_a_tracer_that_cannot_begin_says_why() -> None:
-    step = timed(Written(refuses="CUPTI is taken\nby somebody"))
+    step = timed(Written(refuses="CUPTI is taken\nby a tool"))
     assert not step.step_ended(3, AFTER)
     assert note_of(step) == "no kernel times: CUPTI is taken"
 

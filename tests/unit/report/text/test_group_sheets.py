@@ -1,4 +1,4 @@
-"""Calls of a step with their bytes, where they run and beside what: in a comparison's text, on a run's page."""
+"""Calls of a step with their bytes, where they run and at once with what: in a comparison's text, on a run's page."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_comparison_shows_calls_bytes_streams_and_overlap_of_both_at_any_width
         ]
 
 
-def test_the_page_shows_where_the_calls_of_a_step_run_and_beside_what(tmp_path: Path) -> None:
+def test_the_page_shows_where_the_calls_of_a_step_run_and_at_once_with_what(tmp_path: Path) -> None:
     shown = read_page(page(open_run(run_of(tmp_path / "run", 1))))
     assert shown.tables["streams"] == [
         ["group", "operation", "calls", "bytes in", "bytes out", "stream", "at once with"],

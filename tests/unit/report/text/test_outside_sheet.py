@@ -55,7 +55,7 @@ def test_a_fit_has_both_headrooms() -> None:
     assert told(summary(70, 0, 0)) == "fits so far, headroom 10.00 GiB"
 
 
-def test_a_fit_that_hangs_on_the_estimate_is_no_fit_for_sure() -> None:
+def test_a_fit_that_depends_on_the_estimate_is_not_certain() -> None:
     found = summary(79, 0.5, 2)
     assert told(found) == "may not fit: 1.00 GiB is not reserved, but NCCL takes 512.00 MiB to 2.00 GiB, estimated"
     said = verdict(found, "")
