@@ -76,12 +76,12 @@ def test_a_rank_without_tapes_says_what_records_them(run_fakedist: RunFakedist, 
     )
     alone = run_fakedist("profile", "--world-size=8", "--rank=5", "needs.py", "--flag", "a b", cwd=tmp_path)
     assert alone.code == 1
-    (hint,) = [line for line in alone.stderr.splitlines() if "from its tape: " in line]
+    (hint,) = [line for line in alone.stderr.splitlines() if "use its tape: " in line]
     told = hint.partition("fakedist ")[2]
     (peers,) = [
         line.partition("fakedist ")[2] for line in alone.stderr.splitlines() if "that this rank waits for: " in line
     ]
-    assert peers == told.replace("--rank=0,5", "--rank=5").replace(" needs.py", " --with-peers needs.py")
+    assert peers == told.replace("--rank=0,5", "--rank=5 --with-peers")
     assert told.startswith("profile --world-size=8 --rank=0,5 ")
     assert told.endswith("needs.py --flag 'a b'")
     together = run_fakedist(*shlex.split(told), cwd=tmp_path)
