@@ -58,15 +58,15 @@ MAY_IMPORT = {
     "launch": ("rank", "run", "gpu", "world", "analysis", "results", "report"),
     "rank": ("importing", "run", "gpu", "world", "frameworks", "record"),
     "run": (),
-    "world": ("run", "patch", "frames", "importing"),
-    "frameworks": ("run", "world", "patch", "frames", "importing"),
+    "world": ("run", "patch", "frames"),
+    "frameworks": ("world", "patch", "importing"),
     "gpu": ("run", "patch", "frames", "importing"),
     "record": ("run", "frameworks", "patch", "frames"),
     "time": ("gpu",),
     "analysis": ("run",),
     "results": ("run", "analysis", "report"),  # report only when a chart is wanted: run.figures
     "report": ("run", "analysis", "results"),
-    "check": ("", "api", "run", "analysis", "results", "report", "launch"),
+    "check": ("api", "run", "analysis", "results", "report", "launch"),
 }
 
 
@@ -152,6 +152,26 @@ def test_rooms_import_only_the_rooms_they_may() -> None:
             continue
         strays.append(str(found))
     assert strays == []
+
+
+def test_every_room_is_drawn_and_no_right_to_import_is_left_over() -> None:
+    rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    alone = {path.stem for path in PACKAGE.glob("*.py")}
+    assert set(MAY_IMPORT) == rooms | alone
+    house = (ROOT / "CONTRIBUTING.md").read_text().partition("```\nfakedist/\n")[2].partition("```")[0]
+    drawn = {name for line in house.splitlines() for name in re.findall(r"^  ((?:\w+(?:/|\.py),? ?)+)", line)}
+    named_there = {each.strip(" ,") for names in drawn for each in names.split()}
+    assert {name.removesuffix("/") for name in named_there if name.endswith("/")} == rooms
+    assert {name.removesuffix(".py") for name in named_there if name.endswith(".py")} == alone - {
+        "__init__",
+        "__main__",
+    }
+    used = {room: {found.module.split(".")[1] for found in ALL_IMPORTS if _is_of(found, room)} for room in MAY_IMPORT}
+    assert {room: set(may) - used[room] for room, may in MAY_IMPORT.items() if set(may) - used[room]} == {}
+
+
+def _is_of(found: Import, room: str) -> bool:
+    return found.where.partition("/")[0] == room and found.module.startswith("fakedist.")
 
 
 def test_record_side_and_read_side_meet_only_in_run() -> None:
