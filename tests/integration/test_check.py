@@ -16,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.integration
+LONG = pytest.mark.long
 
 #: The other end of what torch is supported, made by `make oldest`.
 OTHER_PYTHON = Path(os.environ.get("FAKEDIST_OTHER_PYTHON", ROOT / ".venv-oldest/bin/python"))
@@ -160,7 +161,7 @@ def test_a_missing_baseline_says_how_to_make_one_before_anything_runs(tmp_path: 
     ("config", "broken", "told", "output"),
     [
         (CONFIG, 'raise ValueError("no such shard")', "the script failed: ValueError: no such shard", "Traceback"),
-        (FIRST, 'print("bye"); sys.exit(3)', "the script failed with exit code 3", "bye"),
+        pytest.param(FIRST, 'print("bye"); sys.exit(3)', "the script failed with exit code 3", "bye", marks=LONG),
         (FIRST, "os.kill(os.getpid(), signal.SIGKILL)", "the script was killed: by SIGKILL", ""),
         (FIRST, "os.kill(os.getppid(), signal.SIGKILL); signal.pause()", "the run was killed before it ended", ""),
     ],
@@ -213,7 +214,7 @@ def test_a_rank_that_leaves_during_init_takes_nothing_if_others_train(tmp_path: 
     ("condition", "told"),
     [
         ("dist.get_rank() == 9", "net rank 9: left the job during init, before a first step: exit 0 at train.py:"),
-        ("True", "net: no rank allocated anything on the GPU"),
+        pytest.param("True", "net: no rank allocated anything on the GPU", marks=LONG),
     ],
 )
 def test_a_rank_that_trained_and_leaves_now_is_not_taken_for_an_improvement(
@@ -265,7 +266,9 @@ def test_a_budget_that_is_exceeded_leaves_the_baselines_alone(tmp_path: Path, ba
     assert files(folder) == before
 
 
-@pytest.mark.parametrize(("number", "config"), [(signal.SIGINT, CONFIG), (signal.SIGTERM, FIRST)])
+@pytest.mark.parametrize(
+    ("number", "config"), [(signal.SIGINT, CONFIG), pytest.param(signal.SIGTERM, FIRST, marks=LONG)]
+)
 def test_what_is_cancelled_leaves_nothing_running_and_nothing_written(tmp_path: Path, number: int, config: str) -> None:
     folder = project(tmp_path / "p", config, broken='open("reached", "w").close(); signal.pause()')
     before = files(folder)

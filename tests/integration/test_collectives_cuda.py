@@ -122,7 +122,12 @@ for is_async in (False, True):
 """
 
 
-@pytest.mark.parametrize(("size", "rank"), [(1, 0), (2, 1), (8, 5), (1024, 517)])
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    ("size", "rank"), [pytest.param(1, 0, marks=LONG), (2, 1), pytest.param(8, 5, marks=LONG), (1024, 517)]
+)
 def test_every_row_of_the_table_holds_on_cuda(size: int, rank: int) -> None:
     rows = ROWS.replace("SIZE", str(size)).replace("RANK", str(rank))
     assert on_virtual_gpu(WORLD + rows) == {}

@@ -41,7 +41,8 @@ def _recorded(run_fakedist: RunFakedist, run: Path, mode: str) -> Any:
     return json.loads(line.removeprefix("STATS "))
 
 
-@pytest.mark.parametrize("mode", ["reduce-overhead", pytest.param("each-layer", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["reduce-overhead", "each-layer"])
 def test_a_compiled_model_is_recorded_as_it_runs_and_where(
     mode: str, tmp_path: Path, run_fakedist: RunFakedist
 ) -> None:

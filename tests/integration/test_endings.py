@@ -87,13 +87,13 @@ def until(process: subprocess.Popen[str], line: str) -> str:
     ("how", "code", "outcome", "last"),
     [
         ("stopped", 0, "stopped", ""),
-        ("finished", 0, "finished", ""),
+        pytest.param("finished", 0, "finished", "", marks=pytest.mark.long),
         ("exit3", 3, "exit", "fakedist: exit 3: the script's own exit code"),
-        ("exit_text", 1, "exit", "fakedist: exit 1: the script's own exit code"),
+        pytest.param("exit_text", 1, "exit", "fakedist: exit 1: the script's own exit code", marks=pytest.mark.long),
         ("exception", 1, "exception", "fakedist: exit 1: the script raised ValueError: a bad value"),
-        ("os_exit", 7, "exit", "fakedist: exit 7: the script's own exit code"),
+        pytest.param("os_exit", 7, "exit", "fakedist: exit 7: the script's own exit code", marks=pytest.mark.long),
         ("out_of_memory", 4, "out_of_memory", "fakedist: exit 4: the rank does not fit the GPU"),
-        ("caught_out_of_memory", 0, "finished", ""),
+        pytest.param("caught_out_of_memory", 0, "finished", "", marks=pytest.mark.long),
         ("segfault", 139, "killed", "fakedist: exit 139: the script was killed by SIGSEGV"),
     ],
 )
@@ -112,6 +112,7 @@ def test_a_run_ends_as_its_script_does(tmp_path: Path, how: str, code: int, outc
         assert peak > 3 * 64 * 64 * 4  # weights, gradients and AdamW's state of the tiny model
 
 
+@pytest.mark.long
 def test_an_error_is_shown_without_our_frames(tmp_path: Path) -> None:
     run = finish(start(tmp_path, "exception"), tmp_path)
     shown = run.err[run.err.index("Traceback") :]
@@ -136,7 +137,7 @@ def test_an_error_where_nothing_is_computed_says_that_it_may_come_of_that(tmp_pa
     ("how", "number", "code", "outcome", "message"),
     [
         ("interrupt", signal.SIGINT, 130, "interrupted", "Ctrl-C"),
-        ("terminate", signal.SIGTERM, 143, "interrupted", "SIGTERM"),
+        pytest.param("terminate", signal.SIGTERM, 143, "interrupted", "SIGTERM", marks=pytest.mark.long),
     ],
 )
 def test_a_signal_ends_the_script_and_not_the_report(
@@ -191,12 +192,14 @@ def test_worker_processes_of_the_script_work_and_leave_the_recording_alone(tmp_p
     assert (run.code, run.outcome) == (0, "finished"), run.err
 
 
+@pytest.mark.long
 def test_a_process_that_the_script_forked_ends_with_its_own_code(tmp_path: Path) -> None:
     run = finish(start(tmp_path, "fork"), tmp_path)
     assert "child 5" in run.out
     assert (run.code, run.outcome) == (0, "finished"), run.err
 
 
+@pytest.mark.long
 def test_with_json_the_object_stands_alone_on_stdout(tmp_path: Path) -> None:
     run = finish(start(tmp_path, "stopped", "--json"), tmp_path)
     assert json.loads(run.out) == run.report

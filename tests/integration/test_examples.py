@@ -97,12 +97,14 @@ def test_the_collectives_of_a_70b_llama_are_those_of_its_mesh(run_fakedist: RunF
     assert {group_size for _, group_size in sizes} == {8, 128, 1_024}
 
 
+@pytest.mark.long
 def test_the_largest_llama_runs_at_world_16384(run_fakedist: RunFakedist) -> None:
     options = ("--num-layers", "3", "--checkpoint", "selective", "--dp-replicate", "16", "--optimizer", "foreach")
     result = profile(run_fakedist, 16_384, 9_000, "llama_fsdp2.py", "--model", "405b", "--tp", "8", *options)
     assert {call["group_size"] for call in result["collectives"]} == {8, 16, 128, 16_384}
 
 
+@pytest.mark.long
 def test_gpt2_xl_holds_four_copies_of_its_weights(run_fakedist: RunFakedist) -> None:
     result = profile(run_fakedist, 1_024, 513, "ddp_gpt.py", "--batch-size", "1", "--accumulate", "2")
     weights_bytes = 1_557_611_200 * 4
