@@ -60,7 +60,12 @@ def test_nothing_is_said_of_layers_that_save_their_output_alone_or_do_not_repeat
 
 
 def replicated(
-    made: HandMade, *, group_size: int = 8, forward_too: bool = False, reduced_bytes: int = 40 * MIB
+    made: HandMade,
+    *,
+    group_size: int = 8,
+    forward_too: bool = False,
+    reduced_bytes: int = 40 * MIB,
+    state_bytes: int = 80 * MIB,
 ) -> None:
     """Parameters of 40 MiB, Adam's state of twice that, gradients that are all-reduced in backward."""
     (layer,) = blocks(made, 1)
@@ -70,8 +75,8 @@ def replicated(
     made.op("forward", 1, layer)
     made.op("backward", 1)
     made.op("optimizer", 1)
-    made.alloc(100 * MIB, 80 * MIB)
-    made.mark(100 * MIB, "optimizer_state", layer, 80 * MIB)
+    made.alloc(100 * MIB, state_bytes)
+    made.mark(100 * MIB, "optimizer_state", layer, state_bytes)
     made.step(1)
     made.record("groups", rows=[(0, "0", "default_pg", tuple(range(group_size)), 0, 0, "nccl")])
     # The call is of scope 2, the backward.
@@ -87,7 +92,11 @@ def test_optimizer_state_that_a_group_holds_alike_can_be_sharded(tmp_path: Path)
     assert advice(made, tmp_path)["shard-optimizer"]["gives_bytes"] == 70 * MIB  # seven eighths
 
 
-@pytest.mark.parametrize("how", [{"group_size": 1}, {"forward_too": True}, {"reduced_bytes": 35 * MIB}])
+@pytest.mark.parametrize(
+    "how",
+    [{"group_size": 1}, {"forward_too": True}, {"reduced_bytes": 35 * MIB}, {"state_bytes": 19 * MIB}],
+    ids=["one rank", "tensor parallel", "some gradients", "state is sharded already"],
+)
 def test_a_group_of_one_of_tensor_parallelism_or_of_some_gradients_shards_no_optimizer(
     tmp_path: Path, how: dict[str, Any]
 ) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from fakedist.record.marks import Marks, _OwnedMemory
-from fakedist.record.module_names import LayerTable
+from fakedist.record.marks import KEEP_LAYER, Marks, _OwnedMemory
+from fakedist.record.module_names import OUTSIDE, LayerTable
 from fakedist.record.position import Position
 from tests.unit.record.on_device import on_device
 
@@ -62,3 +62,32 @@ def test_parameters_have_no_hooks_of_ours_once_marks_are_closed() -> None:
     assert all(parameter._post_accumulate_grad_hooks for parameter in layer.parameters())
     marks.close()
     assert not any(parameter._post_accumulate_grad_hooks for parameter in layer.parameters())
+
+
+def test_a_parameter_belongs_to_the_module_that_had_it_first() -> None:
+    marks, first, tied = Marks(Position(), LayerTable()), torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    tied.weight = first.weight
+    for layer, module in ((3, first), (4, tied)):
+        marks.module(module, layer)
+    assert [marks.owner(each) for each in (first.weight, first.bias, tied.bias)] == [3, 3, 4]
+    assert [marks.owner(each) for each in (torch.ones(2), None)] == [KEEP_LAYER, KEEP_LAYER]
+
+
+def test_a_module_may_claim_a_parameter_that_none_had() -> None:
+    marks, parameter = Marks(Position(), LayerTable()), torch.nn.Parameter(torch.ones(2))
+    for layer, owner in ((OUTSIDE, OUTSIDE), (5, 5), (6, 5)):
+        marks.parameter(parameter, layer)
+        assert marks.owner(parameter) == owner
+
+
+def test_an_optimizers_state_belongs_to_the_layer_of_its_parameter() -> None:
+    marks, layer, state = Marks(Position(), LayerTable()), torch.nn.Linear(2, 2), on_device(4)
+    marks.module(layer, 3)
+    optimizer = torch.optim.SGD(layer.parameters(), momentum=0.9)
+    optimizer.state[layer.weight] = {"momentum_buffer": state}
+    marks.take()
+    for _ in range(2):  # known the second time
+        marks.optimizer(optimizer)
+    taken = marks.take()
+    assert memoryview(taken.layer).cast("i").tolist() == [3]
+    assert memoryview(taken.address).cast("Q").tolist() == [state.data_ptr()]

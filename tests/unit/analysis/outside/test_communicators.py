@@ -96,6 +96,18 @@ def test_without_gpudirect_a_ring_over_one_rank_a_node_takes_nothing_of_the_gpu(
     assert found.high == 8 * 2 * 10 * MIB
 
 
+@pytest.mark.parametrize(
+    ("shape", "low", "high"),
+    [
+        # 8 channels or 16, 12 MiB each; two for each of a node's ranks, rounded up, go over the network: 0 or 20 MiB.
+        (Shape(1024, 8, 128), (8 - 2) * 12, (16 - 4) * 12 + 4 * 20),
+        (Shape(12, 3, 4), (8 - 6) * 12, (16 - 12) * 12 + 12 * 20),
+    ],
+)
+def test_a_ring_over_nodes_leaves_a_rank_in_its_share_of_channels(shape: Shape, low: int, high: int) -> None:
+    assert parts(shape, "broadcast")["rings"] == Span(low * MIB, high * MIB)
+
+
 def test_small_arrays_grow_with_the_world() -> None:
     small, large = (parts(Shape(8 * nodes, 8, nodes), "broadcast")["channels"].high for nodes in (2, 8192))
     assert large - small > 16 * (65536 * (608 + 8 + 4) - 6 * MIB)
