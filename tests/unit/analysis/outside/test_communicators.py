@@ -157,6 +157,10 @@ def test_without_runtime_connect_everything_is_connected_at_once() -> None:
     assert {"rings", "trees", "NVLink SHARP", "network pool"} < set(parts(NODE, "broadcast", RUNTIME_CONNECT="0"))
 
 
+def test_over_nodes_everything_has_the_pools_of_the_nodes_other_ranks_too() -> None:
+    assert parts(Shape(64, 8, 8), "broadcast", RUNTIME_CONNECT="0")["network pool"].high == 8 * 32 * MIB
+
+
 def test_ampere_splits_the_buffers_of_a_connection_between_both_sides() -> None:
     usage = Usage(frozenset({"send"}), send_local=1, is_bound=True)
     found = communicator_memory(NODE, usage, AMPERE, DEFAULT)

@@ -42,3 +42,8 @@ def test_ranges_need_not_be_sorted() -> None:
     found = intervals(ranges)
     assert found.innermost(np.array([0, 0, 0]), np.array([12, 15, 50])).tolist() == [0, 2, 1]
     assert found.parents().tolist() == [2, -1, 1]
+
+
+def test_of_two_that_begin_together_the_shorter_one_is_inside_in_any_order() -> None:
+    for ranges, rows in (([(0, 5, 8), (0, 5, 20)], [0, 1]), ([(0, 5, 20), (0, 5, 8)], [1, 0])):
+        assert intervals(ranges).innermost(np.zeros(2, np.int64), np.array([6, 10])).tolist() == rows
