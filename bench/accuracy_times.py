@@ -27,9 +27,9 @@ import pandas as pd
 from fakedist.time.attention import AttentionShapes, AttentionTimes
 from fakedist.time.experts import GroupedTimes
 from fakedist.time.gpus import MEASURED_GPUS, measured_spec, product_roof
+from fakedist.time.measurements import DATA, ProductTable, load_measured
 from fakedist.time.moving import Moved, MovingTimes, measured_moves
 from fakedist.time.products import LEAST_LARGE, ProductTimes
-from fakedist.time.tables import DATA, ProductTable, load_measured
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "accuracy.md"

@@ -91,7 +91,7 @@ def backward_hook(backward: Callable[[object, bool], AbstractContextManager[None
     """
     engine: Any = type(present(Variable, _ENGINE))  # a class that only this torch knows
 
-    class Watched(engine):  # type: ignore[misc]
+    class WatchedEngine(engine):  # type: ignore[misc]
         """The engine. ``torch.compile`` looks for an instance of its class."""
 
         def run_backward(
@@ -106,7 +106,7 @@ def backward_hook(backward: Callable[[object, bool], AbstractContextManager[None
             with backward(tensors, create_graph):
                 return super().run_backward(tensors, grad_tensors, keep_graph, create_graph, *args, **kwargs)
 
-    with patched(Variable, _ENGINE, Watched()):
+    with patched(Variable, _ENGINE, WatchedEngine()):
         yield
 
 

@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from fakedist.time.measurements import Floats, Integers
 from fakedist.time.products import fill_gaps, interpolate
-from fakedist.time.tables import Floats, Integers
 
 AttentionKernel = Literal["cudnn", "flash2", "inference"]
 

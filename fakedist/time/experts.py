@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from fakedist.time.measurements import Floats, Integers
 from fakedist.time.products import ProductRoof
-from fakedist.time.tables import Floats, Integers
 
 _NEIGHBOURS = 4
 _START_US = 4.0

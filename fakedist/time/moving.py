@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from fakedist.time.tables import Floats, Measured, load_measured
+from fakedist.time.measurements import Floats, Measured, load_measured
 
 #: Where a kind was measured, most trusted first.
 _MEASURED_ON = ("h200-sxm", "gb200", "h100-sxm")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fakedist.time.tables import DATA, load_measured
+from fakedist.time.measurements import DATA, load_measured
 
 ROOT = Path(__file__).parent.parent.parent.parent
 FOUND = json.loads((DATA / "accuracy.json").read_text())

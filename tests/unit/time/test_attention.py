@@ -7,7 +7,7 @@ import pytest
 
 from fakedist.gpu.spec import GPUS
 from fakedist.time.attention import AttentionShapes, AttentionTimes
-from fakedist.time.tables import load_measured
+from fakedist.time.measurements import load_measured
 
 PEAK, BANDWIDTH = GPUS["h200"].peak_flops["bf16"], GPUS["h200"].memory_bandwidth
 

@@ -8,7 +8,7 @@ import pytest
 from fakedist.gpu.spec import GPUS
 from fakedist.time.experts import GroupedTimes
 from fakedist.time.gpus import product_roof
-from fakedist.time.tables import load_measured
+from fakedist.time.measurements import load_measured
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import pytest
 
 from fakedist.gpu.spec import GPUS
 from fakedist.time.gpus import product_roof
+from fakedist.time.measurements import ProductTable, load_measured
 from fakedist.time.products import ProductRoof, ProductTimes, fill_gaps, interpolate
-from fakedist.time.tables import ProductTable, load_measured
 
 H100 = product_roof(GPUS["h100-80g"], "bf16")
 

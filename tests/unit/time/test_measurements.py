@@ -10,7 +10,7 @@ import pytest
 
 from fakedist.errors import SetupError
 from fakedist.time.gpus import MEASURED_GPUS
-from fakedist.time.tables import DATA, load_measured, measured_names
+from fakedist.time.measurements import DATA, load_measured, measured_names
 
 
 def test_every_table_belongs_to_a_gpu_model_and_names_its_sources() -> None:
