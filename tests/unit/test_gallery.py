@@ -56,6 +56,12 @@ def test_a_job_whose_packages_are_missing_keeps_its_page_and_is_named(
     assert (tmp_path / "a.html").read_text() == "old"
 
 
+def test_a_page_does_not_tell_where_it_was_made(make: Any) -> None:
+    page = '<dt>command</dt><dd>x</dd>\n<dt>in</dt><dd class="code">/tmp/here</dd>\n<p>in /tmp/here/run</p>'
+    assert make.without_directory(page, Path("/tmp/here")) == "<dt>command</dt><dd>x</dd>\n<p>in run</p>"
+    assert [path.name for path in PAGES if "/tmp/" in path.read_text()] == []
+
+
 def test_there_is_a_gallery() -> None:
     assert len(PAGES) >= 3
 
