@@ -47,8 +47,12 @@ class RunFakedist(Protocol):
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's environment without a rank's, and with the package that is being tested in front."""
-    environment = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
+    """This process's environment without a rank's, and with the package that is being tested in front.
+
+    pytest-xdist tells its workers how wide the terminal is; what a test reads through a pipe is as wide as any pipe.
+    """
+    left_out = {*RANK_VARIABLES, "COLUMNS"}
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
     environment["PYTHONPATH"] = str(ROOT)
     return environment
 

@@ -45,7 +45,9 @@ def test_groups_calls_and_the_environment_of_a_run_make_the_estimate(run_fakedis
     assert result["capacity_bytes"] - result["peak_reserved_bytes"] > outside["high_bytes"] > 0
 
 
-def test_a_variable_that_does_not_count_is_a_wrong_argument(run_fakedist: RunFakedist) -> None:
-    finished = run_fakedist("profile", "--world-size", "2", "--rank", "0", "--nccl-env", "NCCL_DEBUG=INFO", "x.py")
+def test_a_variable_that_does_not_count_is_a_wrong_argument(run_fakedist: RunFakedist, tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(SCRIPT)
+    finished = run_fakedist("profile", "--world-size", "2", "--rank", "0", "--nccl-env", "NCCL_DEBUG=INFO", script)
     assert finished.code == 2
     assert "--env NCCL_DEBUG=INFO sets it for the script alone" in finished.stderr
