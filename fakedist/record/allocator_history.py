@@ -118,8 +118,8 @@ class AllocatorHistory:
                 stack.append(-1)
             gemm = self._gemms.get(number)
             # A block of an operand's size would be a contiguous copy of that operand.
-            beside = gemm is not None and at != gemm[0] and entry["size"] not in gemm[1:]
-            if name == "alloc" and (beside or stack[-1] in self._workspace_stacks):
+            is_product_workspace = gemm is not None and at != gemm[0] and entry["size"] not in gemm[1:]
+            if name == "alloc" and (is_product_workspace or stack[-1] in self._workspace_stacks):
                 self.on_workspace(at, self._highest, entry["size"])
         return EventsRecord(
             device,
