@@ -128,6 +128,7 @@ def test_a_reader_without_torch_shows_the_same_figures(
     assert again == run["summary"]
 
 
+@pytest.mark.long
 def test_a_parameter_that_no_module_has_is_one_and_a_copy_for_the_optimizer_is_its_state(
     tmp_path: Path, run_fakedist: Callable[..., Any]
 ) -> None:

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pytest
 
 JOB = Path(__file__).parent / "jobs" / "copies.py"
 MODEL_BYTES = 2 * (2 * 512 * 1024 + 1024 + 512) * 4
 
 
+@pytest.mark.long
 def test_copies_that_never_run_are_found_and_named(tmp_path: Path, run_fakedist: Callable[..., Any]) -> None:
     options = ("--world-size", "8", "--rank", "0", "--device", "virtual", "--json", "-o", tmp_path / "run")
     summary = run_fakedist("profile", *options, JOB).json()

@@ -67,6 +67,7 @@ def called(
     return Called(request.param, said["EXTENSION"], finished.stderr, refused, done.stderr, said["TAKEN"], categories)
 
 
+@pytest.mark.long
 def test_an_extension_is_answered_or_refused_by_name(called: Called) -> None:
     if called.runtime == "shared":
         assert called.answers == ["cudaSuccess", "cudaSuccess", str(64 << 20)]
@@ -79,10 +80,12 @@ def test_an_extension_is_answered_or_refused_by_name(called: Called) -> None:
         assert f"fakedist: {name} is not answered by the virtual GPU" in called.stderr
 
 
+@pytest.mark.long
 def test_what_a_librarys_own_products_work_in_is_workspace(called: Called) -> None:
     assert called.categories["workspace"] == 48 << 20
 
 
+@pytest.mark.long
 def test_a_kernel_takes_the_registers_and_the_shared_memory_that_the_compiler_gave_it(called: Called) -> None:
     if called.runtime == "static":
         pytest.skip("a static runtime is refused")

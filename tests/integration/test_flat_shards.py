@@ -35,6 +35,7 @@ def blocks(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory) 
     return found
 
 
+@pytest.mark.long
 def test_a_shard_that_stays_is_a_parameter_of_the_layers_whose_part_it_is(blocks: pd.DataFrame) -> None:
     shard = blocks[(blocks["requested_bytes"] == PART * 2) & (blocks["phase"] == "init")].iloc[0]
     assert shard["category"] == "parameter"
@@ -44,6 +45,7 @@ def test_a_shard_that_stays_is_a_parameter_of_the_layers_whose_part_it_is(blocks
     assert sum(shard["shares"].values()) == shard["bytes"]
 
 
+@pytest.mark.long
 def test_a_gathered_buffer_is_shared_by_weights_and_biases(blocks: pd.DataFrame) -> None:
     whole = blocks[blocks["requested_bytes"] == (FIRST + SECOND) * 2]
     assert len(whole) == 3  # the gather of a third step is made before its forward
@@ -52,6 +54,7 @@ def test_a_gathered_buffer_is_shared_by_weights_and_biases(blocks: pd.DataFrame)
         assert (block["shares"]["first"], block["shares"]["second"]) == (FIRST * 2, SECOND * 2)
 
 
+@pytest.mark.long
 def test_a_copy_made_for_one_gather_is_for_communication(blocks: pd.DataFrame) -> None:
     copies = blocks[(blocks["requested_bytes"] == 257 * 256 // 4 * 2) & (blocks["step"] > 0)]
     assert copies["category"].tolist() == ["communication"] * 2

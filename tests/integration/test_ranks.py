@@ -90,6 +90,7 @@ def test_a_rank_without_tapes_says_what_records_them(run_fakedist: RunFakedist, 
     assert together.stdout.count("fakedist-needs-ranks0-5of8/rank") == 2
 
 
+@pytest.mark.long
 def test_stages_that_wait_for_each_other_run_again_until_all_are_answered(
     run_fakedist: RunFakedist, tmp_path: Path
 ) -> None:
@@ -144,6 +145,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_a_guess_before_a_failure_is_named_and_its_rank_runs_with_peers(
     run_fakedist: RunFakedist, checkpoint: Path
 ) -> None:

@@ -65,6 +65,7 @@ def topologies(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFacto
     return folder, {each["rank"]: each for each in json.loads(finished.stdout)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rank", "line"),
     [
@@ -77,6 +78,7 @@ def test_the_groups_of_a_rank_are_told_in_a_line(topologies: tuple[Path, dict[in
     assert topologies[1][rank]["line"] == line
 
 
+@pytest.mark.long
 def test_calls_and_bytes_of_a_step_are_those_of_the_mathematics(topologies: tuple[Path, dict[int, Any]]) -> None:
     """Stage 0 of two has layers 0 and 1 of three; a replica has 4 of 8 sequences, in 4 micro-batches."""
     groups = {group["name"]: group for group in topologies[1][5]["groups"]}
@@ -94,6 +96,7 @@ def test_calls_and_bytes_of_a_step_are_those_of_the_mathematics(topologies: tupl
     assert groups["default_pg"]["calls"] == []
 
 
+@pytest.mark.long
 def test_existing_runs_are_shown_again_on_80_columns(
     topologies: tuple[Path, dict[int, Any]], run_fakedist: RunFakedist
 ) -> None:
@@ -106,6 +109,7 @@ def test_existing_runs_are_shown_again_on_80_columns(
     assert again == topologies[1][5]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
