@@ -2,8 +2,8 @@
 
 The achieved fraction of the peak bandwidth is interpolated over the bytes (logarithmic). Norms were measured on H200
 and GB200 (PyTorch eager and compiled), elementwise kernels and LayerNorm on an H100. A GPU without measurements of a
-kind takes those of the GPU nearest to it. Below and above the measured sizes the time grows with the bytes from a fixed
-start.
+kind takes those of another GPU. A smaller kernel than any measured takes a fixed start and its bytes at the best rate;
+a larger one keeps the fraction of the largest measured.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LIGER_BYTES = {
 
 @dataclass(frozen=True)
 class Moved:
-    """Measured kernels that are limited by memory: columns kind, bytes, time_us, row; and the peak bandwidth."""
+    """Measured kernels that are limited by memory: columns kind, bytes, time_us; and the GPU's peak bandwidth."""
 
     rows: pd.DataFrame
     bandwidth: float
@@ -47,7 +47,7 @@ class MovingTimes:
     """Estimates kernels that are limited by memory.
 
     Args:
-        tables: Measured kernels, those of the nearest GPU first. A kind is taken from the first table that has it.
+        tables: Measured kernels, those of the GPU itself first. A kind is taken from the first table that has it.
     """
 
     def __init__(self, tables: list[Moved]) -> None:
@@ -91,7 +91,7 @@ def measured_moves(measured: Measured, bandwidth: float) -> Moved:
 
 
 def nearest_moves(name: str, bandwidths: dict[str, float]) -> list[Moved]:
-    """The measured memory-bound kernels, those of the GPU model itself first.
+    """The memory-bound kernels of every GPU model that has them, those of the model itself first.
 
     Args:
         name: The measurements' name, such as "h100-sxm".

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from html import escape
 
 import plotly.graph_objects as go
@@ -55,6 +56,18 @@ def label(text: object) -> str:
 def spoken(name: str) -> str:
     """A category's name as people write it."""
     return name.replace("_", " ")
+
+
+def layer_labels(names: Iterable[object]) -> list[str]:
+    """Labels of layers. The row without a name is what is outside of any module."""
+    return [label(name) if name else "outside of modules" for name in names]
+
+
+def stacked_rows(figure: go.Figure, num_rows: int) -> int:
+    """Stack a figure's horizontal bars with the first row on top; return the height that the rows take, in pixels."""
+    figure.update_layout(barmode="stack")
+    figure.update_yaxes(autorange="reversed")
+    return 140 + 22 * max(num_rows, 1)
 
 
 def framed(figure: go.Figure, title: str, *, x: str = "", y: str = "", height: int = 420) -> go.Figure:

@@ -15,8 +15,10 @@ from fakedist.report.figures.look import (
     LINE_COLOUR,
     framed,
     label,
+    layer_labels,
     shown,
     spoken,
+    stacked_rows,
 )
 from fakedist.results.run import Run
 from fakedist.run.schema import CATEGORIES
@@ -176,7 +178,7 @@ def layer_bars(run: Run, *, most: int = MOST_ROWS) -> go.Figure:
     """
     table = run.layers()
     table = table[table["peak_own_bytes"] > 0].sort_values("peak_total_bytes", ascending=False).head(most)
-    names = [label(name) if name else "outside of modules" for name in table["name"]]
+    names = layer_labels(table["name"])
     figure = go.Figure()
     for category in CATEGORIES:
         held = table[f"peak_{category}_bytes"]
@@ -190,9 +192,7 @@ def layer_bars(run: Run, *, most: int = MOST_ROWS) -> go.Figure:
                 customdata=[shown(name) for name in table["name"]],
                 hovertemplate="%{customdata}: %{x:.3f} GiB",
             )
-    figure.update_layout(barmode="stack")
-    figure.update_yaxes(autorange="reversed")
-    height = 140 + 22 * max(len(table), 1)
+    height = stacked_rows(figure, len(table))
     return framed(figure, "Memory at the peak by layer, with children", x="GiB", height=height)
 
 

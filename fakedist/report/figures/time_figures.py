@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 import plotly.graph_objects as go
 
-from fakedist.report.figures.look import FAMILY_COLOURS, KIND_COLOURS, framed, label, shown, spoken
+from fakedist.report.figures.look import (
+    FAMILY_COLOURS,
+    KIND_COLOURS,
+    framed,
+    label,
+    layer_labels,
+    shown,
+    spoken,
+    stacked_rows,
+)
 from fakedist.results.run import Run
 from fakedist.results.run_time import RunTime
 from fakedist.run.schema import KINDS
@@ -29,7 +38,7 @@ def time_by_layer(run: Run, *, most: int = MOST_ROWS) -> go.Figure:
     time = _time(run)
     table = time.layers()
     table = table[table["own_us"] > 0].sort_values("total_us", ascending=False).head(most)
-    names = [label(name) if name else "outside of modules" for name in table["name"]]
+    names = layer_labels(table["name"])
     figure = go.Figure()
     for kind in KINDS:
         if table[f"{kind}_us"].any():
@@ -42,9 +51,7 @@ def time_by_layer(run: Run, *, most: int = MOST_ROWS) -> go.Figure:
                 customdata=[shown(name) for name in table["name"]],
                 hovertemplate="%{customdata}: %{x:.3f} ms",
             )
-    figure.update_layout(barmode="stack")
-    figure.update_yaxes(autorange="reversed")
-    height = 140 + 22 * max(len(table), 1)
+    height = stacked_rows(figure, len(table))
     return framed(figure, f"Kernel time by layer, with children ({time.source})", x="ms", height=height)
 
 
