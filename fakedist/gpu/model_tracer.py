@@ -15,9 +15,9 @@ from fakedist.gpu.launch_demand import LaunchDemands, Tagged
 from fakedist.gpu.launch_log import Launch, LaunchLog
 from fakedist.gpu.pricing import Roofline
 from fakedist.gpu.schedule import Schedule
-from fakedist.gpu.spec import GpuSpec
 from fakedist.gpu.triton_templates import Known, Template, template_of
 from fakedist.gpu.values.arguments import Arguments, Keywords
+from fakedist.gpu_models.spec import GpuSpec
 from fakedist.patch import patched, present
 from fakedist.run import time_notes
 from fakedist.run.kernel_rows import KernelRows

@@ -1,8 +1,8 @@
 """Prices a launch: estimates how long a kernel takes, by a roofline lowered to what kernels of its family achieve.
 
 A kernel takes as long as its arithmetic or its memory traffic, whichever is longer, plus a fixed time. The peaks come
-from the GPU model (:mod:`fakedist.gpu.spec`). The achieved fraction of a peak depends on the family and the size. It is
-data: ``efficiency.json`` gives the source of each curve, and ``make calibrate`` measures the curves on a real GPU.
+from the GPU model (:mod:`fakedist.gpu_models`). The achieved fraction of a peak depends on the family and the size. It
+is data: ``efficiency.json`` gives the source of each curve, and ``make calibrate`` measures the curves on a real GPU.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple, NotRequired, TypedDict, cast
 from fakedist.errors import SetupError
 from fakedist.gpu.demand import NAN
 from fakedist.gpu.launch_demand import LaunchDemand
-from fakedist.gpu.spec import GpuSpec
+from fakedist.gpu_models.spec import GpuSpec
 
 DATA = Path(__file__).parent / "efficiency.json"
 FORMAT = 1

@@ -16,7 +16,7 @@ from fakedist.run import notes
 from fakedist.run.notes import Note
 
 if TYPE_CHECKING:
-    from fakedist.gpu.spec import GpuSpec
+    from fakedist.gpu_models.spec import GpuSpec
 
 MAX_DEVICES = 128  # MAX_DEVICES in driver/virtual_gpu.h
 

@@ -99,7 +99,7 @@ _DEVICE = Option(
 _GPU = Option(
     kind=kinds.plain_text(),
     group=OptionGroup.DEVICE,
-    help="Model of the virtual GPU.",
+    help="Model of the virtual GPU, or a GPU file: my_gpu.toml.",
     metavar="MODEL",
     example="h200",
 )
@@ -110,6 +110,14 @@ _GPU_MEMORY = Option(
     help="Memory of the virtual GPU: 80GiB, 80GB or unlimited.",
     default_text="the model's",
     example="100GiB",
+)
+_GPU_POWER = Option(
+    name="gpu_power",
+    kind=kinds.watts(),
+    group=OptionGroup.DEVICE,
+    help="Power limit of the GPU in watts. Estimated times follow it.",
+    default_text="the model's",
+    example=500,
 )
 _COLLECTIVES = Option(
     kind=kinds.one_of(get_args(Collectives)),
@@ -185,8 +193,9 @@ class Job:
         environment: Variables set last; they override all others.
         nccl_environment: NCCL's variables as on the cluster, for the script and for the estimate of NCCL's memory.
         tapes: Run directories of other ranks, or directories of these, whose tapes supply what those ranks send.
-        gpu: Model of the virtual GPU, a key of ``gpu.spec.GPUS``.
+        gpu: Model of the virtual GPU: a name that ``gpu_models`` knows, or the absolute path of a GPU file.
         gpu_memory_bytes: Memory of the virtual GPU; None for the model's own, UNLIMITED_BYTES for no limit.
+        gpu_power_watts: Power limit of the GPU, for estimated times; None for the model's own.
         until: What stops the run instead: a number of steps, the first "validation" or "save" after training began, or
             the script's own "end"; None to stop after ``steps``.
         timeout_s: Seconds after which the script is stopped; None for no limit.
@@ -210,6 +219,7 @@ class Job:
     device: Device = field(default="virtual", metadata=declared(_DEVICE))
     gpu: str = field(default="h100-80g", metadata=declared(_GPU))
     gpu_memory_bytes: int | None = field(default=None, metadata=declared(_GPU_MEMORY))
+    gpu_power_watts: float | None = field(default=None, metadata=declared(_GPU_POWER))
     collectives: Collectives = field(default="values", metadata=declared(_COLLECTIVES))
     values: Values = field(default="small", metadata=declared(_VALUES))
     seed: int = field(default=0, metadata=declared(_SEED))

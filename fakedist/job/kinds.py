@@ -127,6 +127,29 @@ def seconds() -> ValueKind:
     return ValueKind(words="seconds", metavar="SECONDS", read=read, of_texts=of_texts, texts=texts)
 
 
+def watts() -> ValueKind:
+    """A power limit in watts."""
+    least, most = 10, 10_000
+
+    def of_texts(texts: Sequence[str]) -> object:
+        try:
+            return float(texts[-1].strip().removesuffix("W"))
+        except ValueError:
+            return texts[-1]
+
+    def read(value: object) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise RefusedError(f"is a number of watts, not {value!r}")
+        if not least <= value <= most:  # nan too
+            raise RefusedError(f"must be {least} to {most:,} watts, not {value:g}")
+        return float(value)
+
+    def texts(value: object) -> list[str]:
+        return [f"{value:g}"]
+
+    return ValueKind(words="watts", metavar="WATTS", read=read, of_texts=of_texts, texts=texts)
+
+
 def one_of(choices: tuple[str, ...]) -> ValueKind:
     """One of a few words."""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 from fakedist.errors import JobError, did_you_mean
+from fakedist.gpu_models.spec import GPU_FILE_ENDING
 from fakedist.job.definition import (
     NNODES,
     OPTIONS,
@@ -38,6 +39,7 @@ class JobOptions(TypedDict, total=False):
     device: Device
     gpu: str
     gpu_memory: str
+    gpu_power: float
     collectives: Collectives
     values: Values
     seed: int
@@ -92,6 +94,8 @@ def make_jobs(program: Program, given: Mapping[str, object], door: Door, directo
     if first.tapes:
         tapes = tuple(os.path.abspath(os.path.join(directory, tape)) for tape in first.tapes)
         first = dataclasses.replace(first, tapes=tapes)
+    if first.gpu.lower().endswith(GPU_FILE_ENDING):  # the rank starts elsewhere, and may change its directory
+        first = dataclasses.replace(first, gpu=os.path.abspath(os.path.join(directory, first.gpu)))
     return (first, *(dataclasses.replace(first, rank=rank) for rank in ranks[1:]))
 
 

@@ -19,7 +19,7 @@ from typing import TextIO
 from fakedist.errors import ExitCode, RecordingError, SetupError
 from fakedist.gpu.driver.build import ensure_driver, torch_build
 from fakedist.gpu.smi.offer import ensure_smi, smi_environment
-from fakedist.gpu.spec import find_gpu
+from fakedist.gpu_models.known import find_gpu
 from fakedist.job import Job
 from fakedist.launch import under_nsys
 from fakedist.launch.checked_script import check_script

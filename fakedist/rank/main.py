@@ -22,8 +22,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
 from fakedist.errors import ExitCode, FakedistError
-from fakedist.gpu.spec import find_gpu
 from fakedist.gpu.virtual import VirtualGpu, virtual_gpu
+from fakedist.gpu_models.known import find_gpu
 from fakedist.importing import when_imported
 from fakedist.job import Job
 from fakedist.rank.ending import (

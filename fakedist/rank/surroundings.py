@@ -19,10 +19,10 @@ from typing import Protocol
 import torch
 
 from fakedist.frameworks.adapting import adapted_frameworks
-from fakedist.gpu.spec import GPUS, find_gpu
 from fakedist.gpu.tuning import FirstConfigurations
 from fakedist.gpu.values import ValueEngine
 from fakedist.gpu.virtual import VirtualGpu
+from fakedist.gpu_models.known import GPUS, find_gpu
 from fakedist.job import Job, profile_command
 from fakedist.rank.teller import Progress, Teller
 from fakedist.record.allocator_history import allocator_settings, check_allocator
@@ -193,7 +193,7 @@ class Surroundings:
             return None
         from fakedist.gpu.model_tracer import ModelTracer
 
-        spec = find_gpu(self._job.gpu)
+        spec = find_gpu(self._job.gpu, self._job.gpu_power_watts)
         return ModelTracer(spec) if self._values is None else ModelTracer(spec, self._values.known)
 
     def _write_gpu(self) -> None:
@@ -207,13 +207,15 @@ class Surroundings:
             alloc_conf=self._settings,
         )
         if self._gpu is not None:
-            spec = find_gpu(job.gpu)
+            spec = find_gpu(job.gpu, job.gpu_power_watts)
             found = dataclasses.replace(
                 found,
                 gpu_name=spec.product,
                 spec_memory_bytes=spec.memory_bytes,
                 capacity_bytes=job.gpu_memory_bytes or spec.memory_bytes,
                 compute_capability=".".join(map(str, spec.compute_capability)),
+                peaks=Peaks(dict(spec.peak_flops), spec.memory_bandwidth),
+                model=spec,
             )
         elif properties := getattr(torch.cuda, "_get_device_properties", None):  # exists once torch.cuda is initialised
             gpu = properties(self._device_index())
@@ -222,8 +224,9 @@ class Surroundings:
                 gpu_name=gpu.name,
                 capacity_bytes=gpu.total_memory,
                 compute_capability=f"{gpu.major}.{gpu.minor}",
+                peaks=_peaks(gpu.name),
             )
-        self._journal.append(dataclasses.replace(found, peaks=_peaks(found.gpu_name)))
+        self._journal.append(found)
 
     def _device_index(self) -> int:
         """Index of the rank's device among those the process sees, which CUDA_VISIBLE_DEVICES may restrict."""

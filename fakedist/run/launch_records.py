@@ -50,7 +50,7 @@ class WorkRow(NamedTuple):
         a_bytes: Products: bytes of an element of the first operand.
         b_bytes: Products: of the second.
         d_bytes: Products: of the result.
-        accumulates: Products: whether the result is added to what is there.
+        accumulates: Products: whether the result is added to the tensor that receives it.
         scaling: fp8 products: "tensor", "row" or "block", by how many values share a scale; else empty.
         attention: "forward" or "backward"; empty for anything else.
         library: Attention: "cudnn", "flash2", "efficient", "flex", "transformer_engine" or empty for unknown.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fakedist.gpu_models.spec import GpuSpec
 from fakedist.run.encoding import U32, Record
 from fakedist.run.memory_records import MEMORY_RECORDS
 from fakedist.run.notes import Note
@@ -40,6 +41,7 @@ class GpuRecord(Record):
         compute_capability: As "9.0".
         spec_memory_bytes: The memory of the GPU model that the virtual GPU stands for; 0 on a real GPU.
         peaks: Its peak rates; None for an unknown model.
+        model: The whole GPU model that the virtual GPU stands for, with its power limit; None on a real GPU.
         torch: Version of torch.
         cuda: Version of CUDA that torch was built for.
         python: Version of Python.
@@ -53,6 +55,7 @@ class GpuRecord(Record):
     compute_capability: str = ""
     spec_memory_bytes: int = 0
     peaks: Peaks | None = None
+    model: GpuSpec | None = None
     torch: str = ""
     cuda: str = ""
     python: str = ""

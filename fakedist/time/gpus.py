@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fakedist.gpu.spec import GPUS, GpuSpec
+from fakedist.gpu_models.known import GPUS
+from fakedist.gpu_models.spec import GpuSpec
 from fakedist.time.products import ProductRoof
 
 #: The table's name -> the GPU model that was measured.

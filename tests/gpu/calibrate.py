@@ -30,7 +30,8 @@ from typing import Any
 from fakedist.errors import FakedistError, JobError
 from fakedist.gpu.launch_demand import LaunchDemand, ProductSize, product_demand
 from fakedist.gpu.pricing import DATA, Efficiency, arithmetic, load_efficiency
-from fakedist.gpu.spec import GPUS, GpuSpec, find_gpu
+from fakedist.gpu_models.known import GPUS, find_gpu
+from fakedist.gpu_models.spec import GpuSpec
 from fakedist.launch.machine import count_real_gpus
 
 REHEARSAL_GPU = "h100-80g"
@@ -86,7 +87,7 @@ def calibrate(out: Path | None, rehearse: bool) -> Path:
         product = torch.cuda.get_device_name()
         spec = next((spec for spec in GPUS.values() if spec.product == product), None)
         if spec is None:
-            raise JobError(f"the peaks of {product} are not known", "add it to fakedist/gpu/spec.py")
+            raise JobError(f"the peaks of {product} are not known", "add a file to fakedist/gpu_models/models")
         data = merged(
             load_efficiency(),
             Measured(spec, rehearse).all(),

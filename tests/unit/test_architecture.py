@@ -40,7 +40,7 @@ LIBRARY_HOMES = {
     "rich": ("cli/", "report/", "check/"),
 }
 
-_EVERYWHERE = ("_version", "errors", "units", "rank_list", "job")
+_EVERYWHERE = ("_version", "errors", "units", "rank_list", "gpu_models", "job")
 #: Room or module -> the rooms and modules of fakedist that it may import besides itself and those of _EVERYWHERE.
 MAY_IMPORT = {
     "__init__": ("api", "results"),
@@ -49,6 +49,7 @@ MAY_IMPORT = {
     "errors": (),
     "units": (),
     "rank_list": (),
+    "gpu_models": (),
     "job": (),
     "importing": (),
     "patch": (),
@@ -62,7 +63,7 @@ MAY_IMPORT = {
     "frameworks": ("world", "patch", "importing"),
     "gpu": ("run", "patch", "frames", "importing"),
     "record": ("run", "frameworks", "patch", "frames"),
-    "time": ("gpu",),
+    "time": (),
     "analysis": ("run",),
     "results": ("run", "analysis", "report"),  # report only when a chart is wanted: run.figures
     "report": ("run", "analysis", "results"),

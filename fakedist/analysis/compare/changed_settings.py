@@ -15,6 +15,7 @@ _JOB = {
     "gpus_per_node": "GPUs a node",
     "device": "device",
     "gpu_memory_bytes": "GPU memory",
+    "gpu_power_watts": "GPU power limit in watts",
     "steps": "steps asked for",
     "launcher": "launcher",
     "collectives": "collectives",

@@ -14,7 +14,7 @@ from fakedist.errors import SetupError
 from fakedist.gpu.driver.build import cache_directory, torch_build
 from fakedist.gpu.smi.fields import Machine
 from fakedist.gpu.smi.program import VARIABLE
-from fakedist.gpu.spec import find_gpu
+from fakedist.gpu_models.known import find_gpu
 from fakedist.job import Job
 
 # Without site-packages and PYTHONPATH it starts in 0.1 s, and no module of the script can shadow the library.

@@ -8,7 +8,7 @@ import pytest
 
 from fakedist.errors import JobError
 from fakedist.gpu.pricing import DATA, Roofline, load_efficiency
-from fakedist.gpu.spec import find_gpu
+from fakedist.gpu_models.known import find_gpu
 from tests.gpu import calibrate
 
 MEASURED_ON = {"gpu": "NVIDIA H200", "driver": "580.1", "torch": "2.15.0", "date": "2026-01-01", "machine": "here"}

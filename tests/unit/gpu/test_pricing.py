@@ -9,7 +9,8 @@ import pytest
 from fakedist.errors import SetupError
 from fakedist.gpu.launch_demand import LaunchDemand, ProductSize, product_demand
 from fakedist.gpu.pricing import Roofline, load_efficiency
-from fakedist.gpu.spec import GPUS, GpuSpec, find_gpu
+from fakedist.gpu_models.known import GPUS, find_gpu
+from fakedist.gpu_models.spec import GpuSpec
 
 every_gpu = pytest.mark.parametrize("spec", GPUS.values(), ids=GPUS)
 H100 = find_gpu("h100-80g")

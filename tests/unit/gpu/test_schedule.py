@@ -12,7 +12,7 @@ from fakedist.gpu.launch_demand import LaunchDemands, Tagged
 from fakedist.gpu.launch_log import TO_HOST, Launch, LaunchKind
 from fakedist.gpu.pricing import Roofline
 from fakedist.gpu.schedule import Schedule
-from fakedist.gpu.spec import find_gpu
+from fakedist.gpu_models.known import find_gpu
 from fakedist.run.rows import Place
 
 ROOFLINE = Roofline(find_gpu("h100-80g"))

@@ -35,6 +35,7 @@ TYPED = {
     "device": ["--device=cuda"],
     "gpu": ["--gpu=h200"],
     "gpu_memory": ["--gpu-memory=100GiB"],
+    "gpu_power": ["--gpu-power=500W"],
     "collectives": ["--collectives=noop"],
     "values": ["--values=strict"],
     "seed": ["--seed=7"],

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fakedist.gpu_models.known import GPUS
 from fakedist.run.encoding import Columns, Record, columns_of, decode, encode
 from fakedist.run.memory_records import EventsRecord, GeneratedRecord, MarksRecord
 from fakedist.run.outcome import Outcome
@@ -35,7 +36,7 @@ from fakedist.run.trace_records import (
 CALL = CallRow(0, "all_reduce", 0, 8, 8, "float32", True, 7, 3, 1, -1)
 AWAITED = Awaited("broadcast", 0, ((0, 1), 0), -1, None, 1)
 RECORDED = [
-    GpuRecord("NVIDIA H100", 80 << 30, "9.0", peaks=Peaks({"bf16": 1e15}, 3e12), torch="2.15.0"),
+    GpuRecord("NVIDIA H100", 80 << 30, "9.0", peaks=Peaks({"bf16": 1e15}, 3e12), model=GPUS["b200"]),
     NcclRecord("2.27.3", {"NCCL_ALGO": "ring"}),
     OutcomeRecord(Outcome.OUT_OF_MEMORY, 4, "CUDA out of memory", training=TrainingFacts(True, 3, False)),
     OutcomeRecord(Outcome.FINISHED, None),

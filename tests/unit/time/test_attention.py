@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fakedist.gpu.spec import GPUS
+from fakedist.gpu_models.known import GPUS
 from fakedist.time.attention import AttentionShapes, AttentionTimes
 from fakedist.time.measurements import load_measured
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fakedist.gpu.spec import GPUS
+from fakedist.gpu_models.known import GPUS
 from fakedist.time.gpus import product_roof
 from fakedist.time.measurements import ProductTable, load_measured
 from fakedist.time.products import ProductRoof, ProductTimes, fill_gaps, interpolate

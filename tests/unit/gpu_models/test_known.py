@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+
 import pytest
 
 from fakedist.errors import JobError
-from fakedist.gpu.spec import GPUS, GpuSpec, find_gpu
+from fakedist.gpu_models.known import GPUS, find_gpu
+from fakedist.gpu_models.spec import GpuSpec
 from fakedist.job import Job
+from fakedist.run.plain import from_plain, to_plain
 
 # Nominal sizes in GB of the data sheets; what CUDA reports is less.
 NOMINAL_GB = {
@@ -70,16 +75,29 @@ def test_names_do_not_mind_case() -> None:
     assert find_gpu("H200") is GPUS["h200"]
 
 
-def test_a_misspelt_gpu_gets_a_suggestion() -> None:
+@pytest.mark.parametrize(
+    ("alias", "name"), [("h100", "h100-80g"), ("H100-SXM", "h100-80g"), ("a100", "a100-80g"), ("B200-sxm", "b200")]
+)
+def test_the_usual_model_has_shorter_names(alias: str, name: str) -> None:
+    assert find_gpu(alias) is GPUS[name]
+
+
+@pytest.mark.parametrize("name", ["voodoo2", "h100-80", "h20", ""])
+def test_an_unknown_gpu_gets_the_list_without_a_guess(name: str) -> None:
     with pytest.raises(JobError) as caught:
-        find_gpu("h100-80gb")
-    assert "h100-80gb" in caught.value.message
-    assert "did you mean --gpu h100-80g?" in caught.value.hint
+        find_gpu(name)
+    assert repr(name) in caught.value.message
+    assert "did you mean" not in caught.value.hint
+    assert all(known in caught.value.hint for known in GPUS)
     assert caught.value.exit_code == 2
 
 
-def test_an_unknown_gpu_gets_the_list() -> None:
-    with pytest.raises(JobError) as caught:
-        find_gpu("voodoo2")
-    assert "did you mean" not in caught.value.hint
-    assert all(name in caught.value.hint for name in GPUS)
+def test_a_power_limit_replaces_the_models_own() -> None:
+    limited = find_gpu("h100", 500)
+    assert (limited.watts, GPUS["h100-80g"].watts) == (500, 700)
+    assert dataclasses.replace(limited, watts=700) == GPUS["h100-80g"]
+
+
+@every_gpu
+def test_a_model_survives_a_run_directory(spec: GpuSpec) -> None:
+    assert from_plain(GpuSpec, json.loads(json.dumps(to_plain(spec)))) == spec
