@@ -26,6 +26,8 @@ class LaunchKind(IntEnum):
 
 
 TO_DEVICE, TO_HOST, WITHIN_DEVICE = 1, 2, 3
+#: ``enum product_scaling`` of driver/launches.h: by how many values of an operand share a scale.
+SCALINGS = ("", "tensor", "row", "block")
 
 
 class Launch(ctypes.Structure):
@@ -43,6 +45,7 @@ class Launch(ctypes.Structure):
         ("block", ctypes.c_uint32 * 3),
         *((name, ctypes.c_int32) for name in ("kind", "device", "direction")),
         *((name, ctypes.c_int32) for name in ("a_type", "b_type", "d_type", "compute", "graph", "pinned")),
+        *((name, ctypes.c_uint8) for name in ("transposed_a", "transposed_b", "accumulates", "scaling")),
     ]
 
 

@@ -10,7 +10,7 @@ from tests.integration.virtual import on_virtual_gpu
 
 _BODY = """
 import torch.nn.functional as F
-from fakedist.gpu.launch_log import LaunchKind, LaunchLog
+from fakedist.gpu.launch_log import SCALINGS, LaunchKind, LaunchLog
 
 log = LaunchLog()
 
@@ -23,7 +23,8 @@ def logged(run):
             "kind": LaunchKind(each.kind).name, "name": log.name(each), "stream": each.stream, "tag": each.tag,
             "product": [each.m, each.n, each.k, each.batch], "types": [each.a_type, each.b_type, each.d_type],
             "grid": list(each.grid), "block": list(each.block), "bytes": each.bytes, "event": each.event,
-            "graph": each.graph, "direction": each.direction,
+            "graph": each.graph, "direction": each.direction, "added": bool(each.accumulates),
+            "layout": "NT"[each.transposed_a] + "NT"[each.transposed_b], "scaling": SCALINGS[each.scaling],
         }
         for each in log.end()
     ]
@@ -33,6 +34,7 @@ def tensor(*shape, dtype=torch.bfloat16):
 
 a, b, bias, many = tensor(64, 128), tensor(128, 256), tensor(256), tensor(8, 96, 32)
 a8, b8, one = a.to(torch.float8_e4m3fn), tensor(256, 128).to(torch.float8_e4m3fn).t(), torch.ones((), device="cuda")
+rows, columns = torch.ones(64, 1, device="cuda"), torch.ones(1, 256, device="cuda")
 groups = torch.tensor([16, 32, 48, 64], device="cuda", dtype=torch.int32)
 found["mm"] = logged(lambda: torch.mm(a, b))
 found["transposed"] = logged(lambda: torch.mm(b.t(), a.t()))
@@ -42,6 +44,14 @@ found["activation"] = logged(lambda: torch._addmm_activation(bias, a, b))
 found["bmm"] = logged(lambda: torch.bmm(many, many.transpose(1, 2)))
 found["single"] = logged(lambda: torch.mm(a.float(), b.float()))
 found["scaled"] = logged(lambda: torch._scaled_mm(a8, b8, one, one, out_dtype=torch.bfloat16))
+found["scaled by row"] = logged(lambda: torch._scaled_mm(a8, b8, rows, columns, out_dtype=torch.bfloat16))
+found["added"] = logged(lambda: torch.addmm(tensor(64, 256), a, b))
+found["added batch"] = logged(lambda: torch.baddbmm(tensor(8, 96, 96), many, many.transpose(1, 2)))
+found["added to nothing"] = logged(lambda: torch.addmm(tensor(64, 256), a, b, beta=0))
+found["added in place"] = logged(lambda: tensor(64, 256, dtype=torch.float32).addmm_(a.float(), b.float()))
+x, weight = tensor(64, 128).requires_grad_(), tensor(256, 128).requires_grad_()
+found["forward"] = logged(lambda: globals().update(y=F.linear(x, weight)))
+found["backward"] = logged(lambda: y.backward(tensor(64, 256)))
 found["grouped"] = logged(lambda: torch._grouped_mm(a, tensor(4, 128, 256), offs=groups))
 found["vector"] = logged(lambda: torch.mv(a.float(), bias.float()[:128]))
 found["elementwise"] = logged(lambda: tensor(1 << 20).mul_(2))
@@ -107,6 +117,35 @@ def test_a_product_is_seen_with_its_types(found: dict[str, Any]) -> None:
     of = {call: next(each["types"] for each in found[call] if each["kind"] == "PRODUCT") for call in found if call in
           ("mm", "single", "scaled")}  # fmt: skip
     assert of == {"mm": [bf16] * 3, "single": [single] * 3, "scaled": [fp8, fp8, bf16]}
+
+
+def test_a_linear_layer_has_the_three_layouts(found: dict[str, Any]) -> None:
+    """y = x w^T of 64 rows, 256 outputs, 128 inputs; cuBLAS's m is the columns of PyTorch's result, n its rows."""
+    (forward,) = (each for each in found["forward"] if each["kind"] == "PRODUCT")
+    assert (forward["layout"], forward["product"]) == ("TN", [256, 64, 128, 1])
+    backward = {each["layout"]: each["product"] for each in found["backward"] if each["kind"] == "PRODUCT"}
+    assert backward == {"NN": [128, 64, 256, 1], "NT": [128, 256, 64, 1]}
+
+
+@pytest.mark.parametrize(
+    ("call", "added"),
+    [
+        ("mm", False),
+        ("single", False),
+        ("scaled", False),
+        ("added", True),
+        ("added batch", True),
+        ("added in place", True),
+        ("added to nothing", False),
+    ],
+)
+def test_whether_a_product_is_added_to_its_result_is_seen(found: dict[str, Any], call: str, added: bool) -> None:
+    assert [each["added"] for each in found[call] if each["kind"] == "PRODUCT"] == [added]
+
+
+@pytest.mark.parametrize(("call", "scaling"), [("mm", ""), ("scaled", "tensor"), ("scaled by row", "row")])
+def test_the_scales_of_eight_bit_operands_are_seen(found: dict[str, Any], call: str, scaling: str) -> None:
+    assert [each["scaling"] for each in found[call] if each["kind"] == "PRODUCT"] == [scaling]
 
 
 def test_a_grouped_product_is_a_kernel_of_torchs_own(found: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ struct blas_handle {
 
 void *blas_stream(void *handle) { return ((struct blas_handle *)handle)->stream; }
 int blas_math_mode(void *handle) { return ((struct blas_handle *)handle)->math_mode; }
+int blas_scalars_on_device(void *handle) { return ((struct blas_handle *)handle)->pointer_mode != 0; }
 int blas_launch(void *handle, const char *name) { return submit_library(name, blas_stream(handle)); }
 
 API int cublasCreate_v2(void **out) { return *out = gpu_new_handle(sizeof(struct blas_handle)), OK; }

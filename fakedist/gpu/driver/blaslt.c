@@ -8,9 +8,9 @@
 enum { INVALID_BLAS_VALUE = 7 };
 enum { DESCRIPTOR_BYTES = 256 };
 
-/* The attributes that the sizes of a product depend on. */
+/* The attributes that decide what a product has to do. */
 struct operation {
-    int32_t compute, transpose_a, transpose_b;
+    int32_t compute, scalar_type, pointer_mode, transpose_a, transpose_b, scale_a, scale_b;
 };
 struct layout {
     uint64_t rows, columns;
@@ -24,20 +24,26 @@ API int cublasLtDestroy(void *handle) { return free(handle), OK; }
 /* ---- the operation ---- */
 
 API int cublasLtMatmulDescInit_internal(void *descriptor, size_t size, int compute, int scale) {
-    (void)scale, memset(descriptor, 0, size);
-    return ((struct operation *)descriptor)->compute = compute, OK;
+    memset(descriptor, 0, size);
+    *(struct operation *)descriptor = (struct operation){.compute = compute, .scalar_type = scale};
+    return OK;
 }
 API int cublasLtMatmulDescCreate(void **out, int compute, int scale) {
     return *out = gpu_new_handle(DESCRIPTOR_BYTES), cublasLtMatmulDescInit_internal(*out, DESCRIPTOR_BYTES, compute, scale);
 }
 API int cublasLtMatmulDescDestroy(void *descriptor) { return free(descriptor), OK; }
 API int cublasLtMatmulDescSetAttribute(void *descriptor, int attribute, const void *value, size_t size) {
-    enum { COMPUTE_TYPE = 0, TRANSPOSE_A = 3, TRANSPOSE_B = 4 }; /* cublasLtMatmulDescAttributes_t */
+    enum { COMPUTE_TYPE, SCALAR_TYPE, POINTER_MODE, TRANSPOSE_A, TRANSPOSE_B }; /* cublasLtMatmulDescAttributes_t */
+    enum { SCALE_A = 31, SCALE_B = 32 };
     struct operation *o = descriptor;
-    int32_t *kept = attribute == COMPUTE_TYPE  ? &o->compute
-                    : attribute == TRANSPOSE_A ? &o->transpose_a
-                    : attribute == TRANSPOSE_B ? &o->transpose_b
-                                               : NULL;
+    int32_t *kept = attribute == COMPUTE_TYPE   ? &o->compute
+                    : attribute == SCALAR_TYPE  ? &o->scalar_type
+                    : attribute == POINTER_MODE ? &o->pointer_mode
+                    : attribute == TRANSPOSE_A  ? &o->transpose_a
+                    : attribute == TRANSPOSE_B  ? &o->transpose_b
+                    : attribute == SCALE_A      ? &o->scale_a
+                    : attribute == SCALE_B      ? &o->scale_b
+                                                : NULL;
     if (kept && size == sizeof *kept) memcpy(kept, value, size);
     return OK;
 }
@@ -116,11 +122,32 @@ API int cublasLtMatmulAlgoConfigGetAttribute(const void *algorithm, int attribut
 
 /* ---- the product ---- */
 
+/* Whether beta is not 0. In the other pointer modes it is 0 or in device memory. */
+static int is_added(const struct operation *o, const void *beta) {
+    enum { ON_HOST = 0, BETA_ON_HOST = 4 };                                      /* cublasLtPointerMode_t */
+    enum { DOUBLE = 1, HALF = 2, COMPLEX_SINGLE = 4, COMPLEX_DOUBLE = 5, BF16 = 14 }; /* cudaDataType_t */
+    if (!beta || (o->pointer_mode != ON_HOST && o->pointer_mode != BETA_ON_HOST)) return 0;
+    int type = o->scalar_type;
+    size_t size = type == HALF || type == BF16                 ? 2
+                  : type == DOUBLE || type == COMPLEX_SINGLE ? 8
+                  : type == COMPLEX_DOUBLE                   ? 16
+                                                             : 4;
+    return launch_accumulates(beta, size);
+}
+/* How the scales of eight-bit (and smaller) operands are shared: cublasLtMatmulMatrixScale_t. */
+static int scaling(const struct operation *o, int type) {
+    enum { OF_TENSOR = 0, OF_ROW = 3, OF_BATCH = 6 };
+    enum { FP8_FIRST = 28, FP4 = 33 }; /* cudaDataType_t */
+    if (type < FP8_FIRST || type > FP4) return NOT_SCALED;
+    int mode = o->scale_a > o->scale_b ? o->scale_a : o->scale_b;
+    return mode == OF_TENSOR || mode == OF_BATCH ? TENSOR_SCALED : mode == OF_ROW ? ROW_SCALED : BLOCK_SCALED;
+}
+
 API int cublasLtMatmul(void *handle, const struct operation *operation, const void *alpha, const void *a,
                        const struct layout *a_layout, const void *b, const struct layout *b_layout, const void *beta,
                        const void *c, const void *c_layout, void *d, const struct layout *d_layout,
                        const void *algorithm, void *workspace, size_t workspace_bytes, void *stream) {
-    (void)handle, (void)alpha, (void)a, (void)b, (void)beta, (void)c, (void)c_layout, (void)d, (void)algorithm;
+    (void)handle, (void)alpha, (void)a, (void)b, (void)c, (void)c_layout, (void)d, (void)algorithm;
     (void)workspace, (void)workspace_bytes;
     struct launch made = {.name = __func__, .batch = d_layout->batch};
     made.m = (int64_t)d_layout->rows;
@@ -130,5 +157,9 @@ API int cublasLtMatmul(void *handle, const struct operation *operation, const vo
     made.b_type = b_layout->type;
     made.d_type = d_layout->type;
     made.compute = operation->compute;
+    made.transposed_a = operation->transpose_a != 0;
+    made.transposed_b = operation->transpose_b != 0;
+    made.accumulates = (uint8_t)is_added(operation, beta);
+    made.scaling = (uint8_t)scaling(operation, a_layout->type);
     return submit_product(made, stream);
 }

@@ -16,6 +16,7 @@ enum launch_kind {
     HOST_WAITS_FOR_DEVICE,
     HOST_READS, /* bytes of what the stream computed, and waits for them */
 };
+enum product_scaling { NOT_SCALED, TENSOR_SCALED, ROW_SCALED, BLOCK_SCALED }; /* by how many values share a scale */
 enum { TO_DEVICE = 1, TO_HOST = 2, WITHIN_DEVICE = 3 }; /* a copy's direction, as in cudaMemcpyKind */
 struct launch {
     uint64_t stream;
@@ -29,8 +30,18 @@ struct launch {
     int32_t a_type, b_type, d_type, compute; /* cudaDataType_t, cublasComputeType_t; -1 if the call does not pass it */
     int32_t graph; /* number of the CUDA graph launch that it is part of; 0 for none */
     int32_t pinned; /* whether a copy's side on the host is pinned */
+    uint8_t transposed_a, transposed_b; /* of a product: whether it reads its operands transposed */
+    uint8_t accumulates; /* whether it is added to what is in the result's place: beta is not 0 */
+    uint8_t scaling; /* enum product_scaling */
 };
 _Static_assert(sizeof(struct launch) == 144, "Launch in gpu/launch_log.py has the same size");
+
+/* Whether a product is added to what is in the result's place: its beta, which is on the host, is not 0. */
+static inline int launch_accumulates(const void *beta, size_t size) {
+    for (size_t i = 0; i < size; i++)
+        if (((const char *)beta)[i]) return 1;
+    return 0;
+}
 
 extern LOCAL int launch_log_on;
 static inline int launch_is_logged(void) { return __atomic_load_n(&launch_log_on, __ATOMIC_RELAXED); }
