@@ -18,8 +18,8 @@ _FACTORS = {"B": 1}
 for _power, _letter in enumerate("KMGTP", start=1):
     _FACTORS[f"{_letter}IB"] = 1024**_power
     _FACTORS[f"{_letter}B"] = 1000**_power
-_US = {"us": 1, "ms": 1_000, "s": 1_000_000, "min": 60_000_000}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]+)\s*")
+_US = {"us": 1, "µs": 1, "\u03bcs": 1, "ms": 1_000, "s": 1_000_000, "min": 60_000_000}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z\u00b5\u03bc]+)\s*")
 
 
 def format_bytes(size: float) -> str:
@@ -31,11 +31,11 @@ def format_bytes(size: float) -> str:
 
 
 def format_us(duration_us: float) -> str:
-    """Microseconds as text: "2.4 us", "850 us", "73.0 ms", "12.6 s", "3 min 20 s"."""
+    """Microseconds as text: "2.4 µs", "850 µs", "73.0 ms", "12.6 s", "3 min 20 s"."""
     if 0 < abs(duration_us) < 99.95:
-        return f"{duration_us:.1f} us"
+        return f"{duration_us:.1f} µs"
     if abs(duration_us) < 999.5:
-        return f"{duration_us:.0f} us"
+        return f"{duration_us:.0f} µs"
     if abs(duration_us) < 1_000_000:
         return f"{duration_us / 1_000:.1f} ms"
     if abs(duration_us) < 60_000_000:

@@ -119,7 +119,7 @@ def _time_source(source: KernelSource) -> str:
     if source.source == "estimated":
         return "estimated: a model of the GPU; collectives, whose duration it does not know, are not in it"
     if source.source == "simulated":
-        return "simulated: the virtual GPU as CUPTI saw it, where each kernel takes 1 us; copies stand for collectives"
+        return "simulated: the virtual GPU as CUPTI saw it, where each kernel takes 1 µs; copies stand for collectives"
     tool = {"cupti": "CUPTI", "nsys": "Nsight Systems"}.get(source.tool, source.tool)
     return f"measured: {tool} on this GPU; copies stand for collectives"
 

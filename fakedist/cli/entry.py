@@ -13,6 +13,7 @@ from fakedist._version import __version__
 from fakedist.cli.check import check
 from fakedist.cli.compare import compare
 from fakedist.cli.doctor import doctor
+from fakedist.cli.encoding import plain_where_needed
 from fakedist.cli.nsys import nsys
 from fakedist.cli.profile import profile
 from fakedist.cli.report import report
@@ -35,7 +36,8 @@ for _command in (profile, report, view, compare, topology, check, nsys, doctor):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit code."""
-    return exit_code_of(lambda: cli.main(args=argv, prog_name="fakedist", standalone_mode=False))
+    with plain_where_needed():
+        return exit_code_of(lambda: cli.main(args=argv, prog_name="fakedist", standalone_mode=False))
 
 
 def exit_code_of(run: Callable[[], int | None]) -> int:

@@ -62,7 +62,7 @@ def profiler_saw_virtual_gpu(launches: int) -> Note:
     """The script's own profiler ran."""
     text = (
         f"the script's profiler saw {launches:,} launches of the virtual GPU: their names, streams and order are the "
-        "job's, their times are not a GPU's (each takes 1 us); operations on small tensors, which the host computes, "
+        "job's, their times are not a GPU's (each takes 1 µs); operations on small tensors, which the host computes, "
         "launch none"
     )
     return Note("profiler_saw_virtual_gpu", text)

@@ -71,7 +71,7 @@ def not_estimated(launches: Mapping[str, int]) -> Note:
 
 def times_are_not_a_gpus() -> Note:
     """CUPTI traced the virtual GPU."""
-    text = "each kernel takes 1 us on the virtual GPU: their order is the job's, their times are no GPU's"
+    text = "each kernel takes 1 µs on the virtual GPU: their order is the job's, their times are no GPU's"
     return Note("times_are_not_a_gpus", text)
 
 

@@ -286,20 +286,20 @@ def test_a_step_shows_its_kernels_zooms_and_opens_layers(reader: Reader, written
     canvas = page.locator("#kernels canvas")
     canvas.scroll_into_view_if_needed()
     status = page.locator("#kernels .status")
-    assert status.inner_text() == "0 us to 1.0 ms of 1.0 ms"
+    assert status.inner_text() == "0 µs to 1.0 ms of 1.0 ms"
     box = canvas.bounding_box()
     lane = box["y"] + box["height"] - 22 - 1.5 * 22  # of the default stream
-    page.mouse.move(box["x"] + 92 + (box["width"] - 100) * 0.05, lane)  # 50 us: in the first matrix product
+    page.mouse.move(box["x"] + 92 + (box["width"] - 100) * 0.05, lane)  # 50 µs: in the first matrix product
     assert "sm90_xmma_gemm" in page.locator("#note").inner_text()
-    assert "gemm, forward, at 20.0 us\n\nlayers.0.mlp" in page.locator("#note").inner_text()
+    assert "gemm, forward, at 20.0 µs\n\nlayers.0.mlp" in page.locator("#note").inner_text()
     page.mouse.move(box["x"] + 92 + (box["width"] - 100) * 0.15, lane + 22)
     assert "duration not known" in page.locator("#note").inner_text()
     page.mouse.down()
     page.mouse.move(box["x"] + 92 + (box["width"] - 100) * 0.25, lane + 22)
     page.mouse.up()
-    assert status.inner_text().startswith("150 us to 250 us")
+    assert status.inner_text().startswith("150 µs to 250 µs")
     canvas.press("0")
-    assert status.inner_text() == "0 us to 1.0 ms of 1.0 ms"
+    assert status.inner_text() == "0 µs to 1.0 ms of 1.0 ms"
     row = page.locator("#time-table tr", has=page.locator("span.label", has_text="layers.0-2.mlp"))
     row.get_by_role("button").click()
     each = page.locator("#time-table tr.repeat")

@@ -70,7 +70,7 @@ def test_every_kernel_of_its_trace_has_a_call_and_comes_after_it(profiled: tuple
 def test_the_run_says_that_these_are_the_times_of_no_gpu(profiled: tuple[Any, dict[str, int], str]) -> None:
     _, _, notes = profiled
     assert "the script's profiler saw " in notes
-    assert "their times are not a GPU's (each takes 1 us)" in notes
+    assert "their times are not a GPU's (each takes 1 µs)" in notes
 
 
 _STREAMS = """

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fakedist.errors import JobError
-from fakedist.units import UNLIMITED_BYTES, format_bytes, format_flops, format_us, parse_bytes
+from fakedist.units import UNLIMITED_BYTES, format_bytes, format_flops, format_us, parse_bytes, parse_us
 
 
 @pytest.mark.parametrize(
@@ -25,10 +25,10 @@ def test_bytes_are_shown_in_the_largest_unit_that_fits(size: float, text: str) -
 @pytest.mark.parametrize(
     ("duration_us", "text"),
     [
-        (0, "0 us"),
-        (2.44, "2.4 us"),
-        (99.96, "100 us"),
-        (850, "850 us"),
+        (0, "0 µs"),
+        (2.44, "2.4 µs"),
+        (99.96, "100 µs"),
+        (850, "850 µs"),
         (999.7, "1.0 ms"),
         (73_000, "73.0 ms"),
         (12_600_000, "12.6 s"),
@@ -64,3 +64,8 @@ def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
 
 def test_operations_are_in_thousands_as_gpus_are_sold() -> None:
     assert (format_flops(989.44e12), format_flops(1.5e15), format_flops(0)) == ("989.4 TFLOP", "1.5 PFLOP", "0 FLOP")
+
+
+@pytest.mark.parametrize("text", ["850 us", "850 µs", "850 \u03bcs", ".85 ms"])
+def test_microseconds_are_read_in_each_spelling(text: str) -> None:
+    assert parse_us(text) == 850

@@ -15,7 +15,7 @@ from fakedist.report.writing import replace_text
 from fakedist.results.run import Run
 from fakedist.units import format_bytes
 
-_SCRIPTS = ("base", "tables", "kernels", "theme", "compare")
+_SCRIPTS = ("base", "tables", "copying", "kernels", "theme", "compare")
 _NUM_COLUMNS = 8_000  # enough to zoom into one of several steps
 
 

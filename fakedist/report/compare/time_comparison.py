@@ -81,5 +81,5 @@ def say_time_part(cause: why.Cause, *, is_change: bool = True) -> str:
 
 
 def format_us_change(duration_us: float) -> str:
-    """Microseconds with a sign: "+12.3 ms", "-3.0 us", "0 us"."""
+    """Microseconds with a sign: "+12.3 ms", "-3.0 µs", "0 µs"."""
     return ("+" if duration_us > 0 else "") + format_us(duration_us)

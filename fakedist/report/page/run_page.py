@@ -28,6 +28,7 @@ _SCRIPTS = (
     "memory_plot_pointer",
     "treemap",
     "tables",
+    "copying",
     "groups",
     "kernels",
     "roofline",

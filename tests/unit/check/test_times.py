@@ -58,22 +58,22 @@ def only(found: Checked) -> Finding:
 @pytest.mark.parametrize(
     ("limit", "message"),
     [
-        ('step_time = "400 us"', "step time (estimated) is 450 us, 50.0 us over its budget of 400 us"),
+        ('step_time = "400 us"', "step time (estimated) is 450 µs, 50.0 µs over its budget of 400 µs"),
         (
             'families = { gemm = "400 us" }',
-            "kernels of gemm (estimated) is 420 us, 20.0 us over its budget of 400 us",
+            "kernels of gemm (estimated) is 420 µs, 20.0 µs over its budget of 400 µs",
         ),
     ],
 )
 def test_a_budget_says_that_the_time_is_estimated_and_what_takes_most(tmp_path: Path, limit: str, message: str) -> None:
     found = checked(tmp_path, f"budgets = {{ {limit} }}", {"gemm_us": 140})
-    assert only(found).message == f"net rank 1: {message}: gemm of layers.*.mlp, 420 us"
+    assert only(found).message == f"net rank 1: {message}: gemm of layers.*.mlp, 420 µs"
 
 
 def test_what_grew_beyond_its_baseline_is_blamed_on_the_kernels_that_grew(tmp_path: Path) -> None:
     found = checked(tmp_path, STEP, {"gemm_us": 140}, {"gemm_us": 100})
-    told = "120 us (+36.4%) more than its baseline of 330 us, where 2% is allowed: gemm of layers.*.mlp, +120 us"
-    assert only(found).message == f"net rank 1: step time (estimated) is 450 us, {told}"
+    told = "120 µs (+36.4%) more than its baseline of 330 µs, where 2% is allowed: gemm of layers.*.mlp, +120 µs"
+    assert only(found).message == f"net rank 1: step time (estimated) is 450 µs, {told}"
     assert found.exit_code == 3
     assert found.warnings == []
 
@@ -138,7 +138,7 @@ def test_a_baseline_from_before_times_were_asked_for_is_told(tmp_path: Path) -> 
 
 def test_a_gpu_without_kernels_has_the_wall_time_of_its_last_step(tmp_path: Path) -> None:
     found = checked(tmp_path, 'device = "cuda"\nbudgets = { step_time = "1 us" }', {"device": "cuda"})
-    assert only(found).message == "net rank 1: step time (measured) is 900 us, 899 us over its budget of 1.0 us"
+    assert only(found).message == "net rank 1: step time (measured) is 900 µs, 899 µs over its budget of 1.0 µs"
 
 
 def test_the_same_run_twice_gives_the_same_baseline(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def run_of(
 ) -> Path:
     """A run with `num_layers` blocks whose feed-forwards save `activation` bytes each, made at model.py:`line`.
 
-    With ``gemm_us`` its second step is timed, from ``source``: each feed-forward takes so long, each norm 5 us.
+    With ``gemm_us`` its second step is timed, from ``source``: each feed-forward takes so long, each norm 5 µs.
     Further settings are the job's.
     """
     gemm_us, source, job = more.pop("gemm_us", 0), more.pop("source", "estimated"), more

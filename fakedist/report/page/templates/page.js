@@ -17,6 +17,7 @@ async function start() {
   if (holder) holder.remove();
   for (const table of $$('table.live')) wireTable(table, data);
   wireScrolls();
+  wireCopies();
   const drawn = [];
   let plot = null;
   if (data && data.meta.num_moves && $('#timeline')) {

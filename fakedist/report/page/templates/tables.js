@@ -18,17 +18,34 @@ function wireTable(table, data) {
   for (const opener of $$('button.open', body)) opener.addEventListener('click', () => toggle(opener, groups, data));
 }
 
-// Tables that scroll take the keyboard's focus; others are not tab stops.
+// Every table that scrolls stands in a frame, which shows at which sides it goes on.
 function wireScrolls() {
-  const watch = new ResizeObserver((entries) => entries.forEach(({ target }) => {
-    const scrolls = target.scrollWidth > target.clientWidth || target.scrollHeight > target.clientHeight;
-    if (!scrolls) { target.removeAttribute('tabindex'); return; }
-    const heading = $('h2, h3', target.closest('.panel') || document);
-    target.tabIndex = 0;
-    target.setAttribute('role', 'group');
-    if (heading) target.setAttribute('aria-label', heading.firstChild.textContent.trim());
-  }));
-  $$('.scroll').forEach((each) => watch.observe(each));
+  const frames = new Map();
+  const watch = new ResizeObserver((entries) => entries.forEach(({ target }) => showCuts(frames.get(target))));
+  for (const scroll of $$('.scroll')) {
+    const frame = make('div', { class: 'frame' });
+    scroll.replaceWith(frame);
+    frame.append(scroll);
+    const parts = { frame, scroll, further: addFoot(scroll) };
+    for (const node of [scroll, scroll.firstElementChild]) { frames.set(node, parts); watch.observe(node); }
+    scroll.addEventListener('scroll', () => showCuts(parts), { passive: true });
+  }
+}
+
+// Tables that scroll take the keyboard's focus; others are not tab stops.
+function showCuts({ frame, scroll, further }) {
+  const right = scroll.scrollLeft + scroll.clientWidth;
+  frame.classList.toggle('cut-left', scroll.scrollLeft > 1);
+  frame.classList.toggle('cut-right', right < scroll.scrollWidth - 1);
+  frame.classList.toggle('cut-below', scroll.scrollTop + scroll.clientHeight < scroll.scrollHeight - 1);
+  const beyond = $$('thead th', scroll).filter((heading) => heading.offsetLeft + heading.offsetWidth > right + 1).length;
+  further.hidden = beyond === 0;
+  further.textContent = `${beyond} more column${beyond === 1 ? '' : 's'} →`;
+  if (scroll.scrollWidth <= scroll.clientWidth && scroll.scrollHeight <= scroll.clientHeight) { scroll.removeAttribute('tabindex'); return; }
+  const heading = $('h2, h3', scroll.closest('.panel') || document);
+  scroll.tabIndex = 0;
+  scroll.setAttribute('role', 'group');
+  if (heading) scroll.setAttribute('aria-label', heading.firstChild.textContent.trim());
 }
 
 function sortTable(table, groups, heading, column) {

@@ -47,13 +47,13 @@ def test_changes_add_up_to_that_of_all_kernels_however_they_are_told(tmp_path: P
 @pytest.mark.parametrize(
     ("b", "told"),
     [
-        ({"gemm_us": 140}, "+120 us in the kernels of the step, estimated: gemm of layers.*.mlp, +120 us"),
-        ({"gemm_us": 90}, "-30.0 us in the kernels of the step, estimated: gemm of layers.*.mlp, -30.0 us"),
+        ({"gemm_us": 140}, "+120 µs in the kernels of the step, estimated: gemm of layers.*.mlp, +120 µs"),
+        ({"gemm_us": 90}, "-30.0 µs in the kernels of the step, estimated: gemm of layers.*.mlp, -30.0 µs"),
         (
             {"gemm_us": 140, "mlp": "ffn"},
-            "+120 us in the kernels of the step, estimated: gemm of layers.*.ffn, +120 us",
+            "+120 µs in the kernels of the step, estimated: gemm of layers.*.ffn, +120 µs",
         ),
-        ({}, "the kernels of the step take the same time, 315 us, estimated"),
+        ({}, "the kernels of the step take the same time, 315 µs, estimated"),
     ],
 )
 def test_one_line_says_why(tmp_path: Path, b: dict[str, Any], told: str) -> None:

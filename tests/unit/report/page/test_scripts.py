@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import random
 import shutil
@@ -83,3 +85,9 @@ def test_any_stretch_of_the_timeline_has_its_largest_and_least_moment() -> None:
 @pytest.mark.parametrize("text", ["", "3", "0,3,5", "0-7", "0-56:8", "0-3,8,16-24:4"])
 def test_the_page_reads_ranks_as_python_does(text: str) -> None:
     assert run_script("groups.js", f"ranksOf({json.dumps(text)})") == list(ranks_of(text))
+
+
+def test_a_table_is_csv_that_python_reads_back() -> None:
+    rows = [["layer", "total (bytes)"], ['a "quoted", name', "12"], ["two\nlines", ""], ["plain", "0.5"]]
+    text = run_script("copying.js", f"csvText({json.dumps(rows[0])}, {json.dumps(rows[1:])})")
+    assert list(csv.reader(io.StringIO(str(text), newline=""))) == rows

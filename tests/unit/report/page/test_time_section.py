@@ -77,7 +77,7 @@ def test_the_layers_at_the_peak_have_their_times_beside_their_bytes(run: Path) -
     table = read(run).tables["layer-table"]
     assert table[0][1:4] == ["forward, estimated", "recompute, estimated", "backward, estimated"]
     mlps = next(row for row in table if row[0].startswith("layers.0-2.mlp"))
-    assert mlps[1:4] == ["195 us"] * 3
+    assert mlps[1:4] == ["195 µs"] * 3
 
 
 def test_a_run_without_times_has_no_section(tmp_path: Path) -> None:
