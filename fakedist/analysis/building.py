@@ -18,6 +18,7 @@ from fakedist.analysis.recording import Recording, no_collector, read_recording
 from fakedist.analysis.snapshot_writing import build_snapshot
 from fakedist.analysis.summing_up import summarize
 from fakedist.analysis.times.kernel_kinds import kernel_table
+from fakedist.analysis.times.launch_tables import launch_table, work_table
 from fakedist.analysis.times.totals import find_times
 from fakedist.analysis.times.trace import write_trace
 from fakedist.job import Job
@@ -30,6 +31,8 @@ from fakedist.run.rows import FrameRow, InventedRow
 from fakedist.run.step_time import KernelSource, Peaks
 from fakedist.run.summary import Summary
 from fakedist.run.tables import check_tables, new_tables, write_table
+from fakedist.time.roofline import RooflineTimes
+from fakedist.time.step import price_step
 
 
 def build_tables(run_directory: Path, *, may_be_empty: bool = True) -> None:
@@ -52,7 +55,10 @@ def build_tables(run_directory: Path, *, may_be_empty: bool = True) -> None:
     places = event_places(recording)
     tables = make_tables(recording, blocks, places)
     source = recording.kernel_source
-    times = find_times(tables["kernels"], tables["layers"], source.step_us if source else 0.0, _peaks(recording))
+    if source is None and len(tables["launches"]) and gpu.model is not None:
+        priced = price_step(tables["launches"], tables["work"], RooflineTimes(gpu.model))
+        tables["kernels"], source = priced.kernels, priced.source
+    times = find_times(tables["kernels"], tables["layers"], source, _peaks(recording.gpu, source))
     tables |= {"layer_times": times.layers, "kernel_names": times.names}
     with new_tables(run_directory) as directory:
         for name, table in tables.items():
@@ -60,7 +66,7 @@ def build_tables(run_directory: Path, *, may_be_empty: bool = True) -> None:
     summary = summarize(recording, manifest, tables, memory_tables.find_peak(recording, blocks, places))
     with no_collector():
         build_snapshot(run_directory, recording, blocks)
-        cut = write_trace(run_directory, tables, summary, recording.kernel_source)
+        cut = write_trace(run_directory, tables, summary, source)
     dropped = _dropped(recording)
     told = [*_notes(recording, blocks, manifest.job, summary), *dropped, *cut]
     timed = {"time": _time_source(source)} if source and times.summary else {}
@@ -71,13 +77,13 @@ def build_tables(run_directory: Path, *, may_be_empty: bool = True) -> None:
         versions={"python": gpu.python, "torch": gpu.torch, "cuda": gpu.cuda},
         dropped=dropped,
         notes=told,
-        summary=replace(summary, time=times.summary, notes=told),
+        summary=replace(summary, kernels=source, time=times.summary, notes=told),
     )
     write_manifest(run_directory, finished)
 
 
 def make_tables(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Every table of ``run.schema.TABLES`` except the tables of times.
+    """Every table of ``run.schema.TABLES`` except the tables of times. ``kernels`` has what a tool saw.
 
     Args:
         recording: The recording.
@@ -95,6 +101,8 @@ def make_tables(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> d
         "groups": group_table(recording),
         "calls": call_table(recording),
         "kernels": kernel_table(recording),
+        "launches": launch_table(recording.launches),
+        "work": work_table(recording.launches),
         "invented": _invented(recording),
         "unanswered": pd.DataFrame(sorted(recording.unanswered.items()), columns=["function", "num_calls"]),
         "blocks": blocks.frame.assign(at_peak=blocks.at_peak),
@@ -108,9 +116,8 @@ def make_tables(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> d
     return tables
 
 
-def _peaks(recording: Recording) -> Peaks | None:
+def _peaks(gpu: GpuRecord | None, source: KernelSource | None) -> Peaks | None:
     """The GPU's peak rates; None for simulated times, which cannot be compared with them."""
-    gpu, source = recording.gpu, recording.kernel_source
     return None if gpu is None or (source is not None and source.source == "simulated") else gpu.peaks
 
 

@@ -21,6 +21,7 @@ from fakedist.run import time_notes
 from fakedist.run.directory import JOURNAL_NAME, KERNELS_NAME, SMI_NAME
 from fakedist.run.encoding import Record, columns_of
 from fakedist.run.journal import damaged, read_journal
+from fakedist.run.launch_records import LaunchesRecord
 from fakedist.run.memory_records import (
     EventsRecord,
     FailedRequestRecord,
@@ -71,12 +72,12 @@ from fakedist.run.trace_records import KernelsRecord, ProfilerRecord, TimedStepR
 Array = npt.NDArray[Any]  # of any type: a column's is known only at run time
 
 #: Type codes of ``array.array`` as numpy's types.
-_TYPES = {"B": "u1", "I": "<u4", "Q": "<u8", "q": "<i8", "i": "<i4", "d": "<f8"}
+NUMPY_TYPES = {"B": "u1", "I": "<u4", "Q": "<u8", "q": "<i8", "i": "<i4", "d": "<f8"}
 
 
 def empty_columns(kind: type) -> dict[str, Array]:
     """The columns of a record, or of a table of it, without rows."""
-    return {name: np.zeros(0, _TYPES[code]) for name, code in columns_of(kind).items()}
+    return {name: np.zeros(0, NUMPY_TYPES[code]) for name, code in columns_of(kind).items()}
 
 
 @contextmanager
@@ -117,9 +118,10 @@ class Recording:
         events: By device, columns of ``EventsRecord``.
         frames: Python frames.
         stacks: Places in ``frames``, innermost first.
-        kernels: Columns of ``KernelsRecord``: the timed step's kernels.
+        kernels: Columns of ``KernelsRecord``: the timed step's kernels as a tool saw them.
         kernel_texts: The texts that ``kernels`` refers to.
-        kernel_source: Where the kernels come from; None without kernels.
+        kernel_source: Where those come from; None without kernels.
+        launches: What the timed step launched on the virtual GPU; None on a real one, or if none was timed.
         profiled: What torch.profiler saw of the timed step; None if it did not run.
         timed_step: The step that was timed separately, after the recorded ones; -1 if none was.
         steps: Steps that ended.
@@ -155,6 +157,7 @@ class Recording:
     kernels: dict[str, Array] = field(default_factory=lambda: empty_columns(KernelsRecord))
     kernel_texts: list[str] = field(default_factory=list)
     kernel_source: KernelSource | None = None
+    launches: LaunchesRecord | None = None
     profiled: ProfilerRecord | None = None
     timed_step: int = -1
     steps: list[StepRecord] = field(default_factory=list)
@@ -363,7 +366,11 @@ class _Reading:
 
     @take.register
     def _(self, record: KernelsRecord) -> None:
-        self._kernels = record  # there is one source: a measurement replaces the estimate that the rank wrote
+        self._kernels = record
+
+    @take.register
+    def _(self, record: LaunchesRecord) -> None:
+        self.recording.launches = record
 
     @take.register
     def _(self, record: StepRecord) -> None:
@@ -377,11 +384,13 @@ class _Reading:
         recording.scopes = [scope._replace(step=min(scope.step, step)) for scope in recording.scopes]
         if self._kernels is not None and self._kernels.source.step == step:
             self._kernels = None
+        if recording.launches is not None and recording.launches.step == step:
+            recording.launches = None
 
 
 def _joined(kind: type[Record], records: Sequence[Record]) -> dict[str, Array]:
     """The columns of several records of one kind, one after the other."""
     return {
-        name: np.frombuffer(b"".join([getattr(record, name) for record in records]), _TYPES[code])
+        name: np.frombuffer(b"".join([getattr(record, name) for record in records]), NUMPY_TYPES[code])
         for name, code in columns_of(kind).items()
     }

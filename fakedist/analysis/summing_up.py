@@ -68,7 +68,7 @@ def summarize(recording: Recording, manifest: Manifest, tables: dict[str, pd.Dat
         largest_blocks=rows_of(LargeBlock, tables["largest"]),
         collectives=_collectives(tables),
         steps=rows_of(StepPeak, tables["steps"].drop(columns="start_us")),
-        kernels=recording.kernel_source,
+        kernels=None,
         time=None,
         out_of_memory=_out_of_memory(recording, ending, tables["events"]),
         advice=find_advice(tables),

@@ -3,7 +3,7 @@
 - The virtual GPU: ``driver/`` stands in for the CUDA libraries, ``virtual`` loads it, ``smi/`` is its ``nvidia-smi``,
   ``values/`` computes small tensors, ``tuning`` skips autotuning. ``spec`` has the GPU models.
 - What a step has to do: ``launch_log`` is the driver's log of launches, ``demand`` counts the FLOPs and bytes of an
-  operation, ``triton_templates`` those of Inductor's kernels, ``launch_demand`` divides them among the launches.
-- How long it takes: ``pricing`` turns a demand into a duration on a GPU model, ``schedule`` places launches in time.
-- ``model_tracer`` connects the two to the recorder.
+  operation, ``triton_templates`` those of Inductor's kernels, ``launch_demand`` divides them among the launches,
+  ``step_launches`` makes the journal's record. ``model_tracer`` connects them to the recorder.
+- How long it takes: ``pricing`` turns work into a duration on a GPU model. The reading half calls it.
 """

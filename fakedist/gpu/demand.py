@@ -49,6 +49,7 @@ class Demand(NamedTuple):
         dtype: The type it computes in, a key of ``GpuSpec.peak_flops``.
         attention: "forward" or "backward" for an attention, followed by ".cudnn" if cuDNN computes it; else empty.
         keys: Number of keys in the attention's sequence.
+        is_dense: Whether an attention counts as if every query met every key, because its mask's values are unknown.
     """
 
     flops: float = NAN
@@ -56,6 +57,7 @@ class Demand(NamedTuple):
     dtype: str = "bf16"
     attention: str = ""
     keys: float = 0.0
+    is_dense: bool = False
 
 
 UNKNOWN = Demand()

@@ -1,18 +1,18 @@
-"""What each launch of the timed step demands of the GPU: each operation's demand, divided among its launches.
+"""What each launch of the timed step has to do: each operation's demand, divided among its launches.
 
-Nothing here depends on the GPU model. :mod:`fakedist.gpu.pricing` turns a demand into a time.
+Nothing here depends on the GPU model. :mod:`fakedist.time` turns work into a time.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fakedist.gpu.demand import NAN, UNKNOWN, Demand
-from fakedist.gpu.launch_log import TO_DEVICE, TO_HOST, Launch, LaunchKind
+from fakedist.gpu.launch_log import SCALINGS, TO_DEVICE, TO_HOST, Launch, LaunchKind
 from fakedist.run.families import kernel_family
+from fakedist.run.launch_records import LAUNCH_KINDS, WorkRow
 from fakedist.run.rows import Place
 
 #: cudaDataType_t -> the type it computes in, bytes per element.
@@ -53,33 +53,6 @@ class ProductSize(NamedTuple):
     batch: int
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchDemand:
-    """What one launch demands.
-
-    Attributes:
-        family: One of ``run.schema.FAMILIES``.
-        flops: Floating-point operations; NaN if unknown.
-        moved_bytes: The fewest bytes it must read and write; NaN if unknown.
-        dtype: The type it computes in, a key of ``GpuSpec.peak_flops``.
-        attention: "forward" or "backward" for an attention, followed by ".cudnn" if cuDNN computes it; else empty.
-        keys: Number of keys in the attention's sequence.
-        product: Size of the product that a library got; None for other launches.
-        over_host_link: Whether the bytes cross the link between host and GPU.
-        name: The kernel's name, as CUPTI reports it.
-    """
-
-    family: str
-    flops: float = 0.0
-    moved_bytes: float = 0.0
-    dtype: str = "bf16"
-    attention: str = ""
-    keys: float = 0.0
-    product: ProductSize | None = None
-    over_host_link: bool = False
-    name: str = ""
-
-
 class LaunchDemands:
     """Divides each operation's demand among its launches.
 
@@ -97,6 +70,8 @@ class LaunchDemands:
         self._moved: dict[tuple[int, int], float] = defaultdict(float)
         self._by_library: set[tuple[int, int]] = set()
         self._by_product: set[tuple[int, int]] = set()
+        self._families: dict[tuple[str, str, str], str] = {}
+        self._besides: dict[str, bool] = {}
         for launch in launches:
             if launch.kind == LaunchKind.LIBRARY and launch.call < 0:
                 self._by_library.add((launch.graph, launch.tag))
@@ -113,21 +88,37 @@ class LaunchDemands:
         """Whether a launch's operation launched any work on the GPU."""
         return (launch.graph, launch.tag) in self._memory
 
-    def of(self, number: int, tag: Tagged) -> LaunchDemand:
-        """The demand of a launch, by its position in the log."""
+    def of(self, number: int, tag: Tagged) -> WorkRow:
+        """The work of a launch, by its position in the log."""
         launch, name = self._launches[number], self._names[number]
-        if launch.kind == LaunchKind.COLLECTIVE:
-            return LaunchDemand("communication", NAN, NAN, name=tag.operation)
-        if launch.kind == LaunchKind.PRODUCT and launch.k:
-            return _product(launch, name)
-        if launch.kind in (LaunchKind.COPY, LaunchKind.FILL):
-            over_link = launch.kind == LaunchKind.COPY and launch.direction in (TO_DEVICE, TO_HOST)
-            return LaunchDemand("copy", 0.0, _moved(launch), over_host_link=over_link, name=name)
-        if launch.kind == LaunchKind.HOST_READS:
-            return _read(launch, tag)
-        family = kernel_family(name, tag.operation, tag.place.phase)
+        kind, operation = launch.kind, tag.operation
+        if kind == LaunchKind.COLLECTIVE:
+            return WorkRow(operation, LAUNCH_KINDS[kind], "communication", operation, NAN, NAN)
+        if kind == LaunchKind.PRODUCT and launch.k:
+            return _product(launch, name)._replace(operation=operation)
+        if kind in (LaunchKind.COPY, LaunchKind.FILL):
+            work = WorkRow(name, LAUNCH_KINDS[kind], "copy", operation, 0.0, _moved(launch))
+            over_link = kind == LaunchKind.COPY and launch.direction in (TO_DEVICE, TO_HOST)
+            return work._replace(over_host_link=True, pinned=bool(launch.pinned)) if over_link else work
+        if kind == LaunchKind.HOST_READS:
+            return self._read(launch, tag)
         flops, moved = self._share(number, tag.demand)
-        return _kernel(name, family, tag.demand._replace(flops=flops, moved_bytes=moved))
+        work = WorkRow(name, LAUNCH_KINDS[kind], self._family(name, tag), operation, threads=_threads(launch))
+        return _demanding(work, tag.demand._replace(flops=flops, moved_bytes=moved))
+
+    def _read(self, launch: Launch, tag: Tagged) -> WorkRow:
+        """What a real GPU would have launched for values that the host knew: a copy, or all kernels as one."""
+        name, kind = tag.operation, LAUNCH_KINDS[launch.kind]
+        if "copy" in name or "_local_scalar_dense" in name:
+            return WorkRow("Memcpy DtoH", kind, "copy", name, 0.0, float(launch.bytes), over_host_link=True)
+        return _demanding(WorkRow(name, kind, self._family(name, tag), name), tag.demand)
+
+    def _family(self, name: str, tag: Tagged) -> str:
+        key = (name, tag.operation, tag.place.phase)
+        found = self._families.get(key)
+        if found is None:
+            found = self._families[key] = kernel_family(*key)
+        return found
 
     def _share(self, number: int, demand: Demand) -> tuple[float, float]:
         """A launch's FLOPs and bytes of its operation's."""
@@ -154,19 +145,18 @@ class LaunchDemands:
             return 1.0
         if launch.kind != LaunchKind.KERNEL or (launch.graph, launch.tag) in self._by_library:
             return 0.0
-        threads = 1.0
-        for size in (*launch.grid, *launch.block):
-            threads *= size
-        return threads
+        return float(_threads(launch))
 
     def _computes(self, number: int) -> bool:
-        return not any(word in self._names[number] for word in _BESIDES)
+        name = self._names[number]
+        found = self._besides.get(name)
+        if found is None:
+            found = self._besides[name] = any(word in name for word in _BESIDES)
+        return not found
 
 
-def product_demand(
-    size: ProductSize, dtype: str, element_bytes: tuple[float, float, float], name: str = ""
-) -> LaunchDemand:
-    """The demand of a matrix product.
+def product_work(size: ProductSize, dtype: str, element_bytes: tuple[float, float, float], name: str = "") -> WorkRow:
+    """The work of a matrix product that a library computes.
 
     Args:
         size: The size of its operands.
@@ -176,8 +166,9 @@ def product_demand(
     """
     m, n, k, batch = size
     a, b, d = element_bytes
-    moved = batch * (m * k * a + k * n * b + m * n * d)
-    return LaunchDemand("gemm", 2.0 * m * n * k * batch, moved, dtype, product=size, name=name)
+    moved = _known(batch * (m * k * a + k * n * b + m * n * d))
+    work = WorkRow(name, "product", "gemm", flops=2.0 * m * n * k * batch, moved_bytes=moved, dtype=dtype)
+    return work._replace(batch=batch, m=m, n=n, k=k, a_bytes=a, b_bytes=b, d_bytes=d)
 
 
 def _moved(launch: Launch) -> float:
@@ -186,33 +177,45 @@ def _moved(launch: Launch) -> float:
     return float(launch.bytes * (2 if both else 1))
 
 
-def _read(launch: Launch, tag: Tagged) -> LaunchDemand:
-    """What a real GPU would have launched for values that the host already knew: a copy, or all kernels as one."""
-    if "copy" in tag.operation or "_local_scalar_dense" in tag.operation:
-        return LaunchDemand("copy", 0.0, float(launch.bytes), over_host_link=True, name="Memcpy DtoH")
-    return _kernel(tag.operation, kernel_family(tag.operation, tag.operation, tag.place.phase), tag.demand)
+def _threads(launch: Launch) -> int:
+    threads = 1
+    for size in (*launch.grid, *launch.block):
+        threads *= size
+    return threads if launch.kind == LaunchKind.KERNEL else 0
 
 
-def _kernel(name: str, family: str, demand: Demand) -> LaunchDemand:
-    flops, moved = demand.flops, demand.moved_bytes
+def _known(number: float) -> float:
+    """The number; NAN itself for any NaN, so that rows of work can be compared."""
+    return number if number == number else NAN
+
+
+def _demanding(work: WorkRow, demand: Demand) -> WorkRow:
+    """A kernel's work, with what is demanded of it."""
+    flops, moved = _known(demand.flops), _known(demand.moved_bytes)
+    work = work._replace(flops=flops, moved_bytes=moved, dtype=demand.dtype)
     if not flops > 0:  # bytes alone cannot estimate a product or an attention of unknown FLOPs
-        unknown = flops != flops and family in ("gemm", "attention")
-        return LaunchDemand(family, flops, NAN if unknown else moved, name=name)
-    if demand.attention:
-        return LaunchDemand(
-            "attention", flops, moved, demand.dtype, attention=demand.attention, keys=demand.keys, name=name
-        )
-    return LaunchDemand("gemm" if family == "other" else family, flops, moved, demand.dtype, name=name)
+        unknown = flops != flops and work.family in ("gemm", "attention")
+        return work._replace(moved_bytes=NAN) if unknown else work
+    if not demand.attention:
+        return work._replace(family="gemm") if work.family == "other" else work
+    direction, _, library = demand.attention.partition(".")
+    return work._replace(
+        family="attention", attention=direction, library=library, keys=int(demand.keys), is_dense=demand.is_dense
+    )
 
 
-def _product(launch: Launch, name: str) -> LaunchDemand:
-    size = ProductSize(launch.m, launch.n, launch.k, launch.batch)
-    types = [_TYPES.get(each, ("", NAN)) for each in (launch.a_type, launch.b_type, launch.d_type)]
+def _product(launch: Launch, name: str) -> WorkRow:
+    """A library's product as torch has it, by rows: cuBLAS stores by columns, and so computes the transpose."""
+    size = ProductSize(launch.n, launch.m, launch.k, launch.batch)
+    types = [_TYPES.get(each, ("", NAN)) for each in (launch.b_type, launch.a_type, launch.d_type)]
     dtype = types[0][0]
     if dtype == "fp32" and launch.compute in _FAST:
         dtype = _FAST[launch.compute]
-    demand = product_demand(size, dtype, (types[0][1], types[1][1], types[2][1]), name)
-    return replace(demand, flops=4 * demand.flops) if launch.a_type in _COMPLEX else demand
+    work = product_work(size, dtype, (types[0][1], types[1][1], types[2][1]), name)
+    layout = "NT"[launch.transposed_a] + "NT"[launch.transposed_b]
+    flops = 4 * work.flops if launch.b_type in _COMPLEX else work.flops
+    scaling = SCALINGS[launch.scaling]
+    return work._replace(flops=flops, layout=layout, accumulates=bool(launch.accumulates), scaling=scaling)
 
 
 def _launch_name(launch: Launch, name: Callable[[Launch], str]) -> str:

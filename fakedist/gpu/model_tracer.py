@@ -1,4 +1,4 @@
-"""Traces a step on the virtual GPU by a model: the recorder's operations and the driver's log of launches, priced."""
+"""Traces a step on the virtual GPU: the recorder's operations and the driver's log of launches, joined."""
 
 from __future__ import annotations
 
@@ -11,21 +11,14 @@ import torch
 from torch._ops import OpOverload
 
 from fakedist.gpu.demand import NAN, Demand, DemandCounter, tensor_bytes
-from fakedist.gpu.launch_demand import LaunchDemands, Tagged
+from fakedist.gpu.launch_demand import Tagged
 from fakedist.gpu.launch_log import Launch, LaunchLog
-from fakedist.gpu.pricing import Roofline
-from fakedist.gpu.schedule import Schedule
+from fakedist.gpu.step_launches import StepLaunches
 from fakedist.gpu.triton_templates import Known, Template, template_of
 from fakedist.gpu.values.arguments import Arguments, Keywords
-from fakedist.gpu_models.spec import GpuSpec
 from fakedist.patch import patched, present
-from fakedist.run import time_notes
-from fakedist.run.kernel_rows import KernelRows
-from fakedist.run.notes import Note
-from fakedist.run.plain import from_plain
+from fakedist.run.launch_records import LaunchesRecord
 from fakedist.run.rows import Place
-from fakedist.run.step_time import Calibration, KernelSource
-from fakedist.run.trace_records import KernelsRecord
 
 #: The classes that launch Triton's kernels and hold their arguments: Inductor's and Triton's own.
 _TRITON = (("torch._inductor.runtime.triton_heuristics", "CachingAutotuner"), ("triton.runtime.jit", "JITFunction"))
@@ -40,23 +33,20 @@ class _Outside(threading.local):
 
 
 class ModelTracer:
-    """Traces one step, and times it by a :class:`fakedist.gpu.pricing.Roofline`. It implements protocol
-    ``record.timed_step.tracer.OperationTracer``.
+    """Traces one step: what it launched, and what that has to do. ``fakedist.time`` estimates how long it takes. It
+    implements protocol ``record.timed_step.tracer.OperationTracer``.
 
     Args:
-        spec: The GPU model.
         known: Returns a tensor's values, or None if no kernel computed them.
 
     Attributes:
         inside: Returns the place of what a compiled graph is launching in this thread; None outside of one.
     """
 
-    def __init__(self, spec: GpuSpec, known: Known = lambda tensor: None) -> None:
+    def __init__(self, known: Known = lambda tensor: None) -> None:
         self.inside: Callable[[], Place | None] = lambda: None
-        self._roofline = Roofline(spec)
         self._known = known
         self._templates: dict[str, Template | None] = {}
-        self._dense = 0
         self._log = LaunchLog()
         self._tags: dict[int, Tagged] = {}
         self._captured: dict[int, Tagged] = {}
@@ -80,21 +70,15 @@ class ModelTracer:
         self._log.begin()
 
     def end(self) -> None:
-        """The step is over. What it launched is kept, and priced only if its records are asked for."""
+        """The step is over. What it launched is kept, and looked at only if its records are asked for."""
         self._launches = self._log.end()
         self._leave_triton()
 
-    def records(self) -> Sequence[KernelsRecord]:
-        """The journal's record of the step's kernels."""
-        step, launches = self._step, self._launches
-        schedule = Schedule(self._roofline, Place(step, "other", 0, False))
-        demands = LaunchDemands(launches, self._tags, self._log.name)
-        found = list(schedule.rows(launches, self._tags, demands))
-        rows = KernelRows(self._source(step, schedule))
-        for row in found:
-            rows.add(row._replace(step=step))  # a graph's launches carry the step of their capture
+    def records(self) -> Sequence[LaunchesRecord]:
+        """The journal's record of the step's launches."""
+        launches = StepLaunches(self._step, self._launches, self._tags, self._log.name)
         self._tags, self._launches = {}, []
-        return (rows.record(),)
+        return (launches.record(),)
 
     def capture_begins(self) -> None:
         """The capture of a CUDA graph begins. Its kernels run when the graph is launched, perhaps in the timed step."""
@@ -195,7 +179,7 @@ class ModelTracer:
             if (template := self._template(function)) is not None:
                 named = dict(zip(names, args, strict=False))
                 demand, is_dense = template.demand(named, demand.moved_bytes, self._known)
-                self._dense += is_dense
+                demand = demand._replace(is_dense=is_dense)
             inside = self.inside()
             place = thread.place if inside is None else inside
             self._log.tag(self._tag(Tagged(thread.op, thread.operation, place, demand, counts=False)))
@@ -212,25 +196,3 @@ class ModelTracer:
         if source not in self._templates:
             self._templates[source] = template_of(str(getattr(function, "__name__", "")), source)
         return self._templates[source]
-
-    def _source(self, step: int, schedule: Schedule) -> KernelSource:
-        measured_on = self._roofline.measured_on
-        calibration = None if measured_on is None else from_plain(Calibration, measured_on)
-        return KernelSource(
-            source="estimated",
-            tool="model",
-            step=step,
-            gpu=self._roofline.spec.product,
-            step_us=schedule.end_us,
-            calibrated_on=calibration,
-            notes=self._notes(schedule, calibration),
-        )
-
-    def _notes(self, schedule: Schedule, calibration: Calibration | None) -> list[Note]:
-        found = [time_notes.not_calibrated() if calibration is None else time_notes.calibrated(calibration)]
-        found.append(time_notes.collectives_take_no_time())
-        if self._dense:
-            found.append(time_notes.attention_is_dense(self._dense))
-        if schedule.unknown:
-            found.append(time_notes.not_estimated(schedule.unknown))
-        return found

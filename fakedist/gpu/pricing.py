@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import NamedTuple, NotRequired, TypedDict, cast
 
 from fakedist.errors import SetupError
-from fakedist.gpu.demand import NAN
-from fakedist.gpu.launch_demand import LaunchDemand
 from fakedist.gpu_models.spec import GpuSpec
+from fakedist.run.launch_records import WorkRow
 
+NAN = float("nan")
 DATA = Path(__file__).parent / "efficiency.json"
 FORMAT = 1
 
@@ -127,10 +127,10 @@ class Roofline:
         """Names of the curves for this GPU."""
         return sorted(self._curves)
 
-    def duration(self, demand: LaunchDemand) -> tuple[float, str]:
-        """Microseconds, and the limit: compute, memory or launch. NaN and an empty string if the demand is unknown."""
-        compute = self._compute_us(demand)
-        memory = self._memory_us(demand)
+    def duration(self, work: WorkRow) -> tuple[float, str]:
+        """Microseconds, and the limit: compute, memory or launch. NaN and an empty string if the work is unknown."""
+        compute = self._compute_us(work)
+        memory = self._memory_us(work)
         if math.isnan(compute) or math.isnan(memory):
             return NAN, ""
         fixed = self.fixed.kernel
@@ -147,39 +147,39 @@ class Roofline:
                 return float(y0 * (y1 / y0) ** (math.log(size / x0) / math.log(x1 / x0)))
         return points[-1][1]
 
-    def _compute_us(self, demand: LaunchDemand) -> float:
-        flops, name, size = arithmetic(demand)
+    def _compute_us(self, work: WorkRow) -> float:
+        flops, name, size = arithmetic(work)
         if not name:
             return 0.0
-        peak = self.spec.peak_flops.get(demand.dtype, NAN)
+        peak = self.spec.peak_flops.get(work.dtype, NAN)
         while name not in self._curves:  # attention.forward.cudnn falls back to attention.forward
             name = name.rpartition(".")[0]
             if not name:
                 return NAN
         return flops / (peak * self.fraction(name, size)) * 1e6
 
-    def _memory_us(self, demand: LaunchDemand) -> float:
-        moved = demand.moved_bytes
-        if demand.over_host_link:
+    def _memory_us(self, work: WorkRow) -> float:
+        moved = work.moved_bytes
+        if work.over_host_link:
             return moved / (self.spec.host_bandwidth * self.fraction("host", moved)) * 1e6
         if not moved > 0:
             return moved
-        curve = f"memory.{demand.family}"
+        curve = f"memory.{work.family}"
         known = curve if curve in self._curves else "memory.other"
         return moved / (self.spec.memory_bandwidth * self.fraction(known, moved)) * 1e6
 
 
-def arithmetic(demand: LaunchDemand) -> Arithmetic:
+def arithmetic(work: WorkRow) -> Arithmetic:
     """What a launch computes: the whole tiles of a product, the FLOPs of everything else."""
-    if demand.product is not None:
-        m, n, k, batch = demand.product
-        padded = 2.0 * max(m, LEAST_TILE) * max(n, LEAST_TILE) * k * batch
-        return Arithmetic(padded, f"gemm.{demand.dtype}", padded)
-    if not demand.flops > 0:
+    if work.m:
+        padded = 2.0 * max(work.m, LEAST_TILE) * max(work.n, LEAST_TILE) * work.k * work.batch
+        return Arithmetic(padded, f"gemm.{work.dtype}", padded)
+    if not work.flops > 0:
         return Arithmetic(0.0, "", 0.0)
-    if demand.attention:
-        return Arithmetic(demand.flops, f"attention.{demand.attention}", demand.keys)
-    return Arithmetic(demand.flops, f"gemm.{demand.dtype}", demand.flops)
+    if work.attention:
+        library = f".{work.library}" if work.library else ""
+        return Arithmetic(work.flops, f"attention.{work.attention}{library}", work.keys)
+    return Arithmetic(work.flops, f"gemm.{work.dtype}", work.flops)
 
 
 def load_efficiency(path: Path = DATA) -> Efficiency:

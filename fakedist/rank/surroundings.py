@@ -193,8 +193,7 @@ class Surroundings:
             return None
         from fakedist.gpu.model_tracer import ModelTracer
 
-        spec = find_gpu(self._job.gpu, self._job.gpu_power_watts)
-        return ModelTracer(spec) if self._values is None else ModelTracer(spec, self._values.known)
+        return ModelTracer() if self._values is None else ModelTracer(self._values.known)
 
     def _write_gpu(self) -> None:
         """Write what is known of the rank's GPU. A real GPU is queried only once CUDA is initialised."""

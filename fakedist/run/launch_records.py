@@ -32,12 +32,12 @@ class WorkRow(NamedTuple):
 
     Attributes:
         name: The kernel's name, as CUPTI reports it.
-        kind: One of LAUNCH_KINDS.
+        kind: One of LAUNCH_KINDS: kernel, product, library, copy, fill, collective or host_reads.
         family: One of ``run.schema.FAMILIES``.
         operation: The operation that launched it, e.g. aten.mm.default; empty if none did.
         flops: Floating-point operations; NaN if unknown.
         moved_bytes: The fewest bytes it must read and write; NaN if unknown.
-        dtype: The type it computes in: fp64, fp32, tf32, bf16 (and fp16), fp8, int8.
+        dtype: The type it computes in: fp64, fp32, tf32, bf16 (and fp16), fp8, int8; empty for copies and fills.
         over_host_link: Whether the bytes cross the link between host and GPU.
         pinned: Whether the host's side of such a copy is pinned memory.
         batch: Products: how many of one size. Attention: sequences.
@@ -62,6 +62,7 @@ class WorkRow(NamedTuple):
         value_width: Attention: width of a value's head.
         causal: Attention: whether each query meets only the keys before it.
         window: Attention: the most keys that a query meets; 0 without a window.
+        is_dense: Attention: whether it counts as if every query met every key, because the mask's values are unknown.
         threads: Kernels: threads of its grid.
     """
 
@@ -71,7 +72,7 @@ class WorkRow(NamedTuple):
     operation: str = ""
     flops: float = 0.0
     moved_bytes: float = 0.0
-    dtype: str = "bf16"
+    dtype: str = ""
     over_host_link: bool = False
     pinned: bool = True
     batch: int = 0
@@ -95,6 +96,7 @@ class WorkRow(NamedTuple):
     value_width: int = 0
     causal: bool = False
     window: int = 0
+    is_dense: bool = False
     threads: int = 0
 
 
@@ -102,7 +104,7 @@ class WorkRow(NamedTuple):
 class LaunchesRecord(Record):
     """The launches of the timed step, in the order in which the host made them. They become the table ``launches``.
 
-    Texts (grid, block, operation) are places in ``texts``. ``what`` and ``phase`` are places in LAUNCH_KINDS and
+    Texts (grid, block) are places in ``texts``. ``what`` and ``phase`` are places in LAUNCH_KINDS and
     ``run.schema.PHASES``.
 
     Attributes:
@@ -113,13 +115,12 @@ class LaunchesRecord(Record):
         work: Place in ``work_rows``; -1 for events and waits.
         stream: CUDA stream; 0 is the default one.
         event: The event that is recorded or waited for; 0 without one.
-        num_operations: Operations of torch that the host ran since the row before; each takes host time.
+        num_operations: Operations of torch that the host ran since the last row with work; each takes host time.
         graph: Number of the launch of the CUDA graph that it belongs to; 0 outside of graphs.
         device: Index of the device.
         grid: Blocks as x,y,z.
         block: Threads of a block as x,y,z.
-        operation: The operation that launched it.
-        op: Number of that operation; -1 if none was running.
+        op: Number of the operation that launched it; -1 if none was running.
         phase: Phase.
         recompute: Whether backward ran a forward again.
         layer: Row of ``layers``.
@@ -139,7 +140,6 @@ class LaunchesRecord(Record):
     device: I32
     grid: U32
     block: U32
-    operation: U32
     op: I64
     phase: U8
     recompute: U8

@@ -2,7 +2,8 @@
 
 A record is a frozen dataclass. Its ``kind`` names it in the file. Rows are NamedTuples (:mod:`fakedist.run.rows`).
 What comes by the million is in columns. This module has the records of the rank, its steps, operations and calls;
-:mod:`fakedist.run.memory_records` those of memory, :mod:`fakedist.run.trace_records` those of the timed step.
+:mod:`fakedist.run.memory_records` those of memory, :mod:`fakedist.run.trace_records` those of the timed step as a tool
+saw it, :mod:`fakedist.run.launch_records` those of its launches.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import ClassVar
 
 from fakedist.gpu_models.spec import GpuSpec
 from fakedist.run.encoding import U32, Record
+from fakedist.run.launch_records import LaunchesRecord
 from fakedist.run.memory_records import MEMORY_RECORDS
 from fakedist.run.notes import Note
 from fakedist.run.outcome import Outcome
@@ -278,7 +280,7 @@ class CallsRecord(Record):
 _OWN: tuple[type[Record], ...] = (
     *(GpuRecord, NcclRecord, OutsideRecord, OutcomeRecord, NoteRecord, InventedRecord, UnansweredRecord),
     *(StepRecord, StepWentOnRecord, LayersRecord, ScopesRecord, OperationNamesRecord, OperationsRecord),
-    *(RegionsRecord, GroupsRecord, BoundRecord, CallsRecord),
+    *(RegionsRecord, GroupsRecord, BoundRecord, CallsRecord, LaunchesRecord),
 )
 #: Every kind of record of a journal, by its name in the file.
 RECORDS = {each.kind: each for each in (*_OWN, *MEMORY_RECORDS, *TRACE_RECORDS)}

@@ -5,7 +5,8 @@ docs/run-directory.md is made from it (:mod:`fakedist.run.schema_page`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from fakedist.run.columns import Column, Table
+from fakedist.run.launch_schema import LAUNCHES, WORK
 
 SCHEMA_VERSION = 1
 
@@ -44,34 +45,6 @@ ACTIONS = (
     "oom",
     "annotate",
 )
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column of a table.
-
-    Attributes:
-        name: Its name; ``_bytes`` and ``_us`` are its unit.
-        type: Its Parquet type.
-        meaning: One sentence.
-    """
-
-    name: str
-    type: str
-    meaning: str
-
-
-@dataclass(frozen=True)
-class Table:
-    """One file ``tables/<name>.parquet``.
-
-    Attributes:
-        row: What a row is, and in which order they are.
-        columns: Its columns, in order.
-    """
-
-    row: str
-    columns: tuple[Column, ...]
 
 
 def _per_category(text: str, prefix: str = "") -> tuple[Column, ...]:
@@ -245,8 +218,13 @@ TABLES: dict[str, Table] = {
             ),
             Column("moved_bytes", "double", "What it must read and write at least; NaN if not known."),
             Column("bound", "string", "Estimated: compute, memory or launch limits it; empty where not known."),
+            Column("low_us", "double", "Estimated: the least of its 90 % interval; NaN if measured or not known."),
+            Column("high_us", "double", "Estimated: the most of its 90 % interval; NaN if measured or not known."),
+            Column("shape", "string", "Estimated: sizes of its product or attention; empty for others."),
         ),
     ),
+    "launches": LAUNCHES,
+    "work": WORK,
     "layer_times": Table(
         "The timed step by layer: a row for each row of `layers`, none without `kernels`. Communication is apart.",
         (

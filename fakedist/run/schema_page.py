@@ -8,13 +8,13 @@ from __future__ import annotations
 import dataclasses
 import enum
 import inspect
-import re
 import sys
 import types
 import typing
 from collections.abc import Iterator
 
 from fakedist.job.options import options_of
+from fakedist.run.columns import attributes
 from fakedist.run.manifest import Manifest
 from fakedist.run.schema import SCHEMA_VERSION, TABLES
 from fakedist.run.summary import Summary
@@ -85,7 +85,7 @@ def _dataclasses_in(hint: object) -> Iterator[type]:
 
 
 def _rows(kind: type) -> Iterator[str]:
-    meanings, hints = attributes(kind), typing.get_type_hints(kind)
+    meanings, hints = meanings_of(kind), typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         yield f"| `{field.name}` | {_type_text(hints[field.name])} | {_as_json(meanings[field.name])} |"
 
@@ -121,19 +121,9 @@ def _sentence(kind: type) -> str:
     return " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split())
 
 
-def attributes(kind: type) -> dict[str, str]:
-    """What each attribute of a record means, on one line: from its docstring, or the help of an option of a job."""
-    text = (inspect.getdoc(kind) or "").partition("Attributes:\n")[2]
-    found = {option.field: option.help for option in options_of(kind)}
-    for line in text.splitlines():
-        if line and not line.startswith(" "):  # the next section, such as "Raises:"
-            break
-        if start := re.match(r"    (\w+): (.*)", line):
-            last, meaning = start[1], start[2]
-            found[last] = meaning
-        elif found and line.strip():
-            found[last] += " " + line.strip()
-    return found
+def meanings_of(kind: type) -> dict[str, str]:
+    """What each attribute of a record means: from its docstring, or the help of an option of a job."""
+    return {option.field: option.help for option in options_of(kind)} | attributes(kind)
 
 
 if __name__ == "__main__":

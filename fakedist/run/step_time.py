@@ -48,6 +48,8 @@ class KernelSource:
         step: The timed step.
         gpu: The GPU's name.
         step_us: From the beginning of the step to the end of everything that it launched.
+        step_low_us: The least of its 90 % interval; None if the times are measured, or that is not known.
+        step_high_us: The most of it.
         notes: What limits what these times mean.
         calibrated_on: The GPU that the model was calibrated on; None without calibration.
         tool_version: Version of the tool; empty if it is not known.
@@ -59,6 +61,8 @@ class KernelSource:
     step: int
     gpu: str
     step_us: float
+    step_low_us: float | None = None
+    step_high_us: float | None = None
     notes: list[Note] = field(default_factory=list)
     calibrated_on: Calibration | None = None
     tool_version: str = ""
@@ -202,6 +206,8 @@ class StepTime:
 
     Attributes:
         step_us: The step.
+        step_low_us: The least of its 90 % interval; None if the times are measured, or that is not known.
+        step_high_us: The most of it.
         busy_us: A stream computes.
         communication_us: Only a collective of known duration runs.
         launch_gap_us: The GPU waits for the host.
@@ -225,6 +231,8 @@ class StepTime:
     """
 
     step_us: float
+    step_low_us: float | None
+    step_high_us: float | None
     busy_us: float
     communication_us: float
     launch_gap_us: float

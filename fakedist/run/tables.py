@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from fakedist.errors import RunDirectoryError
+from fakedist.run.columns import Column, Table
 from fakedist.run.directory import DAMAGED, SCRATCH_PREFIX, TABLES_NAME
-from fakedist.run.schema import TABLES, Column, Table
+from fakedist.run.schema import TABLES
 
 
 @contextmanager

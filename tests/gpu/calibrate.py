@@ -28,11 +28,12 @@ from pathlib import Path
 from typing import Any
 
 from fakedist.errors import FakedistError, JobError
-from fakedist.gpu.launch_demand import LaunchDemand, ProductSize, product_demand
+from fakedist.gpu.launch_demand import ProductSize, product_work
 from fakedist.gpu.pricing import DATA, Efficiency, arithmetic, load_efficiency
 from fakedist.gpu_models.known import GPUS, find_gpu
 from fakedist.gpu_models.spec import GpuSpec
 from fakedist.launch.machine import count_real_gpus
+from fakedist.run.launch_records import WorkRow
 
 REHEARSAL_GPU = "h100-80g"
 _REPEATS, _TRIALS = 10, 5
@@ -177,21 +178,21 @@ class Measured:
                     continue
                 a, b = (torch.randn(shape, device="cuda").to(dtype) for shape in ((m, k), (n, k)))
                 size = float(a.element_size())
-                demand = product_demand(ProductSize(n, m, k, 1), name, (size, size, 2.0 if name == "fp8" else size))
+                work = product_work(ProductSize(n, m, k, 1), name, (size, size, 2.0 if name == "fp8" else size))
                 one = torch.ones((), device="cuda")
                 multiply: Callable[[], Any] = lambda a=a, b=b: a @ b.t()  # noqa: E731
                 if name == "fp8":
                     multiply = lambda a=a, b=b, one=one: torch._scaled_mm(  # noqa: E731
                         a, b.t(), one, one, out_dtype=torch.bfloat16
                     )
-                self._add(demand, _device_us(multiply))
+                self._add(work, _device_us(multiply))
         torch.backends.cuda.matmul.allow_tf32 = False
 
     def _attention(self) -> None:
         import torch
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        for backend, suffix in ((SDPBackend.FLASH_ATTENTION, ""), (SDPBackend.CUDNN_ATTENTION, ".cudnn")):
+        for backend, library in ((SDPBackend.FLASH_ATTENTION, ""), (SDPBackend.CUDNN_ATTENTION, "cudnn")):
             for keys in _KEYS:
                 shape = (_TOKENS // keys, _HEADS, keys, _HEAD_WIDTH)
                 made = [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
@@ -209,13 +210,13 @@ class Measured:
                     graphed=False,
                 )
                 for name, duration, times in (("forward", forward, 1.0), ("backward", backward, 2.5)):
-                    demand = LaunchDemand("attention", flops * times, moved, "bf16", f"{name}{suffix}", float(keys))
-                    self._add(demand, duration)
+                    work = WorkRow("", "library", "attention", "", flops * times, moved, "bf16")
+                    self._add(work._replace(attention=name, library=library, keys=keys), duration)
 
     def _memory(self) -> None:
         for family, num_bytes, run, moved in _movers():
             if moved >= _LEAST_BYTES:
-                self._add(LaunchDemand(family, 0.0, moved), _device_us(run), at=num_bytes)
+                self._add(WorkRow("", "kernel", family, "", 0.0, moved), _device_us(run), at=num_bytes)
 
     def _host_link(self) -> None:
         import torch
@@ -226,17 +227,17 @@ class Measured:
             duration = _device_us(lambda host=host, target=target: target.copy_(host, non_blocking=True))
             self._put("host", num_bytes, num_bytes / self._spec.host_bandwidth * 1e6 / self._without_fixed(duration))
 
-    def _add(self, demand: LaunchDemand, duration_us: float, at: float | None = None) -> None:
+    def _add(self, work: WorkRow, duration_us: float, at: float | None = None) -> None:
         """Add a measurement to the curve of what limits it, by these peaks."""
         duration = self._without_fixed(duration_us)
-        flops, curve, size = arithmetic(demand)
-        memory = demand.moved_bytes / self._spec.memory_bandwidth * 1e6
-        compute = flops / self._spec.peak_flops[demand.dtype] * 1e6 if curve else 0.0
+        flops, curve, size = arithmetic(work)
+        memory = work.moved_bytes / self._spec.memory_bandwidth * 1e6
+        compute = flops / self._spec.peak_flops[work.dtype] * 1e6 if curve else 0.0
         if compute > memory:
-            if size >= _LEAST_FLOPS or demand.attention:
-                self._put(curve, size if demand.attention else _rounded(size), compute / duration)
-        elif not demand.attention:
-            self._put(f"memory.{demand.family}", at or _rounded(demand.moved_bytes), memory / duration)
+            if size >= _LEAST_FLOPS or work.attention:
+                self._put(curve, size if work.attention else _rounded(size), compute / duration)
+        elif not work.attention:
+            self._put(f"memory.{work.family}", at or _rounded(work.moved_bytes), memory / duration)
 
     def _put(self, curve: str, size: float, fraction: float) -> None:
         if fraction > 1.0 and not self._rehearse and size > _MOVED_BYTES[2]:

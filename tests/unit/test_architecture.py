@@ -63,8 +63,8 @@ MAY_IMPORT = {
     "frameworks": ("world", "patch", "importing"),
     "gpu": ("run", "patch", "frames", "importing"),
     "record": ("run", "frameworks", "patch", "frames"),
-    "time": (),
-    "analysis": ("run",),
+    "time": ("run", "gpu"),
+    "analysis": ("run", "time"),
     "results": ("run", "analysis", "report"),  # report only when a chart is wanted: run.figures
     "report": ("run", "analysis", "results"),
     "check": ("api", "run", "analysis", "results", "report", "launch"),

@@ -17,7 +17,7 @@ _COUNTED = ("gemm", "attention")
 
 
 def kernel_table(recording: Recording) -> pd.DataFrame:
-    """The table ``kernels``: one row per kernel, copy, fill or collective, in order of start."""
+    """The table ``kernels`` as a tool saw them: one row per kernel, copy, fill or collective, in order of start."""
     columns = recording.kernels
     texts = {"family": FAMILIES, "phase": PHASES, "bound": BOUNDS}
     texts |= dict.fromkeys(("name", "grid", "block", "operation"), tuple(recording.kernel_texts))
@@ -25,6 +25,7 @@ def kernel_table(recording: Recording) -> pd.DataFrame:
     for name, known in texts.items():
         frame[name] = np.array(known or ("",), object)[columns[name]]
     frame["recompute"] = frame["recompute"].astype(bool)
+    frame = frame.assign(low_us=np.nan, high_us=np.nan, shape="")
     return frame.sort_values(["start_us", "stream"], kind="stable").reset_index(drop=True)
 
 

@@ -14,7 +14,7 @@ from fakedist.analysis.times.family_times import family_table, name_table
 from fakedist.analysis.times.kernel_kinds import timed
 from fakedist.analysis.times.layer_times import fold_times, layer_time_table
 from fakedist.run.schema import BOUNDS, KINDS
-from fakedist.run.step_time import FamilyTime, KernelTime, LayerTime, Peaks, StepTime
+from fakedist.run.step_time import FamilyTime, KernelSource, KernelTime, LayerTime, Peaks, StepTime
 
 Row = TypeVar("Row")
 
@@ -38,27 +38,27 @@ class Times:
     summary: StepTime | None
 
 
-def find_times(kernels: pd.DataFrame, layers: pd.DataFrame, step_us: float, peaks: Peaks | None) -> Times:
+def find_times(kernels: pd.DataFrame, layers: pd.DataFrame, source: KernelSource | None, peaks: Peaks | None) -> Times:
     """Compute every table and figure about a step's time.
 
     Args:
         kernels: The table ``kernels``.
         layers: The table ``layers``.
-        step_us: From the start of the step to the end of everything that it launched.
+        source: Where the kernels come from; None without kernels.
         peaks: The GPU's peak rates; None if they are unknown.
     """
     ready = timed(kernels)
-    busy = find_busy(ready, step_us)
+    busy = find_busy(ready, 0.0 if source is None else source.step_us)
     times = layer_time_table(ready, layers, busy.of_kernel_us)
     names = name_table(ready)
-    if not len(kernels):
+    if not len(kernels) or source is None:
         return Times(times.iloc[:0], names, None)
     families, top, by_layer = _tables(ready, times, layers, names)
-    found = replace(_step_time(ready, busy, peaks), by_family=families, top_kernels=top, layers=by_layer)
+    found = replace(_step_time(ready, busy, source, peaks), by_family=families, top_kernels=top, layers=by_layer)
     return Times(times, names, found)
 
 
-def _step_time(kernels: pd.DataFrame, busy: Busy, peaks: Peaks | None) -> StepTime:
+def _step_time(kernels: pd.DataFrame, busy: Busy, source: KernelSource, peaks: Peaks | None) -> StepTime:
     compute = kernels[kernels["is_compute"]]
     known_us, flops = compute["known_us"].to_numpy(), np.nan_to_num(compute["flops"].to_numpy("f8"))
     kind = compute["kind"].to_numpy()
@@ -67,6 +67,8 @@ def _step_time(kernels: pd.DataFrame, busy: Busy, peaks: Peaks | None) -> StepTi
     peak = peaks.flops.get(PEAK_DTYPE) if peaks else None
     return StepTime(
         step_us=busy.step_us,
+        step_low_us=source.step_low_us,
+        step_high_us=source.step_high_us,
         busy_us=busy.busy_us,
         communication_us=busy.communication_us,
         launch_gap_us=busy.launch_gap_us,

@@ -65,7 +65,8 @@ def unknown_time(time_us: float, num_unknown: int) -> str:
 def time_figures(time: StepTime) -> list[tuple[str, str, str]]:
     """The step's time and its parts: name, figure, more."""
     step_us = time.step_us or 1.0
-    rows = [("step", format_us(time.step_us), without_communication(time))]
+    more = "; ".join(filter(None, (step_interval(time), without_communication(time))))
+    rows = [("step", format_us(time.step_us), more)]
     for name, us, more in (
         ("computes", time.busy_us, "at least one stream"),
         ("communicates", time.communication_us, "while nothing computes; simulated"),
@@ -78,6 +79,13 @@ def time_figures(time: StepTime) -> list[tuple[str, str, str]]:
     if text := utilisation(time):
         rows.append(("utilisation", *text))
     return rows
+
+
+def step_interval(time: StepTime) -> str:
+    """The interval of an estimated step: "2.5 s to 3.0 s"; empty if there is none."""
+    if time.step_low_us is None or time.step_high_us is None:
+        return ""
+    return f"{format_us(time.step_low_us)} to {format_us(time.step_high_us)} in 9 of 10 cases"
 
 
 def utilisation(time: StepTime) -> tuple[str, str] | None:

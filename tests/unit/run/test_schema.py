@@ -22,12 +22,12 @@ def test_the_keys_of_the_json_object_are_frozen() -> None:
     wanted = """schema_version world_size rank device gpu torch exit fits capacity_bytes peak_allocated_bytes
         peak_reserved_bytes peak_step peak_phase by_phase by_category layers largest_blocks collectives steps
         kernels time out_of_memory advice invented_values left_during_init estimated_outside notes run_directory"""
-    assert sorted([*schema_page.attributes(Summary), "run_directory"]) == sorted(wanted.split())
+    assert sorted([*schema_page.meanings_of(Summary), "run_directory"]) == sorted(wanted.split())
 
 
 def test_every_field_of_the_json_object_is_described() -> None:
     for kind in schema_page.records(Manifest):
-        assert set(schema_page.attributes(kind)) == {f.name for f in dataclasses.fields(kind)}
+        assert set(schema_page.meanings_of(kind)) == {f.name for f in dataclasses.fields(kind)}
 
 
 def test_a_table_comes_back_with_the_schemas_columns_and_types(tmp_path: Path) -> None:

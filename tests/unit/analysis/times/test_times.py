@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -12,13 +13,14 @@ from fakedist.analysis.times.kernel_kinds import timed
 from fakedist.analysis.times.totals import Times, find_times
 from fakedist.run.plain import to_plain
 from fakedist.run.schema import KINDS, TABLES
-from tests.unit.analysis.times.times_by_hand import H100, NAN, kernel, model, table
+from tests.unit.analysis.times.times_by_hand import H100, NAN, SOURCE, kernel, model, table
 
 UP, DOWN = 4, 5  # rows of model(): layers.0.up and layers.0.down; further blocks every three rows
 
 
 def times(*kernels: dict[str, Any], step_us: float = 0.0, **more: Any) -> Times:
-    return find_times(table(*kernels), model(), step_us, more.get("peaks", H100))
+    source = dataclasses.replace(SOURCE, step_us=step_us)
+    return find_times(table(*kernels), model(), source, more.get("peaks", H100))
 
 
 def summary(*kernels: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from fakedist.run.kernel_rows import KernelRow, KernelRows
+from fakedist.run.encoding import Columns
+from fakedist.run.schema import BOUNDS, FAMILIES, PHASES
 from fakedist.run.step_time import KernelSource, Peaks
 from fakedist.run.trace_records import KernelsRecord
 
@@ -33,10 +34,14 @@ def table(*kernels: dict[str, Any]) -> pd.DataFrame:
 
 def record(*kernels: dict[str, Any], **source: Any) -> KernelsRecord:
     """The journal's record of these rows."""
-    rows = KernelRows(dataclasses.replace(SOURCE, **source))
+    columns, texts = Columns(KernelsRecord), {"": 0}
+    places = {"family": FAMILIES, "phase": PHASES, "bound": BOUNDS}
     for row in kernels:
-        rows.add(KernelRow(**row))
-    return rows.record()
+        coded = {name: known.index(row[name]) for name, known in places.items()}
+        for name in ("name", "grid", "block", "operation"):
+            coded[name] = texts.setdefault(row[name], len(texts))
+        columns.add(**row | coded)
+    return columns.made(source=dataclasses.replace(SOURCE, **source), texts=list(texts))
 
 
 def model() -> pd.DataFrame:

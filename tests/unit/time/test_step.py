@@ -7,15 +7,17 @@ from typing import Any
 
 import pytest
 
+from fakedist.analysis.times.launch_tables import launch_table, work_table
 from fakedist.gpu.demand import Demand
-from fakedist.gpu.launch_demand import LaunchDemands, Tagged
+from fakedist.gpu.launch_demand import Tagged
 from fakedist.gpu.launch_log import TO_HOST, Launch, LaunchKind
-from fakedist.gpu.pricing import Roofline
-from fakedist.gpu.schedule import Schedule
+from fakedist.gpu.step_launches import StepLaunches
 from fakedist.gpu_models.known import find_gpu
 from fakedist.run.rows import Place
+from fakedist.time.roofline import RooflineTimes
+from fakedist.time.step import PricedStep, price_step
 
-ROOFLINE = Roofline(find_gpu("h100-80g"))
+PRICES = RooflineTimes(find_gpu("h100-80g"))
 FORWARD = Place(2, "forward", 3, False)
 LARGE = 1e9  # bytes, about 330 us
 SIDE = 7
@@ -36,10 +38,15 @@ def tagged(moved_bytes: float = LARGE, flops: float = 0.0, operation: str = "ate
     return Tagged(11, operation, FORWARD, Demand(flops, moved_bytes))
 
 
-def rows_of(launches: list[Launch], tags: dict[int, Tagged]) -> tuple[list[dict[str, Any]], Schedule]:
-    schedule = Schedule(ROOFLINE, Place(2, "other", 0, False))
-    demands = LaunchDemands(launches, tags, lambda each: "kernel")
-    return [row._asdict() for row in schedule.rows(launches, tags, demands)], schedule
+def rows_of(launches: list[Launch], tags: dict[int, Tagged]) -> tuple[list[dict[str, Any]], PricedStep]:
+    """The kernels of a log, in the order in which they began, and the step."""
+    record = StepLaunches(2, launches, tags, lambda each: "kernel").record()
+    step = price_step(launch_table(record), work_table(record), PRICES)
+    return step.kernels.to_dict("records"), step
+
+
+def note_codes(step: PricedStep) -> list[str]:
+    return [note.code for note in step.source.notes]
 
 
 def end(row: dict[str, Any]) -> float:
@@ -47,10 +54,10 @@ def end(row: dict[str, Any]) -> float:
 
 
 def test_a_stream_does_one_after_the_other_and_the_host_goes_on() -> None:
-    (first, second), schedule = rows_of([kernel(0), kernel(1)], {0: tagged(), 1: tagged()})
+    (first, second), step = rows_of([kernel(0), kernel(1)], {0: tagged(), 1: tagged()})
     assert second["start_us"] == pytest.approx(end(first))
-    assert second["launch_us"] == pytest.approx(2 * (ROOFLINE.fixed.operation + ROOFLINE.fixed.launch))
-    assert schedule.end_us == pytest.approx(end(second))
+    assert second["launch_us"] == pytest.approx(2 * (PRICES.host.operation_us + PRICES.host.launch_us))
+    assert step.source.step_us == pytest.approx(end(second))
 
 
 def test_a_row_says_where_it_comes_from() -> None:
@@ -120,11 +127,11 @@ def test_a_copy_that_was_launched_is_not_there_twice() -> None:
 
 def test_a_collective_is_one_row_without_a_duration_and_its_copies_are_none() -> None:
     launches = [launch(LaunchKind.COLLECTIVE, tag=0, call=9), kernel(1, call=9), kernel(2)]
-    (collective, after), schedule = rows_of(launches, {0: Tagged(12, "all_reduce", FORWARD), 1: tagged(), 2: tagged()})
+    (collective, after), step = rows_of(launches, {0: Tagged(12, "all_reduce", FORWARD), 1: tagged(), 2: tagged()})
     assert (collective["name"], collective["family"], collective["call"]) == ("all_reduce", "communication", 9)
     assert math.isnan(collective["duration_us"])
     assert after["start_us"] == after["launch_us"]
-    assert not schedule.unknown
+    assert note_codes(step) == ["not_calibrated", "collectives_take_no_time"]
 
 
 def test_kernels_of_one_operation_share_its_work_by_their_threads() -> None:
@@ -161,15 +168,15 @@ def test_a_kernel_that_copies_a_products_operands_has_none_of_its_flops() -> Non
 
 
 def test_a_launch_without_a_tag_has_no_estimate_and_is_counted() -> None:
-    (row,), schedule = rows_of([kernel(-1)], {})
+    (row,), step = rows_of([kernel(-1)], {})
     assert math.isnan(row["duration_us"])
     assert (row["op"], row["operation"], row["bound"]) == (-1, "", "")
-    assert schedule.unknown == {"kernel": 1}
+    assert step.source.notes[-1].text == "1 launches have no estimate, because their work is unknown: kernel"
 
 
 def test_a_graph_is_launched_once_for_all_that_is_in_it() -> None:
     launches = [kernel(0, graph=1), kernel(1, graph=1), kernel(0, graph=2), kernel(1, graph=2)]
     rows, _ = rows_of(launches, {0: tagged(), 1: tagged()})
     launched = [row["launch_us"] for row in rows]
-    assert launched == [ROOFLINE.fixed.graph] * 2 + [2 * ROOFLINE.fixed.graph] * 2
+    assert launched == [PRICES.host.graph_us] * 2 + [2 * PRICES.host.graph_us] * 2
     assert len({row["duration_us"] for row in rows}) == 1

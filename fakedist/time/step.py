@@ -1,0 +1,134 @@
+"""Estimates a step's time on a GPU: prices the work of its launches, and places the launches in time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import pandas as pd
+
+from fakedist.run import time_notes
+from fakedist.run.launch_records import LAUNCH_KINDS
+from fakedist.run.notes import Note
+from fakedist.run.step_time import Calibration, KernelSource
+from fakedist.time.shapes import shape_texts
+from fakedist.time.timeline import Array, HostTimes, Timeline
+
+_COLLECTIVE = LAUNCH_KINDS.index("collective")
+#: Columns that a kernel takes over from its launch, and from its work.
+_OF_LAUNCH = ("stream", "grid", "block", "op", "step", "phase", "recompute", "layer", "call")
+_OF_WORK = ("name", "family", "operation", "flops", "moved_bytes")
+
+
+class Prices(Protocol):
+    """A model of one GPU's kernel times."""
+
+    @property
+    def product(self) -> str:
+        """The GPU's name, as CUDA reports it."""
+
+    @property
+    def host(self) -> HostTimes:
+        """What the host takes for its part."""
+
+    @property
+    def calibrated_on(self) -> Calibration | None:
+        """The GPU that it was calibrated on; None without calibration."""
+
+    def price(self, work: pd.DataFrame, counts: Array) -> pd.DataFrame:
+        """How long each row of work takes: time_us, low_us, high_us, bound, basis; NaN and "" where not known.
+
+        Args:
+            work: The table ``work``.
+            counts: How many launches each row has.
+        """
+
+    def step_interval(self, priced: pd.DataFrame, counts: Array) -> tuple[float, float]:
+        """The interval of the sum over all launches, as two sums; NaN if it is not known."""
+
+    def notes(self) -> list[Note]:
+        """Where the times come from."""
+
+
+@dataclass(frozen=True)
+class PricedStep:
+    """A step on a GPU.
+
+    Attributes:
+        kernels: The table ``kernels``.
+        source: Where it comes from, how long the step takes, and what limits what that means.
+    """
+
+    kernels: pd.DataFrame
+    source: KernelSource
+
+
+def price_step(launches: pd.DataFrame, work: pd.DataFrame, prices: Prices) -> PricedStep:
+    """Estimate the kernels of a step.
+
+    Args:
+        launches: The table ``launches``, not empty.
+        work: The table ``work``.
+        prices: The model of the GPU.
+
+    Raises:
+        RunDirectoryError: The tables are damaged.
+    """
+    timeline = Timeline(launches)
+    is_call = timeline.what == _COLLECTIVE
+    of_work = launches["work"].to_numpy("i8")
+    with_work = of_work[timeline.has_work]
+    counts = np.bincount(with_work, minlength=len(work))
+    priced = prices.price(work, counts)
+    time_us = np.where(is_call | ~timeline.has_work, np.nan, priced["time_us"].to_numpy("f8")[of_work])
+    durations = np.nan_to_num(time_us)
+    placed = timeline.place(durations, prices.host)
+    kernels = pd.DataFrame(
+        {name: launches[name].to_numpy()[timeline.has_work] for name in _OF_LAUNCH}
+        | {name: work[name].to_numpy()[with_work] for name in _OF_WORK}
+        | {name: priced[name].to_numpy()[with_work] for name in ("low_us", "high_us", "bound")}
+        | {"shape": np.array(shape_texts(work), object)[with_work]}
+        | {"start_us": placed.start_us, "launch_us": placed.launch_us, "duration_us": time_us[timeline.has_work]}
+    )
+    low_us, high_us = _interval(timeline, durations, prices, priced, counts)
+    source = KernelSource(
+        source="estimated",
+        tool="model",
+        step=int(launches["step"].iloc[0]),
+        gpu=prices.product,
+        step_us=placed.end_us,
+        step_low_us=low_us,
+        step_high_us=high_us,
+        calibrated_on=prices.calibrated_on,
+        notes=[*prices.notes(), *_notes(work, priced, counts)],
+    )
+    kernels = kernels.sort_values(["start_us", "stream"], kind="stable").reset_index(drop=True)
+    return PricedStep(kernels, source)
+
+
+def _interval(
+    timeline: Timeline, durations: Array, prices: Prices, priced: pd.DataFrame, counts: Array
+) -> tuple[float | None, float | None]:
+    """The step's interval: the step when all kernels are as much faster or slower as their sum may be."""
+    whole = float(durations.sum())
+    bounds = prices.step_interval(priced, counts)
+    if not whole or any(bound != bound for bound in bounds):
+        return None, None
+    low, high = (timeline.place(durations * (bound / whole), prices.host).end_us for bound in bounds)
+    return low, high
+
+
+def _notes(work: pd.DataFrame, priced: pd.DataFrame, counts: Array) -> list[Note]:
+    found = [time_notes.collectives_take_no_time()]
+    if dense := int(counts[work["is_dense"].to_numpy(bool)].sum()):
+        found.append(time_notes.attention_is_dense(dense))
+    is_call = (work["kind"] == "collective").to_numpy(bool)
+    unknown = np.flatnonzero(priced["time_us"].isna().to_numpy(bool) & ~is_call & (counts > 0))
+    if len(unknown):
+        names: dict[str, int] = {}
+        for row in unknown.tolist():
+            name = str(work["name"].iloc[row])
+            names[name] = names.get(name, 0) + int(counts[row])
+        found.append(time_notes.not_estimated(names))
+    return found

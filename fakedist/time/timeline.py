@@ -1,0 +1,132 @@
+"""Places launches in time: a launch begins when its stream is free, the host has launched it and its events are done.
+
+Host time is a fixed time for each operation and each launch. Everything is in microseconds from the beginning of the
+step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from fakedist.errors import RunDirectoryError
+from fakedist.run.directory import DAMAGED
+from fakedist.run.launch_records import LAUNCH_KINDS
+
+Array = npt.NDArray[Any]
+
+_COLLECTIVE, _RECORDS, _WAITS, _HOST_WAITS, _HOST_WAITS_FOR_DEVICE, _READS = map(
+    LAUNCH_KINDS.index,
+    ("collective", "stream_records", "stream_waits", "host_waits", "host_waits_for_device", "host_reads"),
+)
+
+
+class HostTimes(Protocol):
+    """What the host takes for its part, in microseconds."""
+
+    @property
+    def operation_us(self) -> float:
+        """An operation of torch, without its launches."""
+
+    @property
+    def launch_us(self) -> float:
+        """A launch."""
+
+    @property
+    def graph_us(self) -> float:
+        """A launch of a CUDA graph, whatever is in it."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """When the launches that have work began.
+
+    Attributes:
+        start_us: When each began, shape (number of launches with work,).
+        launch_us: When the host had launched it.
+        end_us: When the host and all streams are done.
+    """
+
+    start_us: Array
+    launch_us: Array
+    end_us: float
+
+
+class Timeline:
+    """The launches of a step, ready to be placed with any durations.
+
+    Args:
+        launches: The table ``launches``.
+
+    Attributes:
+        what: What each row is, a place in LAUNCH_KINDS.
+        has_work: Which rows have work.
+
+    Raises:
+        RunDirectoryError: A row is of a kind that does not exist.
+    """
+
+    def __init__(self, launches: pd.DataFrame) -> None:
+        self.what: Array = pd.Categorical(launches["what"], categories=list(LAUNCH_KINDS)).codes
+        if len(self.what) and self.what.min() < 0:
+            raise RunDirectoryError("the table launches has a row of an unknown kind", DAMAGED)
+        work = launches["work"].to_numpy("i8")
+        self.has_work: Array = work >= 0
+        self._num_operations = launches["num_operations"].to_numpy("f8")
+        self._graph = launches["graph"].to_numpy("i8")
+        where = pd.MultiIndex.from_arrays([launches["device"], launches["stream"]])
+        self._streams, streams = pd.factorize(where)
+        self._num_streams = len(streams)
+        self._events = launches["event"].to_numpy("u8").tolist()
+
+    def place(self, duration_us: Array, host: HostTimes) -> Placed:
+        """Place the launches.
+
+        Args:
+            duration_us: How long each row takes on its stream, 0 where it takes no time or that is not known.
+            host: What the host takes.
+        """
+        now, free, starts, launched = 0.0, [0.0] * self._num_streams, [], []
+        done: dict[int, float] = {}
+        rows = zip(
+            self.what.tolist(),
+            self._streams.tolist(),
+            self._events,
+            self._host_us(host).tolist(),
+            duration_us.tolist(),
+            strict=True,
+        )
+        for what, stream, event, host_us, took in rows:
+            if what < _RECORDS or what == _READS:
+                now += host_us
+                start = free[stream]
+                if start < now:
+                    start = now
+                starts.append(start)
+                launched.append(now)
+                free[stream] = start + took
+                if what == _READS:
+                    now = max(now, free[stream])
+            elif what == _RECORDS:
+                done[event] = max(free[stream], now)
+            elif what == _WAITS:
+                free[stream] = max(free[stream], done.get(event, 0.0))
+            elif what == _HOST_WAITS_FOR_DEVICE:
+                now = max(now, *free)
+            else:
+                now = max(now, done.get(event, 0.0) if event else free[stream])
+        return Placed(np.array(starts, "f8"), np.array(launched, "f8"), max(now, *free) if free else now)
+
+    def _host_us(self, host: HostTimes) -> Array:
+        """Host time before each row: of its operations, and of its launch."""
+        alone = self.has_work & (self._graph == 0) & (self.what != _COLLECTIVE)
+        found: Array = self._num_operations * host.operation_us + alone * host.launch_us
+        in_graphs = np.flatnonzero(self.has_work & (self._graph != 0))
+        graph = self._graph[in_graphs]
+        begins = np.concatenate([[True], graph[1:] != graph[:-1]])[: len(graph)]
+        found[in_graphs[begins]] += host.graph_us
+        return found
