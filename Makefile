@@ -96,9 +96,11 @@ calibrate: ## measure what kernels achieve on the GPU of this machine, for the e
 measured: setup ## published measurements of kernels into fakedist/time/data (bench/measured/README.md): 80 MB, 1 minute
 	$(BIN)/python $(PIP_INSTALL) --no-deps --target build/measured aiconfigurator-core==0.12.0
 	$(BIN)/python bench/measured/make.py build/measured/aiconfigurator_core/systems/data
+	$(BIN)/python bench/measured/collectives.py build/measured/aiconfigurator_core/systems/data
 
 accuracy-times: setup ## estimated kernel times against left-out measured ones; into docs/accuracy.md
 	$(BIN)/python bench/accuracy_times.py
+	$(BIN)/python bench/accuracy_collectives.py
 
 gallery: setup ## make the pages of reports/ again
 	$(BIN)/python reports/make.py

@@ -1,0 +1,111 @@
+"""Collectives: measured curves in one NVLink domain, a fitted ring between nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from fakedist.errors import SetupError
+from fakedist.time.collective_data import load_collectives
+from fakedist.time.collectives import CollectiveTimes, GroupShape
+from fakedist.time.fabric import FABRICS
+
+NDR = FABRICS["dgx-h100-ndr"]
+NVLINK = 450e9
+MIB = 1 << 20
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send")
+
+
+@cache
+def h100() -> CollectiveTimes:
+    return CollectiveTimes("h100-80g", NDR, NVLINK)
+
+
+def test_a_measured_message_takes_what_was_measured() -> None:
+    logs = load_collectives()
+    row = logs[(logs["gpu"] == "h100-80g") & (logs["operation"] == "all_reduce") & (logs["nodes"] == 1)]
+    row = row[(row["gpus_per_node"] == 8) & (row["bytes"] == 64 * MIB)].iloc[0]
+    found = h100().time("all_reduce", 64 * MIB, GroupShape(8, 1, 8))
+    assert found.time_us == pytest.approx(row["time_us"], rel=1e-6)
+    assert found.algorithm == "measured"
+
+
+def test_beyond_the_largest_message_its_bandwidth_holds() -> None:
+    large, double = (h100().time("all_gather", num_bytes, GroupShape(8, 1, 8)).time_us for num_bytes in (64e9, 128e9))
+    assert double == pytest.approx(2 * large)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("shape", [(8, 1, 8), (5, 1, 5), (64, 8, 8), (16, 16, 1)])
+def test_more_bytes_never_take_less_time(operation: str, shape: tuple[int, int, int]) -> None:
+    times = [h100().time(operation, 2.0**power, GroupShape(*shape)).time_us for power in range(20, 34)]
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize("operation", ["all_gather", "reduce_scatter", "all_reduce"])
+def test_a_faster_network_is_never_slower(operation: str) -> None:
+    shape = GroupShape(64, 8, 8)
+    double = CollectiveTimes("h100-80g", replace(NDR, nic_bandwidth=2 * NDR.nic_bandwidth), NVLINK)
+    for power in range(10, 34):
+        assert double.time(operation, 2.0**power, shape).time_us <= h100().time(operation, 2.0**power, shape).time_us
+
+
+def test_a_group_with_one_rank_a_node_has_one_nic() -> None:
+    rail, full = (
+        h100().time("all_gather", 2**34, shape).time_us for shape in (GroupShape(8, 8, 1), GroupShape(64, 8, 8))
+    )
+    one_nic = 2**34 * 7 / 8 / (NDR.nic_bandwidth * NDR.achieved) * 1e6
+    assert rail == pytest.approx(one_nic, rel=0.01)
+    assert full < rail / 5
+
+
+def test_ten_nodes_are_met_within_the_interval() -> None:
+    logs = load_collectives()
+    rows = logs[(logs["nodes"] == 10) & (logs["operation"] == "all_gather") & (logs["gpus_per_node"] == 4)]
+    for row in rows.to_dict("records"):
+        found = h100().time("all_gather", row["bytes"], GroupShape(40, 10, 4))
+        assert found.time_us == pytest.approx(row["time_us"], rel=0.25)
+
+
+def test_a_small_all_reduce_over_many_nodes_runs_on_a_tree() -> None:
+    shape = GroupShape(1024, 128, 8)
+    assert h100().time("all_reduce", 1 * MIB, shape).algorithm == "tree"
+    assert h100().time("all_reduce", 64 * 1024 * MIB, shape).algorithm == "ring"
+
+
+def test_a_group_of_one_takes_no_time() -> None:
+    assert h100().time("all_reduce", 1e9, GroupShape(1, 1, 1)).time_us == 0.0
+
+
+def test_the_shape_of_a_group_follows_from_its_ranks() -> None:
+    assert GroupShape.of(range(0, 64, 8), 8) == GroupShape(8, 8, 1)
+    assert GroupShape.of(range(16), 8) == GroupShape(16, 2, 8)
+    assert GroupShape.of([0, 1, 2, 8], 8) == GroupShape(4, 2, 1)
+
+
+def test_a_model_without_logs_says_so_by_its_interval() -> None:
+    own = h100().time("all_reduce", MIB, GroupShape(8, 1, 8))
+    other = CollectiveTimes("my-gpu", NDR, NVLINK).time("all_reduce", MIB, GroupShape(8, 1, 8))
+    between = h100().time("all_reduce", MIB, GroupShape(6, 1, 6))
+    assert own.spread < between.spread < other.spread
+
+
+def test_logs_without_times_are_refused(tmp_path: Path) -> None:
+    for text in ("", "gpu,operation\n", "gpu,operation,nodes,gpus_per_node,bytes,time_us,origin\na,b,1,2,8,0,x\n"):
+        path = tmp_path / f"{len(text)}.csv"
+        path.write_text(text)
+        with pytest.raises(SetupError, match="make measured"):
+            load_collectives(path)
+    with pytest.raises(SetupError, match="are missing"):
+        load_collectives(tmp_path / "none.csv")
+
+
+def test_left_out_rows_change_the_curve() -> None:
+    logs = load_collectives()
+    rest: pd.DataFrame = logs[~((logs["gpus_per_node"] == 8) & (logs["nodes"] == 1))]
+    found = CollectiveTimes("h100-80g", NDR, NVLINK, rest).time("all_reduce", 64 * MIB, GroupShape(8, 1, 8))
+    assert found.time_us != pytest.approx(h100().time("all_reduce", 64 * MIB, GroupShape(8, 1, 8)).time_us, rel=1e-3)
