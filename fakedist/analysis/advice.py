@@ -67,6 +67,13 @@ class Evidence:
         """Bytes of the chosen blocks that are alive at the peak."""
         return int(self.blocks.loc[chosen & self.blocks["at_peak"].to_numpy(), "bytes"].sum())
 
+    def main_line(self, chosen: Array) -> str:
+        """The line that allocated most of the chosen blocks alive at the peak; empty if none of them has a line."""
+        alive = self.blocks[chosen & self.blocks["at_peak"].to_numpy()]
+        lines = pd.Series(self.lines).iloc[alive["stack"].to_numpy()]
+        held = alive["bytes"].groupby(lines.to_numpy()).sum().drop("", errors="ignore")
+        return str(held.idxmax()) if len(held) else ""
+
 
 def _is(values: pd.Series, test: Callable[[str], bool]) -> Array:
     """Which values pass the test. Each distinct value is tested once, since there are millions of blocks."""
@@ -173,7 +180,8 @@ def _shard_optimizer(evidence: Evidence) -> Iterator[Advice]:
             f"ZeroRedundancyOptimizer or FSDP2 (fully_shard) each keeps 1/{size:,} of it"
         )
         gives = evidence.saved(np.where(state, evidence.blocks["bytes"] * (1 - 1 / size), 0))
-        yield Advice("shard-optimizer", f"shard the optimizer over {name}", text, gives)
+        line = evidence.main_line(state)
+        yield Advice("shard-optimizer", f"shard the optimizer over {name}", text, gives, line=line)
 
 
 def _fuse_loss(evidence: Evidence) -> Iterator[Advice]:
@@ -192,7 +200,8 @@ def _fuse_loss(evidence: Evidence) -> Iterator[Advice]:
         "fused linear cross entropy, or sharded over the vocabulary (loss parallel) it needs a fraction of that"
     )
     gives = evidence.saved(np.where(chosen, evidence.blocks["bytes"] * (1 - 1 / _LOSS_PIECES), 0))
-    yield Advice("fuse-loss", f"compute the loss in {_LOSS_PIECES} chunks, or fused", text, gives)
+    title, line = f"compute the loss in {_LOSS_PIECES} chunks, or fused", evidence.main_line(chosen)
+    yield Advice("fuse-loss", title, text, gives, line=line)
 
 
 def _short(line: str) -> str:
@@ -210,7 +219,8 @@ def _fuse_optimizer(evidence: Evidence) -> Iterator[Advice]:
             "foreach=False those of one parameter at a time"
         )
         gives = evidence.saved(np.where(chosen, evidence.blocks["bytes"], 0))
-        yield Advice("fuse-optimizer", "use the fused optimizer", text, gives)
+        line = evidence.main_line(chosen)
+        yield Advice("fuse-optimizer", "use the fused optimizer", text, gives, line=line)
 
 
 def _drop_gradients(evidence: Evidence) -> Iterator[Advice]:

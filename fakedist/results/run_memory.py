@@ -6,6 +6,7 @@ import pandas as pd
 
 from fakedist.results.run_tables import RunTables
 from fakedist.run.summary import Summary
+from fakedist.units import format_bytes
 
 
 class RunMemory:
@@ -18,6 +19,16 @@ class RunMemory:
 
     def __init__(self, tables: RunTables, summary: Summary) -> None:
         self._tables, self._summary = tables, summary
+
+    def __repr__(self) -> str:
+        summary = self._summary
+        when = f", step {summary.peak_step}, {summary.peak_phase}" if summary.peak_phase else ""
+        rows = [("peak_allocated", f"{format_bytes(summary.peak_allocated_bytes)}{when}")]
+        rows.append(("peak_reserved", format_bytes(summary.peak_reserved_bytes)))
+        if self._tables.has("phases"):
+            held = sorted(summary.by_category.items(), key=lambda row: -row[1])
+            rows += [(name, format_bytes(bytes_)) for name, bytes_ in held if bytes_]
+        return "\n  ".join([type(self).__name__, *(f"{name}: {text}" for name, text in rows)])
 
     def peak(self) -> pd.DataFrame:
         """Blocks alive at the peak, largest first. ``bytes`` adds up to ``run.peak_allocated_bytes``.

@@ -9,6 +9,7 @@ from fakedist.analysis.times.layer_times import fold_times
 from fakedist.results.run_tables import RunTables
 from fakedist.run.plain import to_plain
 from fakedist.run.step_time import KernelSource, StepTime
+from fakedist.units import format_us
 
 
 class RunTime:
@@ -27,6 +28,14 @@ class RunTime:
     def __init__(self, tables: RunTables, step_time: StepTime, source: KernelSource) -> None:
         self._tables, self._step_time = tables, step_time
         self.source, self.step = source.source, source.step
+
+    def __repr__(self) -> str:
+        time = self._step_time
+        rows = [("step", f"{self.step}, {format_us(time.step_us)}, {self.source}")]
+        if time.num_unknown_calls:
+            rows.append(("without", f"{time.num_unknown_calls:,} of {time.num_calls:,} collectives"))
+        rows += [(row.family, format_us(row.time_us)) for row in time.by_family if row.share is not None]
+        return "\n  ".join([type(self).__name__, *(f"{name}: {text}" for name, text in rows)])
 
     def summary(self) -> StepTime:
         """The step's time and how it is spent."""

@@ -220,6 +220,7 @@ class Advice:
         text: Why, and how.
         gives_bytes: How much lower the peak would be.
         of: Which peak: peak_allocated_bytes or peak_reserved_bytes.
+        line: The line that allocates what it saves: ``file:line (function)``; empty if there is no such line.
     """
 
     rule: str
@@ -227,6 +228,7 @@ class Advice:
     text: str
     gives_bytes: int
     of: str = "peak_allocated_bytes"
+    line: str = ""
 
 
 @dataclass(frozen=True)

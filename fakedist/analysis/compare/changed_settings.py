@@ -5,6 +5,7 @@ from __future__ import annotations
 from fakedist.run.manifest import Manifest
 from fakedist.run.outcome import Ending, Outcome
 from fakedist.run.summary import Summary
+from fakedist.units import format_bytes
 
 #: Settings of a job: their keys and display names.
 _JOB = {
@@ -34,11 +35,10 @@ def different_settings(a: Manifest, b: Manifest, summaries: tuple[Summary, Summa
         b: The manifest of the other.
         summaries: The figures of both.
     """
-    pairs: list[tuple[str, object, object]] = [
-        (name, getattr(a.job, key, None), getattr(b.job, key, None)) for key, name in _JOB.items()
-    ]
+    pairs: list[tuple[str, object, object]] = [(name, _setting(a, key), _setting(b, key)) for key, name in _JOB.items()]
     one, other = summaries
     pairs += [
+        ("git commit", a.git_commit, b.git_commit),
         ("torch", one.torch, other.torch),
         ("gpu", one.gpu, other.gpu),
         ("steps that ended", len(one.steps), len(other.steps)),
@@ -47,6 +47,11 @@ def different_settings(a: Manifest, b: Manifest, summaries: tuple[Summary, Summa
         ("fakedist", a.fakedist, b.fakedist),
     ]
     return [{"name": name, "a": _text(mine), "b": _text(theirs)} for name, mine, theirs in pairs if mine != theirs]
+
+
+def _setting(manifest: Manifest, key: str) -> object:
+    value = getattr(manifest.job, key, None)
+    return format_bytes(value) if key == "gpu_memory_bytes" and value is not None else value
 
 
 def unlike_times(a: Summary, b: Summary) -> list[str]:

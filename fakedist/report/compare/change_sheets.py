@@ -11,27 +11,27 @@ from rich.text import Text
 from fakedist.report.compare.comparison import Comparison, format_change, format_relative
 from fakedist.report.compare.time_change_sheets import time_change_sheets
 from fakedist.report.text.group_sheets import AT_ONCE, stream_columns
-from fakedist.report.text.markdown import markdown_table
+from fakedist.report.text.markdown import escaped, markdown_table
 from fakedist.report.text.memory_sheets import Columns, Sheet, changed_sheet
-from fakedist.report.text.sheet import SheetColumn, print_remark, print_table
+from fakedist.report.text.sheet import KEY, SheetColumn, print_remark, print_table, print_words
 from fakedist.units import format_bytes
 
 
 def render_comparison(comparison: Comparison, *, all_rows: bool, console: Console) -> None:
-    """Print a comparison, the reason first.
+    """Print a comparison, what was changed and the reason first.
 
     Args:
         comparison: What to print.
         all_rows: Whether small changes are shown too.
         console: Where to print.
     """
-    console.print(Text(comparison.why, style="bold"), soft_wrap=True)
+    print_words(console, Text(comparison.headline, style="bold"), 0)
     if comparison.time:
-        console.print(Text(comparison.time.why, style="bold"), soft_wrap=True)
+        print_words(console, Text(comparison.time.why, style="bold"), 0)
     for side, run in (("A", comparison.a), ("B", comparison.b)):
         console.print(Text(f"{side}  ", style="dim") + Text(f"{run.path}", style="not dim"), soft_wrap=True)
     for warning in comparison.warnings:
-        console.print(Text(warning, style="yellow"), soft_wrap=True)
+        print_words(console, Text(warning, style="yellow"), 0)
     for sheet in comparison_sheets(comparison, all_rows=all_rows):
         print_table(console, sheet.title, sheet.columns)
         for remark in sheet.remarks:
@@ -39,11 +39,11 @@ def render_comparison(comparison: Comparison, *, all_rows: bool, console: Consol
 
 
 def comparison_markdown(comparison: Comparison, *, all_rows: bool = False) -> str:
-    """A comparison as Markdown: the reason, the figures, and the rest in collapsed sections."""
+    """A comparison as Markdown: what was changed and why, the figures, and the rest in collapsed sections."""
     first, *rest = comparison_sheets(comparison, all_rows=all_rows)
-    lines = [f"**{comparison.why}**", ""]
+    lines = [f"**{escaped(comparison.headline)}**", ""]
     if comparison.time:
-        lines += [f"**{comparison.time.why}**", ""]
+        lines += [f"**{escaped(comparison.time.why)}**", ""]
     lines += [f"A: `{comparison.a.path.name}`, B: `{comparison.b.path.name}`", ""]
     lines += [f"- {warning}" for warning in comparison.warnings]
     lines += [*markdown_table(first.columns), ""]
@@ -168,7 +168,8 @@ def _sizes(rows: pd.DataFrame) -> list[SheetColumn]:
     found = [
         SheetColumn(name, [_or_dash(bytes_) for bytes_ in rows[f"{name.lower()}_bytes"].tolist()]) for name in "AB"
     ]
-    return [*found, SheetColumn("change", [format_change(bytes_) for bytes_ in rows["change_bytes"].tolist()])]
+    changes = [format_change(bytes_) for bytes_ in rows["change_bytes"].tolist()]
+    return [*found, SheetColumn("change", changes, rank=KEY)]
 
 
 def _relative(rows: pd.DataFrame) -> SheetColumn:

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pandas as pd
 
-from fakedist.analysis.compare import changed_blocks, changed_calls, changed_memory, changed_settings, matching, why
+from fakedist.analysis.compare import (
+    changed_blocks,
+    changed_calls,
+    changed_memory,
+    changed_settings,
+    headline,
+    matching,
+    why,
+)
 from fakedist.report.compare.time_comparison import TimeComparison
 from fakedist.report.text.group_sheets import CallsText, RunTopology
 from fakedist.results.opening import open_run_directory
@@ -50,6 +58,16 @@ class Comparison:
     def differences(self) -> list[dict[str, str]]:
         """Settings that differ: ``name``, ``a``, ``b``."""
         return changed_settings.different_settings(self.a.manifest, self.b.manifest, self.summaries)
+
+    @cached_property
+    def changes(self) -> list[str]:
+        """What was changed, in a few words each: "--loss-parallel", "world size 64 -> 128"."""
+        return headline.changed_names(self.a.manifest, self.b.manifest, self.differences)
+
+    @property
+    def changed(self) -> str:
+        """All of it in one phrase; empty if both runs have the same settings."""
+        return headline.changed_text(self.changes)
 
     @cached_property
     def warnings(self) -> list[str]:
@@ -148,6 +166,11 @@ class Comparison:
             return f"the peak is the same, {format_bytes(peak)}{moved}"
         return say_cause(self.cause, why.origin_of(self.cause, self.blocks))
 
+    @property
+    def headline(self) -> str:
+        """What was changed, and the reason: "--loss-parallel: -7.32 GiB at the peak: temporaries ..."."""
+        return f"{self.changed}: {self.why}" if self.changed else self.why
+
     def _tables(self, name: str) -> tuple[pd.DataFrame, pd.DataFrame]:
         return self._kept.setdefault(name, (self.a.table(name), self.b.table(name)))
 
@@ -192,6 +215,7 @@ def comparison_object(comparison: Comparison) -> dict[str, object]:
     return {
         "a": str(comparison.a.path),
         "b": str(comparison.b.path),
+        "changes": comparison.changes,
         "why": comparison.why,
         "warnings": comparison.warnings,
         "differences": comparison.differences,

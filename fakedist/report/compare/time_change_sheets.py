@@ -9,7 +9,7 @@ import pandas as pd
 from fakedist.report.compare.comparison import format_relative
 from fakedist.report.compare.time_comparison import TimeComparison, format_us_change
 from fakedist.report.text.memory_sheets import Columns, Sheet, changed_sheet
-from fakedist.report.text.sheet import SheetColumn
+from fakedist.report.text.sheet import KEY, SheetColumn
 from fakedist.report.text.time_wording import short_kernel, unknown_time
 
 
@@ -67,7 +67,7 @@ def _times(rows: pd.DataFrame) -> list[SheetColumn]:
         unknown = rows[f"unknown_{side}"].tolist() if f"unknown_{side}" in rows else [0] * len(rows)
         pairs = zip(rows[f"{side}_us"].tolist(), unknown, strict=True)
         found.append(SheetColumn(side.upper(), [unknown_time(us, num) for us, num in pairs]))
-    found.append(SheetColumn("change", [format_us_change(us) for us in rows["change_us"].tolist()]))
+    found.append(SheetColumn("change", [format_us_change(us) for us in rows["change_us"].tolist()], rank=KEY))
     pairs = zip(rows["change_us"].tolist(), rows["a_us"].tolist(), strict=True)
     return [*found, SheetColumn("%", [format_relative(change, of) for change, of in pairs], rank=1)]
 

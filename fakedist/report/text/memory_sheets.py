@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
-from fakedist.report.text.sheet import SheetColumn
+from fakedist.report.text.sheet import KEY, SheetColumn
 from fakedist.report.text.wording import LAYER_COLUMNS, MIN_SHARE, layer_label, or_dash, short_line, short_operation
 from fakedist.results.run import Run
 from fakedist.run.schema import CATEGORIES
@@ -99,7 +99,7 @@ def phase_sheet(summary: Summary) -> Sheet:
     figures = [
         SheetColumn(name, [format_bytes(getattr(row, key)) for row in rows], rank=rank)
         for name, key, rank in (
-            ("peak allocated", "peak_allocated_bytes", 0),
+            ("peak allocated", "peak_allocated_bytes", KEY),
             ("peak reserved", "peak_reserved_bytes", 2),
             ("allocated at end", "end_allocated_bytes", 1),
         )
@@ -138,7 +138,7 @@ def layer_sheet(layers: pd.DataFrame, summary: Summary, all_layers: bool) -> She
         sums = [sum(row[f"peak_{category}_bytes"] for category in categories) for row in rows]
         columns.append(SheetColumn(name, [or_dash(bytes_) for bytes_ in sums], rank=rank if any(sums) else _EMPTY_RANK))
     for name, key, rank in (
-        ("total", "peak_total_bytes", 0),
+        ("total", "peak_total_bytes", KEY),
         ("own", "peak_own_bytes", 5),
         ("most", "most_total_bytes", 0),
     ):
@@ -161,7 +161,7 @@ def largest_sheet(blocks: list[LargeBlock], cwd: str) -> Sheet:
         SheetColumn("layer", [row.layer for row in blocks], is_text=True),
         SheetColumn("made in", [f"{row.step} {row.phase}" for row in blocks], is_text=True, rank=1),
         SheetColumn("operation", [short_operation(row.operation) for row in blocks], is_text=True, rank=2),
-        SheetColumn("line", [short_line(row.line, cwd) for row in blocks], is_text=True),
+        SheetColumn("line", [short_line(row.line, cwd) for row in blocks], is_text=True, rank=KEY),
     ]
     return Sheet("Largest blocks at the peak", columns)
 

@@ -15,7 +15,7 @@ _NUM_PARTS = 2
 _MORE_IN = "--json (estimated_outside)"
 
 
-def outside_figures(summary: Summary, outside: Outside) -> list[tuple[str, str, str]]:
+def outside_figures(outside: Outside) -> list[tuple[str, str, str]]:
     """Name, figure and details of each amount, including the names of unknown amounts."""
     rows = []
     if found := outside.communicators:
@@ -23,10 +23,6 @@ def outside_figures(summary: Summary, outside: Outside) -> list[tuple[str, str, 
         rows.append(("NCCL", span_text(low, high), _communicators(outside)))
     if outside.context_bytes:
         rows.append(("CUDA context", format_bytes(outside.context_bytes), f"measured, {outside.context_source}"))
-    left = summary.capacity_bytes - summary.peak_reserved_bytes
-    if outside.high_bytes and summary.capacity_bytes:
-        rest = span_text(left - outside.high_bytes, left - outside.low_bytes)
-        rows.append(("headroom", rest, f"with this included; {format_bytes(left)} without"))
     if outside.measured_bytes is not None:
         told = (
             "measured on this GPU at the end: used minus reserved, other processes included, without other ranks' NCCL"
@@ -88,7 +84,7 @@ def outside_section(summary: Summary) -> dict[str, object] | None:
     rows = outside.communicators[:_NUM_SHOWN]
     return {
         "title": OUTSIDE_TITLE.partition(",")[0],
-        "figures": outside_figures(summary, outside),
+        "figures": outside_figures(outside),
         "rows": [
             to_plain(row)
             | {

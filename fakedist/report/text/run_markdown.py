@@ -8,7 +8,7 @@ from fakedist.report.text.memory_sheets import Sheet, run_sheets
 from fakedist.report.text.outside_sheet import OUTSIDE_TITLE, communicator_sheet, outside_figures
 from fakedist.report.text.time_sheets import time_sheets
 from fakedist.report.text.time_wording import source_word, time_figures
-from fakedist.report.text.wording import advice_text, ending, note_texts, peaks_text, verdict
+from fakedist.report.text.wording import advice_text, ending, note_texts, peaks_text, top_advice, verdict
 from fakedist.results.run import Run
 from fakedist.run.step_time import KernelSource, StepTime
 from fakedist.run.summary import Advice, Outside, Summary
@@ -35,7 +35,7 @@ def run_markdown(run: Run, *, all_layers: bool = False) -> str:
     pieces = ["\n".join(lines)]
     pieces += ["\n".join(_sheet(sheet)) for sheet in run_sheets(run, all_layers=all_layers)]
     if summary.estimated_outside:
-        pieces.append("\n".join(_outside(summary, summary.estimated_outside)))
+        pieces.append("\n".join(_outside(summary.estimated_outside)))
     if summary.timed:
         pieces.append("\n".join(_time(*summary.timed)))
         pieces += ["\n".join(_sheet(sheet)) for sheet in time_sheets(run, all_layers=all_layers)]
@@ -65,6 +65,8 @@ def _verdict(run: Run, summary: Summary) -> list[str]:
         lines[-1] += f" of {format_bytes(summary.capacity_bytes)}"
     ended = escaped(ending(summary, run.manifest.cwd)[:300])
     lines[-1] += f" ({summary.peak_phase} of step {summary.peak_step}; {ended})."
+    if advice := top_advice(summary, run.manifest.cwd):
+        lines += ["", f"{escaped(advice)}."]
     return lines
 
 
@@ -76,11 +78,11 @@ def _time(time: StepTime, source: KernelSource) -> list[str]:
     return [*lines, *(f"- {escaped(note.text)}" for note in source.notes)]
 
 
-def _outside(summary: Summary, outside: Outside) -> list[str]:
+def _outside(outside: Outside) -> list[str]:
     """Memory outside the caching allocator, with the communicators collapsed."""
     rows = [
         f"- {name}: **{escaped(figure)}**" + (f" ({escaped(more)})" if more else "")
-        for name, figure, more in outside_figures(summary, outside)
+        for name, figure, more in outside_figures(outside)
     ]
     sheet = communicator_sheet(outside)
     return [f"**{OUTSIDE_TITLE}**", "", *rows, *(["", *_sheet(sheet)] if sheet else [])]

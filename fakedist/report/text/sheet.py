@@ -1,17 +1,27 @@
-"""Tables for a terminal of any width. Columns that do not fit are left out, least important first, and named."""
+"""Tables for a terminal of any width. Columns that do not fit are left out, least important first, and named.
+
+A narrow terminal folds text at blanks, else after the dots, slashes and underscores of a name, else anywhere.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from rich.cells import cell_len
+from rich.cells import cell_len, chop_cells
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 _GAP = 2  # blanks between columns
+_LEAST_TEXT = 14  # narrower text is hard to read: rather leave out a column of figures
+_LEAST = 4
+_NARROW = 64  # below this, what is said about a figure goes on a line of its own
+_PIECES = re.compile(r"[^./_]*[./_]*")
+KEY = -1
 
 
 @dataclass(frozen=True)
@@ -22,7 +32,8 @@ class SheetColumn:
         name: Its heading.
         cells: Its text in every row.
         is_text: Text is left-aligned and wraps if necessary. Figures are right-aligned and never cut.
-        rank: Columns with the highest rank are left out first. Rank 0 always stays.
+        rank: Columns with the highest rank are left out first, rank 0 only where the others' text would have to fold to
+            a few letters. The first column and those of rank ``KEY`` always stay.
     """
 
     name: str
@@ -39,44 +50,127 @@ class SheetColumn:
 def print_table(console: Console, title: str, columns: Sequence[SheetColumn]) -> None:
     """Print a table below its title, with as many of its columns as fit."""
     shown = _fitting(columns, console.width)
+    widths = _widths(shown, console.width)
     table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="dim")
-    for column in shown:
-        if column.is_text:
-            table.add_column(column.name, overflow="fold")
-        else:
-            table.add_column(column.name, justify="right", no_wrap=True)
+    for column, width in zip(shown, widths, strict=True):
+        justify: Literal["left", "right"] = "left" if column.is_text else "right"
+        table.add_column(folded(column.name, width), justify=justify, no_wrap=True, width=width)
     for row in zip(*(column.cells for column in shown), strict=True):
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(folded(cell, width)) for cell, width in zip(row, widths, strict=True)))
     print_heading(console, title)
-    print_lines(console, table)
+    print_lines(console, table, width=sum(widths) + _GAP * len(widths))
     if left_out := [column.name for column in columns if column not in shown]:
         print_remark(console, f"columns not shown: {', '.join(left_out)} (a wider terminal or --json has them)")
+
+
+def print_figures(console: Console, rows: Sequence[tuple[str, str, str]], *, is_right: bool = False) -> None:
+    """Print lines of a name, a figure and what is said about it.
+
+    Args:
+        console: Where to print.
+        rows: Name, figure, more.
+        is_right: Whether the figures are right-aligned.
+    """
+    if not rows:
+        return
+    name_width = max(cell_len(name) for name, _, _ in rows)
+    width = max(cell_len(figure) for _, figure, _ in rows)
+    for name, figure, more in rows:
+        gap = " " * (width - cell_len(figure))
+        head = Text(f"  {name:<{name_width}}  {gap + figure if is_right else figure + gap}")
+        if console.width < _NARROW:
+            print_words(console, Text(head.plain.rstrip()), 2)
+            if more:
+                print_words(console, Text(more, style="dim"), 4)
+        else:
+            line = Table.grid(padding=(0, 2))
+            line.add_column(no_wrap=True)
+            line.add_column(overflow="fold")
+            line.add_row(head, Text(more))
+            print_lines(console, line)
 
 
 def print_heading(console: Console, title: str) -> None:
     """Print a title below an empty line."""
     console.print()
-    console.print(Text(title, style="bold"), soft_wrap=True)
+    print_words(console, Text(title, style="bold"), 0)
 
 
 def print_remark(console: Console, text: str) -> None:
     """Print a remark about the table above."""
-    print_lines(console, Padding(Text(text, style="dim"), (0, 0, 0, 2)))
+    print_words(console, Text(text, style="dim"), 2)
 
 
-def print_lines(console: Console, renderable: RenderableType) -> None:
-    """Print without padding each line to the full width."""
-    for line in console.render_lines(renderable, pad=False):
+def print_words(console: Console, text: Text, indent: int) -> None:
+    """Print a text that breaks between words, indented."""
+    text.overflow = "fold"
+    text.plain = text.plain.strip()
+    print_lines(console, Padding(text, (0, 0, 0, indent)))
+
+
+def print_lines(console: Console, renderable: RenderableType, *, width: int | None = None) -> None:
+    """Print without padding each line to the full width.
+
+    Args:
+        console: Where to print.
+        renderable: What to print.
+        width: Its width, if that may be more than the terminal's.
+    """
+    options = console.options if width is None else console.options.update(width=max(width, 1))
+    for line in console.render_lines(renderable, options, pad=False):
         text = Text.assemble(*((part.text, part.style or "") for part in line))
         text.rstrip()
         console.print(text, soft_wrap=True, highlight=False)
 
 
+def folded(text: str, width: int) -> str:
+    """A text in lines of at most ``width`` terminal cells."""
+    if cell_len(text) <= width:
+        return text
+    lines = [""]
+    for word in text.split():
+        if not lines[-1] or cell_len(lines[-1]) + 1 + cell_len(word) > width:
+            pieces = [word] if cell_len(word) <= width else _PIECES.findall(word)
+            lines += [""] if lines[-1] else []
+        else:
+            pieces = [f" {word}"]
+        for piece in pieces:
+            if lines[-1] and cell_len(lines[-1]) + cell_len(piece) > width:
+                lines.append("")
+            head, *more = chop_cells(piece, width) or [""]
+            lines[-1] += head
+            lines += more
+    return "\n".join(lines)
+
+
+def _widths(columns: Sequence[SheetColumn], width: int) -> list[int]:
+    """The width of each column: figures as wide as they are, the widest texts folded until all fit."""
+    widths = [column.width for column in columns]
+    texts = [at for at, column in enumerate(columns) if column.is_text]
+    excess = sum(widths) + _GAP * (len(widths) - 1) - width
+    while excess > 0 and texts:
+        widest = max(texts, key=lambda at: widths[at])
+        if widths[widest] <= _LEAST:
+            break
+        widths[widest] -= 1
+        excess -= 1
+    return widths
+
+
 def _fitting(columns: Sequence[SheetColumn], width: int) -> list[SheetColumn]:
     shown = list(columns)
-    while sum(column.width + _GAP for column in shown) - _GAP > width:
-        least = max(shown, key=lambda column: column.rank)
-        if least.rank == 0:
+    while len(shown) > 1 and sum(column.width + _GAP for column in shown) - _GAP > width:
+        least = max(shown[1:], key=lambda column: column.rank)
+        if least.rank <= 0:
+            break
+        shown.remove(least)
+    while len(shown) > 2 and sum(_least_width(column) + _GAP for column in shown) - _GAP > width:
+        least = max(reversed(shown[1:]), key=lambda column: column.rank)
+        if least.rank == KEY:
             break
         shown.remove(least)
     return shown
+
+
+def _least_width(column: SheetColumn) -> int:
+    return min(column.width, _LEAST_TEXT) if column.is_text else column.width

@@ -12,10 +12,10 @@ from rich.text import Text
 from fakedist.report.text.facts import run_facts
 from fakedist.report.text.memory_sheets import Sheet, run_sheets
 from fakedist.report.text.outside_sheet import OUTSIDE_TITLE, communicator_sheet, outside_figures
-from fakedist.report.text.sheet import print_heading, print_lines, print_remark, print_table
+from fakedist.report.text.sheet import print_figures, print_heading, print_lines, print_remark, print_table, print_words
 from fakedist.report.text.time_sheets import time_sheets
 from fakedist.report.text.time_wording import source_word, time_figures
-from fakedist.report.text.wording import advice_text, note_texts, peak_place, verdict
+from fakedist.report.text.wording import advice_text, note_texts, peak_place, top_advice, verdict
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from fakedist.run.step_time import KernelSource, StepTime
@@ -41,7 +41,7 @@ def render(run_directory: Path, *, all_layers: bool, console: Console) -> None:
         _peak(console, summary, run.manifest.cwd)
     _sheets(console, run_sheets(run, all_layers=all_layers))
     if summary.estimated_outside:
-        _outside(console, summary, summary.estimated_outside)
+        _outside(console, summary.estimated_outside)
     if summary.timed:
         _time(console, *summary.timed)
         _sheets(console, time_sheets(run, all_layers=all_layers))
@@ -75,23 +75,18 @@ def _peak(console: Console, summary: Summary, cwd: str) -> None:
     ]
     if capacity:
         rows.append(("capacity", format_bytes(capacity), f"{reserved / capacity:.1%} of it reserved at the peak"))
-    for name, figure, more in rows:
-        console.print(Text(f"  {name:<10}{figure:>12}   {more}".rstrip()), soft_wrap=True)
+    print_figures(console, rows, is_right=True)
     if found := verdict(summary, cwd):
-        if found.fits:
-            colour = "bold green" if found.is_sure else "bold yellow"
-            console.print(Text("  ") + Text(found.word, colour) + Text(found.more), soft_wrap=True)
-        else:
-            console.print(Text(f"  {found.word}{found.more}", "bold red"), soft_wrap=True)
+        colour = "bold red" if not found.fits else "bold green" if found.is_sure else "bold yellow"
+        print_words(console, Text(found.word, colour) + Text(found.more, "" if found.fits else colour), 2)
+    if advice := top_advice(summary, cwd):
+        print_words(console, Text(advice), 2)
 
 
-def _outside(console: Console, summary: Summary, outside: Outside) -> None:
+def _outside(console: Console, outside: Outside) -> None:
     """Memory outside the caching allocator, with a table by communicator."""
     print_heading(console, OUTSIDE_TITLE)
-    told = Table.grid(padding=(0, 2))
-    for name, figure, more in outside_figures(summary, outside):
-        told.add_row(f"  {name}", Text(figure), Text(more, style="dim"))
-    print_lines(console, told)
+    print_figures(console, outside_figures(outside))
     if sheet := communicator_sheet(outside):
         _sheets(console, [sheet])
 
@@ -99,21 +94,16 @@ def _outside(console: Console, summary: Summary, outside: Outside) -> None:
 def _time(console: Console, time: StepTime, source: KernelSource) -> None:
     """The step's time and how it is spent."""
     print_heading(console, f"Time of step {source.step}, {source_word(source)}")
-    told = Table.grid(padding=(0, 2))
-    for name, figure, more in time_figures(time):
-        told.add_row(f"  {name}", Text(figure, justify="right"), Text(more))
-    print_lines(console, told)
+    print_figures(console, time_figures(time), is_right=True)
     for note in source.notes:
         print_remark(console, note.text)
 
 
 def _advice(console: Console, pieces: list[Advice]) -> None:
     print_heading(console, "What would help, estimated, each on its own")
-    told = Table.grid(padding=(0, 2))
     for piece in map(advice_text, pieces):
-        told.add_row(f"{piece['gives']:>12}", Text(f"{piece['of']}: {piece['title']} (rule {piece['rule']})"))
-        told.add_row("", Text(piece["text"], style="dim"))
-    print_lines(console, told)
+        print_words(console, Text(f"{piece['gives']} {piece['of']}: {piece['title']} (rule {piece['rule']})"), 2)
+        print_words(console, Text(piece["text"], style="dim"), 4)
 
 
 def _notes(console: Console, texts: list[str]) -> None:
@@ -121,6 +111,8 @@ def _notes(console: Console, texts: list[str]) -> None:
         return
     print_heading(console, "Notes")
     notes = Table.grid(padding=(0, 1))
+    notes.add_column()
+    notes.add_column(overflow="fold")
     for note in texts:
         notes.add_row("  -", Text(note))
     print_lines(console, notes)

@@ -8,7 +8,7 @@ from fakedist.analysis.layer_table import fold_layers, unfolded
 from fakedist.analysis.times.layer_times import fold_times
 from fakedist.analysis.times.totals import PEAK_DTYPE, rows_of
 from fakedist.report.text.memory_sheets import Sheet
-from fakedist.report.text.sheet import SheetColumn
+from fakedist.report.text.sheet import KEY, SheetColumn
 from fakedist.report.text.time_wording import (
     bytes_rate,
     flops_rate,
@@ -71,7 +71,7 @@ def layer_time_sheet(
         ("backward", "backward_us", 0),
         ("optimizer", "optimizer_us", 3),
         ("other", "other_us", 7),
-        ("total", "total_us", 0),
+        ("total", "total_us", KEY),
     ):
         columns.append(_times(name, rows, key, rank))
     whole = time.kernel_us or 1.0
@@ -160,7 +160,7 @@ def top_sheet(time: StepTime, word: str) -> Sheet:
         SheetColumn("kernel", [short_kernel(row.name) for row in rows], is_text=True),
         SheetColumn("family", [row.family for row in rows], is_text=True, rank=2),
         SheetColumn("times", [f"{row.num_kernels:,}" for row in rows]),
-        SheetColumn("total", [unknown_time(row.time_us, row.num_unknown) for row in rows]),
+        SheetColumn("total", [unknown_time(row.time_us, row.num_unknown) for row in rows], rank=KEY),
         SheetColumn("share", [f"{row.time_us / whole:.1%}" for row in rows], rank=1),
         SheetColumn("median", ["-" if row.median_us is None else format_us(row.median_us) for row in rows], rank=2),
         _rate("TFLOP/s", [flops_rate(row.flops, row.flops_us) for row in rows], 3),

@@ -65,14 +65,14 @@ def verdict(summary: Summary, cwd: str) -> Verdict | None:
 
 
 def _beside_outside(summary: Summary) -> Verdict:
-    """Whether reserved memory fits together with what PyTorch does not see, and both headrooms."""
+    """Whether reserved memory fits together with what PyTorch does not see, and how much of the GPU is left."""
     left, outside = summary.capacity_bytes - summary.peak_reserved_bytes, summary.estimated_outside
     low, high, name = (outside.low_bytes, outside.high_bytes, _outside_name(outside)) if outside else (0, 0, "")
     if not summary.fits or high > left:
         word = "may not fit" if summary.fits else "does not fit"
         more = f": {format_bytes(left)} is not reserved, but {name} takes {span_text(low, high)}, estimated"
         return Verdict(summary.fits, word, more, is_sure=not summary.fits)
-    more = f"; {span_text(left - high, left - low)} with {name}, estimated" if high else ""
+    more = f", {span_text(low, high)} of it for {name}, estimated" if high else ""
     is_sure = not broke_off(summary)
     is_all = is_sure and summary.exit.outcome is not Outcome.STOPPED
     return Verdict(True, "fits" if is_all else "fits so far", f", headroom {format_bytes(left)}{more}", is_sure=is_sure)
@@ -162,6 +162,16 @@ def advice_text(advice: Advice) -> dict[str, str]:
     gives = format_bytes(advice.gives_bytes)
     of_peak = f"less {of} at the peak"
     return {"rule": advice.rule, "title": advice.title, "text": advice.text, "gives": gives, "of": of_peak}
+
+
+def top_advice(summary: Summary, cwd: str) -> str:
+    """What would lower the peak most, in one line with the line of code; empty without advice."""
+    if not summary.advice:
+        return ""
+    top = summary.advice[0]
+    reserved = " reserved" if top.of == "peak_reserved_bytes" else ""
+    place = short_line(top.line, cwd).partition(" (")[0]
+    return f"{format_bytes(top.gives_bytes)} less{reserved}, estimated: {top.title}" + (f" ({place})" if place else "")
 
 
 def or_dash(bytes_: int) -> str:

@@ -117,6 +117,7 @@ def test_whole_logits_in_the_loss_are_told_with_the_line(tmp_path: Path) -> None
     piece = advice(made, tmp_path)["fuse-loss"]
     assert piece["gives_bytes"] == 112 * MIB
     assert "(train.py:12)" in piece["text"]
+    assert piece["line"] == "/job/train.py:12 (loss)"
 
 
 def test_a_change_gives_no_more_than_the_next_peak_leaves(tmp_path: Path) -> None:
@@ -126,7 +127,8 @@ def test_a_change_gives_no_more_than_the_next_peak_leaves(tmp_path: Path) -> Non
     made.free(0, 80 * MIB)
     made.op("forward", 1)
     made.alloc(100 * MIB, 60 * MIB)
-    assert advice(made, tmp_path)["fuse-loss"]["gives_bytes"] == 20 * MIB
+    piece = advice(made, tmp_path)["fuse-loss"]
+    assert (piece["gives_bytes"], piece["line"]) == (20 * MIB, "")
 
 
 def test_lists_of_temporaries_in_the_optimizer_are_told(tmp_path: Path) -> None:

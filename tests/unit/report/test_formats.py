@@ -21,11 +21,12 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
 def test_markdown_says_the_verdict_and_every_table(tmp_path: Path) -> None:
     text = run_markdown(open_run(ended_well(tmp_path / "run")))
     assert (
-        "rank 1 of 8 **fits so far**, headroom 79.00 GiB; 77.47 to 78.04 GiB with NCCL, estimated. Peak, measured:"
+        "rank 1 of 8 **fits so far**, headroom 79.00 GiB, 986.00 MiB to 1.53 GiB of it for NCCL, estimated. Peak, meas"
         in text
     )
     assert text.count("<details>") == text.count("</details>") == 5
     assert "| layers.0-2.mlp x3 |" in text
+    assert "\n821.51 MiB less reserved, estimated: use expandable segments.\n" in text
     assert "- **821.51 MiB** less reserved at the peak" in text
     assert "- a word that a reader of these figures must know" in text
     tables = [part.splitlines() for part in text.split("\n\n") if part.startswith("|")]

@@ -4,7 +4,7 @@ import pytest
 
 import fakedist
 from tests.unit.analysis.recorded import MIB
-from tests.unit.report.handmade import ended_well
+from tests.unit.report.handmade import ended_well, timed
 
 
 @pytest.fixture
@@ -47,6 +47,28 @@ def test_a_run_says_what_it_is(run: fakedist.Run) -> None:
     run.device = "<script>"
     assert "&lt;script&gt;" in run._repr_html_()
     assert "<script>" not in run._repr_html_()
+
+
+def test_memory_and_time_say_what_they_hold(run: fakedist.Run, tmp_path: Path) -> None:
+    assert repr(run.memory).splitlines() == [
+        "RunMemory",
+        "  peak_allocated: 202.49 MiB, step 1, backward",
+        "  peak_reserved: 1.00 GiB",
+        "  parameter: 144.00 MiB",
+        "  gradient: 32.00 MiB",
+        "  activation: 26.00 MiB",
+        "  communication: 500.00 KiB",
+    ]
+    assert repr(fakedist.open(timed(tmp_path / "timed")).time).splitlines() == [
+        "RunTime",
+        "  step: 3, 1.0 ms, estimated",
+        "  without: 2 of 2 collectives",
+        "  gemm: 549 µs",
+        "  elementwise: 36.0 µs",
+        "  optimizer: 20.0 µs",
+    ]
+    snapshot = fakedist.open(run.path / "memory_snapshot.pickle")
+    assert repr(snapshot.memory).count("\n") == 2  # no phase, no categories
 
 
 def test_a_snapshot_has_no_part_that_needs_steps(run: fakedist.Run) -> None:

@@ -114,6 +114,16 @@ def test_what_was_not_the_same_is_said(tmp_path: Path) -> None:
     ]
 
 
+def test_the_headline_names_what_was_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changed = {"arguments": ("--tp", "8", "--loss-parallel"), "activation": 12 * MIB}
+    comparison = compared(tmp_path, {"arguments": ("--tp", "8")}, changed)
+    assert comparison.changes == ["--loss-parallel"]
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    assert capsys.readouterr().out.startswith(f"--loss-parallel: {comparison.why}")
+    assert comparison_markdown(comparison).startswith("**--loss-parallel: +12.00 MiB at the peak")
+    assert comparison_object(comparison)["changes"] == ["--loss-parallel"]
+
+
 def test_a_run_that_was_killed_half_way_is_told_before_its_figures(tmp_path: Path) -> None:
     comparison = compared(tmp_path, {}, {"ended": "killed"})
     assert comparison.warnings == ["B killed after 2 steps: its figures end there"]
@@ -133,7 +143,7 @@ def test_every_way_of_printing_starts_with_the_reason(tmp_path: Path, capsys: py
     assert main(["compare", *paths, "--format", "markdown"]) == 0
     markdown = capsys.readouterr().out
     assert markdown == comparison_markdown(comparison)
-    assert markdown.startswith(f"**{comparison.why}**")
+    assert markdown.startswith("**+12.00 MiB at the peak: activations of layers.\\*.mlp")
     assert r"layers.\*.mlp x3" in markdown
     assert main(["compare", *paths, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -50,8 +50,8 @@ def told(found: Summary) -> str:
     return said.word + said.more
 
 
-def test_a_fit_has_both_headrooms() -> None:
-    assert told(summary(70, 1, 2)) == "fits so far, headroom 10.00 GiB; 8.00 to 9.00 GiB with NCCL, estimated"
+def test_a_fit_says_its_headroom_once_and_what_nccl_takes_of_it() -> None:
+    assert told(summary(70, 1, 2)) == "fits so far, headroom 10.00 GiB, 1.00 to 2.00 GiB of it for NCCL, estimated"
     assert told(summary(70, 0, 0)) == "fits so far, headroom 10.00 GiB"
 
 
@@ -85,10 +85,9 @@ def test_page_and_markdown_have_the_section_with_every_communicator(tmp_path: Pa
 def test_measured_and_estimated_stand_apart() -> None:
     found = summary(70, 1, 2, measured_bytes=GIB)
     assert found.estimated_outside is not None
-    rows = {name: figure for name, figure, _ in outside_figures(found, found.estimated_outside)}
+    rows = {name: figure for name, figure, _ in outside_figures(found.estimated_outside)}
     assert rows == {
         "NCCL": "1.00 to 2.00 GiB",
-        "headroom": "8.00 to 9.00 GiB",
         "on this GPU": "1.00 GiB",
         "left out": "CUDA context",
     }

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from fakedist.report.text.sheet import SheetColumn, print_table
+from fakedist.report.text.sheet import KEY, SheetColumn, folded, print_table
 
 COLUMNS = [
     SheetColumn("layer", ["mlp", "attention"], is_text=True),
@@ -46,6 +46,54 @@ def test_columns_without_room_are_left_out_by_rank_and_named(width: int, left_ou
     assert told == (
         f"columns not shown: {', '.join(left_out)} (a wider terminal or --json has them)" if left_out else ""
     )
+
+
+WIDE = [
+    SheetColumn("layer", ["layers.0-79.attention.wq x80"], is_text=True),
+    SheetColumn("params", ["20.00 MiB"]),
+    SheetColumn("total", ["60.04 MiB"], rank=KEY),
+    SheetColumn("most", ["288.75 MiB"]),
+]
+
+
+def shown(columns: list[SheetColumn], width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
+    print_table(console, "By layer", columns)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()[2:]
+
+
+def test_on_a_narrow_terminal_the_key_column_stays_and_names_fold_at_their_dots() -> None:
+    assert shown(WIDE, 40) == [
+        "layer                  params      total",
+        "layers.0-79.        20.00 MiB  60.04 MiB",
+        "attention.wq x80",
+        "  columns not shown: most (a wider",
+        "  terminal or --json has them)",
+    ]
+    assert shown(WIDE, 30)[0].split() == ["layer", "total"]
+
+
+def test_no_figure_is_ever_cut() -> None:
+    for width in range(8, 60):
+        lines = shown(WIDE, width)
+        assert "60.04 MiB" in " ".join(lines)
+        assert "…" not in " ".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "lines"),
+    [
+        ("a line of words", 8, ["a line", "of words"]),
+        ("examples/llama_fsdp2.py:274 (cross_entropy)", 20, ["examples/llama_", "fsdp2.py:274", "(cross_entropy)"]),
+        ("layers.0-79.mlp", 12, ["layers.0-79.", "mlp"]),
+        ("abcdefghij", 4, ["abcd", "efgh", "ij"]),
+        ("short", 9, ["short"]),
+        ("層層層 a", 4, ["層層", "層 a"]),
+    ],
+)
+def test_text_folds_at_blanks_then_within_names(text: str, width: int, lines: list[str]) -> None:
+    assert folded(text, width).split("\n") == lines
 
 
 def test_text_is_folded_and_figures_stay_whole_where_nothing_more_can_be_left_out() -> None:
