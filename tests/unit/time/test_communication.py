@@ -1,0 +1,78 @@
+"""What the calls of a run take."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from fakedist.time.collectives import CollectiveTimes, GroupShape
+from fakedist.time.communication import call_times, collective_of
+from fakedist.time.fabric import FABRICS
+
+MIB = 1 << 20
+GROUPS = pd.DataFrame(
+    [("0-63", 64, 0), ("0-7", 8, 0), ("0-56:8", 8, 0), ("", 4, 0), ("0", 1, 0)],
+    columns=["ranks", "size", "group_rank"],
+)
+TIMES = CollectiveTimes("h100-80g", FABRICS["dgx-h100-ndr"], 450e9)
+
+
+def of(*rows: tuple[str, int, int, int, int]) -> pd.DataFrame:
+    calls = pd.DataFrame(rows, columns=["operation", "group", "bytes_in", "bytes_out", "peer"])
+    return call_times(calls, GROUPS, TIMES)
+
+
+@pytest.mark.parametrize(
+    ("operation", "kind", "num_bytes"),
+    [
+        ("all_gather_into_tensor_coalesced", "all_gather", 800),
+        ("reduce_scatter_tensor", "reduce_scatter", 100),
+        ("all_reduce", "all_reduce", 100),
+        ("reduce", "reduce", 800),
+        ("all_to_all_single", "all_to_all", 800),
+        ("recv", "send", 800),
+        ("broadcast_object_list", "broadcast", 800),
+        ("frobnicate", "", 800),
+    ],
+)
+def test_the_collective_and_its_whole_buffer(operation: str, kind: str, num_bytes: int) -> None:
+    assert collective_of(operation, 100, 800) == (kind, num_bytes)
+
+
+def test_each_call_is_priced_by_its_group() -> None:
+    found = of(
+        ("all_gather_into_tensor", 1, 8 * MIB, 64 * MIB, -1),
+        ("all_gather_into_tensor", 2, 8 * MIB, 64 * MIB, -1),
+        ("all_gather_into_tensor", 1, 8 * MIB, 64 * MIB, -1),
+    )
+    assert found["time_us"].iloc[0] == TIMES.time("all_gather", 64 * MIB, GroupShape(8, 1, 8)).time_us
+    assert found["time_us"].iloc[1] == TIMES.time("all_gather", 64 * MIB, GroupShape(8, 8, 1)).time_us
+    assert found["time_us"].iloc[2] == found["time_us"].iloc[0]
+    assert found["num_nodes"].tolist() == [1, 8, 1]
+    assert (found["low_us"] < found["time_us"]).all()
+    assert (found["time_us"] < found["high_us"]).all()
+
+
+def test_a_send_goes_over_the_network_only_to_another_node() -> None:
+    found = of(("send", 0, 64 * MIB, 0, 1), ("send", 0, 64 * MIB, 0, 8), ("send", 0, 64 * MIB, 0, -1))
+    assert found["num_nodes"].tolist() == [1, 2, 1]
+    assert found["time_us"].iloc[1] > 5 * found["time_us"].iloc[0]
+
+
+def test_a_group_of_unknown_ranks_fills_few_nodes() -> None:
+    assert of(("all_reduce", 3, MIB, MIB, -1))["num_nodes"].tolist() == [1]
+
+
+def test_a_group_of_one_takes_no_time_and_an_unknown_operation_is_not_known() -> None:
+    found = of(("all_reduce", 4, MIB, MIB, -1), ("frobnicate", 1, MIB, MIB, -1))["time_us"]
+    assert found.iloc[0] == 0.0
+    assert pd.isna(found.iloc[1])
+
+
+def test_calls_keep_their_index() -> None:
+    calls = pd.DataFrame(
+        [("all_reduce", 1, MIB, MIB, -1)] * 2,
+        columns=["operation", "group", "bytes_in", "bytes_out", "peer"],
+        index=[7, 3],
+    )
+    assert call_times(calls, GROUPS, TIMES).index.tolist() == [7, 3]
