@@ -1,9 +1,10 @@
-"""What an operation demands of a GPU: floating-point operations and bytes, from its arguments and results.
+"""What an operation demands of a GPU: floating-point operations, bytes and sizes, from its arguments and results.
 
 FLOPs are those of products, convolutions and attention, as torch's own counter counts them
 (torch.utils.flop_counter), with two differences: the masked half of causal attention, which kernels skip, does not
 count, and keys may have fewer heads than queries. Torch's other operations count as 0. For operations that are not
-torch's, the FLOPs are unknown. Bytes are the least that must be read and written: each input and each result once.
+torch's, the FLOPs are unknown. Bytes are the least that must be read and written: each input and each result once;
+where kernels of an operation are known to read more, :mod:`fakedist.gpu.kernel_parts` has their own bytes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from typing import NamedTuple
 import torch
 from torch._ops import OpOverload
 
+from fakedist.gpu.attention_demand import AttentionOperator, Known
+from fakedist.gpu.kernel_parts import Part, parts_function
+from fakedist.gpu.row_lengths import length_function
+from fakedist.gpu.work_shapes import AttentionShape, ProductShape
 from fakedist.gpu.values.arguments import Arguments, Keywords, tensors
 from fakedist.gpu.values.host_reads import READS
 from fakedist.gpu.values.operators import Operator
@@ -35,6 +40,8 @@ _COPIES_FIRST = {"all_gather_copy_in"}
 #: These write gradients only when they scale them.
 _FUSED_OPTIMIZERS = ("_fused_adam", "_fused_sgd", "_fused_adagrad")
 _ONE_VALUE = 8
+#: Types of eight-bit floats.
+EIGHT_BIT = {torch.float8_e4m3fn, torch.float8_e5m2}
 _DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "bf16"} | {
     torch.int8: "int8", torch.uint8: "int8", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8",
 }  # fmt: skip
@@ -46,37 +53,51 @@ class Demand(NamedTuple):
     Attributes:
         flops: Floating-point operations; NaN if unknown.
         moved_bytes: The fewest bytes it must read and write; NaN if unknown.
-        dtype: The type it computes in, a key of ``GpuSpec.peak_flops``.
-        attention: "forward" or "backward" for an attention, followed by ".cudnn" if cuDNN computes it; else empty.
-        keys: Number of keys in the attention's sequence.
+        dtype: The type it computes in, as ``WorkRow.dtype``.
+        attention: Sizes of the attention that it computes.
+        product: Sizes of the product that it computes.
+        width: Length of the rows that it reduces or normalises; 0 if it does neither.
+        quantized: Rows and columns of a matrix that it converts to eight bits; zeros for other operations.
         is_dense: Whether an attention counts as if every query met every key, because its mask's values are unknown.
+        parts: Kernels of it whose bytes are not a share of ``moved_bytes``.
     """
 
     flops: float = NAN
     moved_bytes: float = NAN
     dtype: str = "bf16"
-    attention: str = ""
-    keys: float = 0.0
+    attention: AttentionShape | None = None
+    product: ProductShape | None = None
+    width: int = 0
+    quantized: tuple[int, int] = (0, 0)
     is_dense: bool = False
+    parts: tuple[Part, ...] = ()
 
 
 UNKNOWN = Demand()
 
 
 class DemandCounter:
-    """Counts what the operations of one operator demand."""
+    """Counts what the operations of one operator demand.
 
-    def __init__(self, func: OpOverload) -> None:
+    Args:
+        func: The operator.
+        known: Returns a tensor's values, or None if no kernel computed them: where packed sequences begin.
+    """
+
+    def __init__(self, func: OpOverload, known: Known = lambda tensor: None) -> None:
         self._operator = operator = Operator(func)
         name = operator.name
-        self._is_attention = "attention" in name and operator.is_kernel and not name.startswith("_fused")
+        self._attention = AttentionOperator(operator, known) if AttentionOperator.reads(operator) else None
         self._is_grouped = "grouped_mm" in name
         from torch.utils.flop_counter import flop_registry  # imports Triton, which torch itself does not
 
         self._formula: Callable[..., float] | None = flop_registry.get(func._overloadpacket)
+        self._length = length_function(operator)
+        self._parts = parts_function(name)
+        self._converts = name in ("_to_copy", "copy_")
         self._picked_from = _PICKED_FROM.get(name, -1)
         self._not_read = _NOT_READ.get(name, 0 if operator.like else -1)
-        self._reads = operator.dynamic or name in READS or name in ("_to_copy", "copy_")
+        self._reads = operator.dynamic or name in READS or self._converts
         self._puts_into = name in _PUT_INTO
         self._copies_first = name in _COPIES_FIRST
         self._grads_position = 1 if name.startswith(_FUSED_OPTIMIZERS) else -1
@@ -90,22 +111,36 @@ class DemandCounter:
             result: What the call returned.
         """
         moved = float(self._moved_bytes(args, kwargs, result))
-        dtype = dtype_of(args)
-        if self._is_attention:
-            return self._attention(args, kwargs, moved, dtype)
+        demand = Demand(NAN, moved, dtype_of(args))
+        if self._attention is not None:
+            found = self._attention.demand(args, kwargs)
+            return demand if found is None else demand._replace(flops=found.flops, attention=found.shape)
         if self._is_grouped:
-            return Demand(_grouped_flops(args), moved, dtype)
+            shape = grouped_shape(args, result)
+            return demand._replace(flops=shape.flops, product=shape)
         if not self._operator.is_kernel:
-            return Demand(NAN, moved, dtype)
+            return demand
         if self._formula is None:
-            return Demand(0.0, moved, dtype)
+            return self._moving(demand, args, kwargs, result)
         try:
             flops = float(self._formula(*args, **kwargs, out_val=result))
         except Exception:  # torch's formula does not know these arguments
             flops = NAN
-        if dtype == "fp32" and "conv" in self._operator.name and torch.backends.cudnn.allow_tf32:
-            dtype = "tf32"
-        return Demand(flops, moved, dtype)
+        is_tf32 = demand.dtype == "fp32" and "conv" in self._operator.name and torch.backends.cudnn.allow_tf32
+        return demand._replace(flops=flops, dtype="tf32" if is_tf32 else demand.dtype)
+
+    def _moving(self, demand: Demand, args: Arguments, kwargs: Keywords, result: object) -> Demand:
+        """The demand of an operation that computes little and moves much."""
+        demand = demand._replace(flops=0.0)
+        if self._length is not None:
+            demand = demand._replace(width=self._length(args, kwargs, result))
+        if self._parts is not None:
+            demand = demand._replace(parts=self._parts(args, result))
+        if self._converts and isinstance(result, torch.Tensor) and result.dtype in EIGHT_BIT:
+            *_, source = tensors(args)
+            if source.dtype not in EIGHT_BIT:
+                demand = demand._replace(dtype="fp8", quantized=matrix_size(result))
+        return demand
 
     def read_bytes(self, args: Arguments, result: object) -> int:
         """Bytes that one call read back to the host: one value if only a size came; 0 if it does not wait."""
@@ -119,18 +154,18 @@ class DemandCounter:
     def _moved_bytes(self, args: Arguments, kwargs: Keywords, result: object) -> int:
         operator, written = self._operator, 0
         if self._copies_first:
-            return 2 * sum(map(_bytes, tensors((args[0],))))
-        fresh = sum(map(_bytes, tensors((result,)))) if not operator.written else 0
+            return 2 * sum(map(memory_bytes, tensors((args[0],))))
+        fresh = sum(map(memory_bytes, tensors((result,)))) if not operator.written else 0
         scaled = kwargs.get("grad_scale") is not None
         total = 0
         for position, value in enumerate(args):
-            size = sum(map(_bytes, tensors((value,))))
+            size = sum(map(memory_bytes, tensors((value,))))
             if position == self._not_read:
                 size = 0
             elif position == self._picked_from:
                 size = min(size, fresh)
             elif self._puts_into and position == 0:
-                others = sum(map(_bytes, tensors(args[1:])))
+                others = sum(map(memory_bytes, tensors(args[1:])))
                 size = min(size, others)
             if position in operator.written and (position != self._grads_position or scaled):
                 written += size
@@ -138,70 +173,57 @@ class DemandCounter:
                     continue
             total += size
         for name, value in kwargs.items():
-            size = sum(map(_bytes, tensors((value,))))
+            size = sum(map(memory_bytes, tensors((value,))))
             written_too = name in operator.written_names
             total += size if not (written_too and operator.overwrites) else 0
             written += size if written_too else 0
         return total + written + fresh
 
-    def _attention(self, args: Arguments, kwargs: Keywords, moved: float, dtype: str) -> Demand:
-        """Two products in forward, five in backward. One of the five recomputes the scores."""
-        argument, name = self._operator.argument, self._operator.name
-        query, key, value = (argument(each, args, kwargs) for each in ("query", "key", "value"))
-        if not (isinstance(query, torch.Tensor) and isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor)):
-            return Demand(NAN, moved, dtype)
-        heads, queries, keys = _attention_sizes(name, query, key, lambda each: argument(each, args, kwargs))
-        causal = bool(argument("is_causal", args, kwargs)) or bool(argument("custom_mask_type", args, kwargs))
-        met = _met_keys(queries, keys) if causal else keys
-        width, value_width = query.shape[-1], value.shape[-1]
-        backward = "backward" in name
-        widths = 3 * width + 2 * value_width if backward else width + value_width
-        curve = ("backward" if backward else "forward") + (".cudnn" if "cudnn" in name else "")
-        return Demand(2.0 * heads * queries * met * widths, moved, dtype, curve, keys)
 
-
-def _attention_sizes(
-    name: str, query: torch.Tensor, key: torch.Tensor, argument: Callable[[str], object]
-) -> tuple[float, float, float]:
-    """Query heads of all sequences together, queries per sequence, keys per sequence.
-
-    ``_scaled_dot_product_*`` take (batch, heads, tokens, width). The others take (batch, tokens, heads, width), or
-    (tokens, heads, width) for packed sequences, which all count as long as the longest.
-    """
-    if name.startswith("_scaled_dot_product"):
-        batch, heads, queries = query.shape[:3]
-        return float(batch * heads), float(queries), float(key.shape[2])
-    longest_query, longest_key = argument("max_q"), argument("max_k")
-    if query.dim() == 3 and isinstance(longest_query, int) and isinstance(longest_key, int) and longest_query:
-        tokens, heads = query.shape[:2]
-        return float(heads * tokens / longest_query), float(longest_query), float(longest_key)
-    batch, queries, heads = query.shape[:3]
-    return float(batch * heads), float(queries), float(key.shape[1])
-
-
-def _met_keys(queries: float, keys: float) -> float:
-    """Average keys per query under a causal mask aligned to the upper left corner."""
-    if queries <= keys:
-        return (queries + 1) / 2
-    return (keys * (keys + 1) / 2 + (queries - keys) * keys) / queries
-
-
-def _grouped_flops(args: Arguments) -> float:
-    """FLOPs of a grouped product: each row belongs to one group, or each matrix is a group."""
-    a, b = ([float(size) for size in matrix.shape] for matrix in tensors(args[:2]))
+def grouped_shape(args: Arguments, result: object) -> ProductShape:
+    """The sizes of a grouped product: each row belongs to one group, or each matrix is a group."""
+    first, second = tensors(args[:2])
+    a, b = ([int(size) for size in matrix.shape] for matrix in (first, second))
     if len(a) == 3 and len(b) == 3:
-        return 2.0 * a[0] * a[1] * a[2] * b[2]
-    if len(a) == 3:
-        return 2.0 * a[1] * a[2] * b[1]
-    return 2.0 * a[0] * a[1] * b[-1]
+        shape = ProductShape(a[0] * a[1], b[2], a[2], groups=a[0])
+    elif len(a) == 3:  # the columns of the second are cut into groups
+        shape = ProductShape(a[0] * a[1], b[1] // max(a[0], 1), a[2], groups=a[0])
+    elif len(b) == 3:
+        shape = ProductShape(a[0], b[2], a[1], groups=b[0])
+    else:  # what is summed over is cut: the gradient of the weights
+        groups = int(result.shape[0]) if isinstance(result, torch.Tensor) and result.dim() == 3 else 1
+        shape = ProductShape(groups * a[0], b[1], a[1] // max(groups, 1), groups=groups)
+    d_bytes = result.element_size() if isinstance(result, torch.Tensor) else 0
+    scaling = _scaling(args) if first.dtype in EIGHT_BIT else ""
+    return shape._replace(
+        layout="NT"[second.stride(-2) == 1 and b[-1] > 1] + "TN"[first.stride(-1) == 1],
+        a_bytes=first.element_size(),
+        b_bytes=second.element_size(),
+        d_bytes=d_bytes,
+        scaling=scaling,
+    )
+
+
+def _scaling(args: Arguments) -> str:
+    """By how many values of the first operand share a scale, from the scale's sizes."""
+    scale = next(tensors(args[2:]), None)
+    if scale is None or scale.numel() <= 1:
+        return "tensor"
+    return "row" if scale.dim() == 1 or scale.shape[-1] == 1 else "block"
+
+
+def matrix_size(tensor: torch.Tensor) -> tuple[int, int]:
+    """Rows and columns of a tensor, taken as one matrix of its last dimension's rows."""
+    columns = int(tensor.shape[-1]) if tensor.dim() else 1
+    return int(tensor.numel()) // max(columns, 1), columns
 
 
 def tensor_bytes(values: Iterable[object]) -> float:
     """Bytes of the device tensors among a kernel's arguments, each once."""
-    return float(sum({tensor.data_ptr(): _bytes(tensor) for tensor in tensors(values)}.values()))
+    return float(sum({tensor.data_ptr(): memory_bytes(tensor) for tensor in tensors(values)}.values()))
 
 
-def _bytes(tensor: torch.Tensor) -> int:
+def memory_bytes(tensor: torch.Tensor) -> int:
     """A device tensor's bytes in memory: for an expanded tensor, no more than its storage has."""
     if tensor.is_cpu:
         return 0

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fakedist.gpu.demand import Demand, DemandCounter, tensor_bytes
+from fakedist.gpu.work_shapes import AttentionShape, ProductShape
 
 aten = torch.ops.aten
 
@@ -72,37 +73,152 @@ def test_a_fused_optimizer_reads_four_lists_and_writes_three() -> None:
     assert demand.moved_bytes == pytest.approx(7 * 4000, rel=0.01)
 
 
+def attention(func: Any, *args: Any, known: Any = None, **kwargs: Any) -> tuple[AttentionShape, float]:
+    counter = DemandCounter(func) if known is None else DemandCounter(func, known)
+    demand = counter.demand(args, kwargs, (args[0],))
+    assert demand.attention is not None
+    return demand.attention, demand.flops
+
+
+@pytest.mark.parametrize(
+    ("name", "library"),
+    [
+        ("_scaled_dot_product_cudnn_attention", "cudnn"),
+        ("_scaled_dot_product_flash_attention", "flash2"),
+        ("_scaled_dot_product_efficient_attention", "efficient"),
+    ],
+)
+def test_an_attentions_sizes_are_those_of_its_tensors(name: str, library: str) -> None:
+    query, key, value = made(2, 8, 1024, 64), made(2, 2, 512, 64), made(2, 2, 512, 32)
+    middle = () if library == "flash2" else (None, True)
+    found, flops = attention(getattr(aten, name).default, query, key, value, *middle, 0.0, False)
+    assert found == AttentionShape("forward", library, 2, 8, 2, 1024, 512, 64, 32)
+    assert flops == 2 * 2 * 8 * 1024 * 512 * (64 + 32)
+
+
 def test_a_causal_attention_meets_half_of_the_keys() -> None:
-    query, key = made(2, 8, 1024, 64), made(2, 8, 1024, 64)
+    query = made(2, 8, 1024, 64)
     func = aten._scaled_dot_product_cudnn_attention.default
-    whole, causal = (
-        DemandCounter(func).demand((query, key, key, None, True, 0.0, masked), {}, (query,)) for masked in (False, True)
+    (whole, all_flops), (causal, flops) = (
+        attention(func, query, query, query, None, True, 0.0, masked) for masked in (False, True)
     )
-    assert whole.flops == 2 * 2 * 8 * 1024 * 1024 * 128
-    assert causal.flops == pytest.approx(whole.flops / 2, rel=1e-3)
-    assert (whole.attention, whole.keys, whole.dtype) == ("forward.cudnn", 1024, "bf16")
+    assert (whole.causal, causal.causal) == (False, True)
+    assert all_flops == 2 * 2 * 8 * 1024 * 1024 * 128
+    assert flops == pytest.approx(all_flops / 2, rel=1e-3)
 
 
-def test_fewer_heads_of_keys_leave_the_arithmetic_as_it_is() -> None:
-    query, key = made(1, 32, 512, 128), made(1, 8, 512, 128)
-    demand = DemandCounter(aten._scaled_dot_product_flash_attention.default).demand((query, key, key), {}, (query,))
-    assert demand.flops == 2 * 32 * 512 * 512 * 256
-    assert demand.attention == "forward"
+@pytest.mark.parametrize("library", ["flash", "cudnn", "efficient"])
+def test_backward_of_an_attention_is_five_products(library: str) -> None:
+    query, none = made(1, 8, 512, 64), made(0)
+    func = getattr(aten, f"_scaled_dot_product_{library}_attention_backward").default
+    given = {argument.name: query for argument in func._schema.arguments if str(argument.type) == "Tensor"}
+    given |= {"is_causal": False, "dropout_p": 0.0, "max_q": 512, "max_k": 512, "cum_seq_q": none, "cum_seq_k": none}
+    args = tuple(given.get(argument.name) for argument in func._schema.arguments if not argument.kwarg_only)
+    found, flops = attention(func, *args)
+    assert flops == 5 * 2 * 8 * 512 * 512 * 64
+    assert (found.direction, found.heads, found.queries) == ("backward", 8, 512)
 
 
-def test_backward_of_an_attention_is_five_products() -> None:
-    query = made(1, 8, 512, 64)
-    func = aten._scaled_dot_product_flash_attention_backward.default
-    none = made(0)
-    args = (query, query, query, query, query, none, none, none, 512, 512, 0.0, False, none, none)
-    demand = DemandCounter(func).demand(args, {}, (query, query, query))
-    assert demand.flops == 5 * 2 * 8 * 512 * 512 * 64
-    assert demand.attention == "backward"
+def packed(*more: Any, known: Any = None, window: int | None = None) -> tuple[AttentionShape, float]:
+    query, key, ends = made(1000, 8, 64), made(1000, 2, 64), made(4, dtype=torch.int32)
+    args = (query, key, key, ends, ends, 600, 600, 0.0, True, False)
+    return attention(aten._flash_attention_forward.default, *args, known=known, window_size_left=window)
 
 
-def test_groups_of_rows_have_the_arithmetic_of_all_rows() -> None:
-    demand = DemandCounter(aten._grouped_mm.default).demand((made(64, 128), made(4, 128, 256)), {}, made(64, 256))
+def test_packed_sequences_whose_lengths_are_known_are_counted_one_by_one() -> None:
+    found, flops = packed(known=lambda tensor: torch.tensor([0, 100, 400, 1000], dtype=torch.int32))
+    pairs = sum(length * (length + 1) / 2 for length in (100, 300, 600))
+    assert flops == 2 * 8 * pairs * 128
+    assert (found.heads, found.kv_heads, found.causal) == (8, 2, True)
+    assert found.batch * found.queries == pytest.approx(1000, rel=0.01)
+    assert found.keys == round((100**2 + 300**2 + 600**2) / 1000)
+
+
+def test_packed_sequences_of_unknown_lengths_count_as_long_as_the_longest() -> None:
+    found, flops = packed()
+    assert (found.batch, found.queries, found.keys) == (2, 600, 600)
+    assert flops == 2 * 2 * 8 * 600 * (601 / 2) * 128
+
+
+def test_a_window_spares_the_keys_before_it() -> None:
+    found, flops = packed(known=lambda tensor: torch.tensor([0, 1000], dtype=torch.int32), window=99)
+    assert found.window == 100
+    assert flops == 2 * 8 * (100 * 101 / 2 + 900 * 100) * 128
+
+
+def test_flash_attns_own_operations_are_attentions() -> None:
+    library = torch.library.Library("flash_attn", "FRAGMENT")
+    library.define(
+        "_flash_attn_test_backward(Tensor dout, Tensor q, Tensor k, Tensor v, float dropout_p, bool causal, "
+        "int window_size_left, int window_size_right) -> Tensor"
+    )
+    query, key = made(2, 256, 16, 128), made(2, 512, 4, 128)
+    func = torch.ops.flash_attn._flash_attn_test_backward.default
+    found, flops = attention(func, query, query, key, key, 0.0, True, -1, -1)
+    assert found == AttentionShape("backward", "flash2", 2, 16, 4, 256, 512, 128, 128, causal=True)
+    met = 512 - (256 - 1) / 2  # the last query meets the last key
+    assert flops == 5 * 2 * 2 * 16 * 256 * met * 128
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "result", "shape"),
+    [
+        (made(64, 128), made(4, 256, 128).transpose(1, 2), made(64, 256), ProductShape(64, 256, 128, 1, 4, "TN")),
+        (made(64, 256), made(4, 256, 128), made(64, 128), ProductShape(64, 128, 256, 1, 4, "NN")),
+        (made(64, 256).t(), made(64, 128), made(4, 256, 128), ProductShape(4 * 256, 128, 16, 1, 4, "NT")),
+        (made(4, 16, 128), made(4, 128, 256), made(4, 16, 256), ProductShape(4 * 16, 256, 128, 1, 4, "NN")),
+    ],
+)
+def test_a_grouped_product_has_its_groups_rows_and_layout(a: Any, b: Any, result: Any, shape: ProductShape) -> None:
+    demand = demand_of(aten._grouped_mm.default, a, b, result=result)
+    assert demand.product == shape._replace(a_bytes=2, b_bytes=2, d_bytes=2)
     assert demand.flops == 2 * 64 * 128 * 256
+
+
+@pytest.mark.parametrize(("scale", "scaling"), [((1,), "tensor"), ((64,), "row"), ((64, 1), "row"), ((64, 4), "block")])
+def test_a_grouped_product_in_eight_bits_has_its_scaling(scale: tuple[int, ...], scaling: str) -> None:
+    a, b = made(64, 128, dtype=torch.float8_e4m3fn), made(4, 256, 128, dtype=torch.float8_e4m3fn).transpose(1, 2)
+    scales = made(*scale, dtype=torch.float32)
+    demand = demand_of(aten._scaled_grouped_mm.default, a, b, scales, scales, result=made(64, 256))
+    assert demand.product is not None
+    assert (demand.product.scaling, demand.product.a_bytes, demand.product.d_bytes, demand.dtype) == (
+        scaling, 1, 2, "fp8",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("func", "args", "width"),
+    [
+        (aten.native_layer_norm.default, (made(8, 4, 96), [4, 96], None, None, 1e-5), 384),
+        (aten._fused_rms_norm.default, (made(8, 4, 96), [96], None, None), 96),
+        (aten._softmax.default, (made(8, 500, 3), 1, False), 500),
+        (aten._log_softmax.default, (made(8, 500), -1, False), 500),
+        (aten.sum.dim_IntList, (made(8, 500), [0]), 8),
+        (aten.mean.default, (made(8, 500),), 4000),
+        (aten.linalg_vector_norm.default, (made(8, 500),), 4000),
+        (aten.native_group_norm.default, (made(2, 6, 5), None, None, 2, 6, 5, 3, 1e-5), 10),
+        (aten.add.Tensor, (made(8, 500), made(8, 500)), 0),
+    ],
+)
+def test_the_length_of_the_rows_that_are_reduced_is_known(func: Any, args: Any, width: int) -> None:
+    assert demand_of(func, *args).width == width
+
+
+def test_a_loss_has_rows_of_its_classes() -> None:
+    scores, target = made(16, 1000, dtype=torch.float32), made(16, dtype=torch.int64)
+    args = (scores, target, None, 1, -100)
+    demand = DemandCounter(aten.nll_loss_forward.default).demand(args, {}, (made(1), made(1)))
+    assert demand.width == 1000
+
+
+def test_a_conversion_to_eight_bits_has_the_sizes_of_its_matrix() -> None:
+    source = made(4, 16, 128)
+    func, eight = aten._to_copy.default, torch.float8_e4m3fn
+    demand = demand_of(func, source, dtype=eight)
+    assert (demand.quantized, demand.dtype, demand.moved_bytes) == ((64, 128), "fp8", 64 * 128 * 3)
+    assert demand_of(aten.copy_.default, made(64, 128, dtype=eight), made(64, 128), False).quantized == (64, 128)
+    assert demand_of(func, made(64, 128, dtype=eight), dtype=torch.bfloat16).quantized == (0, 0)
+    assert demand_of(func, source, dtype=torch.float32).quantized == (0, 0)
 
 
 def test_a_convolution_counts_as_torch_counts_it() -> None:

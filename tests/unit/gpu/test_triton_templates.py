@@ -10,6 +10,7 @@ import torch
 
 from fakedist.gpu.demand import Demand
 from fakedist.gpu.triton_templates import template_of
+from fakedist.gpu.work_shapes import AttentionShape, ProductShape
 
 PRODUCT = """
 def triton_tem_fused_mm_0(arg_A, arg_B, out_ptr0, ks0):
@@ -46,7 +47,7 @@ FLEX = """
 """
 
 
-def demand_of(source: str, arguments: dict[str, Any], *, known: bool = True) -> tuple[Demand, bool]:
+def demand_of(source: str, arguments: dict[str, Any], *, known: bool = True) -> Demand:
     template = template_of("triton_tem_fused_x_0", source)
     assert template is not None
     return template.demand(arguments, 100.0, lambda tensor: tensor if known else None)
@@ -61,38 +62,50 @@ def mask(**more: torch.Tensor) -> dict[str, Any]:
 
 def test_a_product_is_counted_by_its_sizes_also_those_that_are_arguments() -> None:
     a = torch.empty(2048, 256, dtype=torch.float8_e4m3fn)
-    demand, _ = demand_of(PRODUCT, {"arg_A": a, "ks0": 256})
+    demand = demand_of(PRODUCT, {"arg_A": a, "ks0": 256})
     assert (demand.flops, demand.moved_bytes, demand.dtype) == (2.0 * 2048 * 768 * 256, 100.0, "fp8")
-    batched, _ = demand_of(PRODUCT + "    BATCH = 6\n", {"arg_A": a, "ks0": 256})
+    batched = demand_of(PRODUCT + "    BATCH = 6\n", {"arg_A": a, "ks0": 256})
     assert batched.flops == 6 * demand.flops
-    twice, _ = demand_of(PRODUCT.replace("    K = ks0", "    K1 = 256"), {"arg_A": a, "arg_D": a})
+    twice = demand_of(PRODUCT.replace("    K = ks0", "    K1 = 256"), {"arg_A": a, "arg_D": a})
     assert twice.flops == 2 * demand.flops
 
 
 def test_a_convolution_is_counted_by_its_output_and_its_groups_input() -> None:
-    demand, _ = demand_of(CONVOLUTION, {"arg_X": torch.empty(1)})
+    demand = demand_of(CONVOLUTION, {"arg_X": torch.empty(1)})
     assert demand.flops == 2.0 * (4 * 8 * 30 * 28) * (16 / 2) * (3 * 5)
+    assert demand.product == ProductShape(4 * 30 * 28, 8, 8 * 3 * 5)
 
 
 def test_flex_attention_meets_the_blocks_of_its_mask() -> None:
-    forward, is_dense = demand_of(FLEX, mask())
+    forward = demand_of(FLEX, mask())
     assert forward.flops == 2.0 * (2 * 8 * 1024) * (3 * 128) * (64 + 32)
-    assert (forward.attention, forward.keys, is_dense) == ("forward", 1024, False)
-    backward, _ = demand_of(FLEX, mask(arg_DO=torch.empty(1)))
+    assert forward.attention == AttentionShape("forward", "flex", 2, 8, 8, 1024, 1024, 64, 32, window=384)
+    assert not forward.is_dense
+    backward = demand_of(FLEX + "    HKV = 2\n", mask(arg_DO=torch.empty(1)))
     assert backward.flops == 2.0 * (2 * 8 * 1024) * (3 * 128) * (3 * 64 + 2 * 32)
-    assert backward.attention == "backward"
+    assert backward.attention is not None
+    assert (backward.attention.direction, backward.attention.kv_heads) == ("backward", 2)
 
 
 def test_a_mask_whose_values_are_not_known_is_taken_for_dense_and_counted() -> None:
-    demand, is_dense = demand_of(FLEX, mask(), known=False)
-    assert (demand.flops, is_dense) == (2.0 * (2 * 8 * 1024) * 1024 * (64 + 32), True)
+    demand = demand_of(FLEX, mask(), known=False)
+    assert (demand.flops, demand.is_dense) == (2.0 * (2 * 8 * 1024) * 1024 * (64 + 32), True)
+
+
+def test_a_causal_mask_is_known_by_its_blocks() -> None:
+    counts = {"arg_KV_NUM_BLKS": torch.ones(1, 1, 8, dtype=torch.int32)}
+    counts["arg_FULL_KV_NUM_BLKS"] = torch.arange(8, dtype=torch.int32).reshape(1, 1, 8)
+    demand = demand_of(FLEX, mask(**counts))
+    assert demand.attention is not None
+    assert (demand.attention.causal, demand.attention.window) == (True, 0)
+    assert demand.flops == 2.0 * (2 * 8 * 1024) * (4.5 * 128) * (64 + 32)
 
 
 @pytest.mark.parametrize(
     "source", [PRODUCT.replace("K = ks0", "K = ks9"), PRODUCT + "    G = 8\n", "    BLOCK_M = 64\n"]
 )
 def test_what_the_sizes_do_not_tell_is_not_known(source: str) -> None:
-    demand, _ = demand_of(source, {"arg_A": torch.empty(1)})
+    demand = demand_of(source, {"arg_A": torch.empty(1)})
     assert math.isnan(demand.flops)
 
 

@@ -1,0 +1,115 @@
+"""What Triton's kernels demand of a GPU: Inductor's, and those that libraries and scripts write themselves.
+
+Their source says what they load and store (:mod:`fakedist.gpu.triton_source`). A kernel that Inductor made moves no
+more than the elements that it iterates over, which bounds what it picks from an embedding or a slice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from fakedist.gpu.attention_demand import Known
+from fakedist.gpu.demand import EIGHT_BIT, NAN, Demand, dtype_of, matrix_size, memory_bytes, tensor_bytes
+from fakedist.gpu.kernel_parts import CACHED_ROW_BYTES
+from fakedist.gpu.work_shapes import ProductShape
+from fakedist.gpu.triton_source import Access, TritonSource, read_source
+from fakedist.gpu.triton_templates import Template, template_of
+
+_SIZES = ("M", "N", "K")
+
+
+class TritonKernel:
+    """Counts what the launches of one kernel demand.
+
+    Args:
+        name: Its name.
+        source: Its source; empty if unknown.
+    """
+
+    def __init__(self, name: str, source: str) -> None:
+        self._template: Template | None = template_of(name, source)
+        self._source: TritonSource = read_source(name, source)
+        self._is_inductors = name.startswith("triton_")
+
+    def demand(self, arguments: Mapping[str, object], known: Known) -> Demand:
+        """The demand of one launch.
+
+        Args:
+            arguments: The kernel's arguments, by name.
+            known: Returns the values of a mask.
+        """
+        if self._template is not None:
+            return self._template.demand(arguments, tensor_bytes(arguments.values()), known)
+        demand = Demand(
+            0.0, self._moved_bytes(arguments), dtype_of(tuple(arguments.values())), width=self._width(arguments)
+        )
+        if self._source.multiplies:
+            return _product(demand, arguments)
+        return self._quantizing(demand, arguments)
+
+    def _moved_bytes(self, arguments: Mapping[str, object]) -> float:
+        accesses = self._source.accesses
+        given = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
+        if not accesses:
+            return tensor_bytes(given.values())
+        most = self._elements(arguments)
+        read: dict[int, float] = {}
+        written: dict[int, float] = {}
+        for name, tensor in given.items():
+            access, address = accesses.get(name, Access(passes=1, loads=1)), tensor.data_ptr()
+            passes = access.passes if self._is_long(tensor, arguments) else min(access.passes, 1)
+            loads = passes * _least(tensor, most, access.loads) + _least(tensor, most, access.adds)
+            stores = _least(tensor, most, access.stores + access.adds)
+            read[address] = max(read.get(address, 0.0), loads)
+            written[address] = max(written.get(address, 0.0), stores)
+        return sum(read.values()) + sum(written.values()) or tensor_bytes(given.values())
+
+    def _elements(self, arguments: Mapping[str, object]) -> float:
+        """How many elements one of Inductor's kernels iterates over; infinite if that is not known."""
+        if not self._is_inductors:
+            return math.inf
+        numels = self._numels(arguments)
+        return float(math.prod(numels.values())) if numels else math.inf
+
+    def _numels(self, arguments: Mapping[str, object]) -> dict[str, int]:
+        passed = {
+            name: value
+            for name, value in arguments.items()
+            if name.endswith("numel") and isinstance(value, int) and name != "rnumel"
+        }
+        return self._source.numels | passed
+
+    def _width(self, arguments: Mapping[str, object]) -> int:
+        rows = [size for name, size in self._numels(arguments).items() if name.startswith("r")]
+        return math.prod(rows) if rows and self._is_inductors else 0
+
+    def _is_long(self, tensor: torch.Tensor, arguments: Mapping[str, object]) -> bool:
+        """Whether a row is too long to stay in the caches until the next pass."""
+        width = self._width(arguments) or (int(tensor.shape[-1]) if tensor.dim() else 0)
+        return width * tensor.element_size() > CACHED_ROW_BYTES
+
+    def _quantizing(self, demand: Demand, arguments: Mapping[str, object]) -> Demand:
+        """The demand, with the matrix that the kernel converts to eight bits, if it does."""
+        for name, value in arguments.items():
+            if isinstance(value, torch.Tensor) and value.dtype in EIGHT_BIT:
+                access = self._source.accesses.get(name, Access())
+                if access.stores and not access.passes:
+                    return demand._replace(dtype="fp8", quantized=matrix_size(value))
+        return demand
+
+
+def _least(tensor: torch.Tensor, most: float, places: int) -> float:
+    """The bytes of a tensor that so many places reach, each at most ``most`` elements."""
+    return min(float(memory_bytes(tensor)), most * places * tensor.element_size()) if places else 0.0
+
+
+def _product(demand: Demand, arguments: Mapping[str, object]) -> Demand:
+    """A kernel that multiplies matrices, whose sizes are known by the names that such kernels give them."""
+    sizes = [arguments.get(name) for name in _SIZES]
+    if not all(isinstance(size, int) for size in sizes):
+        return demand._replace(flops=NAN)
+    shape = ProductShape(*(size for size in sizes if isinstance(size, int)))
+    return demand._replace(flops=shape.flops, product=shape)
