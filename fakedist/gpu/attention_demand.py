@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
-from fakedist.gpu.work_shapes import AttentionShape, Lengths, Mask
 from fakedist.gpu.values.arguments import Arguments, Keywords
 from fakedist.gpu.values.operators import Operator
+from fakedist.gpu.work_shapes import AttentionShape, Lengths, Mask
 
 #: Returns a tensor's values, or None if no kernel computed them.
 Known = Callable[[torch.Tensor], "torch.Tensor | None"]
@@ -98,8 +99,8 @@ class AttentionOperator:
         if isinstance(window, int) and window > 0:  # efficient attention counts the query's own position
             return Mask(causal, left=window - 1, from_end=from_end)
         left, right = argument("window_size_left"), argument("window_size_right")
-        sides = [side if isinstance(side, int) else -1 for side in (left, right)]
-        return Mask(causal, *sides, from_end=from_end)
+        left, right = (side if isinstance(side, int) else -1 for side in (left, right))
+        return Mask(causal, left, right, from_end)
 
     def _sizes(
         self, query: torch.Tensor, key: torch.Tensor, argument: Callable[..., object]
@@ -112,7 +113,7 @@ class AttentionOperator:
         if lengths[0] is not None and lengths[1] is not None and len(lengths[0]) == len(lengths[1]):
             return Lengths(lengths[0], lengths[1])
         longest = argument("max_q", "max_seqlen_q"), argument("max_k", "max_seqlen_k")
-        packed = query.dim() == 3 or isinstance(offsets[0], torch.Tensor) and offsets[0].numel() > 0
+        packed = query.dim() == 3 or (isinstance(offsets[0], torch.Tensor) and offsets[0].numel() > 0)
         if packed and isinstance(longest[0], int) and isinstance(longest[1], int) and longest[0]:
             tokens = int(query.shape[:-2].numel())
             return max(round(tokens / longest[0]), 1), longest[0], longest[1]
@@ -127,4 +128,4 @@ class AttentionOperator:
         if values is None:
             return None
         ends = [int(end) for end in values.tolist()]
-        return [max(after - before, 0) for before, after in zip(ends, ends[1:], strict=False)]
+        return [max(after - before, 0) for before, after in itertools.pairwise(ends)]

@@ -18,11 +18,11 @@ from torch._ops import OpOverload
 from fakedist.gpu.attention_demand import AttentionOperator, Known
 from fakedist.gpu.kernel_parts import Part, parts_function
 from fakedist.gpu.row_lengths import length_function
-from fakedist.gpu.work_shapes import AttentionShape, ProductShape
 from fakedist.gpu.values.arguments import Arguments, Keywords, tensors
 from fakedist.gpu.values.host_reads import READS
 from fakedist.gpu.values.operators import Operator
 from fakedist.gpu.values.storage import storage_of
+from fakedist.gpu.work_shapes import AttentionShape, ProductShape
 
 NAN = float("nan")
 #: Of these arguments, the operation reads only as much as it returns.
@@ -71,6 +71,11 @@ class Demand(NamedTuple):
     quantized: tuple[int, int] = (0, 0)
     is_dense: bool = False
     parts: tuple[Part, ...] = ()
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether its kernels do not share it alike: one computes something of known sizes, or some have own bytes."""
+        return self.attention is not None or self.product is not None or self.parts != () or self.quantized != (0, 0)
 
 
 UNKNOWN = Demand()

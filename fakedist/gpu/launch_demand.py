@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from fakedist.gpu.demand import NAN, UNKNOWN, Demand
+from fakedist.gpu.division import Division
 from fakedist.gpu.launch_log import SCALINGS, TO_DEVICE, TO_HOST, Launch, LaunchKind
+from fakedist.gpu.work_shapes import ProductShape
 from fakedist.run.families import kernel_family
 from fakedist.run.launch_records import LAUNCH_KINDS, WorkRow
 from fakedist.run.rows import Place
@@ -44,15 +46,6 @@ class Tagged(NamedTuple):
     counts: bool = True
 
 
-class ProductSize(NamedTuple):
-    """A product of matrices: (m, k) x (k, n), ``batch`` times."""
-
-    m: int
-    n: int
-    k: int
-    batch: int
-
-
 class LaunchDemands:
     """Divides each operation's demand among its launches.
 
@@ -69,18 +62,23 @@ class LaunchDemands:
         self._memory: dict[tuple[int, int], float] = defaultdict(float)
         self._moved: dict[tuple[int, int], float] = defaultdict(float)
         self._by_library: set[tuple[int, int]] = set()
-        self._by_product: set[tuple[int, int]] = set()
+        self._by_product: dict[tuple[int, int], float] = defaultdict(float)  # bytes of the results
+        self._members: dict[tuple[int, int], list[int]] = defaultdict(list)
+        self._divided: dict[tuple[int, int], Division] = {}
         self._families: dict[tuple[str, str, str], str] = {}
         self._besides: dict[str, bool] = {}
         for launch in launches:
             if launch.kind == LaunchKind.LIBRARY and launch.call < 0:
                 self._by_library.add((launch.graph, launch.tag))
             if launch.kind == LaunchKind.PRODUCT and launch.k and launch.call < 0:
-                self._by_product.add((launch.graph, launch.tag))
+                result_bytes = launch.batch * launch.m * launch.n * _TYPES.get(launch.d_type, ("", NAN))[1]
+                self._by_product[launch.graph, launch.tag] += result_bytes
         for number, launch in enumerate(launches):
             if launch.tag in tags and launch.call < 0 and launch.kind < LaunchKind.COLLECTIVE:
                 key = (launch.graph, launch.tag)
                 self._moved[key] += _moved(launch) if launch.kind in (LaunchKind.COPY, LaunchKind.FILL) else 0.0
+                if tags[launch.tag].demand.is_divided:
+                    self._members[key].append(number)
                 self._memory[key] += self._weight(number)
                 self._arithmetic[key] += self._weight(number) if self._computes(number) else 0.0
 
@@ -102,9 +100,8 @@ class LaunchDemands:
             return work._replace(over_host_link=True, pinned=bool(launch.pinned)) if over_link else work
         if kind == LaunchKind.HOST_READS:
             return self._read(launch, tag)
-        flops, moved = self._share(number, tag.demand)
         work = WorkRow(name, LAUNCH_KINDS[kind], self._family(name, tag), operation, threads=_threads(launch))
-        return _demanding(work, tag.demand._replace(flops=flops, moved_bytes=moved))
+        return _demanding(work, self._share(number, tag.demand))
 
     def _read(self, launch: Launch, tag: Tagged) -> WorkRow:
         """What a real GPU would have launched for values that the host knew: a copy, or all kernels as one."""
@@ -120,23 +117,46 @@ class LaunchDemands:
             found = self._families[key] = kernel_family(*key)
         return found
 
-    def _share(self, number: int, demand: Demand) -> tuple[float, float]:
-        """A launch's FLOPs and bytes of its operation's."""
-        launch = self._launches[number]
+    def _share(self, number: int, demand: Demand) -> Demand:
+        """What a launch has to do of what its operation has to do."""
+        launch, weight = self._launches[number], self._weight(number)
         key = (launch.graph, launch.tag)
+        if demand.is_divided and key in self._members:
+            return self._divide(key, demand).of(number)
         memory, arithmetic = self._memory[key], self._arithmetic[key]
-        moved = NAN
-        if demand.moved_bytes == demand.moved_bytes:
-            moved = max(demand.moved_bytes - self._moved[key], 0.0)
-        moved *= self._weight(number) / memory if memory else 1.0
-        flops = demand.flops
+        moved, flops = self._left(key, demand), demand.flops
+        moved *= weight / memory if memory else 1.0
         if key in self._by_product and flops == flops:
             flops = 0.0  # the product has them; the other kernels copy operands, or what is added, into place
         if arithmetic:
-            flops *= self._weight(number) / arithmetic if self._computes(number) else 0.0
+            flops *= weight / arithmetic if self._computes(number) else 0.0
         elif memory:
-            flops *= self._weight(number) / memory
-        return flops, moved
+            flops *= weight / memory
+        return demand._replace(flops=flops, moved_bytes=moved)
+
+    def _left(self, key: tuple[int, int], demand: Demand) -> float:
+        """The operation's bytes that its copies, fills and products do not move. The kernels next to a product
+        copy an operand or what is added: about as much as the result.
+        """
+        moved = demand.moved_bytes
+        if moved != moved:
+            return NAN
+        if key in self._by_product:
+            return min(moved, 2 * self._by_product[key])
+        return max(moved - self._moved[key], 0.0)
+
+    def _divide(self, key: tuple[int, int], demand: Demand) -> Division:
+        """How an operation is divided whose kernels do not share alike: one computes, or some have their own bytes."""
+        found = self._divided.get(key)
+        if found is None:
+            weights = {number: self._weight(number) for number in self._members[key]}
+            names = {number: self._names[number] for number in weights}
+            demand = demand._replace(moved_bytes=self._left(key, demand))
+            if key in self._by_product:
+                demand = demand._replace(flops=0.0)
+            computing = [number for number in weights if weights[number] and self._computes(number)]
+            found = self._divided[key] = Division(demand, weights, names, computing or list(weights))
+        return found
 
     def _weight(self, number: int) -> float:
         """A kernel's number of threads. If the operation calls a library, the library call has all the weight."""
@@ -155,20 +175,18 @@ class LaunchDemands:
         return not found
 
 
-def product_work(size: ProductSize, dtype: str, element_bytes: tuple[float, float, float], name: str = "") -> WorkRow:
+def product_work(shape: ProductShape, dtype: str, name: str = "") -> WorkRow:
     """The work of a matrix product that a library computes.
 
     Args:
-        size: The size of its operands.
+        shape: The size of its operands, and the bytes of their elements.
         dtype: The type it computes in.
-        element_bytes: Bytes per element of the two operands and the result.
         name: The kernel's name.
     """
-    m, n, k, batch = size
-    a, b, d = element_bytes
-    moved = _known(batch * (m * k * a + k * n * b + m * n * d))
-    work = WorkRow(name, "product", "gemm", flops=2.0 * m * n * k * batch, moved_bytes=moved, dtype=dtype)
-    return work._replace(batch=batch, m=m, n=n, k=k, a_bytes=a, b_bytes=b, d_bytes=d)
+    m, n, k = shape.m, shape.n, shape.k
+    moved = _known(shape.batch * (m * k * shape.a_bytes + k * n * shape.b_bytes + m * n * shape.d_bytes))
+    work = WorkRow(name, "product", "gemm", flops=shape.flops, moved_bytes=moved, dtype=dtype)
+    return work._replace(**shape._asdict())
 
 
 def _moved(launch: Launch) -> float:
@@ -192,30 +210,41 @@ def _known(number: float) -> float:
 def _demanding(work: WorkRow, demand: Demand) -> WorkRow:
     """A kernel's work, with what is demanded of it."""
     flops, moved = _known(demand.flops), _known(demand.moved_bytes)
-    work = work._replace(flops=flops, moved_bytes=moved, dtype=demand.dtype)
+    rows, columns = demand.quantized
+    work = work._replace(flops=flops, moved_bytes=moved, dtype=demand.dtype, width=demand.width, m=rows, k=columns)
     if not flops > 0:  # bytes alone cannot estimate a product or an attention of unknown FLOPs
         unknown = flops != flops and work.family in ("gemm", "attention")
         return work._replace(moved_bytes=NAN) if unknown else work
-    if not demand.attention:
-        return work._replace(family="gemm") if work.family == "other" else work
-    direction, _, library = demand.attention.partition(".")
-    return work._replace(
-        family="attention", attention=direction, library=library, keys=int(demand.keys), is_dense=demand.is_dense
-    )
+    if demand.attention is not None:
+        sizes = demand.attention._asdict()
+        return work._replace(family="attention", attention=sizes.pop("direction"), is_dense=demand.is_dense, **sizes)
+    if demand.product is not None:
+        return work._replace(family="gemm", **demand.product._asdict())
+    return work._replace(family="gemm") if work.family == "other" else work
 
 
 def _product(launch: Launch, name: str) -> WorkRow:
     """A library's product as torch has it, by rows: cuBLAS stores by columns, and so computes the transpose."""
-    size = ProductSize(launch.n, launch.m, launch.k, launch.batch)
     types = [_TYPES.get(each, ("", NAN)) for each in (launch.b_type, launch.a_type, launch.d_type)]
     dtype = types[0][0]
     if dtype == "fp32" and launch.compute in _FAST:
         dtype = _FAST[launch.compute]
-    work = product_work(size, dtype, (types[0][1], types[1][1], types[2][1]), name)
-    layout = "NT"[launch.transposed_a] + "NT"[launch.transposed_b]
-    flops = 4 * work.flops if launch.b_type in _COMPLEX else work.flops
-    scaling = SCALINGS[launch.scaling]
-    return work._replace(flops=flops, layout=layout, accumulates=bool(launch.accumulates), scaling=scaling)
+    shape = ProductShape(
+        launch.n,
+        launch.m,
+        launch.k,
+        launch.batch,
+        layout="NT"[launch.transposed_a] + "NT"[launch.transposed_b],
+        a_bytes=types[0][1],
+        b_bytes=types[1][1],
+        d_bytes=types[2][1],
+        scaling=SCALINGS[launch.scaling],
+    )
+    work = product_work(shape, dtype, name)
+    if launch.accumulates:  # it reads what it is added to
+        read = _known(float(shape.batch * shape.m * shape.n * shape.d_bytes))
+        work = work._replace(accumulates=True, moved_bytes=_known(work.moved_bytes + read))
+    return work._replace(flops=4 * work.flops) if launch.b_type in _COMPLEX else work
 
 
 def _launch_name(launch: Launch, name: Callable[[Launch], str]) -> str:

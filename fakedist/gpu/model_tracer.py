@@ -10,11 +10,12 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch._ops import OpOverload
 
-from fakedist.gpu.demand import NAN, Demand, DemandCounter, tensor_bytes
+from fakedist.gpu.attention_demand import Known
+from fakedist.gpu.demand import Demand, DemandCounter
 from fakedist.gpu.launch_demand import Tagged
 from fakedist.gpu.launch_log import Launch, LaunchLog
 from fakedist.gpu.step_launches import StepLaunches
-from fakedist.gpu.triton_templates import Known, Template, template_of
+from fakedist.gpu.triton_demand import TritonKernel
 from fakedist.gpu.values.arguments import Arguments, Keywords
 from fakedist.patch import patched, present
 from fakedist.run.launch_records import LaunchesRecord
@@ -46,7 +47,7 @@ class ModelTracer:
     def __init__(self, known: Known = lambda tensor: None) -> None:
         self.inside: Callable[[], Place | None] = lambda: None
         self._known = known
-        self._templates: dict[str, Template | None] = {}
+        self._kernels: dict[str, TritonKernel] = {}
         self._log = LaunchLog()
         self._tags: dict[int, Tagged] = {}
         self._captured: dict[int, Tagged] = {}
@@ -105,7 +106,7 @@ class ModelTracer:
         """The operation with this tag is over."""
         counter = self._counters.get(func)
         if counter is None:
-            counter = self._counters[func] = DemandCounter(func)
+            counter = self._counters[func] = DemandCounter(func, self._known)
         self._set_demand(tag, counter.demand(args, kwargs, result))
         if read := counter.read_bytes(args, result):
             self._log.tag(tag)
@@ -171,15 +172,9 @@ class ModelTracer:
     def _triton_run(self, original: Callable[..., object]) -> Callable[..., object]:
         def run(launcher: object, *args: object, **kwargs: object) -> object:
             thread = self._thread
-            function = getattr(launcher, "fn", None)
-            names = getattr(function, "arg_names", ())
-            # Inductor's naming: these arguments are read and written in place, so they count twice.
-            again = [value for name, value in zip(names, args, strict=False) if name.startswith("in_out_ptr")]
-            demand = Demand(NAN, tensor_bytes((*args, *kwargs.values())) + tensor_bytes(again))
-            if (template := self._template(function)) is not None:
-                named = dict(zip(names, args, strict=False))
-                demand, is_dense = template.demand(named, demand.moved_bytes, self._known)
-                demand = demand._replace(is_dense=is_dense)
+            function = launcher if hasattr(launcher, "arg_names") else getattr(launcher, "fn", None)
+            given = dict(zip(getattr(function, "arg_names", ()), args, strict=False)) | kwargs
+            demand = self._kernel(function).demand(given, self._known)
             inside = self.inside()
             place = thread.place if inside is None else inside
             self._log.tag(self._tag(Tagged(thread.op, thread.operation, place, demand, counts=False)))
@@ -190,9 +185,9 @@ class ModelTracer:
 
         return run
 
-    def _template(self, function: object) -> Template | None:
-        """The template that one of Inductor's kernels came from; None for other kernels."""
+    def _kernel(self, function: object) -> TritonKernel:
         source = str(getattr(function, "src", ""))
-        if source not in self._templates:
-            self._templates[source] = template_of(str(getattr(function, "__name__", "")), source)
-        return self._templates[source]
+        found = self._kernels.get(source)
+        if found is None:
+            found = self._kernels[source] = TritonKernel(str(getattr(function, "__name__", "")), source)
+        return found

@@ -171,7 +171,7 @@ class Roofline:
 
 def arithmetic(work: WorkRow) -> Arithmetic:
     """What a launch computes: the whole tiles of a product, the FLOPs of everything else."""
-    if work.m:
+    if work.m and work.n:
         padded = 2.0 * max(work.m, LEAST_TILE) * max(work.n, LEAST_TILE) * work.k * work.batch
         return Arithmetic(padded, f"gemm.{work.dtype}", padded)
     if not work.flops > 0:

@@ -14,11 +14,9 @@ import torch
 from fakedist.gpu.attention_demand import Known
 from fakedist.gpu.demand import EIGHT_BIT, NAN, Demand, dtype_of, matrix_size, memory_bytes, tensor_bytes
 from fakedist.gpu.kernel_parts import CACHED_ROW_BYTES
-from fakedist.gpu.work_shapes import ProductShape
 from fakedist.gpu.triton_source import Access, TritonSource, read_source
 from fakedist.gpu.triton_templates import Template, template_of
-
-_SIZES = ("M", "N", "K")
+from fakedist.gpu.work_shapes import ProductShape
 
 
 class TritonKernel:
@@ -108,8 +106,8 @@ def _least(tensor: torch.Tensor, most: float, places: int) -> float:
 
 def _product(demand: Demand, arguments: Mapping[str, object]) -> Demand:
     """A kernel that multiplies matrices, whose sizes are known by the names that such kernels give them."""
-    sizes = [arguments.get(name) for name in _SIZES]
-    if not all(isinstance(size, int) for size in sizes):
+    m, n, k = (arguments.get(name) for name in ("M", "N", "K"))
+    if not (isinstance(m, int) and isinstance(n, int) and isinstance(k, int)):
         return demand._replace(flops=NAN)
-    shape = ProductShape(*(size for size in sizes if isinstance(size, int)))
+    shape = ProductShape(m, n, k)
     return demand._replace(flops=shape.flops, product=shape)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 _LOADS, _STORES = ("load",), ("store",)
-#: Modules of Triton in a kernel's source. A method called ``load`` of anything else is a block pointer's or descriptor's.
+#: Modules of Triton in a kernel's source. A ``load`` of anything else is a block pointer's or descriptor's method.
 _MODULES = ("tl", "triton_helpers", "libdevice", "tl_math", "language", "triton")
 _BUILTINS = ("range", "min", "max", "len", "int", "float", "print", "isinstance", "getattr")
 _NUMEL = re.compile(r"^\s*([xyz]|r\d_)numel(?::\s*tl\.constexpr)? = (\d+)\s*$", re.MULTILINE)
@@ -128,7 +128,7 @@ class _Reader(ast.NodeVisitor):
             self._helper(node)
             return
         what = _called(node)
-        gathers = self._is_loaded(address) or _is_method(node) and any(map(self._is_loaded, node.args[:1]))
+        gathers = self._is_loaded(address) or (_is_method(node) and any(map(self._is_loaded, node.args[:1])))
         for name in self._pointers_in(address):
             if what in _LOADS and not gathers:
                 self._loads[name][self._loops[-1] if self._loops else 0].add(id(node))

@@ -28,8 +28,9 @@ from pathlib import Path
 from typing import Any
 
 from fakedist.errors import FakedistError, JobError
-from fakedist.gpu.launch_demand import ProductSize, product_work
+from fakedist.gpu.launch_demand import product_work
 from fakedist.gpu.pricing import DATA, Efficiency, arithmetic, load_efficiency
+from fakedist.gpu.work_shapes import ProductShape
 from fakedist.gpu_models.known import GPUS, find_gpu
 from fakedist.gpu_models.spec import GpuSpec
 from fakedist.launch.machine import count_real_gpus
@@ -178,7 +179,9 @@ class Measured:
                     continue
                 a, b = (torch.randn(shape, device="cuda").to(dtype) for shape in ((m, k), (n, k)))
                 size = float(a.element_size())
-                work = product_work(ProductSize(n, m, k, 1), name, (size, size, 2.0 if name == "fp8" else size))
+                work = product_work(
+                    ProductShape(n, m, k, a_bytes=size, b_bytes=size, d_bytes=2.0 if name == "fp8" else size), name
+                )
                 one = torch.ones((), device="cuda")
                 multiply: Callable[[], Any] = lambda a=a, b=b: a @ b.t()  # noqa: E731
                 if name == "fp8":

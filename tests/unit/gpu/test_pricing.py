@@ -7,8 +7,9 @@ import math
 import pytest
 
 from fakedist.errors import SetupError
-from fakedist.gpu.launch_demand import ProductSize, product_work
+from fakedist.gpu.launch_demand import product_work
 from fakedist.gpu.pricing import Roofline, load_efficiency
+from fakedist.gpu.work_shapes import ProductShape
 from fakedist.gpu_models.known import GPUS, find_gpu
 from fakedist.gpu_models.spec import GpuSpec
 from fakedist.run.launch_records import WorkRow
@@ -20,7 +21,7 @@ BF16 = (2.0, 2.0, 2.0)
 
 
 def product_us(m: int, n: int, k: int, batch: int = 1, dtype: str = "bf16") -> tuple[float, str]:
-    return Roofline(H100).duration(product_work(ProductSize(m, n, k, batch), dtype, BF16))
+    return Roofline(H100).duration(product_work(ProductShape(m, n, k, batch, 0, "", *BF16), dtype))
 
 
 def test_a_large_product_is_limited_by_arithmetic_and_never_beats_the_peak() -> None:
@@ -72,7 +73,7 @@ def test_what_is_not_known_is_not_estimated() -> None:
         for each in (Roofline(H100).duration(WorkRow("", "kernel", "gemm", "", math.nan, math.nan))[0],)
     ] == [True]
     no_fp8 = Roofline(find_gpu("a100-80g")).duration(
-        product_work(ProductSize(4096, 4096, 4096, 1), "fp8", (1.0, 1.0, 2.0))
+        product_work(ProductShape(4096, 4096, 4096, a_bytes=1.0, b_bytes=1.0, d_bytes=2.0), "fp8")
     )
     assert math.isnan(no_fp8[0])
     assert no_fp8[1] == ""

@@ -12,6 +12,7 @@ from fakedist.gpu.demand import Demand
 from fakedist.gpu.launch_demand import Tagged
 from fakedist.gpu.launch_log import TO_HOST, Launch, LaunchKind
 from fakedist.gpu.step_launches import StepLaunches
+from fakedist.gpu.work_shapes import AttentionShape
 from fakedist.gpu_models.known import find_gpu
 from fakedist.run.rows import Place
 from fakedist.time.roofline import RooflineTimes
@@ -145,8 +146,9 @@ def test_what_a_fill_has_moved_is_not_the_kernels_too() -> None:
 
 
 def test_a_library_has_all_of_its_operations_work() -> None:
+    shape = AttentionShape("forward", "cudnn", 2, 32, 8, 4096, 4096, 128, 128)
     attention = Tagged(1, "aten._scaled_dot_product_cudnn_attention.default", FORWARD,
-                       Demand(1e12, 1e6, "bf16", "forward.cudnn", 4096.0))  # fmt: skip
+                       Demand(1e12, 1e6, "bf16", shape))  # fmt: skip
     rows, _ = rows_of([kernel(0, blocks=999), launch(LaunchKind.LIBRARY, tag=0)], {0: attention})
     assert [row["flops"] for row in rows] == [0.0, 1e12]
     assert [row["bound"] for row in rows] == ["launch", "compute"]

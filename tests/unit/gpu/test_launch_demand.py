@@ -1,0 +1,118 @@
+"""What each launch has to do of its operation's work, on hand-made logs."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fakedist.gpu.demand import Demand
+from fakedist.gpu.kernel_parts import Part
+from fakedist.gpu.launch_demand import LaunchDemands, Tagged
+from fakedist.gpu.launch_log import Launch, LaunchKind
+from fakedist.gpu.work_shapes import AttentionShape, ProductShape
+from fakedist.run.launch_records import WorkRow
+from fakedist.run.rows import Place
+
+BF16, FP32, FP8 = 14, 0, 28
+PLACE = Place(1, "forward", 0, False)
+
+
+def kernel(name: str, threads: int = 128, tag: int = 0) -> tuple[str, Launch]:
+    launch = Launch(kind=LaunchKind.KERNEL, tag=tag, call=-1)
+    launch.grid[:], launch.block[:] = (threads, 1, 1), (1, 1, 1)
+    return name, launch
+
+
+def product(m: int, n: int, k: int, **more: int) -> tuple[str, Launch]:
+    types = {"a_type": BF16, "b_type": BF16, "d_type": BF16, "compute": 68}
+    return "cublasGemmEx", Launch(kind=LaunchKind.PRODUCT, call=-1, m=m, n=n, k=k, batch=1, **types | more)
+
+
+def worked(demand: Demand, *launches: tuple[str, Launch], operation: str = "aten.x.default") -> list[WorkRow]:
+    log = [launch for _, launch in launches]
+    names = {id(launch): name for name, launch in launches}
+    tag = Tagged(0, operation, PLACE, demand)
+    demands = LaunchDemands(log, {0: tag}, lambda launch: names[id(launch)])
+    return [demands.of(number, tag) for number in range(len(log))]
+
+
+def test_a_product_is_that_of_torchs_rows_though_the_library_counts_columns() -> None:
+    """y = x w^T of 64 rows, 256 outputs and 128 inputs: cuBLAS gets m = 256, n = 64 and the weight as A."""
+    (row,) = worked(Demand(), product(256, 64, 128, transposed_a=1, a_type=FP8, d_type=FP32, scaling=2))
+    assert (row.m, row.n, row.k, row.batch, row.layout, row.kind) == (64, 256, 128, 1, "TN", "product")
+    assert (row.a_bytes, row.b_bytes, row.d_bytes, row.scaling) == (2, 1, 4, "row")
+    assert row.moved_bytes == 64 * 128 * 2 + 256 * 128 + 64 * 256 * 4
+    assert row.flops == 2 * 64 * 256 * 128
+
+
+def test_a_product_that_is_added_reads_what_is_there() -> None:
+    (plain,), (added,) = (worked(Demand(), product(64, 32, 16, accumulates=value)) for value in (0, 1))
+    assert (plain.accumulates, added.accumulates) == (False, True)
+    assert added.moved_bytes - plain.moved_bytes == 64 * 32 * 2
+
+
+def test_kernels_share_an_operations_bytes_by_their_threads() -> None:
+    first, second = worked(Demand(0.0, 400.0), kernel("a", 30), kernel("b", 10))
+    assert (first.moved_bytes, second.moved_bytes) == (300.0, 100.0)
+
+
+def test_a_kernel_with_its_own_bytes_leaves_the_operations_to_the_others() -> None:
+    parts = (Part(("sort",), 8.0), Part(("scatter", "gather"), 90.0))
+    rows = worked(
+        Demand(0.0, 400.0, parts=parts),
+        kernel("radix_sort", 30),
+        kernel("gather", 10),
+        kernel("scatter", 20),
+        kernel("a", 10),
+        kernel("b", 10),
+    )
+    assert [row.moved_bytes for row in rows] == [8.0, 30.0, 60.0, 200.0, 200.0]
+    (alone,) = worked(Demand(0.0, 400.0, parts=parts), kernel("a", 10))
+    assert alone.moved_bytes == 400.0
+
+
+def test_one_kernel_of_an_attention_computes_it() -> None:
+    shape = AttentionShape("backward", "flash2", 2, 8, 4, 1024, 512, 64, 32, causal=True, window=9)
+    before, main, after = worked(
+        Demand(1e9, 1e6, attention=shape),
+        kernel("flash_bwd_dot_do_o_kernel", 1000),
+        kernel("flash_bwd_dq_dk_dv_loop", 500),
+        kernel("flash_bwd_convert_dq_kernel", 500),
+    )
+    assert (before.flops, main.flops, after.flops) == (0.0, 1e9, 0.0)
+    assert (main.attention, main.library, main.batch, main.heads, main.kv_heads) == ("backward", "flash2", 2, 8, 4)
+    assert (main.queries, main.keys, main.width, main.value_width) == (1024, 512, 64, 32)
+    assert (main.causal, main.window, main.family) == (True, 9, "attention")
+    assert (before.attention, before.heads) == ("", 0)
+    assert before.moved_bytes + main.moved_bytes + after.moved_bytes == pytest.approx(1e6)
+
+
+def test_a_grouped_product_has_its_sizes_on_the_kernel_that_computes_it() -> None:
+    shape = ProductShape(1024, 256, 128, groups=8, layout="TN", a_bytes=2, b_bytes=2, d_bytes=2)
+    prepare, main = worked(
+        Demand(shape.flops, 1e6, product=shape),
+        kernel("prepare_grouped_gemm_data", 1000),
+        kernel("cutlass::device_kernel<GemmUniversal>", 100),
+        operation="aten._grouped_mm.default",
+    )
+    assert (prepare.flops, prepare.m, main.flops) == (0.0, 0, shape.flops)
+    assert (main.groups, main.m, main.n, main.k, main.batch, main.layout) == (8, 1024, 256, 128, 1, "TN")
+    assert (main.family, main.kind) == ("gemm", "kernel")
+
+
+def test_beside_a_product_a_kernel_moves_no_more_than_the_result_twice() -> None:
+    bias, result = worked(Demand(1e9, 1e9), kernel("elementwise_kernel"), product(256, 64, 128))
+    assert (bias.flops, bias.moved_bytes) == (0.0, 2 * 256 * 64 * 2)
+    assert result.flops == 2 * 256 * 64 * 128
+
+
+def test_rows_and_converted_matrices_are_told() -> None:
+    (row,) = worked(Demand(0.0, 100.0, "fp8", width=4096, quantized=(16, 128)), kernel("convert"))
+    assert (row.width, row.m, row.n, row.k, row.dtype) == (4096, 16, 0, 128, "fp8")
+
+
+def test_what_is_unknown_stays_unknown() -> None:
+    unknown, gemm = worked(Demand(), kernel("a")), worked(Demand(math.nan, 1e6), kernel("cutlass_gemm"))
+    assert math.isnan(unknown[0].moved_bytes)
+    assert math.isnan(gemm[0].moved_bytes), "bytes alone tell nothing of a product"
