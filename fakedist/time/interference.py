@@ -1,0 +1,142 @@
+"""What kernels and collectives take from each other while they run at once.
+
+A collective's kernel holds some SMs and moves its bytes through the GPU's memory. Beside it
+
+- a product has fewer SMs, so its tiles take more waves (a product of exactly 132 tiles on an H100 reaches 80 % of the
+  peak alone and 47 % beside an all_gather of 24 blocks: one wave more);
+- any other kernel with arithmetic has as many fewer SMs;
+- a kernel that memory limits loses the bandwidth that the collective uses;
+- a collective on another stream shares the links with it.
+
+The collective itself keeps its time (arXiv:2507.03114 measured 19 % for kernels on average, at most 40 %).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from fakedist.time.exposure import shared_us
+
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+#: Output tile of a product (rows, columns) as cuBLAS cuts it on Hopper.
+_TILE = (128, 256)
+#: How much slower a product is beside a collective if its tiles are not known.
+_UNKNOWN_TILES = 1.2
+#: A collective's kernels read and write each byte that they send.
+_TRAFFIC = 2.0
+#: Of a kernel's rate, this much is left to it at least.
+_LEAST_RATE = 0.4
+#: Starts settle within this many rounds: a round changes when kernels overlap, and so how long they take.
+_MOST_ROUNDS = 5
+_SETTLED = 1e-4
+
+
+@dataclass(frozen=True)
+class Contender:
+    """What a collective takes while it runs.
+
+    Attributes:
+        sms: SMs that its kernels hold.
+        bus_bandwidth: Bytes per second that it sends.
+    """
+
+    sms: int
+    bus_bandwidth: float
+
+
+def rates_beside(work: pd.DataFrame, bounds: Floats, sms: int, memory_bandwidth: float, other: Contender) -> Floats:
+    """The rate that each kernel keeps beside a collective: 1 is undisturbed.
+
+    Args:
+        work: The table ``work``: kind, m, n, batch.
+        bounds: Whether memory limits each row, 1 or 0.
+        sms: SMs of the GPU.
+        memory_bandwidth: Its memory bandwidth, bytes per second.
+        other: The collective.
+    """
+    left = max(sms - other.sms, 1)
+    m, n = work["m"].to_numpy("f8"), work["n"].to_numpy("f8")
+    tiles = np.ceil(m / _TILE[0]) * np.ceil(n / _TILE[1]) * np.maximum(work["batch"].to_numpy("f8"), 1.0)
+    waves, fewer = np.ceil(tiles / sms), np.ceil(tiles / left)
+    is_product = (work["kind"] == "product").to_numpy(bool)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        of_product = np.where(tiles > 0, waves / fewer, 1 / _UNKNOWN_TILES)
+    of_memory = max(1 - _TRAFFIC * other.bus_bandwidth / memory_bandwidth, 0.0)
+    found = np.where(bounds > 0, of_memory, np.where(is_product, of_product, left / sms))
+    return np.clip(found, _LEAST_RATE, 1.0)
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A step in which kernels and collectives take longer where they overlap.
+
+    Attributes:
+        durations_us: How long each launch takes.
+        starts_us: When each begins.
+        slowed_us: By how much each is slower than alone.
+    """
+
+    durations_us: Floats
+    starts_us: Floats
+    slowed_us: Floats
+
+
+def settle(
+    place: Callable[[Floats], Floats], alone_us: Floats, groups: list[tuple[Flags, Floats]], shares: Flags
+) -> Settled:
+    """Find durations that agree with the overlaps that they lead to.
+
+    A launch of which a share s runs beside a collective, at rate r, takes 1 / (1 - s (1 - r)) times as long as alone.
+    That changes when launches begin, and so the shares: rounds are repeated until the durations settle.
+
+    Args:
+        place: Returns when launches of given durations begin.
+        alone_us: How long each launch takes alone.
+        groups: Collectives of one kind, and the rate of every launch beside them; the collectives' own are ignored.
+        shares: Collectives that share links: two that overlap take each other's half.
+    """
+    durations = alone_us
+    starts = place(durations)
+    for _ in range(_MOST_ROUNDS):
+        lost = _lost_rates(starts, durations, groups, shares)
+        changed = alone_us / np.clip(1 - lost, _LEAST_RATE, 1.0)
+        is_settled = np.abs(changed - durations).sum() <= _SETTLED * durations.sum()
+        durations = changed
+        starts = place(durations)
+        if is_settled:
+            break
+    return Settled(durations, starts, durations - alone_us)
+
+
+def _lost_rates(starts: Floats, durations: Floats, groups: list[tuple[Flags, Floats]], shares: Flags) -> Floats:
+    """The part of its rate that each launch loses on average over its time."""
+    ends = starts + durations
+    found = np.zeros(len(starts))
+    for members, rates in groups:
+        beside = ~members & (durations > 0)
+        overlap = shared_us(starts[beside], ends[beside], starts[members], ends[members])
+        found[beside] += overlap / durations[beside] * (1 - rates[beside])
+    sharing = shares & (durations > 0)
+    found[sharing] = 0.5 * _overlap_of_others(starts[sharing], ends[sharing]) / durations[sharing]
+    return found
+
+
+def _overlap_of_others(starts: Floats, ends: Floats) -> Floats:
+    """How long each interval overlaps at least one other of the same set."""
+    if len(starts) < 2:
+        return np.zeros(len(starts))
+    moments = np.unique(np.concatenate([starts, ends]))
+    first, last = np.searchsorted(moments, starts), np.searchsorted(moments, ends)
+    change = np.zeros(len(moments) + 1)
+    np.add.at(change, first, 1)
+    np.add.at(change, last, -1)
+    crowded = np.cumsum(change)[: len(moments) - 1] >= 2
+    total = np.concatenate([[0.0], np.cumsum(np.diff(moments) * crowded)])
+    return total[last] - total[first]

@@ -1,0 +1,73 @@
+"""Kernels beside collectives: exact on two streams of known durations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fakedist.time.interference import Contender, Floats, rates_beside, settle
+
+SMS, BANDWIDTH = 132, 3.35e12
+
+
+def floats(*values: float) -> Floats:
+    return np.array(values, np.float64)
+
+
+def work(*rows: tuple[str, int, int]) -> pd.DataFrame:
+    return pd.DataFrame([(*row, 1) for row in rows], columns=["kind", "m", "n", "batch"])
+
+
+def rates(table: pd.DataFrame, bound: int, contender: Contender) -> list[float]:
+    return rates_beside(table, floats(*[bound] * len(table)), SMS, BANDWIDTH, contender).tolist()
+
+
+def test_a_product_that_fills_the_gpu_exactly_takes_a_second_wave() -> None:
+    exact, small = ("product", 132 * 128, 256), ("product", 60 * 128, 256)
+    assert rates(work(exact, small), 0, Contender(24, 0.0)) == [0.5, 1.0]
+
+
+def test_a_kernel_bound_by_memory_loses_the_collectives_traffic() -> None:
+    assert rates(work(("kernel", 0, 0)), 1, Contender(24, 335e9)) == [pytest.approx(0.8)]
+
+
+def test_another_kernel_loses_the_sms() -> None:
+    assert rates(work(("kernel", 0, 0)), 0, Contender(33, 335e9)) == [pytest.approx(0.75)]
+
+
+def two_streams(kernel_us: float, call_us: float, rate: float) -> tuple[float, float]:
+    """A kernel and a collective that begin together: how long each takes."""
+    members = np.array([False, True])
+    groups = [(members, floats(rate, 1))]
+    found = settle(lambda durations: floats(0, 0), floats(kernel_us, call_us), groups, np.array([False, True]))
+    return float(found.durations_us[0]), float(found.durations_us[1])
+
+
+def test_a_kernel_beside_a_longer_collective_runs_at_its_rate_throughout() -> None:
+    kernel, call = two_streams(10.0, 1000.0, 0.8)
+    assert kernel == pytest.approx(12.5, rel=2e-3)
+    assert call == 1000.0
+
+
+def test_a_kernel_loses_only_while_the_collective_runs() -> None:
+    kernel, call = two_streams(100.0, 10.0, 0.8)
+    assert (kernel, call) == (pytest.approx(102.0), 10.0)
+
+
+def test_two_collectives_at_once_share_the_links() -> None:
+    members = np.array([True, True])
+    found = settle(lambda durations: floats(0, 0), floats(10, 10), [(members, floats(1, 1))], members)
+    assert found.durations_us == pytest.approx([20.0, 20.0], rel=0.05)
+
+
+def test_collectives_one_after_the_other_do_not_slow_each_other() -> None:
+    members = np.array([True, True])
+    found = settle(lambda durations: floats(0, durations[0]), floats(10, 10), [(members, floats(1, 1))], members)
+    assert found.durations_us.tolist() == [10.0, 10.0]
+
+
+def test_nothing_changes_without_collectives() -> None:
+    found = settle(lambda durations: floats(0, 5), floats(5, 7), [], np.zeros(2, bool))
+    assert found.durations_us.tolist() == [5, 7]
+    assert found.slowed_us.tolist() == [0, 0]
