@@ -1,9 +1,9 @@
 """What kernels and collectives take from each other while they run at once.
 
-A collective's kernel holds some SMs and moves its bytes through the GPU's memory. Beside it
+A collective's kernel holds some SMs and moves its bytes through the GPU's memory. While it runs
 
 - a product has fewer SMs, so its tiles take more waves (a product of exactly 132 tiles on an H100 reaches 80 % of the
-  peak alone and 47 % beside an all_gather of 24 blocks: one wave more);
+  peak alone and 47 % next to an all_gather of 24 blocks: one wave more);
 - any other kernel with arithmetic has as many fewer SMs;
 - a kernel that memory limits loses the bandwidth that the collective uses;
 - a collective on another stream shares the links with it.
@@ -27,7 +27,7 @@ Flags = npt.NDArray[np.bool_]
 
 #: Output tile of a product (rows, columns) as cuBLAS cuts it on Hopper.
 _TILE = (128, 256)
-#: How much slower a product is beside a collective if its tiles are not known.
+#: How much slower a product is during a collective if its tiles are not known.
 _UNKNOWN_TILES = 1.2
 #: A collective's kernels read and write each byte that they send.
 _TRAFFIC = 2.0
@@ -51,8 +51,8 @@ class Contender:
     bus_bandwidth: float
 
 
-def rates_beside(work: pd.DataFrame, bounds: Floats, sms: int, memory_bandwidth: float, other: Contender) -> Floats:
-    """The rate that each kernel keeps beside a collective: 1 is undisturbed.
+def rates_with(work: pd.DataFrame, bounds: Floats, sms: int, memory_bandwidth: float, other: Contender) -> Floats:
+    """The rate that each kernel keeps while a collective runs: 1 is undisturbed.
 
     Args:
         work: The table ``work``: kind, m, n, batch.
@@ -93,13 +93,13 @@ def settle(
 ) -> Settled:
     """Find durations that agree with the overlaps that they lead to.
 
-    A launch of which a share s runs beside a collective, at rate r, takes 1 / (1 - s (1 - r)) times as long as alone.
+    A launch of which a share s runs during a collective, at rate r, takes 1 / (1 - s (1 - r)) times as long as alone.
     That changes when launches begin, and so the shares: rounds are repeated until the durations settle.
 
     Args:
         place: Returns when launches of given durations begin.
         alone_us: How long each launch takes alone.
-        groups: Collectives of one kind, and the rate of every launch beside them; the collectives' own are ignored.
+        groups: Collectives of one kind, and the rate of every launch during them; the collectives' own are ignored.
         shares: Collectives that share links: two that overlap take each other's half.
     """
     durations = alone_us
@@ -120,9 +120,9 @@ def _lost_rates(starts: Floats, durations: Floats, groups: list[tuple[Flags, Flo
     ends = starts + durations
     found = np.zeros(len(starts))
     for members, rates in groups:
-        beside = ~members & (durations > 0)
-        overlap = shared_us(starts[beside], ends[beside], starts[members], ends[members])
-        found[beside] += overlap / durations[beside] * (1 - rates[beside])
+        kernels = ~members & (durations > 0)
+        overlap = shared_us(starts[kernels], ends[kernels], starts[members], ends[members])
+        found[kernels] += overlap / durations[kernels] * (1 - rates[kernels])
     sharing = shares & (durations > 0)
     found[sharing] = 0.5 * _overlap_of_others(starts[sharing], ends[sharing]) / durations[sharing]
     return found
@@ -139,4 +139,5 @@ def _overlap_of_others(starts: Floats, ends: Floats) -> Floats:
     np.add.at(change, last, -1)
     crowded = np.cumsum(change)[: len(moments) - 1] >= 2
     total = np.concatenate([[0.0], np.cumsum(np.diff(moments) * crowded)])
-    return total[last] - total[first]
+    found: Floats = total[last] - total[first]
+    return found

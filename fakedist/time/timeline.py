@@ -6,8 +6,12 @@ step.
 
 from __future__ import annotations
 
+import typing
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import repeat
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +27,8 @@ _COLLECTIVE, _RECORDS, _WAITS, _HOST_WAITS, _HOST_WAITS_FOR_DEVICE, _READS = map
     LAUNCH_KINDS.index,
     ("collective", "stream_records", "stream_waits", "host_waits", "host_waits_for_device", "host_reads"),
 )
+#: Rows by which streams wait for each other.
+EVENTS = (_RECORDS, _WAITS)
 
 
 class HostTimes(Protocol):
@@ -48,12 +54,26 @@ class Placed:
     Attributes:
         start_us: When each began, shape (number of launches with work,).
         launch_us: When the host had launched it.
+        ends_us: When each ended.
         end_us: When the host and all streams are done.
     """
 
     start_us: Array
     launch_us: Array
+    ends_us: Array
     end_us: float
+
+
+class Meeting(NamedTuple):
+    """Sends and receives of one rank that run at once.
+
+    Attributes:
+        rows: Their places in the table ``launches``.
+        start_us: When this rank begins them.
+    """
+
+    rows: Sequence[int]
+    start_us: float
 
 
 class Timeline:
@@ -90,27 +110,59 @@ class Timeline:
             duration_us: How long each row takes on its stream, 0 where it takes no time or that is not known.
             host: What the host takes.
         """
-        now, free, starts, launched = 0.0, [0.0] * self._num_streams, [], []
+        walk = self.walk(duration_us, host)
+        try:
+            while True:  # without meetings it yields nothing
+                next(walk)
+        except StopIteration as end:
+            placed = end.value
+        assert isinstance(placed, Placed)
+        return placed
+
+    def walk(
+        self, duration_us: Array, host: HostTimes, meetings: Mapping[int, Sequence[int]] = MappingProxyType({})
+    ) -> Generator[Meeting, Sequence[float], Placed]:
+        """Place the launches one by one, and stop where this rank meets others.
+
+        Args:
+            duration_us: How long each row takes on its stream, 0 where it takes no time or that is not known.
+            host: What the host takes.
+            meetings: The rows that meet other ranks: by the first row of those that run at once, all of them.
+
+        Yields:
+            A meeting as it begins. It must be sent when each of its rows ends.
+        """
+        now, free, starts, launched, ends = 0.0, [0.0] * self._num_streams, [], [], []
         done: dict[int, float] = {}
+        met: dict[int, tuple[float, float]] = {}
         rows = zip(
             self.what.tolist(),
             self._streams.tolist(),
             self._events,
             self._host_us(host).tolist(),
             duration_us.tolist(),
+            self._meets(meetings),
             strict=True,
         )
-        for what, stream, event, host_us, took in rows:
+        for what, stream, event, host_us, took, row in rows:
             if what < _RECORDS or what == _READS:
                 now += host_us
                 start = free[stream]
                 if start < now:
                     start = now
+                end = start + took
+                if row >= 0:
+                    if row in meetings:
+                        until = yield Meeting(meetings[row], start)
+                        met |= {each: (start, until_us) for each, until_us in zip(meetings[row], until, strict=True)}
+                    start, end = met[row]
+                    end = max(end, free[stream])
                 starts.append(start)
                 launched.append(now)
-                free[stream] = start + took
-                if what == _READS:
-                    now = max(now, free[stream])
+                ends.append(end)
+                free[stream] = end
+                if what == _READS and now < end:
+                    now = end
             elif what == _RECORDS:
                 done[event] = max(free[stream], now)
             elif what == _WAITS:
@@ -119,7 +171,16 @@ class Timeline:
                 now = max(now, *free)
             else:
                 now = max(now, done.get(event, 0.0) if event else free[stream])
-        return Placed(np.array(starts, "f8"), np.array(launched, "f8"), max(now, *free) if free else now)
+        return Placed(np.array(starts, "f8"), np.array(launched, "f8"), np.array(ends, "f8"), max(now, *free, 0.0))
+
+    def _meets(self, meetings: Mapping[int, Sequence[int]]) -> Iterable[int]:
+        """The place of each row that meets other ranks; -1 for all others."""
+        if not meetings:
+            return repeat(-1, len(self.what))
+        found = np.full(len(self.what), -1)
+        rows = [row for together in meetings.values() for row in together]
+        found[rows] = rows
+        return typing.cast(list[int], found.tolist())
 
     def _host_us(self, host: HostTimes) -> Array:
         """Host time before each row: of its operations, and of its launch."""

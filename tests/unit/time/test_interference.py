@@ -1,4 +1,4 @@
-"""Kernels beside collectives: exact on two streams of known durations."""
+"""Kernels during collectives: exact on two streams of known durations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.time.interference import Contender, Floats, rates_beside, settle
+from fakedist.time.interference import Contender, Floats, rates_with, settle
 
 SMS, BANDWIDTH = 132, 3.35e12
 
@@ -20,7 +20,7 @@ def work(*rows: tuple[str, int, int]) -> pd.DataFrame:
 
 
 def rates(table: pd.DataFrame, bound: int, contender: Contender) -> list[float]:
-    return rates_beside(table, floats(*[bound] * len(table)), SMS, BANDWIDTH, contender).tolist()
+    return rates_with(table, floats(*[bound] * len(table)), SMS, BANDWIDTH, contender).tolist()
 
 
 def test_a_product_that_fills_the_gpu_exactly_takes_a_second_wave() -> None:
@@ -44,7 +44,7 @@ def two_streams(kernel_us: float, call_us: float, rate: float) -> tuple[float, f
     return float(found.durations_us[0]), float(found.durations_us[1])
 
 
-def test_a_kernel_beside_a_longer_collective_runs_at_its_rate_throughout() -> None:
+def test_a_kernel_during_a_longer_collective_runs_at_its_rate_throughout() -> None:
     kernel, call = two_streams(10.0, 1000.0, 0.8)
     assert kernel == pytest.approx(12.5, rel=2e-3)
     assert call == 1000.0
