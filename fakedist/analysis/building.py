@@ -21,8 +21,9 @@ from fakedist.analysis.times.kernel_kinds import kernel_table
 from fakedist.analysis.times.launch_tables import launch_table, work_table
 from fakedist.analysis.times.totals import find_times
 from fakedist.analysis.times.trace import write_trace
+from fakedist.errors import FakedistError
 from fakedist.job import Job
-from fakedist.run import notes
+from fakedist.run import notes, time_notes
 from fakedist.run.manifest import load_manifest, write_manifest
 from fakedist.run.notes import Note
 from fakedist.run.outcome import Outcome
@@ -31,8 +32,9 @@ from fakedist.run.rows import FrameRow, InventedRow
 from fakedist.run.step_time import KernelSource, Peaks
 from fakedist.run.summary import Summary
 from fakedist.run.tables import check_tables, new_tables, write_table
+from fakedist.time.own import own_prices
 from fakedist.time.roofline import RooflineTimes
-from fakedist.time.step import price_step
+from fakedist.time.step import Prices, price_step
 
 
 def build_tables(run_directory: Path, *, may_be_empty: bool = True) -> None:
@@ -56,8 +58,10 @@ def build_tables(run_directory: Path, *, may_be_empty: bool = True) -> None:
     tables = make_tables(recording, blocks, places)
     source = recording.kernel_source
     if source is None and len(tables["launches"]) and gpu.model is not None:
-        priced = price_step(tables["launches"], tables["work"], RooflineTimes(gpu.model))
+        prices, told = _prices(RooflineTimes(gpu.model), manifest.job)
+        priced = price_step(tables["launches"], tables["work"], prices)
         tables["kernels"], source = priced.kernels, priced.source
+        recording.notes += told
     times = find_times(tables["kernels"], tables["layers"], source, _peaks(recording.gpu, source))
     tables |= {"layer_times": times.layers, "kernel_names": times.names}
     with new_tables(run_directory) as directory:
@@ -80,6 +84,16 @@ def build_tables(run_directory: Path, *, may_be_empty: bool = True) -> None:
         summary=replace(summary, kernels=source, time=times.summary, notes=told),
     )
     write_manifest(run_directory, finished)
+
+
+def _prices(prices: Prices, job: Job | None) -> tuple[Prices, list[Note]]:
+    """The prices of kernels, with the job's own times before them. If their file has gone, a note tells it."""
+    if job is None or not job.times:
+        return prices, []
+    try:
+        return own_prices(prices, Path(job.times)), []
+    except FakedistError as error:
+        return prices, [time_notes.own_times_not_used(error.message)]
 
 
 def make_tables(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> dict[str, pd.DataFrame]:

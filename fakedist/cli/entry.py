@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import click
 
 from fakedist._version import __version__
+from fakedist.cli.calibrate import calibrate
 from fakedist.cli.check import check
 from fakedist.cli.compare import compare
 from fakedist.cli.doctor import doctor
@@ -30,7 +31,7 @@ def cli() -> None:
     """Run one rank of a thousand-GPU PyTorch job, unmodified, on one GPU or none, and see where its memory goes."""
 
 
-for _command in (profile, report, view, compare, topology, check, nsys, doctor):
+for _command in (profile, report, view, compare, topology, check, nsys, calibrate, doctor):
     cli.add_command(_command)
 
 

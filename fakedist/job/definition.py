@@ -179,6 +179,15 @@ _NSYS_ARGS = Option(
 )
 
 
+_TIMES = Option(
+    kind=kinds.plain_text(),
+    group=OptionGroup.RECORDING,
+    help="On the virtual GPU, price kernels by times of your own GPU first: what `fakedist calibrate` wrote.",
+    metavar="FILE",
+    example="/runs/h100.times.json",
+)
+
+
 @dataclass(frozen=True)
 class Job:
     """One rank of a job.
@@ -227,6 +236,7 @@ class Job:
     until: int | Until | None = field(default=None, metadata=declared(_UNTIL))
     timeout_s: float | None = field(default=None, metadata=declared(_TIMEOUT))
     kernels: bool = field(default=True, metadata=declared(_KERNELS))
+    times: str | None = field(default=None, metadata=declared(_TIMES))
     nsys: bool = field(default=False, metadata=declared(_NSYS))
     nsys_args: tuple[str, ...] = field(default=(), metadata=declared(_NSYS_ARGS))
 

@@ -47,6 +47,7 @@ class JobOptions(TypedDict, total=False):
     until: int | Until
     timeout: float
     kernels: bool
+    times: str
     nsys: bool
     nsys_args: str | Sequence[str]
 
@@ -96,6 +97,8 @@ def make_jobs(program: Program, given: Mapping[str, object], door: Door, directo
         first = dataclasses.replace(first, tapes=tapes)
     if first.gpu.lower().endswith(GPU_FILE_ENDING):  # the rank starts elsewhere, and may change its directory
         first = dataclasses.replace(first, gpu=os.path.abspath(os.path.join(directory, first.gpu)))
+    if first.times:
+        first = dataclasses.replace(first, times=os.path.abspath(os.path.join(directory, first.times)))
     return (first, *(dataclasses.replace(first, rank=rank) for rank in ranks[1:]))
 
 

@@ -89,7 +89,11 @@ def check(job: Job) -> None:
     if refused := refusal(child_environment(job)):
         raise SetupError(*refused)  # the rank checks what the script sets itself
     if job.device == "virtual":
-        find_gpu(job.gpu)
+        gpu = find_gpu(job.gpu)
+        if job.times:
+            from fakedist.time.own_table import check_own_table  # numpy takes a while to import
+
+            check_own_table(Path(job.times), gpu.product)
         ensure_driver()
         ensure_smi()
         return

@@ -42,6 +42,20 @@ def calibrated(on: Calibration) -> Note:
     return Note("calibrated", text)
 
 
+def own_times(gpu: str, date: str, measured: float, scaled: float) -> Note:
+    """Some times were measured on the user's own GPU."""
+    text = (
+        f"measured on your {gpu} on {date}: {measured:.0%} of kernel time; {scaled:.0%} is estimated and scaled by "
+        "similar kernels that were measured"
+    )
+    return Note("own_times", text)
+
+
+def own_times_not_used(why: str) -> Note:
+    """The table of own times that the job names cannot be used any more."""
+    return Note("own_times_not_used", f"the job's own times were not used: {why}")
+
+
 def collectives_take_no_time() -> Note:
     """Estimated times leave collectives out."""
     text = "the time of collectives is not estimated: a stream that waits for one continues at once"

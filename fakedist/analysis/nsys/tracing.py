@@ -9,6 +9,7 @@ import numpy as np
 from fakedist.analysis.nsys.activity import THREAD_BITS, read_activity, read_ranges
 from fakedist.analysis.nsys.database import Database
 from fakedist.analysis.traces.intervals import Intervals, Ints
+from fakedist.analysis.traces.process_trace import ProcessTrace
 from fakedist.analysis.traces.range_meanings import STEP
 from fakedist.analysis.traces.step_trace import Activity, Ranges
 from fakedist.analysis.traces.traced_kernels import Trace
@@ -36,12 +37,7 @@ def read_trace(database: Database, choice: Choice) -> Trace:
     Raises:
         ReportError: The report has no kernels, no such process, or no such step.
     """
-    activity = read_activity(database)
-    if not len(activity):
-        raise ReportError(
-            f"{database.called} has no kernels: no GPU was used, or nsys ran without --trace=cuda",
-            "nsys profile --trace=cuda,nvtx ...   traces both",
-        )
+    activity = _activity(database)
     told: list[Note] = []
     process = _process(database, activity, choice, told)
     activity = activity.where(activity.columns["globalPid"] >> THREAD_BITS == process)
@@ -66,17 +62,65 @@ def read_trace(database: Database, choice: Choice) -> Trace:
     )
 
 
-def gpu_name(database: Database) -> str:
-    """Name of the machine's first GPU; empty if the report does not contain it."""
-    if "name" not in database.columns("TARGET_INFO_GPU"):
+def gpu_name(database: Database, number: int = 0) -> str:
+    """Name of a GPU of the machine, or of its first one; empty if the report does not contain it."""
+    columns = database.columns("TARGET_INFO_GPU")
+    if "name" not in columns:
         return ""
-    found = database.rows("SELECT name FROM TARGET_INFO_GPU LIMIT 1")
+    order = f"ORDER BY id != {number}" if "id" in columns else ""
+    found = database.rows(f"SELECT name FROM TARGET_INFO_GPU {order} LIMIT 1")
     return str(found[0][0]) if found else ""
 
 
 def tool_version(database: Database) -> str:
     """Version of the nsys that exported the report."""
     return database.pairs("META_DATA_EXPORT", "EXPORT_META_DATA").get("EXPORT_PRODUCT_VERSION", "")
+
+
+def read_process(database: Database, process: int | None = None) -> ProcessTrace:
+    """All that a report has of one process on one GPU.
+
+    Args:
+        database: The report.
+        process: The process; None for the one that ran the most kernels.
+
+    Raises:
+        ReportError: The report has no kernels, or no such process.
+    """
+    everything = _activity(database)
+    chosen = _process(database, everything, Choice(process=process), [])
+    activity = everything.where(everything.columns["globalPid"] >> THREAD_BITS == chosen)
+    gpus, counts = np.unique(activity.columns["deviceId"], return_counts=True)
+    activity = activity.where(activity.columns["deviceId"] == gpus[counts.argmax()])
+    thread, launch = _launches(database, activity)
+    order = np.lexsort((activity.columns["start"], launch))
+    activity, thread, launch = activity.where(order), thread[order], launch[order]
+    made_in, made_at = _captures(database, activity, chosen)
+    ranges = read_ranges(database, chosen).with_functions()
+    return ProcessTrace(
+        tool="nsys",
+        gpu=gpu_name(database, int(gpus[counts.argmax()])),
+        ranges=ranges,
+        activity=activity,
+        thread=thread,
+        launch=launch,
+        linked=np.full(len(thread), -1, np.int64),
+        made_in=made_in,
+        made_at=made_at,
+        inputs=np.full(len(ranges.meaning), -1, np.int64),
+        tool_version=tool_version(database),
+        num_elsewhere=len(everything) - len(activity),
+    )
+
+
+def _activity(database: Database) -> Activity:
+    activity = read_activity(database)
+    if not len(activity):
+        raise ReportError(
+            f"{database.called} has no kernels: no GPU was used, or nsys ran without --trace=cuda",
+            "nsys profile --trace=cuda,nvtx ...   traces both",
+        )
+    return activity
 
 
 def _process(database: Database, activity: Activity, choice: Choice, told: list[Note]) -> int:

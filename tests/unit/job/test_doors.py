@@ -43,6 +43,7 @@ TYPED = {
     "until": ["--until=end"],
     "timeout": ["--timeout=600"],
     "kernels": ["--no-kernels"],
+    "times": ["--times=/runs/h100.times.json"],
     "nsys": ["--nsys"],
     "nsys_args": ["--nsys-args=--trace=cuda,nvtx '--stats=a b'"],
 }

@@ -1,0 +1,334 @@
+"""Reads the Chrome trace that torch.profiler exports, of any version: one process on one GPU, all of its steps."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from fakedist.analysis.traces.intervals import Ints
+from fakedist.analysis.traces.json_events import JsonEvents
+from fakedist.analysis.traces.process_trace import ProcessTrace
+from fakedist.analysis.traces.range_meanings import IGNORED, meaning
+from fakedist.analysis.traces.step_trace import Activity, Ranges
+from fakedist.errors import ReportError
+
+T = TypeVar("T")
+_Adding = Callable[[dict[str, object], dict[str, object]], None]
+#: Categories, as old and new versions of torch write them, in lower case.
+_KERNELS, _COPIES = ("kernel",), ("gpu_memcpy", "gpu_memset", "memcpy", "memset")
+_CALLS, _OPERATIONS = ("cuda_runtime", "cuda_driver", "runtime"), ("cpu_op", "operator", "user_annotation")
+_LARGEST = 1 << 62
+#: Tensors of an operation whose sizes are kept.
+_MAX_TENSORS = 4
+
+
+@dataclass
+class _Table:
+    """Columns that grow by a row."""
+
+    names: tuple[str, ...]
+    columns: dict[str, array[int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.columns = {name: array("q") for name in self.names}
+
+    def add(self, *values: int) -> None:
+        if any(not -_LARGEST < value < _LARGEST for value in values):
+            raise OverflowError
+        for column, value in zip(self.columns.values(), values, strict=True):
+            column.append(value)
+
+    def arrays(self) -> dict[str, Ints]:
+        return {name: np.array(column, np.int64) for name, column in self.columns.items()}
+
+
+class _Numbers(dict[T, int]):
+    """Numbers of values, in the order of their first appearance."""
+
+    def __missing__(self, value: T) -> int:
+        number = self[value] = len(self)
+        return number
+
+
+class _Events:
+    """The events of a trace, as columns. Processes, threads and texts are numbers of their values."""
+
+    def __init__(self) -> None:
+        self.texts: _Numbers[str] = _Numbers()
+        self.processes: _Numbers[object] = _Numbers()
+        self.threads: _Numbers[tuple[object, object]] = _Numbers()
+        self.inputs: _Numbers[tuple[tuple[int, ...], ...]] = _Numbers()
+        self.operations = _Table(("process", "thread", "start", "end", "id", "sequence", "text", "inputs"))
+        self.calls = _Table(("process", "thread", "start", "correlation", "id"))
+        self.activity = _Table(
+            ("gpu", "start", "end", "stream", "correlation", "id", "node", "bytes", "text", "grid", "block")
+        )
+        self.num_unreadable = 0
+        self._add: Mapping[str, _Adding] = (
+            dict.fromkeys((*_KERNELS, *_COPIES), self._add_activity)
+            | dict.fromkeys(_CALLS, self._add_call)
+            | dict.fromkeys(_OPERATIONS, self._add_operation)
+        )
+        self._known: dict[str, _Adding | None] = {}
+
+    def take(self, event: object) -> None:
+        """Keep what an event tells."""
+        if not isinstance(event, dict):
+            self.num_unreadable += 1
+            return
+        category = event.get("cat")
+        if not isinstance(category, str) or event.get("ph") != "X":
+            return
+        if category not in self._known:
+            self._known[category] = self._add.get(category.lower())
+        add = self._known[category]
+        if add is None:
+            return
+        more = event.get("args")
+        try:
+            add(event, more if isinstance(more, dict) else {})
+        except (TypeError, ValueError, KeyError, OverflowError):
+            self.num_unreadable += 1
+
+    def _add_operation(self, event: dict[str, object], more: dict[str, object]) -> None:
+        start, end = _times(event)
+        process, thread = event["pid"], event["tid"]
+        self.operations.add(
+            self.processes[process],
+            self.threads[process, thread],
+            start,
+            end,
+            _whole(more, "External id", "external id"),
+            _whole(more, "Sequence number", nothing=-1),
+            self.texts[_text(event)],
+            self._inputs(more.get("Input Dims", more.get("Input dims"))),
+        )
+
+    def _add_call(self, event: dict[str, object], more: dict[str, object]) -> None:
+        process, thread = event["pid"], event["tid"]
+        self.calls.add(
+            self.processes[process],
+            self.threads[process, thread],
+            _times(event)[0],
+            _whole(more, "correlation"),
+            _whole(more, "External id", "external id"),
+        )
+
+    def _add_activity(self, event: dict[str, object], more: dict[str, object]) -> None:
+        start, end = _times(event)
+        self.activity.add(
+            self.processes[(event["pid"], _whole(more, "device"))],
+            start,
+            end,
+            _whole(more, "stream"),
+            _whole(more, "correlation", nothing=-1),
+            _whole(more, "External id", "external id"),
+            _whole(more, "graph node id"),
+            _whole(more, "bytes", nothing=-1),
+            self.texts[_text(event)],
+            self.texts[_sides(more.get("grid"))],
+            self.texts[_sides(more.get("block"))],
+        )
+
+    def _inputs(self, found: object) -> int:
+        """The sizes of an operation's tensors; of a list of tensors, none."""
+        if not isinstance(found, list):
+            return -1
+        tensors = [
+            tuple(int(size) for size in each)
+            for each in found[:_MAX_TENSORS]
+            if isinstance(each, list) and each and all(isinstance(size, int) for size in each)
+        ]
+        return self.inputs[tuple(tensors)]
+
+
+def read_chrome_trace(path: Path, process: int | None = None) -> ProcessTrace:
+    """Read a trace.
+
+    Args:
+        path: What ``export_chrome_trace`` or ``tensorboard_trace_handler`` wrote, plain or compressed.
+        process: The process's number; None for the one that launched the most kernels.
+
+    Raises:
+        ReportError: The file is no trace, is damaged, or has no kernels of such a process.
+    """
+    source, events = JsonEvents(path), _Events()
+    for event in source:
+        events.take(event)
+    operations, calls, device = (each.arrays() for each in (events.operations, events.calls, events.activity))
+    if not len(device["start"]):
+        raise ReportError(
+            f"{path} has no kernels", "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] traces them"
+        )
+    gpu, host = _chosen(path, events, calls, device, process)
+    mine = np.flatnonzero(device["gpu"] == gpu)
+    calls = {name: column[calls["process"] == host] for name, column in calls.items()}
+    operations = {name: column[operations["process"] == host] for name, column in operations.items()}
+    device = {name: column[mine] for name, column in device.items()}
+    ranges, kept = _ranges(operations, list(events.texts))
+    linked = _rows(operations["id"][kept], device["id"])
+    thread, launch = _launches(calls, operations, device)
+    order = np.lexsort((device["start"], launch))
+    none = np.full(len(order), -1, np.int64)
+    header = source.header
+    return ProcessTrace(
+        tool="torch.profiler",
+        gpu=_gpu(header, list(events.processes)[gpu]),
+        ranges=ranges,
+        activity=_activity(device, list(events.texts)).where(order),
+        thread=thread[order],
+        launch=launch[order],
+        linked=linked[order],
+        made_in=none,
+        made_at=none,
+        inputs=operations["inputs"][kept],
+        shapes=list(events.inputs),
+        driver=_version(header.get("cuda_driver_version")),
+        rank=_rank(header),
+        num_elsewhere=len(events.activity.columns["gpu"]) - len(mine),
+        num_unreadable=events.num_unreadable,
+    )
+
+
+def _chosen(
+    path: Path, events: _Events, calls: dict[str, Ints], device: dict[str, Ints], process: int | None
+) -> tuple[int, int]:
+    """The GPU and the process that launched most of its kernels, as numbers.
+
+    Correlations are unique within a process only. So of several processes, a GPU's is the one whose calls have most of
+    its correlations at an earlier time, and of those the one whose calls are closest.
+    """
+    names = list(events.processes)
+    hosts = np.unique(calls["process"]).tolist()
+    if not hosts:
+        hosts = np.unique(np.frombuffer(events.operations.columns["process"], np.int64)).tolist() or [-1]
+    found: list[tuple[int, int, int]] = []
+    for gpu in np.unique(device["gpu"]).tolist():
+        there = device["gpu"] == gpu
+        fits = [_launched_by(calls, host, device["correlation"][there], device["start"][there]) for host in hosts]
+        (_, _, host) = max(fits)
+        found.append((int(there.sum()), gpu, host))
+    if process is not None:
+        found = [each for each in found if each[2] >= 0 and names[each[2]] == process]
+        if not found:
+            others = ", ".join(sorted(str(names[each]) for each in hosts if each >= 0))
+            raise ReportError(f"{path} has no kernels of process {process}", f"it has those of {others}")
+    _, gpu, host = max(found)
+    return gpu, host
+
+
+def _launched_by(calls: dict[str, Ints], host: int, correlation: Ints, start: Ints) -> tuple[int, float, int]:
+    """How many of these kernels a process may have launched, minus how long before they began, and the process."""
+    of_host = calls["process"] == host
+    row = _rows(calls["correlation"][of_host], correlation)
+    delay = start - _taken(calls["start"][of_host], row)
+    earlier = (row >= 0) & (delay >= 0)
+    return int(earlier.sum()), -float(delay[earlier].mean()) if earlier.any() else 0.0, host
+
+
+def _ranges(operations: dict[str, Ints], texts: list[str]) -> tuple[Ranges, Ints]:
+    """The ranges, and the rows that they come from."""
+    wanted = {text: meaning(texts[text]) for text in np.unique(operations["text"]).tolist()}
+    place = {text: number for number, text in enumerate(wanted)}
+    meanings = list(wanted.values())
+    rows = np.array([place[text] for text in operations["text"].tolist()], np.int32)
+    says = np.array([each.kind != IGNORED for each in meanings] or [False])[rows] if len(rows) else rows.astype(bool)
+    kept = np.flatnonzero(says)
+    thread, start, end, sequence = (operations[name][kept] for name in ("thread", "start", "end", "sequence"))
+    return Ranges(meanings, rows[kept], thread, start, end, sequence), kept
+
+
+def _launches(calls: dict[str, Ints], operations: dict[str, Ints], device: dict[str, Ints]) -> tuple[Ints, Ints]:
+    """The thread and time of each launch: of its CUDA call, else of its operation."""
+    call = _rows(calls["correlation"], device["correlation"])
+    operation = _rows(operations["id"], device["id"])
+    at = np.where(operation >= 0, _taken(operations["start"], operation), device["start"])
+    thread = _taken(operations["thread"], operation)
+    return (
+        np.where(call >= 0, _taken(calls["thread"], call), thread),
+        np.where(call >= 0, _taken(calls["start"], call), at),
+    )
+
+
+def _rows(keys: Ints, asked: Ints) -> Ints:
+    """For each positive number, its first row of ``keys``; -1 if it is missing."""
+    if not len(keys):
+        return np.full(len(asked), -1, np.int64)
+    order = np.argsort(keys, kind="stable")
+    place = np.minimum(np.searchsorted(keys[order], asked), len(keys) - 1)
+    return np.where((keys[order[place]] == asked) & (asked > 0), order[place], -1)
+
+
+def _taken(column: Ints, rows: Ints) -> Ints:
+    """The given rows of a column; -1 for row -1."""
+    return np.where(rows >= 0, column[rows], -1) if len(column) else np.full(len(rows), -1, np.int64)
+
+
+def _activity(device: dict[str, Ints], texts: list[str]) -> Activity:
+    names, name = np.unique(device["text"], return_inverse=True)
+    shapes, shape = np.unique(np.stack([device["grid"], device["block"]]), axis=1, return_inverse=True)
+    found = [texts[each] for each in names.tolist()]
+    is_copy = np.array([each.startswith(("Memcpy", "Memset")) for each in found])[name]
+    columns = {
+        "start": device["start"],
+        "end": device["end"],
+        "streamId": device["stream"],
+        "correlationId": device["correlation"],
+        "graphNodeId": device["node"],
+        "bytes": np.where(is_copy, device["bytes"], -1),
+    }
+    sides = [(texts[grid], texts[block]) for grid, block in shapes.T.tolist()]
+    return Activity(columns, name, shape.ravel(), is_copy, np.zeros(len(name), bool), found, sides)
+
+
+def _gpu(header: dict[str, object], key: object) -> str:
+    """The name of the GPU. ``key`` holds the kernels' process, which is the GPU's number, and their device."""
+    found = header.get("deviceProperties")
+    devices = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    number = key[1] if isinstance(key, tuple) else -1
+    named = [each for each in devices if each.get("id") == number] or devices
+    return str(named[0].get("name", "")) if named else ""
+
+
+def _rank(header: dict[str, object]) -> int:
+    found = header.get("distributedInfo")
+    rank = found.get("rank") if isinstance(found, dict) else None
+    return rank if isinstance(rank, int) else -1
+
+
+def _version(number: object) -> str:
+    """13020 is 13.2."""
+    return f"CUDA {number // 1000}.{number % 1000 // 10}" if isinstance(number, int) else ""
+
+
+def _times(event: dict[str, object]) -> tuple[int, int]:
+    """Start and end in nanoseconds."""
+    start, duration = event["ts"], event.get("dur", 0)
+    if not isinstance(start, int | float) or not isinstance(duration, int | float) or duration < 0:
+        raise TypeError
+    at = round(start * 1000)
+    return at, at + round(duration * 1000)
+
+
+def _text(event: dict[str, object]) -> str:
+    name = event["name"]
+    if not isinstance(name, str):
+        raise TypeError
+    return name
+
+
+def _whole(more: dict[str, object], *names: str, nothing: int = 0) -> int:
+    for name in names:
+        found = more.get(name)
+        if isinstance(found, int):
+            return found
+    return nothing
+
+
+def _sides(sides: object) -> str:
+    return ",".join(map(str, sides)) if isinstance(sides, list) and len(sides) == 3 else ""

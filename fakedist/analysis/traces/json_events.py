@@ -1,0 +1,116 @@
+"""Reads the events of a Chrome trace one by one, without building all of its objects at once."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+from fakedist.errors import ReportError
+
+_GZIP = b"\x1f\x8b"
+#: The most that a trace may have, unpacked. A step of a large model takes some 100 MB.
+_MAX_BYTES = 2 << 30
+_SPACE = re.compile(r"[ \t\r\n]*")
+_EVENTS = "traceEvents"
+_EXPORT = "profiler.export_chrome_trace(FILE) writes one"
+
+
+class JsonEvents:
+    """The objects in the list ``traceEvents`` of a trace, or of a trace that is only the list.
+
+    Args:
+        path: The file, plain or compressed.
+
+    Attributes:
+        header: The trace's other values; complete after the events were read.
+
+    Raises:
+        ReportError: The file cannot be read. Iterating raises it if the file is cut off or no JSON.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.header: dict[str, object] = {}
+        self._path = path
+        self._text = _text(path)
+        # strict: torch writes the names of Python frames without escaping control characters.
+        self._decode = json.JSONDecoder(strict=False).raw_decode
+
+    def __iter__(self) -> Iterator[object]:
+        num_events = 0
+        try:
+            for event in self._events():
+                num_events += 1
+                yield event
+        except (IndexError, ValueError, RecursionError) as error:
+            # ValueError: json's own, and Python's for a number with thousands of digits.
+            if self._path_is_no_trace(num_events):
+                raise ReportError(f"{self._path} is not a Chrome trace", _EXPORT) from error
+            raise ReportError(
+                f"{self._path} is damaged or cut off after {num_events:,} events", "export the trace again"
+            ) from error
+        if not num_events:
+            raise ReportError(f"{self._path} is not a Chrome trace: it has no events", _EXPORT)
+
+    def _path_is_no_trace(self, num_events: int) -> bool:
+        return not num_events and f'"{_EVENTS}"' not in self._text[:1_000_000]
+
+    def _events(self) -> Iterator[object]:
+        at = self._skip(0)
+        if self._text[at] == "[":
+            yield from self._list(at)
+            return
+        if self._text[at] != "{":
+            raise ValueError
+        at = self._skip(at + 1)
+        while self._text[at] != "}":
+            name, at = self._decode(self._text, at)
+            at = self._skip(at)
+            if not isinstance(name, str) or self._text[at] != ":":
+                raise ValueError
+            at = self._skip(at + 1)
+            if name == _EVENTS and self._text[at] == "[":
+                at = yield from self._list(at)
+            else:
+                self.header[name], at = self._decode(self._text, at)
+            at = self._after(at, "}")
+
+    def _list(self, at: int) -> Generator[object, None, int]:
+        at = self._skip(at + 1)
+        while self._text[at] != "]":
+            event, at = self._decode(self._text, at)
+            yield event
+            at = self._after(at, "]")
+        return at + 1
+
+    def _after(self, at: int, end: str) -> int:
+        """The next element after a comma, or the end."""
+        at = self._skip(at)
+        if self._text[at] == ",":
+            return self._skip(at + 1)
+        if self._text[at] != end:
+            raise ValueError
+        return at
+
+    def _skip(self, at: int) -> int:
+        found = _SPACE.match(self._text, at)
+        assert found is not None
+        return found.end()
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            is_compressed = file.read(2) == _GZIP
+        with gzip.open(path) if is_compressed else path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ReportError(f"{path} is damaged or cut off: {error}", "export or copy the trace again") from error
+    except OSError as error:
+        raise ReportError(f"{path} cannot be read: {error.strerror or error}", _EXPORT) from error
+    if len(content) > _MAX_BYTES:
+        raise ReportError(f"{path} has more than {_MAX_BYTES >> 30} GiB", "trace fewer steps")
+    return content.decode("utf-8", "replace")

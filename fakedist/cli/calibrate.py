@@ -1,0 +1,84 @@
+"""``fakedist calibrate``."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import click
+
+from fakedist.cli.output import JSON, TEXT, chosen_output, format_options
+from fakedist.errors import JobError, ReportError
+
+_EXPORT_S = 3600.0
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "--from-trace",
+    "trace",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    required=True,
+    help="A trace of the same job on a GPU: torch.profiler's, or a report of Nsight Systems.",
+)
+@click.option(
+    "-o",
+    "--output",
+    "file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="The table to write.  [default: RUN.times.json]",
+)
+@click.option("--force", is_flag=True, help="Replace an existing table.")
+@click.option("--process", type=int, metavar="PID", help="The process.  [default: the one with most kernels]")
+@format_options(TEXT, JSON)
+def calibrate(
+    run: Path, *, trace: Path, file: Path | None, force: bool, process: int | None, form: str | None, as_json: bool
+) -> int:
+    """Measure the kernels of a run's step in a trace of your own GPU.
+
+    RUN is a run directory of the job on the virtual GPU. The trace is what torch.profiler's export_chrome_trace wrote
+    (.json or .json.gz), a .nsys-rep, or the output of `nsys export --type sqlite`. The table that it writes goes before
+    all other times: fakedist profile --times FILE (docs/calibrate.md).
+    """
+    from fakedist.analysis.calibration.own_times import find_own_times, is_sqlite
+    from fakedist.launch.nsight import export_sqlite
+    from fakedist.report.text.own_times_text import own_times_lines, own_times_object
+    from fakedist.report.writing import replace_text, see_that_it_can_be_written
+    from fakedist.results.opening import open_run_directory
+    from fakedist.time.own_table import own_table_text
+
+    output = chosen_output(form, as_json)
+    opened = open_run_directory(run)
+    target = file or Path(f"{opened.path.name}.times.json")
+    if target.exists() and not force:
+        raise JobError(f"{target} exists", "--force replaces it, -o FILE writes another")
+    see_that_it_can_be_written(target)
+    _check(trace)
+    with tempfile.TemporaryDirectory(prefix="fakedist-calibrate-") as scratch:
+        exported = trace
+        if trace.suffix == ".nsys-rep" and not is_sqlite(trace):
+            exported = Path(scratch) / "report.sqlite"
+            export_sqlite(trace, exported, _EXPORT_S)
+        found = find_own_times(opened.path, exported, trace, process)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(target, own_table_text(found.calibrated.table))
+    if output.format == JSON:
+        output.write_object(own_times_object(found, target))
+        return 0
+    rank = opened.manifest.job.rank if opened.manifest.job is not None else -1
+    for line in own_times_lines(found, rank, trace):
+        click.echo(line)
+    click.echo(f"{target}: {len(found.calibrated.table.rows):,} measured times")
+    click.echo(f"  fakedist profile --times {target} ...   uses them")
+    return 0
+
+
+def _check(trace: Path) -> None:
+    if not trace.is_file():
+        what = "is a directory" if trace.is_dir() else "does not exist"
+        raise ReportError(f"{trace} {what}", "give the file: --from-trace trace.json")
+    if not trace.stat().st_size:
+        raise ReportError(f"{trace} is empty", "was the program ended while it wrote the trace? trace again")

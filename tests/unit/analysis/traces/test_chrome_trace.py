@@ -1,0 +1,130 @@
+"""Chrome traces of torch.profiler: old and new spellings, several processes, and what is damaged."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakedist.analysis.traces.chrome_trace import read_chrome_trace
+from fakedist.errors import ReportError
+
+NEW = {"kernel": "kernel", "copy": "gpu_memcpy", "call": "cuda_runtime", "operation": "cpu_op", "id": "External id"}
+OLD = {"kernel": "Kernel", "copy": "Memcpy", "call": "Runtime", "operation": "Operator", "id": "external id"}
+
+
+def event(category: str, name: str, start: float, duration: float, **more: Any) -> dict[str, Any]:
+    places = {"pid": more.pop("pid", 100), "tid": more.pop("tid", 1)}
+    return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": duration, "args": more, **places}
+
+
+def process(pid: int, device: int, words: dict[str, str] = NEW, start: float = 1000.0) -> list[dict[str, Any]]:
+    """A product and a copy, launched inside of operations."""
+    link = {words["id"]: 11}
+    return [
+        event(words["operation"], "aten::linear", start, 60, pid=pid, **{words["id"]: 10}),
+        event(words["operation"], "aten::mm", start + 10, 40, pid=pid, **link, **{"Input Dims": [[8, 4], [4, 2]]}),
+        event(words["call"], "cudaLaunchKernel", start + 20, 5, pid=pid, correlation=7, **link),
+        event(words["kernel"], "nvjet", start + 90, 12.5, pid=device, tid=7, device=device, stream=7, correlation=7,
+              grid=[4, 2, 1], block=[128, 1, 1], **link),
+        event(words["call"], "cudaMemcpyAsync", start + 70, 5, pid=pid, correlation=8),
+        event(words["copy"], "Memcpy DtoD (Device -> Device)", start + 110, 3, pid=device, tid=7, device=device,
+              stream=7, correlation=8, bytes=64),
+    ]  # fmt: skip
+
+
+def write(path: Path, events: list[Any], **header: Any) -> Path:
+    path.write_text(json.dumps({**header, "traceEvents": events}))
+    return path
+
+
+@pytest.mark.parametrize("words", [NEW, OLD], ids=["new", "old"])
+def test_kernels_have_their_times_launches_and_operations(tmp_path: Path, words: dict[str, str]) -> None:
+    devices = [{"id": 0, "name": "NVIDIA A100"}, {"id": 1, "name": "NVIDIA H200"}]
+    path = write(
+        tmp_path / "t.json", process(100, 1, words), deviceProperties=devices, distributedInfo={"rank": 3},
+        cuda_driver_version=13020,
+    )  # fmt: skip
+    trace = read_chrome_trace(path)
+    assert (trace.gpu, trace.rank, trace.driver) == ("NVIDIA H200", 3, "CUDA 13.2")
+    activity = trace.activity
+    assert [activity.names[each] for each in activity.name] == ["nvjet", "Memcpy DtoD (Device -> Device)"]
+    assert (activity.columns["end"] - activity.columns["start"]).tolist() == [12_500, 3_000]
+    assert trace.launch.tolist() == [1_020_000, 1_070_000]
+    assert [activity.shapes[each][0] for each in activity.shape] == ["4,2,1", ""]
+    assert activity.columns["bytes"].tolist() == [-1, 64]
+    innermost, chains, chain = trace.operations()
+    assert [chains[each] for each in chain] == [("aten::mm", "aten::linear"), ()]
+    if words is NEW:
+        assert trace.shapes[trace.inputs[innermost[0]]] == ((8, 4), (4, 2))
+
+
+def test_a_list_of_events_and_a_compressed_file_are_traces_too(tmp_path: Path) -> None:
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(process(100, 0)).encode()))
+    assert len(read_chrome_trace(path).activity) == 2
+
+
+def test_of_several_ranks_each_kernel_belongs_to_the_process_that_launched_it(tmp_path: Path) -> None:
+    """The correlations of two processes are the same numbers."""
+    second = process(200, 1, start=5000.0)
+    path = write(tmp_path / "t.json", process(100, 0) + second + second[2:4], deviceProperties="?")
+    trace = read_chrome_trace(path, 100)
+    assert trace.launch.tolist() == [1_020_000, 1_070_000]
+    assert trace.num_elsewhere == 3
+    assert read_chrome_trace(path, 200).launch.min() == 5_020_000
+    assert read_chrome_trace(path).launch.min() == 5_020_000  # it has most kernels
+    with pytest.raises(ReportError, match="no kernels of process 300"):
+        read_chrome_trace(path, 300)
+
+
+def test_a_kernel_without_its_call_is_launched_with_its_operation(tmp_path: Path) -> None:
+    events = [each for each in process(100, 0) if each["cat"] != "cuda_runtime"]
+    trace = read_chrome_trace(write(tmp_path / "t.json", events))
+    assert dict(zip(trace.launch.tolist(), trace.thread.tolist(), strict=True)) == {1_010_000: 0, 1_110_000: -1}
+
+
+def test_damaged_events_are_left_out_and_counted(tmp_path: Path) -> None:
+    damaged: list[Any] = [
+        7, None, {"ph": "X", "cat": "kernel"}, event("kernel", "k", 1e300, 2), event("kernel", "k", 3, -2),
+        event("kernel", "k", 1, 2, stream=1 << 70), {**event("kernel", "k", 1, 2), "name": 3}, {"cat": ["x"]},
+        {**event("cpu_op", "aten::mm", 1, 2), "pid": ["unhashable"]}, event("kernel", "k", float("nan"), 1),
+    ]  # fmt: skip
+    trace = read_chrome_trace(write(tmp_path / "t.json", process(100, 0) + damaged))
+    assert len(trace.activity) == 2
+    assert trace.num_unreadable == 9
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is not a Chrome trace"),
+        (b"hello", "is not a Chrome trace"),
+        (b"{}", "it has no events"),
+        (b'{"traceEvents": []}', "it has no events"),
+        (b'{"traceEvents": [{"ph": "X", "ts"', "is damaged or cut off after 0 events"),
+        (b'{"traceEvents": [{}, {}, {"a', "is damaged or cut off after 2 events"),
+        (b'{"traceEvents": [{"a": ' + b"9" * 5000 + b"}]}", "is damaged or cut off"),
+        (b'{"traceEvents": ' + b"[" * 100_000, "is damaged or cut off"),
+        (b'{"traceEvents": [{"ph": "X"}]}', "has no kernels"),
+        (b"\x1f\x8bgarbage", "is damaged or cut off"),
+        (gzip.compress(b'{"traceEvents": [{}]}' * 99)[:40], "is damaged or cut off"),
+        (bytes(range(256)) * 9, "is not a Chrome trace"),
+        (b'{"schemaVersion": 1, "traceEvents": 3}', "it has no events"),
+    ],
+)
+def test_what_is_no_trace_is_told_in_one_line(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "t.json"
+    path.write_bytes(content)
+    with pytest.raises(ReportError) as caught:
+        read_chrome_trace(path)
+    assert said in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match="cannot be read: No such file"):
+        read_chrome_trace(tmp_path / "none.json")
