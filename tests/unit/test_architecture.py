@@ -31,11 +31,12 @@ MAX_POSITIONAL_PARAMETERS = 5
 #: Third-party library -> where it may be imported ("room/" or "module").
 LIBRARY_HOMES = {
     "torch": ("rank/surroundings", "frames", "world/", "frameworks/", "gpu/", "record/"),
-    "pandas": ("time/", "analysis/", "results/", "report/", "check/"),
+    "pandas": ("time/", "analysis/", "results/", "report/", "export/", "check/"),
     "pyarrow": ("run/tables",),
     "plotly": ("report/",),
     "jinja2": ("report/",),
     "click": ("cli/",),
+    "google": ("export/",),
     "pytest": ("check/plugin", "check/marked_test"),
     "rich": ("cli/", "report/", "check/"),
 }
@@ -67,6 +68,7 @@ MAY_IMPORT = {
     "analysis": ("run", "time"),
     "results": ("run", "analysis", "report"),  # report only when a chart is wanted: run.figures
     "report": ("run", "analysis", "results"),
+    "export": ("time",),
     "check": ("api", "run", "analysis", "results", "report", "launch"),
 }
 
@@ -177,7 +179,7 @@ def _is_of(found: Import, room: str) -> bool:
 
 def test_record_side_and_read_side_meet_only_in_run() -> None:
     record_side = {"rank", "world", "frameworks", "gpu", "record"}
-    read_side = {"analysis", "results", "report", "check"}
+    read_side = {"analysis", "results", "report", "export", "check"}
     for room in record_side:
         assert not read_side & set(MAY_IMPORT[room])
     for room in read_side:
