@@ -68,7 +68,7 @@ class LaunchDemands:
         self._families: dict[tuple[str, str, str], str] = {}
         self._besides: dict[str, bool] = {}
         for launch in launches:
-            if launch.kind == LaunchKind.LIBRARY and launch.call < 0:
+            if _is_library(launch) and launch.call < 0:
                 self._by_library.add((launch.graph, launch.tag))
             if launch.kind == LaunchKind.PRODUCT and launch.k and launch.call < 0:
                 result_bytes = launch.batch * launch.m * launch.n * _TYPES.get(launch.d_type, ("", NAN))[1]
@@ -161,7 +161,7 @@ class LaunchDemands:
     def _weight(self, number: int) -> float:
         """A kernel's number of threads. If the operation calls a library, the library call has all the weight."""
         launch = self._launches[number]
-        if launch.kind == LaunchKind.LIBRARY:
+        if _is_library(launch):
             return 1.0
         if launch.kind != LaunchKind.KERNEL or (launch.graph, launch.tag) in self._by_library:
             return 0.0
@@ -193,6 +193,11 @@ def _moved(launch: Launch) -> float:
     """Bytes that a copy or fill moves. A copy within the device both reads and writes them."""
     both = launch.kind == LaunchKind.COPY and launch.direction not in (TO_DEVICE, TO_HOST)
     return float(launch.bytes * (2 if both else 1))
+
+
+def _is_library(launch: Launch) -> bool:
+    """Whether a library computes it and does not say how much: grouped products keep their sizes on the device."""
+    return launch.kind == LaunchKind.LIBRARY or (launch.kind == LaunchKind.PRODUCT and not launch.k)
 
 
 def _threads(launch: Launch) -> int:

@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 
 from fakedist.gpu.attention_demand import Known
 from fakedist.gpu.demand import Demand, DemandCounter
+from fakedist.gpu.extension_calls import watched_calls
 from fakedist.gpu.launch_demand import Tagged
 from fakedist.gpu.launch_log import Launch, LaunchLog
 from fakedist.gpu.step_launches import StepLaunches
@@ -31,6 +32,9 @@ class _Outside(threading.local):
     place = Place(0, "other", 0, False)
     op = -1
     operation = ""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []  # tags of the extension's functions that it is in
 
 
 class ModelTracer:
@@ -58,7 +62,7 @@ class ModelTracer:
         self._step = 0
         self._launches: list[Launch] = []
         self._num_captures = 0
-        self._triton = ExitStack()
+        self._watched = ExitStack()
 
     # ---- the step, and the captures of graphs that it may replay
 
@@ -67,13 +71,13 @@ class ModelTracer:
         self._step = step
         self._tags = dict(self._captured)
         self._outsides = {}
-        self._watch_triton()
+        self._watch()
         self._log.begin()
 
     def end(self) -> None:
         """The step is over. What it launched is kept, and looked at only if its records are asked for."""
         self._launches = self._log.end()
-        self._leave_triton()
+        self._watched.close()
 
     def records(self) -> Sequence[LaunchesRecord]:
         """The journal's record of the step's launches."""
@@ -85,13 +89,13 @@ class ModelTracer:
         """The capture of a CUDA graph begins. Its kernels run when the graph is launched, perhaps in the timed step."""
         self._num_captures += 1
         self._outsides = {}
-        self._watch_triton()
+        self._watch()
 
     def capture_ended(self) -> None:
         """The capture is over."""
         self._num_captures -= 1
         self._outsides = {}
-        self._leave_triton()
+        self._watched.close()
 
     # ---- what the recorder reports
 
@@ -136,6 +140,23 @@ class ModelTracer:
             self._log.tag_call(-1)
             self._log.tag(self._outside())
 
+    # ---- what an extension's functions report
+
+    def call_begins(self, operation: str) -> int:
+        """A function of an extension begins in this thread. Return its tag."""
+        thread, inside = self._thread, self.inside()
+        tag = self._tag(Tagged(thread.op, operation, thread.place if inside is None else inside))
+        thread.calls.append(tag)
+        self._log.tag(tag)
+        return tag
+
+    def call_ended(self, tag: int, demand: Demand | None) -> None:
+        """The function with that tag ended; without a demand if it failed."""
+        self._thread.calls.remove(tag)
+        if demand is not None:
+            self._set_demand(tag, demand)
+        self._log.tag(self._outside())
+
     # ---- inside
 
     def _tag(self, tagged: Tagged) -> int:
@@ -153,21 +174,22 @@ class ModelTracer:
     def _outside(self) -> int:
         """The tag for what this thread launches outside of operations."""
         thread = self._thread
+        if thread.calls:
+            return thread.calls[-1]
         key = (thread.place, thread.op)
         tag = self._outsides.get(key)
         if tag is None:
             tag = self._outsides[key] = self._tag(Tagged(thread.op, thread.operation, thread.place, counts=False))
         return tag
 
-    def _watch_triton(self) -> None:
-        self._leave_triton()
+    def _watch(self) -> None:
+        """Watch what launches kernels and is not seen by the dispatcher."""
+        self._watched.close()
+        self._watched.enter_context(watched_calls(self, self._known))
         for module, name in _TRITON:
             if module in sys.modules:
                 owner = present(sys.modules[module], name)
-                self._triton.enter_context(patched(owner, "run", self._triton_run(present(owner, "run"))))
-
-    def _leave_triton(self) -> None:
-        self._triton.close()
+                self._watched.enter_context(patched(owner, "run", self._triton_run(present(owner, "run"))))
 
     def _triton_run(self, original: Callable[..., object]) -> Callable[..., object]:
         def run(launcher: object, *args: object, **kwargs: object) -> object:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -156,3 +157,13 @@ def test_a_script_that_ends_before_the_timed_step_is_told(tmp_path: Path, run_fa
         "the run ended in step 4, before the one that is timed (--steps 4" in note["text"]
         for note in early.summary["notes"]
     )
+
+
+def test_an_extensions_kernel_has_the_work_of_its_function(tmp_path: Path, run_fakedist: RunFakedist) -> None:
+    job = JOB.parent / "beside_dispatcher.py"
+    run_fakedist("profile", "--world-size", "1", "--rank", "0", "--device", "virtual", "-o", tmp_path / "run", job)
+    work = pd.read_parquet(tmp_path / "run/tables/work.parquet")
+    spinning = work[work["name"].str.contains("spin_kernel")].set_index("operation")
+    assert set(spinning.index) == {"transformer_engine.swiglu", ""}
+    assert spinning.loc["transformer_engine.swiglu", "moved_bytes"] == 256 * 512 * 3 * 2
+    assert np.isnan(spinning.loc["", "moved_bytes"]), "nothing tells what it has to do"
