@@ -31,17 +31,21 @@ def format_bytes(size: float) -> str:
 
 
 def format_us(duration_us: float) -> str:
-    """Microseconds as text: "2.4 µs", "850 µs", "73.0 ms", "12.6 s", "3 min 20 s"."""
+    """Microseconds as text: "2.4 µs", "850 µs", "7.30 ms", "73.0 ms", "1.26 s", "12.6 s", "3 min 20 s"."""
     if 0 < abs(duration_us) < 99.95:
         return f"{duration_us:.1f} µs"
     if abs(duration_us) < 999.5:
         return f"{duration_us:.0f} µs"
     if abs(duration_us) < 1_000_000:
-        return f"{duration_us / 1_000:.1f} ms"
+        return f"{_three_digits(duration_us / 1_000)} ms"
     if abs(duration_us) < 60_000_000:
-        return f"{duration_us / 1_000_000:.1f} s"
+        return f"{_three_digits(duration_us / 1_000_000)} s"
     minutes, seconds = divmod(round(duration_us / 1_000_000), 60)
     return f"{minutes} min {seconds} s"
+
+
+def _three_digits(amount: float) -> str:
+    return f"{amount:.2f}" if abs(amount) < 9.995 else f"{amount:.1f}"
 
 
 def format_flops(flops: float) -> str:

@@ -39,7 +39,7 @@ def print_report(run_directory: Path, output: Output, *, all_layers: bool, table
         from fakedist.report.page.run_page import page
         from fakedist.results.opening import open_run
 
-        output.write(page(open_run(run_directory)))
+        output.write(page(open_run(run_directory), None if output.file is None else output.file.parent))
     else:
         from fakedist.report.text.terminal import render
 

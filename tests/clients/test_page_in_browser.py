@@ -286,7 +286,7 @@ def test_a_step_shows_its_kernels_zooms_and_opens_layers(reader: Reader, written
     canvas = page.locator("#kernels canvas")
     canvas.scroll_into_view_if_needed()
     status = page.locator("#kernels .status")
-    assert status.inner_text() == "0 µs to 1.0 ms of 1.0 ms"
+    assert status.inner_text() == "0 µs to 1.00 ms of 1.00 ms"
     box = canvas.bounding_box()
     lane = box["y"] + box["height"] - 22 - 1.5 * 22  # of the default stream
     page.mouse.move(box["x"] + 92 + (box["width"] - 100) * 0.05, lane)  # 50 µs: in the first matrix product
@@ -299,7 +299,7 @@ def test_a_step_shows_its_kernels_zooms_and_opens_layers(reader: Reader, written
     page.mouse.up()
     assert status.inner_text().startswith("150 µs to 250 µs")
     canvas.press("0")
-    assert status.inner_text() == "0 µs to 1.0 ms of 1.0 ms"
+    assert status.inner_text() == "0 µs to 1.00 ms of 1.00 ms"
     row = page.locator("#time-table tr", has=page.locator("span.label", has_text="layers.0-2.mlp"))
     row.get_by_role("button").click()
     each = page.locator("#time-table tr.repeat")

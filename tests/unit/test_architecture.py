@@ -35,6 +35,7 @@ LIBRARY_HOMES = {
     "pyarrow": ("run/tables",),
     "plotly": ("report/",),
     "jinja2": ("report/",),
+    "markupsafe": ("report/",),  # what jinja2 escapes with
     "click": ("cli/",),
     "google": ("export/",),
     "pytest": ("check/plugin", "check/marked_test"),

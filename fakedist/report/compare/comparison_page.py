@@ -34,6 +34,7 @@ def comparison_page(comparison: Comparison) -> str:
     peaks = [summary.peak_allocated_bytes for summary in comparison.summaries]
     sheets = comparison_sheets(comparison, all_rows=True)
     context: dict[str, object] = {
+        "changed": comparison.changed,
         "why": comparison.why,
         "time": time_context(comparison.time) if comparison.time else None,
         "change": format_change(peaks[1] - peaks[0]),

@@ -9,7 +9,7 @@ from fakedist.report.compare.comparison import format_relative
 from fakedist.report.compare.time_comparison import TimeComparison, format_us_change
 from fakedist.report.page.pack import Pack
 from fakedist.report.page.time_drawings import add_kernels, read_kernels
-from fakedist.report.text.time_wording import us_or_dash, without_communication
+from fakedist.report.text.time_wording import step_remark, step_text, us_or_dash
 from fakedist.results.run import Run
 from fakedist.run.schema import FAMILIES, KINDS
 from fakedist.run.step_time import StepTime
@@ -56,10 +56,10 @@ def _step(name: str, run: Run) -> dict[str, str]:
     time, source = run.summary.timed
     return {
         "name": name,
-        "text": format_us(time.step_us),
+        "text": step_text(time),
         "word": source.source,
         "number": str(source.step),
-        "more": without_communication(time) or "",
+        "more": step_remark(time),
     }
 
 

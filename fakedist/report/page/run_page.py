@@ -14,6 +14,7 @@ from fakedist.analysis.layer_table import fold_layers, fold_table
 from fakedist.report.page import memory_drawings, peak_blocks, sections, time_drawings
 from fakedist.report.page.pack import Pack
 from fakedist.report.page.time_section import layer_columns, time_section
+from fakedist.report.page.typography import FILTERS
 from fakedist.report.text.outside_sheet import outside_section
 from fakedist.report.writing import replace_text
 from fakedist.results.run import Run
@@ -57,16 +58,20 @@ def write_page(run: Run, path: Path) -> None:
         JobError: The file cannot be written.
         OSError: The disk is full.
     """
-    replace_text(path, page(run))
+    replace_text(path, page(run, path.parent))
 
 
-def page(run: Run) -> str:
+def page(run: Run, folder: Path | None = None) -> str:
     """The page as text.
+
+    Args:
+        run: The run.
+        folder: The directory that the page is for. If it is the run's own, the page links to the files in it.
 
     Raises:
         RunDirectoryError: A table is missing or damaged.
     """
-    return template_text("page.html.j2", _SCRIPTS, _context(run))
+    return template_text("page.html.j2", _SCRIPTS, _context(run, folder))
 
 
 def template_text(template: str, scripts: Sequence[str], context: dict[str, object]) -> str:
@@ -84,26 +89,28 @@ def template_text(template: str, scripts: Sequence[str], context: dict[str, obje
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters.update(FILTERS)
     script = "\n".join((_TEMPLATES / f"{name}.js").read_text("utf-8") for name in scripts)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     own = {"script": script, "script_digest": digest, "style": (_TEMPLATES / "style.css").read_text("utf-8")}
     return environment.get_template(template).render(schema_version=SCHEMA_VERSION, **own, **context)
 
 
-def _context(run: Run) -> dict[str, object]:
+def _context(run: Run, folder: Path | None) -> dict[str, object]:
     """The page's contents as text, by section; None for an empty section."""
     summary, cwd = run.summary, run.manifest.cwd
     pack = Pack()
     context: dict[str, object] = {
         "verdict": sections.verdict_section(run, summary),
-        "facts": sections.facts_section(run, summary),
+        "facts": sections.facts_section(run, summary, folder),
+        "holders": [],
         "memory": None,
         "peak": None,
         "layers": None,
         "time": None,
         "communication": sections.communication_section(run, summary),
         "outside": outside_section(summary),
-        "advice": sections.advice_section(summary),
+        "advice": sections.advice_section(summary, cwd),
         "reading": sections.reading_section(run, summary),
     }
     if summary.peak_allocated_bytes:
@@ -119,12 +126,14 @@ def _context(run: Run) -> dict[str, object]:
         folds = fold_layers(table)
         memory_drawings.add_layers(pack, table, folds)
         context["memory"] = sections.memory_section(summary, colouring)
+        folded = None
         if run.by_category is not None:
             times = layer_columns(run, folds, summary.timed[1]) if summary.timed else None
-            context["layers"] = sections.layers_section(summary, fold_table(table, folds), times)
-        context["peak"] = sections.peak_section(
-            summary, peak_blocks.largest_blocks(run, blocks, lines, cwd), peak_blocks.by_line(blocks, lines)
-        )
+            folded = fold_table(table, folds)
+            context["layers"] = sections.layers_section(summary, folded, times)
+        held = peak_blocks.by_line(blocks, lines)
+        context["holders"] = sections.holders(summary, folded, held)
+        context["peak"] = sections.peak_section(summary, peak_blocks.largest_blocks(run, blocks, lines, cwd), held)
     if summary.timed:
         context |= _time(pack, run, summary.timed[0])
     pack.meta |= {"capacity": summary.capacity_bytes, "num_moves": pack.meta.get("num_moves", 0)}

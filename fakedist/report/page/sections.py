@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -26,10 +28,13 @@ from fakedist.report.text.wording import (
     or_dash,
     peak_place,
     short_line,
+    top_advice,
     verdict,
 )
 from fakedist.results.run import Run
+from fakedist.run.directory import SNAPSHOT_NAME, TRACE_NAME
 from fakedist.run.plain import to_plain
+from fakedist.run.schema import CATEGORIES, TABLES
 from fakedist.run.summary import CollectiveTotal, PhasePeak, Summary
 from fakedist.units import format_bytes, format_us
 
@@ -39,7 +44,7 @@ _NUM_LINES = 40
 
 
 def verdict_section(run: Run, summary: Summary) -> dict[str, object]:
-    """The answer: peak, share of the GPU, fits or not, headroom, wall time."""
+    """The answer: peak, share of the GPU, fits or not, the time of a step, what would help."""
     allocated, reserved = summary.peak_allocated_bytes, summary.peak_reserved_bytes
     capacity = summary.capacity_bytes
     whole = max(capacity, reserved) or 1
@@ -52,10 +57,10 @@ def verdict_section(run: Run, summary: Summary) -> dict[str, object]:
         "reserved": format_bytes(reserved),
         "capacity": format_bytes(capacity) if capacity else "",
         "share": f"{reserved / capacity:.1%}" if capacity else "",
-        "headroom": format_bytes(capacity - reserved) if summary.fits and capacity >= reserved else "",
         "limit": _percent(capacity, whole) if 0 < capacity < whole else "",
         "parts": [_part(name, bytes_, whole) for name, bytes_ in parts],
         "reserved_rest": {"text": format_bytes(reserved - allocated), "width": _percent(reserved - allocated, whole)},
+        "advice": top_advice(summary, run.manifest.cwd),
         "time": step_figure(summary),
         "steps": [(each.step, format_us(each.wall_us)) for each in summary.steps[-_STEPS_SHOWN:]],
         "num_notes": len(summary.notes),
@@ -84,15 +89,49 @@ def _part(name: str, bytes_: int, whole: int) -> dict[str, str]:
     return {"name": name, "spoken": named, "text": format_bytes(bytes_), "width": _percent(bytes_, whole)}
 
 
+def holders(summary: Summary, layers: pd.DataFrame | None, lines: list[PeakLine]) -> list[dict[str, object]]:
+    """Who holds most at the peak: the layer, without its children, and the line.
+
+    Args:
+        summary: The run's figures.
+        layers: The result of :func:`fakedist.analysis.layer_table.fold_table`; None for a snapshot.
+        lines: The result of :func:`fakedist.report.page.peak_blocks.by_line`.
+    """
+    found = []
+    if layers is not None and len(layers):
+        row = layers.nlargest(1, "peak_own_bytes").to_dict("records")[0]
+        found.append(("most, by layer", layer_label(row["name"], row["num_repeats"]), row["peak_own_bytes"]))
+    if lines:
+        found.append(("most, by line", lines[0].line, lines[0].bytes))
+    return [
+        {
+            "by": by,
+            "name": name,
+            "text": format_bytes(bytes_),
+            "share": f"{bytes_ / summary.peak_allocated_bytes:.1%}",
+            "is_code": by == "most, by line",
+        }
+        for by, name, bytes_ in found
+    ]
+
+
 def _percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.3f}%"
 
 
-def facts_section(run: Run, summary: Summary) -> dict[str, object]:
-    """What ran: command, world, rank and its place in each group, versions, GPU."""
+def facts_section(run: Run, summary: Summary, folder: Path | None) -> dict[str, object]:
+    """What ran: command, world, rank and its place in each group, versions, GPU.
+
+    Args:
+        run: The run.
+        summary: Its figures.
+        folder: The directory that the page is for; None if that is not known.
+    """
     manifest, job = run.manifest, run.manifest.job
     if job is None:  # another program recorded it
-        return {"title": run_title(run), "rows": run_facts(run), "places": []}
+        rows = run_facts(run)
+        about = [value for name, value in rows if name in ("device", "history")]
+        return {"title": run_title(run), "about": about, "command": "", "files": [], "rows": rows, "places": []}
     versions = manifest.versions
     rows = [
         ("command", command_line(manifest.command)),
@@ -114,7 +153,23 @@ def facts_section(run: Run, summary: Summary) -> dict[str, object]:
         }
         for group in read_groups(run.table("groups"))
     ]
-    return {"title": job_command(job), "rows": [row for row in rows if row[1]], "places": places}
+    told = dict(rows)
+    return {
+        "title": job_command(job),
+        "about": [f"rank {told['rank']}", told["device"], f"torch {summary.torch or 'unknown'}", told["ended"]],
+        "command": told["command"],
+        "files": _files(run, folder),
+        "rows": [row for row in rows if row[1]],
+        "places": places,
+    }
+
+
+def _files(run: Run, folder: Path | None) -> list[dict[str, str]]:
+    """The run's files for other programs, if the page is in its directory."""
+    if folder is None or folder.resolve() != run.path:
+        return []
+    opens_in = {TRACE_NAME: "ui.perfetto.dev", SNAPSHOT_NAME: "pytorch.org/memory_viz"}
+    return [{"name": name, "opens_in": program} for name, program in opens_in.items() if (run.path / name).exists()]
 
 
 def _versions(summary: Summary, versions: dict[str, str], own: str) -> str:
@@ -173,7 +228,10 @@ def peak_section(summary: Summary, largest: list[PeakBlock], lines: list[PeakLin
     )
     return {
         "total": format_bytes(peak),
-        "categories": [_part(name, bytes_, peak) | {"share": f"{bytes_ / peak:.1%}"} for name, bytes_ in categories],
+        "categories": [
+            _part(name, bytes_, peak) | {"bytes": bytes_, "share": f"{bytes_ / peak:.1%}"}
+            for name, bytes_ in categories
+        ],
         "blocks": [
             to_plain(row) | {"text": format_bytes(row.bytes), "spoken": row.category.replace("_", " ")}
             for row in largest
@@ -197,11 +255,13 @@ def layers_section(summary: Summary, folded: pd.DataFrame, times: dict[str, obje
     folds = folded.to_dict("records")
     sizes = [max(fold["peak_total_bytes"], fold["most_total_bytes"]) for fold in folds]
     shown = _largest_rows(sizes)
-    figures = [_layer_figures(folds[number]) for number in shown]
+    columns, empty = _layer_columns(folds)
+    figures = [[_layer_figure(folds[number], column) for column in columns] for number in shown]
     largest = [max(column) or 1 for column in zip(*figures, strict=True)]
     least = summary.peak_allocated_bytes * MIN_SHARE
     return {
-        "columns": [(name, " ".join(categories)) for name, (categories, _) in LAYER_COLUMNS.items()],
+        "columns": [column._asdict() for column in columns],
+        "empty": empty,
         "rows": [
             {
                 "fold": number,
@@ -223,9 +283,34 @@ def layers_section(summary: Summary, folded: pd.DataFrame, times: dict[str, obje
     }
 
 
-def _layer_figures(fold: Mapping[Hashable, int]) -> list[int]:
-    by_column = [sum(fold[f"peak_{name}_bytes"] for name in categories) for categories, _ in LAYER_COLUMNS.values()]
-    return [*by_column, fold["peak_total_bytes"], fold["peak_own_bytes"], fold["most_total_bytes"]]
+class _LayerColumn(NamedTuple):
+    """A column of the table of layers.
+
+    Attributes:
+        name: Its heading.
+        kind: What the page adds up for one layer of a folded row: sum (with children), own or most.
+        of: The categories of a sum.
+    """
+
+    name: str
+    kind: str
+    of: str
+
+
+def _layer_columns(folds: Sequence[Mapping[Hashable, int]]) -> tuple[list[_LayerColumn], str]:
+    """The columns that any layer has something in, the most important ones first, and the names of the others."""
+    whole = _LayerColumn("total", "sum", " ".join(CATEGORIES))
+    parts = [_LayerColumn(name, "sum", " ".join(categories)) for name, (categories, _) in LAYER_COLUMNS.items()]
+    used = [column for column in parts if any(_layer_figure(fold, column) for fold in folds)]
+    empty = [column.name for column in parts if column not in used]
+    words = f"{', '.join(empty[:-1])} or {empty[-1]}" if len(empty) > 1 else "".join(empty)
+    return [whole, _LayerColumn("most", "most", "yes"), _LayerColumn("own", "own", "yes"), *used], words
+
+
+def _layer_figure(fold: Mapping[Hashable, int], column: _LayerColumn) -> int:
+    if column.kind != "sum":
+        return fold["peak_own_bytes" if column.kind == "own" else "most_total_bytes"]
+    return sum(fold[f"peak_{name}_bytes"] for name in column.of.split())
 
 
 def _largest_rows(sizes: list[int]) -> list[int]:
@@ -269,9 +354,9 @@ def _group(group: ProcessGroup, per_node: int) -> dict[str, str]:
     return {"name": group.label, "ranks": group.ranks, "text": text}
 
 
-def advice_section(summary: Summary) -> list[dict[str, str]]:
+def advice_section(summary: Summary, cwd: str) -> list[dict[str, str]]:
     """What would help, as text."""
-    return [advice_text(each) for each in summary.advice]
+    return [advice_text(each) | {"line": short_line(each.line, cwd).partition(" (")[0]} for each in summary.advice]
 
 
 def reading_section(run: Run, summary: Summary) -> dict[str, object]:
@@ -285,4 +370,5 @@ def reading_section(run: Run, summary: Summary) -> dict[str, object]:
         ],
         "unanswered": run.table("unanswered").to_dict("records"),
         "path": str(run.path),
+        "tables": ", ".join(sorted(TABLES)),
     }

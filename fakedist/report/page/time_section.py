@@ -14,10 +14,11 @@ from fakedist.report.text.time_wording import (
     flops_rate,
     short_kernel,
     source_word,
+    step_remark,
+    step_text,
     time_figures,
     unknown_time,
     us_or_dash,
-    without_communication,
 )
 from fakedist.report.text.wording import MIN_SHARE, layer_label
 from fakedist.results.run import Run
@@ -80,12 +81,11 @@ def step_figure(summary: Summary) -> dict[str, str] | None:
     if summary.timed is None:
         return None
     time, source = summary.timed
-    more = without_communication(time)
     return {
-        "text": format_us(time.step_us),
+        "text": step_text(time),
         "word": source.source,
         "step": str(source.step),
-        "more": more or "communication simulated",
+        "more": step_remark(time) or "communication simulated",
     }
 
 
@@ -150,6 +150,7 @@ def _layers(times: pd.DataFrame, layers: pd.DataFrame, folds: list[Fold], whole:
     found = table[(table["total_us"] > 0) | (table["num_calls"] > 0)]
     shown = found.loc[found["total_us"].nlargest(_MOST_ROWS).index.sort_values()]
     used = [(name, title) for name, title in zip(LAYER_FIGURES, _HEADINGS, strict=True) if shown[name].any()]
+    used.sort(key=lambda column: column[0] != "total_us")  # the most important column first
     most = {name: float(shown[name].max()) or 1.0 for name, _ in used}
     rows = rows_of(LayerTime, shown)
     return {

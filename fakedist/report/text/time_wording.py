@@ -65,8 +65,7 @@ def unknown_time(time_us: float, num_unknown: int) -> str:
 def time_figures(time: StepTime) -> list[tuple[str, str, str]]:
     """The step's time and its parts: name, figure, more."""
     step_us = time.step_us or 1.0
-    more = "; ".join(filter(None, (step_interval(time), without_communication(time))))
-    rows = [("step", format_us(time.step_us), more)]
+    rows = [("step", step_text(time), step_remark(time))]
     for name, us, more in (
         ("computes", time.busy_us, "at least one stream"),
         ("communicates", time.communication_us, "while nothing computes; simulated"),
@@ -81,11 +80,21 @@ def time_figures(time: StepTime) -> list[tuple[str, str, str]]:
     return rows
 
 
-def step_interval(time: StepTime) -> str:
-    """The interval of an estimated step: "2.5 s to 3.0 s"; empty if there is none."""
+def step_text(time: StepTime) -> str:
+    """The step's time with its interval: "2.71 s (2.50 to 3.00)"; without one "2.71 s"."""
+    step = format_us(time.step_us)
     if time.step_low_us is None or time.step_high_us is None:
-        return ""
-    return f"{format_us(time.step_low_us)} to {format_us(time.step_high_us)} in 9 of 10 cases"
+        return step
+    low, high, unit = format_us(time.step_low_us), format_us(time.step_high_us), step.rpartition(" ")[2]
+    if all(text.endswith(f" {unit}") and text.count(" ") == 1 for text in (low, high, step)):
+        low, high = low.split()[0], high.split()[0]
+    return f"{step} ({low} to {high})"
+
+
+def step_remark(time: StepTime) -> str:
+    """What the interval of a step means, and what its time does not include."""
+    interval = "" if time.step_low_us is None else "the true step is in this range in 9 of 10 cases"
+    return "; ".join(filter(None, (interval, without_communication(time))))
 
 
 def utilisation(time: StepTime) -> tuple[str, str] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
-_VOID = {"meta", "link", "input", "br", "img", "hr"}
+_VOID = {"wbr", "meta", "link", "input", "br", "img", "hr"}
 
 
 @dataclass
@@ -63,7 +63,7 @@ class PageText(HTMLParser):
         if any(tag == "style" for tag, _ in self._open):
             return
         self.words.append(data)
-        if self._open and self._open[-1][0] == "h1":
+        if any(tag == "h1" for tag, _ in self._open):
             self.title += data
         for _, named in self._open:
             if figure := named.get("data-figure"):

@@ -61,7 +61,7 @@ def test_memory_and_time_say_what_they_hold(run: fakedist.Run, tmp_path: Path) -
     ]
     assert repr(fakedist.open(timed(tmp_path / "timed")).time).splitlines() == [
         "RunTime",
-        "  step: 3, 1.0 ms, estimated",
+        "  step: 3, 1.00 ms, estimated",
         "  without: 2 of 2 collectives",
         "  gemm: 549 µs",
         "  elementwise: 36.0 µs",

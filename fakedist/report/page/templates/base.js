@@ -36,13 +36,15 @@ function bytesText(size) {
   return `${size} B`;
 }
 
+const threeDigits = (amount) => amount.toFixed(Math.abs(amount) < 9.995 ? 2 : 1);
+
 // The same text as Python's format_us.
 function usText(us) {
   const size = Math.abs(us);
   if (size > 0 && size < 99.95) return `${us.toFixed(1)} µs`;
   if (size < 999.5) return `${us.toFixed(0)} µs`;
-  if (size < 1e6) return `${(us / 1e3).toLocaleString('en-US', { minimumFractionDigits: 1, maximumFractionDigits: 1, useGrouping: false })} ms`;
-  if (size < 6e7) return `${(us / 1e6).toFixed(1)} s`;
+  if (size < 1e6) return `${threeDigits(us / 1e3)} ms`;
+  if (size < 6e7) return `${threeDigits(us / 1e6)} s`;
   const seconds = Math.round(us / 1e6);
   return `${Math.floor(seconds / 60)} min ${seconds % 60} s`;
 }

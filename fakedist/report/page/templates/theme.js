@@ -11,7 +11,15 @@ function wireTheme(redraw) {
 
 // Paper is white: print in light colours, and leave folded rows folded.
 function wirePrint(redraw) {
-  let before;
-  addEventListener('beforeprint', () => { before = document.documentElement.dataset.theme; document.documentElement.dataset.theme = 'light'; redraw(true); });
-  addEventListener('afterprint', () => { if (before) document.documentElement.dataset.theme = before; else delete document.documentElement.dataset.theme; redraw(); });
+  let before, closed = [];
+  addEventListener('beforeprint', () => {
+    closed = $$('details:not([open])');
+    closed.forEach((each) => { each.open = true; });
+    before = document.documentElement.dataset.theme; document.documentElement.dataset.theme = 'light'; redraw(true);
+  });
+  addEventListener('afterprint', () => {
+    closed.forEach((each) => { each.open = false; });
+    if (before) document.documentElement.dataset.theme = before; else delete document.documentElement.dataset.theme;
+    redraw();
+  });
 }

@@ -15,6 +15,18 @@ from tests.unit.report.reading import read_page
 from tests.unit.report.two_runs import run_of
 
 
+def typed(text: str) -> str:
+    """A text of the page as the terminal writes it."""
+    return text.replace("\u2212", "-").replace("\u2192", "->")
+
+
+def test_the_headline_names_the_changed_argument(tmp_path: Path) -> None:
+    smaller = run_of(tmp_path / "b", activation=MIB, arguments=("--loss-parallel",))
+    read = read_page(comparison_page(Comparison(run_of(tmp_path / "a"), smaller)))
+    assert read.figures["changed"] == "--loss-parallel"
+    assert read.title.startswith("--loss-parallel: \u221221.00 MiB at the peak: activations of ")
+
+
 def test_the_page_says_what_the_terminal_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [run_of(tmp_path / "a"), run_of(tmp_path / "b", activation=12 * MIB, mlp="ffn", line=212)]
     assert main(["compare", *map(str, runs), "--format", "html", "-o", str(tmp_path / "page.html")]) == 0
@@ -22,14 +34,14 @@ def test_the_page_says_what_the_terminal_says(tmp_path: Path, capsys: pytest.Cap
     text = (tmp_path / "page.html").read_text()
     comparison = Comparison(*runs)
     read = read_page(text)
-    assert f"<h1>{comparison.why}</h1>" in text
+    assert read.figures["why"] == read.title == comparison.why
     assert read.figures["peak_A"] == "73.00 MiB"
     assert read.figures["peak_B"] == "85.00 MiB"
     for sheet in comparison_sheets(comparison, all_rows=True):
         assert f"<h3>{sheet.title}</h3>".replace("'", "&#39;") in text
         for line in zip(*(column.cells for column in sheet.columns), strict=True):
             cells = [cell for cell in line if cell]
-            shown = [[cell for cell in row if cell] for rows in read.tables.values() for row in rows]
+            shown = [[typed(cell) for cell in row if cell] for rows in read.tables.values() for row in rows]
             assert cells in shown, sheet.title
 
 

@@ -62,7 +62,7 @@ def test_one_line_says_why(tmp_path: Path, b: dict[str, Any], told: str) -> None
     assert comparison.time.why == told
     assert told in shown(comparison)
     assert told in comparison_markdown(comparison).replace("\\", "")
-    assert told in comparison_page(comparison).replace("&#43;", "+")
+    assert told in comparison_page(comparison).replace("&#43;", "+").replace("\u2212", "-")
 
 
 def test_a_layer_under_another_name_is_the_same_layer(tmp_path: Path) -> None:

@@ -41,19 +41,53 @@ def read(run: Path) -> PageText:
     [
         ("By phase", "phases"),
         ("By category at the peak", "categories"),
-        ("By layer at the peak, with children", "layer-table"),
         ("Largest blocks at the peak", "blocks"),
         ("Collectives, simulated: this rank's calls", "calls"),
     ],
 )
 def test_the_page_shows_the_numbers_of_the_terminal(tmp_path: Path, title: str, table: str) -> None:
     run = handmade.ended_well(tmp_path / "run")
-    told = [row for row in section(terminal_rows(run), title) if len(row) > 2]
+    told = [
+        [cell.replace("<-", "\u2190") for cell in row] for row in section(terminal_rows(run), title) if len(row) > 2
+    ]
     rows = read(run).tables[table][1:]
     shown = [[cell for cell in row if cell] for row in rows]
     assert told
     for row in told:
         assert any(row == each[: len(row)] for each in shown), (row, shown)
+
+
+def test_the_table_of_layers_has_the_terminals_figures_with_the_total_first(tmp_path: Path) -> None:
+    run = handmade.ended_well(tmp_path / "run")
+    rows = terminal_rows(run)
+    start = rows.index(["By layer at the peak, with children"]) + 1
+    head, *told = [row for row in rows[start : rows.index([""], start)] if len(row) > 2]
+    shown = read(run).tables["layer-table"]
+    assert shown[0][:4] == ["layer", "total", "most", "own"]
+    pages = [dict(zip(shown[0], row, strict=True)) for row in shown[1:]]
+    for row in told:
+        figures = {name: cell for name, cell in zip(head, row, strict=True) if name in shown[0]}
+        assert figures.keys() == set(shown[0])
+        assert figures in pages
+    assert {name for name in head if name not in shown[0]} == {"opt state", "temps"}  # no layer has any
+    assert "No layer holds opt state or temps at the peak." in " ".join(" ".join(read(run).words).split())
+
+
+def test_the_verdict_names_the_top_advice_who_holds_most_and_the_files(tmp_path: Path) -> None:
+    run = handmade.ended_well(tmp_path / "run")
+    found = read(run)
+    assert found.figures["advice"].startswith("821.51 MiB less reserved, estimated: use expandable segments")
+    words = " ".join(" ".join(found.words).split())
+    assert "most, by layer 104.00 MiB 51.4% layers.0-2.mlp x3" in words
+    assert "most, by line" in words
+    write_page(open_run(run), run / "report.html")
+    there = read_page((run / "report.html").read_text())
+    (run / "trace.json.gz").unlink(missing_ok=True)
+    names = [each for each in there.fetched if not each.startswith("#")]
+    assert names == ["data:,", *(["trace.json.gz"] if "trace.json.gz" in names else []), "memory_snapshot.pickle"]
+    (run / "trace.json.gz").touch()
+    assert "trace.json.gz" in read_page(page(open_run(run), run)).fetched
+    assert "trace.json.gz" not in read_page(page(open_run(run), tmp_path)).fetched  # kept elsewhere
 
 
 def test_the_verdict_is_the_terminals(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_the_tables_are_the_runs(run: Path) -> None:
         assert format_us(family.time_us) in families[family.family]
     assert families["communication"][2] == "not known"
     assert found.tables["top-kernels"][1][3] == format_us(time.top_kernels[0].time_us)
-    assert found.figures["step_time"].startswith("1.0 ms")
+    assert found.figures["step_time"].startswith("1.00 ms")
     assert "without 2 of 2 collectives" in found.figures["step_time"]
 
 
@@ -75,9 +75,9 @@ def test_every_part_says_whether_it_is_measured_or_estimated(
 
 def test_the_layers_at_the_peak_have_their_times_beside_their_bytes(run: Path) -> None:
     table = read(run).tables["layer-table"]
-    assert table[0][1:4] == ["forward, estimated", "recompute, estimated", "backward, estimated"]
+    assert table[0][-3:] == ["forward, estimated", "recompute, estimated", "backward, estimated"]
     mlps = next(row for row in table if row[0].startswith("layers.0-2.mlp"))
-    assert mlps[1:4] == ["195 µs"] * 3
+    assert mlps[-3:] == ["195 µs"] * 3
 
 
 def test_a_run_without_times_has_no_section(tmp_path: Path) -> None:

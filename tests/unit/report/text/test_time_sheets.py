@@ -68,7 +68,11 @@ def test_markdown_says_where_every_table_is_from(tmp_path: Path, make: object) -
 
 
 def test_a_time_of_which_a_part_is_not_known_says_so() -> None:
-    assert [unknown_time(0, 2), unknown_time(1500, 2), unknown_time(0, 0)] == ["not known", "1.5 ms + 2 not known", "-"]
+    assert [unknown_time(0, 2), unknown_time(1500, 2), unknown_time(0, 0)] == [
+        "not known",
+        "1.50 ms + 2 not known",
+        "-",
+    ]
 
 
 def test_the_bound_of_a_row_is_that_of_most_of_its_time() -> None:
