@@ -13,12 +13,13 @@ from fakedist.run.launch_records import LAUNCH_KINDS
 from fakedist.run.notes import Note
 from fakedist.run.step_time import Calibration, KernelSource
 from fakedist.time.shapes import shape_texts
-from fakedist.time.timeline import Array, HostTimes, Timeline
+from fakedist.time.timeline import Array, HostTimes, Placed, Timeline
 
 _COLLECTIVE = LAUNCH_KINDS.index("collective")
-#: Columns that a kernel takes over from its launch, and from its work.
+#: Columns that a kernel takes over from its launch, its work, and the price of that.
 _OF_LAUNCH = ("stream", "grid", "block", "op", "step", "phase", "recompute", "layer", "call")
 _OF_WORK = ("name", "family", "operation", "flops", "moved_bytes")
+_OF_PRICE = ("low_us", "high_us", "bound", "shape")
 
 
 class Prices(Protocol):
@@ -76,21 +77,14 @@ def price_step(launches: pd.DataFrame, work: pd.DataFrame, prices: Prices) -> Pr
         RunDirectoryError: The tables are damaged.
     """
     timeline = Timeline(launches)
-    is_call = timeline.what == _COLLECTIVE
     of_work = launches["work"].to_numpy("i8")
-    with_work = of_work[timeline.has_work]
-    counts = np.bincount(with_work, minlength=len(work))
-    priced = prices.price(work, counts)
-    time_us = np.where(is_call | ~timeline.has_work, np.nan, priced["time_us"].to_numpy("f8")[of_work])
+    counts = np.bincount(of_work[timeline.has_work], minlength=len(work))
+    priced = prices.price(work, counts).assign(shape=shape_texts(work))
+    is_priced = timeline.has_work & (timeline.what != _COLLECTIVE)
+    time_us = np.where(is_priced, priced["time_us"].to_numpy("f8")[of_work], np.nan)
     durations = np.nan_to_num(time_us)
     placed = timeline.place(durations, prices.host)
-    kernels = pd.DataFrame(
-        {name: launches[name].to_numpy()[timeline.has_work] for name in _OF_LAUNCH}
-        | {name: work[name].to_numpy()[with_work] for name in _OF_WORK}
-        | {name: priced[name].to_numpy()[with_work] for name in ("low_us", "high_us", "bound")}
-        | {"shape": np.array(shape_texts(work), object)[with_work]}
-        | {"start_us": placed.start_us, "launch_us": placed.launch_us, "duration_us": time_us[timeline.has_work]}
-    )
+    kernels = _kernels(launches, work, priced, placed, time_us)
     low_us, high_us = _interval(timeline, durations, prices, priced, counts)
     source = KernelSource(
         source="estimated",
@@ -103,8 +97,32 @@ def price_step(launches: pd.DataFrame, work: pd.DataFrame, prices: Prices) -> Pr
         calibrated_on=prices.calibrated_on,
         notes=[*prices.notes(), *_notes(work, priced, counts)],
     )
-    kernels = kernels.sort_values(["start_us", "stream"], kind="stable").reset_index(drop=True)
     return PricedStep(kernels, source)
+
+
+def _kernels(
+    launches: pd.DataFrame, work: pd.DataFrame, priced: pd.DataFrame, placed: Placed, time_us: Array
+) -> pd.DataFrame:
+    """The table ``kernels``, in order of start. Texts are categorical: a million of them take no time so."""
+    of_work = launches["work"].to_numpy("i8")
+    rows = np.flatnonzero(of_work >= 0)
+    order = np.lexsort((launches["stream"].to_numpy()[rows], placed.start_us))
+    rows = rows[order]
+    found: dict[str, object] = {
+        "start_us": placed.start_us[order],
+        "launch_us": placed.launch_us[order],
+        "duration_us": time_us[rows],
+    }
+    for names, table, places in (
+        (_OF_LAUNCH, launches, rows),
+        (_OF_WORK, work, of_work[rows]),
+        (_OF_PRICE, priced, of_work[rows]),
+    ):
+        for name in names:
+            column = table[name]
+            is_text = not pd.api.types.is_numeric_dtype(column.dtype)
+            found[name] = pd.Categorical(column).take(places) if is_text else column.to_numpy()[places]
+    return pd.DataFrame(found)
 
 
 def _interval(

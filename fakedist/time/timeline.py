@@ -98,9 +98,9 @@ class Timeline:
         self.has_work: Array = work >= 0
         self._num_operations = launches["num_operations"].to_numpy("f8")
         self._graph = launches["graph"].to_numpy("i8")
-        where = pd.MultiIndex.from_arrays([launches["device"], launches["stream"]])
-        self._streams, streams = pd.factorize(where)
-        self._num_streams = len(streams)
+        device, stream = (pd.factorize(launches[name].to_numpy())[0] for name in ("device", "stream"))
+        self._streams = device * (int(stream.max(initial=0)) + 1) + stream
+        self._num_streams = int(self._streams.max(initial=-1)) + 1
         self._events = launches["event"].to_numpy("u8").tolist()
 
     def place(self, duration_us: Array, host: HostTimes) -> Placed:
