@@ -17,11 +17,13 @@ from fakedist.analysis.layer_table import layer_table
 from fakedist.analysis.recording import Recording, no_collector, read_recording
 from fakedist.analysis.snapshot_writing import build_snapshot
 from fakedist.analysis.summing_up import summarize
+from fakedist.analysis.times.estimated import estimate_times, prices_of
 from fakedist.analysis.times.kernel_kinds import kernel_table
 from fakedist.analysis.times.launch_tables import launch_table, work_table
 from fakedist.analysis.times.totals import find_times
 from fakedist.analysis.times.trace import write_trace
 from fakedist.errors import FakedistError
+from fakedist.gpu_models.spec import GpuSpec
 from fakedist.job import Job
 from fakedist.run import notes, time_notes
 from fakedist.run.manifest import load_manifest, write_manifest
@@ -32,9 +34,7 @@ from fakedist.run.rows import FrameRow, InventedRow
 from fakedist.run.step_time import KernelSource, Peaks
 from fakedist.run.summary import Summary
 from fakedist.run.tables import check_tables, new_tables, write_table
-from fakedist.time.own import own_prices
-from fakedist.time.roofline import RooflineTimes
-from fakedist.time.step import Prices, price_step
+from fakedist.time.step import Prices
 
 
 def build_tables(run_directory: Path, *, may_be_empty: bool = True) -> None:
@@ -58,11 +58,12 @@ def build_tables(run_directory: Path, *, may_be_empty: bool = True) -> None:
     tables = make_tables(recording, blocks, places)
     source = recording.kernel_source
     if source is None and len(tables["launches"]) and gpu.model is not None:
-        prices, told = _prices(RooflineTimes(gpu.model), manifest.job)
-        priced = price_step(tables["launches"], tables["work"], prices)
-        tables["kernels"], source = priced.kernels, priced.source
+        prices, told = _prices(gpu.model, manifest.job)
+        estimated = estimate_times(tables, gpu.model, prices)
+        tables["kernels"], times, source = estimated.kernels, estimated.times, estimated.source
         recording.notes += told
-    times = find_times(tables["kernels"], tables["layers"], source, _peaks(recording.gpu, source))
+    else:
+        times = find_times(tables["kernels"], tables["layers"], source, _peaks(recording.gpu, source))
     tables |= {"layer_times": times.layers, "kernel_names": times.names}
     with new_tables(run_directory) as directory:
         for name, table in tables.items():
@@ -78,6 +79,7 @@ def build_tables(run_directory: Path, *, may_be_empty: bool = True) -> None:
         manifest,
         provenance={**manifest.provenance, **timed},
         exit=summary.exit,
+        gpu_model=gpu.model,
         versions={"python": gpu.python, "torch": gpu.torch, "cuda": gpu.cuda},
         dropped=dropped,
         notes=told,
@@ -86,14 +88,14 @@ def build_tables(run_directory: Path, *, may_be_empty: bool = True) -> None:
     write_manifest(run_directory, finished)
 
 
-def _prices(prices: Prices, job: Job | None) -> tuple[Prices, list[Note]]:
+def _prices(gpu: GpuSpec, job: Job | None) -> tuple[Prices, list[Note]]:
     """The prices of kernels, with the job's own times before them. If their file has gone, a note tells it."""
     if job is None or not job.times:
-        return prices, []
+        return prices_of(gpu), []
     try:
-        return own_prices(prices, Path(job.times)), []
+        return prices_of(gpu, job.times), []
     except FakedistError as error:
-        return prices, [time_notes.own_times_not_used(error.message)]
+        return prices_of(gpu), [time_notes.own_times_not_used(error.message)]
 
 
 def make_tables(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> dict[str, pd.DataFrame]:

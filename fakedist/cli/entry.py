@@ -19,6 +19,7 @@ from fakedist.cli.nsys import nsys
 from fakedist.cli.profile import profile
 from fakedist.cli.report import report
 from fakedist.cli.say import last_line, print_error
+from fakedist.cli.time import time
 from fakedist.cli.topology import topology
 from fakedist.cli.view import view
 from fakedist.errors import ExitCode, FakedistError
@@ -31,7 +32,7 @@ def cli() -> None:
     """Run one rank of a thousand-GPU PyTorch job, unmodified, on one GPU or none, and see where its memory goes."""
 
 
-for _command in (profile, report, view, compare, topology, check, nsys, calibrate, doctor):
+for _command in (profile, report, view, compare, time, topology, check, nsys, calibrate, doctor):
     cli.add_command(_command)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
+from fakedist.results.repricing import gpu_of, price_again
 from fakedist.results.run_memory import RunMemory
 from fakedist.results.run_tables import RunTables
 from fakedist.results.run_time import RunTime
@@ -102,6 +103,25 @@ class Run:
     def collectives(self) -> pd.DataFrame:
         """This rank's collective calls: group, group_size, operation, num_calls, bytes_in, bytes_out."""
         return pd.DataFrame(to_plain(self.summary.collectives))
+
+    def priced_for(self, gpu: str | None = None, *, power_watts: float | None = None, times: str | None = None) -> Run:
+        """The same run with the times of another GPU: its launches are priced again, and nothing runs.
+
+        The memory stays that of the run.
+
+        Args:
+            gpu: A known GPU model, such as "b200", or a GPU file; None for the run's own.
+            power_watts: A power limit that replaces the model's own.
+            times: A file that ``fakedist calibrate`` wrote on that GPU; None for the run's own, if it is for this GPU.
+
+        Raises:
+            SetupError: The file of own times cannot be read, or is of another GPU.
+            JobError: fakedist has no such GPU model, or the file is not valid.
+            RunDirectoryError: The run has no launches: it was measured, imported or made with --no-kernels.
+        """
+        model = gpu_of(self.manifest, gpu, power_watts)
+        summary, tables = price_again(self.manifest, self.summary, self._tables, model, times)
+        return Run(self.path, self.manifest, summary, tables, device=self.device)
 
     def has(self, name: str) -> bool:
         """Whether the run has a table."""

@@ -10,7 +10,7 @@ import pandas as pd
 
 from fakedist.errors import RunDirectoryError
 from fakedist.run.schema import TABLES
-from fakedist.run.tables import count_rows, read_table
+from fakedist.run.tables import count_rows, has_table, read_table
 
 
 class RunTables(Protocol):
@@ -40,8 +40,8 @@ class StoredTables:
         self._directory = directory
 
     def has(self, name: str) -> bool:
-        """Whether a run directory has such a table. A directory that lacks one of them is damaged."""
-        return name in TABLES
+        """Whether a run directory has such a table. One that lacks it is damaged, or was made before it existed."""
+        return name in TABLES and has_table(self._directory, name)
 
     def num_rows(self, name: str) -> int:
         """Number of rows of a table, without reading them.
@@ -100,3 +100,31 @@ class MadeTables:
         for column in frame.select_dtypes(["object", "string"]).columns:
             frame[column] = frame[column].astype("category")
         return frame
+
+
+class ReplacedTables:
+    """The tables of a run, some of them replaced.
+
+    Args:
+        tables: The run's tables.
+        replaced: The other tables by name.
+    """
+
+    def __init__(self, tables: RunTables, replaced: Mapping[str, pd.DataFrame]) -> None:
+        self._tables = tables
+        self._replaced = MadeTables(replaced)
+
+    def has(self, name: str) -> bool:
+        """Whether the run has this table."""
+        return self._tables.has(name)
+
+    def num_rows(self, name: str) -> int:
+        """Number of rows of a table."""
+        return self._of(name).num_rows(name)
+
+    def table(self, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """One table, or some of its columns, whose strings are then categoricals."""
+        return self._of(name).table(name, columns)
+
+    def _of(self, name: str) -> RunTables:
+        return self._replaced if self._replaced.has(name) else self._tables

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fakedist._version import __version__
 from fakedist.errors import JobError, RunDirectoryError
+from fakedist.gpu_models.spec import GpuSpec
 from fakedist.job import Job
 from fakedist.run.directory import DAMAGED, MANIFEST_NAME
 from fakedist.run.notes import Note
@@ -54,6 +55,8 @@ class Manifest:
         created: When, ISO 8601 with time zone.
         imported: The report that `fakedist nsys` read; None for a run of fakedist's own.
         job: The job as it was asked for: world size, rank, script, arguments, device and the rest; None if imported.
+        gpu_model: The GPU model that the virtual GPU stood for, with its power limit; None on a real GPU, and while the
+            rank runs.
         exit: How the rank ended.
         versions: Of `python`, `torch` and `cuda` where the rank ran; empty while it runs.
         provenance: Which figures are measured, simulated or estimated.
@@ -70,6 +73,7 @@ class Manifest:
     created: str
     imported: Imported | None = None
     job: Job | None
+    gpu_model: GpuSpec | None = None
     exit: Ending
     versions: dict[str, str]
     provenance: dict[str, str]

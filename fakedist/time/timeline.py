@@ -91,9 +91,11 @@ class Timeline:
     """
 
     def __init__(self, launches: pd.DataFrame) -> None:
-        self.what: Array = pd.Categorical(launches["what"], categories=list(LAUNCH_KINDS)).codes
-        if len(self.what) and self.what.min() < 0:
-            raise RunDirectoryError("the table launches has a row of an unknown kind", DAMAGED)
+        what = pd.Categorical(launches["what"])
+        if unknown := set(what.categories) - set(LAUNCH_KINDS):
+            raise RunDirectoryError(f"the table launches has a row of the unknown kind {min(unknown)!r}", DAMAGED)
+        kinds = np.array([*map(LAUNCH_KINDS.index, what.categories)], "i8")
+        self.what: Array = kinds[what.codes] if len(what) else kinds[:0]
         work = launches["work"].to_numpy("i8")
         self.has_work: Array = work >= 0
         self._num_operations = launches["num_operations"].to_numpy("f8")

@@ -26,6 +26,7 @@ ATTENTION = 2 * 2 * job.BATCH * job.WIDTH * job.TOKENS * (job.TOKENS + 1) / 2
 class Timed:
     """A run with its kernels."""
 
+    directory: Path
     summary: dict[str, Any]
     kernels: pd.DataFrame
     events: pd.DataFrame
@@ -41,7 +42,7 @@ def run_job(directory: Path, run_fakedist: RunFakedist, *options: str) -> Timed:
               ("kernels", "layers", "events", "calls")}  # fmt: skip
     kernels = tables["kernels"]
     kernels["layer_name"] = tables["layers"]["name"].to_numpy()[kernels["layer"]]
-    return Timed(summary, kernels, tables["events"], tables["calls"])
+    return Timed(directory, summary, kernels, tables["events"], tables["calls"])
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +149,22 @@ def test_memory_is_the_same_with_and_without(run: Timed, tmp_path: Path, run_fak
     assert len(without.kernels) == 0
     columns = ["action", "address", "size_bytes", "op", "allocated_bytes", "reserved_bytes"]
     pd.testing.assert_frame_equal(run.events[columns], without.events[columns])
+
+
+def test_fakedist_time_prices_the_same_run_again_to_the_digit(run: Timed, run_fakedist: RunFakedist) -> None:
+    again = run_fakedist("time", run.directory, "--json").json()
+    assert {name: again[name] for name in ("kernels", "time")} == {
+        name: run.summary[name] for name in ("kernels", "time")
+    }
+
+
+def test_fakedist_time_for_another_gpu_leaves_the_run_as_it_was(run: Timed, run_fakedist: RunFakedist) -> None:
+    other = run_fakedist("time", run.directory, "--gpu", "b200", "--json").json()
+    assert other["kernels"]["gpu"] == "NVIDIA B200"
+    assert other["time"]["kernel_us"] < 0.7 * run.summary["time"]["kernel_us"]
+    assert run_fakedist("report", run.directory, "--json").json() == run.summary
+    text = run_fakedist("time", run.directory, "--gpu", "b200").stdout
+    assert "its memory and its choice of kernels stay those of the run" in text
 
 
 def test_a_script_that_ends_before_the_timed_step_is_told(tmp_path: Path, run_fakedist: RunFakedist) -> None:

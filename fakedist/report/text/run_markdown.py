@@ -37,8 +37,7 @@ def run_markdown(run: Run, *, all_layers: bool = False) -> str:
     if summary.estimated_outside:
         pieces.append("\n".join(_outside(summary.estimated_outside)))
     if summary.timed:
-        pieces.append("\n".join(_time(*summary.timed)))
-        pieces += ["\n".join(_sheet(sheet)) for sheet in time_sheets(run, all_layers=all_layers)]
+        pieces += time_markdown(run, *summary.timed, all_layers=all_layers)
     if summary.advice:
         pieces.append("\n".join(["**What would help**, estimated, each on its own", "", *map(_advice, summary.advice)]))
     if notes := note_texts(summary.notes, run.manifest.cwd):
@@ -68,6 +67,19 @@ def _verdict(run: Run, summary: Summary) -> list[str]:
     if advice := top_advice(summary, run.manifest.cwd):
         lines += ["", f"{escaped(advice)}."]
     return lines
+
+
+def time_markdown(run: Run, time: StepTime, source: KernelSource, *, all_layers: bool) -> list[str]:
+    """The step's time, and its tables, each collapsed under its title.
+
+    Args:
+        run: The run.
+        time: Where the step's time goes.
+        source: Where its kernels come from.
+        all_layers: Whether repeated layers stay apart and small ones are shown.
+    """
+    sheets = time_sheets(run, all_layers=all_layers)
+    return ["\n".join(_time(time, source)), *("\n".join(_sheet(sheet)) for sheet in sheets)]
 
 
 def _time(time: StepTime, source: KernelSource) -> list[str]:

@@ -17,7 +17,6 @@ from fakedist.report.text.time_sheets import time_sheets
 from fakedist.report.text.time_wording import source_word, time_figures
 from fakedist.report.text.wording import advice_text, note_texts, peak_place, top_advice, verdict
 from fakedist.results.opening import open_run
-from fakedist.results.run import Run
 from fakedist.run.step_time import KernelSource, StepTime
 from fakedist.run.summary import Advice, Outside, Summary
 from fakedist.units import format_bytes
@@ -36,29 +35,31 @@ def render(run_directory: Path, *, all_layers: bool, console: Console) -> None:
     """
     run = open_run(run_directory)
     summary = run.summary
-    _facts(console, run)
+    print_facts(console, run_facts(run))
     if run.memory is not None:
         _peak(console, summary, run.manifest.cwd)
-    _sheets(console, run_sheets(run, all_layers=all_layers))
+    print_sheets(console, run_sheets(run, all_layers=all_layers))
     if summary.estimated_outside:
         _outside(console, summary.estimated_outside)
     if summary.timed:
-        _time(console, *summary.timed)
-        _sheets(console, time_sheets(run, all_layers=all_layers))
+        print_time(console, *summary.timed)
+        print_sheets(console, time_sheets(run, all_layers=all_layers))
     if summary.advice:
         _advice(console, summary.advice)
     _notes(console, note_texts(summary.notes, run.manifest.cwd))
 
 
-def _sheets(console: Console, sheets: Sequence[Sheet]) -> None:
+def print_sheets(console: Console, sheets: Sequence[Sheet]) -> None:
+    """Print tables with their remarks."""
     for sheet in sheets:
         print_table(console, sheet.title, sheet.columns)
         for remark in sheet.remarks:
             print_remark(console, remark)
 
 
-def _facts(console: Console, run: Run) -> None:
-    for name, value in run_facts(run):
+def print_facts(console: Console, facts: Sequence[tuple[str, str]]) -> None:
+    """Print names and texts, one a line."""
+    for name, value in facts:
         console.print(
             Text(f"{name:<8}", style="dim") + Text(value, style="not dim"),
             soft_wrap=True,
@@ -88,10 +89,10 @@ def _outside(console: Console, outside: Outside) -> None:
     print_heading(console, OUTSIDE_TITLE)
     print_figures(console, outside_figures(outside))
     if sheet := communicator_sheet(outside):
-        _sheets(console, [sheet])
+        print_sheets(console, [sheet])
 
 
-def _time(console: Console, time: StepTime, source: KernelSource) -> None:
+def print_time(console: Console, time: StepTime, source: KernelSource) -> None:
     """The step's time and how it is spent."""
     print_heading(console, f"Time of step {source.step}, {source_word(source)}")
     print_figures(console, time_figures(time), is_right=True)

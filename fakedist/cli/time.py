@@ -1,0 +1,70 @@
+"""``fakedist time``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fakedist.cli.output import CSV, JSON, MARKDOWN, TEXT, chosen_output, file_option, format_options
+from fakedist.job.kinds import RefusedError, watts
+
+#: What ``--format csv`` shows unless ``--table`` names another table.
+_DEFAULT_TABLE = "layer_times"
+
+
+def _power(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    kind = watts()
+    try:
+        return None if value is None else float(str(kind.read(kind.of_texts([value]))))
+    except RefusedError as error:
+        raise click.UsageError(f"--gpu-power {error}", ctx) from None
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--gpu", metavar="MODEL", help="GPU model, or a GPU file: my_gpu.toml.  [default: the run's]")
+@click.option(
+    "--gpu-power", metavar="WATTS", callback=_power, help="Power limit of the GPU in watts.  [default: the model's]"
+)
+@click.option(
+    "--times", metavar="FILE", help="Times of your own GPU: what fakedist calibrate wrote.  [default: the run's]"
+)
+@file_option
+@format_options(TEXT, JSON, MARKDOWN, CSV)
+@click.option("--table", metavar="NAME", help=f"The table for --format csv.  [default: {_DEFAULT_TABLE}]")
+@click.option("--all-layers", is_flag=True, help="Do not fold repeated layers.")
+def time(
+    run: Path,
+    *,
+    gpu: str | None,
+    gpu_power: float | None,
+    times: str | None,
+    file: Path | None,
+    form: str | None,
+    as_json: bool,
+    table: str | None,
+    all_layers: bool,
+) -> int:
+    """Estimate the timed step of a run on another GPU, without running the script.
+
+    RUN is a run directory that was made on the virtual GPU. Its launches are priced again; its memory stays as it is,
+    and so do the kernels that PyTorch chose for the run's own GPU.
+    """
+    output = chosen_output(form, as_json, file)
+    if table is not None and output.format != CSV:
+        raise click.UsageError("--table is for --format csv")
+    from fakedist.report.text import priced_time
+    from fakedist.report.text.csv_table import table_csv
+    from fakedist.results.opening import open_run
+
+    priced = open_run(run).priced_for(gpu, power_watts=gpu_power, times=times)
+    if output.format == JSON:
+        output.write_object(priced_time.priced_object(priced))
+    elif output.format == MARKDOWN:
+        output.write(priced_time.priced_markdown(priced, all_layers=all_layers))
+    elif output.format == CSV:
+        output.write(table_csv(priced, table or _DEFAULT_TABLE, all_layers=all_layers))
+    else:
+        output.render(lambda console: priced_time.render_priced(priced, console, all_layers=all_layers))
+    return 0

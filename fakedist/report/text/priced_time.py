@@ -1,0 +1,60 @@
+"""The step's time of a run that was priced for a GPU, as text, Markdown and an object."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from fakedist.errors import RunDirectoryError
+from fakedist.report.text.facts import run_title
+from fakedist.report.text.markdown import escaped
+from fakedist.report.text.run_markdown import time_markdown
+from fakedist.report.text.terminal import print_facts, print_sheets, print_time
+from fakedist.report.text.time_sheets import time_sheets
+from fakedist.results.run import Run
+from fakedist.run.plain import to_plain
+from fakedist.run.step_time import KernelSource, StepTime
+
+
+def render_priced(run: Run, console: Console, *, all_layers: bool) -> None:
+    """Print the step's time and its tables.
+
+    Args:
+        run: The run, priced for a GPU.
+        console: Where to print.
+        all_layers: Whether repeated layers stay apart and small ones are shown.
+
+    Raises:
+        RunDirectoryError: A table is missing or damaged.
+    """
+    time, source = _timed(run)
+    print_facts(console, _facts(run, source))
+    print_time(console, time, source)
+    print_sheets(console, time_sheets(run, all_layers=all_layers))
+
+
+def priced_markdown(run: Run, *, all_layers: bool) -> str:
+    """The same as Markdown."""
+    time, source = _timed(run)
+    facts = [f"- {name}: {escaped(value)}" for name, value in _facts(run, source)]
+    pieces = ["\n".join(["### fakedist: " + escaped(run_title(run)[:300]), "", *facts])]
+    return "\n\n".join([*pieces, *time_markdown(run, time, source, all_layers=all_layers)]) + "\n"
+
+
+def priced_object(run: Run) -> dict[str, object]:
+    """What ``--json`` prints: ``kernels`` and ``time`` as in the summary, and ``run_directory``."""
+    time, source = _timed(run)
+    return {"run_directory": str(run.path), "kernels": to_plain(source), "time": to_plain(time)}
+
+
+def _facts(run: Run, source: KernelSource) -> list[tuple[str, str]]:
+    made_for = run.summary.gpu
+    priced = f"priced for {source.gpu}"
+    if made_for != source.gpu:
+        priced += f", run for {made_for}; its memory and its choice of kernels stay those of the run"
+    return [("job", run_title(run)), ("GPU", priced), ("run", str(run.path))]
+
+
+def _timed(run: Run) -> tuple[StepTime, KernelSource]:
+    if run.summary.timed is None:
+        raise RunDirectoryError(f"{run.path} has no times", "fakedist profile -o RUN ... makes a run with times")
+    return run.summary.timed

@@ -1,0 +1,84 @@
+"""A run's step on another GPU: its launches priced again. Nothing runs, and the memory stays that of the run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fakedist.analysis.times.estimated import estimate_times, prices_of
+from fakedist.errors import RunDirectoryError
+from fakedist.gpu_models.known import find_gpu
+from fakedist.gpu_models.spec import GpuSpec
+from fakedist.results.run_tables import ReplacedTables, RunTables
+from fakedist.run.manifest import Manifest
+from fakedist.run.schema import TABLES
+from fakedist.run.summary import Summary
+
+#: What to type for a run whose launches can be priced.
+_HINT = "fakedist profile --device virtual -o RUN ... makes a run whose step any GPU can be priced for"
+
+
+def gpu_of(manifest: Manifest, name: str | None, power_watts: float | None) -> GpuSpec:
+    """The GPU model to price for.
+
+    Args:
+        manifest: The run's run.json.
+        name: A known model or a GPU file; None for the run's own.
+        power_watts: A power limit that replaces the model's own.
+
+    Raises:
+        JobError: fakedist has no such model, or the file is not valid.
+        RunDirectoryError: The run's own GPU model is not known.
+    """
+    if name is not None:
+        return find_gpu(name, power_watts)
+    if manifest.gpu_model is None:
+        raise RunDirectoryError("the run's own GPU model is not known", "name a GPU: --gpu h100-80g")
+    return manifest.gpu_model if power_watts is None else replace(manifest.gpu_model, watts=power_watts)
+
+
+def times_of(manifest: Manifest, gpu: GpuSpec, times: str | None) -> str | None:
+    """The file of own times to price by: the one that is given, else the run's own if this is its GPU."""
+    job, own = manifest.job, manifest.gpu_model
+    if times is not None or job is None or own is None or own.product != gpu.product:
+        return times
+    return job.times
+
+
+def price_again(
+    manifest: Manifest, summary: Summary, tables: RunTables, gpu: GpuSpec, times: str | None
+) -> tuple[Summary, RunTables]:
+    """The summary and the tables of a run with the times of a GPU.
+
+    Args:
+        manifest: The run's run.json.
+        summary: Its figures.
+        tables: Its tables.
+        gpu: The GPU model.
+        times: A file of times of the user's own GPU; None for the run's own, if it is for this GPU.
+
+    Raises:
+        SetupError: The file of own times cannot be read, or is of another GPU.
+        RunDirectoryError: The run has no launches to price, or is damaged.
+    """
+    if why := _why_not(manifest, tables):
+        raise RunDirectoryError(f"the run has no launches to price: {why}", _HINT)
+    launches = tables.table("launches", [column.name for column in TABLES["launches"].columns])
+    if not len(launches):
+        raise RunDirectoryError("the run has no launches to price: no step was timed", _HINT)
+    known = {"launches": launches, "work": tables.table("work"), "layers": tables.table("layers")}
+    found = estimate_times(known, gpu, prices_of(gpu, times_of(manifest, gpu, times)))
+    made = {"kernels": found.kernels, "layer_times": found.times.layers, "kernel_names": found.times.names}
+    return replace(summary, kernels=found.source, time=found.times.summary), ReplacedTables(tables, made)
+
+
+def _why_not(manifest: Manifest, tables: RunTables) -> str:
+    """Why a run has no launches; empty if it has them."""
+    if manifest.imported is not None:
+        return f"it was imported from {manifest.imported.tool}, which measured its kernels"
+    if manifest.job is None:
+        return "it is a memory snapshot"
+    if manifest.job.device == "cuda":
+        return "its kernels were measured on a GPU"
+    if not manifest.job.kernels:
+        return "it was made with --no-kernels"
+    return "" if tables.has("launches") else "an older fakedist made it, which kept none"

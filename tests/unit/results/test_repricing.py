@@ -1,0 +1,126 @@
+"""A run's step on another GPU: the times change, the memory does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from fakedist.analysis.building import build_tables
+from fakedist.errors import JobError, RunDirectoryError
+from fakedist.gpu_models.known import find_gpu
+from fakedist.results.opening import open_run
+from fakedist.results.run import Run
+from fakedist.run.manifest import load_manifest, write_manifest
+from tests.unit.analysis.recorded import GPU
+from tests.unit.analysis.recorded import new_run as new_run_directory
+from tests.unit.report.handmade import recorded
+from tests.unit.time.launches_by_hand import ALL_REDUCE, COPY, PRODUCT, UNKNOWN, launch, record
+
+H100 = find_gpu("h100-80g")
+STEP = [
+    launch(PRODUCT, layer=4),
+    launch(what="stream_records", event=1),
+    launch(what="stream_waits", event=1, stream=7),
+    launch(ALL_REDUCE, stream=7, call=0),
+    launch(COPY, layer=4, phase="backward"),
+    launch(UNKNOWN),
+]
+
+
+def priced_run(directory: Path, *launches: dict[str, Any], **job: Any) -> Run:
+    """The run with one of everything, on a virtual H100, whose second step launched this."""
+    made = recorded()
+    made.gpu = replace(GPU, model=H100)
+    if launches:
+        made.others.append(record(launches))
+    made.ended()
+    run = made.write(new_run_directory(directory, **job))
+    build_tables(run)
+    return open_run(run)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return priced_run(tmp_path_factory.mktemp("priced") / "run", *STEP)
+
+
+def test_the_times_of_a_run_are_estimated_from_its_launches(run: Run) -> None:
+    kernels = run.table("kernels").set_index("name")
+    assert list(kernels.index) == ["nvjet", "elementwise", "all_reduce", "mystery"]
+    assert kernels["shape"].tolist() == ["4096 x 4096 x 4096 TN", "", "", ""]
+    assert kernels["duration_us"].isna().tolist() == [False, False, True, True]
+    assert kernels["start_us"]["all_reduce"] == kernels["duration_us"]["nvjet"] + kernels["start_us"]["nvjet"]
+    assert run.summary.timed is not None
+    time, source = run.summary.timed
+    assert (source.source, source.step, source.gpu) == ("estimated", 2, H100.product)
+    assert (time.num_kernels, time.num_unknown_kernels, time.num_calls) == (3, 1, 1)
+
+
+def test_its_own_gpu_prices_it_as_its_report_did_to_the_digit(run: Run) -> None:
+    again = run.priced_for()
+    assert again.summary == run.summary
+    for name in ("kernels", "layer_times", "kernel_names"):
+        stored, made = run.table(name), again.table(name)
+        pd.testing.assert_frame_equal(
+            made[stored.columns].reset_index(drop=True),
+            stored,
+            check_exact=True,
+            check_dtype=False,
+            check_categorical=False,
+        )
+
+
+def test_another_gpu_changes_the_times_and_nothing_else(run: Run) -> None:
+    other = run.priced_for("b200")
+    assert run.summary.time is not None
+    assert other.summary.time is not None
+    assert other.summary.kernels is not None
+    assert other.summary.kernels.gpu == "NVIDIA B200"
+    assert other.summary.time.step_us < 0.6 * run.summary.time.step_us
+    assert other.summary.time.flops == run.summary.time.flops
+    assert replace(other.summary, kernels=None, time=None) == replace(run.summary, kernels=None, time=None)
+    assert other.time is not None
+    assert other.time.names()["time_us"].sum() == pytest.approx(other.summary.time.kernel_us)
+    pd.testing.assert_frame_equal(other.table("blocks"), run.table("blocks"))
+
+
+def test_the_run_keeps_the_whole_gpu_model_and_its_power_limit_can_be_changed(run: Run) -> None:
+    assert run.manifest.gpu_model == H100
+    slower = replace(H100, memory_bandwidth=H100.memory_bandwidth / 2, name="mine", product="mine")
+    write_manifest(run.path, replace(load_manifest(run.path), gpu_model=slower))
+    try:
+        mine = open_run(run.path).priced_for(power_watts=500.0)
+    finally:
+        write_manifest(run.path, run.manifest)
+    durations = [each.table("kernels").set_index("name")["duration_us"]["elementwise"] for each in (run, mine)]
+    assert durations[1] > 1.9 * durations[0]
+
+
+def test_an_unknown_gpu_lists_the_known_ones(run: Run) -> None:
+    with pytest.raises(JobError, match="does not know the GPU 'b20'") as raised:
+        run.priced_for("b20")
+    assert "h200, b200, gb200" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("job", "why"),
+    [
+        ({}, "no step was timed"),
+        ({"kernels": False}, "made with --no-kernels"),
+        ({"device": "cuda"}, "its kernels were measured"),
+    ],
+)
+def test_a_run_without_launches_says_why_it_has_none(tmp_path: Path, job: dict[str, Any], why: str) -> None:
+    with pytest.raises(RunDirectoryError, match=f"has no launches to price: .*{why}"):
+        priced_run(tmp_path / "run", **job).priced_for("b200")
+
+
+def test_a_run_of_an_older_version_says_so(tmp_path: Path) -> None:
+    run = priced_run(tmp_path / "run", *STEP)
+    (run.path / "tables" / "launches.parquet").unlink()
+    with pytest.raises(RunDirectoryError, match="an older fakedist made it"):
+        open_run(run.path).priced_for("b200")
