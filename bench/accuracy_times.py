@@ -1,35 +1,41 @@
 """How close estimated kernel times are to measured ones that were left out: ``make accuracy-times``.
 
-Every table is estimated with part of it left out, and the estimate compared with what was left out. Writes
-``fakedist/time/data/accuracy.json`` and the tables of docs/accuracy.md between its two marks.
+Every table is estimated with part of it left out, by the code that prices runs, and the estimate compared with what was
+left out. Writes ``fakedist/time/data/accuracy.json`` and the tables of docs/accuracy.md between its two marks.
 
 - Products: whole values of n and k are left out, all at once; then wide values, one at a time. Only shapes with every
   side of at least 256 count.
-- Attention: whole numbers of tokens are left out. At least 1 GFLOP counts.
+- Attention: whole numbers of tokens are left out. Of inference, at least 1 GFLOP counts.
 - Experts: whole hidden sizes are left out. At least 32 rows an expert count.
-- Memory-bound kernels: each measured kernel is left out in turn. At least 8 us count.
+- Memory-bound kernels: of quantisation, whole row widths are left out, and only sizes beyond the L2 cache count; of
+  the others, each measured kernel is left out in turn. At least 8 us count. Liger's elementwise kernels are estimated
+  from quantisation alone, as runs are.
 
-The 90 % interval of a family is the 90 % quantile of the error on one half of what was left out; ``inside`` is the
-share of the other half that lies within it.
+The 90 % interval is the 90 % quantile of the errors, by estimated time and distance from measured sizes. ``inside`` is
+the share of one half of what was left out that lies within the intervals of the other half. Norms have few rows a GPU:
+those of all GPUs make one interval.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from fakedist.time.accuracy import AccuracyRow
 from fakedist.time.attention import AttentionShapes, AttentionTimes
 from fakedist.time.experts import GroupedTimes
-from fakedist.time.gpus import MEASURED_GPUS, measured_spec, product_roof
+from fakedist.time.gpus import MEASURED_GPUS, attention_roof, measured_spec, product_roof
+from fakedist.time.intervals import half_widths_at, widths_by_bin
 from fakedist.time.measurements import DATA, ProductTable, load_measured
-from fakedist.time.moving import Moved, MovingTimes, measured_moves
-from fakedist.time.products import LEAST_LARGE, ProductTimes
+from fakedist.time.moving import ELEMENTWISE, Moved, MovingTimes, beyond_cache, measured_moves
+from fakedist.time.products import LEAST_LARGE, ProductSizes, ProductTimes
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "accuracy.md"
@@ -39,6 +45,7 @@ LEFT_OUT = (1536, 2560, 3584, 5120, 7168, 10240)
 WIDE = (12288, 16384, 51200, 65536)
 LEFT_OUT_TOKENS = (1536, 3072, 6144, 10240)
 LEFT_OUT_HIDDEN = (2048, 5120, 7168)
+LEFT_OUT_WIDTHS = (1024, 2560, 4096, 7168, 10240, 51200)
 LEAST_ATTENTION_FLOPS = 1e9
 LEAST_ROWS = 32
 LEAST_US = 8.0
@@ -47,33 +54,47 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Closeness:
-    """How close the estimates of one family are on one GPU.
+class Judged:
+    """Kernels that were left out, and their estimates.
 
     Attributes:
-        family: What was estimated.
-        gpu: The measured GPU model.
-        kernels: Kernels that were left out.
-        median: Median of the relative error's size.
-        p95: Its 95 % quantile.
-        interval: The 90 % interval, as the size of the logarithm of estimate over measurement.
-        inside: The share of other left-out kernels within the interval.
-        noise: 5 % and 95 % quantiles of one collector over the median of all, on the same shapes; None if unknown.
+        estimated_us: The estimates.
+        measured_us: The measurements.
+        octaves: Distance from the nearest measured sizes.
     """
 
-    family: str
-    gpu: str
-    kernels: int
-    median: float
-    p95: float
-    interval: float
-    inside: float
-    noise: tuple[float, float] | None = None
+    estimated_us: Floats
+    measured_us: Floats
+    octaves: Floats
+
+    @classmethod
+    def of(cls, estimated_us: Floats, measured_us: pd.Series[float] | Floats) -> Judged:
+        """Kernels without a distance."""
+        return cls(estimated_us, np.asarray(measured_us, np.float64), np.zeros(len(estimated_us)))
+
+    @property
+    def errors(self) -> Floats:
+        """Logarithms of estimate over measurement."""
+        return np.asarray(np.log(self.estimated_us / self.measured_us))
+
+    def only(self, chosen: npt.NDArray[np.bool_] | slice) -> Judged:
+        """Some of them."""
+        return Judged(self.estimated_us[chosen], self.measured_us[chosen], self.octaves[chosen])
+
+    def widths(self) -> list[list[float]]:
+        """The 90 % intervals that their errors make."""
+        return widths_by_bin(self.estimated_us, self.errors, self.octaves)
+
+
+def together(parts: Sequence[Judged]) -> Judged:
+    """All of them."""
+    return Judged(*(np.concatenate([getattr(part, name) for part in parts]) for name in Judged.__annotations__))
 
 
 def main() -> None:
     """Judge every table and write the results."""
     found = [each for name in MEASURED_GPUS for each in judged(name)]
+    found += norms()
     print(tables(found))
     (DATA / "accuracy.json").write_text(json.dumps([asdict(each) for each in found], indent=1) + "\n")
     page = PAGE.read_text()
@@ -83,80 +104,150 @@ def main() -> None:
     PAGE.write_text(f"{head}{BEGIN}\n{tables(found)}\n{END}{rest.partition(END)[2]}")
 
 
-def judged(name: str) -> list[Closeness]:
+def judged(name: str) -> list[AccuracyRow]:
     """How close the estimates of one GPU's measured kernels are."""
     measured, spec = load_measured(name), measured_spec(name)
     found = []
     for kind, table in measured.products.items():
         found += products(f"products {kind}", name, table, kind)
-    found.append(closeness("attention forward", name, attention_errors(name)))
+    found.append(closeness("attention forward", name, inference_attention(name)))
+    found += [
+        closeness(f"attention training {direction}", name, training_attention(name, direction))
+        for direction in ("forward", "backward")
+        if len(measured.training_attention)
+    ]
     if len(measured.experts):
         held = measured.experts["hidden"].isin(LEFT_OUT_HIDDEN)
         times = GroupedTimes(measured.experts[~held], product_roof(spec, "bf16"))
         rows = measured.experts[held & (measured.experts["rows"] >= LEAST_ROWS * measured.experts["experts"])]
         sizes = [rows[column].to_numpy() for column in ("rows", "experts", "hidden", "inner")]
-        found.append(closeness("experts bf16", name, _error(times.layer_us(*sizes), rows["time_us"])))
-    moves = measured_moves(measured, spec.memory_bandwidth).rows
-    for family, own in (("elementwise", moves["kind"] == "elementwise"), ("norms", moves["kind"] != "elementwise")):
-        parts = [moving_errors(str(kind), rows, spec.memory_bandwidth) for kind, rows in moves[own].groupby("kind")]
-        if parts:
-            found.append(closeness(family, name, np.concatenate(parts)))
+        found.append(closeness("experts bf16", name, Judged.of(times.layer_us(*sizes), rows["time_us"])))
+    if len(measured.quantise):
+        found.append(closeness("elementwise", name, quantisation(name)))
+    moves = measured_moves(measured, spec)
+    liger = moves.rows[moves.rows["kind"] == "elementwise.liger"]
+    if len(liger):
+        estimated = MovingTimes([moves]).time_us(ELEMENTWISE, liger["bytes"].to_numpy(), spec.memory_bandwidth)
+        found.append(closeness("elementwise, other kernels", name, Judged.of(estimated, liger["time_us"])))
     return found
 
 
-def products(family: str, name: str, table: ProductTable, kind: str) -> list[Closeness]:
-    """Products of one type: left-out sizes, and wide ones one at a time."""
+def products(family: str, name: str, table: ProductTable, kind: str) -> list[AccuracyRow]:
+    """Products of one type: left-out sizes, and wide ones one at a time. Both make the intervals."""
     roof = product_roof(measured_spec(name), kind)
     m, n, k, times = table.rows()
     large = (m >= LEAST_LARGE) & (n >= LEAST_LARGE) & (k >= LEAST_LARGE)
     noise = (float(table.noise[0]), float(table.noise[2])) if table.noise.any() else None
 
-    def errors(sizes: tuple[int, ...]) -> Floats:
+    def without(sizes: tuple[int, ...]) -> Judged:
         held = (np.isin(n, sizes) | np.isin(k, sizes)) & large
-        estimated = ProductTimes(table.without(sizes), roof).time_us(m[held], n[held], k[held])
-        return np.asarray(np.log(estimated / times[held]))
+        shapes, rest = ProductSizes.of(m[held], n[held], k[held]), ProductTimes(table.without(sizes), roof)
+        return Judged(rest.time_us(shapes), times[held], rest.octaves_away(shapes)[0])
 
-    wide = np.concatenate([errors((size,)) for size in WIDE])
-    return [closeness(family, name, errors(LEFT_OUT), noise), closeness(f"{family}, wide", name, wide, noise)]
+    usual, wide = without(LEFT_OUT), together([without((size,)) for size in WIDE])
+    every = together([usual, wide])
+    return [
+        replace(closeness(family, name, usual, noise), half_widths=every.widths()),
+        closeness(f"{family}, wide", name, wide, noise),
+    ]
 
 
-def attention_errors(name: str) -> Floats:
-    """Errors of attention forwards at numbers of tokens that were left out."""
-    rows, spec = load_measured(name).attention, measured_spec(name)
+def inference_attention(name: str) -> Judged:
+    """Attention forwards of inference at numbers of tokens that were left out."""
+    rows, roof = load_measured(name).attention, attention_roof(measured_spec(name))
     held = rows["tokens"].isin(LEFT_OUT_TOKENS)
-    times = AttentionTimes(rows[~held], pd.DataFrame(), spec.peak_flops["bf16"], spec.memory_bandwidth)
+    times = AttentionTimes(rows[~held], pd.DataFrame(), roof)
     rows = rows[held]
     columns = [rows[column].to_numpy() for column in ("batch", "heads", "kv_heads", "tokens", "width")]
-    shapes = AttentionShapes(*columns, np.ones(len(rows), bool))
-    errors = _error(times.forward_us(shapes, "inference"), rows["time_us"])
-    return errors[shapes.flops() >= LEAST_ATTENTION_FLOPS]
+    shapes = AttentionShapes.of_itself(*columns, causal=True)
+    judged = Judged.of(times.forward_us(shapes, "inference"), rows["time_us"])
+    return judged.only(shapes.flops() >= LEAST_ATTENTION_FLOPS)
 
 
-def moving_errors(kind: str, rows: pd.DataFrame, bandwidth: float) -> Floats:
-    """Errors of memory-bound kernels of one kind, each estimated from the others."""
-    errors = []
+def training_attention(name: str, direction: str) -> Judged:
+    """CuDNN's attention, forward or backward, each number of tokens left out in turn; without windows."""
+    measured, spec = load_measured(name), measured_spec(name)
+    every = measured.training_attention
+    every = every[(every["data_type"] == "bfloat16") & every["sliding_window_size"].isna()]
+    parts = []
+    for tokens in sorted(every["q_seqlen"].unique()):
+        rest = every[every["q_seqlen"] != tokens]
+        peak = spec.peak_flops["bf16"]
+        times = AttentionTimes(measured.attention, rest, attention_roof(spec), training_peak_flops=peak)
+        own = every[(every["q_seqlen"] == tokens) & (every["pass"] == {"forward": "fwd", "backward": "bwd"}[direction])]
+        own = own.sort_values("deterministic_bwd").drop_duplicates(["config_name", "attn_mask", "batch_size"])
+        shapes = _training_shapes(own)
+        estimate = times.forward_us if direction == "forward" else times.backward_us
+        parts.append(Judged.of(estimate(shapes, "cudnn"), own["time_ms"] * 1e3))
+    return together(parts)
+
+
+def _training_shapes(rows: pd.DataFrame) -> AttentionShapes:
+    names = ("batch_size", "num_q_heads", "num_kv_heads", "q_seqlen", "kv_seqlen", "head_dim_qk", "head_dim_vo")
+    columns = [rows[name].to_numpy(np.int64) for name in names]
+    causal = (rows["attn_mask"] == "top_left").to_numpy()
+    return AttentionShapes(*columns, causal=causal, window=np.zeros(len(rows), np.int64))
+
+
+def quantisation(name: str) -> Judged:
+    """Quantisation of rows of widths that were left out."""
+    measured, spec = load_measured(name), measured_spec(name)
+    held = measured.quantise["k"].isin(LEFT_OUT_WIDTHS)
+    rest = replace(measured, quantise=measured.quantise[~held])
+    rows = measured.quantise[held]
+    moved = 3.0 * (rows["m"] * rows["k"]).to_numpy()
+    estimated = MovingTimes([measured_moves(rest, spec)]).time_us(ELEMENTWISE, moved, spec.memory_bandwidth)
+    counts = beyond_cache(moved, spec.l2_bytes) & (rows["time_us"].to_numpy() >= LEAST_US)
+    return Judged.of(estimated, rows["time_us"]).only(counts)
+
+
+def norms() -> list[AccuracyRow]:
+    """Norms: each measured kernel estimated from the others of its kind. All GPUs together make the interval."""
+    parts: dict[str, Judged] = {}
+    for name in MEASURED_GPUS:
+        moves = measured_moves(load_measured(name), measured_spec(name))
+        own = moves.rows[~moves.rows["kind"].str.startswith(ELEMENTWISE)]
+        found = [_each_left_out(str(kind), rows, moves) for kind, rows in own.groupby("kind")]
+        if found:
+            parts[name] = together(found)
+    every = together(list(parts.values()))
+    pooled = closeness("norms", "", every)
+    return [
+        replace(closeness("norms", name, part), half_widths=pooled.half_widths, inside=pooled.inside)
+        for name, part in parts.items()
+    ]
+
+
+def _each_left_out(kind: str, rows: pd.DataFrame, moves: Moved) -> Judged:
+    estimated, measured = [], []
     for place in rows.index[rows["time_us"] >= LEAST_US]:
         others = rows.drop(index=place)
         if len(others) < 2:
             continue
-        moved = np.array([rows.loc[place, "bytes"]])
-        estimated = MovingTimes([Moved(others, bandwidth)]).time_us(kind, moved, bandwidth)
-        errors.append(np.log(estimated[0] / rows.loc[place, "time_us"]))
-    return np.array(errors)
+        times = MovingTimes([replace(moves, rows=others)])
+        estimated.append(times.time_us(kind, np.array([rows.loc[place, "bytes"]], np.float64), moves.bandwidth)[0])
+        measured.append(rows.loc[place, "time_us"])
+    return Judged.of(np.array(estimated), np.array(measured))
 
 
-def closeness(family: str, gpu: str, errors: Floats, noise: tuple[float, float] | None = None) -> Closeness:
-    """Summarise errors (logarithms of estimate over measurement)."""
-    size = np.abs(np.expm1(errors))
-    first, second = np.abs(errors[::2]), np.abs(errors[1::2])
-    interval = float(np.quantile(first, 0.9))
-    inside = float((second <= interval).mean()) if len(second) else float("nan")
-    return Closeness(
-        family, gpu, len(errors), float(np.median(size)), float(np.quantile(size, 0.95)), interval, inside, noise
+def closeness(family: str, gpu: str, judged: Judged, noise: tuple[float, float] | None = None) -> AccuracyRow:
+    """Summarise errors."""
+    size = np.abs(np.expm1(judged.errors))
+    first, second = judged.only(slice(0, None, 2)), judged.only(slice(1, None, 2))
+    width = half_widths_at(first.widths(), second.estimated_us, second.octaves)
+    return AccuracyRow(
+        family,
+        gpu,
+        kernels=len(size),
+        median=float(np.median(size)),
+        p95=float(np.quantile(size, 0.95)),
+        half_widths=judged.widths(),
+        inside=float((np.abs(second.errors) <= width).mean()),
+        noise=noise,
     )
 
 
-def tables(found: list[Closeness]) -> str:
+def tables(found: list[AccuracyRow]) -> str:
     """The results as Markdown."""
     lines = [
         "| GPU | kernels | left out | median error | 95th percentile | 90 % interval | held by | collectors differ |",
@@ -164,15 +255,13 @@ def tables(found: list[Closeness]) -> str:
     ]
     for each in found:
         noise = "" if each.noise is None else f"{np.expm1(each.noise[0]):+.0%} to {np.expm1(each.noise[1]):+.0%}"
+        widths = [width for row in each.half_widths for width in row]
+        interval = f"±{np.expm1(min(widths)):.0%} to ±{np.expm1(max(widths)):.0%}"
         lines.append(
             f"| {each.gpu} | {each.family} | {each.kernels:,} | {each.median:.1%} | {each.p95:.1%} "
-            f"| {np.expm1(-each.interval):+.0%} to {np.expm1(each.interval):+.0%} | {each.inside:.0%} | {noise} |"
+            f"| {interval} | {each.inside:.0%} | {noise} |"
         )
     return "\n".join(lines)
-
-
-def _error(estimated: Floats, measured: pd.Series[float]) -> Floats:
-    return np.asarray(np.log(estimated / measured.to_numpy()))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,10 @@ def profiler_saw_no_kernels() -> Note:
 # ---- estimated times
 
 
+#: From this fraction on, a fall of the clock is not worth a word.
+_FULL_CLOCK = 0.99
+
+
 def not_calibrated() -> Note:
     """The clock's model has no measurements."""
     text = (
@@ -34,6 +38,23 @@ def not_calibrated() -> Note:
         "be wrong by a factor of two"
     )
     return Note("not_calibrated", text)
+
+
+def from_measurements(gpu: str, measured_on: str, clock: float, watts: float) -> Note:
+    """Kernel times are estimated from published measurements.
+
+    Args:
+        gpu: The GPU's name.
+        measured_on: The measured GPU model, if not this one; else empty.
+        clock: The fraction of the full clock that the step keeps.
+        watts: The power limit.
+    """
+    text = f"kernel times are estimated from published measurements of the {measured_on or gpu}"
+    if measured_on:
+        text += f", as the {gpu} was not measured"
+    if clock < _FULL_CLOCK:
+        text += f"; products and attention run at {clock:.0%} of the full clock to stay within {watts:,.0f} W"
+    return Note("from_measurements", text)
 
 
 def calibrated(on: Calibration) -> Note:

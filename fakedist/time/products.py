@@ -10,7 +10,7 @@ and Ada do not. The share is chosen for each table by how well it estimates meas
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from fakedist.time.measurements import Floats, Integers, ProductTable
 _TILES = ((128, 256, 0.87), (128, 128, 0.78), (64, 64, 0.60))
 #: What a tile costs besides its sum over k: as much as this many more k.
 _EXTRA_K = 150.0
-_START_US = 4.0
+START_US = 4.0
 _ACHIEVED_BANDWIDTH = 0.8
 _SHARPNESS = 6.0
 #: The shares of smoothed waves that are tried, and the sizes of n and k that are left out to choose one.
@@ -28,6 +28,31 @@ _SMOOTH_SHARES = (0.5, 1.0)
 _LEFT_OUT = (1024, 3072, 6144)
 #: Products from this size on count when the share is chosen, as smaller ones are bound by their start.
 LEAST_LARGE = 256
+
+
+@dataclass(frozen=True)
+class ProductSizes:
+    """Products to estimate; arrays of one length.
+
+    Attributes:
+        m: Rows of the result.
+        n: Columns of the result.
+        k: Length of the sums.
+        batch: Products of that size in one launch.
+        moved_bytes: Bytes that all of them read and write; None for operands and result once, as they were measured.
+    """
+
+    m: Floats
+    n: Floats
+    k: Floats
+    batch: Floats
+    moved_bytes: Floats | None = None
+
+    @classmethod
+    def of(cls, m: Integers | Floats, n: Integers | Floats, k: Integers | Floats) -> ProductSizes:
+        """Single products, as they were measured."""
+        m_, n_, k_ = (np.asarray(size, np.float64) for size in (m, n, k))
+        return cls(m_, n_, k_, np.ones(len(m)))
 
 
 @dataclass(frozen=True)
@@ -48,18 +73,24 @@ class ProductRoof:
     element_bytes: float = 2.0
     result_bytes: float = 2.0
 
-    def reference_us(self, m: Floats, n: Floats, k: Floats, *, smooth: float) -> Floats:
-        """The reference time of products (m, k) x (k, n), in microseconds."""
-        compute = np.full(np.broadcast_shapes(m.shape, n.shape, k.shape), np.inf)
+    def limits_us(self, sizes: ProductSizes, *, smooth: float) -> tuple[Floats, Floats]:
+        """Microseconds that products (m, k) x (k, n) need at least: by their tiles, and by the bytes that they move."""
+        m, n, k = sizes.m, sizes.n, sizes.k
+        compute = np.full(len(m), np.inf)
         for rows, columns, achieved in _TILES:
-            waves = np.ceil(m / rows) * np.ceil(n / columns) / self.sms
+            waves = sizes.batch * np.ceil(m / rows) * np.ceil(n / columns) / self.sms
             filled = smooth * np.maximum(waves, 0.15) + (1 - smooth) * np.ceil(waves)
             of_an_sm = self.peak_flops / self.sms * achieved
             compute = np.minimum(compute, filled * 2 * rows * columns * (k + _EXTRA_K) / of_an_sm)
-        moved = (m * k + n * k) * self.element_bytes + m * n * self.result_bytes
-        memory = moved / (self.memory_bandwidth * _ACHIEVED_BANDWIDTH)
-        both = (compute**_SHARPNESS + memory**_SHARPNESS) ** (1 / _SHARPNESS)
-        return np.asarray(_START_US + both * 1e6)
+        moved = sizes.moved_bytes
+        if moved is None:
+            moved = sizes.batch * ((m * k + n * k) * self.element_bytes + m * n * self.result_bytes)
+        return compute * 1e6, moved / (self.memory_bandwidth * _ACHIEVED_BANDWIDTH) * 1e6
+
+    def reference_us(self, sizes: ProductSizes, *, smooth: float) -> Floats:
+        """The reference time of products, in microseconds."""
+        compute, memory = self.limits_us(sizes, smooth=smooth)
+        return np.asarray(START_US + (compute**_SHARPNESS + memory**_SHARPNESS) ** (1 / _SHARPNESS))
 
 
 class ProductTimes:
@@ -75,31 +106,51 @@ class ProductTimes:
         self._smooth = _best_share(table, measured_on) if smooth is None else smooth
         self._axes = [np.log(axis.astype(np.float64)) for axis in (table.m, table.n, table.k)]
         m, n, k = np.meshgrid(table.m, table.n, table.k, indexing="ij")
-        reference = measured_on.reference_us(m.astype(float), n.astype(float), k.astype(float), smooth=self._smooth)
-        self._quotient = fill_gaps(np.log(table.times_us / reference))
+        reference = measured_on.reference_us(ProductSizes.of(m.ravel(), n.ravel(), k.ravel()), smooth=self._smooth)
+        self._quotient = fill_gaps(np.log(table.times_us / reference.reshape(m.shape)))
         self._roof = measured_on
-        self._sizes = (table.m, table.n, table.k)
 
-    def time_us(self, m: Integers, n: Integers, k: Integers, roof: ProductRoof | None = None) -> Floats:
-        """Microseconds of products (m, k) x (k, n), each argument an array of one length.
+    def time_us(self, sizes: ProductSizes, roof: ProductRoof | None = None) -> Floats:
+        """Microseconds of products.
 
         Args:
-            m: Rows of the result.
-            n: Columns of the result.
-            k: Length of the sums.
+            sizes: Their sizes.
             roof: The limits of another GPU of the same architecture; by default the one that was measured.
         """
-        m_, n_, k_ = (np.asarray(size, np.float64) for size in (m, n, k))
         limits = roof or self._roof
-        quotient = interpolate(self._axes, self._quotient, [np.log(m_), np.log(n_), np.log(k_)])
-        return np.asarray(np.exp(quotient) * limits.reference_us(m_, n_, k_, smooth=self._smooth))
+        found = self._at(sizes, sizes.m, limits)
+        several = sizes.batch > 1
+        if several.any():
+            # A batch fills the SMs as one product with as many rows does; it takes no less time than one of it.
+            found = np.where(several, np.maximum(self._at(sizes, sizes.m * sizes.batch, limits), found), found)
+        return found
 
-    def is_inside(self, m: Integers, n: Integers, k: Integers) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-        """Whether each shape lies within the table, so that it is interpolated and not extrapolated."""
-        inside = np.ones(len(m), bool)
-        for size, axis in zip((m, n, k), self._sizes, strict=True):
-            inside &= (size >= axis[0]) & (size <= axis[-1])
-        return inside
+    def _at(self, sizes: ProductSizes, m: Floats, roof: ProductRoof) -> Floats:
+        """Microseconds at the achieved fraction of products with m rows; of one of the batch if that is its own m."""
+        quotient = interpolate(self._axes, self._quotient, [np.log(m), np.log(sizes.n), np.log(sizes.k)])
+        share = m / (sizes.m * sizes.batch)
+        moved = None if sizes.moved_bytes is None else sizes.moved_bytes * share
+        own = replace(sizes, batch=sizes.batch * share, moved_bytes=moved)
+        return np.asarray(np.exp(quotient) * roof.reference_us(own, smooth=self._smooth))
+
+    def limits_us(self, sizes: ProductSizes, roof: ProductRoof | None = None) -> tuple[Floats, Floats]:
+        """Microseconds that products need at least: by their tiles, and by the bytes that they move."""
+        return (roof or self._roof).limits_us(sizes, smooth=self._smooth)
+
+    def octaves_away(self, sizes: ProductSizes) -> tuple[Floats, Floats]:
+        """How far each shape is from the table's nearest sizes, in powers of two: within the table, and outside.
+
+        The first is the largest distance of a side from its nearest measured size, the second the sum of what the sides
+        reach beyond the table.
+        """
+        within, beyond = np.zeros(len(sizes.m)), np.zeros(len(sizes.m))
+        for size, axis in zip((sizes.m * sizes.batch, sizes.n, sizes.k), self._axes, strict=True):
+            point = np.log(size)
+            at = np.clip(point, axis[0], axis[-1])
+            above = np.clip(np.searchsorted(axis, at), 1, len(axis) - 1)
+            within = np.maximum(within, np.minimum(at - axis[above - 1], axis[above] - at).clip(0))
+            beyond += np.abs(point - at)
+        return within / np.log(2), beyond / np.log(2)
 
 
 def interpolate(axes: list[Floats], grid: Floats, points: list[Floats]) -> Floats:
@@ -147,7 +198,7 @@ def _best_share(table: ProductTable, roof: ProductRoof) -> float:
     rest = table.without(_LEFT_OUT)
 
     def error(share: float) -> float:
-        estimated = ProductTimes(rest, roof, share).time_us(m[held], n[held], k[held])
+        estimated = ProductTimes(rest, roof, share).time_us(ProductSizes.of(m[held], n[held], k[held]))
         return float(np.quantile(np.abs(np.log(estimated / times[held])), 0.9))
 
     return min(_SMOOTH_SHARES, key=error) if held.any() else _SMOOTH_SHARES[-1]

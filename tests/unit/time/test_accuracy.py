@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 
+from fakedist.errors import SetupError
+from fakedist.gpu_models.known import find_gpu
+from fakedist.time.accuracy import accuracy_rows, closest
 from fakedist.time.measurements import DATA, load_measured
 
 ROOT = Path(__file__).parent.parent.parent.parent
-FOUND = json.loads((DATA / "accuracy.json").read_text())
+FOUND: list[dict[str, Any]] = json.loads((DATA / "accuracy.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +42,21 @@ def test_bf16_products_are_within_3_percent_at_the_median_and_12_at_the_95th(gpu
     assert of(gpu, "products bf16, wide")["p95"] <= 0.20
 
 
-@pytest.mark.parametrize("family", ["attention forward", "norms", "elementwise"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "attention forward",
+        "attention training forward",
+        "attention training backward",
+        "norms",
+        "elementwise",
+        "elementwise, other kernels",
+    ],
+)
 def test_other_families_are_within_8_percent_at_the_median(family: str) -> None:
-    assert all(each["median"] <= 0.08 for each in FOUND if each["family"] == family)
+    medians = [each["median"] for each in FOUND if each["family"] == family]
+    assert medians
+    assert max(medians) <= 0.08
 
 
 def test_intervals_hold_what_they_promise() -> None:
@@ -56,7 +71,7 @@ def test_the_published_figures_are_those_of_the_tables(judge: ModuleType) -> Non
     assert [each.median for each in products] == pytest.approx(
         [of("h100-sxm", name)["median"] for name in ("products bf16", "products bf16, wide")]
     )
-    attention = judge.closeness("attention forward", "h100-sxm", judge.attention_errors("h100-sxm"))
+    attention = judge.closeness("attention forward", "h100-sxm", judge.inference_attention("h100-sxm"))
     assert attention.median == pytest.approx(of("h100-sxm", "attention forward")["median"])
 
 
@@ -64,3 +79,34 @@ def test_the_page_shows_every_result() -> None:
     page = (ROOT / "docs" / "accuracy.md").read_text()
     missing = [each for each in FOUND if f"| {each['gpu']} | {each['family']} | {each['kernels']:,} |" not in page]
     assert missing == []
+
+
+def test_a_job_gets_the_rows_of_its_own_gpu() -> None:
+    found = closest(find_gpu("h200"), ["products bf16", "norms", "products bf16"])
+    assert [(row.gpu, row.family) for row in found] == [("h200-sxm", "products bf16"), ("h200-sxm", "norms")]
+
+
+def test_a_gpu_that_was_not_measured_gets_the_rows_of_the_one_it_is_like() -> None:
+    (found,) = closest(find_gpu("rtx4090"), ["products bf16"])
+    assert found.gpu == "l40s"
+
+
+def test_a_family_that_was_measured_elsewhere_gets_that_row() -> None:
+    (found,) = closest(find_gpu("a100"), ["norms"])
+    assert found.family == "norms"
+    assert closest(find_gpu("a100"), ["no such family"]) == []
+
+
+@pytest.mark.parametrize("text", ["", "[", "{}", '[{"family": "x"}]', "[1]"])
+def test_a_damaged_file_names_the_command(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "accuracy.json"
+    path.write_text(text)
+    with pytest.raises(SetupError, match="damaged") as caught:
+        accuracy_rows(path)
+    assert "make accuracy-times" in caught.value.hint
+
+
+def test_a_missing_file_names_the_command(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="missing") as caught:
+        accuracy_rows(tmp_path / "none.json")
+    assert "make accuracy-times" in caught.value.hint

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fakedist.gpu_models.known import GPUS
-from fakedist.time.attention import AttentionShapes, AttentionTimes
+from fakedist.time.attention import AttentionKernel, AttentionRoof, AttentionShapes, AttentionTimes
 from fakedist.time.measurements import load_measured
 
 PEAK, BANDWIDTH = GPUS["h200"].peak_flops["bf16"], GPUS["h200"].memory_bandwidth
@@ -15,12 +15,16 @@ PEAK, BANDWIDTH = GPUS["h200"].peak_flops["bf16"], GPUS["h200"].memory_bandwidth
 @pytest.fixture(scope="module")
 def times() -> AttentionTimes:
     measured = load_measured("h200-sxm")
-    return AttentionTimes(measured.attention, measured.training_attention, PEAK, BANDWIDTH, training_peak_flops=PEAK)
+    roof = AttentionRoof(PEAK, BANDWIDTH)
+    return AttentionTimes(measured.attention, measured.training_attention, roof, training_peak_flops=PEAK)
 
 
-def shape(tokens: int, *, heads: int = 64, causal: bool = True, batch: int = 1) -> AttentionShapes:
-    sizes = (batch, heads, 8, tokens, 128)
-    return AttentionShapes(*(np.array([size]) for size in sizes), np.array([causal]))
+def shape(
+    tokens: int, *, heads: int = 64, causal: bool = True, batch: int = 1, width: int = 128, window: int = 0
+) -> AttentionShapes:
+    sizes = (batch, heads, 8, tokens, tokens, width, width)
+    columns = [np.array([size]) for size in sizes]
+    return AttentionShapes(*columns, causal=np.array([causal]), window=np.array([window]))
 
 
 # cudnn-frontend's table, H200, llama3.1, bfloat16: milliseconds of forward and backward.
@@ -59,12 +63,40 @@ def test_a_batch_counts_as_more_heads(times: AttentionTimes) -> None:
 def test_a_backward_without_measurements_follows_the_forward() -> None:
     measured = load_measured("a100-sxm")
     spec = GPUS["a100-80g"]
-    times = AttentionTimes(
-        measured.attention, measured.training_attention, spec.peak_flops["bf16"], spec.memory_bandwidth
-    )
+    roof = AttentionRoof(spec.peak_flops["bf16"], spec.memory_bandwidth)
+    times = AttentionTimes(measured.attention, measured.training_attention, roof)
     forward, backward = times.forward_us(shape(4096), "flash2"), times.backward_us(shape(4096), "flash2")
     assert backward / forward == pytest.approx(2.5 * 0.73 / 0.63)
 
 
 def test_flops_of_a_causal_mask_are_half() -> None:
     assert shape(4096).flops() / shape(4096, causal=False).flops() == pytest.approx(4097 / 8192)
+
+
+# The same table, GPT-OSS: two sequences, heads of 64, a window of 1,024. No other kernel of that width was measured.
+@pytest.mark.parametrize(("tokens", "forward", "backward"), [(8192, 0.738, 2.149), (32768, 3.021, 9.045)])
+def test_a_window_of_narrow_heads_is_within_a_fifth_of_what_was_published(
+    times: AttentionTimes, tokens: int, forward: float, backward: float
+) -> None:
+    windowed = shape(tokens, batch=2, width=64, window=1024)
+    assert times.forward_us(windowed, "cudnn") == pytest.approx(forward * 1e3, rel=0.2)
+    assert times.backward_us(windowed, "cudnn") == pytest.approx(backward * 1e3, rel=0.2)
+
+
+@pytest.mark.parametrize("kernel", ["cudnn", "flash2", "flex", "efficient", "inference"])
+def test_a_mask_and_a_window_never_cost_more(times: AttentionTimes, kernel: AttentionKernel) -> None:
+    for tokens in (2048, 8192, 32768):
+        full, causal = (times.forward_us(shape(tokens, causal=causal), kernel)[0] for causal in (False, True))
+        assert causal <= full
+        assert times.forward_us(shape(tokens, window=1024), kernel)[0] <= 1.02 * causal
+
+
+def test_queries_after_the_last_key_meet_every_key() -> None:
+    four = AttentionShapes(
+        *(np.array([size]) for size in (1, 1, 1, 4, 2, 8, 8)), causal=np.array([True]), window=np.array([0])
+    )
+    assert four.met_keys() == pytest.approx([(1 + 2 + 2 + 2) / 4])
+
+
+def test_backward_has_five_products() -> None:
+    assert shape(4096).flops("backward") / shape(4096).flops() == pytest.approx(2.5)

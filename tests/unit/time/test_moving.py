@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 
 from fakedist.gpu_models.known import GPUS
-from fakedist.time.gpus import MEASURED_GPUS, measured_spec
-from fakedist.time.moving import MovingTimes, nearest_moves
+from fakedist.time.measurements import load_measured
+from fakedist.time.moving import MovingTimes, measured_moves
 
-BANDWIDTHS = {name: measured_spec(name).memory_bandwidth for name in MEASURED_GPUS}
 H200 = GPUS["h200"].memory_bandwidth
 
 
 @pytest.fixture(scope="module")
 def times() -> MovingTimes:
-    return MovingTimes(nearest_moves("h200-sxm", BANDWIDTHS))
+    return MovingTimes([measured_moves(load_measured("h200-sxm"), GPUS["h200"])])
 
 
 def bandwidth(times: MovingTimes, kind: str, moved: float, peak: float = H200) -> float:
@@ -29,7 +28,7 @@ def test_an_eager_norm_reaches_what_was_published(times: MovingTimes) -> None:
     assert bandwidth(times, "rms_norm.backward", elements * 6) == pytest.approx(1761.7e9 / H200, rel=0.1)
 
 
-def test_elementwise_kernels_of_a_gpu_without_measurements_reach_those_of_another(times: MovingTimes) -> None:
+def test_elementwise_kernels_reach_what_quantisation_does(times: MovingTimes) -> None:
     assert 0.7 < bandwidth(times, "elementwise", 1e9) < 0.95
 
 
@@ -40,5 +39,15 @@ def test_a_small_kernel_takes_its_start(times: MovingTimes) -> None:
 
 def test_time_grows_with_bytes(times: MovingTimes) -> None:
     sizes = np.geomspace(1e3, 1e11, 400)
-    for kind in ("elementwise",):
-        assert (np.diff(times.time_us(kind, sizes, H200)) > 0).all()
+    for kind in times.kinds:
+        assert (np.diff(times.time_us(kind, sizes, H200)) > -1e-9).all()
+    assert (np.diff(times.time_us("elementwise", sizes[sizes > 1e7], H200)) > 0).all()
+
+
+def test_what_fits_the_cache_gains_nothing_from_it(times: MovingTimes) -> None:
+    assert bandwidth(times, "elementwise", 3e7) <= bandwidth(times, "elementwise", 1e9)
+
+
+def test_eager_norms_of_narrow_rows_are_many_times_slower(times: MovingTimes) -> None:
+    wide, narrow = (bandwidth(times, f"rms_norm.forward{kind}", 6e7) for kind in ("", ".narrow"))
+    assert narrow < wide / 3

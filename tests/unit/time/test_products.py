@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from fakedist.gpu_models.known import GPUS
 from fakedist.time.gpus import product_roof
 from fakedist.time.measurements import ProductTable, load_measured
-from fakedist.time.products import ProductRoof, ProductTimes, fill_gaps, interpolate
+from fakedist.time.products import ProductRoof, ProductSizes, ProductTimes, fill_gaps, interpolate
 
 H100 = product_roof(GPUS["h100-80g"], "bf16")
 
@@ -24,12 +26,12 @@ def times(table: ProductTable) -> ProductTimes:
 
 
 def one(times: ProductTimes, m: int, n: int, k: int, roof: ProductRoof | None = None) -> float:
-    return float(times.time_us(np.array([m]), np.array([n]), np.array([k]), roof)[0])
+    return float(times.time_us(ProductSizes.of(np.array([m]), np.array([n]), np.array([k])), roof)[0])
 
 
 def test_a_measured_shape_takes_what_was_measured(table: ProductTable, times: ProductTimes) -> None:
     m, n, k, measured = table.rows()
-    assert times.time_us(m, n, k) == pytest.approx(measured, rel=1e-9)
+    assert times.time_us(ProductSizes.of(m, n, k)) == pytest.approx(measured, rel=1e-9)
 
 
 def test_an_interpolated_shape_lies_between_its_neighbours(times: ProductTimes) -> None:
@@ -51,15 +53,31 @@ def test_a_gpu_with_less_bandwidth_is_slower_where_memory_limits(times: ProductT
     assert one(times, 8192, 8192, 8192, slow) == pytest.approx(one(times, 8192, 8192, 8192), rel=0.01)
 
 
-def test_what_is_inside_the_table_is_told_from_what_is_not(times: ProductTimes) -> None:
-    inside = times.is_inside(np.array([8192, 8192]), np.array([4096, 128256]), np.array([4096, 4096]))
-    assert inside.tolist() == [True, False]
+def test_how_far_a_shape_is_from_measured_ones_is_known(times: ProductTimes) -> None:
+    sizes = ProductSizes.of(np.array([8192, 8192, 8192]), np.array([4096, 14336, 131072]), np.array([4096, 4096, 4096]))
+    within, beyond = times.octaves_away(sizes)
+    assert within == pytest.approx([0, np.log2(16384 / 14336), 0])
+    assert beyond == pytest.approx([0, 0, 1])
+
+
+def test_a_batch_takes_longer_than_one_of_it_and_less_than_each_alone(times: ProductTimes) -> None:
+    one_of_it = ProductSizes.of(*(np.array([size]) for size in (512, 512, 512)))
+    batch = replace(one_of_it, batch=np.array([64.0]))
+    alone, together = (float(times.time_us(sizes)[0]) for sizes in (one_of_it, batch))
+    assert alone < together < 64 * alone
+
+
+def test_bytes_count_where_memory_limits(times: ProductTimes) -> None:
+    sizes = ProductSizes.of(*(np.array([size]) for size in (8192, 8192, 64)))
+    moved = np.array([8192 * 8192 * 2.0 + 2 * 8192 * 64 * 2])
+    usual, wide = (float(times.time_us(replace(sizes, moved_bytes=share * moved))[0]) for share in (1, 2))
+    assert wide > 1.5 * usual
 
 
 def test_a_million_products_are_estimated_in_one_call(times: ProductTimes) -> None:
     rng = np.random.default_rng(0)
     m, n, k = (rng.integers(1, 70_000, 1_000_000) for _ in range(3))
-    found = times.time_us(m, n, k)
+    found = times.time_us(ProductSizes.of(m, n, k))
     assert found.shape == (1_000_000,)
     assert np.isfinite(found).all()
     assert (found > 0).all()

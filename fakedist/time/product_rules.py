@@ -1,0 +1,139 @@
+"""Prices products and grouped products of the table ``work``.
+
+Measured were products y = x w^T (TN in cuBLAS' words) of bf16 and fp8 operands with a bf16 result, each alone. Rules
+for what was not:
+
+- Other layouts (input gradients NN, weight gradients NT) take the same time.
+- A result that is added to, or that has more bytes, adds its bytes to the reference.
+- A batch fills the GPU as one product with as many rows does.
+- TF32, fp32, fp64 and int8 reach the fraction of their peak that bf16 (int8: fp8) products of that size reach.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+
+from fakedist.gpu_models.spec import GpuSpec
+from fakedist.time.experts import GroupedTimes
+from fakedist.time.gpus import NearestTable, measured_spec, product_roof
+from fakedist.time.intervals import Intervals
+from fakedist.time.measurements import load_measured
+from fakedist.time.products import START_US, ProductRoof, ProductSizes, ProductTimes
+from fakedist.time.work_arrays import Assumptions, Estimates, WorkArrays, which_limits
+
+#: Half widths of 90 % intervals (logarithms) that assumptions add.
+_LAYOUT, _BATCH, _OTHER_TYPE, _ACCUMULATES, _OTHER_GPU = 0.08, 0.12, 0.25, 0.05, 0.10
+_ROWS_SCALED = 0.10
+#: What each octave beyond the table adds, and distance from measured sizes within it.
+_BEYOND = 0.04
+#: The layout that was measured.
+_MEASURED_LAYOUT = "TN"
+
+
+class ProductRules:
+    """Prices products on one GPU.
+
+    Args:
+        gpu: The GPU.
+        table: Whose measurements estimate it.
+        intervals: Their errors.
+    """
+
+    def __init__(self, gpu: GpuSpec, table: NearestTable, intervals: Intervals) -> None:
+        self._gpu, self._table, self._intervals = gpu, table, intervals
+        self._times, self._grouped = _measured_times(table.name)
+
+    def single(self, rows: WorkArrays) -> Estimates:
+        """Products of one size each."""
+        found = Estimates.unknown(len(rows))
+        dtypes, scaling = rows.texts("dtype"), rows.texts("scaling")
+        for dtype in sorted(set(dtypes)):
+            for is_block in (False, True):
+                chosen = (dtypes == dtype) & ((scaling == "block") == is_block)
+                if chosen.any():
+                    found.put(chosen, self._of_type(rows.only(chosen), dtype, is_block=is_block))
+        return found
+
+    def _of_type(self, rows: WorkArrays, dtype: str, *, is_block: bool) -> Estimates:
+        kind = "fp8_block" if dtype == "fp8" and is_block else "fp8" if dtype in ("fp8", "int8") else "bf16"
+        times, peak = self._times.get(kind), self._gpu.peak_flops.get(dtype)
+        if times is None or peak is None:
+            return Estimates.unknown(len(rows))
+        sizes, roof = _sizes(rows), self._roof(peak)
+        time_us = times.time_us(sizes, roof)
+        within, beyond = times.octaves_away(sizes)
+        assumed = Assumptions(len(rows))
+        layout = rows.texts("layout")
+        assumed.add(layout != _MEASURED_LAYOUT, _LAYOUT, f"as fast as {_MEASURED_LAYOUT}")
+        assumed.add(sizes.batch > 1, _BATCH, "a batch like more rows")
+        assumed.add(rows.flags("accumulates"), _ACCUMULATES, "adding to the result costs its bytes")
+        every = np.ones(len(rows), bool)
+        is_other = dtype not in ("bf16", "fp8")
+        assumed.add(every & is_other, _OTHER_TYPE, f"{dtype} reaches the fraction of its peak that {kind} does")
+        assumed.add((rows.texts("scaling") == "row") & (dtype == "fp8"), _ROWS_SCALED, "scales a row like one a tensor")
+        assumed.add(every & (not self._table.is_own), _OTHER_GPU, f"{self._gpu.name} like {self._table.name}")
+        family = f"products {kind}"
+        spread = self._intervals.half_width(family, time_us, within) + _BEYOND * beyond
+        compute, memory = times.limits_us(sizes, roof)
+        basis = np.full(len(rows), f"measured: {kind} products on {self._table.name}", object)
+        return Estimates(
+            time_us,
+            assumed.spread(spread),
+            which_limits(compute, memory, START_US),
+            np.full(len(rows), family, object),
+            assumed.basis(basis),
+        )
+
+    def grouped(self, rows: WorkArrays) -> Estimates:
+        """Products of many groups, such as those of a layer's experts."""
+        dtypes = rows.texts("dtype")
+        found = Estimates.unknown(len(rows))
+        for dtype in sorted(set(dtypes)):
+            peak = self._gpu.peak_flops.get(dtype)
+            if self._grouped is None or peak is None:
+                continue
+            chosen = dtypes == dtype
+            found.put(chosen, self._groups_of_type(rows.only(chosen), dtype, peak))
+        return found
+
+    def _groups_of_type(self, rows: WorkArrays, dtype: str, peak: float) -> Estimates:
+        assert self._grouped is not None
+        m, n, k, groups = (np.maximum(rows.numbers(name), 1.0) for name in ("m", "n", "k", "groups"))
+        element = np.where(rows.numbers("a_bytes") > 0, rows.numbers("a_bytes"), 2.0)
+        roof = replace(self._roof(peak), element_bytes=float(element[0]))
+        time_us, compute, memory = self._grouped.estimate(m, groups, n, k, roof)
+        assumed, every = Assumptions(len(rows)), np.ones(len(rows), bool)
+        assumed.add(rows.texts("layout") != _MEASURED_LAYOUT, _LAYOUT, f"as fast as {_MEASURED_LAYOUT}")
+        assumed.add(every & (dtype != "bf16"), _OTHER_TYPE, f"{dtype} reaches the fraction of its peak that bf16 does")
+        assumed.add(every & (not self._table.is_own), _OTHER_GPU, f"{self._gpu.name} like {self._table.name}")
+        spread = self._intervals.half_width("experts bf16", time_us)
+        return Estimates(
+            time_us,
+            assumed.spread(spread),
+            which_limits(compute, memory, START_US),
+            np.full(len(rows), "experts bf16", object),
+            assumed.basis(np.full(len(rows), f"measured: layers of experts on {self._table.name}", object)),
+        )
+
+    def _roof(self, peak: float) -> ProductRoof:
+        return ProductRoof(self._gpu.sms, peak, self._gpu.memory_bandwidth)
+
+
+@cache
+def _measured_times(name: str) -> tuple[dict[str, ProductTimes], GroupedTimes | None]:
+    """Products by type, and grouped products, on a measured GPU."""
+    measured, spec = load_measured(name), measured_spec(name)
+    products = {kind: ProductTimes(rows, product_roof(spec, kind)) for kind, rows in measured.products.items()}
+    has_experts = len(measured.experts) > 0
+    return products, GroupedTimes(measured.experts, product_roof(spec, "bf16")) if has_experts else None
+
+
+def _sizes(rows: WorkArrays) -> ProductSizes:
+    """Sizes of products, with the bytes that they move; at least 1 each, as a batch of 0 is said of a single one."""
+    m, n, k, batch = (np.maximum(rows.numbers(name), 1.0) for name in ("m", "n", "k", "batch"))
+    operands = m * k * rows.numbers("a_bytes") + k * n * rows.numbers("b_bytes")
+    result = m * n * rows.numbers("d_bytes") * np.where(rows.flags("accumulates"), 2.0, 1.0)
+    return ProductSizes(m, n, k, batch, batch * (operands + result))

@@ -1,0 +1,213 @@
+"""Work is priced from measurements, for every GPU, with an interval and the reason; what is unknown stays unknown."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fakedist.gpu_models.known import GPUS, find_gpu
+from fakedist.run.launch_records import WorkRow
+from fakedist.time.kernels import KernelTimes
+from fakedist.time.measurements import load_measured
+from tests.unit.time.work_by_hand import attention, moving, product, work
+
+every_gpu = pytest.mark.parametrize("name", GPUS)
+NAN = float("nan")
+
+
+@pytest.fixture(scope="module")
+def h100() -> KernelTimes:
+    return KernelTimes(find_gpu("h100"))
+
+
+def priced(times: KernelTimes, *rows: WorkRow) -> pd.DataFrame:
+    """The rows alone: one short launch of each, so clocks do not fall."""
+    return times.price(work(*rows), np.zeros(len(rows)))
+
+
+def times_us(times: KernelTimes, *rows: WorkRow) -> list[float]:
+    return [float(each) for each in priced(times, *rows)["time_us"]]
+
+
+MIX = (
+    product(8192, 4096, 4096),
+    product(8192, 4096, 4096, layout="NT", d_bytes=4.0, accumulates=True),
+    product(512, 512, 64, batch=64),
+    product(4096, 4096, 4096, dtype="tf32", a_bytes=4.0, b_bytes=4.0, d_bytes=4.0),
+    product(8192, 4096, 2048, groups=8),
+    attention(4096),
+    attention(4096, "backward", library="flash2"),
+    attention(4096, library="", window=512),
+    moving(1e8),
+    moving(1e8, "norm", "vectorized_layer_norm_kernel", "aten._fused_rms_norm.default"),
+    moving(1e8, "norm", "softmax_warp_forward", "aten._softmax.default"),
+    moving(1e8, "copy", "Memcpy DtoD"),
+    moving(1e8, "copy", "indexSelectLargeIndex", "aten.embedding.default"),
+    moving(1e8, "optimizer", "multi_tensor_apply_kernel", "aten._fused_adamw_.default"),
+    moving(1e8, "other", "reduce_kernel", "aten.sum.dim_IntList"),
+    moving(1e8, "copy", "Memcpy HtoD")._replace(over_host_link=True),
+    moving(0.0),
+    WorkRow("conv", "library", "gemm", "aten.convolution.default", 1e12, 1e8, dtype="bf16"),
+)
+
+
+@every_gpu
+def test_every_family_has_a_time_an_interval_and_a_reason_on_every_gpu(name: str) -> None:
+    found = priced(KernelTimes(GPUS[name]), *MIX)
+    grouped_unknown = found["basis"] == "" if name.startswith("a100") else np.zeros(len(MIX), bool)
+    known = found[~grouped_unknown]
+    assert len(known) >= len(MIX) - 1
+    assert (known["time_us"] > 0).all()
+    assert (known["low_us"] < known["time_us"]).all()
+    assert (known["time_us"] < known["high_us"]).all()
+    assert known["bound"].isin(["compute", "memory", "launch"]).all()
+    assert known["basis"].str.contains("measured|assumed").all()
+
+
+def test_a_measured_product_takes_what_was_measured(h100: KernelTimes) -> None:
+    table = load_measured("h100-sxm").products["bf16"]
+    place = [int(np.flatnonzero(axis == size)[0]) for axis, size in ((table.m, 8192), (table.n, 4096), (table.k, 4096))]
+    (found,) = priced(h100, product(8192, 4096, 4096)).to_dict("records")
+    assert found["time_us"] == pytest.approx(table.times_us[tuple(place)])
+    assert (found["bound"], found["basis"]) == ("compute", "measured: bf16 products on h100-sxm")
+    assert found["accuracy"] == "products bf16"
+
+
+def test_what_is_assumed_is_said_and_widens_the_interval(h100: KernelTimes) -> None:
+    plain, other = priced(h100, product(8192, 4096, 4096), product(8192, 4096, 4096, layout="NN")).to_dict("records")
+    assert "assumed: as fast as TN" in other["basis"]
+    assert other["time_us"] == plain["time_us"]
+    assert other["high_us"] > plain["high_us"]
+
+
+def test_tf32_and_fp32_are_slower_by_their_peaks(h100: KernelTimes) -> None:
+    four = {"a_bytes": 4.0, "b_bytes": 4.0, "d_bytes": 4.0}
+    bf16, tf32, fp32 = times_us(
+        h100,
+        product(8192, 8192, 8192),
+        product(8192, 8192, 8192, dtype="tf32", **four),
+        product(8192, 8192, 8192, dtype="fp32", **four),
+    )
+    peaks = GPUS["h100-80g"].peak_flops
+    assert tf32 / bf16 == pytest.approx(peaks["bf16"] / peaks["tf32"], rel=0.05)
+    assert fp32 / bf16 == pytest.approx(peaks["bf16"] / peaks["fp32"], rel=0.05)
+
+
+def test_unknown_work_has_no_time(h100: KernelTimes) -> None:
+    found = priced(
+        h100,
+        WorkRow("ncclKernel", "collective", "communication", flops=NAN, moved_bytes=NAN),
+        WorkRow("mystery", "kernel", "other", flops=NAN, moved_bytes=NAN),
+        WorkRow("gemm", "kernel", "gemm", flops=NAN, moved_bytes=NAN),
+        WorkRow("triton", "kernel", "elementwise", flops=NAN, moved_bytes=1e8),
+    )
+    assert found["time_us"].isna().tolist() == [True, True, True, False]
+    assert found["low_us"].isna().tolist() == [True, True, True, False]
+    assert (found["bound"][:3] == "").all()
+    assert (found["basis"][:3] == "").all()
+
+
+def test_fp8_has_no_time_on_a_gpu_without_fp8() -> None:
+    fp8 = product(4096, 4096, 4096, dtype="fp8", a_bytes=1.0, b_bytes=1.0, scaling="tensor")
+    assert np.isnan(times_us(KernelTimes(GPUS["a100-80g"]), fp8)).all()
+    bf16, eight = times_us(KernelTimes(GPUS["h200"]), product(4096, 4096, 4096), fp8)
+    assert eight < bf16
+
+
+@every_gpu
+@pytest.mark.parametrize("family", ["elementwise", "norm", "copy", "optimizer", "other"])
+def test_more_bytes_never_take_less_time(name: str, family: str) -> None:
+    found = times_us(KernelTimes(GPUS[name]), *(moving(size, family) for size in np.geomspace(1, 1e11, 150)))
+    assert (np.diff(found) >= -1e-9).all()
+
+
+@every_gpu
+def test_a_causal_mask_never_costs_more_than_none(name: str) -> None:
+    for direction in ("forward", "backward"):
+        sizes = [(tokens, causal) for tokens in (1024, 4096, 16384) for causal in (True, False)]
+        rows = [attention(tokens, direction, causal=causal) for tokens, causal in sizes]
+        found = np.array(times_us(KernelTimes(GPUS[name]), *rows)).reshape(3, 2)
+        assert (found[:, 0] <= found[:, 1]).all()
+
+
+@every_gpu
+def test_a_larger_batch_never_takes_less_time(name: str) -> None:
+    for rows in (
+        [product(512, 512, 256, batch=batch) for batch in (1, 2, 4, 8, 16, 64)],
+        [attention(2048, batch=batch) for batch in (1, 2, 4, 8, 16)],
+    ):
+        assert (np.diff(times_us(KernelTimes(GPUS[name]), *rows)) >= 0).all()
+
+
+def test_a_gpu_without_measurements_says_whose_it_takes() -> None:
+    found = priced(KernelTimes(GPUS["rtx4090"]), product(8192, 4096, 4096), moving(1e8))
+    assert found["basis"].str.contains("rtx4090").all()
+    assert found["basis"].str.contains("l40s").all()
+    own = priced(KernelTimes(GPUS["l40s"]), product(8192, 4096, 4096), moving(1e8))
+    ratio = (found["high_us"] / found["time_us"]) / (own["high_us"] / own["time_us"])
+    assert (ratio > 1.001).all()
+
+
+def test_less_bandwidth_slows_what_memory_limits_and_nothing_else() -> None:
+    h100 = GPUS["h100-80g"]
+    slow = dataclasses.replace(h100, name="slow", like="h100-80g", memory_bandwidth=h100.memory_bandwidth / 2)
+    rows = (product(8192, 8192, 8192), moving(1e9))
+    before, after = (np.array(times_us(KernelTimes(gpu), *rows)) for gpu in (h100, slow))
+    assert after / before == pytest.approx([1.0, 2.0], rel=0.02)
+
+
+def test_clocks_fall_with_the_power_limit_and_slow_only_arithmetic() -> None:
+    table, counts = work(product(8192, 8192, 8192), moving(1e9)), np.array([1000, 100])
+    found = [KernelTimes(find_gpu("h100"), watts).price(table, counts)["time_us"] for watts in (10_000, 700, 500, 350)]
+    products, moved = ([each[place] for each in found] for place in (0, 1))
+    assert products == sorted(products)
+    assert products[0] < products[2] < products[3]
+    assert len(set(moved)) == 1
+
+
+def test_a_note_says_whose_measurements_and_what_the_clock_is() -> None:
+    times = KernelTimes(GPUS["rtx4090"], 300)
+    times.price(work(product(8192, 8192, 8192)), np.array([1000]))
+    (note,) = times.notes()
+    assert "published measurements of the NVIDIA L40S" in note.text
+    assert "RTX 4090 was not measured" in note.text
+    assert f"{times.clock.fraction:.0%} of the full clock to stay within 300 W" in note.text
+    (plain,) = KernelTimes(find_gpu("h100")).notes()
+    assert plain.text == "kernel times are estimated from published measurements of the NVIDIA H100 80GB HBM3"
+
+
+def test_the_clock_follows_the_mix_of_the_step() -> None:
+    table = work(product(8192, 8192, 8192), moving(1e9))
+    fractions = []
+    for counts in ([1000, 0], [1000, 1000], [0, 1000]):
+        times = KernelTimes(find_gpu("h100"), 500)
+        times.price(table, np.array(counts))
+        fractions.append(times.clock.fraction)
+    assert fractions[0] < fractions[1] <= fractions[2] == 1.0
+
+
+def test_a_sum_is_better_known_than_its_parts(h100: KernelTimes) -> None:
+    rows = [product(8192, size, 4096) for size in range(1000, 1200)] + [
+        moving(size * 1e5) for size in range(1000, 1200)
+    ]
+    table, counts = work(*rows), np.ones(len(rows))
+    found = h100.price(table, counts)
+    low, high = h100.step_interval(found, counts)
+    total = found["time_us"].sum()
+    assert found["low_us"].sum() < low < total < high < found["high_us"].sum()
+
+
+def test_launches_of_one_shape_err_alike(h100: KernelTimes) -> None:
+    table = work(product(8192, 4096, 4096))
+    found = h100.price(table, np.array([0]))
+    low, high = h100.step_interval(found, np.array([100]))
+    assert (low, high) == pytest.approx((100 * found["low_us"][0], 100 * found["high_us"][0]))
+
+
+def test_no_rows_are_priced_as_no_rows(h100: KernelTimes) -> None:
+    found = h100.price(work(), np.zeros(0))
+    assert len(found) == 0
+    assert h100.step_interval(found, np.zeros(0)) == (0.0, 0.0)
