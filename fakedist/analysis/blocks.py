@@ -55,6 +55,7 @@ def build_blocks(recording: Recording) -> Blocks:
             "bytes": played.block_bytes,
             "alloc_event": made,
             "free_event": played.free_event,
+            "reuse_event": played.reuse_event,
             "op": events["op"][made],
             "stream": events["stream"][made],
             "stack": events["stack"][made],

@@ -12,9 +12,11 @@ import pandas as pd
 from fakedist.analysis import memory_tables
 from fakedist.analysis.blocks import Blocks, action_names, build_blocks, event_places
 from fakedist.analysis.calls import call_table, collective_table, group_table
+from fakedist.analysis.collector import no_collector
 from fakedist.analysis.coverage import coverage_notes
 from fakedist.analysis.layer_table import layer_table
-from fakedist.analysis.recording import Recording, no_collector, read_recording
+from fakedist.analysis.recording import Recording, read_recording
+from fakedist.analysis.segments import segment_table
 from fakedist.analysis.snapshot_writing import build_snapshot
 from fakedist.analysis.summing_up import summarize
 from fakedist.analysis.times.estimated import estimate_times, prices_of
@@ -114,6 +116,7 @@ def make_tables(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> d
         "steps": memory_tables.step_table(recording, blocks, places),
         "layers": layer_table(recording, blocks, steady_window(places, recording)),
         "largest": memory_tables.largest_blocks(recording, blocks, lines),
+        "segments": segment_table(recording, blocks),
         "groups": group_table(recording),
         "calls": call_table(recording),
         "kernels": kernel_table(recording),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fakedist.analysis.address_space import COMMON_POOL, Pool, Segment, Segments
 from fakedist.analysis.recording import Array, Recording
 from fakedist.run import notes
 from fakedist.run.notes import Note
@@ -22,6 +23,7 @@ from fakedist.run.schema import ACTIONS
 
 _CODES = {name: code for code, name in enumerate(ACTIONS)}
 _GAINS, _LOSSES = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
+_MOST = (1 << 63) - 1  # of an address or a size
 _HELD = ("active_allocated", "active")  # states of blocks that tensors hold; "active" in snapshots without a history
 
 #: An event, a segment, a block or a frame of a snapshot: dicts whose values another program wrote.
@@ -100,6 +102,9 @@ def read_foreign(snapshot: Entry) -> ForeignSnapshot:
     rest = _columns(known, stacks)
     recording = Recording(gpu=GpuRecord(device_index=device, alloc_conf=_settings(snapshot)))
     recording.frames, recording.stacks = list(stacks.frames), list(stacks.stacks)
+    recording.num_events_before = len(first["op"])
+    recording.segments_before = _segments_before(known, own)
+    recording.pools[device] = _pools(known, own, len(first["op"]))
     if len(first["op"]) + len(rest["op"]):
         recording.events[device] = {name: np.concatenate([first[name], rest[name]]) for name in first}
     told = [notes.snapshot_action_unknown(name, count) for name, count in unknown.items()]
@@ -171,6 +176,49 @@ def _reserved_before(trace: list[Entry], segments: list[Entry]) -> int:
     return max(end - gained + lost, 0)
 
 
+def _segments_before(trace: list[Entry], segments: list[Entry]) -> list[Segment]:
+    """The segments before the history began: those at its end, with the history played backwards."""
+    held = Segments(_segment(each, "address", "total_size", bool(each.get("is_expandable"))) for each in segments)
+    for entry in reversed(trace):
+        if (action := entry["action"]) in _GAINS:
+            held.remove(_segment(entry, "addr", "size", action == "segment_map"))
+        elif action in _LOSSES:
+            held.add(_segment(entry, "addr", "size", action == "segment_unmap"))
+    return held.listed()
+
+
+def _segment(entry: Entry, address: str, size: str, is_expandable: bool) -> Segment:
+    """The segment of an entry, or the pages that it maps or unmaps.
+
+    Args:
+        entry: A segment, or an event.
+        address: The key of its address.
+        size: The key of its bytes.
+        is_expandable: Whether it is of an expandable segment.
+    """
+    pool = _pool(entry.get("segment_pool_id", entry.get("pool_id")))
+    at, bytes_ = (_int(entry.get(key)) & _MOST for key in (address, size))
+    return Segment(at, bytes_, _int(entry.get("stream")) & _MOST, is_expandable, pool)
+
+
+def _pools(trace: list[Entry], segments: list[Entry], num_before: int) -> dict[int, Pool]:
+    """The private pools of segments, by their events. Older snapshots name pools only in what the end has."""
+    at_the_end = {_int(each.get("address")): each.get("segment_pool_id") for each in segments}
+    found = {}
+    for place, entry in enumerate(trace):
+        if entry["action"] in _GAINS:
+            pool = _pool(entry.get("pool_id", at_the_end.get(_int(entry.get("addr")))))
+            if pool != COMMON_POOL:
+                found[num_before + place] = pool
+    return found
+
+
+def _pool(value: object) -> Pool:
+    if not isinstance(value, list | tuple) or len(value) != len(COMMON_POOL):
+        return COMMON_POOL
+    return _int(value[0]), _int(value[1])
+
+
 def _first_columns(before: list[tuple[int, int, object]], reserved: int, time_us: int, stacks: _Stacks) -> Columns:
     """Synthetic events in front of the history, for what was alive before it."""
     # The segments' addresses are unknown. At address 0 they serve no block.
@@ -210,6 +258,5 @@ def _array(values: Sequence[object], kind: str) -> Array:
         if found.ndim == 1:
             return found
     except (TypeError, ValueError, OverflowError):
-        pass  # a value is missing, or an address is negative
-    mask = (1 << 64) - 1 if kind == "<u8" else -1
-    return np.array([_int(value) & mask for value in values], kind)
+        pass  # a value is missing, an address is negative, or a number is larger than any GPU has
+    return np.array([_int(value) & ((1 << 64) - 1) for value in values], "<u8").astype(kind)

@@ -118,14 +118,28 @@ def differences(recording: Recording, blocks: Blocks) -> list[Note]:
 def largest_blocks(recording: Recording, blocks: Blocks, lines: list[str]) -> pd.DataFrame:
     """The table ``largest``: the largest blocks at the peak, largest first."""
     alive = blocks.frame[blocks.at_peak].sort_values(["bytes", "alloc_event"], ascending=[False, True]).head(LARGEST)
-    names = layer_names(recording)
-    table = alive[["bytes", "category", "phase", "step", "operation"]].astype({"category": str, "phase": str})
-    table["operation"] = table["operation"].astype(str)
     parents = [row.parent for row in recording.layers] or [-1]
-    owners = owner_names(blocks.shares[blocks.shares["block"].isin(alive.index)], names, parents)
-    numbered = zip(alive.index.tolist(), alive["layer"].tolist(), strict=True)
+    return described_blocks(alive, blocks.shares, layer_names(recording), parents, lines=lines)
+
+
+def described_blocks(
+    chosen: pd.DataFrame, shares: pd.DataFrame, names: list[str], parents: list[int], *, lines: list[str]
+) -> pd.DataFrame:
+    """Blocks in words, with the columns of the table ``largest``.
+
+    Args:
+        chosen: Rows of the table ``blocks``.
+        shares: The table ``shares``.
+        names: Column ``name`` of the table ``layers``.
+        parents: Column ``parent`` of the table ``layers``.
+        lines: Column ``line`` of the table ``stacks``.
+    """
+    table = chosen[["bytes", "category", "phase", "step", "operation"]].astype({"category": str, "phase": str})
+    table["operation"] = table["operation"].astype(str)
+    owners = owner_names(shares[shares["block"].isin(chosen.index)], names, parents)
+    numbered = zip(chosen.index.tolist(), chosen["layer"].tolist(), strict=True)
     table["layer"] = [owners.get(block, names[layer]) for block, layer in numbered]
-    table["line"] = [lines[stack] if stack >= 0 else "" for stack in alive["stack"]]
+    table["line"] = [lines[stack] if stack >= 0 else "" for stack in chosen["stack"]]
     order = ["bytes", "category", "layer", "phase", "step", "operation", "line"]
     return table[order].reset_index(drop=True)
 

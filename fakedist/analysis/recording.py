@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
 from pathlib import Path
@@ -14,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fakedist.analysis.address_space import Pool, Segment
+from fakedist.analysis.collector import no_collector
 from fakedist.analysis.traces.layer_numbers import LayerNumbers
 from fakedist.analysis.traces.profiler_trace import profiler_trace
 from fakedist.analysis.traces.traced_kernels import Tool, kernel_record
@@ -65,6 +65,7 @@ from fakedist.run.rows import (
     RegionRow,
     ScopeRow,
 )
+from fakedist.run.schema import ACTIONS
 from fakedist.run.smi_calls import calls_notes
 from fakedist.run.step_time import KernelSource
 from fakedist.run.trace_records import KernelsRecord, ProfilerRecord, TimedStepRecord
@@ -75,24 +76,12 @@ Array = npt.NDArray[Any]  # of any type: a column's is known only at run time
 NUMPY_TYPES = {"B": "u1", "I": "<u4", "Q": "<u8", "q": "<i8", "i": "<i4", "d": "<f8"}
 
 
+_SNAPSHOT = ACTIONS.index("snapshot")
+
+
 def empty_columns(kind: type) -> dict[str, Array]:
     """The columns of a record, or of a table of it, without rows."""
     return {name: np.zeros(0, NUMPY_TYPES[code]) for name, code in columns_of(kind).items()}
-
-
-@contextmanager
-def no_collector() -> Iterator[None]:
-    """Turn the cycle collector off while a recording is read or a snapshot is built.
-
-    Both make one object per row, in no cycles. The collector would walk them again and again: half of the time.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @dataclass
@@ -116,6 +105,9 @@ class Recording:
         op_scope: Number of each operation's scope.
         marks: Columns of ``MarksRecord``.
         events: By device, columns of ``EventsRecord``.
+        pools: By device: the private pools of segments, by the event that made the segment or mapped its pages.
+        segments_before: Of a foreign snapshot, the segments before its history.
+        num_events_before: Of a foreign snapshot, how many events stand for what was alive before its history.
         frames: Python frames.
         stacks: Places in ``frames``, innermost first.
         kernels: Columns of ``KernelsRecord``: the timed step's kernels as a tool saw them.
@@ -152,6 +144,9 @@ class Recording:
     op_scope: Array = field(default_factory=lambda: np.zeros(0, "u4"))
     marks: dict[str, Array] = field(default_factory=lambda: empty_columns(MarksRecord))
     events: dict[int, dict[str, Array]] = field(default_factory=dict)
+    pools: dict[int, dict[int, Pool]] = field(default_factory=dict)
+    segments_before: list[Segment] = field(default_factory=list)
+    num_events_before: int = 0
     frames: list[FrameRow] = field(default_factory=list)
     stacks: list[tuple[int, ...]] = field(default_factory=list)
     kernels: dict[str, Array] = field(default_factory=lambda: empty_columns(KernelsRecord))
@@ -252,7 +247,9 @@ class _Reading:
         ran = _joined(OperationsRecord, self._ops)
         recording.op_operation, recording.op_scope = ran["operation"], ran["scope"]
         recording.marks = _joined(MarksRecord, self._marks)
-        recording.events = {device: _joined(EventsRecord, self._events[device]) for device in sorted(self._events)}
+        events = {device: _joined(EventsRecord, self._events[device]) for device in sorted(self._events)}
+        # torch.cuda.memory_snapshot() in the script leaves an event on every device, used or not.
+        recording.events = {device: each for device, each in events.items() if (each["action"] != _SNAPSHOT).any()}
         if self._kernels is not None:
             recording.kernels = _joined(KernelsRecord, [self._kernels])
             recording.kernel_texts, recording.kernel_source = self._kernels.texts, self._kernels.source
@@ -326,7 +323,11 @@ class _Reading:
     def _(self, record: EventsRecord) -> None:
         self.recording.frames += record.frames
         self.recording.stacks += record.stacks
-        self._events[record.device].append(record)
+        pieces = self._events[record.device]
+        first = sum(len(piece.action) for piece in pieces)
+        pools = self.recording.pools.setdefault(record.device, {})
+        pools |= {first + row.event: (row.first, row.second) for row in record.pools}
+        pieces.append(record)
 
     @take.register
     def _(self, record: MarksRecord) -> None:

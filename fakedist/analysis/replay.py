@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fakedist.analysis.address_space import AddressRanges
 from fakedist.run.schema import ACTIONS
 
 Ints = npt.NDArray[np.int64]
@@ -92,6 +93,8 @@ class Replay:
     Attributes:
         alloc_event: Index of each block's ``alloc`` event.
         free_event: Index of its ``free_requested`` event, or the number of events if it was never freed.
+        reuse_event: Index of its ``free_completed`` event, from which on its memory can be given again; the number of
+            events if there was none.
         block_bytes: Bytes that the allocator gave.
         allocated_bytes: Bytes in blocks that tensors hold, after each event.
         reserved_bytes: Bytes in segments, after each event.
@@ -100,54 +103,11 @@ class Replay:
 
     alloc_event: Ints
     free_event: Ints
+    reuse_event: Ints
     block_bytes: Ints
     allocated_bytes: Ints
     reserved_bytes: Ints
     unknown_frees: int
-
-
-class AddressRanges:
-    """Address ranges that do not overlap, indexed by start and by end. Neighbours in the same segment are merged."""
-
-    def __init__(self) -> None:
-        self._starts: dict[int, tuple[int, int]] = {}  # start -> (bytes, segment)
-        self._ends: dict[int, int] = {}  # end -> start
-
-    def put(self, start: int, bytes_: int, segment: int) -> None:
-        """Add a range and merge it with its neighbours in the same segment."""
-        before = self._ends.get(start)
-        if before is not None and self._starts[before][1] == segment:
-            bytes_ += self._starts.pop(before)[0]
-            del self._ends[start]
-            start = before
-        after = self._starts.get(start + bytes_)
-        if after is not None and after[1] == segment:
-            del self._starts[start + bytes_], self._ends[start + bytes_ + after[0]]
-            bytes_ += after[0]
-        self._starts[start] = (bytes_, segment)
-        self._ends[start + bytes_] = start
-
-    def take(self, start: int) -> tuple[int, int] | None:
-        """Remove and return the range that starts here, as (bytes, segment); None without one."""
-        found = self._starts.pop(start, None)
-        if found is not None:
-            del self._ends[start + found[0]]
-        return found
-
-    def cut(self, start: int, bytes_: int) -> None:
-        """Remove part of a range (an expandable segment unmaps pages)."""
-        for first, (length, segment) in self._starts.items():
-            if first <= start and start + bytes_ <= first + length:
-                self.take(first)
-                if start > first:
-                    self.put(first, start - first, segment)
-                if start + bytes_ < first + length:
-                    self.put(start + bytes_, first + length - start - bytes_, segment)
-                return
-
-    def listed(self) -> list[tuple[int, int, int]]:
-        """Every range as (start, bytes, segment), sorted by address."""
-        return sorted((start, bytes_, segment) for start, (bytes_, segment) in self._starts.items())
 
 
 @dataclass(frozen=True)
@@ -191,6 +151,7 @@ def replay(action: npt.ArrayLike, address: npt.ArrayLike, size: npt.ArrayLike, s
     return Replay(
         alloc_event=made,
         free_event=requested[made],
+        reuse_event=completed[made],
         block_bytes=given,
         allocated_bytes=np.cumsum(moves),
         reserved_bytes=np.cumsum(segments),

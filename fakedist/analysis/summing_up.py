@@ -12,6 +12,7 @@ from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
 from fakedist.analysis.memory_tables import Peak
 from fakedist.analysis.outside.outside_memory import beside_reserved, estimate_outside
 from fakedist.analysis.recording import Recording
+from fakedist.analysis.reserved import reserved_moments
 from fakedist.analysis.times.totals import rows_of
 from fakedist.job import Job
 from fakedist.run.manifest import Manifest
@@ -73,6 +74,7 @@ def summarize(recording: Recording, manifest: Manifest, tables: dict[str, pd.Dat
         out_of_memory=_out_of_memory(recording, ending, tables["events"]),
         advice=find_advice(tables),
         invented_values=int(tables["invented"]["num_values"].sum()),
+        reserved=reserved_moments(tables),
     )
 
 

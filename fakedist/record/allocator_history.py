@@ -17,10 +17,12 @@ from fakedist.patch import patched, present
 from fakedist.run.allocator import SETTINGS, refusal
 from fakedist.run.encoding import Record
 from fakedist.run.memory_records import EventsRecord, StatisticsRecord
-from fakedist.run.rows import FrameRow
+from fakedist.run.rows import FrameRow, PoolRow
 from fakedist.run.schema import ACTIONS
 
 _ACTION_CODES = {name: code for code, name in enumerate(ACTIONS)}
+_GAINS = frozenset(("segment_alloc", "segment_map"))
+_COMMON_POOL = (0, 0)
 _RECORD = "_record_memory_history"
 _RESET_PEAK = "_cuda_resetPeakMemoryStats"
 
@@ -41,7 +43,16 @@ class _Entry(TypedDict, total=False):
     stream: int
     time_us: int
     user_metadata: str
+    pool_id: tuple[int, int]
     frames: list[_Frame]
+
+
+class _Segment(TypedDict):
+    """What is read of a segment in torch's snapshot."""
+
+    device: int
+    address: int
+    segment_pool_id: tuple[int, int]
 
 
 class AllocatorHistory:
@@ -87,15 +98,16 @@ class AllocatorHistory:
         self.start()
         for device, trace in enumerate(snapshot["device_traces"]):
             if trace:
-                self._append(self._events(device, trace))
+                self._append(self._events(device, trace, _private_pools(snapshot["segments"], device)))
         self._gemms.clear()
 
-    def _events(self, device: int, trace: list[_Entry]) -> EventsRecord:
+    def _events(self, device: int, trace: list[_Entry], private: dict[int, tuple[int, int]]) -> EventsRecord:
         first_frame, first_stack = len(self._frames), len(self._stacks)
         frame_ids: dict[int, int] = {}
         stack_ids: dict[int, int] = {}
         action, address, size = array("B"), array("Q"), array("q")
         stream, time_us, op, stack = array("Q"), array("q"), array("q"), array("i")
+        pools: list[PoolRow] = []
         for entry in trace:
             name = entry["action"]
             at = entry["addr"] if "addr" in entry else entry.get("device_free", 0)
@@ -108,6 +120,8 @@ class AllocatorHistory:
             stream.append(entry["stream"])
             time_us.append(entry.get("time_us", 0))
             op.append(number)
+            if name in _GAINS and (pool := entry.get("pool_id") or private.get(at, _COMMON_POOL)) != _COMMON_POOL:
+                pools.append(PoolRow(len(action) - 1, *pool))
             frames = entry.get("frames")
             if frames:
                 found = stack_ids.get(id(frames))
@@ -132,6 +146,7 @@ class AllocatorHistory:
             time_us=time_us.tobytes(),
             op=op.tobytes(),
             stack=stack.tobytes(),
+            pools=pools,
         )
 
     def _stack(self, frames: list[_Frame], frame_ids: dict[int, int]) -> int:
@@ -170,6 +185,15 @@ class AllocatorHistory:
                 )
             )
         return records
+
+
+def _private_pools(segments: list[_Segment], device: int) -> dict[int, tuple[int, int]]:
+    """Private pools of the segments that are held now, by address: older versions of torch name no pool in events."""
+    return {
+        segment["address"]: segment["segment_pool_id"]
+        for segment in segments
+        if segment["device"] == device and segment["segment_pool_id"] != _COMMON_POOL
+    }
 
 
 def check_allocator() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 
 from fakedist.results.run_tables import RunTables
+from fakedist.run.schema import MOMENTS
 from fakedist.run.summary import Summary
 from fakedist.units import format_bytes
 
@@ -47,6 +49,47 @@ class RunMemory:
         found.insert(2, "layer", layers.iloc[blocks["layer"]].to_numpy())
         found.insert(6, "line", [lines[stack] for stack in blocks["stack"]])
         return found
+
+    def segments(self, moment: str = "peak_reserved") -> pd.DataFrame:
+        """The segments that the allocator held at a moment, most free memory first.
+
+        ``bytes`` adds up to what was reserved, ``allocated_bytes`` to what was allocated.
+
+        Args:
+            moment: "peak_reserved" or "peak_allocated".
+
+        Columns: those of the table ``segments``; category, layer, step, phase, operation and line of the largest block
+        in each segment, empty without one.
+
+        Raises:
+            ValueError: There is no such moment.
+        """
+        if moment not in MOMENTS:
+            raise ValueError(f"moment is {' or '.join(map(repr, MOMENTS))}, not {moment!r}")
+        table = self._tables.table("segments")
+        found = table[table["moment"] == moment].drop(columns="moment").reset_index(drop=True)
+        largest = self.blocks().drop(columns=["bytes", "at_peak"]).reindex(found["block"]).reset_index(drop=True)
+        return found.join(largest)
+
+    def segment_blocks(self, moment: str = "peak_reserved") -> pd.DataFrame:
+        """The blocks in those segments, by address.
+
+        Columns: segment (row of :meth:`segments`), offset_bytes (from the segment's begin), bytes, is_waiting (freed
+        while another stream still used it), category, layer, step, phase, operation, line. Empty if the addresses of
+        the segments are not known.
+        """
+        segments = self.segments(moment).sort_values("address")
+        blocks = self._tables.table("blocks", ["address", "alloc_event", "free_event", "reuse_event"])
+        event = int(segments["event"].iloc[0]) if len(segments) else -1
+        alive = blocks[(blocks["alloc_event"] <= event) & (blocks["reuse_event"] > event)].sort_values("address")
+        if not len(segments) or not segments["address"].iloc[0]:
+            alive = alive.head(0)
+        place = np.searchsorted(segments["address"].to_numpy(), alive["address"].to_numpy(), side="right") - 1
+        found = self.blocks().loc[alive.index].drop(columns="at_peak")
+        found.insert(0, "segment", segments.index.to_numpy()[place])
+        found.insert(1, "offset_bytes", (alive["address"] - segments["address"].to_numpy()[place]).astype("int64"))
+        found.insert(3, "is_waiting", alive["free_event"] <= event)
+        return found.reset_index(drop=True)
 
     def by_category(self) -> pd.DataFrame:
         """Bytes at the peak by category: columns bytes, share (of the peak)."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from fakedist.run.encoding import I32, I64, U8, U64, Record
-from fakedist.run.rows import FrameRow, GraphRow, HeldRow, HolderRow, LineRow, PlacingRow
+from fakedist.run.rows import FrameRow, GraphRow, HeldRow, HolderRow, LineRow, PlacingRow, PoolRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,7 @@ class EventsRecord(Record):
         time_us: Unix time.
         op: Number of the operation that ran; -1 if none did.
         stack: Number of the stack; -1 without one.
+        pools: The private pools among the segments.
     """
 
     kind: ClassVar[str] = "events"
@@ -37,6 +38,7 @@ class EventsRecord(Record):
     time_us: I64
     op: I64
     stack: I32
+    pools: list[PoolRow] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,3 +249,17 @@ class HeldRow(NamedTuple):
     address: int
     line: int
     layer: int
+
+
+class PoolRow(NamedTuple):
+    """A segment of a private pool, such as a CUDA graph's, or pages that were mapped for one.
+
+    Attributes:
+        event: Place of the event in its record.
+        first: First number of the pool's id.
+        second: Second number.
+    """
+
+    event: int
+    first: int
+    second: int

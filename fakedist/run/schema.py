@@ -32,6 +32,18 @@ FAMILIES = ("gemm", "attention", "norm", "elementwise", "copy", "optimizer", "co
 KINDS = ("forward", "recompute", "backward", "optimizer", "other")
 #: What limits an estimated kernel; empty where that is not known.
 BOUNDS = ("", "compute", "memory", "launch")
+#: The moments of the table `segments`: the reserved peak when it was reached, and the allocated peak.
+MOMENTS = ("peak_reserved", "peak_allocated")
+#: What the free memory of a segment is; where several hold, the first does.
+SEGMENT_STATES = {
+    "unknown": "before the history, at an unknown address",
+    "private": "in a private pool (of a CUDA graph or a torch.cuda.MemPool)",
+    "empty": "nothing in it is allocated",
+    "expandable": "expandable, and something in it is allocated",
+    "small": "of the small pool (blocks up to 1 MiB), and something in it is allocated",
+    "pinned": "less than half of it is allocated",
+    "used": "half of it or more is allocated",
+}
 #: The allocator's own names, c10/cuda/CUDACachingAllocator.h TraceEntry::Action.
 ACTIONS = (
     "alloc",
@@ -60,6 +72,11 @@ TABLES: dict[str, Table] = {
             Column("bytes", "int64", "What the allocator gave: the request rounded up, or a free block's whole rest."),
             Column("alloc_event", "int64", "Row of `events` that made it."),
             Column("free_event", "int64", "Row of `events` that asked to free it; the number of events if none did."),
+            Column(
+                "reuse_event",
+                "int64",
+                "Row of `events` from which its memory could be given again; the number of events if none.",
+            ),
             Column("op", "int64", "Number of the operation that allocated it; -1 if none was running."),
             Column("operation", "string", "That operation, e.g. aten.mm.default."),
             Column("step", "int32", "Training step; 0 is before the first forward."),
@@ -92,6 +109,34 @@ TABLES: dict[str, Table] = {
             Column("stack", "int32", "Row of `stacks` (allocations only); -1 if none."),
             Column("allocated_bytes", "int64", "In blocks that tensors hold, after the event."),
             Column("reserved_bytes", "int64", "In segments, after the event."),
+        ),
+    ),
+    "segments": Table(
+        "A segment that the caching allocator held at one of two moments, those with the most free memory first. Those "
+        "of a moment add up to what is reserved. Adjacent pages of an expandable segment are one row.",
+        (
+            Column(
+                "moment",
+                "string",
+                "peak_reserved: the first time that the most was reserved, with the block that it was reserved for; "
+                "peak_allocated: the first time that the most was allocated.",
+            ),
+            Column("event", "int64", "Row of `events` after which it is."),
+            Column("address", "uint64", "Device address; 0 if unknown."),
+            Column("bytes", "int64", "Its size."),
+            Column("state", "string", "; ".join(f"{name}: {text}" for name, text in SEGMENT_STATES.items()) + "."),
+            Column("pool", "string", "small, large or unknown."),
+            Column("private_pool", "string", "Id of its private pool; empty outside of private pools."),
+            Column("is_expandable", "bool", "Whether it consists of mapped pages (expandable_segments)."),
+            Column("stream", "uint64", "The CUDA stream whose blocks it serves."),
+            Column("allocated_bytes", "int64", "In blocks that tensors hold."),
+            Column("requested_bytes", "int64", "What was asked for with those; the rest is rounding."),
+            Column("waiting_bytes", "int64", "In blocks that were freed while another stream still used them."),
+            Column("free_bytes", "int64", "The rest."),
+            Column("num_blocks", "int64", "Blocks in it, allocated or waiting."),
+            Column("num_holes", "int64", "Pieces that the free memory is in."),
+            Column("largest_hole_bytes", "int64", "The largest of them."),
+            Column("block", "int64", "Row of `blocks`: the largest one in it; -1 if it is empty."),
         ),
     ),
     "stacks": Table(

@@ -152,6 +152,63 @@ class LargeBlock:
 
 
 @dataclass(frozen=True)
+class HeldSegment:
+    """A segment with free memory that blocks in it keep reserved; part of a row of the table ``segments``.
+
+    Attributes:
+        bytes: Its size.
+        state: pinned (less than half of it is allocated) or used.
+        stream: The CUDA stream whose blocks it serves.
+        allocated_bytes: In blocks that tensors hold.
+        free_bytes: In holes between blocks.
+        num_blocks: Blocks in it.
+        num_holes: Pieces that the free memory is in.
+        largest_hole_bytes: The largest of them.
+        block: The largest block in it.
+    """
+
+    bytes: int
+    state: str
+    stream: int
+    allocated_bytes: int
+    free_bytes: int
+    num_blocks: int
+    num_holes: int
+    largest_hole_bytes: int
+    block: LargeBlock
+
+
+@dataclass(frozen=True)
+class ReservedMoment:
+    """Why more was reserved than allocated, at one moment.
+
+    Attributes:
+        moment: peak_reserved (the first time that the most was reserved) or peak_allocated.
+        step: Step.
+        phase: Phase.
+        reserved_bytes: Reserved then.
+        allocated_bytes: Allocated then.
+        rounding_bytes: The part of allocated that nothing asked for: requests are rounded up.
+        unused: The difference in parts, which add up to it: free bytes by the state of their segment (a column of the
+            table ``segments``), and as ``waiting`` what was freed while another stream still used it.
+        num_segments: Segments.
+        held: Segments of the large pool that blocks keep reserved, most free memory first.
+        taken_for: The block that the last segment was taken for; None at other moments.
+    """
+
+    moment: str
+    step: int
+    phase: str
+    reserved_bytes: int
+    allocated_bytes: int
+    rounding_bytes: int
+    unused: dict[str, int]
+    num_segments: int
+    held: list[HeldSegment]
+    taken_for: LargeBlock | None
+
+
+@dataclass(frozen=True)
 class CollectiveTotal:
     """All calls of one operation on one group, *simulated*.
 
@@ -262,6 +319,7 @@ class Summary:
         out_of_memory: The request that ended the run; None if none did.
         advice: What would lower the peak.
         invented_values: Values that the virtual GPU made up.
+        reserved: Why more was reserved than allocated, at both peaks.
         notes: What limits what these figures mean.
         schema_version: Version of this layout.
     """
@@ -292,6 +350,7 @@ class Summary:
     out_of_memory: OutOfMemory | None
     advice: list[Advice]
     invented_values: int
+    reserved: list[ReservedMoment] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
 
     @property

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
+from fakedist.analysis.blocks import build_blocks
+from fakedist.analysis.recording import read_recording
+from fakedist.analysis.segments import segments_at
 from tests.conftest import RunFakedist
 
 JOB = Path(__file__).parent / "jobs" / "allocations.py"
@@ -43,3 +48,40 @@ def test_the_peaks_are_the_allocators_own(run_fakedist: RunFakedist, tmp_path: P
     assert not [note for note in summary["notes"] if note["code"] == "peak_differs"]
     assert events["allocated_bytes"].max() == counted["allocated_bytes.all.peak"]
     assert counted["allocated_bytes.all.current"] in set(events["allocated_bytes"])
+    recording = read_recording(tmp_path / "run")
+    blocks = build_blocks(recording)
+    last = int(np.flatnonzero(blocks.replay.allocated_bytes == counted["allocated_bytes.all.current"])[-1])
+    found = segments_at(recording, blocks, last)
+    assert segment_rows(found) == sorted(map(segment_row, counted["segments"]))
+    assert found["free_bytes"].sum() > 0
+    assert set(found["state"]) >= {"private", "expandable" if "expandable" in alloc_conf else "used"}
+    for moment in summary["reserved"]:
+        assert moment["reserved_bytes"] - moment["allocated_bytes"] == sum(moment["unused"].values())
+    assert summary["reserved"][0]["reserved_bytes"] == counted["reserved_bytes.all.peak"]
+    assert summary["reserved"][1]["allocated_bytes"] == counted["allocated_bytes.all.peak"]
+
+
+def segment_row(segment: dict[str, Any]) -> tuple[object, ...]:
+    """What torch says of a segment: place, pool, bytes allocated and asked for, and its holes."""
+    holes = [block["size"] for block in segment["blocks"] if block["state"] == "inactive"]
+    pool = "" if segment["segment_pool_id"] == [0, 0] else "{},{}".format(*segment["segment_pool_id"])
+    return (
+        segment["address"],
+        segment["total_size"],
+        segment["stream"],
+        segment["segment_type"],
+        pool,
+        segment["is_expandable"],
+        segment["allocated_size"],
+        segment["requested_size"],
+        segment["active_size"] - segment["allocated_size"],
+        len(holes),
+        max(holes, default=0),
+    )
+
+
+def segment_rows(table: pd.DataFrame) -> list[tuple[object, ...]]:
+    """The same of the table."""
+    names = ["address", "bytes", "stream", "pool", "private_pool", "is_expandable"]
+    names += ["allocated_bytes", "requested_bytes", "waiting_bytes", "num_holes", "largest_hole_bytes"]
+    return sorted(table[names].itertuples(index=False, name=None))

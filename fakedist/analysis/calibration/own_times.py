@@ -9,9 +9,10 @@ import pandas as pd
 
 from fakedist.analysis.calibration.calibrating import Calibrated, calibrate, with_gpu
 from fakedist.analysis.calibration.recorded_step import recorded_step
+from fakedist.analysis.collector import no_collector
 from fakedist.analysis.nsys.database import open_database
 from fakedist.analysis.nsys.tracing import read_process
-from fakedist.analysis.recording import no_collector, read_recording
+from fakedist.analysis.recording import read_recording
 from fakedist.analysis.times.launch_tables import launch_table, work_table
 from fakedist.analysis.traces.chrome_trace import read_chrome_trace
 from fakedist.analysis.traces.process_trace import ProcessTrace

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fakedist.analysis.building import build_tables
+from fakedist.analysis.collector import no_collector
 from fakedist.analysis.nsys.database import Database, open_database
 from fakedist.analysis.nsys.tracing import Choice, gpu_name, read_trace, tool_version
-from fakedist.analysis.recording import no_collector, read_recording
+from fakedist.analysis.recording import read_recording
 from fakedist.analysis.traces.layer_numbers import LayerNumbers
 from fakedist.analysis.traces.traced_kernels import Tool, kernel_record
 from fakedist.run.directory import JOURNAL_NAME

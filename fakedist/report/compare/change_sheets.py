@@ -12,8 +12,8 @@ from fakedist.report.compare.comparison import Comparison, format_change, format
 from fakedist.report.compare.time_change_sheets import time_change_sheets
 from fakedist.report.text.group_sheets import AT_ONCE, stream_columns
 from fakedist.report.text.markdown import escaped, markdown_table
-from fakedist.report.text.memory_sheets import Columns, Sheet, changed_sheet
-from fakedist.report.text.sheet import KEY, SheetColumn, print_remark, print_table, print_words
+from fakedist.report.text.memory_sheets import Columns, changed_sheet
+from fakedist.report.text.sheet import KEY, Sheet, SheetColumn, print_remark, print_table, print_words
 from fakedist.units import format_bytes
 
 

@@ -8,8 +8,8 @@ import pandas as pd
 
 from fakedist.report.compare.comparison import format_relative
 from fakedist.report.compare.time_comparison import TimeComparison, format_us_change
-from fakedist.report.text.memory_sheets import Columns, Sheet, changed_sheet
-from fakedist.report.text.sheet import KEY, SheetColumn
+from fakedist.report.text.memory_sheets import Columns, changed_sheet
+from fakedist.report.text.sheet import KEY, Sheet, SheetColumn
 from fakedist.report.text.time_wording import short_kernel, unknown_time
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import plotly.graph_objects as go
 
-from fakedist.report.figures import memory_figures, time_figures
+from fakedist.report.figures import memory_figures, segment_figure, time_figures
 from fakedist.results.run import Run
 
 
@@ -33,6 +33,10 @@ class RunFigures:
     def layers(self) -> go.Figure:
         """Memory at the peak by layer and category, as bars."""
         return memory_figures.layer_bars(self._run)
+
+    def segments(self, *, moment: str = "peak_reserved") -> go.Figure:
+        """The allocator's segments, blocks and holes. ``moment`` is "peak_reserved" or "peak_allocated"."""
+        return segment_figure.segment_map(self._run, moment=moment)
 
     def time_by_layer(self) -> go.Figure:
         """Kernel time by layer, as bars."""

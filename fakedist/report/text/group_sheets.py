@@ -12,8 +12,7 @@ from rich.text import Text
 from fakedist.analysis.calls import ranks_of
 from fakedist.analysis.topology import COMPUTE, HOST, OWN, GroupCalls, Overlap, ProcessGroup, find_topology
 from fakedist.report.text.facts import run_facts
-from fakedist.report.text.memory_sheets import Sheet
-from fakedist.report.text.sheet import SheetColumn, print_remark, print_table
+from fakedist.report.text.sheet import Sheet, SheetColumn, print_remark, print_table
 from fakedist.results.run import Run
 from fakedist.run.plain import to_plain
 from fakedist.units import format_bytes

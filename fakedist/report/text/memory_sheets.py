@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 import pandas as pd
 
 from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
-from fakedist.report.text.sheet import KEY, SheetColumn
+from fakedist.report.text.reserved_sheets import reserved_sheets
+from fakedist.report.text.sheet import KEY, Sheet, SheetColumn
 from fakedist.report.text.wording import LAYER_COLUMNS, MIN_SHARE, layer_label, or_dash, short_line, short_operation
 from fakedist.results.run import Run
 from fakedist.run.schema import CATEGORIES
@@ -19,21 +20,6 @@ _EMPTY_RANK = 9  # empty columns are left out before all others
 _NUM_LARGEST = 10
 _NUM_CHANGES = 12
 _NUM_STEPS = 4  # of more steps, only the first two, the one with the peak and the last are shown
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """One table.
-
-    Attributes:
-        title: Its title.
-        columns: Its columns.
-        remarks: Remarks about it, one line each.
-    """
-
-    title: str
-    columns: Sequence[SheetColumn]
-    remarks: Sequence[str] = ()
 
 
 #: Makes the columns of a table from its rows.
@@ -83,6 +69,7 @@ def run_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
         sheet = largest_sheet(summary.largest_blocks, cwd)
         known = [column for column in sheet.columns if run.by_category is not None or column.name in ("bytes", "line")]
         found.append(replace(sheet, columns=known))
+        found += reserved_sheets(run)
     if summary.collectives:
         found.append(collective_sheet(summary.collectives))
     return found

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fakedist.report.text.memory_sheets import Sheet
-from fakedist.report.text.sheet import SheetColumn
+from fakedist.report.text.sheet import Sheet, SheetColumn
 from fakedist.report.text.wording import span_text
 from fakedist.run.plain import to_plain
 from fakedist.run.summary import Outside, Summary

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from fakedist.report.text.facts import run_title
 from fakedist.report.text.markdown import escaped, markdown_table
-from fakedist.report.text.memory_sheets import Sheet, run_sheets
+from fakedist.report.text.memory_sheets import run_sheets
 from fakedist.report.text.outside_sheet import OUTSIDE_TITLE, communicator_sheet, outside_figures
+from fakedist.report.text.sheet import Sheet
 from fakedist.report.text.time_sheets import time_sheets
 from fakedist.report.text.time_wording import source_word, time_figures
 from fakedist.report.text.wording import advice_text, ending, note_texts, peaks_text, top_advice, verdict

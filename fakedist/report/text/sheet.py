@@ -47,6 +47,21 @@ class SheetColumn:
         return max(cell_len(text) for text in (self.name, *self.cells))
 
 
+@dataclass(frozen=True)
+class Sheet:
+    """One table.
+
+    Attributes:
+        title: Its title.
+        columns: Its columns.
+        remarks: Remarks about it, one line each.
+    """
+
+    title: str
+    columns: Sequence[SheetColumn]
+    remarks: Sequence[str] = ()
+
+
 def print_table(console: Console, title: str, columns: Sequence[SheetColumn]) -> None:
     """Print a table below its title, with as many of its columns as fit."""
     shown = _fitting(columns, console.width)

@@ -10,9 +10,17 @@ from rich.table import Table
 from rich.text import Text
 
 from fakedist.report.text.facts import run_facts
-from fakedist.report.text.memory_sheets import Sheet, run_sheets
+from fakedist.report.text.memory_sheets import run_sheets
 from fakedist.report.text.outside_sheet import OUTSIDE_TITLE, communicator_sheet, outside_figures
-from fakedist.report.text.sheet import print_figures, print_heading, print_lines, print_remark, print_table, print_words
+from fakedist.report.text.sheet import (
+    Sheet,
+    print_figures,
+    print_heading,
+    print_lines,
+    print_remark,
+    print_table,
+    print_words,
+)
 from fakedist.report.text.time_sheets import time_sheets
 from fakedist.report.text.time_wording import source_word, time_figures
 from fakedist.report.text.wording import advice_text, note_texts, peak_place, top_advice, verdict

@@ -7,8 +7,7 @@ import pandas as pd
 from fakedist.analysis.layer_table import fold_layers, unfolded
 from fakedist.analysis.times.layer_times import fold_times
 from fakedist.analysis.times.totals import PEAK_DTYPE, rows_of
-from fakedist.report.text.memory_sheets import Sheet
-from fakedist.report.text.sheet import KEY, SheetColumn
+from fakedist.report.text.sheet import KEY, Sheet, SheetColumn
 from fakedist.report.text.time_wording import (
     bytes_rate,
     flops_rate,

@@ -1,4 +1,4 @@
-"""Allocates and frees at random, in every way that makes the caching allocator decide; writes down its statistics.
+"""Allocates and frees at random, in every way that makes the caching allocator decide; writes down what it counted.
 
 python allocations.py SEED STATISTICS_FILE
 """
@@ -50,12 +50,17 @@ def main(seed: int, statistics: str) -> None:
     choose = random.Random(seed)
     streams = [torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
     held: list[torch.Tensor] = []
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = [torch.zeros(size, dtype=torch.uint8, device="cuda") for size in (KIB, 3 * MIB, 30 * MIB)]
+        del captured[1]
     for _ in range(3_000):
         with contextlib.suppress(torch.OutOfMemoryError):
             move(choose, streams, held)
     stats = torch.cuda.memory_stats()
+    found = {name: stats[name] for name in (*STATISTICS, *COUNTS)} | {"segments": torch.cuda.memory_snapshot()}
     with open(statistics, "w") as file:
-        json.dump({name: stats[name] for name in (*STATISTICS, *COUNTS)}, file)
+        json.dump(found, file)
 
 
 main(int(sys.argv[1]), sys.argv[2])

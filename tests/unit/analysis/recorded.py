@@ -28,7 +28,7 @@ from fakedist.run.records import (
     ScopesRecord,
     StepRecord,
 )
-from fakedist.run.rows import FrameRow, LayerRow, OperationRow, RegionRow, ScopeRow
+from fakedist.run.rows import FrameRow, LayerRow, OperationRow, PoolRow, RegionRow, ScopeRow
 from fakedist.run.schema import ACTIONS, CATEGORIES, SHARD, SHARD_CODE
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -46,6 +46,7 @@ class HandMade:
     operations: dict[str, int] = field(default_factory=dict)
     ops: list[tuple[int, int]] = field(default_factory=list)
     events: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
+    pools: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)
     marks: list[tuple[int, ...]] = field(default_factory=list)
     frames: list[FrameRow] = field(default_factory=list)
     stacks: list[tuple[int, ...]] = field(default_factory=list)
@@ -117,7 +118,8 @@ class HandMade:
         frames, stacks = self.frames, self.stacks
         for device, rows in self.events.items():
             columns = _columns(EventsRecord, rows)
-            written.append(EventsRecord(device, frames, stacks, **columns))
+            pools = [PoolRow(*row) for row in self.pools.get(device, [])]
+            written.append(EventsRecord(device, frames, stacks, **columns, pools=pools))
             frames, stacks = [], []
         written.append(MarksRecord(**_columns(MarksRecord, self.marks)))
         return written + self.others

@@ -19,7 +19,7 @@ from fakedist.report.text.facts import run_facts
 from fakedist.results.opening import open_run
 from fakedist.run.directory import JOURNAL_NAME, SNAPSHOT_NAME
 from fakedist.run.journal import MAGIC
-from fakedist.run.schema import TABLES
+from fakedist.run.schema import ACTIONS, TABLES
 from fakedist.run.summary import Summary
 from fakedist.run.tables import write_table
 from fakedist.units import UNLIMITED_BYTES
@@ -295,6 +295,15 @@ def test_a_rank_that_used_another_device_is_reported_there(tmp_path: Path) -> No
         "the rank used cuda:0, not the device of its LOCAL_RANK",
         NOT_REACHED.format("0 steps"),
     ]
+
+
+def test_a_device_on_which_only_a_snapshot_was_taken_was_not_used(tmp_path: Path) -> None:
+    made = HandMade()
+    made.op()
+    made.alloc(0, MIB, device=1)
+    made.events[0] = [(ACTIONS.index("snapshot"), 0, 0, 0, 0, -1, -1)]  # torch.cuda.memory_snapshot() leaves one on all
+    recording = made.read(tmp_path)
+    assert (recording.device, sorted(recording.events)) == (1, [1])
 
 
 def test_a_run_without_a_forward_says_why_everything_is_other(tmp_path: Path) -> None:

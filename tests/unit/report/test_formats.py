@@ -24,13 +24,13 @@ def test_markdown_says_the_verdict_and_every_table(tmp_path: Path) -> None:
         "rank 1 of 8 **fits so far**, headroom 79.00 GiB, 986.00 MiB to 1.53 GiB of it for NCCL, estimated. Peak, meas"
         in text
     )
-    assert text.count("<details>") == text.count("</details>") == 5
+    assert text.count("<details>") == text.count("</details>") == 7
     assert "| layers.0-2.mlp x3 |" in text
     assert "\n821.51 MiB less reserved, estimated: use expandable segments.\n" in text
     assert "- **821.51 MiB** less reserved at the peak" in text
     assert "- a word that a reader of these figures must know" in text
     tables = [part.splitlines() for part in text.split("\n\n") if part.startswith("|")]
-    assert len(tables) == 6
+    assert len(tables) == 8
     assert all(len({line.count("|") for line in lines}) == 1 for lines in tables)  # every row as many cells
 
 

@@ -1,0 +1,203 @@
+"""Segments at the peaks, from hand-made histories: what adds up, what is a hole, and what keeps a segment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from fakedist.analysis.blocks import build_blocks, event_places
+from fakedist.analysis.building import make_tables
+from fakedist.analysis.foreign import read_foreign
+from fakedist.analysis.recording import Recording
+from fakedist.analysis.reserved import reserved_moments
+from fakedist.analysis.segments import segment_table
+from fakedist.run.schema import MOMENTS
+from fakedist.run.summary import ReservedMoment
+from tests.unit.analysis.recorded import BASE, GIB, KIB, MIB, HandMade
+from tests.unit.analysis.test_foreign import entry, free, held, segment
+
+
+def table(recording: Recording, moment: str = "peak_reserved") -> pd.DataFrame:
+    found = segment_table(recording, build_blocks(recording))
+    return found[found["moment"] == moment].reset_index(drop=True)
+
+
+def moments(recording: Recording) -> list[ReservedMoment]:
+    blocks = build_blocks(recording)
+    return reserved_moments(make_tables(recording, blocks, event_places(recording)))
+
+
+def fragmented() -> HandMade:
+    """A segment that one block of 4 MiB keeps, one that is full, an empty one, and one of small blocks."""
+    made = HandMade()
+    made.op("init", 0)
+    line = made.stack(("/job/train.py", 7, "main"))
+    made.event("segment_free", 0, GIB)
+    for at, size in ((1, 100), (2, 64), (3, 20)):
+        made.event("segment_alloc", at * GIB, size * MIB)
+    made.event("segment_alloc", 4 * GIB, 2 * MIB, stream=5)
+    made.alloc(GIB, 30 * MIB)
+    made.alloc(GIB + 30 * MIB, 4 * MIB, stack=line)
+    made.alloc(2 * GIB, 64 * MIB)
+    made.alloc(3 * GIB, 20 * MIB)
+    made.alloc(4 * GIB, KIB)
+    made.free(GIB, 30 * MIB)
+    made.free(3 * GIB, 20 * MIB)
+    made.op("forward", 1)
+    made.event("segment_alloc", 5 * GIB, 2 * GIB)
+    made.alloc(5 * GIB, 2 * GIB)
+    return made
+
+
+def test_the_reserved_peak_is_when_its_block_is_there(tmp_path: Path) -> None:
+    found = table(fragmented().read(tmp_path))
+    last = found.set_index("address").loc[BASE + 5 * GIB]
+    assert (last["allocated_bytes"], last["free_bytes"], last["num_blocks"]) == (2 * GIB, 0, 1)
+
+
+def test_segments_add_up_to_what_is_reserved_and_their_blocks_to_what_is_allocated(tmp_path: Path) -> None:
+    recording = fragmented().read(tmp_path)
+    replay = build_blocks(recording).replay
+    for moment in MOMENTS:
+        found = table(recording, moment)
+        event = found["event"].iloc[0]
+        assert found["bytes"].sum() == replay.reserved_bytes[event]
+        assert found["allocated_bytes"].sum() == replay.allocated_bytes[event]
+
+
+def test_each_segment_has_its_state_its_holes_and_its_largest_block(tmp_path: Path) -> None:
+    found = table(fragmented().read(tmp_path))
+    columns = ["address", "state", "pool", "stream", "free_bytes", "num_holes", "largest_hole_bytes", "block"]
+    assert list(found[columns].itertuples(index=False, name=None)) == [
+        (BASE + GIB, "pinned", "large", 0, 96 * MIB, 2, 66 * MIB, 1),
+        (BASE + 3 * GIB, "empty", "large", 0, 20 * MIB, 1, 20 * MIB, -1),
+        (BASE + 4 * GIB, "small", "small", 5, 2 * MIB - KIB, 1, 2 * MIB - KIB, 4),
+        (BASE + 2 * GIB, "used", "large", 0, 0, 0, 0, 2),
+        (BASE + 5 * GIB, "used", "large", 0, 0, 0, 0, 5),
+    ]
+
+
+def test_an_empty_segment_has_the_pool_that_it_served(tmp_path: Path) -> None:
+    made = HandMade()
+    made.op()
+    made.event("segment_alloc", 2 * GIB, 64 * MIB)  # as with another size of small segments
+    made.alloc(2 * GIB, KIB)
+    made.free(2 * GIB, KIB)
+    made.alloc(0, GIB)
+    assert table(made.read(tmp_path), "peak_allocated")["pool"].tolist() == ["small", "large"]
+
+
+def test_a_block_that_another_stream_still_uses_is_neither_free_nor_allocated(tmp_path: Path) -> None:
+    made = HandMade()
+    made.op()
+    made.alloc(0, 300 * MIB)
+    made.event("free_requested", 0, 300 * MIB)
+    made.alloc(400 * MIB, 400 * MIB)
+    made.event("free_completed", 0, 300 * MIB)
+    recording = made.read(tmp_path)
+    (row,) = table(recording, "peak_allocated").itertuples()
+    assert (row.allocated_bytes, row.waiting_bytes, row.free_bytes) == (400 * MIB, 300 * MIB, 324 * MIB)
+    assert (row.num_holes, row.largest_hole_bytes, row.num_blocks) == (2, 224 * MIB, 2)
+    assert moments(recording)[1].unused == {"used": 324 * MIB, "waiting": 300 * MIB}
+
+
+def test_the_parts_add_up_to_what_is_not_allocated(tmp_path: Path) -> None:
+    first, second = moments(fragmented().read(tmp_path))
+    assert first.unused == {"empty": 20 * MIB, "small": 2 * MIB - KIB, "pinned": 96 * MIB}
+    for moment in (first, second):
+        assert sum(moment.unused.values()) == moment.reserved_bytes - moment.allocated_bytes
+    assert (first.moment, first.step, first.phase) == ("peak_reserved", 1, "forward")
+    assert first.taken_for is not None
+    assert first.taken_for.bytes == 2 * GIB
+    assert second.taken_for is None
+
+
+def test_the_block_that_keeps_a_segment_is_named_with_its_line(tmp_path: Path) -> None:
+    (held_one,) = moments(fragmented().read(tmp_path))[0].held
+    assert (held_one.free_bytes, held_one.bytes, held_one.num_blocks) == (96 * MIB, 100 * MIB, 1)
+    assert (held_one.block.bytes, held_one.block.line) == (4 * MIB, "/job/train.py:7 (main)")
+
+
+def test_rounding_is_part_of_what_is_allocated(tmp_path: Path) -> None:
+    made = HandMade()
+    made.op()
+    made.alloc(0, 1000)
+    assert moments(made.read(tmp_path))[0].rounding_bytes == 24
+
+
+def test_pages_of_an_expandable_segment_are_one_row_and_its_holes_count(tmp_path: Path) -> None:
+    made = HandMade()
+    made.op()
+    made.event("segment_free", 0, GIB)
+    for page in range(3):
+        made.event("segment_map", 2 * GIB + page * 20 * MIB, 20 * MIB, stream=7)
+    made.alloc(2 * GIB, 50 * MIB)
+    made.event("segment_map", 4 * GIB, 2 * MIB, stream=7)
+    made.alloc(4 * GIB, KIB)
+    made.event("segment_map", 2 * GIB + 60 * MIB, GIB, stream=7)
+    rows = table(made.read(tmp_path))
+    columns = ["bytes", "state", "is_expandable", "pool", "stream", "num_holes"]
+    assert list(rows[columns].itertuples(index=False, name=None)) == [
+        (GIB + 60 * MIB, "expandable", True, "large", 7, 1),
+        (2 * MIB, "expandable", True, "small", 7, 1),
+    ]
+
+
+def test_private_pools_are_told_apart(tmp_path: Path) -> None:
+    made = HandMade()
+    made.op()
+    made.event("segment_alloc", 2 * GIB, GIB)
+    made.alloc(2 * GIB, MIB * 3)
+    made.pools[0] = [(1, 4, 0)]
+    found = table(made.read(tmp_path)).set_index("address")
+    assert found.loc[BASE + 2 * GIB, ["private_pool", "state"]].tolist() == ["4,0", "private"]
+    assert found.loc[BASE, ["private_pool", "state"]].tolist() == ["", "empty"]
+
+
+def test_without_memory_there_are_no_segments(tmp_path: Path) -> None:
+    recording = HandMade().read(tmp_path)
+    assert segment_table(recording, build_blocks(recording)).empty
+    assert moments(recording) == []
+
+
+def history() -> list[dict[str, Any]]:
+    """Two segments, of which the first is given back in the end; blocks in both."""
+    first, second = 1 << 30, 2 << 30
+    trace = [entry("segment_alloc", first, 64 * MIB), entry("alloc", first, 40 * MIB)]
+    trace += [entry("segment_alloc", second, 32 * MIB, pool_id=(0, 3)), entry("alloc", second, 8 * MIB)]
+    trace += [entry("alloc", second + 8 * MIB, 4 * MIB)]
+    trace += [entry(f"free_{what}", first, 40 * MIB) for what in ("requested", "completed")]
+    return [*trace, entry("segment_free", first, 64 * MIB), entry("alloc", second + 12 * MIB, 2 * MIB)]
+
+
+def at_the_end() -> list[dict[str, Any]]:
+    blocks = [held(8 * MIB), held(4 * MIB), held(2 * MIB), free(18 * MIB)]
+    return [segment(*blocks) | {"address": 2 << 30, "segment_pool_id": (0, 3)}]
+
+
+@pytest.mark.parametrize("kept", range(1, 10))
+def test_a_snapshot_has_the_segments_from_before_its_history(kept: int) -> None:
+    cut = read_foreign({"segments": at_the_end(), "device_traces": [history()[-kept:]]}).recording
+    found = table(cut).set_index("address")
+    if kept > 1:  # the first segment is still there
+        state = "used" if kept > 3 else "empty"  # the block was freed before the history
+        assert found.loc[1 << 30, ["bytes", "state"]].tolist() == [64 * MIB, state]
+    assert found.loc[2 << 30, ["bytes", "private_pool"]].tolist() == [32 * MIB, "0,3"]
+    assert found["bytes"].sum() == (96 if kept > 1 else 32) * MIB
+
+
+def test_a_snapshot_that_contradicts_itself_has_one_segment_of_unknown_address() -> None:
+    wrong = [*at_the_end(), segment(held(5 * MIB), free(MIB)) | {"address": (2 << 30) + MIB}]
+    found = table(read_foreign({"segments": wrong, "device_traces": [history()[-3:]]}).recording)
+    assert found[["address", "state", "pool", "num_holes"]].to_numpy().tolist() == [[0, "unknown", "unknown", 0]]
+    assert found["bytes"].sum() - found["allocated_bytes"].sum() == found["free_bytes"].sum()
+
+
+@pytest.mark.parametrize("address", [-1, 1 << 63, (1 << 64) - 1, 1 << 70, "x", None])
+def test_addresses_that_no_gpu_has_make_no_error(address: object) -> None:
+    wrong = [segment(held(5 * MIB), free(MIB)) | {"address": address}]
+    trace = [entry("segment_unmap", address, 1 << 65), *history()[-3:]]  # type: ignore[arg-type]
+    table(read_foreign({"segments": wrong, "device_traces": [trace]}).recording)

@@ -1,0 +1,81 @@
+"""The chart of segments: its bars are the table's bytes, and names are text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fakedist
+from fakedist.analysis.building import build_tables
+from fakedist.report.figures.segment_figure import drawn_blocks, segment_map
+from fakedist.results.opening import open_run
+from fakedist.results.run import Run
+from fakedist.units import MIB
+from tests.unit.analysis.recorded import new_run
+from tests.unit.analysis.test_segments import fragmented
+
+EVIL = '<a href="javascript:alert(1)">x</a>'
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    made = fragmented()
+    made.ended()
+    directory = made.write(new_run(tmp_path_factory.mktemp("runs") / "run"))
+    build_tables(directory)
+    return open_run(directory)
+
+
+def test_rows_are_segments_and_bars_in_them_are_what_is_allocated(run: Run) -> None:
+    figure = run.figures.segments()
+    rows = figure.data[0]
+    assert rows.name == "free"
+    assert sum(rows.x) * MIB == run.peak_reserved_bytes
+    bars = {int(at): width for each in figure.data[1:] for at, width in zip(each.y, each.x, strict=True)}
+    assert sum(bars.values()) * MIB == run.summary.reserved[0].allocated_bytes
+    (pinning,) = [each.base[0] for each in figure.data[1:] if 0 in each.y]
+    assert (bars[0], pinning) == (4, 30)  # in the segment with the most free memory, behind what was freed
+    assert "96.00 MiB of 100.00 MiB" in figure.layout.yaxis.ticktext
+
+
+def test_it_says_how_many_segments_are_not_drawn(run: Run) -> None:
+    assert "; 3 segments with less free memory are not drawn" in segment_map(run, most=2).layout.title.text
+    assert len(segment_map(run, most=2).data[0].x) == 2
+
+
+def test_narrow_blocks_share_a_bar_that_counts_them() -> None:
+    blocks = pd.DataFrame({"segment": 0, "offset_bytes": np.arange(0, 100) * 1024, "bytes": 512})
+    blocks = blocks.assign(is_waiting=False, category="other", layer="", phase="", step=0, operation="", line="")
+    (row,) = drawn_blocks(blocks, 1 << 40).itertuples()
+    assert (row.num_blocks, row.bytes, row.start, row.end) == (100, 51_200, 0, 99 * 1024 + 512)
+    assert len(drawn_blocks(blocks, 100 * 1024)) == 100
+
+
+def test_names_are_text(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run.memory is not None
+    evil = run.memory.segment_blocks().assign(layer=EVIL, line=EVIL, operation=EVIL)
+    monkeypatch.setattr(run.memory, "segment_blocks", lambda moment: evil)
+    assert "<a" not in run.figures.segments().to_json()
+
+
+def test_a_wrong_moment_names_the_right_ones(run: Run) -> None:
+    with pytest.raises(ValueError, match="'peak_reserved' or 'peak_allocated'"):
+        run.figures.segments(moment="end")
+
+
+def test_a_snapshot_has_it_without_layers(run: Run) -> None:
+    found = fakedist.open(run.path / "memory_snapshot.pickle").figures.segments()
+    assert sum(found.data[0].x) * MIB == run.peak_reserved_bytes
+    assert "step" not in str(found.data[1].customdata)
+
+
+def test_a_run_without_memory_has_none(tmp_path: Path) -> None:
+    directory = new_run(tmp_path / "run")
+    from tests.unit.analysis.recorded import HandMade
+
+    HandMade().write(directory)
+    build_tables(directory)
+    assert list(open_run(directory).figures.segments().data[0].x) == []
