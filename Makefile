@@ -90,7 +90,7 @@ gpu: ## measure the figures of docs/accuracy.md on the GPU of this machine: 25 m
 accuracy: setup ## real processes against faked ranks, on virtual GPUs: 10 minutes; into docs/accuracy
 	$(BIN)/python -m tests.accuracy.many --backend nccl --backend gloo --write
 
-calibrate: ## measure what kernels achieve on the GPU of this machine, for the estimates
+calibrate: ## measure kernels of many shapes on the GPU of this machine, for fakedist profile --times
 	$(GPU_PYTHON) -m tests.gpu.calibrate
 
 measured: setup ## published measurements of kernels into fakedist/time/data (bench/measured/README.md): 80 MB, 1 minute

@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
+from fakedist.errors import SetupError
+from fakedist.time.own_table import read_own_table
 from tests.conftest import RunFakedist
+from tests.gpu import calibrate
 
 _SCRIPT = """
 import torch
@@ -92,3 +95,19 @@ def test_what_cannot_be_used_is_told_in_one_line(directory: Path, run_fakedist: 
         assert told.code == 1
         assert said in told.stderr
         assert len(told.stderr.splitlines()) <= 2
+
+
+@pytest.mark.long
+def test_a_rehearsal_of_make_calibrate_writes_a_table_that_cannot_be_used(tmp_path: Path) -> None:
+    out = tmp_path / "rehearsed.json"
+    assert calibrate.main(["--rehearse", "--short", "--out", str(out)]) == 0
+    table = json.loads(out.read_text())
+    assert table["origin"]["rehearsal"] is True
+    assert {row["work"]["family"] for row in table["rows"]} >= {"gemm", "attention", "norm", "elementwise", "copy"}
+    assert {row["work"].get("layout") for row in table["rows"] if row["work"]["kind"] == "product"} >= {
+        "TN",
+        "NN",
+        "NT",
+    }
+    with pytest.raises(SetupError, match="comes from a rehearsal"):
+        read_own_table(out)

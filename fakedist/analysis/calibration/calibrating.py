@@ -81,7 +81,9 @@ class Calibrated:
     extra: list[Left]
 
 
-def calibrate(step: RecordedStep, trace: ProcessTrace, file: Path, peak_flops: dict[str, float]) -> Calibrated:
+def calibrate(
+    step: RecordedStep, trace: ProcessTrace, file: Path, peak_flops: dict[str, float], *, is_rehearsal: bool = False
+) -> Calibrated:
     """Measure the work of a recorded step in a trace.
 
     Args:
@@ -89,12 +91,14 @@ def calibrate(step: RecordedStep, trace: ProcessTrace, file: Path, peak_flops: d
         trace: The trace. ``trace.gpu`` names the GPU.
         file: The trace's file, which messages and the table name.
         peak_flops: Dense peak of the trace's GPU by type, FLOP/s; empty if it is not known.
+        is_rehearsal: Whether a trace of the virtual GPU is taken. The table is marked.
 
     Raises:
         ReportError: Too little matches to trust it, or the trace is of the virtual GPU.
     """
     traced = traced_kernels(trace)
-    _refuse_virtual(traced, file)
+    if not is_rehearsal:
+        _refuse_virtual(traced, file)
     found = match(step.launches, step.work, traced)
     _refuse_little(step, traced, found, file)
     fast = _too_fast(step, found, peak_flops)
@@ -110,6 +114,7 @@ def calibrate(step: RecordedStep, trace: ProcessTrace, file: Path, peak_flops: d
         torch=trace.torch,
         driver=trace.driver,
         file=str(file.resolve()),
+        rehearsal=is_rehearsal,
     )
     measured = np.bincount(found.launch[~fast], minlength=len(step.launches)) > 0
     return Calibrated(

@@ -65,7 +65,9 @@ class OwnTimesFound:
     change: StepChange | None
 
 
-def find_own_times(run_directory: Path, exported: Path, trace_file: Path, process: int | None = None) -> OwnTimesFound:
+def find_own_times(
+    run_directory: Path, exported: Path, trace_file: Path, process: int | None = None, *, is_rehearsal: bool = False
+) -> OwnTimesFound:
     """Measure the work of a run's step in a trace.
 
     Args:
@@ -73,6 +75,7 @@ def find_own_times(run_directory: Path, exported: Path, trace_file: Path, proces
         exported: The trace: a Chrome trace, or an SQLite export of Nsight Systems.
         trace_file: The file that the user gave, which messages name.
         process: The process in the trace; None for the one with most kernels.
+        is_rehearsal: Whether the trace may be of the virtual GPU. Its table is marked and cannot be used.
 
     Raises:
         ReportError: The trace cannot be read, or too little of it matches.
@@ -89,9 +92,9 @@ def find_own_times(run_directory: Path, exported: Path, trace_file: Path, proces
     with no_collector():
         trace = read_trace_file(exported, trace_file, process)
         gpu = _gpu(trace, model)
-        peaks = gpu.peak_flops if gpu is not None else {}
+        peaks = gpu.peak_flops if gpu is not None and not is_rehearsal else {}
         step = recorded_step(launches, work)
-        calibrated = calibrate(step, with_gpu(trace, model.product), trace_file, peaks)
+        calibrated = calibrate(step, with_gpu(trace, model.product), trace_file, peaks, is_rehearsal=is_rehearsal)
     change = None if gpu is None else step_change(launches, work, gpu, calibrated.table)
     return OwnTimesFound(calibrated, bool(trace.gpu), trace.rank, change)
 

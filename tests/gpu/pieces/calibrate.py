@@ -1,4 +1,4 @@
-"""What kernels achieve on this GPU: the data of the estimates."""
+"""Times of kernels of a few shapes on this GPU, as a table of own times. `make calibrate` alone measures many."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tests.gpu.session import Session
 
 
 def run(session: Session) -> bool:
-    """Measure it into ``efficiency.json`` in the folder of results; whether that worked."""
-    path = (session.others / "efficiency.json").resolve()
-    command = [sys.executable, "-m", "tests.gpu.calibrate", "--out", str(path)]
+    """Measure them into the folder of results; whether that worked."""
+    path = (session.others / "own.times.json").resolve()
+    command = [sys.executable, "-m", "tests.gpu.calibrate", "--out", str(path), "--short"]
     command += ["--rehearse"] if session.rehearsal else []
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=session.timeout_s())
@@ -21,5 +21,5 @@ def run(session: Session) -> bool:
         return False
     session.say(*(done.stdout + done.stderr).strip().splitlines()[-5:])
     if done.returncode == 0 and not session.rehearsal:
-        session.say(f"{path}: what `make calibrate` writes into fakedist/gpu/efficiency.json")
+        session.say(f"{path}: what `make calibrate` writes; fakedist profile --times uses it")
     return done.returncode == 0

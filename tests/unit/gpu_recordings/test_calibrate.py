@@ -1,4 +1,4 @@
-"""Calibration without a GPU refuses; what it writes replaces the curves of the GPU that was measured alone."""
+"""`make calibrate` refuses without a GPU, with an unknown one, and to pass off a rehearsal as measured."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.errors import JobError
-from fakedist.gpu.pricing import DATA, Roofline, load_efficiency
-from fakedist.gpu_models.known import find_gpu
+from fakedist.errors import JobError, ScriptError
 from tests.gpu import calibrate
-
-MEASURED_ON = {"gpu": "NVIDIA H200", "driver": "580.1", "torch": "2.15.0", "date": "2026-01-01", "machine": "here"}
-FIXED = {"kernel": 1.5, "launch": 2.0, "operation": 3.0, "graph": 8.0}
 
 
 def test_without_a_gpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate, "count_real_gpus", lambda: 0)
     with pytest.raises(JobError, match="no GPU here to measure"):
-        calibrate.calibrate(None, rehearse=False)
+        calibrate.calibrate(None, None, rehearse=False)
 
 
-@pytest.mark.parametrize("out", [None, DATA])
-def test_a_rehearsal_never_writes_the_packages_data(out: Path | None) -> None:
-    before = DATA.read_text()
+def test_a_rehearsal_writes_only_where_it_is_told_to() -> None:
     with pytest.raises(JobError, match="not measured"):
-        calibrate.calibrate(out, rehearse=True)
-    assert DATA.read_text() == before
+        calibrate.calibrate(None, None, rehearse=True)
 
 
-def test_measured_curves_replace_those_of_their_gpu_alone() -> None:
-    found = {"fixed_us": FIXED, "curves": {"memory.copy": [[1e6, 0.5], [1e9, 0.95]]}}
-    data = calibrate.merged(load_efficiency(), found, find_gpu("h200"), MEASURED_ON)
-    hopper, ampere = Roofline(find_gpu("h100-80g"), data), Roofline(find_gpu("a100-80g"), data)
-    assert hopper.fraction("memory.copy", 1e9) == 0.95
-    assert ampere.fraction("memory.copy", 1e9) == Roofline(find_gpu("a100-80g")).fraction("memory.copy", 1e9)
-    assert hopper.fraction("gemm.bf16", 1e12) == Roofline(find_gpu("h100-80g")).fraction("gemm.bf16", 1e12)
-    assert (hopper.measured_on, hopper.fixed.kernel) == (MEASURED_ON, 1.5)
-    assert ampere.measured_on is None
+def test_a_gpu_is_found_by_the_name_that_cuda_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert calibrate.model_named("NVIDIA H200").name == "h200"
+    monkeypatch.setattr(calibrate, "count_real_gpus", lambda: 1)
+    monkeypatch.setattr(calibrate, "real_name", lambda: "NVIDIA H900")
+    with pytest.raises(JobError, match="does not know NVIDIA H900") as caught:
+        calibrate.calibrate(None, None, rehearse=False)
+    assert 'product = "NVIDIA H900"' in caught.value.hint
+
+
+def test_a_job_that_fails_is_told_with_its_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "shapes.py"
+    broken.write_text("raise SystemExit('no such kernel')")
+    monkeypatch.setattr(calibrate, "SHAPES", broken)
+    with pytest.raises(ScriptError, match="ended with exit code") as caught:
+        calibrate.calibrate(tmp_path / "own.json", None, rehearse=True)
+    assert "no such kernel" in caught.value.output
+    assert not (tmp_path / "own.json").exists()
