@@ -5,6 +5,7 @@ Nothing here depends on the GPU model. :mod:`fakedist.time` turns work into a ti
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -73,14 +74,17 @@ class LaunchDemands:
             if launch.kind == LaunchKind.PRODUCT and launch.k and launch.call < 0:
                 result_bytes = launch.batch * launch.m * launch.n * _TYPES.get(launch.d_type, ("", NAN))[1]
                 self._by_product[launch.graph, launch.tag] += result_bytes
+        self._threads = [_threads(launch) for launch in launches]
+        self._weights = [self._weight(launch, threads) for launch, threads in zip(launches, self._threads, strict=True)]
+        self._products: dict[tuple[object, ...], WorkRow] = {}
         for number, launch in enumerate(launches):
             if launch.tag in tags and launch.call < 0 and launch.kind < LaunchKind.COLLECTIVE:
                 key = (launch.graph, launch.tag)
                 self._moved[key] += _moved(launch) if launch.kind in (LaunchKind.COPY, LaunchKind.FILL) else 0.0
                 if tags[launch.tag].demand.is_divided:
                     self._members[key].append(number)
-                self._memory[key] += self._weight(number)
-                self._arithmetic[key] += self._weight(number) if self._computes(number) else 0.0
+                self._memory[key] += self._weights[number]
+                self._arithmetic[key] += self._weights[number] if self._computes(number) else 0.0
 
     def has_launched(self, launch: Launch) -> bool:
         """Whether a launch's operation launched any work on the GPU."""
@@ -93,14 +97,14 @@ class LaunchDemands:
         if kind == LaunchKind.COLLECTIVE:
             return WorkRow(operation, LAUNCH_KINDS[kind], "communication", operation, NAN, NAN)
         if kind == LaunchKind.PRODUCT and launch.k:
-            return _product(launch, name)._replace(operation=operation)
+            return self._product(launch, name, operation)
         if kind in (LaunchKind.COPY, LaunchKind.FILL):
             work = WorkRow(name, LAUNCH_KINDS[kind], "copy", operation, 0.0, _moved(launch))
             over_link = kind == LaunchKind.COPY and launch.direction in (TO_DEVICE, TO_HOST)
             return work._replace(over_host_link=True, pinned=bool(launch.pinned)) if over_link else work
         if kind == LaunchKind.HOST_READS:
             return self._read(launch, tag)
-        work = WorkRow(name, LAUNCH_KINDS[kind], self._family(name, tag), operation, threads=_threads(launch))
+        work = WorkRow(name, LAUNCH_KINDS[kind], self._family(name, tag), operation, threads=self._threads[number])
         return _demanding(work, self._share(number, tag.demand))
 
     def _read(self, launch: Launch, tag: Tagged) -> WorkRow:
@@ -109,6 +113,16 @@ class LaunchDemands:
         if "copy" in name or "_local_scalar_dense" in name:
             return WorkRow("Memcpy DtoH", kind, "copy", name, 0.0, float(launch.bytes), over_host_link=True)
         return _demanding(WorkRow(name, kind, self._family(name, tag), name), tag.demand)
+
+    def _product(self, launch: Launch, name: str, operation: str) -> WorkRow:
+        """The work of a product, which a step has many times."""
+        sizes = (launch.m, launch.n, launch.k, launch.batch, launch.compute, launch.accumulates, launch.scaling)
+        types = (launch.a_type, launch.b_type, launch.d_type, launch.transposed_a, launch.transposed_b)
+        key = (name, operation, *sizes, *types)
+        found = self._products.get(key)
+        if found is None:
+            found = self._products[key] = _product(launch, name)._replace(operation=operation)
+        return found
 
     def _family(self, name: str, tag: Tagged) -> str:
         key = (name, tag.operation, tag.place.phase)
@@ -119,7 +133,7 @@ class LaunchDemands:
 
     def _share(self, number: int, demand: Demand) -> Demand:
         """What a launch has to do of what its operation has to do."""
-        launch, weight = self._launches[number], self._weight(number)
+        launch, weight = self._launches[number], self._weights[number]
         key = (launch.graph, launch.tag)
         if demand.is_divided and key in self._members:
             return self._divide(key, demand).of(number)
@@ -149,7 +163,7 @@ class LaunchDemands:
         """How an operation is divided whose kernels do not share alike: one computes, or some have their own bytes."""
         found = self._divided.get(key)
         if found is None:
-            weights = {number: self._weight(number) for number in self._members[key]}
+            weights = {number: self._weights[number] for number in self._members[key]}
             names = {number: self._names[number] for number in weights}
             demand = demand._replace(moved_bytes=self._left(key, demand))
             if key in self._by_product:
@@ -158,14 +172,13 @@ class LaunchDemands:
             found = self._divided[key] = Division(demand, weights, names, computing or list(weights))
         return found
 
-    def _weight(self, number: int) -> float:
+    def _weight(self, launch: Launch, threads: int) -> float:
         """A kernel's number of threads. If the operation calls a library, the library call has all the weight."""
-        launch = self._launches[number]
         if _is_library(launch):
             return 1.0
         if launch.kind != LaunchKind.KERNEL or (launch.graph, launch.tag) in self._by_library:
             return 0.0
-        return float(_threads(launch))
+        return float(threads)
 
     def _computes(self, number: int) -> bool:
         name = self._names[number]
@@ -201,10 +214,7 @@ def _is_library(launch: Launch) -> bool:
 
 
 def _threads(launch: Launch) -> int:
-    threads = 1
-    for size in (*launch.grid, *launch.block):
-        threads *= size
-    return threads if launch.kind == LaunchKind.KERNEL else 0
+    return math.prod((*launch.grid, *launch.block)) if launch.kind == LaunchKind.KERNEL else 0
 
 
 def _known(number: float) -> float:
