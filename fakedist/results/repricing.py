@@ -60,7 +60,7 @@ def price_again(
         SetupError: The file of own times cannot be read, or is of another GPU.
         RunDirectoryError: The run has no launches to price, or is damaged.
     """
-    if why := _why_not(manifest, tables):
+    if why := _why_not(manifest):
         raise RunDirectoryError(f"the run has no launches to price: {why}", _HINT)
     launches = tables.table("launches", [column.name for column in TABLES["launches"].columns])
     if not len(launches):
@@ -71,7 +71,7 @@ def price_again(
     return replace(summary, kernels=found.source, time=found.times.summary), ReplacedTables(tables, made)
 
 
-def _why_not(manifest: Manifest, tables: RunTables) -> str:
+def _why_not(manifest: Manifest) -> str:
     """Why a run has no launches; empty if it has them."""
     if manifest.imported is not None:
         return f"it was imported from {manifest.imported.tool}, which measured its kernels"
@@ -81,4 +81,4 @@ def _why_not(manifest: Manifest, tables: RunTables) -> str:
         return "its kernels were measured on a GPU"
     if not manifest.job.kernels:
         return "it was made with --no-kernels"
-    return "" if tables.has("launches") else "an older fakedist made it, which kept none"
+    return "" if manifest.gpu_model else "it never reached its GPU, or an older fakedist made it, which kept none"

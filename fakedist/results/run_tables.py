@@ -10,7 +10,7 @@ import pandas as pd
 
 from fakedist.errors import RunDirectoryError
 from fakedist.run.schema import TABLES
-from fakedist.run.tables import count_rows, has_table, read_table
+from fakedist.run.tables import count_rows, read_table
 
 
 class RunTables(Protocol):
@@ -40,8 +40,8 @@ class StoredTables:
         self._directory = directory
 
     def has(self, name: str) -> bool:
-        """Whether a run directory has such a table. One that lacks it is damaged, or was made before it existed."""
-        return name in TABLES and has_table(self._directory, name)
+        """Whether a run directory has such a table. A directory that lacks one of them is damaged."""
+        return name in TABLES
 
     def num_rows(self, name: str) -> int:
         """Number of rows of a table, without reading them.

@@ -80,11 +80,6 @@ def write_table(run_directory: Path, name: str, columns: Mapping[str, object]) -
         scratch.unlink(missing_ok=True)
 
 
-def has_table(run_directory: Path, name: str) -> bool:
-    """Whether a run directory has a table."""
-    return (run_directory / TABLES_NAME / f"{name}.parquet").is_file()
-
-
 def count_rows(run_directory: Path, name: str) -> int:
     """Number of rows of a table.
 

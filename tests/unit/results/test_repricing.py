@@ -119,8 +119,11 @@ def test_a_run_without_launches_says_why_it_has_none(tmp_path: Path, job: dict[s
         priced_run(tmp_path / "run", **job).priced_for("b200")
 
 
-def test_a_run_of_an_older_version_says_so(tmp_path: Path) -> None:
+def test_a_run_of_an_older_version_says_so_and_one_that_lost_its_launches_is_damaged(tmp_path: Path) -> None:
     run = priced_run(tmp_path / "run", *STEP)
     (run.path / "tables" / "launches.parquet").unlink()
+    with pytest.raises(RunDirectoryError, match="no table launches"):
+        run.priced_for("b200")
+    write_manifest(run.path, replace(load_manifest(run.path), gpu_model=None))
     with pytest.raises(RunDirectoryError, match="an older fakedist made it"):
         open_run(run.path).priced_for("b200")
