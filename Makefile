@@ -16,7 +16,7 @@ WORKERS ?= 2
 PARALLEL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-all mutants lint types budgets check format bench accuracy accuracy-times measured gallery gpu calibrate oldest clean
+.PHONY: help setup demo test test-long test-all mutants lint types budgets check format bench accuracy accuracy-times accuracy-steps measured gallery gpu calibrate oldest clean
 .PHONY: frameworks clients clients-new clients-fast
 
 help: ## list the targets
@@ -101,6 +101,9 @@ measured: setup ## published measurements of kernels into fakedist/time/data (be
 accuracy-times: setup ## estimated kernel times against left-out measured ones; into docs/accuracy.md
 	$(BIN)/python bench/accuracy_times.py
 	$(BIN)/python bench/accuracy_collectives.py
+
+accuracy-steps: frameworks ## estimated steps against published ones: 10 minutes; ARGS=--recorded runs no job; into docs/accuracy.md
+	$(BIN)/python bench/accuracy_steps.py $(ARGS)
 
 gallery: setup ## make the pages of reports/ again
 	$(BIN)/python reports/make.py

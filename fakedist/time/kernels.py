@@ -18,7 +18,7 @@ from fakedist.run import time_notes
 from fakedist.run.notes import Note
 from fakedist.run.step_time import Calibration
 from fakedist.time.attention_rules import AttentionRules
-from fakedist.time.clocks import CLOCK_SPREAD, PowerModel, SustainedClock
+from fakedist.time.clocks import CLOCK_SPREAD, HEAT, PowerModel, SustainedClock
 from fakedist.time.gpus import nearest_table
 from fakedist.time.host_times import HostCosts
 from fakedist.time.intervals import Intervals
@@ -40,6 +40,7 @@ class KernelTimes:
     Args:
         gpu: The GPU model.
         power_watts: Its power limit, if not the model's.
+        heat: What products draw in a step (``time.clocks.HEAT``).
 
     Attributes:
         product: The GPU's name.
@@ -50,14 +51,14 @@ class KernelTimes:
         SetupError: The measured tables are missing or damaged.
     """
 
-    def __init__(self, gpu: GpuSpec, power_watts: float | None = None) -> None:
+    def __init__(self, gpu: GpuSpec, power_watts: float | None = None, *, heat: float = HEAT) -> None:
         self._gpu = gpu if power_watts is None else dataclasses.replace(gpu, watts=float(power_watts))
         self._table = nearest_table(self._gpu)
         intervals = Intervals(self._table.name)
         self._products = ProductRules(self._gpu, self._table, intervals)
         self._attention = AttentionRules(self._gpu, self._table, intervals)
         self._memory = MemoryRules(self._gpu, self._table, intervals)
-        self._power = PowerModel(self._gpu, self._table.measured_on, self._table.name)
+        self._power = PowerModel(self._gpu, self._table.measured_on, self._table.name, heat=heat)
         self._clock = SustainedClock(1.0, self._gpu.watts)
         self.product, self.host = gpu.product, HostCosts()
         self.calibrated_on: Calibration | None = None

@@ -1,0 +1,91 @@
+"""Published steps: what is kept is what the model says today, and it is as close as promised."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fakedist.errors import SetupError
+from fakedist.time.clocks import HEAT
+from fakedist.time.published_steps import step_accuracy
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def judge() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("accuracy_steps", ROOT / "bench" / "accuracy_steps.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["accuracy_steps"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_step_is_within_15_percent_with_communication_and_without() -> None:
+    rows = step_accuracy().rows
+    assert len(rows) == 7
+    assert [row.name for row in rows if abs(row.error) > 0.15 or abs(row.error_with_communication) > 0.15] == []
+
+
+def test_a_row_that_is_left_out_of_the_fit_is_as_close() -> None:
+    fitted = [row for row in step_accuracy().rows if row.is_fitted]
+    assert len(fitted) == 3
+    assert [row.name for row in fitted if abs((row.left_out_s or 0.0) / row.published_s - 1) > 0.15] == []
+
+
+def test_intervals_hold_the_published_steps_once_communication_is_added() -> None:
+    rows = step_accuracy().rows
+    outside = [
+        row.name
+        for row in rows
+        if not row.low_s + row.communication_s <= row.published_s <= row.high_s + row.communication_s
+    ]
+    assert len(outside) <= 1, outside
+
+
+def test_the_model_uses_the_parameter_that_was_fitted() -> None:
+    assert pytest.approx(step_accuracy().heat, abs=0.02) == HEAT
+
+
+def test_the_recorded_launches_have_the_work_that_the_model_of_the_job_asks_for(judge: ModuleType) -> None:
+    for step in judge.STEPS:
+        judge.check_work(judge.Run(step))
+
+
+def test_a_run_without_its_recomputation_is_noticed(judge: ModuleType) -> None:
+    run = judge.Run(judge.STEPS[0])
+    again = (run.launches["recompute"] & (run.launches["work"] >= 0)).to_numpy()
+    for place in run.launches["work"].to_numpy()[again]:
+        run.counts[place] -= 1
+    with pytest.raises(SystemExit, match=r"gemm: .* TFLOP recorded"):
+        judge.check_work(run)
+
+
+def test_the_kept_estimates_are_those_of_the_model_today(judge: ModuleType) -> None:
+    kept = step_accuracy()
+    for row in kept.rows:
+        run = judge.Run(next(step for step in judge.STEPS if step.name == row.name))
+        assert run.estimate(kept.heat) == pytest.approx((row.kernels_s, row.low_s, row.high_s), rel=1e-6)
+        assert run.communication(kept.heat) == pytest.approx(row.communication_s, rel=1e-6)
+
+
+def test_the_page_shows_what_is_kept(judge: ModuleType) -> None:
+    assert judge.table(step_accuracy()) in (ROOT / "docs" / "accuracy.md").read_text()
+
+
+def test_a_missing_or_damaged_file_says_which_command_writes_it(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="missing") as missing:
+        step_accuracy(tmp_path / "none.json")
+    assert missing.value.hint == "make accuracy-steps writes it"
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text('{"heat": "warm", "rows": []}')
+    with pytest.raises(SetupError, match="damaged"):
+        step_accuracy(damaged)
+    assert asdict(step_accuracy())["rows"]
