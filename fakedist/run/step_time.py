@@ -39,6 +39,23 @@ class Calibration:
 
 
 @dataclass(frozen=True)
+class FamilyAccuracy:
+    """How close estimates of one family were to measured kernels that were left out.
+
+    Attributes:
+        family: What was estimated: products, attention, ...
+        gpu: The GPU model that was measured.
+        median_error: Median of the relative error's size.
+        p95_error: Its 95 % quantile.
+    """
+
+    family: str
+    gpu: str
+    median_error: float
+    p95_error: float
+
+
+@dataclass(frozen=True)
 class KernelSource:
     """Where the kernels of the timed step come from.
 
@@ -54,6 +71,7 @@ class KernelSource:
         calibrated_on: The GPU that the model was calibrated on; None without calibration.
         tool_version: Version of the tool; empty if it is not known.
         report: The tool's report.
+        accuracy: How close such estimates are, for the families that take most of the step; empty if it is measured.
     """
 
     source: Literal["measured", "simulated", "estimated"]
@@ -67,6 +85,7 @@ class KernelSource:
     calibrated_on: Calibration | None = None
     tool_version: str = ""
     report: str = ""
+    accuracy: list[FamilyAccuracy] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

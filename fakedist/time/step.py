@@ -59,10 +59,12 @@ class PricedStep:
     Attributes:
         kernels: The table ``kernels``.
         source: Where it comes from, how long the step takes, and what limits what that means.
+        families: The families of ``time.accuracy`` that its times are estimated as, most time first.
     """
 
     kernels: pd.DataFrame
     source: KernelSource
+    families: list[str]
 
 
 def price_step(launches: pd.DataFrame, work: pd.DataFrame, prices: Prices) -> PricedStep:
@@ -97,7 +99,14 @@ def price_step(launches: pd.DataFrame, work: pd.DataFrame, prices: Prices) -> Pr
         calibrated_on=prices.calibrated_on,
         notes=[*prices.notes(), *_notes(work, priced, counts)],
     )
-    return PricedStep(kernels, source)
+    return PricedStep(kernels, source, _families(priced, counts))
+
+
+def _families(priced: pd.DataFrame, counts: Array) -> list[str]:
+    if "accuracy" not in priced:
+        return []
+    sums = (priced["time_us"].fillna(0.0) * counts).groupby(priced["accuracy"]).sum()
+    return [str(name) for name in sums[sums > 0].sort_values(ascending=False, kind="stable").index if name]
 
 
 def _kernels(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,8 @@ import pandas as pd
 
 from fakedist.analysis.times.totals import Times, find_times
 from fakedist.gpu_models.spec import GpuSpec
-from fakedist.run.step_time import KernelSource, Peaks
+from fakedist.run.step_time import FamilyAccuracy, KernelSource, Peaks
+from fakedist.time.accuracy import closest
 from fakedist.time.own import own_prices
 from fakedist.time.roofline import RooflineTimes
 from fakedist.time.step import Prices, price_step
@@ -58,6 +60,7 @@ def estimate_times(tables: Mapping[str, pd.DataFrame], gpu: GpuSpec, prices: Pri
     """
     priced = price_step(tables["launches"], tables["work"], prices)
     peaks = Peaks(dict(gpu.peak_flops), gpu.memory_bandwidth)
-    return EstimatedTimes(
-        priced.kernels, find_times(priced.kernels, tables["layers"], priced.source, peaks), priced.source
-    )
+    rows = closest(gpu, priced.families)
+    accuracy = [FamilyAccuracy(row.family, row.gpu, row.median, row.p95) for row in rows]
+    source = dataclasses.replace(priced.source, accuracy=accuracy)
+    return EstimatedTimes(priced.kernels, find_times(priced.kernels, tables["layers"], source, peaks), source)

@@ -11,6 +11,7 @@ from fakedist.analysis.times.totals import rows_of
 from fakedist.report.page.time_drawings import LAYER_FIGURES
 from fakedist.report.text.time_sheets import bound_of, family_columns
 from fakedist.report.text.time_wording import (
+    accuracy_text,
     flops_rate,
     short_kernel,
     source_word,
@@ -47,7 +48,7 @@ def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: l
         "word": source.source,
         "source": told[:1].upper() + told[1:],
         "step": source.step,
-        "notes": [note.text for note in source.notes],
+        "notes": [text for text in (*(note.text for note in source.notes), accuracy_text(source)) if text],
         "figures": time_figures(time),
         "shares": _shares(time),
         "kinds": _kinds(kernels),

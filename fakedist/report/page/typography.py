@@ -1,4 +1,4 @@
-"""How the page sets figures and names: real minus signs and arrows, and names that break only after their dots."""
+"""How the page sets figures and names: real minus signs and arrows, and where names and commands may break."""
 
 from __future__ import annotations
 
@@ -32,4 +32,13 @@ def layer_name(text: str) -> Markup:
     return Markup("<wbr>").join(kept)
 
 
-FILTERS: dict[str, Callable[[str], str]] = {"signs": signs, "layer_name": layer_name}
+def command(text: str) -> Markup:
+    """A command that breaks between its words, not after the dashes of an option."""
+    words = (
+        Markup('<span class="name">{}</span>').format(word) if "-" in word and len(word) <= _LONG else escape(word)
+        for word in text.split(" ")
+    )
+    return Markup(" ").join(words)
+
+
+FILTERS: dict[str, Callable[[str], str]] = {"signs": signs, "layer_name": layer_name, "command": command}

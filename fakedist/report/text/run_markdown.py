@@ -8,7 +8,7 @@ from fakedist.report.text.memory_sheets import run_sheets
 from fakedist.report.text.outside_sheet import OUTSIDE_TITLE, communicator_sheet, outside_figures
 from fakedist.report.text.sheet import Sheet
 from fakedist.report.text.time_sheets import time_sheets
-from fakedist.report.text.time_wording import source_word, time_figures
+from fakedist.report.text.time_wording import accuracy_text, source_word, time_figures
 from fakedist.report.text.wording import advice_text, ending, note_texts, peaks_text, top_advice, verdict
 from fakedist.results.run import Run
 from fakedist.run.step_time import KernelSource, StepTime
@@ -88,7 +88,8 @@ def _time(time: StepTime, source: KernelSource) -> list[str]:
     lines += [
         f"- {name}: **{figure}**{', ' if more else ''}{escaped(more)}" for name, figure, more in time_figures(time)
     ]
-    return [*lines, *(f"- {escaped(note.text)}" for note in source.notes)]
+    texts = [*(note.text for note in source.notes), accuracy_text(source)]
+    return [*lines, *(f"- {escaped(text)}" for text in texts if text)]
 
 
 def _outside(outside: Outside) -> list[str]:

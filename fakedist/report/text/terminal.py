@@ -22,7 +22,7 @@ from fakedist.report.text.sheet import (
     print_words,
 )
 from fakedist.report.text.time_sheets import time_sheets
-from fakedist.report.text.time_wording import source_word, time_figures
+from fakedist.report.text.time_wording import accuracy_text, source_word, time_figures
 from fakedist.report.text.wording import advice_text, note_texts, peak_place, top_advice, verdict
 from fakedist.results.opening import open_run
 from fakedist.run.step_time import KernelSource, StepTime
@@ -104,8 +104,9 @@ def print_time(console: Console, time: StepTime, source: KernelSource) -> None:
     """The step's time and how it is spent."""
     print_heading(console, f"Time of step {source.step}, {source_word(source)}")
     print_figures(console, time_figures(time), is_right=True)
-    for note in source.notes:
-        print_remark(console, note.text)
+    for text in (*(note.text for note in source.notes), accuracy_text(source)):
+        if text:
+            print_remark(console, text)
 
 
 def _advice(console: Console, pieces: list[Advice]) -> None:

@@ -9,6 +9,7 @@ from fakedist.units import format_flops, format_us
 _MOST_NAME = 44
 _NOISE = ("void ", "at::native::", "at::cuda::", "(anonymous namespace)::")
 NOT_KNOWN = "not known"
+_NUM_FAMILIES = 4  # of estimates, whose accuracy is shown
 
 
 def source_word(source: KernelSource) -> str:
@@ -107,6 +108,24 @@ def utilisation(time: StepTime) -> tuple[str, str] | None:
     least = f"; a lower bound: the FLOPs of {lacking:,} kernels are not known" if lacking else ""
     what = f"{format_flops(time.model_flops)} of the model in the time it computes, of {peak}/s ({PEAK_DTYPE}, dense)"
     return f"{share:.1%}", what + least
+
+
+def accuracy_text(source: KernelSource) -> str:
+    """How close estimates of the step's main families are; empty if that is not known."""
+    rows = source.accuracy[:_NUM_FAMILIES]
+    if not rows:
+        return ""
+    gpus = {row.gpu for row in rows}
+    told = [
+        f"{row.family}{f' on {_gpu(row.gpu)}' if len(gpus) > 1 else ''} {row.median_error:.1%} and {row.p95_error:.1%}"
+        for row in rows
+    ]
+    on = f" on {_gpu(rows[0].gpu)}" if len(gpus) == 1 else ""
+    return f"how close, median and 95th percentile of the error{on}, on kernels that were left out: {', '.join(told)}"
+
+
+def _gpu(name: str) -> str:
+    return name.upper().replace("-", " ")
 
 
 def without_communication(time: StepTime) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fakedist.report.page.typography import layer_name, signs
+from fakedist.report.page.typography import command, layer_name, signs
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,10 @@ def test_negative_amounts_have_a_minus_sign_and_nothing_else_has(text: str, show
 )
 def test_a_name_breaks_after_its_dots_and_stays_text(name: str, markup: str) -> None:
     assert str(layer_name(name)) == markup
+
+
+def test_a_command_breaks_between_its_words() -> None:
+    assert str(command("train.py --loss-parallel <x>")) == (
+        'train.py <span class="name">--loss-parallel</span> &lt;x&gt;'
+    )
+    assert str(command("-" * 50)) == "-" * 50

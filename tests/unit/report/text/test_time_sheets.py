@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -12,9 +13,17 @@ import pytest
 from fakedist.report.text.csv_table import table_csv
 from fakedist.report.text.json_object import summary_object
 from fakedist.report.text.run_markdown import run_markdown
-from fakedist.report.text.time_wording import main_bound, short_kernel, unknown_time
+from fakedist.report.text.time_wording import (
+    accuracy_text,
+    main_bound,
+    short_kernel,
+    step_remark,
+    step_text,
+    unknown_time,
+)
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
+from fakedist.run.step_time import FamilyAccuracy
 from tests.unit.report.handmade import measured, timed
 
 
@@ -73,6 +82,30 @@ def test_a_time_of_which_a_part_is_not_known_says_so() -> None:
         "1.50 ms + 2 not known",
         "-",
     ]
+
+
+@pytest.mark.parametrize(
+    ("low_us", "high_us", "text"),
+    [
+        (None, None, "2.71 s"),
+        (2_500_000, 3_000_000, "2.71 s (2.50 to 3.00)"),
+        (900_000, 3_000_000, "2.71 s (900.0 ms to 3.00 s)"),
+    ],
+)
+def test_a_step_has_its_interval(run: Run, low_us: float | None, high_us: float | None, text: str) -> None:
+    time = replace(run.time.summary(), step_us=2_714_000, step_low_us=low_us, step_high_us=high_us)
+    assert step_text(time) == text
+    assert ("in 9 of 10 cases" in step_remark(time)) == (low_us is not None)
+
+
+def test_the_accuracy_of_the_main_families_is_one_line(run: Run) -> None:
+    rows = [FamilyAccuracy("products bf16", "h100-sxm", 0.022, 0.117), FamilyAccuracy("attention", "b200", 0.06, 0.2)]
+    source = replace(run.summary.kernels, accuracy=rows[:1])
+    line = "how close, median and 95th percentile of the error on H100 SXM, on kernels that were left out: "
+    assert accuracy_text(source) == f"{line}products bf16 2.2% and 11.7%"
+    told = accuracy_text(replace(source, accuracy=rows))
+    assert told.endswith("products bf16 on H100 SXM 2.2% and 11.7%, attention on B200 6.0% and 20.0%")
+    assert accuracy_text(replace(source, accuracy=[])) == ""
 
 
 def test_the_bound_of_a_row_is_that_of_most_of_its_time() -> None:

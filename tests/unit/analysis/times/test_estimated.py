@@ -1,0 +1,36 @@
+"""A step's estimated times, and what is said about how close they are."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from fakedist.analysis.times.estimated import estimate_times
+from fakedist.analysis.times.launch_tables import launch_table, work_table
+from fakedist.gpu_models.known import find_gpu
+from fakedist.time.accuracy import closest
+from fakedist.time.kernels import KernelTimes
+from fakedist.time.roofline import RooflineTimes
+from tests.unit.time.launches_by_hand import COPY, PRODUCT, launch, record
+
+H100 = find_gpu("h100-80g")
+LAYERS = pd.DataFrame({"name": ["", "a"], "class_name": ["", "A"], "parent": [-1, 0]})
+
+
+@pytest.fixture
+def tables() -> dict[str, pd.DataFrame]:
+    made = record([launch(COPY, layer=1), *(launch(PRODUCT, layer=1) for _ in range(9))])
+    return {"launches": launch_table(made), "work": work_table(made), "layers": LAYERS}
+
+
+def test_the_accuracy_is_of_the_families_that_take_most_of_the_step(tables: dict[str, pd.DataFrame]) -> None:
+    found = estimate_times(tables, H100, KernelTimes(H100)).source.accuracy
+    families = [row.family for row in found]
+    assert families[0].startswith("products bf16")
+    assert families[1].startswith("elementwise")
+    (row,) = closest(H100, families[:1])
+    assert (found[0].gpu, found[0].median_error, found[0].p95_error) == (row.gpu, row.median, row.p95)
+
+
+def test_a_model_that_was_not_measured_has_no_accuracy(tables: dict[str, pd.DataFrame]) -> None:
+    assert estimate_times(tables, H100, RooflineTimes(H100)).source.accuracy == []
