@@ -79,6 +79,10 @@ class Demand(NamedTuple):
 
 
 UNKNOWN = Demand()
+#: Of a view, which launches nothing.
+NOTHING = Demand(0.0, 0.0)
+#: Products of matrices, and the position of their first operand. torch's own formulas take 20 us for the same.
+_OPERANDS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "_scaled_mm": 0, "_addmm_activation": 1, "_int_mm": 0}
 
 
 class DemandCounter:
@@ -97,6 +101,7 @@ class DemandCounter:
         from torch.utils.flop_counter import flop_registry  # imports Triton, which torch itself does not
 
         self._formula: Callable[..., float] | None = flop_registry.get(func._overloadpacket)
+        self._operands = _OPERANDS.get(name, -1)
         self._length = length_function(operator)
         self._parts = parts_function(name)
         self._converts = name in ("_to_copy", "copy_")
@@ -115,37 +120,37 @@ class DemandCounter:
             kwargs: The call's keyword arguments.
             result: What the call returned.
         """
-        moved = float(self._moved_bytes(args, kwargs, result))
-        demand = Demand(NAN, moved, dtype_of(args))
+        if self._operator.is_view:
+            return NOTHING
+        moved, dtype = float(self._moved_bytes(args, kwargs, result)), dtype_of(args)
         if self._attention is not None:
             found = self._attention.demand(args, kwargs)
-            return demand if found is None else demand._replace(flops=found.flops, attention=found.shape)
+            return Demand(NAN, moved, dtype) if found is None else Demand(found.flops, moved, dtype, found.shape)
         if self._is_grouped:
             shape = grouped_shape(args, result)
-            return demand._replace(flops=shape.flops, product=shape)
+            return Demand(shape.flops, moved, dtype, None, shape)
         if not self._operator.is_kernel:
-            return demand
+            return Demand(NAN, moved, dtype)
+        if self._operands >= 0:
+            return Demand(_product_flops(args, self._operands), moved, dtype)
         if self._formula is None:
-            return self._moving(demand, args, kwargs, result)
+            return self._moving(moved, dtype, args, kwargs, result)
         try:
             flops = float(self._formula(*args, **kwargs, out_val=result))
         except Exception:  # torch's formula does not know these arguments
             flops = NAN
-        is_tf32 = demand.dtype == "fp32" and "conv" in self._operator.name and torch.backends.cudnn.allow_tf32
-        return demand._replace(flops=flops, dtype="tf32" if is_tf32 else demand.dtype)
+        is_tf32 = dtype == "fp32" and "conv" in self._operator.name and torch.backends.cudnn.allow_tf32
+        return Demand(flops, moved, "tf32" if is_tf32 else dtype)
 
-    def _moving(self, demand: Demand, args: Arguments, kwargs: Keywords, result: object) -> Demand:
+    def _moving(self, moved: float, dtype: str, args: Arguments, kwargs: Keywords, result: object) -> Demand:
         """The demand of an operation that computes little and moves much."""
-        demand = demand._replace(flops=0.0)
-        if self._length is not None:
-            demand = demand._replace(width=self._length(args, kwargs, result))
-        if self._parts is not None:
-            demand = demand._replace(parts=self._parts(args, result))
+        width = 0 if self._length is None else self._length(args, kwargs, result)
+        parts = () if self._parts is None else self._parts(args, result)
         if self._converts and isinstance(result, torch.Tensor) and result.dtype in EIGHT_BIT:
             *_, source = tensors(args)
             if source.dtype not in EIGHT_BIT:
-                demand = demand._replace(dtype="fp8", quantized=matrix_size(result))
-        return demand
+                return Demand(0.0, moved, "fp8", quantized=matrix_size(result))
+        return Demand(0.0, moved, dtype, None, None, width, (0, 0), False, parts)
 
     def read_bytes(self, args: Arguments, result: object) -> int:
         """Bytes that one call read back to the host: one value if only a size came; 0 if it does not wait."""
@@ -160,11 +165,11 @@ class DemandCounter:
         operator, written = self._operator, 0
         if self._copies_first:
             return 2 * sum(map(memory_bytes, tensors((args[0],))))
-        fresh = sum(map(memory_bytes, tensors((result,)))) if not operator.written else 0
+        fresh = _size(result) if not operator.written else 0
         scaled = kwargs.get("grad_scale") is not None
         total = 0
         for position, value in enumerate(args):
-            size = sum(map(memory_bytes, tensors((value,))))
+            size = _size(value)
             if position == self._not_read:
                 size = 0
             elif position == self._picked_from:
@@ -178,7 +183,7 @@ class DemandCounter:
                     continue
             total += size
         for name, value in kwargs.items():
-            size = sum(map(memory_bytes, tensors((value,))))
+            size = _size(value)
             written_too = name in operator.written_names
             total += size if not (written_too and operator.overwrites) else 0
             written += size if written_too else 0
@@ -209,6 +214,13 @@ def grouped_shape(args: Arguments, result: object) -> ProductShape:
     )
 
 
+def _product_flops(args: Arguments, first: int) -> float:
+    a, b = args[first], args[first + 1]
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return NAN
+    return 2.0 * a.numel() * b.shape[-1]
+
+
 def _scaling(args: Arguments) -> str:
     """By how many values of the first operand share a scale, from the scale's sizes."""
     scale = next(tensors(args[2:]), None)
@@ -228,10 +240,19 @@ def tensor_bytes(values: Iterable[object]) -> float:
     return float(sum({tensor.data_ptr(): memory_bytes(tensor) for tensor in tensors(values)}.values()))
 
 
+def _size(value: object) -> int:
+    """Bytes of the device tensors in a value."""
+    if isinstance(value, torch.Tensor):
+        return memory_bytes(value)
+    return sum(map(_size, value)) if isinstance(value, (list, tuple)) else 0
+
+
 def memory_bytes(tensor: torch.Tensor) -> int:
     """A device tensor's bytes in memory: for an expanded tensor, no more than its storage has."""
     if tensor.is_cpu:
         return 0
+    if tensor.layout is torch.strided and tensor.is_contiguous():
+        return int(tensor.nbytes)
     return min(tensor.nbytes, storage_of(tensor)[1])
 
 

@@ -130,10 +130,8 @@ class _Reader(ast.NodeVisitor):
         what = _called(node)
         gathers = self._is_loaded(address) or (_is_method(node) and any(map(self._is_loaded, node.args[:1])))
         for name in self._pointers_in(address):
-            if what in _LOADS and not gathers:
+            if what in _LOADS:
                 self._loads[name][self._loops[-1] if self._loops else 0].add(id(node))
-            elif what in _LOADS:
-                self._loads[name][0].add(id(node))
             elif what in _STORES:
                 self._stores[name].add(id(node))
             else:

@@ -221,6 +221,49 @@ def test_a_conversion_to_eight_bits_has_the_sizes_of_its_matrix() -> None:
     assert demand_of(func, source, dtype=torch.float32).quantized == (0, 0)
 
 
+def test_a_view_has_nothing_to_do() -> None:
+    demand = demand_of(aten.view.default, made(4, 1000), [4000])
+    assert (demand.flops, demand.moved_bytes) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("func", "shapes", "flops"),
+    [
+        (aten.mm.default, [(64, 32), (32, 16)], 2 * 64 * 32 * 16),
+        (aten.bmm.default, [(3, 64, 32), (3, 32, 16)], 3 * 2 * 64 * 32 * 16),
+        (aten.addmm.default, [(16,), (64, 32), (32, 16)], 2 * 64 * 32 * 16),
+        (aten.baddbmm.default, [(3, 64, 16), (3, 64, 32), (3, 32, 16)], 3 * 2 * 64 * 32 * 16),
+    ],
+)
+def test_a_products_arithmetic_is_torchs_count(func: Any, shapes: list[tuple[int, ...]], flops: float) -> None:
+    from torch.utils.flop_counter import flop_registry
+
+    tensors = [made(*shape) for shape in shapes]
+    assert demand_of(func, *tensors).flops == flops == flop_registry[func._overloadpacket](*tensors, out_val=None)
+
+
+def test_long_rows_of_a_softmax_are_read_three_times() -> None:
+    def parts(func: Any, columns: int, *more: Any) -> dict[str, float]:
+        rows = made(4, columns, dtype=torch.float32)
+        args = (rows, *more) if "backward" not in str(func) else (rows, rows, *more)
+        demand = DemandCounter(func).demand(args, {}, rows)
+        return {part.words[0]: part.moved_bytes / rows.nbytes for part in demand.parts}
+
+    assert parts(aten._log_softmax.default, 100_000, -1, False) == {"cunn_SoftMaxForward<": 4}
+    assert parts(aten._log_softmax.default, 4096, -1, False) == {}
+    assert parts(aten._log_softmax_backward_data.default, 100_000, -1, torch.float32) == {"cunn_SoftMaxBackward<": 4}
+    assert parts(aten._softmax_backward_data.default, 4096, -1, torch.float32) == {"elementwise_kernel": 3}
+
+
+def test_the_gradient_of_an_embedding_sums_its_rows_in_fp32() -> None:
+    grad, indices = made(64, 128), made(64, dtype=torch.int64)
+    demand = DemandCounter(aten.embedding_dense_backward.default).demand(
+        (grad, indices, 50_000, -1, False), {}, made(50_000, 128)
+    )
+    bytes_of = {part.words[0]: part.moved_bytes for part in demand.parts}
+    assert bytes_of == {"radix_sort": 4 * 64 * 8, "compute_grad_weight": 64 * 128 * 6, "sum_and_scatter": 64 * 128 * 6}
+
+
 def test_a_convolution_counts_as_torch_counts_it() -> None:
     image, kernel = made(2, 3, 32, 32, dtype=torch.float32), made(8, 3, 3, 3, dtype=torch.float32)
     args = (image, kernel, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)

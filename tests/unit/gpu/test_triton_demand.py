@@ -124,6 +124,16 @@ def test_long_rows_are_read_by_each_pass_and_short_ones_once(columns: int, reads
     assert (found.moved_bytes, found.width) == ((reads + 1) * rows.nbytes, columns)
 
 
+def test_rows_that_are_picked_are_read_once_by_two_passes() -> None:
+    source = SOFTMAX.replace("in_ptr0, out_ptr0", "in_ptr0, in_ptr1, out_ptr0").replace("numel*x0", "numel*row", 2)
+        "r0_numel*x0", "r0_numel*row", 2
+    )
+    source = source.replace("    r0_base =", "    row = tl.load(in_ptr1 + (x0), None)\n    r0_base =", 1)
+    table, rows = made(50_000, 512), made(2, dtype=torch.int64)
+    arguments = {"in_ptr0": table, "in_ptr1": rows, "out_ptr0": made(2, 512), "xnumel": 2, "r0_numel": 512}
+    assert demand_of(source, arguments).moved_bytes == 2 * 2 * 512 * 2 + rows.nbytes
+
+
 def test_a_value_that_is_picked_from_a_row_is_no_pass_over_it() -> None:
     accesses = read_source("", CROSS_ENTROPY).accesses
     assert accesses["X_ptr"] == Access(passes=2, loads=1, stores=1, gathers=True)
