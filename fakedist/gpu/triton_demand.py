@@ -58,7 +58,9 @@ class TritonKernel:
         written: dict[int, float] = {}
         for name, tensor in given.items():
             access, address = accesses.get(name, Access(passes=1, loads=1)), tensor.data_ptr()
-            passes = access.passes if self._is_long(tensor, arguments) else min(access.passes, 1)
+            passes = access.passes
+            if not self._is_long(tensor, arguments):  # what was read or written a moment ago is in the caches
+                passes = 0 if access.reads_back else min(passes, 1)
             loads = passes * _least(tensor, most, access.loads) + _least(tensor, most, access.adds)
             stores = _least(tensor, most, access.stores + access.adds)
             read[address] = max(read.get(address, 0.0), loads)

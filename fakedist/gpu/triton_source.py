@@ -24,6 +24,7 @@ class Access(NamedTuple):
         stores: Places that store to it.
         adds: Places that add to it (atomic operations), which reads and writes.
         gathers: Whether where it loads, stores or adds depends on values that it has loaded.
+        reads_back: Whether it stores to it first, and loads what it stored later.
     """
 
     passes: int = 0
@@ -31,6 +32,7 @@ class Access(NamedTuple):
     stores: int = 0
     adds: int = 0
     gathers: bool = False
+    reads_back: bool = False
 
 
 class TritonSource(NamedTuple):
@@ -72,6 +74,7 @@ class _Reader(ast.NodeVisitor):
         self._stores: dict[str, set[int]] = defaultdict(set)
         self._adds: dict[str, set[int]] = defaultdict(set)
         self._gathers: set[str] = set()
+        self._first: dict[str, str] = {}  # what it does first with an argument
         for _ in range(2):  # a loop uses names that its end assigns
             for statement in function.body:
                 self.visit(statement)
@@ -84,7 +87,9 @@ class _Reader(ast.NodeVisitor):
         in_loops = [sites for loop, sites in by_loop.items() if loop]
         loads = max(map(len, by_loop.values()), default=0)
         passes = max(len(in_loops), 1) if by_loop else 0
-        return Access(passes, loads, len(self._stores[name]), len(self._adds[name]), name in self._gathers)
+        reads_back = passes > 0 and self._first[name] in _STORES
+        adds = len(self._adds[name])
+        return Access(passes, loads, len(self._stores[name]), adds, name in self._gathers, reads_back)
 
     # ---- statements
 
@@ -130,6 +135,7 @@ class _Reader(ast.NodeVisitor):
         what = _called(node)
         gathers = self._is_loaded(address) or (_is_method(node) and any(map(self._is_loaded, node.args[:1])))
         for name in self._pointers_in(address):
+            self._first.setdefault(name, what)
             if what in _LOADS:
                 self._loads[name][self._loops[-1] if self._loops else 0].add(id(node))
             elif what in _STORES:
@@ -143,6 +149,7 @@ class _Reader(ast.NodeVisitor):
         """Take what a helper function gets as loaded, once."""
         if isinstance(node.func, ast.Name) and node.func.id not in _BUILTINS:
             for name in set().union(*map(self._pointers_in, node.args)):
+                self._first.setdefault(name, "load")
                 self._loads[name][0].add(id(node))
 
     def _pointers_in(self, expression: ast.AST) -> set[str]:

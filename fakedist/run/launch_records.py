@@ -41,9 +41,9 @@ class WorkRow(NamedTuple):
         over_host_link: Whether the bytes cross the link between host and GPU.
         pinned: Whether the host's side of such a copy is pinned memory.
         batch: Products: how many of one size. Attention: sequences.
-        m: Products: rows of the result. Grouped products: rows of all groups together.
+        m: Products: rows of the result. Grouped products: rows of all groups together. Conversions to eight bits: rows.
         n: Products: columns of the result.
-        k: Products: length of the sums.
+        k: Products: length of the sums. Conversions to eight bits: columns.
         groups: Grouped products: their number of groups; 0 for other products.
         layout: Products: which operands are transposed, as cuBLAS names it (TN is y = x w^T of a linear layer's
             forward, NN its input gradient, NT its weight gradient); empty if unknown.
@@ -53,7 +53,8 @@ class WorkRow(NamedTuple):
         accumulates: Products: whether the result is added to the tensor that receives it.
         scaling: fp8 products: "tensor", "row" or "block", by how many values share a scale; else empty.
         attention: "forward" or "backward"; empty for anything else.
-        library: Attention: "cudnn", "flash2", "efficient", "flex", "transformer_engine" or empty for unknown.
+        library: Attention: "cudnn" (Transformer Engine's, too), "flash2", "flash3", "efficient", "flex" or empty for
+            unknown.
         heads: Attention: query heads of a sequence.
         kv_heads: Attention: key and value heads of a sequence.
         queries: Attention: queries of a sequence.

@@ -19,8 +19,8 @@ from fakedist.time.work_arrays import Assumptions, Estimates, WorkArrays, which_
 #: What ``WorkRow.library`` says -> the kernel that is estimated.
 _KERNELS: dict[str, AttentionKernel] = {
     "cudnn": "cudnn",
-    "transformer_engine": "cudnn",
     "flash2": "flash2",
+    "flash3": "cudnn",  # as fast, within a tenth (arXiv:2407.08608)
     "efficient": "efficient",
     "flex": "flex",
     "": "flash2",

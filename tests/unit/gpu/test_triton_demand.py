@@ -124,10 +124,19 @@ def test_long_rows_are_read_by_each_pass_and_short_ones_once(columns: int, reads
     assert (found.moved_bytes, found.width) == ((reads + 1) * rows.nbytes, columns)
 
 
+def test_what_a_kernel_stores_and_loads_again_is_read_only_if_rows_are_long() -> None:
+    second = "        tmp5 = tl.load(in_ptr0 + (r0_base + r0_offset"
+    source = SOFTMAX.replace(second, second.replace("in_ptr0", "out_ptr0")).replace(
+        "    for r0_offset", "    tl.store(out_ptr0 + (r0_base), r0_base)\n    for r0_offset", 1
+    )
+    for columns, moves in ((512, 2), (128 * 1024, 3)):
+        rows = made(2, columns)
+        arguments = {"in_ptr0": rows, "out_ptr0": made(2, columns), "xnumel": 2, "r0_numel": columns}
+        assert demand_of(source, arguments).moved_bytes == moves * rows.nbytes
+
+
 def test_rows_that_are_picked_are_read_once_by_two_passes() -> None:
     source = SOFTMAX.replace("in_ptr0, out_ptr0", "in_ptr0, in_ptr1, out_ptr0").replace("numel*x0", "numel*row", 2)
-        "r0_numel*x0", "r0_numel*row", 2
-    )
     source = source.replace("    r0_base =", "    row = tl.load(in_ptr1 + (x0), None)\n    r0_base =", 1)
     table, rows = made(50_000, 512), made(2, dtype=torch.int64)
     arguments = {"in_ptr0": table, "in_ptr1": rows, "out_ptr0": made(2, 512), "xnumel": 2, "r0_numel": 512}
