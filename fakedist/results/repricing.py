@@ -64,7 +64,8 @@ def price_again(
         raise RunDirectoryError(f"the run has no launches to price: {why}", _HINT)
     launches = tables.table("launches", [column.name for column in TABLES["launches"].columns])
     if not len(launches):
-        raise RunDirectoryError("the run has no launches to price: no step was timed", _HINT)
+        told = [note.text for note in summary.notes if note.code == "not_timed"]
+        raise RunDirectoryError(f"the run has no launches to price: {told[0] if told else 'no step was timed'}", _HINT)
     known = {"launches": launches, "work": tables.table("work"), "layers": tables.table("layers")}
     found = estimate_times(known, gpu, prices_of(gpu, times_of(manifest, gpu, times)))
     made = {"kernels": found.kernels, "layer_times": found.times.layers, "kernel_names": found.times.names}

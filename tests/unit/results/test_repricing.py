@@ -15,6 +15,7 @@ from fakedist.gpu_models.known import find_gpu
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from fakedist.run.manifest import load_manifest, write_manifest
+from fakedist.run.time_notes import not_timed
 from tests.unit.analysis.recorded import GPU
 from tests.unit.analysis.recorded import new_run as new_run_directory
 from tests.unit.report.handmade import recorded
@@ -117,6 +118,14 @@ def test_an_unknown_gpu_lists_the_known_ones(run: Run) -> None:
 def test_a_run_without_launches_says_why_it_has_none(tmp_path: Path, job: dict[str, Any], why: str) -> None:
     with pytest.raises(RunDirectoryError, match=f"has no launches to price: .*{why}"):
         priced_run(tmp_path / "run", **job).priced_for("b200")
+
+
+def test_a_run_whose_step_was_not_timed_says_what_its_report_says(tmp_path: Path) -> None:
+    run = priced_run(tmp_path / "run")
+    told = replace(run.summary, notes=[not_timed("there was no training step")])
+    write_manifest(run.path, replace(load_manifest(run.path), summary=told))
+    with pytest.raises(RunDirectoryError, match="no kernel times: there was no training step"):
+        open_run(run.path).priced_for("b200")
 
 
 def test_a_run_of_an_older_version_says_so_and_one_that_lost_its_launches_is_damaged(tmp_path: Path) -> None:
