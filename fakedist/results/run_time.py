@@ -55,7 +55,7 @@ class RunTime:
         return pd.DataFrame(to_plain(self._step_time.by_family))
 
     def names(self) -> pd.DataFrame:
-        """The table ``kernel_names``: time by name of kernel, most first."""
+        """The table ``kernel_names``: time by name, shape and folded layer of kernels, most first."""
         return self._tables.table("kernel_names")
 
     def kernels(self) -> pd.DataFrame:

@@ -294,13 +294,17 @@ TABLES: dict[str, Table] = {
         ),
     ),
     "kernel_names": Table(
-        "Kernels of one name and family in the timed step, most time first.",
+        "Kernels of one name, shape and layer in the timed step, most time first.",
         (
             Column("name", "string", "Name."),
             Column("family", "string", "Family."),
+            Column("shape", "string", "Sizes of its work, as in `kernels`; where they are not known, its grid."),
+            Column("layer", "string", "Their layer; one name for repeated layers: layers.0-79.attention."),
             Column("num_kernels", "int64", "How many."),
             Column("num_unknown", "int64", "How many of them are of unknown duration."),
             Column("time_us", "double", "How long the others took."),
+            Column("low_us", "double", "The least of the 90 % interval of that; NaN if measured, or not known."),
+            Column("high_us", "double", "The most of it."),
             Column("flops", "double", "Floating-point operations of those where they are known."),
             Column("flops_us", "double", "How long those took."),
             Column("moved_bytes", "double", "Bytes moved by those where they are known."),

@@ -123,14 +123,18 @@ class FamilyTime:
 
 @dataclass(frozen=True)
 class KernelTime:
-    """Kernels of one name and family in the timed step; a row of the table ``kernel_names``.
+    """Kernels of one name, shape and layer in the timed step; a row of the table ``kernel_names``.
 
     Attributes:
         name: Name.
         family: Family.
+        shape: Sizes of its work; where they are not known, its grid.
+        layer: Their layer; one name for repeated layers.
         num_kernels: How many.
         num_unknown: How many of them are of unknown duration.
         time_us: How long the others took.
+        low_us: The least of the 90 % interval of that; None if it is measured, or not known.
+        high_us: The most of it.
         flops: Floating-point operations of those where they are known.
         flops_us: How long those took.
         moved_bytes: Bytes moved by those where they are known.
@@ -144,9 +148,13 @@ class KernelTime:
 
     name: str
     family: str
+    shape: str
+    layer: str
     num_kernels: int
     num_unknown: int
     time_us: float
+    low_us: float | None
+    high_us: float | None
     flops: float
     flops_us: float
     moved_bytes: float
@@ -245,7 +253,7 @@ class StepTime:
         peaks: The GPU's peak rates; None if its model is not known.
         model_flops_utilisation: Of the bf16 peak while busy; None without peaks.
         by_family: Kernels by family, most time first.
-        top_kernels: Kernels by name, most time first.
+        top_kernels: Kernels by name, shape and layer, most time first.
         layers: Layers that run anything.
     """
 

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from fakedist.analysis.compare.changed_memory import OUTSIDE
+from fakedist.analysis.times.family_times import by_name
 from fakedist.analysis.times.kernel_kinds import COMPUTE_FAMILIES
 from fakedist.run.plain import to_plain
 from fakedist.run.schema import KINDS
@@ -51,12 +52,12 @@ def family_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
 
 
 def name_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
-    """Kernels of two tables ``kernel_names`` by name, largest change first.
+    """Kernels of two tables ``kernel_names`` by name, whatever their shape and layer, largest change first.
 
     Returns:
         Column name, and the columns of :func:`family_changes`.
     """
-    return _joined([each[each["family"] != "communication"] for each in (a, b)], ["name", "family"])
+    return _joined([by_name(each[each["family"] != "communication"]) for each in (a, b)], ["name", "family"])
 
 
 def layer_parts(times: pd.DataFrame, paths: dict[int, str]) -> pd.DataFrame:

@@ -1,12 +1,15 @@
-"""Time by family and by name of kernels: how long, how often, and how close to the GPU's limits."""
+"""Time by family of kernels, and by name, shape and layer: how long, how often, and how close to the GPU's limits."""
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
-from fakedist.run.schema import BOUNDS, FAMILIES
+from fakedist.analysis.layer_table import fold_layers
+from fakedist.run.schema import BOUNDS, FAMILIES, TABLES
 
+_INTERVAL = ("low_us", "high_us")
 _SUMS = ("num_kernels", "num_unknown", "time_us", "flops", "flops_us", "moved_bytes", "moved_us")
 
 
@@ -29,26 +32,60 @@ def family_table(kernels: pd.DataFrame) -> pd.DataFrame:
     return found.sort_values("time_us", ascending=False, kind="stable").reset_index(drop=True)
 
 
-def name_table(kernels: pd.DataFrame) -> pd.DataFrame:
-    """The table ``kernel_names``: a row for each name and family of kernels, most time first.
+def name_table(kernels: pd.DataFrame, layers: pd.DataFrame) -> pd.DataFrame:
+    """The table ``kernel_names``: a row for each name, shape and folded layer of kernels, most time first.
 
     Args:
         kernels: The result of :func:`fakedist.analysis.times.kernel_kinds.timed`.
+        layers: The table ``layers``.
     """
     rows = _counted(kernels)
     rows["name"] = rows["name"].astype("category")
-    keys = ["name", "family"]
+    rows["shape"] = _shapes(kernels)
+    rows["layer_name"] = _folded_names(kernels["layer"].to_numpy("i8"), layers)
+    keys = ["name", "family", "shape", "layer_name"]
     groups = rows.groupby(keys, sort=False, observed=True)
     found = groups[list(_SUMS)].sum()
+    for name in _INTERVAL:
+        found[name] = groups[name].sum(min_count=1)
     duration = groups["duration_us"]
     found["least_us"], found["median_us"], found["largest_us"] = duration.min(), duration.median(), duration.max()
     found["num_layers"] = groups["layer"].nunique()
     found["bound"] = _main_bound(rows, keys).reindex(found.index).fillna("")
-    found = found.reset_index()
-    found["name"] = found["name"].astype(str)
+    found = found.reset_index().rename(columns={"layer_name": "layer"})
+    found = found.astype({"name": str, "shape": str, "layer": str})
     found["family"] = [FAMILIES[at] for at in found["family"]]
     order = found.sort_values(["time_us", "num_kernels"], ascending=False, kind="stable").index
-    return found.loc[order, ["name", "family", *_SUMS, "least_us", "median_us", "largest_us", "num_layers", "bound"]]
+    return found.loc[order, [column.name for column in TABLES["kernel_names"].columns]]
+
+
+def by_name(names: pd.DataFrame) -> pd.DataFrame:
+    """The columns that can be added up of a table ``kernel_names``, by name and family, in the order of the table.
+
+    Args:
+        names: The table ``kernel_names``.
+    """
+    return names.groupby(["name", "family"], sort=False)[list(_SUMS)].sum().reset_index()
+
+
+def _shapes(kernels: pd.DataFrame) -> pd.Series:
+    """The shape of each kernel's work; where it is not known, as in a trace of a GPU, its grid: it follows the size."""
+    shape, grid = (kernels[name].astype("category") for name in ("shape", "grid"))
+    grid = grid.cat.rename_categories({text: f"grid {text}" for text in grid.cat.categories if text})
+    known = sorted({*map(str, shape.cat.categories), *map(str, grid.cat.categories)})
+    both = pd.CategoricalDtype(known)
+    return shape.astype(both).where(np.asarray(shape.astype(str) != ""), grid.astype(both))
+
+
+def _folded_names(layer: npt.NDArray[np.int64], layers: pd.DataFrame) -> pd.Categorical[str]:
+    """The name of each kernel's layer, the same for repeated layers: layers.0-79.attention."""
+    folds = fold_layers(layers)
+    of_layer = np.zeros(max(len(layers), 1), "i8")
+    for number, fold in enumerate(folds):
+        of_layer[list(fold.layers)] = number
+    texts = pd.Index([fold.name for fold in folds] or [""])
+    numbers = pd.factorize(texts)[0]  # two folds may have one name
+    return pd.Categorical.from_codes(numbers[of_layer[layer]], categories=texts.unique())
 
 
 def _main_bound(rows: pd.DataFrame, keys: list[str]) -> pd.Series:
@@ -72,4 +109,4 @@ def _counted(kernels: pd.DataFrame) -> pd.DataFrame:
         "moved_bytes": np.nan_to_num(moved),
         "moved_us": np.where(np.isfinite(moved), known_us, 0.0),
     }
-    return kernels[["name", "family", "layer", "bound", "duration_us"]].assign(**counts)
+    return kernels[["name", "family", "layer", "bound", "duration_us", *_INTERVAL]].assign(**counts)

@@ -50,7 +50,7 @@ def find_times(kernels: pd.DataFrame, layers: pd.DataFrame, source: KernelSource
     ready = timed(kernels)
     busy = find_busy(ready, 0.0 if source is None else source.step_us)
     times = layer_time_table(ready, layers, busy.of_kernel_us)
-    names = name_table(ready)
+    names = name_table(ready, layers)
     if not len(kernels) or source is None:
         return Times(times.iloc[:0], names, None)
     families, top, by_layer = _tables(ready, times, layers, names)

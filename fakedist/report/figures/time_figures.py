@@ -77,7 +77,7 @@ def time_by_family(run: Run) -> go.Figure:
 
 
 def roofline(run: Run) -> go.Figure:
-    """Kernels by name: FLOP/s over FLOPs per byte, below the GPU's limits.
+    """Kernels by name, shape and layer: FLOP/s over FLOPs per byte, below the GPU's limits.
 
     Raises:
         ValueError: No step was timed, or no kernel's FLOPs and bytes are known.
@@ -107,12 +107,16 @@ def roofline(run: Run) -> go.Figure:
                 "opacity": 0.7,
             },
             customdata=[
-                [shown(str(name)[:120]), format_us(us), f"{num:,}", format_flops(flops)]
-                for name, us, num, flops in zip(
-                    rows["name"], rows["time_us"], rows["num_kernels"], rate[own], strict=True
+                [shown(str(name)[:120]), format_us(us), f"{num:,}", format_flops(flops), shown(shape), shown(layer)]
+                for name, us, num, flops, shape, layer in zip(
+                    *(rows[key] for key in ("name", "time_us", "num_kernels")),
+                    rate[own],
+                    *(rows[key] for key in ("shape", "layer")),
+                    strict=True,
                 )
             ],
-            hovertemplate="%{customdata[0]}<br>%{customdata[1]} in %{customdata[2]} kernels, %{customdata[3]}/s"
+            hovertemplate="%{customdata[0]}<br>%{customdata[4]}<br>%{customdata[5]}<br>"
+            "%{customdata[1]} in %{customdata[2]} kernels, %{customdata[3]}/s"
             "<extra></extra>",
         )
     peaks = time.summary().peaks

@@ -13,6 +13,7 @@ import pandas as pd
 from fakedist.analysis.layer_table import fold_layers, fold_table
 from fakedist.report.page import memory_drawings, peak_blocks, sections, time_drawings
 from fakedist.report.page.pack import Pack
+from fakedist.report.page.reserved_section import reserved_section
 from fakedist.report.page.time_section import layer_columns, time_section
 from fakedist.report.page.typography import FILTERS
 from fakedist.report.text.outside_sheet import outside_section
@@ -106,6 +107,7 @@ def _context(run: Run, folder: Path | None) -> dict[str, object]:
         "holders": [],
         "memory": None,
         "peak": None,
+        "segments": reserved_section(run),
         "layers": None,
         "time": None,
         "communication": sections.communication_section(run, summary),

@@ -109,7 +109,7 @@ def add_layer_times(pack: Pack, times: pd.DataFrame, layers: pd.DataFrame) -> No
 
 
 def roofline(run: Run, peaks: Peaks | None) -> dict[str, object] | None:
-    """Points and roofs of the roofline: kernels by name with known operations and bytes; None without any."""
+    """Points and roofs of the roofline: kernels with known operations and bytes, by name, shape and layer; or None."""
     names = run.table("kernel_names")
     known = names[(names["flops"] > 0) & (names["moved_bytes"] > 0) & (names["flops_us"] > 0)]
     if not len(known) or not peaks:
@@ -117,7 +117,7 @@ def roofline(run: Run, peaks: Peaks | None) -> dict[str, object] | None:
     rows = known[known["family"] != "communication"].head(MOST_POINTS).to_dict("records")
     points = [
         {
-            "name": short_kernel(row["name"], 120),
+            "name": ", ".join(filter(None, (short_kernel(row["name"], 120), row["shape"], row["layer"]))),
             "family": row["family"],
             "us": row["time_us"],
             "times": row["num_kernels"],

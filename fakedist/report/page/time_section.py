@@ -29,6 +29,7 @@ from fakedist.run.summary import Summary
 from fakedist.units import format_us
 
 _MOST_ROWS = 1_000  # of a table
+_MOST_KERNELS = 200
 _HEADINGS = ("forward", "recompute", "backward", "optimizer", "other", "total", "host late")
 
 
@@ -44,6 +45,8 @@ def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: l
     assert run.summary.timed is not None
     time, source = run.summary.timed
     told = source_word(source)
+    names = run.table("kernel_names")
+    names = names[names["family"] != "communication"]
     return {
         "word": source.source,
         "source": told[:1].upper() + told[1:],
@@ -54,7 +57,8 @@ def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: l
         "kinds": _kinds(kernels),
         "families": _families(time),
         "layers": _layers(run.table("layer_times"), layers, folds, time.kernel_us or 1.0),
-        "top": [_top(row, time) for row in time.top_kernels],
+        "top": [_top(row, time) for row in rows_of(KernelTime, names.head(_MOST_KERNELS))],
+        "num_more_names": max(len(names) - _MOST_KERNELS, 0),
         "min_share": f"{MIN_SHARE:.1%}",
     }
 
@@ -201,7 +205,8 @@ def _top(row: KernelTime, time: StepTime) -> dict[str, object]:
         "time": (row.time_us, unknown_time(row.time_us, row.num_unknown)),
         "share": f"{row.time_us / (time.kernel_us or 1.0):.1%}",
         "median": (row.median_us or 0.0, "-" if row.median_us is None else format_us(row.median_us)),
-        "layers": row.num_layers,
+        "shape": row.shape,
+        "layer": layer_label(row.layer, row.num_layers),
         "rate": (row.flops / (row.flops_us or 1.0), flops_rate(row.flops, row.flops_us)),
         "bound": row.bound,
     }

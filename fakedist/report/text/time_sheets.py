@@ -146,7 +146,7 @@ def _rate(name: str, cells: list[str], rank: int) -> SheetColumn:
 
 
 def top_sheet(time: StepTime, word: str) -> Sheet:
-    """The kernels that take the most time, by name.
+    """The kernels that take the most time, by name, shape and layer.
 
     Args:
         time: Where the time goes.
@@ -157,14 +157,15 @@ def top_sheet(time: StepTime, word: str) -> Sheet:
     bounds = [row.bound for row in rows]
     columns = [
         SheetColumn("kernel", [short_kernel(row.name) for row in rows], is_text=True),
-        SheetColumn("family", [row.family for row in rows], is_text=True, rank=2),
-        SheetColumn("times", [f"{row.num_kernels:,}" for row in rows]),
+        SheetColumn("shape", [row.shape for row in rows], is_text=True, rank=1),
+        SheetColumn("layer", [layer_label(row.layer, row.num_layers) for row in rows], is_text=True, rank=2),
+        SheetColumn("times", [f"{row.num_kernels:,}" for row in rows], rank=3),
         SheetColumn("total", [unknown_time(row.time_us, row.num_unknown) for row in rows], rank=KEY),
-        SheetColumn("share", [f"{row.time_us / whole:.1%}" for row in rows], rank=1),
-        SheetColumn("median", ["-" if row.median_us is None else format_us(row.median_us) for row in rows], rank=2),
+        SheetColumn("share", [f"{row.time_us / whole:.1%}" for row in rows], rank=2),
+        SheetColumn("median", ["-" if row.median_us is None else format_us(row.median_us) for row in rows], rank=4),
         _rate("TFLOP/s", [flops_rate(row.flops, row.flops_us) for row in rows], 3),
         _rate("TB/s", [bytes_rate(row.moved_bytes, row.moved_us) for row in rows], 4),
     ]
     if any(bounds):
-        columns.append(SheetColumn("bound", bounds, is_text=True, rank=1))
+        columns.append(SheetColumn("bound", bounds, is_text=True, rank=3))
     return Sheet(f"Kernels that take the most time, {word}", columns)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fakedist.analysis.times.busy import find_busy, union_us
+from fakedist.analysis.times.family_times import by_name
 from fakedist.analysis.times.kernel_kinds import timed
 from fakedist.analysis.times.totals import Times, find_times
 from fakedist.run.plain import to_plain
@@ -169,15 +170,37 @@ def test_without_a_peak_there_is_no_utilisation() -> None:
 
 
 def test_names_are_sorted_by_time_and_tell_what_limits_most_of_it() -> None:
-    rows = [kernel(0, 10, name="a", bound="memory", layer=UP), kernel(10, 30, name="a", bound="compute", layer=DOWN)]
-    rows += [kernel(40, 12, name="a", bound="memory"), kernel(60, 60, "norm", name="b", bound="memory")]
+    rows = [kernel(0, 10, name="a", bound="memory", layer=UP), kernel(10, 30, name="a", bound="compute", layer=UP)]
+    rows += [kernel(40, 12, name="a", bound="memory", layer=UP), kernel(60, 60, "norm", name="b", bound="memory")]
     names = times(*rows).names
     assert list(names.columns) == [column.name for column in TABLES["kernel_names"].columns]
     assert names["name"].tolist() == ["b", "a"]
     a = names.iloc[1]
-    assert (a["num_kernels"], a["time_us"], a["num_layers"], a["bound"]) == (3, 52, 3, "compute")
+    assert (a["num_kernels"], a["time_us"], a["num_layers"], a["bound"]) == (3, 52, 1, "compute")
     assert (a["least_us"], a["median_us"], a["largest_us"]) == (10, 12, 30)
     assert summary(*rows)["by_bound"] == {"compute": 30, "memory": 82}
+
+
+def test_names_are_apart_by_shape_else_grid_and_by_layer_and_add_up() -> None:
+    rows = [kernel(0, 10, name="a", grid="1,2,3"), kernel(10, 20, name="a", grid="4,1,1")]
+    rows += [kernel(40, 40, name="a", grid="4,1,1", layer=UP), kernel(90, 1, name="a", shape="8 x 8 x 8 TN")]
+    found = times(*rows).names
+    assert list(found[["shape", "layer", "time_us"]].itertuples(index=False, name=None)) == [
+        ("grid 4,1,1", "layers.0-2.up", 40),
+        ("grid 4,1,1", "", 20),
+        ("grid 1,2,3", "", 10),
+        ("8 x 8 x 8 TN", "", 1),
+    ]
+    (whole,) = by_name(found).itertuples(index=False)
+    assert (whole.name, whole.num_kernels, whole.time_us) == ("a", 4, 71)
+
+
+def test_the_interval_of_a_row_is_the_sum_of_its_kernels() -> None:
+    rows = [kernel(0, 10, name="a", low_us=8, high_us=13), kernel(10, 20, name="a", low_us=17, high_us=26)]
+    (found,) = times(*rows).names.itertuples(index=False)
+    assert (found.low_us, found.high_us) == (25, 39)
+    measured = times(kernel(0, 10)).names.iloc[0]
+    assert measured["low_us"] != measured["low_us"]
 
 
 def test_one_name_in_two_families_stays_two_rows() -> None:

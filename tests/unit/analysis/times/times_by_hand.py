@@ -13,6 +13,7 @@ from fakedist.run.step_time import KernelSource, Peaks
 from fakedist.run.trace_records import KernelsRecord
 
 NAN = float("nan")
+FIGURES = ("start_us", "duration_us", "launch_us", "flops", "moved_bytes", "low_us", "high_us")
 H100 = Peaks({"bf16": 989.4e12, "fp32": 66.9e12}, bytes_per_s=3.352e12)
 SOURCE = KernelSource("estimated", "model", 2, "NVIDIA H100 80GB HBM3", 0.0)
 
@@ -22,6 +23,7 @@ def kernel(start_us: float, duration_us: float, family: str = "gemm", **more: An
     known: dict[str, Any] = {"name": f"{family}_kernel", "family": family, "stream": 0, "grid": "1,1,1"}
     known |= {"start_us": start_us, "duration_us": duration_us, "launch_us": NAN, "block": "128,1,1", "step": 2}
     known |= {"operation": f"aten.{family}.default", "op": -1, "phase": "forward", "recompute": False, "layer": 0}
+    known |= {"low_us": NAN, "high_us": NAN, "shape": ""}
     return known | {"call": -1, "flops": NAN, "moved_bytes": NAN, "bound": ""} | more
 
 
@@ -29,7 +31,7 @@ def table(*kernels: dict[str, Any]) -> pd.DataFrame:
     """The table ``kernels`` of these rows."""
     found = pd.DataFrame(kernels, columns=list(kernel(0, 0)))
     types = {"stream": "uint64", "layer": "int32", "recompute": "bool", "call": "int64"}
-    return found.astype(types | dict.fromkeys(("start_us", "duration_us", "launch_us", "flops", "moved_bytes"), "f8"))
+    return found.astype(types | dict.fromkeys(FIGURES, "f8"))
 
 
 def record(*kernels: dict[str, Any], **source: Any) -> KernelsRecord:

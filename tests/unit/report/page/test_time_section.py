@@ -56,7 +56,7 @@ def test_the_tables_are_the_runs(run: Path) -> None:
     for family in time.by_family[:3]:
         assert format_us(family.time_us) in families[family.family]
     assert families["communication"][2] == "not known"
-    assert found.tables["top-kernels"][1][3] == format_us(time.top_kernels[0].time_us)
+    assert found.tables["top-kernels"][1][5] == format_us(time.top_kernels[0].time_us)
     assert found.figures["step_time"].startswith("1.00 ms")
     assert "without 2 of 2 collectives" in found.figures["step_time"]
 
@@ -127,7 +127,7 @@ def test_the_roofline_leaves_out_what_is_not_known(tmp_path: Path) -> None:
     roofline = time_drawings.roofline(open_run(run), open_run(run).time.summary().peaks)
     assert roofline is not None
     (point,) = roofline["points"]
-    assert (point["name"], point["intensity"], point["rate"]) == ("both", 100, pytest.approx(1e10 / 100e-6))
+    assert (point["name"], point["intensity"], point["rate"]) == ("both, grid 1,1,1", 100, pytest.approx(1e10 / 100e-6))
 
 
 def test_names_of_kernels_are_text(tmp_path: Path) -> None:
