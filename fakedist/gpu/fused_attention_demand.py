@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+from typing import NamedTuple
 
 import torch
 
@@ -12,13 +14,28 @@ from fakedist.gpu.quantized_tensors import matrix_of
 from fakedist.gpu.values.arguments import Arguments
 from fakedist.gpu.work_shapes import AttentionShape, Lengths, Mask
 
-#: Positions of the arguments of ``fused_attn_fwd`` and ``fused_attn_bwd`` in version 2.20.
-_FORWARD = {"layout": 6, "mask": 10, "window": 12, "bottom_right": 13, "cu_seqlens": 14, "query": 16}
-_BACKWARD = {"layout": 5, "mask": 12, "window": 14, "bottom_right": 15, "cu_seqlens": 17, "query": 19}
+#: A layout of queries, keys and values among the extension's enumerations.
+_LAYOUT = re.compile(r"NVTE_(?:PAGED_KV_)?((?:SB|BS|BH|T)\w*)")
+
+
+class _Call(NamedTuple):
+    """The arguments that matter.
+
+    Attributes:
+        layout: Of queries, then of keys and values if it is another.
+        mask: Which keys a query meets.
+        offsets: Where packed sequences of queries begin, and of keys.
+        operands: Queries, keys, values.
+    """
+
+    layout: list[str]
+    mask: Mask
+    offsets: tuple[object, ...]
+    operands: tuple[object, ...]
 
 
 def fused_attention(name: str, args: Arguments, demand: Demand, known: Known) -> Demand:
-    """The demand of a fused attention, with its sizes if the arguments are those of the version that is known.
+    """The demand of a fused attention, with its sizes if its arguments are understood.
 
     Args:
         name: ``fused_attn_fwd`` or ``fused_attn_bwd``.
@@ -26,18 +43,16 @@ def fused_attention(name: str, args: Arguments, demand: Demand, known: Known) ->
         demand: Its bytes and type.
         known: Returns a tensor's values: where packed sequences begin.
     """
-    at = _FORWARD if name.endswith("fwd") else _BACKWARD
     unknown = demand._replace(flops=NAN)
-    if len(args) <= at["query"] + 2:
+    call = _read(args)
+    if call is None:
         return unknown
-    query, key, value = args[at["query"] : at["query"] + 3]
-    layouts = _text(args[at["layout"]]).removeprefix("NVTE_").removeprefix("PAGED_KV_").split("_")
-    mask = _mask(args, at)
+    layouts, mask = call.layout, call.mask
+    query, key, value = call.operands
     shapes = [_shape(tensor) for tensor in (query, key, value)]
     if not all(len(shape) >= 3 for shape in shapes):
         return unknown
-    longest = args[0], args[1]
-    sizes = _sizes(layouts, shapes, longest, args[at["cu_seqlens"] : at["cu_seqlens"] + 2], known)
+    sizes = _sizes(layouts, shapes, (args[0], args[1]), call.offsets, known)
     heads_at = 1 if layouts[0] == "BHSD" else -2
     batch, queries, keys = sizes.equal() if isinstance(sizes, Lengths) else sizes
     shape = AttentionShape(
@@ -60,16 +75,25 @@ def fused_attention(name: str, args: Arguments, demand: Demand, known: Known) ->
     return demand._replace(flops=flops, attention=shape)
 
 
-def _text(value: object) -> str:
-    """The name of a member of one of the extension's enumerations."""
-    return str(getattr(value, "name", value)).upper()
+def _read(args: Arguments) -> _Call | None:
+    """Find the arguments by what they are, because their positions differ between versions: enumerations by their
+    names, the window as the only pair of numbers, then the first vectors, which are the offsets, then the operands.
+    """
+    texts = [str(getattr(value, "name", "")).upper() for value in args]
+    layout = next((found[1] for text in texts if (found := _LAYOUT.fullmatch(text))), "")
+    kind = next((text for text in texts if text.endswith("MASK")), "")
+    at = next((place for place, value in enumerate(args) if _is_pair(value)), len(args))
+    flags = list(itertools.takewhile(lambda value: isinstance(value, bool), args[at + 1 :]))
+    first = at + 1 + len(flags)
+    if not layout or not kind or len(args) < first + 5:
+        return None
+    left, right = (int(side) for side in args[at])  # type: ignore[attr-defined]
+    mask = Mask("CAUSAL" in kind, left, right, "BOTTOM_RIGHT" in kind)
+    return _Call(layout.split("_"), mask, args[first : first + 2], args[first + 2 : first + 5])
 
 
-def _mask(args: Arguments, at: dict[str, int]) -> Mask:
-    kind, window = _text(args[at["mask"]]), args[at["window"]]
-    left, right = window if isinstance(window, (list, tuple)) and len(window) == 2 else (-1, -1)
-    from_end = bool(args[at["bottom_right"]]) or "BOTTOM_RIGHT" in kind
-    return Mask("CAUSAL" in kind, int(left), int(right), from_end)
+def _is_pair(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(side, int) for side in value)
 
 
 def _shape(value: object) -> list[int]:

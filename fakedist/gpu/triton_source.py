@@ -70,6 +70,7 @@ class _Reader(ast.NodeVisitor):
         self._pointers: dict[str, set[str]] = {name: {name} for name in self._names}
         self._loaded: set[str] = set()
         self._loops: list[int] = []
+        self._conditions = 0
         self._loads: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
         self._stores: dict[str, set[int]] = defaultdict(set)
         self._adds: dict[str, set[int]] = defaultdict(set)
@@ -87,7 +88,7 @@ class _Reader(ast.NodeVisitor):
         in_loops = [sites for loop, sites in by_loop.items() if loop]
         loads = max(map(len, by_loop.values()), default=0)
         passes = max(len(in_loops), 1) if by_loop else 0
-        reads_back = passes > 0 and self._first[name] in _STORES
+        reads_back = passes > 0 and self._first.get(name) in _STORES
         adds = len(self._adds[name])
         return Access(passes, loads, len(self._stores[name]), adds, name in self._gathers, reads_back)
 
@@ -97,6 +98,11 @@ class _Reader(ast.NodeVisitor):
         self._loops.append(id(node))
         self.generic_visit(node)
         self._loops.pop()
+
+    def visit_If(self, node: ast.If) -> None:
+        self._conditions += 1
+        self.generic_visit(node)
+        self._conditions -= 1
 
     def visit_While(self, node: ast.While) -> None:
         self._loops.append(id(node))
@@ -135,7 +141,8 @@ class _Reader(ast.NodeVisitor):
         what = _called(node)
         gathers = self._is_loaded(address) or (_is_method(node) and any(map(self._is_loaded, node.args[:1])))
         for name in self._pointers_in(address):
-            self._first.setdefault(name, what)
+            if what in _LOADS or not self._conditions:  # another branch may not store
+                self._first.setdefault(name, what)
             if what in _LOADS:
                 self._loads[name][self._loops[-1] if self._loops else 0].add(id(node))
             elif what in _STORES:

@@ -145,6 +145,16 @@ def test_fused_attention_has_its_sizes_in_each_layout(layout: str, query: Any, k
     assert demand.flops == (5 if backward else 2) * 2 * 2 * 16 * 1024 * 512 * 128
 
 
+def test_fused_attention_of_an_older_version_has_its_sizes_too() -> None:
+    """Version 2.4 passes fewer formats, and no side of the diagonal."""
+    q, ends = made(2, 1024, 16, 128), made(3, dtype=torch.int32)
+    kinds = (Named("NVTE_BSHD_BSHD_BSHD"), Named("NVTE_NO_BIAS"), Named("NVTE_CAUSAL_BOTTOM_RIGHT_MASK"))
+    args = (1024, 1024, True, 0.1, 0.0, True, *kinds, [-1, 0], ends, ends, q, q, q, torch.bfloat16, None)
+    found = demand_of("fused_attn_fwd", *args, result=[q]).attention
+    assert found == AttentionShape("forward", "cudnn", 2, 16, 16, 1024, 1024, 128, 128, causal=True)
+    assert math.isnan(demand_of("fused_attn_fwd", q, q, q, result=[q]).flops), "arguments that are not understood"
+
+
 def test_fused_attention_has_its_mask() -> None:
     q = made(2, 1024, 16, 128)
     causal = attended("BS3HD", "CAUSAL_MASK", q, q, window=(-1, 0))
