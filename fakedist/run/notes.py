@@ -29,6 +29,13 @@ def counted(number: int, what: str, plural: str = "") -> str:
     return f"{number:,} {what if number == 1 else plural or f'{what}s'}"
 
 
+def share_text(share: float) -> str:
+    """A share in percent. Only all is "100%", and only nothing "0%"."""
+    if 0 < share < 0.01:
+        return "<1%"
+    return ">99%" if 0.99 < share < 1 else f"{share:.0%}"
+
+
 # ---- the script's process
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fakedist.run.notes import Note, counted
+from fakedist.run.notes import Note, counted, share_text
 from fakedist.run.step_time import Calibration
 
 _MOST_NAMED = 3
@@ -66,8 +66,8 @@ def calibrated(on: Calibration) -> Note:
 def own_times(gpu: str, date: str, measured: float, scaled: float) -> Note:
     """Some times were measured on the user's own GPU."""
     text = (
-        f"measured on your {gpu} on {date}: {measured:.0%} of kernel time; {scaled:.0%} is estimated and scaled by "
-        "similar kernels that were measured"
+        f"measured on your {gpu} on {date}: {share_text(measured)} of kernel time; {share_text(scaled)} is estimated "
+        "and scaled by similar kernels that were measured"
     )
     return Note("own_times", text)
 

@@ -16,6 +16,10 @@ Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
 
+#: Shares of a step's launches: with fewer, a repetition is a fragment that does not count; with more, it is a step.
+_FRAGMENT, _MOST = 0.1, 0.5
+
+
 @dataclass(frozen=True)
 class Traced:
     """A trace's kernels, copies and fills, in the order in which the host launched them.
@@ -40,7 +44,7 @@ class Matched:
         repetition: The repetition of the step that it is from.
         duration_us: How long the kernel took, with those that complete it.
         of_launch: For each recorded launch, the number of used pairs.
-        num_repetitions: Repetitions of the step with any pair.
+        num_repetitions: Repetitions of the step that are in the trace for the most part.
         num_strong: Of those that can tell, pairs with a name and a grid, or an operation and sizes.
         num_telling: Pairs that can tell one job from another: not a library's calls of unknown sizes, nor Triton's.
         num_pairs: All pairs, the unused ones too.
@@ -75,6 +79,7 @@ def match(recorded: Sequence, work: Ints, traced: Traced) -> Matched:
     rows, columns = recorded.signatures, traced.launches.signatures
     scores = score(rows, columns)
     position = align(recorded, traced.launches, scores)
+    position, num_repetitions = _of_whole_steps(position, max(len(recorded), 1))
     pairs = np.flatnonzero(position >= 0)
     launch, repetition = position[pairs] % max(len(recorded), 1), position[pairs] // max(len(recorded), 1)
     row, column = recorded.signature[launch], traced.launches.signature[pairs]
@@ -82,7 +87,7 @@ def match(recorded: Sequence, work: Ints, traced: Traced) -> Matched:
     telling = _telling(recorded, traced)[row, column] if len(pairs) else clash
     strong = telling & (scores[row, column] >= STRONG) & ~clash if len(pairs) else clash
     looks = np.unique(scores, axis=0, return_inverse=True)[1].ravel()[recorded.signature]
-    unclear = _ambiguous(looks, work, launch, repetition) & ~clash
+    unclear = _ambiguous(looks, work, position[pairs], strong) & ~clash
     duration, completing = _completed(recorded, traced, pairs, launch, len(position))
     used = ~clash & ~unclear
     left = np.ones(len(position), bool)
@@ -93,7 +98,7 @@ def match(recorded: Sequence, work: Ints, traced: Traced) -> Matched:
         repetition=repetition[used],
         duration_us=duration[used],
         of_launch=np.bincount(launch[used], minlength=len(recorded)),
-        num_repetitions=len(np.unique(repetition)),
+        num_repetitions=num_repetitions,
         num_strong=int(strong.sum()),
         num_telling=int(telling.sum()),
         num_pairs=len(pairs),
@@ -104,35 +109,68 @@ def match(recorded: Sequence, work: Ints, traced: Traced) -> Matched:
     )
 
 
+def _of_whole_steps(position: Ints, count: int) -> tuple[Ints, int]:
+    """The positions without those of fragments of a step, and the number of repetitions that have most of it.
+
+    Outside of steps, in initialisation or validation, a few kernels may look like the step's.
+    """
+    of_step = np.where(position >= 0, position // count, -1)
+    found, place, number = np.unique(of_step, return_inverse=True, return_counts=True)
+    is_step = found >= 0
+    kept = is_step & (number >= _FRAGMENT * count)
+    return np.where(kept[place], position, -1), int((is_step & (number >= _MOST * count)).sum())
+
+
 def _telling(recorded: Sequence, traced: Traced) -> Bools:
     named = np.array([each.kind not in ("product", "library") and not each.is_tuned for each in recorded.signatures])
     rows, columns = (np.array([bool(each.sizes) for each in side.signatures]) for side in (recorded, traced.launches))
     return np.asarray(named[:, None] | (rows[:, None] & columns[None, :]))
 
 
-def _ambiguous(looks: Ints, work: Ints, launch: Ints, repetition: Ints) -> Bools:
-    """Pairs in a run of launches that look alike and do different work, where not all of the run was traced.
+def _ambiguous(looks: Ints, work: Ints, position: Ints, certain: Bools) -> Bools:
+    """Pairs that may be one of several launches that look alike and do different work, of which not all were traced.
 
-    The projections of a layer are such a run: if one of three products is missing, which one is unknown.
+    The projections of a layer look alike: if one of three products is missing, which one is unknown. Pairs that are
+    certain bound the part of the step in which a pair is.
 
     Args:
         looks: For each recorded launch a number, equal for those that fit equally well to all that was traced.
         work: What each has to do.
-        launch: The recorded launch of each pair.
-        repetition: Its repetition.
+        position: The position of each pair, counted on over repetitions.
+        certain: Whether each pair can be no other launch.
     """
-    if not len(launch):
-        return np.zeros(0, bool)
-    alike = np.zeros(len(looks), bool)
-    alike[1:] = looks[1:] == looks[:-1]
-    run = np.cumsum(~alike) - 1
-    length = np.bincount(run)
-    first = np.flatnonzero(~alike)
-    differs = np.maximum.reduceat(work, first) != np.minimum.reduceat(work, first)
-    key = repetition * len(length) + run[launch]
-    distinct, place, count = np.unique(key, return_inverse=True, return_counts=True)
-    missing = count < length[distinct % len(length)]
-    return np.asarray(missing[place] & differs[run[launch]])
+    unclear = np.zeros(len(position), bool)
+    if not len(position):
+        return unclear
+    bounds = np.concatenate([[position[0] - 1], position[certain], [position[-1] + 1]])
+    for look in np.unique(looks[position[~certain] % len(looks)]).tolist():
+        launches = np.flatnonzero(looks == look)
+        changes = np.flatnonzero(np.diff(work[launches], prepend=work[launches[-1]]))
+        if not len(changes):
+            continue
+        pairs = np.flatnonzero(~certain & (looks[position % len(looks)] == look))
+        part = np.searchsorted(bounds, position[pairs])
+        first, last = bounds[part - 1] + 1, bounds[part]
+        expected = _count_until(launches, len(looks), last) - _count_until(launches, len(looks), first)
+        # Not the first launch of a part, but those after it, tell whether works differ within it.
+        after = _next_of(launches, len(looks), first) + 1
+        changing = launches[changes]
+        differs = _count_until(changing, len(looks), last) - _count_until(changing, len(looks), after)
+        found = np.bincount(part)[part]
+        unclear[pairs] = (found < expected) & (differs > 0)
+    return unclear
+
+
+def _count_until(launches: Ints, count: int, position: Ints) -> Ints:
+    """How many of these launches of a step, which repeats, are before a position."""
+    return np.asarray(position // count * len(launches) + np.searchsorted(launches, position % count))
+
+
+def _next_of(launches: Ints, count: int, position: Ints) -> Ints:
+    """The first of these launches at a position or after it."""
+    place = np.searchsorted(launches, position % count)
+    turn = place // len(launches)
+    return np.asarray((position // count + turn) * count + launches[place % len(launches)])
 
 
 def _completed(recorded: Sequence, traced: Traced, pairs: Ints, launch: Ints, num_read: int) -> tuple[Floats, Ints]:

@@ -109,12 +109,11 @@ def _traced_signature(
     name: str, grid: str, operations: tuple[str, ...], num_bytes: int, sizes: tuple[int, ...]
 ) -> Signature:
     kind: SignatureKind = "kernel"
+    stands_in = any(each.startswith("fakedist::") for each in operations)  # for a collective
     if name.startswith(("Memcpy", "Memset")):
         kind = "copy" if name.startswith("Memcpy") else "fill"
-        return Signature(kind, plain_name(name), "copy", operations, "", num_bytes)
-    family = kernel_family(name, operations[0] if operations else "")
-    if any(each.startswith("fakedist::") for each in operations):  # copies that stand for a collective
-        family = "communication"
+        return Signature(kind, plain_name(name), "communication" if stands_in else "copy", operations, "", num_bytes)
+    family = "communication" if stands_in else kernel_family(name, operations[0] if operations else "")
     return Signature("kernel", name, family, operations, grid, -1, sizes if family == "gemm" else ())
 
 

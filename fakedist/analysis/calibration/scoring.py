@@ -55,6 +55,12 @@ def _by_kind(recorded: list[Signature], traced: list[Signature]) -> Scores:
         (each.kind, plain_name(each.name), _family(each.family), each.is_auxiliary) for each in traced
     )
     scores = np.array([[_pair(one, other) for other in columns] for one in rows], np.int32)
+    mine, others = (np.array([name if kind == "kernel" else "" for kind, name, *_ in side]) for side in (rows, columns))
+    # A kernel that the other side has by this name is no kernel of another name.
+    in_both = np.intersect1d(mine, others)
+    has_own = np.isin(mine, in_both)[:, None] | np.isin(others, in_both)[None, :]
+    are_kernels = (mine != "")[:, None] & (others != "")[None, :]
+    scores[are_kernels & has_own & (mine[:, None] != others[None, :])] = _NEVER
     return scores[row][:, column]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from fakedist.analysis.calibration.calibrating import Calibrated, Left
 from fakedist.analysis.calibration.own_times import OwnTimesFound, StepChange
 from fakedist.report.text.time_wording import short_kernel
-from fakedist.run.notes import counted
+from fakedist.run.notes import counted, share_text
 from fakedist.run.plain import to_plain
 from fakedist.units import format_us
 
@@ -89,8 +89,8 @@ def _named(left: list[Left]) -> str:
 
 def _change(change: StepChange) -> Iterator[str]:
     yield (
-        f"measured on your GPU: {change.measured:.0%} of kernel time; {change.scaled:.0%} is estimated and scaled by "
-        "similar kernels"
+        f"measured on your GPU: {share_text(change.measured)} of kernel time; {share_text(change.scaled)} is estimated "
+        "and scaled by similar kernels"
     )
     interval = ""
     if change.step_low_us is not None and change.step_high_us is not None:

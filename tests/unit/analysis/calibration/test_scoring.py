@@ -29,6 +29,15 @@ def test_a_name_and_a_grid_are_strong_and_a_name_of_another_version_fits() -> No
     assert same > older > other > 0
 
 
+def test_a_name_that_both_sides_have_fits_no_other_name() -> None:
+    new, other, older = (kernel(name, "8,1,1", ("aten::silu",)) for name in (_NEW, _OTHER, _OLD))
+    found = score([new, other], [new, older])
+    assert found[0, 0] >= STRONG
+    assert found[0, 1] <= 0
+    assert found[1, 0] <= 0
+    assert found[1, 1] > 0
+
+
 def test_a_librarys_call_fits_any_kernel_of_its_family_but_not_another() -> None:
     nvjet = kernel("nvjet_tst_192x192", "132,1,1", ("aten::mm", "aten::matmul"), "gemm")
     assert one(PRODUCT, nvjet) >= STRONG

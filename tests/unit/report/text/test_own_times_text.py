@@ -31,7 +31,7 @@ def test_a_good_trace_takes_three_lines() -> None:
     assert lines() == [
         "1,190 of the step's 1,200 launches were measured, by 3,570 of 3,600 kernels in t.json (3 steps, NVIDIA H200)",
         "measured on your GPU: 83% of kernel time; 10% is estimated and scaled by similar kernels",
-        "the step on NVIDIA H200: 2.7 s (2.5 s to 3.0 s); without the table 1.8 s",
+        "the step on NVIDIA H200: 2.71 s (2.50 s to 3.00 s); without the table 1.80 s",
     ]
 
 
@@ -43,7 +43,7 @@ def test_everything_that_was_left_out_has_a_line_with_its_reason() -> None:
     )  # fmt: skip
     assert lines(made)[1:-2] == [
         "  not in the trace: 10 launches: 10 x flash::fwd",
-        "  not in the run: 8 kernels: 2 x kernel0 (1.5 ms), 2 x kernel1 (1.5 ms), 2 x kernel2 (1.5 ms), ...",
+        "  not in the run: 8 kernels: 2 x kernel0 (1.50 ms), 2 x kernel1 (1.50 ms), 2 x kernel2 (1.50 ms), ...",
         "  left out: 1 kernel whose grid or bytes are not the run's",
         "  left out: 2 kernels that may be one of several launches",
         "  left out: 3 kernels faster than the GPU's peak",
