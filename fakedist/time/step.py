@@ -11,6 +11,7 @@ import pandas as pd
 from fakedist.run import time_notes
 from fakedist.run.launch_records import LAUNCH_KINDS
 from fakedist.run.notes import Note
+from fakedist.run.schema import TABLES
 from fakedist.run.step_time import Calibration, KernelSource
 from fakedist.time.shapes import shape_texts
 from fakedist.time.timeline import Array, HostTimes, Placed, Timeline
@@ -131,7 +132,7 @@ def _kernels(
             column = table[name]
             is_text = not pd.api.types.is_numeric_dtype(column.dtype)
             found[name] = pd.Categorical(column).take(places) if is_text else column.to_numpy()[places]
-    return pd.DataFrame(found)
+    return pd.DataFrame({column.name: found[column.name] for column in TABLES["kernels"].columns})
 
 
 def _interval(
