@@ -19,7 +19,7 @@ from fakedist.analysis.recording import Recording, read_recording
 from fakedist.analysis.segments import segment_table
 from fakedist.analysis.snapshot_writing import build_snapshot
 from fakedist.analysis.summing_up import summarize
-from fakedist.analysis.times.estimated import estimate_times, prices_of
+from fakedist.analysis.times.estimated import estimate_times, network_of, prices_of
 from fakedist.analysis.times.kernel_kinds import kernel_table
 from fakedist.analysis.times.launch_tables import launch_table, work_table
 from fakedist.analysis.times.totals import find_times
@@ -61,7 +61,7 @@ def build_tables(run_directory: Path, *, may_be_empty: bool = True) -> None:
     source = recording.kernel_source
     if source is None and len(tables["launches"]) and gpu.model is not None:
         prices, told = _prices(gpu.model, manifest.job)
-        estimated = estimate_times(tables, gpu.model, prices)
+        estimated = estimate_times(tables, gpu.model, prices, network_of(gpu.model, manifest.job))
         tables["kernels"], times, source = estimated.kernels, estimated.times, estimated.source
         recording.notes += told
     else:
@@ -143,7 +143,7 @@ def _peaks(gpu: GpuRecord | None, source: KernelSource | None) -> Peaks | None:
 def _time_source(source: KernelSource) -> str:
     """Where the times of the timed step come from."""
     if source.source == "estimated":
-        return "estimated: a model of the GPU; collectives, whose duration it does not know, are not in it"
+        return f"estimated: kernels by a model of the GPU, collectives for the fabric {source.fabric}"
     if source.source == "simulated":
         return "simulated: the virtual GPU as CUPTI saw it, where each kernel takes 1 µs; copies stand for collectives"
     tool = {"cupti": "CUPTI", "nsys": "Nsight Systems"}.get(source.tool, source.tool)

@@ -30,6 +30,16 @@ def _power(ctx: click.Context, param: click.Parameter, value: str | None) -> flo
 @click.option(
     "--times", metavar="FILE", help="Times of your own GPU: what fakedist calibrate wrote.  [default: the run's]"
 )
+@click.option("--fabric", metavar="NAME", help="Interconnect: a preset, or a fabric file.  [default: the run's]")
+@click.option(
+    "--gpus-per-node",
+    type=click.IntRange(1, 4096),
+    metavar="N",
+    help="GPUs in one NVLink domain.  [default: the run's]",
+)
+@click.option(
+    "--no-interference", is_flag=True, help="Kernels and collectives that run at once do not slow each other."
+)
 @file_option
 @format_options(TEXT, JSON, MARKDOWN, CSV)
 @click.option("--table", metavar="NAME", help=f"The table for --format csv.  [default: {_DEFAULT_TABLE}]")
@@ -40,13 +50,16 @@ def time(
     gpu: str | None,
     gpu_power: float | None,
     times: str | None,
+    fabric: str | None,
+    gpus_per_node: int | None,
+    no_interference: bool,
     file: Path | None,
     form: str | None,
     as_json: bool,
     table: str | None,
     all_layers: bool,
 ) -> int:
-    """Estimate the timed step of a run on another GPU, without running the script.
+    """Estimate the timed step of a run on another GPU or interconnect, without running the script.
 
     RUN is a run directory that was made on the virtual GPU. Its launches are priced again; its memory stays as it is,
     and so do the kernels that PyTorch chose for the run's own GPU.
@@ -58,7 +71,14 @@ def time(
     from fakedist.report.text.csv_table import table_csv
     from fakedist.results.opening import open_run
 
-    priced = open_run(run).priced_for(gpu, power_watts=gpu_power, times=times)
+    priced = open_run(run).priced_for(
+        gpu,
+        power_watts=gpu_power,
+        times=times,
+        fabric=fabric,
+        gpus_per_node=gpus_per_node,
+        interference=not no_interference,
+    )
     if output.format == JSON:
         output.write_object(priced_time.priced_object(priced))
     elif output.format == MARKDOWN:

@@ -119,6 +119,14 @@ _GPU_POWER = Option(
     default_text="the model's",
     example=500,
 )
+_FABRIC = Option(
+    kind=kinds.plain_text(),
+    group=OptionGroup.DEVICE,
+    help="Interconnect that collectives are estimated for: a preset such as p5-efa, or a fabric file: my_fabric.toml.",
+    metavar="NAME",
+    default_text="the GPU's usual one",
+    example="p5-efa",
+)
 _COLLECTIVES = Option(
     kind=kinds.one_of(get_args(Collectives)),
     group=OptionGroup.DEVICE,
@@ -229,6 +237,7 @@ class Job:
     gpu: str = field(default="h100-80g", metadata=declared(_GPU))
     gpu_memory_bytes: int | None = field(default=None, metadata=declared(_GPU_MEMORY))
     gpu_power_watts: float | None = field(default=None, metadata=declared(_GPU_POWER))
+    fabric: str | None = field(default=None, metadata=declared(_FABRIC))
     collectives: Collectives = field(default="values", metadata=declared(_COLLECTIVES))
     values: Values = field(default="small", metadata=declared(_VALUES))
     seed: int = field(default=0, metadata=declared(_SEED))

@@ -40,6 +40,7 @@ class JobOptions(TypedDict, total=False):
     gpu: str
     gpu_memory: str
     gpu_power: float
+    fabric: str
     collectives: Collectives
     values: Values
     seed: int
@@ -97,6 +98,8 @@ def make_jobs(program: Program, given: Mapping[str, object], door: Door, directo
         first = dataclasses.replace(first, tapes=tapes)
     if first.gpu.lower().endswith(GPU_FILE_ENDING):  # the rank starts elsewhere, and may change its directory
         first = dataclasses.replace(first, gpu=os.path.abspath(os.path.join(directory, first.gpu)))
+    if first.fabric is not None and first.fabric.endswith(".toml"):
+        first = dataclasses.replace(first, fabric=os.path.abspath(os.path.join(directory, first.fabric)))
     if first.times:
         first = dataclasses.replace(first, times=os.path.abspath(os.path.join(directory, first.times)))
     return (first, *(dataclasses.replace(first, rank=rank) for rank in ranks[1:]))

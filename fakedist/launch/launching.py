@@ -90,6 +90,10 @@ def check(job: Job) -> None:
         raise SetupError(*refused)  # the rank checks what the script sets itself
     if job.device == "virtual":
         gpu = find_gpu(job.gpu)
+        if job.fabric is not None:
+            from fakedist.time.fabric import find_fabric
+
+            find_fabric(job.fabric)
         if job.times:
             from fakedist.time.own_table import check_own_table  # numpy takes a while to import
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fakedist.analysis.times.estimated import estimate_times, prices_of
+from fakedist.analysis.times.estimated import NetworkChoice, estimate_times, network_of, prices_of
 from fakedist.errors import RunDirectoryError
 from fakedist.gpu_models.known import find_gpu
 from fakedist.gpu_models.spec import GpuSpec
@@ -45,7 +45,13 @@ def times_of(manifest: Manifest, gpu: GpuSpec, times: str | None) -> str | None:
 
 
 def price_again(
-    manifest: Manifest, summary: Summary, tables: RunTables, gpu: GpuSpec, times: str | None
+    manifest: Manifest,
+    summary: Summary,
+    tables: RunTables,
+    gpu: GpuSpec,
+    *,
+    times: str | None,
+    network: NetworkChoice,
 ) -> tuple[Summary, RunTables]:
     """The summary and the tables of a run with the times of a GPU.
 
@@ -55,8 +61,10 @@ def price_again(
         tables: Its tables.
         gpu: The GPU model.
         times: A file of times of the user's own GPU; None for the run's own, if it is for this GPU.
+        network: What was chosen of the network.
 
     Raises:
+        JobError: There is no such fabric, or its file is not valid.
         SetupError: The file of own times cannot be read, or is of another GPU.
         RunDirectoryError: The run has no launches to price, or is damaged.
     """
@@ -66,8 +74,9 @@ def price_again(
     if not len(launches):
         told = [note.text for note in summary.notes if note.code == "not_timed"]
         raise RunDirectoryError(f"the run has no launches to price: {told[0] if told else 'no step was timed'}", _HINT)
-    known = {"launches": launches, "work": tables.table("work"), "layers": tables.table("layers")}
-    found = estimate_times(known, gpu, prices_of(gpu, times_of(manifest, gpu, times)))
+    known = {"launches": launches} | {name: tables.table(name) for name in ("work", "layers", "calls", "groups")}
+    prices = prices_of(gpu, times_of(manifest, gpu, times))
+    found = estimate_times(known, gpu, prices, network_of(gpu, manifest.job, network))
     made = {"kernels": found.kernels, "layer_times": found.times.layers, "kernel_names": found.times.names}
     return replace(summary, kernels=found.source, time=found.times.summary), ReplacedTables(tables, made)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
+from fakedist.analysis.times.estimated import NetworkChoice
 from fakedist.results.repricing import gpu_of, price_again
 from fakedist.results.run_memory import RunMemory
 from fakedist.results.run_tables import RunTables
@@ -104,8 +105,17 @@ class Run:
         """This rank's collective calls: group, group_size, operation, num_calls, bytes_in, bytes_out."""
         return pd.DataFrame(to_plain(self.summary.collectives))
 
-    def priced_for(self, gpu: str | None = None, *, power_watts: float | None = None, times: str | None = None) -> Run:
-        """The same run with the times of another GPU: its launches are priced again, and nothing runs.
+    def priced_for(
+        self,
+        gpu: str | None = None,
+        *,
+        power_watts: float | None = None,
+        times: str | None = None,
+        fabric: str | None = None,
+        gpus_per_node: int | None = None,
+        interference: bool = True,
+    ) -> Run:
+        """The same run with the times of another GPU or fabric: its launches are priced again, and nothing runs.
 
         The memory stays that of the run.
 
@@ -113,14 +123,18 @@ class Run:
             gpu: A known GPU model, such as "b200", or a GPU file; None for the run's own.
             power_watts: A power limit that replaces the model's own.
             times: A file that ``fakedist calibrate`` wrote on that GPU; None for the run's own, if it is for this GPU.
+            fabric: A preset such as "p5-efa", or a fabric file; None for the run's own, or the GPU's usual one.
+            gpus_per_node: GPUs in one NVLink domain; None for the run's own number, or the fabric's.
+            interference: Whether kernels and collectives that run at once slow each other.
 
         Raises:
             SetupError: The file of own times cannot be read, or is of another GPU.
-            JobError: fakedist has no such GPU model, or the file is not valid.
+            JobError: fakedist has no such GPU model or fabric, or the file is not valid.
             RunDirectoryError: The run has no launches: it was measured, imported or made with --no-kernels.
         """
         model = gpu_of(self.manifest, gpu, power_watts)
-        summary, tables = price_again(self.manifest, self.summary, self._tables, model, times)
+        network = NetworkChoice(fabric, gpus_per_node, interference)
+        summary, tables = price_again(self.manifest, self.summary, self._tables, model, times=times, network=network)
         return Run(self.path, self.manifest, summary, tables, device=self.device)
 
     def has(self, name: str) -> bool:

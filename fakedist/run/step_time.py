@@ -69,6 +69,7 @@ class KernelSource:
         step_high_us: The most of it.
         notes: What limits what these times mean.
         calibrated_on: The GPU that the model was calibrated on; None without calibration.
+        fabric: The interconnect that collectives were estimated for; empty if they were not.
         tool_version: Version of the tool; empty if it is not known.
         report: The tool's report.
         accuracy: How close such estimates are, for the families that take most of the step; empty if it is measured.
@@ -83,6 +84,7 @@ class KernelSource:
     step_high_us: float | None = None
     notes: list[Note] = field(default_factory=list)
     calibrated_on: Calibration | None = None
+    fabric: str = ""
     tool_version: str = ""
     report: str = ""
     accuracy: list[FamilyAccuracy] = field(default_factory=list)
@@ -226,6 +228,35 @@ class LayerTime:
 
 
 @dataclass(frozen=True)
+class GroupTime:
+    """Collectives of one operation on one group in the timed step.
+
+    Attributes:
+        group: The group's description, or its name.
+        group_size: Its ranks.
+        num_nodes: NVLink domains that it spans.
+        operation: The operation.
+        num_calls: Calls.
+        num_unknown: Those whose duration is not known.
+        moved_bytes: Bytes of their whole buffers.
+        time_us: How long the others take.
+        hidden_us: Of that, while something computes.
+        exposed_us: Of that, while nothing computes. Where calls overlap, the first one counts.
+    """
+
+    group: str
+    group_size: int
+    num_nodes: int
+    operation: str
+    num_calls: int
+    num_unknown: int
+    moved_bytes: float
+    time_us: float
+    hidden_us: float
+    exposed_us: float
+
+
+@dataclass(frozen=True)
 class StepTime:
     """Where the time of the timed step goes.
 
@@ -255,6 +286,7 @@ class StepTime:
         by_family: Kernels by family, most time first.
         top_kernels: Kernels by name, shape and layer, most time first.
         layers: Layers that run anything.
+        by_group: Collectives by group and operation, most exposed first; estimated times only.
     """
 
     step_us: float
@@ -280,3 +312,4 @@ class StepTime:
     by_family: list[FamilyTime] = field(default_factory=list)
     top_kernels: list[KernelTime] = field(default_factory=list)
     layers: list[LayerTime] = field(default_factory=list)
+    by_group: list[GroupTime] = field(default_factory=list)

@@ -83,6 +83,13 @@ def collectives_take_no_time() -> Note:
     return Note("collectives_take_no_time", text)
 
 
+def collectives_estimated(fabric: str, source: str, num_unknown: int) -> Note:
+    """Collectives are priced for a fabric."""
+    unknown = f"; the time of {counted(num_unknown, 'call')} is not known" if num_unknown else ""
+    text = f"collectives are estimated for the fabric {fabric} ({source}); other ranks are taken to arrive at once"
+    return Note("collectives_estimated", text + unknown)
+
+
 def attention_is_dense(num_launches: int) -> Note:
     """flex_attention's masks have no values."""
     text = (

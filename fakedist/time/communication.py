@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
+from fakedist.gpu_models.spec import GpuSpec
 from fakedist.rank_list import parse_rank_list
+from fakedist.run.notes import counted
 from fakedist.time.collectives import CollectiveTime, CollectiveTimes, GroupShape
+from fakedist.time.fabric import Fabric
+from fakedist.time.interference import Contender, rates_with
+from fakedist.units import format_bytes
 
 #: The beginning of a call's operation -> the collective that it is, and the side whose bytes are the whole buffer.
 #: The first match counts.
@@ -30,7 +37,64 @@ _KINDS = (
     ("monitored_barrier", "barrier", "largest"),
 )
 _PAIR = "send"
+#: SMs that a collective's kernels hold: NCCL's channels for a group in one node, and for one over several
+#: (``analysis/outside/fabric.py`` has the logs they are from). A send holds fewer.
+_SMS_IN_NODE, _SMS_OVER_NODES = 24, 16
 _UNKNOWN = CollectiveTime(float("nan"), "", float("nan"))
+
+
+@dataclass(frozen=True)
+class Communication:
+    """What the collectives of a step take, and what they take from its kernels.
+
+    Attributes:
+        calls: The result of :func:`call_times`, indexed by the calls' sequence numbers.
+        gpu: The GPU model.
+        fabric: The interconnect.
+        interferes: Whether kernels and collectives that run at once slow each other.
+    """
+
+    calls: pd.DataFrame
+    gpu: GpuSpec
+    fabric: Fabric
+    interferes: bool = True
+
+    def of_rows(self, call: npt.NDArray[np.int64], column: str) -> npt.NDArray[np.float64]:
+        """A column of :attr:`calls` for each of some sequence numbers; NaN where there is no such call."""
+        return np.asarray(self.calls[column].reindex(call).to_numpy("f8"))
+
+    def slowed(
+        self, work: pd.DataFrame, bounds: npt.NDArray[np.float64], *, over_nodes: bool
+    ) -> npt.NDArray[np.float64]:
+        """The rate that each row of work keeps while a collective of one kind runs.
+
+        Args:
+            work: The table ``work``.
+            bounds: 1 for rows that memory limits, else 0.
+            over_nodes: Whether the collectives span several nodes.
+        """
+        own = self.calls[(self.calls["num_nodes"] > 1) == over_nodes]
+        whole = own["time_us"].sum()
+        bandwidth = own["moved_bytes"].sum() / whole * 1e6 if whole else 0.0
+        contender = Contender(_SMS_OVER_NODES if over_nodes else _SMS_IN_NODE, bandwidth)
+        return rates_with(work, bounds, self.gpu.sms, self.gpu.memory_bandwidth, contender)
+
+
+def communication_of(
+    calls: pd.DataFrame, groups: pd.DataFrame, gpu: GpuSpec, fabric: Fabric, *, interferes: bool = True
+) -> Communication:
+    """Price the calls of a step.
+
+    Args:
+        calls: The table ``calls``.
+        groups: The table ``groups``.
+        gpu: The GPU model.
+        fabric: The interconnect.
+        interferes: Whether kernels and collectives that run at once slow each other.
+    """
+    times = CollectiveTimes(gpu.like or gpu.name, fabric, gpu.nvlink_bandwidth)
+    found = call_times(calls, groups, times).set_axis(calls["sequence"].to_numpy("i8"))
+    return Communication(found, gpu, fabric, interferes)
 
 
 def call_times(calls: pd.DataFrame, groups: pd.DataFrame, times: CollectiveTimes) -> pd.DataFrame:
@@ -48,6 +112,7 @@ def call_times(calls: pd.DataFrame, groups: pd.DataFrame, times: CollectiveTimes
         - algorithm: What runs it: measured (in one NVLink domain), ring, tree, pairs or send.
         - num_nodes: NVLink domains that it spans.
         - moved_bytes: Bytes of the whole buffer.
+        - text: What it is, in a few words: "64 MiB, 8 nodes, ring".
     """
     per_node = times.fabric.gpus_per_node
     ranks = [parse_rank_list(str(text)) if text else () for text in groups["ranks"]]
@@ -63,8 +128,9 @@ def call_times(calls: pd.DataFrame, groups: pd.DataFrame, times: CollectiveTimes
             shape = _pair(ranks[group], int(places[group]), int(peer), per_node)
         found = times.time(kind, num_bytes, shape) if kind else _UNKNOWN
         low, high = found.time_us * np.exp(-found.spread), found.time_us * np.exp(found.spread)
-        rows.append((found.time_us, low, high, found.algorithm, shape.num_nodes, float(num_bytes)))
-    columns = ["time_us", "low_us", "high_us", "algorithm", "num_nodes", "moved_bytes"]
+        text = f"{format_bytes(num_bytes)}, {counted(shape.num_nodes, 'node')}, {found.algorithm}"
+        rows.append((found.time_us, low, high, found.algorithm, shape.num_nodes, float(num_bytes), text))
+    columns = ["time_us", "low_us", "high_us", "algorithm", "num_nodes", "moved_bytes", "text"]
     table = pd.DataFrame(rows, columns=columns)
     return table.iloc[of_call].set_axis(calls.index)
 

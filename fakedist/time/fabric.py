@@ -33,6 +33,7 @@ class Fabric:
         send_bandwidth: What one send between two nodes reaches with NCCL's default chunks.
         send_us: What a send between two nodes takes, apart from the bytes.
         nvlink_bandwidth: NVLink bandwidth of one GPU; 0 takes the GPU model's.
+        spans_hosts: Whether an NVLink domain is larger than a host, so that a job's GPUs of a host do not tell it.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Fabric:
     send_bandwidth: float
     send_us: float
     nvlink_bandwidth: float = 0.0
+    spans_hosts: bool = False
 
 
 #: hop_us, local_hop_us and achieved are fitted to the logs of 1, 2, 4 and 8 GPUs on each of ten nodes
@@ -92,6 +94,7 @@ FABRICS = {
             spread=_SPECIFICATION_SPREAD,
             gpus_per_node=72,
             nics_per_node=72,
+            spans_hosts=True,
         ),
         replace(
             _NDR,

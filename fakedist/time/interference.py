@@ -35,7 +35,7 @@ _TRAFFIC = 2.0
 _LEAST_RATE = 0.4
 #: Starts settle within this many rounds: a round changes when kernels overlap, and so how long they take.
 _MOST_ROUNDS = 5
-_SETTLED = 1e-4
+_SETTLED = 1e-3
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,7 @@ class Settled:
     slowed_us: Floats
 
 
-def settle(
-    place: Callable[[Floats], Floats], alone_us: Floats, groups: list[tuple[Flags, Floats]], shares: Flags
-) -> Settled:
+def settle(place: Callable[[Floats], Floats], alone_us: Floats, groups: list[tuple[Flags, Floats]]) -> Settled:
     """Find durations that agree with the overlaps that they lead to.
 
     A launch of which a share s runs during a collective, at rate r, takes 1 / (1 - s (1 - r)) times as long as alone.
@@ -99,13 +97,13 @@ def settle(
     Args:
         place: Returns when launches of given durations begin.
         alone_us: How long each launch takes alone.
-        groups: Collectives of one kind, and the rate of every launch during them; the collectives' own are ignored.
-        shares: Collectives that share links: two that overlap take each other's half.
+        groups: Collectives that share links, and the rate of every launch during them; the collectives' own are
+            ignored: of two that overlap, each takes half of the other's links.
     """
     durations = alone_us
     starts = place(durations)
     for _ in range(_MOST_ROUNDS):
-        lost = _lost_rates(starts, durations, groups, shares)
+        lost = _lost_rates(starts, durations, groups)
         changed = alone_us / np.clip(1 - lost, _LEAST_RATE, 1.0)
         is_settled = np.abs(changed - durations).sum() <= _SETTLED * durations.sum()
         durations = changed
@@ -115,16 +113,17 @@ def settle(
     return Settled(durations, starts, durations - alone_us)
 
 
-def _lost_rates(starts: Floats, durations: Floats, groups: list[tuple[Flags, Floats]], shares: Flags) -> Floats:
+def _lost_rates(starts: Floats, durations: Floats, groups: list[tuple[Flags, Floats]]) -> Floats:
     """The part of its rate that each launch loses on average over its time."""
     ends = starts + durations
     found = np.zeros(len(starts))
+    every_call = np.logical_or.reduce([members for members, _ in groups]) if groups else np.zeros(len(starts), bool)
     for members, rates in groups:
-        kernels = ~members & (durations > 0)
+        kernels = ~every_call & (durations > 0)
         overlap = shared_us(starts[kernels], ends[kernels], starts[members], ends[members])
         found[kernels] += overlap / durations[kernels] * (1 - rates[kernels])
-    sharing = shares & (durations > 0)
-    found[sharing] = 0.5 * _overlap_of_others(starts[sharing], ends[sharing]) / durations[sharing]
+        sharing = members & (durations > 0)
+        found[sharing] += 0.5 * _overlap_of_others(starts[sharing], ends[sharing]) / durations[sharing]
     return found
 
 

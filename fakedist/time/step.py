@@ -9,14 +9,14 @@ import numpy as np
 import pandas as pd
 
 from fakedist.run import time_notes
-from fakedist.run.launch_records import LAUNCH_KINDS
 from fakedist.run.notes import Note
 from fakedist.run.schema import TABLES
 from fakedist.run.step_time import Calibration, KernelSource
+from fakedist.time.communication import Communication
+from fakedist.time.placing import StepLaunches
 from fakedist.time.shapes import shape_texts
-from fakedist.time.timeline import Array, HostTimes, Placed, Timeline
+from fakedist.time.timeline import Array, HostTimes, Placed
 
-_COLLECTIVE = LAUNCH_KINDS.index("collective")
 #: Columns that a kernel takes over from its launch, its work, and the price of that.
 _OF_LAUNCH = ("stream", "grid", "block", "op", "step", "phase", "recompute", "layer", "call")
 _OF_WORK = ("name", "family", "operation", "flops", "moved_bytes")
@@ -68,37 +68,40 @@ class PricedStep:
     families: list[str]
 
 
-def price_step(launches: pd.DataFrame, work: pd.DataFrame, prices: Prices) -> PricedStep:
+def price_step(
+    launches: pd.DataFrame, work: pd.DataFrame, prices: Prices, communication: Communication | None = None
+) -> PricedStep:
     """Estimate the kernels of a step.
 
     Args:
         launches: The table ``launches``, not empty.
         work: The table ``work``.
         prices: The model of the GPU.
+        communication: What its collectives take; None if they take no time.
 
     Raises:
         RunDirectoryError: The tables are damaged.
     """
-    timeline = Timeline(launches)
     of_work = launches["work"].to_numpy("i8")
-    counts = np.bincount(of_work[timeline.has_work], minlength=len(work))
+    counts = np.bincount(of_work[of_work >= 0], minlength=len(work))
     priced = prices.price(work, counts).assign(shape=shape_texts(work))
-    is_priced = timeline.has_work & (timeline.what != _COLLECTIVE)
-    time_us = np.where(is_priced, priced["time_us"].to_numpy("f8")[of_work], np.nan)
-    durations = np.nan_to_num(time_us)
-    placed = timeline.place(durations, prices.host)
-    kernels = _kernels(launches, work, priced, placed, time_us)
-    low_us, high_us = _interval(timeline, durations, prices, priced, counts)
+    step = StepLaunches(launches, work, priced, communication)
+    found = step.place(prices.host)
+    kernels = _kernels(launches, work, priced, found.placed, found.time_us)
+    if communication is not None:
+        kernels = _with_calls(kernels, communication)
+    low_us, high_us = step.interval(found, prices.host, lambda: prices.step_interval(priced, counts))
     source = KernelSource(
         source="estimated",
         tool="model",
         step=int(launches["step"].iloc[0]),
         gpu=prices.product,
-        step_us=placed.end_us,
+        step_us=found.placed.end_us,
         step_low_us=low_us,
         step_high_us=high_us,
         calibrated_on=prices.calibrated_on,
-        notes=[*prices.notes(), *_notes(work, priced, counts)],
+        fabric="" if communication is None else communication.fabric.name,
+        notes=[*prices.notes(), *_notes(work, priced, counts, communication)],
     )
     return PricedStep(kernels, source, _families(priced, counts))
 
@@ -135,20 +138,24 @@ def _kernels(
     return pd.DataFrame({column.name: found[column.name] for column in TABLES["kernels"].columns})
 
 
-def _interval(
-    timeline: Timeline, durations: Array, prices: Prices, priced: pd.DataFrame, counts: Array
-) -> tuple[float | None, float | None]:
-    """The step's interval: the step when all kernels are as much faster or slower as their sum may be."""
-    whole = float(durations.sum())
-    bounds = prices.step_interval(priced, counts)
-    if not whole or any(bound != bound for bound in bounds):
-        return None, None
-    low, high = (timeline.place(durations * (bound / whole), prices.host).end_us for bound in bounds)
-    return low, high
+def _with_calls(kernels: pd.DataFrame, communication: Communication) -> pd.DataFrame:
+    """The table ``kernels`` with the intervals of its collectives, and what runs them."""
+    is_call = (kernels["call"] >= 0).to_numpy(bool)
+    call = kernels["call"].to_numpy("i8")[is_call]
+    bounds = {name: kernels[name].to_numpy("f8", copy=True) for name in ("low_us", "high_us")}
+    for name, column in bounds.items():
+        column[is_call] = communication.of_rows(call, name)
+    texts = communication.calls["text"].reindex(call).fillna("").to_numpy(str)
+    shape = kernels["shape"].to_numpy(object, copy=True)
+    shape[is_call] = texts
+    return kernels.assign(**bounds, shape=pd.Categorical(shape))
 
 
-def _notes(work: pd.DataFrame, priced: pd.DataFrame, counts: Array) -> list[Note]:
+def _notes(work: pd.DataFrame, priced: pd.DataFrame, counts: Array, communication: Communication | None) -> list[Note]:
     found = [time_notes.collectives_take_no_time()]
+    if communication is not None:
+        fabric, num_unknown = communication.fabric, int(communication.calls["time_us"].isna().sum())
+        found = [time_notes.collectives_estimated(fabric.name, fabric.source, num_unknown)]
     if dense := int(counts[work["is_dense"].to_numpy(bool)].sum()):
         found.append(time_notes.attention_is_dense(dense))
     is_call = (work["kind"] == "collective").to_numpy(bool)

@@ -12,6 +12,7 @@ from fakedist.report.page.time_drawings import LAYER_FIGURES
 from fakedist.report.text.time_sheets import bound_of, family_columns
 from fakedist.report.text.time_wording import (
     accuracy_text,
+    communication_word,
     flops_rate,
     short_kernel,
     source_word,
@@ -90,7 +91,7 @@ def step_figure(summary: Summary) -> dict[str, str] | None:
         "text": step_text(time),
         "word": source.source,
         "step": str(source.step),
-        "more": step_remark(time) or "communication simulated",
+        "more": step_remark(time) or f"communication {communication_word(time)}",
     }
 
 

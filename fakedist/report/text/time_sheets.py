@@ -20,7 +20,7 @@ from fakedist.report.text.time_wording import (
 from fakedist.report.text.wording import MIN_SHARE, layer_label
 from fakedist.results.run import Run
 from fakedist.run.step_time import LayerTime, StepTime
-from fakedist.units import format_us
+from fakedist.units import format_bytes, format_us
 
 _EMPTY_RANK = 9  # empty columns are left out before all others
 _NUM_TOP = 10
@@ -45,6 +45,7 @@ def time_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
         layer_time_sheet(times, layers, time, word, all_layers=all_layers),
         family_sheet(time, word),
         top_sheet(time, word),
+        *([group_time_sheet(time, word)] if time.by_group else []),
     ]
 
 
@@ -116,7 +117,7 @@ def family_sheet(time: StepTime, word: str) -> Sheet:
         remarks.append(
             f"of peak: of dense {PEAK_DTYPE}, whatever dtype the kernels use; rates: of kernels whose work is known"
         )
-    if any(row.family == "communication" and row.time_us for row in rows):
+    if not time.by_group and any(row.family == "communication" and row.time_us for row in rows):
         remarks.append(
             "communication: local copies that stand for collectives, simulated; not the time of the real job"
         )
@@ -169,3 +170,28 @@ def top_sheet(time: StepTime, word: str) -> Sheet:
     if any(bounds):
         columns.append(SheetColumn("bound", bounds, is_text=True, rank=3))
     return Sheet(f"Kernels that take the most time, {word}", columns)
+
+
+def group_time_sheet(time: StepTime, word: str) -> Sheet:
+    """Collectives by group and operation, and how much of them the step waits for.
+
+    Args:
+        time: Where the time goes.
+        word: Measured or estimated.
+    """
+    rows, step_us = time.by_group, time.step_us or 1.0
+    nodes = [f"{row.group_size:,} on {row.num_nodes:,}" for row in rows]
+    return Sheet(
+        f"Communication by group, {word}",
+        [
+            SheetColumn("group", [row.group for row in rows], is_text=True),
+            SheetColumn("operation", [row.operation for row in rows], is_text=True),
+            SheetColumn("ranks on nodes", nodes, rank=5),
+            SheetColumn("calls", [f"{row.num_calls:,}" for row in rows], rank=4),
+            SheetColumn("bytes", [format_bytes(row.moved_bytes) for row in rows], rank=6),
+            SheetColumn("time", [unknown_time(row.time_us, row.num_unknown) for row in rows], rank=2),
+            SheetColumn("hidden", [format_us(row.hidden_us) for row in rows], rank=3),
+            SheetColumn("exposed", [format_us(row.exposed_us) for row in rows], rank=KEY),
+            SheetColumn("of the step", [f"{row.exposed_us / step_us:.1%}" for row in rows], rank=1),
+        ],
+    )

@@ -69,7 +69,7 @@ def time_figures(time: StepTime) -> list[tuple[str, str, str]]:
     rows = [("step", step_text(time), step_remark(time))]
     for name, us, more in (
         ("computes", time.busy_us, "at least one stream"),
-        ("communicates", time.communication_us, "while nothing computes; simulated"),
+        ("communicates", time.communication_us, f"while nothing computes; {communication_word(time)}"),
         ("host late", time.launch_gap_us, "the GPU waits for a launch"),
         ("waits", time.wait_us, "for anything else, or for an unknown reason"),
     ):
@@ -126,6 +126,11 @@ def accuracy_text(source: KernelSource) -> str:
 
 def _gpu(name: str) -> str:
     return name.upper().replace("-", " ")
+
+
+def communication_word(time: StepTime) -> str:
+    """Where the time of collectives comes from: the model's, or that of the copies that stand for them."""
+    return "estimated" if time.by_group else "simulated"
 
 
 def without_communication(time: StepTime) -> str:

@@ -36,6 +36,7 @@ TYPED = {
     "gpu": ["--gpu=h200"],
     "gpu_memory": ["--gpu-memory=100GiB"],
     "gpu_power": ["--gpu-power=500W"],
+    "fabric": ["--fabric=p5-efa"],
     "collectives": ["--collectives=noop"],
     "values": ["--values=strict"],
     "seed": ["--seed=7"],

@@ -40,7 +40,7 @@ def two_streams(kernel_us: float, call_us: float, rate: float) -> tuple[float, f
     """A kernel and a collective that begin together: how long each takes."""
     members = np.array([False, True])
     groups = [(members, floats(rate, 1))]
-    found = settle(lambda durations: floats(0, 0), floats(kernel_us, call_us), groups, np.array([False, True]))
+    found = settle(lambda durations: floats(0, 0), floats(kernel_us, call_us), groups)
     return float(found.durations_us[0]), float(found.durations_us[1])
 
 
@@ -57,17 +57,17 @@ def test_a_kernel_loses_only_while_the_collective_runs() -> None:
 
 def test_two_collectives_at_once_share_the_links() -> None:
     members = np.array([True, True])
-    found = settle(lambda durations: floats(0, 0), floats(10, 10), [(members, floats(1, 1))], members)
+    found = settle(lambda durations: floats(0, 0), floats(10, 10), [(members, floats(1, 1))])
     assert found.durations_us == pytest.approx([20.0, 20.0], rel=0.05)
 
 
 def test_collectives_one_after_the_other_do_not_slow_each_other() -> None:
     members = np.array([True, True])
-    found = settle(lambda durations: floats(0, durations[0]), floats(10, 10), [(members, floats(1, 1))], members)
+    found = settle(lambda durations: floats(0, durations[0]), floats(10, 10), [(members, floats(1, 1))])
     assert found.durations_us.tolist() == [10.0, 10.0]
 
 
 def test_nothing_changes_without_collectives() -> None:
-    found = settle(lambda durations: floats(0, 5), floats(5, 7), [], np.zeros(2, bool))
+    found = settle(lambda durations: floats(0, 5), floats(5, 7), [])
     assert found.durations_us.tolist() == [5, 7]
     assert found.slowed_us.tolist() == [0, 0]

@@ -1,0 +1,124 @@
+"""Places a step's kernels and collectives in time, and finds the step's interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from fakedist.run.launch_records import LAUNCH_KINDS
+from fakedist.time.communication import Communication
+from fakedist.time.interference import settle
+from fakedist.time.timeline import Array, HostTimes, Placed, Timeline
+
+_COLLECTIVE = LAUNCH_KINDS.index("collective")
+#: The interval of a sum over kernels, from all their prices.
+_KernelInterval = Callable[[], tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class PlacedStep:
+    """A step in time.
+
+    Attributes:
+        placed: When the launches with work begin and end.
+        time_us: How long each row of the table ``launches`` takes; NaN where that is not known.
+    """
+
+    placed: Placed
+    time_us: Array
+
+
+class StepLaunches:
+    """The launches of a step with their prices.
+
+    Args:
+        launches: The table ``launches``.
+        work: The table ``work``.
+        priced: Prices of the rows of work: time_us, bound.
+        communication: What collectives take; None if they take no time.
+
+    Raises:
+        RunDirectoryError: The tables are damaged.
+    """
+
+    def __init__(
+        self, launches: pd.DataFrame, work: pd.DataFrame, priced: pd.DataFrame, communication: Communication | None
+    ) -> None:
+        self._timeline = timeline = Timeline(launches)
+        self._work, self._priced, self._communication = work, priced, communication
+        self._of_work = launches["work"].to_numpy("i8")
+        self._call = launches["call"].to_numpy("i8")
+        self._is_call = timeline.has_work & (timeline.what == _COLLECTIVE)
+        is_kernel = timeline.has_work & ~self._is_call
+        self._alone_us = np.where(is_kernel, priced["time_us"].to_numpy("f8")[self._of_work], np.nan)
+        if communication is not None:
+            self._alone_us[self._is_call] = communication.of_rows(self._call[self._is_call], "time_us")
+
+    def place(self, host: HostTimes) -> PlacedStep:
+        """Place the launches. Where kernels and collectives overlap, both take as long as they leave each other."""
+        durations = np.nan_to_num(self._alone_us)
+        communication = self._communication
+        if communication is not None and communication.interferes and self._is_call.any():
+            durations = self._settled(durations, host, communication)
+        placed = self._timeline.place(durations, host)
+        return PlacedStep(placed, np.where(np.isnan(self._alone_us), np.nan, durations))
+
+    def interval(
+        self, step: PlacedStep, host: HostTimes, of_kernels: _KernelInterval
+    ) -> tuple[float | None, float | None]:
+        """The step's 90 % interval, in microseconds; None if it is not known.
+
+        Kernels are as much faster or slower together as their sum may be, and so are collectives, whose errors go
+        together. The two are independent of each other.
+
+        Args:
+            step: The step as it was placed.
+            host: What the host takes.
+            of_kernels: Returns the interval of the sum of all kernels.
+        """
+        durations = np.nan_to_num(step.time_us)
+        whole = float(np.nansum(np.where(self._is_call, 0.0, self._alone_us)))
+        bounds = of_kernels()
+        if not whole or any(math.isnan(bound) for bound in bounds):
+            return None, None
+        calls = [np.ones(len(durations)), np.ones(len(durations))]
+        if self._communication is not None:
+            for factors, column in zip(calls, ("low_us", "high_us"), strict=True):
+                bound = self._communication.of_rows(self._call[self._is_call], column)
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    factors[self._is_call] = np.nan_to_num(bound / self._alone_us[self._is_call], nan=1.0, posinf=1.0)
+        end = step.placed.end_us
+        found = []
+        for kernels, of_calls in zip((bound / whole for bound in bounds), calls, strict=True):
+            scaled = np.where(self._is_call, 1.0, kernels)
+            parts = [self._timeline.place(durations * scaled, host).end_us - end]
+            if self._is_call.any() and self._communication is not None:
+                parts.append(self._timeline.place(durations * of_calls, host).end_us - end)
+            found.append(math.copysign(math.hypot(*parts), parts[0]))
+        low, high = found
+        return end - abs(low), end + abs(high)
+
+    def _settled(self, alone: Array, host: HostTimes, communication: Communication) -> Array:
+        rows = np.flatnonzero(self._timeline.has_work)
+        work = self._of_work[rows]
+        memory_bound = (self._priced["bound"].astype(str) == "memory").to_numpy(bool).astype("f8")
+        over_nodes = np.zeros(len(rows), bool)
+        is_call = self._is_call[rows]
+        over_nodes[is_call] = communication.of_rows(self._call[rows][is_call], "num_nodes") > 1
+        groups = []
+        for members, across in ((is_call & ~over_nodes, False), (is_call & over_nodes, True)):
+            if members.any():
+                groups.append((members, communication.slowed(self._work, memory_bound, over_nodes=across)[work]))
+
+        def starts(durations: Array) -> Array:
+            whole = alone.copy()
+            whole[rows] = durations
+            return self._timeline.place(whole, host).start_us
+
+        durations = alone.copy()
+        durations[rows] = settle(starts, alone[rows], groups).durations_us
+        return durations
