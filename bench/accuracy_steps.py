@@ -50,6 +50,7 @@ ONE = ("--training.local_batch_size", "1")
 #: Values of the parameter that are tried.
 HEATS = np.round(np.arange(0.5, 4.0, 0.05), 2)
 _TITAN = "torchtitan, benchmarks/llama3_h100_202412_torchtitan.md"
+_A100 = "torchtitan, docs/performance.md @04133643"
 _AWS = "AWS, Efficient pre-training of Llama 3-like model architectures using torchtitan on Amazon SageMaker"
 
 Floats = npt.NDArray[np.float64]
@@ -71,6 +72,7 @@ class Published:
         source: Who published it.
         note: What the source leaves open.
         is_fitted: Whether the parameter is fitted on it.
+        as_then: Flags of torchtitan that take back what changed since then.
     """
 
     name: str
@@ -84,6 +86,7 @@ class Published:
     source: str
     note: str = ""
     is_fitted: bool = False
+    as_then: tuple[str, ...] = titan.AS_THEN
 
     @property
     def step_s(self) -> float:
@@ -119,6 +122,11 @@ STEPS = (
     Published(
         "compiled-32-batch-1", "compiled, batch 1, 32 GPUs", "h100-80g", "p5-efa",
         32, titan.COMPILE + ONE, 1, 7166, _AWS,
+    ),
+    Published(
+        "eager-64-batch-1-a100", "eager, batch 1, 64 GPUs", "a100-80g", "dgx-a100-hdr", 64, ONE, 1, 2973, _A100,
+        "the network is not said, taken as eight HDR NICs a node; RMSNorm was one Triton kernel, here torch's own",
+        as_then=titan.EARLY_2024,
     ),
 )  # fmt: skip
 
@@ -198,7 +206,7 @@ def record(packages: Path) -> None:
     titan.install(packages)
     for step in STEPS:
         with tempfile.TemporaryDirectory(prefix="steps-") as text:
-            run = titan.profile(Path(text), packages, step.world_size, step.flags)
+            run = titan.profile(Path(text), packages, step.world_size, step.flags, as_then=step.as_then)
             kept = RECORDED / step.name
             kept.mkdir(parents=True, exist_ok=True)
             for name in TABLES:
@@ -237,7 +245,7 @@ def judged(runs: Sequence[Run]) -> StepAccuracy:
                 gpu=run.gpu.name,
                 watts=run.gpu.watts,
                 source=step.source,
-                note=step.note and f"{step.note}. {run.elsewhere(heat)}",
+                note=f"{step.note}. {run.elsewhere(heat)}" if step.note == _NOT_SAID else step.note,
                 is_fitted=step.is_fitted,
                 published_s=step.step_s,
                 kernels_s=kernels_s,
@@ -274,7 +282,9 @@ def table(found: StepAccuracy) -> str:
             f"| {row.communication_s:.3f} s | {row.error_with_communication:+.1%} |"
         )
     lines.append("")
-    lines += [f"[{place}] {note[0].upper()}{note[1:]}." for place, note in enumerate(notes(found), start=1)]
+    lines += [f"[{place}] {note[0].upper()}{note[1:]}.\n" for place, note in enumerate(notes(found), start=1)]
+    sources = dict.fromkeys(row.source for row in found.rows)
+    lines.append(f"Published by {'; '.join(sources)}.")
     return "\n".join(lines)
 
 

@@ -2,8 +2,9 @@
 
 Kernels were measured alone, in bursts. A training step runs long enough for the power limit to count. At the fraction f
 of the full clock, a kernel that is limited by arithmetic draws ``idle + products f^3`` (the voltage follows the clock,
-and power is voltage squared times clock) and takes 1/f of its time. Kernels that are limited by memory keep their time.
-f is the largest for which the mean over the step is within the limit.
+and power is voltage squared times clock) and takes 1/f of its time. Below :data:`_FLOOR` the voltage falls no further,
+and power only with the clock. Kernels that are limited by memory keep their time. f is the largest for which the mean
+over the step is within the limit.
 
 What products draw at full clock follows from the measurements: products of 10 ms and more reach less than those of 0.1
 to 1 ms, on the same GPU at its own limit, because they last long enough. That is :data:`LONG_PRODUCTS`. But 10 ms are
@@ -36,8 +37,10 @@ LONG_PRODUCTS = {
 }
 #: Fitted: what products of a training step draw over those that were measured alone.
 HEAT = 1.8
-#: How the power of arithmetic grows with the clock.
-_EXPONENT = 3
+#: How the power of arithmetic grows with the clock, down to the fraction of the clock where the voltage has its floor.
+#: A GB300 at 500 W instead of 1,400 keeps 0.28 to 0.39 of the rate of products (facebookexperimental/triton#2023):
+#: 0.37 with this floor, 0.65 without.
+_EXPONENT, _FLOOR = 3, 0.65
 #: Of the measured GPU's own limit: what it draws when idle, and under kernels that are limited by memory. Assumptions.
 _IDLE, _MEMORY = 0.12, 0.5
 #: Burst times of products up to the first are at the full clock, from the second on at the sustained one.
@@ -110,5 +113,10 @@ class PowerModel:
         longer = total * self.slower(time_us, computes, SustainedClock(fraction, self._watts))
         arithmetic = longer[computes].sum()
         rest = longer[~computes].sum()
-        drawn = arithmetic * (self._idle + self._products * fraction**_EXPONENT) + rest * self._memory
+        drawn = arithmetic * (self._idle + self._products * _power(fraction)) + rest * self._memory
         return float(drawn / (arithmetic + rest))
+
+
+def _power(fraction: float) -> float:
+    """What arithmetic draws at a fraction of the full clock, over what it draws at the full clock."""
+    return float(max(fraction, _FLOOR) ** (_EXPONENT - 1) * fraction)

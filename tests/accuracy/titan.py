@@ -46,7 +46,10 @@ mode = "selective"
 selective_ac_option = "op"
 """
 #: torchtitan's optimizer was not the fused one until spring 2025 ("foreach": not job_config.optimizer.fused).
-AS_THEN = ("--experimental.custom_import", "december_2024", "--optimizer.implementation", "foreach")
+_FOREACH = ("--optimizer.implementation", "foreach")
+AS_THEN = ("--experimental.custom_import", "december_2024", *_FOREACH)
+#: Until summer 2024 its own RMSNorm was one Triton kernel. Today's torch has one kernel of its own.
+EARLY_2024 = ("--experimental.custom_import", "plain_loss", *_FOREACH)
 COMPILE = ("--training.compile",)
 FLOAT8 = (
     "--model.converters", "float8", "--float8.enable_fsdp_float8_all_gather",
@@ -65,14 +68,17 @@ def install(packages: Path) -> None:
         subprocess.run([*pip, *PACKAGES], check=True)
 
 
-def profile(directory: Path, packages: Path, world_size: int, flags: Sequence[str]) -> Path:
+def profile(
+    directory: Path, packages: Path, world_size: int, flags: Sequence[str], *, as_then: Sequence[str] = AS_THEN
+) -> Path:
     """Run rank 0 of a job in ``directory``; its run directory.
 
     Args:
         directory: An existing directory for the job's files.
         packages: Where torchtitan 0.1.0 was installed.
         world_size: Ranks of the job.
-        flags: Flags of torchtitan, besides those of then.
+        flags: Flags of torchtitan.
+        as_then: Further flags, which take back what changed since then.
 
     Raises:
         subprocess.CalledProcessError: It failed. Its last words are on stderr.
@@ -80,7 +86,7 @@ def profile(directory: Path, packages: Path, world_size: int, flags: Sequence[st
     _write_inputs(directory)
     options = ["--world-size", str(world_size), "--rank", "0", "--device", "virtual", "--force"]
     options += ["--gpu-memory", GPU_MEMORY, "--steps", "3", "-o", "run"]
-    script = ["-m", "torchtitan.train", "--job.config_file", "config.toml", *AS_THEN, *flags]
+    script = ["-m", "torchtitan.train", "--job.config_file", "config.toml", *as_then, *flags]
     path = os.pathsep.join([str(ROOT), str(packages.resolve()), str(Path(__file__).parent / "december_2024")])
     done = subprocess.run(
         [sys.executable, "-m", "fakedist", "profile", *options, *script],
