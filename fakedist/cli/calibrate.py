@@ -41,7 +41,7 @@ def calibrate(
 
     RUN is a run directory of the job on the virtual GPU. The trace is what torch.profiler's export_chrome_trace wrote
     (.json or .json.gz), a .nsys-rep, or the output of `nsys export --type sqlite`. The table that it writes goes before
-    all other times: fakedist profile --times FILE (docs/calibrate.md).
+    all other times: fakedist time RUN --times FILE, fakedist profile --times FILE (docs/calibrate.md).
     """
     from fakedist.analysis.calibration.own_times import find_own_times, is_sqlite
     from fakedist.launch.nsight import export_sqlite
@@ -72,7 +72,8 @@ def calibrate(
     for line in own_times_lines(found, rank, trace):
         click.echo(line)
     click.echo(f"{target}: {len(found.calibrated.table.rows):,} measured times")
-    click.echo(f"  fakedist profile --times {target} ...   uses them")
+    gpu = f" --gpu {found.change.model}" if found.change is not None and found.change.model else ""
+    click.echo(f"  fakedist time {run}{gpu} --times {target}   estimates the step with them")
     return 0
 
 

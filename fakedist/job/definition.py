@@ -263,6 +263,8 @@ class Job:
             raise JobError(
                 f"{self.steps} steps and until step {self.until} contradict each other", "give steps or until"
             )
+        if self.times and self.device == "cuda":
+            raise JobError("on a real GPU kernels are measured: times of your own are for estimates", "leave out times")
         if self.nsys_args and not self.nsys:
             raise JobError("arguments for nsys are given, but the rank does not run under nsys", "add nsys")
 

@@ -63,7 +63,7 @@ def test_a_trace_of_the_job_replaces_estimates_by_its_times(directory: Path, run
     assert told.code == 0
     first, *_, last = told.stdout.splitlines()
     assert first.startswith("24 of the step's 24 launches were measured, by 48 of 48 kernels in gpu.json.gz (2 steps")
-    assert last.strip() == "fakedist profile --times run.times.json ...   uses them"
+    assert last.strip() == "fakedist time run --times run.times.json   estimates the step with them"
     table = json.loads((directory / "run.times.json").read_text())
     times = {row["time_us"] for row in table["rows"] if row["work"]["kind"] == "product"}
     assert times == {PRODUCT_US}
@@ -76,11 +76,31 @@ def test_a_trace_of_the_job_replaces_estimates_by_its_times(directory: Path, run
     assert again["kernels"]["calibrated_on"]["gpu"] == "NVIDIA H100 80GB HBM3"
 
 
+@pytest.mark.parametrize(
+    ("gpu", "said"),
+    [
+        ("NVIDIA H200", "fakedist time run --gpu h200 --times h.json   estimates the step with them"),
+        ("NVIDIA H900", 'a GPU file with product = "NVIDIA H900" makes the table usable'),
+    ],
+)
+def test_a_table_is_of_the_gpu_that_the_trace_names(
+    directory: Path, run_fakedist: RunFakedist, gpu: str, said: str
+) -> None:
+    found = as_of_a_gpu(directory / "trace.json")
+    for device in found["deviceProperties"]:
+        device["name"] = gpu
+    (directory / "other.json").write_text(json.dumps(found))
+    told = run_fakedist("calibrate", "run", "--from-trace", "other.json", "-o", "h.json", "--force", cwd=directory)
+    assert told.code == 0
+    assert said in told.stdout
+    assert json.loads((directory / "h.json").read_text())["origin"]["gpu"] == gpu
+
+
 def test_the_virtual_gpus_own_trace_is_refused(directory: Path, run_fakedist: RunFakedist) -> None:
-    told = run_fakedist("calibrate", "run", "--from-trace", "trace.json", "-o", "other.json", cwd=directory)
+    told = run_fakedist("calibrate", "run", "--from-trace", "trace.json", "-o", "none.times", cwd=directory)
     assert told.code == 1
     assert "trace of the virtual GPU, where each kernel takes 1 us" in told.stderr
-    assert not (directory / "other.json").exists()
+    assert not (directory / "none.times").exists()
 
 
 def test_what_cannot_be_used_is_told_in_one_line(directory: Path, run_fakedist: RunFakedist) -> None:

@@ -13,6 +13,7 @@ from fakedist.analysis.collector import no_collector
 from fakedist.analysis.nsys.database import open_database
 from fakedist.analysis.nsys.tracing import read_process
 from fakedist.analysis.recording import read_recording
+from fakedist.analysis.times.estimated import prices_of
 from fakedist.analysis.times.launch_tables import launch_table, work_table
 from fakedist.analysis.traces.chrome_trace import read_chrome_trace
 from fakedist.analysis.traces.process_trace import ProcessTrace
@@ -21,7 +22,6 @@ from fakedist.gpu_models.known import GPUS
 from fakedist.gpu_models.spec import GpuSpec
 from fakedist.time.own import OwnPrices
 from fakedist.time.own_table import OwnTable
-from fakedist.time.roofline import RooflineTimes
 from fakedist.time.step import price_step
 
 
@@ -31,6 +31,7 @@ class StepChange:
 
     Attributes:
         gpu: The GPU that the step is priced for.
+        model: The name of its model, as ``--gpu`` takes it; empty if it is the run's own.
         estimated_us: The step without own times.
         step_us: The step with them.
         step_low_us: The least of its 90 % interval; None if it is not known.
@@ -40,6 +41,7 @@ class StepChange:
     """
 
     gpu: str
+    model: str
     estimated_us: float
     step_us: float
     step_low_us: float | None
@@ -95,7 +97,10 @@ def find_own_times(
         peaks = gpu.peak_flops if gpu is not None and not is_rehearsal else {}
         step = recorded_step(launches, work)
         calibrated = calibrate(step, with_gpu(trace, model.product), trace_file, peaks, is_rehearsal=is_rehearsal)
-    change = None if gpu is None else step_change(launches, work, gpu, calibrated.table)
+    change = None
+    if gpu is not None:
+        name = "" if gpu.product == model.product else gpu.name
+        change = step_change(launches, work, gpu, calibrated.table, name)
     return OwnTimesFound(calibrated, bool(trace.gpu), trace.rank, change)
 
 
@@ -120,14 +125,17 @@ def is_sqlite(path: Path) -> bool:
         return False
 
 
-def step_change(launches: pd.DataFrame, work: pd.DataFrame, gpu: GpuSpec, table: OwnTable) -> StepChange:
+def step_change(
+    launches: pd.DataFrame, work: pd.DataFrame, gpu: GpuSpec, table: OwnTable, model_name: str = ""
+) -> StepChange:
     """Price a step with and without own times."""
-    model = RooflineTimes(gpu)
+    model = prices_of(gpu)
     before = price_step(launches, work, model).source
     prices = OwnPrices(model, table)
     after = price_step(launches, work, prices).source
     return StepChange(
         gpu.product,
+        model_name,
         before.step_us,
         after.step_us,
         after.step_low_us,

@@ -30,6 +30,7 @@ JOB = Job(world_size=1024, rank=13, target="train.py")
         ({"timeout_s": float("nan")}, "--timeout must be more than 0"),
         ({"steps": 3, "until": 4}, "3 steps and until step 4 contradict each other"),
         ({"nsys_args": ("--trace=osrt",)}, "arguments for nsys are given"),
+        ({"times": "/own.json", "device": "cuda"}, "on a real GPU kernels are measured"),
     ],
 )
 def test_a_job_that_makes_no_sense_is_refused_with_one_line(change: dict[str, Any], told: str) -> None:

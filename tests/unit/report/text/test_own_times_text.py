@@ -19,7 +19,7 @@ MADE = Calibrated(
     num_launches=1200, num_measured=1190, num_steps=3, num_kernels=3600, num_unread=0, num_matched=3570, num_extra=0,
     num_conflicts=0, num_ambiguous=0, num_too_fast=0, num_elsewhere=0, num_unreadable=0, missing=[], extra=[],
 )  # fmt: skip
-CHANGE = StepChange(GPU, 1.8e6, 2.71e6, 2.5e6, 3.0e6, 0.83, 0.1)
+CHANGE = StepChange(GPU, "", 1.8e6, 2.71e6, 2.5e6, 3.0e6, 0.83, 0.1)
 
 
 def lines(made: Calibrated = MADE, **changes: object) -> list[str]:
