@@ -7,6 +7,8 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 OLDEST_TESTS := $(foreach room,frameworks gpu launch rank record world,tests/unit/$(room)) tests/unit/test_importing.py \
 	tests/unit/test_package.py tests/unit/test_patch.py \
 	$(foreach name,examples measured_path profiler,tests/integration/test_$(name).py)
+# The pages' JavaScript has a linter and tests of its own. Users need neither, so they run where node is installed.
+NPM := $(shell command -v npm)
 DEMO := fakedist-demo-rank0of1024
 # A GPU machine may have its own torch and no network: make gpu takes the Python that it finds.
 GPU_PYTHON = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
@@ -17,7 +19,7 @@ PARALLEL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-long test-all mutants lint types budgets check format bench accuracy accuracy-times accuracy-steps measured gallery gpu calibrate oldest clean
-.PHONY: frameworks clients clients-new clients-fast
+.PHONY: frameworks clients clients-new clients-fast test-page plotly
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -38,20 +40,28 @@ demo: setup ## profile rank 0 of 1,024 of a 70B Llama, on this machine's GPU or 
 	@echo
 	@echo "The run is in $(DEMO); the same tables again: $(BIN)/fakedist report $(DEMO)"
 
-test: setup ## all tests except whole frameworks and long runs; TESTS= chooses
+test: setup test-page ## all tests except whole frameworks and long runs; TESTS= chooses
 	$(BIN)/python -m pytest $(PARALLEL) --short $(TESTS)
 
-test-long: frameworks ## all tests, with whole frameworks and long runs; TESTS= chooses
+test-long: frameworks test-page ## all tests, with whole frameworks and long runs; TESTS= chooses
 	$(BIN)/python -m pytest $(PARALLEL) $(TESTS)
 
 test-all: test-long oldest ## all tests, also on the oldest torch: what CI runs
 
+test-page: ## the pages' JavaScript, by node's own test runner
+	$(if $(NPM),npm run --silent test,@echo "node is not installed: the pages' JavaScript is not tested")
+
 mutants: setup ## change one thing at a time in rooms that compute figures: do their unit tests notice? ARGS=--sample 500
 	$(BIN)/python -m tests.mutants $(ARGS)
 
-lint: setup
+lint: setup $(if $(NPM),node_modules/.installed)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(if $(NPM),npm run --silent lint,@echo "npm is not installed: the pages' JavaScript is not linted")
+
+node_modules/.installed: package.json package-lock.json
+	npm ci --no-audit --no-fund --silent
+	touch $@
 
 types: setup
 	$(BIN)/mypy
@@ -65,7 +75,7 @@ frameworks: .venv/.frameworks ## DeepSpeed, Accelerate, torchtitan and the rest 
 
 .venv/.frameworks: .venv/.installed constraints-clients.txt
 	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --constraint constraints-clients.txt \
-		--no-build-isolation --editable '.[dev,clients]'
+		--no-build-isolation --editable '.[dev,browser,clients]'
 	touch $@
 
 clients: frameworks ## run every job of every framework, write docs/clients.md; ONLY=text chooses
@@ -77,9 +87,13 @@ clients-new: frameworks ## the same, only for jobs that have no result yet
 clients-fast: frameworks ## only the jobs that `make test-long` runs
 	$(BIN)/python -m pytest $(PARALLEL) tests/clients
 
-format: setup ## format the sources
+format: setup $(if $(NPM),node_modules/.installed) ## format the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(if $(NPM),npm run --silent format)
+
+plotly: ## build the plotly.js that pages carry (tools/plotly): 300 MB of packages, 1 minute
+	cd tools/plotly && npm ci --no-audit --no-fund --silent && node build.js
 
 bench: setup ## every benchmark, results on stdout
 	for file in bench/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
@@ -118,4 +132,4 @@ oldest: .venv-oldest/.installed ## tests on the oldest supported torch
 	touch $@
 
 clean: ## remove everything that make made
-	rm -rf .venv .venv-oldest gpu-results build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache $(DEMO)
+	rm -rf .venv .venv-oldest node_modules tools/plotly/node_modules gpu-results build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache $(DEMO)

@@ -21,8 +21,16 @@ from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 
+from fakedist.report.compare.comparison import Comparison
+from fakedist.report.compare.comparison_page import comparison_page
+from fakedist.report.page.run_page import page as run_page
+from fakedist.report.page.scripts import plotly_text
+from fakedist.results.opening import open_run
+
 ROOT = Path(__file__).parent.parent
 HERE = ROOT / "reports"
+#: plotly.js, which all pages share.
+PLOTLY = "plotly.min.js"
 
 
 @dataclass(frozen=True)
@@ -127,7 +135,8 @@ COMPARED = ("llama-70b-1024", "llama-70b-1024-loss-parallel")
 _INTRODUCTION = """# Gallery
 
 fakedist's reports of well-known jobs, made on a machine without a GPU. They are of rank 0 unless the title names
-another. Each page is one self-contained file: download it and open it in a browser. `make gallery` makes them again.
+another. Download this folder and open a page in a browser: the pages share `plotly.min.js`, which draws their charts,
+and fetch nothing else. Your own reports are single files with that script inside. `make gallery` makes them again.
 The [glossary](../docs/glossary.md) defines the terms.
 
 | page | world | peak | | look at |
@@ -150,7 +159,7 @@ def profile(job: Job, folder: Path) -> None:
     )
     if finished.returncode not in (0, 4):
         raise SystemExit(f"{finished.stderr[-3_000:]}\nexit {finished.returncode}: {command}")
-    page = (folder / job.name / "report.html").read_text()
+    page = run_page(open_run(folder / job.name), plotly_file=PLOTLY)
     (HERE / f"{job.name}.html").write_text(without_directory(page, folder))
 
 
@@ -161,12 +170,10 @@ def without_directory(page: str, folder: Path) -> str:
 
 def compare(folder: Path) -> None:
     """Put two runs side by side on a page, if both were made."""
-    if all((folder / name).exists() for name in COMPARED):
-        page = HERE / f"{COMPARED[0]}-compared.html"
-        command = [sys.executable, "-m", "fakedist", "compare", *COMPARED, "--format", "html", "-o", str(page)]
-        subprocess.run(
-            command, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, stdout=subprocess.DEVNULL
-        )
+    a, b = (folder / name for name in COMPARED)
+    if a.exists() and b.exists():
+        page = comparison_page(Comparison(a, b), plotly_file=PLOTLY)
+        (HERE / f"{COMPARED[0]}-compared.html").write_text(page.replace(f"{folder}/", ""))
 
 
 def compared_text() -> str:
@@ -230,6 +237,7 @@ def main() -> None:
     """Make the pages, or those that are named, and README.md."""
     folder = Path(tempfile.gettempdir()) / "fakedist-gallery"
     shutil.rmtree(folder, ignore_errors=True)
+    (HERE / PLOTLY).write_bytes(plotly_text())
     shutil.copytree(ROOT / "examples", folder / "examples")
     if unknown := set(sys.argv[1:]) - {job.name for job in JOBS}:
         raise SystemExit(f"no job is called {sorted(unknown)[0]}: {', '.join(job.name for job in JOBS)}")

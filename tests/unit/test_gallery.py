@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fakedist.report.page.scripts import plotly_text
 from fakedist.run.schema import SCHEMA_VERSION
 from tests.unit.report.reading import read_page
 
@@ -60,6 +61,13 @@ def test_a_page_does_not_tell_where_it_was_made(make: Any) -> None:
     page = '<dt>command</dt><dd>x</dd>\n<dt>in</dt><dd class="code">/tmp/here</dd>\n<p>in /tmp/here/run</p>'
     assert make.without_directory(page, Path("/tmp/here")) == "<dt>command</dt><dd>x</dd>\n<p>in run</p>"
     assert [path.name for path in PAGES if "/tmp/" in path.read_text()] == []
+
+
+def test_the_pages_share_the_plotly_that_their_reports_would_carry(make: Any) -> None:
+    sharing = [path for path in PAGES if f'<script src="{make.PLOTLY}">' in path.read_text()]
+    if sharing:  # pages of an older version drew their charts themselves
+        assert sharing == PAGES
+        assert (ROOT / "reports" / make.PLOTLY).read_bytes() == plotly_text()
 
 
 def test_there_is_a_gallery() -> None:

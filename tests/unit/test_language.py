@@ -27,6 +27,8 @@ GLOBS = (
     "fakedist/**/*.py",
     "fakedist/gpu/driver/*.[ch]",
     "fakedist/report/page/templates/*",
+    "fakedist/report/page/scripts/*.js",
+    "tests/page/*.js",
     "tests/**/*.py",
     "tests/**/*.sh",
 )

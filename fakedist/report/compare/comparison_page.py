@@ -8,14 +8,16 @@ from fakedist.analysis.compare.common_axis import Stretch, common_axis, on_axis
 from fakedist.report.compare.change_sheets import comparison_sheets
 from fakedist.report.compare.comparison import Comparison, format_change, format_relative
 from fakedist.report.compare.time_bars import time_context
+from fakedist.report.figures.look import STYLE_NAMES
+from fakedist.report.figures.memory_figures import compared_timeline
 from fakedist.report.page.pack import Pack
+from fakedist.report.page.page_figures import figure_object
 from fakedist.report.page.run_page import template_text
 from fakedist.report.text.facts import run_title
 from fakedist.report.writing import replace_text
 from fakedist.results.run import Run
 from fakedist.units import format_bytes
 
-_SCRIPTS = ("base", "tables", "copying", "kernels", "theme", "compare")
 _NUM_COLUMNS = 8_000  # enough to zoom into one of several steps
 
 
@@ -29,8 +31,13 @@ def write_comparison_page(comparison: Comparison, path: Path) -> None:
     replace_text(path, comparison_page(comparison))
 
 
-def comparison_page(comparison: Comparison) -> str:
-    """The page as text."""
+def comparison_page(comparison: Comparison, *, plotly_file: str = "") -> str:
+    """The page as text.
+
+    Args:
+        comparison: The comparison.
+        plotly_file: Name of a file next to the page that has plotly.js; empty to have it in the page.
+    """
     peaks = [summary.peak_allocated_bytes for summary in comparison.summaries]
     sheets = comparison_sheets(comparison, all_rows=True)
     context: dict[str, object] = {
@@ -45,7 +52,7 @@ def comparison_page(comparison: Comparison) -> str:
         "sheets": sheets,
         "numbers": _numbers(comparison).text(),
     }
-    return template_text("compare.html.j2", _SCRIPTS, context)
+    return template_text("compare.html.j2", "compare", context, plotly_file)
 
 
 def _side(name: str, run: Run, peak: int) -> dict[str, object]:
@@ -68,9 +75,9 @@ def _numbers(comparison: Comparison) -> Pack:
     pieces = common_axis((spans[0], spans[1]), (len(curves[0]), len(curves[1])))
     pack = Pack()
     for side, (name, curve) in enumerate(zip("ab", curves, strict=True)):
-        least, most = on_axis(curve, pieces, side, _NUM_COLUMNS)
-        pack.add(f"{name}_least", least)
-        pack.add(f"{name}_most", most)
+        pack.add(f"{name}_most", on_axis(curve, pieces, side, _NUM_COLUMNS)[1])
+    figure = compared_timeline(*runs, num_points=_NUM_COLUMNS)
+    pack.meta |= {"figures": {"compared": figure_object(figure)}, "style": STYLE_NAMES}
     pack.meta["pieces"] = [_piece(piece) for piece in pieces]
     return pack
 

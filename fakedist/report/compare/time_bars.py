@@ -7,8 +7,11 @@ import pandas as pd
 from fakedist.analysis.times.kernel_kinds import kind_family_us
 from fakedist.report.compare.comparison import format_relative
 from fakedist.report.compare.time_comparison import TimeComparison, format_us_change
+from fakedist.report.figures.kernel_figures import read_kernels
+from fakedist.report.figures.look import STYLE_NAMES
 from fakedist.report.page.pack import Pack
-from fakedist.report.page.time_drawings import add_kernels, read_kernels
+from fakedist.report.page.page_figures import kernels_figure
+from fakedist.report.page.time_drawings import add_kernels
 from fakedist.report.text.time_wording import step_remark, step_text, us_or_dash
 from fakedist.results.run import Run
 from fakedist.run.schema import FAMILIES, KINDS
@@ -66,6 +69,7 @@ def _step(name: str, run: Run) -> dict[str, str]:
 def _numbers(run: Run, kernels: pd.DataFrame, time: StepTime) -> str:
     pack = Pack()
     add_kernels(pack, run, kernels, run.table("layers"), time)
+    pack.meta |= {"figures": {"kernels": kernels_figure(run, kernels)}, "style": STYLE_NAMES}
     return pack.text()
 
 

@@ -7,6 +7,8 @@ from html import escape
 
 import plotly.graph_objects as go
 
+from fakedist.units import GIB, KIB, MIB, TIB
+
 #: The page's colours by category of memory.
 CATEGORY_COLOURS = {
     "parameter": "#4573b9",
@@ -37,14 +39,53 @@ KIND_COLOURS = {
     "optimizer": "#5fa052",
     "other": "#8b919c",
 }
-LINE_COLOUR = "#1f2933"
+#: Behind the curves: what the rank was doing.
+PHASE_COLOURS = {
+    "init": "#e3e6ec",
+    "recompute": "#e3e6ec",
+    "forward": "#d6e6fb",
+    "backward": "#fbe5d6",
+    "optimizer": "#dcefdc",
+    "other": "#eceef2",
+}
+GROUP_COLOURS = ("#2f5fd0", "#b8671a", "#2f855a", "#9b3fa8", "#b3261e", "#0f7f8c")
+INK, MUTED, LINE, SOFT, PANEL = "#171a21", "#5a6272", "#e2e5eb", "#eef0f4", "#ffffff"
+ON_COLOUR, BAD = "#10131a", "#b3261e"
+VEIL = "rgba(255, 255, 255, 0.38)"
+#: The two sides of a comparison.
+SIDE_COLOURS = {"A": MUTED, "B": GROUP_COLOURS[0]}
+
+#: Each colour's name in the page's style sheet, which gives it another value where the page is dark.
+STYLE_NAMES = {
+    **{colour: f"c-{name.replace('_', '-')}" for name, colour in CATEGORY_COLOURS.items()},
+    **{colour: f"p-{name}" for name, colour in PHASE_COLOURS.items()},
+    **{colour: f"g-{at}" for at, colour in enumerate(GROUP_COLOURS)},
+    INK: "ink",
+    MUTED: "muted",
+    LINE: "line",
+    SOFT: "soft",
+    PANEL: "panel",
+    ON_COLOUR: "on",
+    VEIL: "veil",
+}
+#: plotly's own templates are large, and copied into every figure.
+_TEMPLATE = {
+    "layout": {
+        "paper_bgcolor": PANEL,
+        "plot_bgcolor": PANEL,
+        "xaxis": {"gridcolor": LINE, "zerolinecolor": LINE, "automargin": True},
+        "yaxis": {"gridcolor": LINE, "zerolinecolor": LINE, "automargin": True},
+    }
+}
 #: Longer names are cut in labels; the whole name is in the hover text.
 _LONGEST_LABEL = 48
+_LONGEST_TEXT = 200
 
 
 def shown(text: object) -> str:
     """Text as plotly shows it: plotly reads labels and hover text as a kind of HTML, so marks are escaped."""
-    return escape(str(text), quote=False)
+    whole = str(text)
+    return escape(whole if len(whole) <= _LONGEST_TEXT else whole[: _LONGEST_TEXT - 1] + "…", quote=False)
 
 
 def label(text: object) -> str:
@@ -61,6 +102,17 @@ def spoken(name: str) -> str:
 def layer_labels(names: Iterable[object]) -> list[str]:
     """Labels of layers. The row without a name is what is outside of any module."""
     return [label(name) if name else "outside of modules" for name in names]
+
+
+def byte_unit(most: float) -> tuple[str, int]:
+    """The unit of an axis of bytes, and its bytes: the largest that is not more than ``most``."""
+    units = (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB))
+    return next((unit for unit in units if most >= unit[1]), ("B", 1))
+
+
+def new_figure(*traces: object) -> go.Figure:
+    """A figure with the common template."""
+    return go.Figure(data=traces, layout={"template": _TEMPLATE})
 
 
 def stacked_rows(figure: go.Figure, num_rows: int) -> int:
@@ -82,7 +134,6 @@ def framed(figure: go.Figure, title: str, *, x: str = "", y: str = "", height: i
     """
     figure.update_layout(
         title={"text": title, "x": 0, "xanchor": "left"},
-        template="plotly_white",
         height=height,
         margin={"l": 60, "r": 20, "t": 50, "b": 50},
         font={"family": "system-ui, sans-serif", "size": 13},

@@ -1,37 +1,53 @@
-"""Charts of memory: over time, at the peak by layer, by layer and category."""
+"""Charts of memory: over time, of two runs, at the peak by layer, by layer and category."""
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import plotly.graph_objects as go
 
 from fakedist.analysis.compare.common_axis import common_axis, on_axis
+from fakedist.analysis.recording import Array
 from fakedist.report.figures.look import (
     CATEGORY_COLOURS,
-    LINE_COLOUR,
+    INK,
+    LINE,
+    PANEL,
+    PHASE_COLOURS,
+    SIDE_COLOURS,
+    SOFT,
+    VEIL,
+    byte_unit,
     framed,
     label,
     layer_labels,
+    new_figure,
     shown,
     spoken,
     stacked_rows,
+)
+from fakedist.report.figures.memory_curve import (
+    MemoryCurve,
+    held_by_colour,
+    highest_moves,
+    least_between,
+    most_reserved,
+    read_curve,
 )
 from fakedist.results.run import Run
 from fakedist.run.schema import CATEGORIES
 from fakedist.units import GIB, format_bytes
 
-Integers = npt.NDArray[np.int64]
-
-#: Points of a curve. Of the events between two points, the one with the most memory is drawn, so the peak is exact.
+#: Points of a curve. Of the moves between two points, the one with the most memory is drawn, so the peak is exact.
 NUM_POINTS = 2_000
 #: Rows of a bar chart.
 MOST_ROWS = 40
-#: Stretches of the axis that are narrower than this share of it have no label.
-_LEAST_LABELLED = 0.04
+#: Stretches of the axis that are narrower than these shares of it are not drawn, and have no label.
+_LEAST_DRAWN, _LEAST_LABELLED = 0.002, 0.04
+_AXES = {
+    "event": "allocations and frees, in order",
+    "time": "seconds since the first allocation (wall time of the recording)",
+}
 
 
 def memory_timeline(run: Run, *, axis: str = "event", num_points: int = NUM_POINTS) -> go.Figure:
@@ -39,50 +55,73 @@ def memory_timeline(run: Run, *, axis: str = "event", num_points: int = NUM_POIN
 
     Args:
         run: A run with memory.
-        axis: "event" for the allocator's events in order, or "time" for seconds since the first.
+        axis: "event" for allocations and frees in order, or "time" for seconds since the first.
         num_points: Points of each curve.
 
     Raises:
         ValueError: The axis is neither "event" nor "time", or the run has no memory.
         RunDirectoryError: A table is missing or damaged.
     """
-    if axis not in ("event", "time"):
+    if axis not in _AXES:
         raise ValueError(f'axis is "event" or "time", not {axis!r}')
     if run.memory is None:
         raise ValueError(f"{run.path} has no memory: it was imported from a tool that does not record it")
-    events = run.table("events", ["time_us", "allocated_bytes", "reserved_bytes"])
-    allocated = events["allocated_bytes"].to_numpy(np.int64)
-    chosen = highest_events(allocated, num_points)
-    time_us = events["time_us"].to_numpy(np.int64)
-    places = chosen if axis == "event" else (time_us[chosen] - time_us[:1]) / 1e6
-    figure = go.Figure()
-    for name, held in held_by_category(run, len(events), chosen).items():
-        figure.add_scatter(
-            x=places,
-            y=held / GIB,
-            name=spoken(name),
-            mode="lines",
-            line={"width": 0, "shape": "hv", "color": CATEGORY_COLOURS[name]},
-            fillcolor=CATEGORY_COLOURS[name],
-            stackgroup="allocated",
-            hovertemplate="%{y:.3f} GiB",
-        )
+    return timeline_of(run, read_curve(run), axis=axis, num_points=num_points)
+
+
+def timeline_of(run: Run, curve: MemoryCurve, *, axis: str, num_points: int) -> go.Figure:
+    """The figure of :func:`memory_timeline`, from memory that has been read.
+
+    A trace's ``meta`` names its part: the number of a colour, "least", "veil", "allocated", "reserved" or "peak". The
+    page computes the parts again for what it zooms into.
+    """
+    chosen = highest_moves(curve.allocated, num_points)
+    unit, size = byte_unit(run.peak_allocated_bytes)
+    places = _places(curve, chosen, axis)
+    least, total = least_between(curve.allocated, chosen) / size, curve.allocated[chosen] / size
+    figure = new_figure()
+    held = held_by_colour(curve, chosen)
+    for code, (name, category) in enumerate(zip(curve.colouring.names, curve.colouring.colours, strict=True)):
+        if (curve.colouring.of_block == code).any():
+            colour = CATEGORY_COLOURS[category]
+            line = {"width": 0, "shape": "hv", "color": colour}
+            look = {"line": line, "fillcolor": colour, "stackgroup": "allocated"}
+            _add_line(figure, code, label(name), places, held[code] / size, unit=unit, **look)
+    thin = {"width": 0, "shape": "hv", "color": VEIL}
+    unseen = {"line": thin, "hoverinfo": "skip", "showlegend": False}
+    _add_line(figure, "least", "least", places, least, unit=unit, **unseen)
+    _add_line(figure, "veil", "between", places, total, unit=unit, fill="tonexty", fillcolor=VEIL, **unseen)
     # A peak may be thinner than a pixel of a filled area; a line shows it.
-    line = {"width": 1, "color": LINE_COLOUR, "shape": "hv"}
-    total = allocated[chosen] / GIB
-    figure.add_scatter(x=places, y=total, name="allocated", mode="lines", line=line, hovertemplate="%{y:.3f} GiB")
-    reserved = events["reserved_bytes"].to_numpy(np.int64)[chosen]
-    line = {"width": 1.2, "dash": "dot", "color": LINE_COLOUR, "shape": "hv"}
-    figure.add_scatter(
-        x=places, y=reserved / GIB, name="reserved", mode="lines", line=line, hovertemplate="%{y:.3f} GiB"
+    line = {"width": 1, "color": INK, "shape": "hv"}
+    _add_line(figure, "allocated", "allocated", places, total, unit=unit, line=line)
+    line = {"width": 1.2, "dash": "dot", "color": INK, "shape": "hv"}
+    reserved = most_reserved(curve, chosen) / size
+    # Reserved memory that dwarfs the rest would leave the categories a few pixels.
+    dwarfs = float(reserved.max(initial=0)) > 2.5 * float(total.max(initial=0))
+    _add_line(
+        figure, "reserved", "reserved", places, reserved, unit=unit, line=line, visible="legendonly" if dwarfs else True
     )
     if len(chosen):
-        _mark_peak(figure, places, allocated[chosen])
-        _mark_spans(figure, run, chosen, places)
-    unit = "the allocator's events" if axis == "event" else "seconds (wall time of the recording)"
-    title = f"Memory: peak {format_bytes(run.peak_allocated_bytes)} allocated"
+        _mark_peak(figure, places, curve.allocated[chosen], size)
+        _mark_spans(figure, run, curve, axis)
     figure.update_layout(hovermode="x unified")
-    return framed(figure, title, x=unit, y="GiB", height=460)
+    figure.update_yaxes(rangemode="tozero", ticksuffix=f" {unit}")
+    title = f"Memory: peak {format_bytes(run.peak_allocated_bytes)} allocated"
+    return framed(figure, title, x=_AXES[axis], height=460)
+
+
+def _add_line(figure: go.Figure, part: object, name: str, x: Array, y: Array, *, unit: str, **look: object) -> None:
+    if look.get("hoverinfo") != "skip":
+        look["hovertemplate"] = f"%{{y:.3f}} {unit}"
+    figure.add_scatter(x=x, y=y, name=name, mode="lines", meta=part, **look)
+
+
+def _places(curve: MemoryCurve, moves: Array, axis: str) -> Array:
+    """Where moves are on the axis."""
+    if axis == "event":
+        return moves
+    time_us = curve.time_us[curve.events[moves]]
+    return (time_us - curve.time_us[curve.events[:1]]) / 1e6 if len(moves) else time_us
 
 
 def compared_timeline(before: Run, after: Run, *, num_points: int = NUM_POINTS) -> go.Figure:
@@ -99,32 +138,44 @@ def compared_timeline(before: Run, after: Run, *, num_points: int = NUM_POINTS) 
     curves = [run.table("events", ["allocated_bytes"])["allocated_bytes"].to_numpy(np.int64) for run in (before, after)]
     spans = [run.table("spans") if run.has("spans") else pd.DataFrame() for run in (before, after)]
     pieces = common_axis((spans[0], spans[1]), (len(curves[0]), len(curves[1])))
-    figure = go.Figure()
-    for side, (run, curve, colour) in enumerate(zip((before, after), curves, ("#4573b9", "#d9534f"), strict=True)):
+    figure = new_figure()
+    unit, size = byte_unit(max(before.peak_allocated_bytes, after.peak_allocated_bytes))
+    for side, (name, run, curve) in enumerate(zip("AB", (before, after), curves, strict=True)):
         most = on_axis(curve, pieces, side, num_points)[1]
-        figure.add_scatter(
-            x=np.arange(num_points) / num_points,
-            y=most / GIB,
-            name=f"{'AB'[side]}: {shown(run.path.name)}, peak {format_bytes(run.peak_allocated_bytes)}",
-            mode="lines",
-            line={"width": 1.5, "shape": "hv", "color": colour},
-            hovertemplate="%{y:.3f} GiB",
+        colour, peak = SIDE_COLOURS[name], format_bytes(run.peak_allocated_bytes)
+        x = np.arange(num_points) / num_points
+        line = {"width": 1.5, "shape": "hv", "color": colour}
+        _add_line(figure, name, f"{name}: {shown(run.path.name)}, peak {peak}", x, most / size, unit=unit, line=line)
+        if len(curve):
+            at = int(most.argmax())
+            figure.add_scatter(
+                x=[x[at]],
+                y=[most[at] / size],
+                name=f"peak of {name}",
+                mode="markers+text",
+                text=[f"{name} {peak}"],
+                textposition="middle left" if name == "A" else "middle right",
+                marker={"size": 8, "color": colour},
+                hoverinfo="skip",
+                showlegend=False,
+            )
+    stretches = [
+        shape
+        for piece in pieces
+        for shape in _stretch(
+            piece.at, piece.phase, f"step {piece.step} {piece.phase}" if piece.step else piece.phase, 1.0
         )
-    for piece in pieces:
-        figure.add_vline(x=piece.at[0], line={"width": 0.5, "color": "#c0c4cc"})
-        if piece.at[1] - piece.at[0] > _LEAST_LABELLED:
-            text = shown(f"{piece.phase or 'step'} {piece.step}")
-            middle = (piece.at[0] + piece.at[1]) / 2
-            figure.add_annotation(x=middle, y=1, yref="paper", yanchor="bottom", text=text, showarrow=False)
-    figure.update_layout(hovermode="x unified")
+    ]
+    figure.update_layout(hovermode="x unified", shapes=stretches)
     figure.update_xaxes(showticklabels=False)
-    return framed(figure, "Allocated memory of two runs", x="steps and phases of both", y="GiB", height=460)
+    figure.update_yaxes(rangemode="tozero", ticksuffix=f" {unit}")
+    return framed(figure, "Allocated memory of two runs", x="steps and phases of both", height=460)
 
 
 def peak_by_layer(run: Run, *, kind: str = "icicle") -> go.Figure:
     """The bytes that each layer holds at the peak, inside those of its parents; repeated layers are one box.
 
-    A box has the colour of the category that most of it is.
+    A layer's own bytes are boxes of their own, one for each category, in its colour.
 
     Args:
         run: A run with layers.
@@ -136,34 +187,58 @@ def peak_by_layer(run: Run, *, kind: str = "icicle") -> go.Figure:
     """
     if kind not in ("icicle", "treemap"):
         raise ValueError(f'kind is "icicle" or "treemap", not {kind!r}')
-    table = run.layers()
-    table["id"] = [str(row) for row in range(len(table))]
-    table["parent"] = _parents(table["depth"].tolist())
-    table = table[table["peak_total_bytes"] > 0]
-    columns = [f"peak_{name}_bytes" for name in CATEGORIES]
-    most = [CATEGORIES[place] for place in table[columns].to_numpy().argmax(axis=1)]
-    names = [str(name) or "outside of modules" for name in table["name"]]
-    details = [
-        [shown(name), format_bytes(total), f"{repeats:,} layers" if repeats > 1 else "", spoken(category)]
-        for name, total, repeats, category in zip(
-            names, table["peak_total_bytes"], table["num_repeats"], most, strict=True
-        )
-    ]
-    figure = go.Figure(
+    boxes = _peak_boxes(run)
+    figure = new_figure(
         (go.Icicle if kind == "icicle" else go.Treemap)(
-            ids=["peak", *table["id"]],
-            parents=["", *table["parent"]],
-            labels=["peak", *(label(name.rpartition(".")[2]) for name in names)],
-            values=[0, *table["peak_own_bytes"]],
-            customdata=[["the peak", format_bytes(run.peak_allocated_bytes), "", ""], *details],
-            marker={"colors": ["#d9dde4", *(CATEGORY_COLOURS[name] for name in most)]},
+            ids=boxes["id"],
+            parents=boxes["parent"],
+            labels=boxes["label"],
+            values=boxes["own_bytes"],
+            customdata=boxes[["name", "text", "repeats", "share"]],
+            marker={"colors": boxes["colour"], "line": {"width": 1, "color": PANEL}},
             branchvalues="remainder",
             texttemplate="%{label}<br>%{customdata[1]}",
-            hovertemplate="%{customdata[0]} %{customdata[2]}<br>%{customdata[1]} at the peak, mostly %{customdata[3]}"
-            "<extra></extra>",
+            hovertemplate="%{customdata[0]}<br>%{customdata[1]}, %{customdata[3]} of the peak"
+            "%{customdata[2]}<extra></extra>",
+            tiling={"pad": 2} if kind == "treemap" else {},
         )
     )
     return framed(figure, f"Memory at the peak by layer: {format_bytes(run.peak_allocated_bytes)}", height=560)
+
+
+def _peak_boxes(run: Run) -> pd.DataFrame:
+    """The boxes of :func:`peak_by_layer`: the whole, layers, and below each layer its own bytes by category."""
+    peak = run.peak_allocated_bytes
+    table = run.layers()
+    parents = _parents(table["depth"].tolist())
+    own = _own_bytes(table[[f"peak_{name}_bytes" for name in CATEGORIES]].to_numpy("i8"), parents)
+    rows: list[tuple[object, ...]] = [("peak", "", "the peak", "the peak", 0, peak, "", SOFT)]
+    for at, row in enumerate(table.to_dict("records")):
+        if not row["peak_total_bytes"]:
+            continue
+        name, repeats = str(row["name"]) or "outside of modules", int(row["num_repeats"])
+        several = f"<br>{repeats:,} layers" if repeats > 1 else ""
+        short = name.rpartition(".")[2] + (f" x{repeats:,}" if repeats > 1 else "")
+        rows.append((str(at), parents[at], short, name, 0, row["peak_total_bytes"], several, SOFT))
+        for category, held in zip(CATEGORIES, own[at].tolist(), strict=True):
+            if held:
+                text, colour = f"{name}: {spoken(category)}", CATEGORY_COLOURS[category]
+                rows.append((f"{at}/{category}", str(at), spoken(category), text, held, held, several, colour))
+    found = pd.DataFrame(rows, columns=["id", "parent", "short", "name", "own_bytes", "bytes", "repeats", "colour"])
+    found["label"] = [label(each) for each in found["short"]]
+    found["name"] = [shown(each) for each in found["name"]]
+    found["text"] = [format_bytes(each) for each in found["bytes"]]
+    found["share"] = [f"{each / peak:.1%}" if peak else "" for each in found["bytes"]]
+    return found
+
+
+def _own_bytes(with_children: Array, parents: list[str]) -> Array:
+    """Bytes of layers alone, of rows that include their children's."""
+    own = with_children.copy()
+    for row, parent in enumerate(parents):
+        if parent != "peak":
+            own[int(parent)] -= with_children[row]
+    return own
 
 
 def layer_bars(run: Run, *, most: int = MOST_ROWS) -> go.Figure:
@@ -179,7 +254,7 @@ def layer_bars(run: Run, *, most: int = MOST_ROWS) -> go.Figure:
     table = run.layers()
     table = table[table["peak_own_bytes"] > 0].sort_values("peak_total_bytes", ascending=False).head(most)
     names = layer_labels(table["name"])
-    figure = go.Figure()
+    figure = new_figure()
     for category in CATEGORIES:
         held = table[f"peak_{category}_bytes"]
         if held.any():
@@ -196,57 +271,49 @@ def layer_bars(run: Run, *, most: int = MOST_ROWS) -> go.Figure:
     return framed(figure, "Memory at the peak by layer, with children", x="GiB", height=height)
 
 
-def highest_events(allocated: Integers, num_points: int) -> Integers:
-    """The event with the most memory of each of ``num_points`` stretches, and the first and last event."""
-    if len(allocated) <= num_points:
-        return np.arange(len(allocated))
-    edges = np.linspace(0, len(allocated), num_points + 1).astype(np.int64)
-    found = [first + int(allocated[first:end].argmax()) for first, end in itertools.pairwise(edges)]
-    return np.unique(np.array([0, *found, len(allocated) - 1]))
-
-
-def held_by_category(run: Run, num_events: int, chosen: Integers) -> dict[str, Integers]:
-    """Allocated bytes of each category after the chosen events; only categories that held anything."""
-    blocks = run.table("blocks", ["bytes", "category", "alloc_event", "free_event"])
-    category = blocks["category"].astype(str).to_numpy() if run.by_category is not None else None
-    found = {}
-    for name in CATEGORIES if category is not None else ("other",):
-        own = blocks if category is None else blocks[category == name]
-        if not len(own):
-            continue
-        change = np.zeros(num_events + 1, np.int64)
-        np.add.at(change, own["alloc_event"].to_numpy(), own["bytes"].to_numpy())
-        np.subtract.at(change, own["free_event"].to_numpy(), own["bytes"].to_numpy())
-        found[name] = np.cumsum(change[:num_events])[chosen]
-    return found
-
-
-def _mark_peak(figure: go.Figure, places: npt.NDArray[np.generic], allocated: Integers) -> None:
+def _mark_peak(figure: go.Figure, places: Array, allocated: Array, size: int) -> None:
     peak = int(allocated.argmax())
+    text = f"peak {format_bytes(int(allocated[peak]))}"
     figure.add_scatter(
         x=[places[peak]],
-        y=[allocated[peak] / GIB],
+        y=[allocated[peak] / size],
         name="peak",
         mode="markers",
-        marker={"symbol": "triangle-down", "size": 10, "color": LINE_COLOUR},
-        hovertemplate=f"peak: {format_bytes(int(allocated[peak]))}<extra></extra>",
+        meta="peak",
+        marker={"size": 9, "color": INK},
+        hovertemplate=f"{text}<extra></extra>",
+        cliponaxis=False,
+        showlegend=False,
     )
+    named = {"x": places[peak], "y": allocated[peak] / size, "showarrow": False, "xanchor": "left", "xshift": 9}
+    figure.add_annotation(text=f"<b>{text}</b>", **named)
 
 
-def _mark_spans(figure: go.Figure, run: Run, chosen: Integers, places: npt.NDArray[np.generic]) -> None:
-    """Draw a line where each step begins, with its number."""
+def _mark_spans(figure: go.Figure, run: Run, curve: MemoryCurve, axis: str) -> None:
+    """Colour the background by phase, and name the phases above it."""
     if not run.has("spans"):
         return
-    spans = run.table("spans", ["first_event", "step"])
-    labelled = -np.inf
-    width = float(places[-1] - places[0]) or 1.0
-    for step, event in spans.groupby("step")["first_event"].min().items():
-        at = float(places[min(int(np.searchsorted(chosen, event)), len(chosen) - 1)])
-        figure.add_vline(x=at, line={"width": 0.8, "color": "#9aa1ad"})
-        if at - labelled > _LEAST_LABELLED * width:
-            labelled = at
-            text = f"step {step}" if step else "init"
-            figure.add_annotation(x=at, y=1, yref="paper", xanchor="left", yanchor="bottom", text=text, showarrow=False)
+    spans = run.table("spans")
+    first = np.minimum(curve.move_at(spans["first_event"].to_numpy()), curve.num_moves - 1)
+    places = _places(curve, np.append(first, curve.num_moves - 1), axis)
+    width = float(places[-1] - _places(curve, np.zeros(1, "i8"), axis)[0]) or 1.0
+    shapes = []
+    for row, (step, phase) in enumerate(zip(spans["step"].tolist(), spans["phase"].astype(str), strict=True)):
+        at = (float(places[row]), float(places[row + 1]))
+        if at[1] - at[0] > _LEAST_DRAWN * width:
+            shapes += _stretch(at, phase, f"step {step} {phase}" if step else phase, width)
+    figure.update_layout(shapes=shapes)
+
+
+def _stretch(at: tuple[float, float], phase: str, text: str, width: float) -> list[dict[str, object]]:
+    """The shapes that colour a stretch of the x axis, and name it if it is wide enough."""
+    colour = PHASE_COLOURS.get(phase, LINE)
+    both: dict[str, object] = {"type": "rect", "x0": at[0], "x1": at[1], "yref": "paper", "layer": "below"}
+    both |= {"fillcolor": colour, "line": {"width": 0}}
+    title: dict[str, object] = {"y0": 1, "y1": 1.06}
+    if at[1] - at[0] > _LEAST_LABELLED * width:
+        title["label"] = {"text": shown(text), "textposition": "middle left", "font": {"size": 12}}
+    return [both | {"y0": 0, "y1": 1, "opacity": 0.35}, both | title]
 
 
 def _parents(depths: list[int]) -> list[str]:

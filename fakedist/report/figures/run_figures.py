@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import plotly.graph_objects as go
 
-from fakedist.report.figures import memory_figures, segment_figure, time_figures
+from fakedist.report.figures import call_figures, kernel_figures, memory_figures, segment_figure, time_figures
 from fakedist.results.run import Run
 
 
@@ -50,6 +50,14 @@ class RunFigures:
         """Kernels below the GPU's limits."""
         return time_figures.roofline(self._run)
 
+    def kernels(self) -> go.Figure:
+        """The kernels of the timed step by stream over time."""
+        return kernel_figures.kernel_lanes(self._run)
+
+    def calls_over_time(self) -> go.Figure:
+        """Collective calls by group and operation, over allocations and frees as in :meth:`timeline`."""
+        return call_figures.calls_over_time(self._run)
+
     def calls(self, *, unit: str = "bytes") -> go.Figure:
         """Collective calls by group and operation. ``unit`` is "bytes" or "calls"."""
-        return time_figures.calls_by_group(self._run, unit=unit)
+        return call_figures.calls_by_group(self._run, unit=unit)

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from fakedist.report.figures.look import CATEGORY_COLOURS, framed, shown, spoken
+from fakedist.report.figures.look import CATEGORY_COLOURS, framed, new_figure, shown, spoken
 from fakedist.results.run import Run
 from fakedist.run.schema import CATEGORIES, SEGMENT_STATES
 from fakedist.units import MIB, format_bytes
@@ -35,7 +35,7 @@ def segment_map(run: Run, *, moment: str = "peak_reserved", most: int = MOST_ROW
         raise ValueError(f"{run.path} has no memory: it was imported from a tool that does not record it")
     found = run.memory.segments(moment)
     rows, num_others = found.head(most), max(len(found) - most, 0)
-    figure = go.Figure()
+    figure = new_figure()
     _add_segments(figure, rows)
     blocks = run.memory.segment_blocks(moment)
     bars = drawn_blocks(blocks[blocks["segment"] < most], int(rows["bytes"].max()) if len(rows) else 0)

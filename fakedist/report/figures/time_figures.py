@@ -1,16 +1,19 @@
-"""Charts of the timed step: by layer, by family of kernels, the roofline; and the calls on process groups."""
+"""Charts of the timed step: by layer, by family of kernels, the roofline."""
 
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 
 from fakedist.report.figures.look import (
     FAMILY_COLOURS,
+    INK,
     KIND_COLOURS,
+    MUTED,
     framed,
-    label,
     layer_labels,
+    new_figure,
     shown,
     spoken,
     stacked_rows,
@@ -18,10 +21,13 @@ from fakedist.report.figures.look import (
 from fakedist.results.run import Run
 from fakedist.results.run_time import RunTime
 from fakedist.run.schema import KINDS
+from fakedist.run.step_time import Peaks
 from fakedist.units import format_flops, format_us
 
 MOST_ROWS = 40
 MOST_KERNELS = 300
+#: Roofs whose rates differ by a smaller factor would have their names on each other.
+_LEAST_APART = 1.3
 
 
 def time_by_layer(run: Run, *, most: int = MOST_ROWS) -> go.Figure:
@@ -35,11 +41,11 @@ def time_by_layer(run: Run, *, most: int = MOST_ROWS) -> go.Figure:
         ValueError: No step was timed.
         RunDirectoryError: A table is missing or damaged.
     """
-    time = _time(run)
+    time = time_of(run)
     table = time.layers()
     table = table[table["own_us"] > 0].sort_values("total_us", ascending=False).head(most)
     names = layer_labels(table["name"])
-    figure = go.Figure()
+    figure = new_figure()
     for kind in KINDS:
         if table[f"{kind}_us"].any():
             figure.add_bar(
@@ -61,9 +67,9 @@ def time_by_family(run: Run) -> go.Figure:
     Raises:
         ValueError: No step was timed.
     """
-    time = _time(run)
+    time = time_of(run)
     table = time.families().sort_values("time_us", ascending=False)
-    figure = go.Figure(
+    figure = new_figure(
         go.Bar(
             x=[spoken(family) for family in table["family"]],
             y=table["time_us"] / 1e3,
@@ -83,16 +89,14 @@ def roofline(run: Run) -> go.Figure:
         ValueError: No step was timed, or no kernel's FLOPs and bytes are known.
         RunDirectoryError: A table is missing or damaged.
     """
-    time = _time(run)
-    names = time.names()
-    known = names[(names["flops"] > 0) & (names["moved_bytes"] > 0) & (names["flops_us"] > 0)]
-    known = known[known["family"] != "communication"].head(MOST_KERNELS)
+    time = time_of(run)
+    known = _known_kernels(time).head(MOST_KERNELS)
     if not len(known):
         raise ValueError("no kernel has known FLOPs, bytes and time, so there is nothing to draw a roofline of")
     intensity = (known["flops"] / known["moved_bytes"]).to_numpy()
     rate = (known["flops"] / (known["flops_us"] * 1e-6)).to_numpy()
     largest = float(known["time_us"].max())
-    figure = go.Figure()
+    figure = new_figure()
     for family in known["family"].astype(str).unique():
         own = (known["family"] == family).to_numpy()
         rows = known[own]
@@ -121,53 +125,53 @@ def roofline(run: Run) -> go.Figure:
         )
     peaks = time.summary().peaks
     if peaks is not None:
-        ends = np.array([intensity.min() / 2, intensity.max() * 2])
-        for dtype, flops in peaks.flops.items():
-            ridge = flops / peaks.bytes_per_s
-            x = np.unique(np.clip([ends[0], ridge, ends[1]], *ends))
-            y = np.minimum(x * peaks.bytes_per_s, flops)
-            line = {"width": 1, "color": "#9aa1ad"}
-            figure.add_scatter(
-                x=x, y=y, mode="lines", line=line, name=f"{dtype} peak, {format_flops(flops)}/s", hoverinfo="name"
-            )
-    figure.update_xaxes(type="log")
-    figure.update_yaxes(type="log")
-    return framed(figure, f"Roofline ({time.source})", x="FLOPs per byte", y="FLOP/s", height=520)
+        _add_roofs(figure, peaks, (intensity.min(), intensity.max()))
+    figure.update_xaxes(type="log", dtick=1, tickformat="~s")
+    figure.update_yaxes(type="log", dtick=1, tickformat="~s")
+    figure.update_layout(legend={"orientation": "h", "y": -0.16, "itemsizing": "constant"})
+    return framed(figure, f"Roofline ({time.source})", x="FLOPs per byte", y="FLOP/s", height=460)
 
 
-def calls_by_group(run: Run, *, unit: str = "bytes") -> go.Figure:
-    """Bytes, or numbers, of this rank's calls by group and operation.
+def _add_roofs(figure: go.Figure, peaks: Peaks, reached: tuple[float, float]) -> None:
+    """Draw the GPU's limits: its memory's bandwidth up to the highest peak, and each type's peak, named at its end."""
+    highest = max(peaks.flops.values())
+    ridge = highest / peaks.bytes_per_s
+    left, right = min(ridge / 30, reached[0] / 2), max(ridge * 10, reached[1] * 2)
+    line = {"width": 1.5, "color": INK}
+    hidden = {"mode": "lines", "hoverinfo": "skip", "showlegend": False}
+    figure.add_scatter(x=[left, ridge, right], y=[left * peaks.bytes_per_s, highest, highest], line=line, **hidden)
+    by_rate: dict[float, list[str]] = {}
+    for dtype, flops in peaks.flops.items():
+        by_rate.setdefault(flops, []).append(dtype)
+    labelled = float("inf")
+    for flops, dtypes in sorted(by_rate.items(), reverse=True):
+        if flops < highest:
+            line = {"width": 1, "color": MUTED, "dash": "dash"}
+            figure.add_scatter(x=[flops / peaks.bytes_per_s, right], y=[flops, flops], line=line, **hidden)
+        if labelled / flops > _LEAST_APART:
+            labelled = flops
+            text = f"{shown(', '.join(dtypes))}: {format_flops(flops)}/s"
+            place = {"x": 1, "xref": "paper", "y": float(np.log10(flops)), "xanchor": "right", "yanchor": "bottom"}
+            figure.add_annotation(text=text, showarrow=False, font={"size": 12, "color": INK}, **place)
 
-    Args:
-        run: A recorded run.
-        unit: "bytes" or "calls".
+
+def has_roofline(run: Run) -> bool:
+    """Whether a roofline has anything to show: kernels with known FLOPs, bytes and time."""
+    return run.time is not None and len(_known_kernels(run.time)) > 0
+
+
+def _known_kernels(time: RunTime) -> pd.DataFrame:
+    names = time.names()
+    known = names[(names["flops"] > 0) & (names["moved_bytes"] > 0) & (names["flops_us"] > 0)]
+    return known[known["family"] != "communication"]
+
+
+def time_of(run: Run) -> RunTime:
+    """The times of a run.
 
     Raises:
-        ValueError: The unit is neither.
+        ValueError: No step was timed.
     """
-    if unit not in ("bytes", "calls"):
-        raise ValueError(f'unit is "bytes" or "calls", not {unit!r}')
-    table = run.collectives()
-    figure = go.Figure()
-    if len(table):
-        table["bytes"] = table[["bytes_in", "bytes_out"]].max(axis=1)
-        table["where"] = [
-            f"{label(group)} ({size:,} ranks)" for group, size in zip(table["group"], table["group_size"], strict=True)
-        ]
-        for operation, rows in table.groupby("operation", sort=True):
-            figure.add_bar(
-                x=rows["where"],
-                y=rows["bytes"] / (1 << 30) if unit == "bytes" else rows["num_calls"],
-                name=shown(operation),
-                customdata=rows[["num_calls"]],
-                hovertemplate="%{y:,.3f} " + ("GiB in %{customdata[0]:,} calls" if unit == "bytes" else "calls"),
-            )
-    figure.update_layout(barmode="stack")
-    title = "Collective calls by group: " + ("the larger of bytes in and out" if unit == "bytes" else "number")
-    return framed(figure, title, y="GiB" if unit == "bytes" else "calls")
-
-
-def _time(run: Run) -> RunTime:
     if run.time is None:
         raise ValueError(f"{run.path} has no timed step: profile it without --no-kernels")
     return run.time

@@ -55,11 +55,6 @@ class PeakLine:
     categories: list[str]
 
 
-def job_lines(run: Run, cwd: str) -> list[str]:
-    """For each stack, the innermost line outside of torch, relative to the working directory."""
-    return [short_line(line, cwd) for line in run.table("stacks")["line"].astype(str)]
-
-
 def largest_blocks(run: Run, blocks: pd.DataFrame, lines: list[str], cwd: str) -> list[PeakBlock]:
     """The largest blocks at the peak in the order of the table ``largest``, with their stacks, innermost first."""
     alive = blocks[blocks["at_peak"]].sort_values(["bytes", "alloc_event"], ascending=[False, True]).head(_NUM_BLOCKS)

@@ -10,7 +10,7 @@ import pandas as pd
 
 from fakedist.analysis.calls import ranks_of
 from fakedist.analysis.topology import ProcessGroup, read_groups
-from fakedist.report.page.memory_drawings import Colouring
+from fakedist.report.figures.memory_curve import Colouring
 from fakedist.report.page.peak_blocks import PeakBlock, PeakLine
 from fakedist.report.page.time_section import step_figure
 from fakedist.report.text.facts import run_facts, run_title

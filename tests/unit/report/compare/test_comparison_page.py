@@ -50,7 +50,7 @@ def test_nothing_is_fetched_and_only_our_script_may_run(tmp_path: Path) -> None:
     read = read_page(text)
     assert all(address.startswith(("#", "data:")) for address in read.fetched)
     assert read.handlers == []
-    assert len(read.scripts) == 2
+    assert len(read.scripts) == 3
     assert "default-src 'none'; script-src 'sha256-" in text
 
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
+from fakedist.analysis.building import build_tables
+from fakedist.report.figures.look import PHASE_COLOURS
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
+from tests.unit.analysis.recorded import GPU, HandMade, new_run
+from tests.unit.analysis.times.times_by_hand import H100, NAN, kernel, record
 from tests.unit.report.handmade import ended_well, timed
 
 
@@ -40,6 +48,53 @@ def test_the_roofline_has_points_below_the_roofs(run: Run) -> None:
     assert points
     assert roofs
     assert max(max(each.y) for each in points) <= max(max(each.y) for each in roofs)
+
+
+def test_the_roofline_leaves_out_what_is_not_known(tmp_path: Path) -> None:
+    made = HandMade()
+    made.gpu = dataclasses.replace(GPU, peaks=H100)
+    rows = [
+        kernel(0, 10, name="both", flops=1e9, moved_bytes=1e7),
+        kernel(10, 90, name="both", flops=9e9, moved_bytes=9e7),
+    ]
+    rows += [kernel(100, 5, name="no bytes", flops=1e9), kernel(110, 5, "copy", name="no flops", moved_bytes=1e6)]
+    rows.append(kernel(120, NAN, "communication"))
+    made.others.append(record(*rows))
+    made.ended()
+    directory = made.write(new_run(tmp_path / "run"))
+    build_tables(directory)
+    (points,) = (each for each in open_run(directory).figures.roofline().data if each.mode == "markers")
+    assert [each[0] for each in points.customdata] == ["both"]
+    assert list(points.x) == [100]
+    assert list(points.y) == [pytest.approx(1e10 / 100e-6)]
+
+
+def test_kernels_are_bars_in_the_lane_of_their_stream(run: Run) -> None:
+    figure = run.figures.kernels()
+    table = run.table("kernels")
+    families = {each.meta: each for each in figure.data}
+    assert len(families["gemm"].x) == (table["family"] == "gemm").sum()
+    assert sum(families["gemm"].x) * 1e3 == pytest.approx(table[table["family"] == "gemm"]["duration_us"].sum())
+    titles = dict(zip(figure.layout.yaxis.tickvals, figure.layout.yaxis.ticktext, strict=True))
+    assert {titles[row] for row in families["communication"].y} == {"stream 1"}
+    assert {titles[row] for row in families["gemm"].y} == {"stream 0"}
+    assert all("duration not known" in text for text in families["communication"].hovertext)
+    assert list(families["phase"].marker.color) == [PHASE_COLOURS[name] for name in _phases(families["phase"])]
+
+
+def _phases(bars: Any) -> list[str]:
+    return [text.partition("<br>")[0] for text in bars.hovertext]
+
+
+def test_calls_over_time_are_as_tall_as_their_bytes(run: Run) -> None:
+    figure = run.figures.calls_over_time()
+    assert [each.text for each in figure.layout.annotations] == [
+        "tp · all_gather_into_tensor",
+        "default_pg · all_reduce",
+    ]
+    lines = {each.name: each for each in figure.data}
+    (tallest,) = {max(lines["default_pg · all_reduce"].y[:2]) - min(lines["default_pg · all_reduce"].y[:2])}
+    assert tallest == pytest.approx(0.64)  # the largest of all calls
 
 
 def test_calls_by_group_count_bytes_or_calls(run: Run) -> None:

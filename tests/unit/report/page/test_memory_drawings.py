@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from fakedist.analysis.building import build_tables
-from fakedist.report.page.memory_drawings import add_reserved, add_spans, add_timeline, by_category
+from fakedist.report.figures.memory_curve import read_curve
+from fakedist.report.page.memory_drawings import add_reserved, add_spans, add_timeline, add_times
 from fakedist.report.page.pack import Pack
-from fakedist.report.page.peak_blocks import job_lines
 from fakedist.results.opening import open_run
 from tests.unit.analysis.recorded import GIB, MIB, HandMade, new_run
 from tests.unit.report import handmade
@@ -46,10 +46,10 @@ def test_numbers_come_back(values: list[float]) -> None:
 def test_the_timeline_is_the_allocators_own_curve(tmp_path: Path) -> None:
     run = open_run(handmade.ended_well(tmp_path / "run"))
     pack = Pack()
-    blocks = run.table("blocks", [column for column in run.table("blocks").columns if column != "address"])
-    moves = add_timeline(pack, run, blocks, job_lines(run, "/job"), by_category(blocks))
-    add_reserved(pack, run, moves)
-    add_spans(pack, run, moves)
+    curve = read_curve(run)
+    add_timeline(pack, run, curve)
+    add_reserved(pack, curve)
+    add_spans(pack, run, curve)
     meta, found = unpacked(pack.text())
     change, at = [0.0] * meta["num_moves"], 0
     freed = set()
@@ -87,8 +87,21 @@ def test_reserved_memory_changes_at_the_move_that_needed_it(tmp_path: Path) -> N
     build_tables(directory)
     run = open_run(directory)
     pack = Pack()
-    blocks = run.table("blocks", [column for column in run.table("blocks").columns if column != "address"])
-    add_reserved(pack, run, add_timeline(pack, run, blocks, job_lines(run, "/job"), by_category(blocks)))
+    add_reserved(pack, read_curve(run))
     _, found = unpacked(pack.text())
     assert found["reserved_move"] == [0, 2, 4]
     assert found["reserved_bytes"] == [GIB, 2 * GIB, GIB]
+
+
+def test_the_axes_of_time_are_those_of_the_recording_and_of_the_timed_step(tmp_path: Path) -> None:
+    run = open_run(handmade.timed(tmp_path / "run"))
+    curve, pack = read_curve(run), Pack()
+    add_times(pack, run, curve)
+    meta, found = unpacked(pack.text())
+    events = run.table("events")
+    moved = events[events["action"].isin(("alloc", "free_requested"))]["time_us"]
+    assert found["wall_move"] == list(range(curve.num_moves))
+    assert found["wall_us"] == (moved - moved.iloc[0]).tolist()
+    if "step_us" in found:
+        assert found["step_us"] == sorted(found["step_us"])
+        assert meta["timed"] == {"step": 3, "source": "estimated"}

@@ -135,7 +135,7 @@ def test_a_page_needs_nothing_but_itself(tmp_path: Path) -> None:
     found = read(handmade.ended_well(tmp_path / "run"))
     assert [each for each in found.fetched if not each.startswith("#")] == ["data:,"]
     assert found.handlers == []
-    assert len(found.scripts) == 2
+    assert len(found.scripts) == 3
 
 
 def test_hostile_names_are_text(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
     run = made.write(new_run(tmp_path / "run", arguments=HOSTILE))
     build_tables(run)
     found = read(run)
-    assert len(found.scripts) == 2
+    assert len(found.scripts) == 3
     assert not any("alert" in script for script in found.scripts)
     assert found.handlers == []
     words = " ".join(found.words)

@@ -1,93 +1,122 @@
-"""What the page's scripts compute, run by node, against the same figures from Python."""
+"""What a page runs: its modules joined into one script, plotly.js, and a policy that allows these two alone."""
 
 from __future__ import annotations
 
-import csv
-import io
+import base64
+import hashlib
 import json
-import random
+import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-import fakedist
 from fakedist.analysis.calls import ranks_of
+from fakedist.report.page import scripts
+from fakedist.report.page.run_page import page
+from fakedist.report.page.scripts import joined, page_scripts, plotly_text
+from fakedist.results.opening import open_run
+from tests.unit.report.handmade import ended_well
 
-TEMPLATES = Path(fakedist.__file__).parent / "report" / "page" / "templates"
+ROOT = Path(__file__).parent.parent.parent.parent.parent
 NODE = shutil.which("node")
 
-pytestmark = pytest.mark.skipif(NODE is None, reason="node is not installed")
+
+def allowed(text: bytes) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'"
 
 
-def run_script(name: str, expression: str) -> object:
-    """The value of an expression after a script of the page has been loaded."""
-    assert NODE is not None
-    text = f"{(TEMPLATES / name).read_text()}\nconsole.log(JSON.stringify({expression}));"
-    finished = subprocess.run([NODE, "-"], input=text, capture_output=True, text=True, check=True, timeout=120)
-    return json.loads(finished.stdout)
+def write_modules(folder: Path, **modules: str) -> None:
+    for name, text in modules.items():
+        (folder / f"{name}.js").write_text(text)
 
 
-def lives(num_moves: int) -> tuple[list[int], list[int]]:
-    """For each block in order of allocation: after how many moves it is freed (0: never), and its bytes."""
-    choose = random.Random(7)
-    life: list[int] = []
-    bytes_: list[int] = []
-    alive: list[tuple[int, int]] = []  # block, and the move that made it
-    for move in range(num_moves):
-        if alive and choose.random() < 0.48:
-            block, made = alive.pop(choose.randrange(len(alive)))
-            life[block] = move - made
-        else:
-            alive.append((len(life), move))
-            life.append(0)
-            bytes_.append(choose.randint(1, 1000))
-    return life, bytes_
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(scripts, "SCRIPTS", tmp_path)
+    joined.cache_clear()
+    yield tmp_path
+    joined.cache_clear()
 
 
-def curve_of(life: list[int], bytes_: list[int]) -> list[int]:
-    """What is held after each move."""
-    change: dict[int, int] = {}
-    move = 0
-    for each, size in zip(life, bytes_, strict=True):
-        while move in change:
-            move += 1
-        change[move] = size
-        if each:
-            change[move + each] = -size
-        move += 1
-    assert sorted(change) == list(range(len(change)))
-    return np.cumsum([change[at] for at in range(len(change))]).tolist()
+def test_the_policy_allows_the_pages_own_scripts_and_styles_alone(tmp_path: Path) -> None:
+    text = page(open_run(ended_well(tmp_path / "run")))
+    found = re.search(r'Content-Security-Policy" content="([^"]+)"', text)
+    assert found is not None
+    policy = dict(part.split(" ", 1) for part in found[1].split("; "))
+    script = text[text.rindex("<script>") + len("<script>") : text.rindex("</script>")]
+    style = text[text.index("<style>") + len("<style>") : text.index("</style>")]
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"] == f"{allowed(script.encode())} {allowed(plotly_text())}"
+    assert policy["style-src-elem"] == f"{allowed(style.encode())} {allowed(b'')}"
 
 
-def test_any_stretch_of_the_timeline_has_its_largest_and_least_moment() -> None:
-    life, bytes_ = lives(1_700)
-    curve = curve_of(life, bytes_)
-    meta = {"num_moves": len(curve), "names": ["all"], "colours": ["other"]}
-    data = {"meta": meta, "block_life": life, "block_kind": list(range(len(life)))}
-    data |= {"kind_bytes": bytes_, "kind_category": [0] * len(life)}
-    # Whole buckets of 64 moves and of 8 times as many, and stretches that cut them.
-    stretches = [(0, len(curve)), (64, 128), (0, 512), (512, 1536), (100, 101), (3, 700), (127, 1100), (640, 1290)]
-    asked = ", ".join(f"timeline.range({first}, {end})" for first, end in stretches)
-    found = run_script(
-        "timeline.js", f"(() => {{ const timeline = new Timeline({json.dumps(data)}); return [{asked}]; }})()"
+def test_pages_next_to_each_other_share_one_plotly(tmp_path: Path) -> None:
+    run = open_run(ended_well(tmp_path / "run"))
+    alone, shared = page(run), page(run, plotly_file="plotly.min.js")
+    assert '<script src="plotly.min.js"></script>' in shared
+    assert "'self'" in shared
+    assert "'self'" not in alone
+    assert len(alone) - len(shared) > 500_000
+
+
+def test_modules_become_one_script_with_nothing_global(modules: Path) -> None:
+    write_modules(
+        modules,
+        a="import { twice as double } from './b.js';\nimport { one } from './c.js';\nconsole.log(double(one));\n",
+        b="import { one } from './c.js';\nconst own = 2;\nexport function twice(x) {\n  return own * x * one;\n}\n",
+        c="export const one = 1;\nconst own = 5;\n",
     )
-    expected = [
-        {"most": max(part), "where": first + part.index(max(part)), "least": min(part)}
-        for first, end in stretches
-        if (part := curve[first:end])
-    ]
-    assert found == expected
+    text = joined("a")
+    assert text.index("module_c") < text.index("module_b") < text.index("module_a")
+    assert "export" not in text
+    assert "import" not in text
+    if NODE is not None:
+        after = f"{text}\nconsole.log(typeof own, typeof one, typeof module_c);"
+        ran = subprocess.run([NODE, "-"], input=after, capture_output=True, text=True, check=True, timeout=60)
+        assert ran.stdout.split() == ["2", "undefined", "undefined", "undefined"]
 
 
+def test_modules_that_import_each_other_are_refused(modules: Path) -> None:
+    write_modules(modules, a="import { b } from './b.js';\n", b="import { a } from './a.js';\n")
+    with pytest.raises(ValueError, match="a -> b -> a"):
+        joined("a")
+
+
+@pytest.mark.parametrize("line", ["import b from './b.js';", "export default 1;", "export { x };"])
+def test_a_module_of_another_form_is_refused(modules: Path, line: str) -> None:
+    write_modules(modules, a=f"{line}\n", b="")
+    with pytest.raises(ValueError, match=r"a\.js cannot be joined"):
+        joined("a")
+
+
+@pytest.mark.parametrize("entry", ["page", "compare"])
+def test_our_script_ends_no_element_and_runs_no_text(entry: str) -> None:
+    own = page_scripts(entry, "").own
+    assert "</script" not in own
+    for word in ("eval(", "new Function", "innerHTML", "outerHTML", "insertAdjacentHTML", "document.write"):
+        assert word not in own
+
+
+def test_plotly_is_the_version_that_is_built_and_runs_no_text() -> None:
+    text = plotly_text().decode()
+    built = json.loads((ROOT / "tools" / "plotly" / "package.json").read_text())["dependencies"]["plotly.js"]
+    assert text.startswith(f"/* plotly.js {built}, ")
+    assert "new Function" not in text
+    licences = (Path(scripts.__file__).parent / "plotly" / "LICENSES.txt").read_text()
+    assert f"plotly.js {built} (MIT)" in licences
+
+
+@pytest.mark.skipif(NODE is None, reason="node is not installed")
 @pytest.mark.parametrize("text", ["", "3", "0,3,5", "0-7", "0-56:8", "0-3,8,16-24:4"])
 def test_the_page_reads_ranks_as_python_does(text: str) -> None:
-    assert run_script("groups.js", f"ranksOf({json.dumps(text)})") == list(ranks_of(text))
-
-
-def test_a_table_is_csv_that_python_reads_back() -> None:
-    rows = [["layer", "total (bytes)"], ['a "quoted", name', "12"], ["two\nlines", ""], ["plain", "0.5"]]
-    text = run_script("copying.js", f"csvText({json.dumps(rows[0])}, {json.dumps(rows[1:])})")
-    assert list(csv.reader(io.StringIO(str(text), newline=""))) == rows
+    assert NODE is not None
+    address = (scripts.SCRIPTS / "groups.js").as_uri()
+    program = (
+        f"import {{ ranksOf }} from {json.dumps(address)}; console.log(JSON.stringify(ranksOf({json.dumps(text)})));"
+    )
+    command = [NODE, "--input-type=module", "--eval", program]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(ran.stdout) == list(ranks_of(text))

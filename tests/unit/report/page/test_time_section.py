@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fakedist.analysis.building import build_tables
+from fakedist.report.figures.kernel_figures import read_kernels
 from fakedist.report.page import time_drawings
 from fakedist.report.page.pack import Pack
 from fakedist.report.page.run_page import page
 from fakedist.results.opening import open_run
 from fakedist.run.schema import FAMILIES
 from fakedist.units import format_us
-from tests.unit.analysis.recorded import GPU, HandMade, new_run
-from tests.unit.analysis.times.times_by_hand import H100, NAN, kernel, record
+from tests.unit.analysis.recorded import HandMade, new_run
+from tests.unit.analysis.times.times_by_hand import kernel, record
 from tests.unit.report.handmade import ended_well, measured, timed
 from tests.unit.report.reading import PageText, read_page
 
@@ -88,7 +88,7 @@ def test_a_run_without_times_has_no_section(tmp_path: Path) -> None:
 
 def test_the_drawing_has_every_kernel_where_it_is(run: Path) -> None:
     pack, found = Kept(), open_run(run)
-    kernels = time_drawings.read_kernels(found)
+    kernels = read_kernels(found)
     time_drawings.add_kernels(pack, found, kernels, found.table("layers"), found.time.summary())
     tick = pack.meta["tick_us"]
     ordered = kernels.sort_values(["stream", "start_us"])
@@ -111,25 +111,6 @@ def test_layers_that_are_opened_have_the_figures_of_their_row(run: Path) -> None
     assert pack.arrays["time_forward_us"][1] == 195_000 == sum(pack.arrays["time_forward_us"][7:10])
 
 
-def test_the_roofline_leaves_out_what_is_not_known(tmp_path: Path) -> None:
-    made = HandMade()
-    made.gpu = dataclasses.replace(GPU, peaks=H100)
-    rows = [
-        kernel(0, 10, name="both", flops=1e9, moved_bytes=1e7),
-        kernel(10, 90, name="both", flops=9e9, moved_bytes=9e7),
-    ]
-    rows += [kernel(100, 5, name="no bytes", flops=1e9), kernel(110, 5, "copy", name="no flops", moved_bytes=1e6)]
-    rows.append(kernel(120, NAN, "communication"))
-    made.others.append(record(*rows))
-    made.ended()
-    run = made.write(new_run(tmp_path / "run"))
-    build_tables(run)
-    roofline = time_drawings.roofline(open_run(run), open_run(run).time.summary().peaks)
-    assert roofline is not None
-    (point,) = roofline["points"]
-    assert (point["name"], point["intensity"], point["rate"]) == ("both, grid 1,1,1", 100, pytest.approx(1e10 / 100e-6))
-
-
 def test_names_of_kernels_are_text(tmp_path: Path) -> None:
     made = HandMade()
     layer = made.layer(HOSTILE)
@@ -138,7 +119,7 @@ def test_names_of_kernels_are_text(tmp_path: Path) -> None:
     run = made.write(new_run(tmp_path / "run"))
     build_tables(run)
     found = read(run)
-    assert len(found.scripts) == 2  # ours and the numbers
+    assert len(found.scripts) == 3  # ours, plotly.js and the numbers
     assert found.tables["top-kernels"][1][0] == HOSTILE
     assert found.tables["time-table"][1][0].strip() == HOSTILE
 
@@ -154,9 +135,7 @@ def test_a_page_of_many_kernels_says_that_neighbours_are_one_bar(
     run = made.write(new_run(tmp_path / "run"))
     build_tables(run)
     pack, found = Kept(), open_run(run)
-    time_drawings.add_kernels(
-        pack, found, time_drawings.read_kernels(found), found.table("layers"), found.time.summary()
-    )
+    time_drawings.add_kernels(pack, found, read_kernels(found), found.table("layers"), found.time.summary())
     assert pack.meta["merged"]
     assert len(pack.arrays["bar_kind"]) <= 60
     assert sum(pack.arrays["bar_num"]) == 2_000 == pack.meta["num_kernels"]

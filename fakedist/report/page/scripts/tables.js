@@ -1,12 +1,18 @@
 // Tables that sort, filter and unfold. Their contents are already in the document; the page works without this script.
 
-function wireTable(table, data) {
+import { addFoot } from './copying.js';
+import { $, $$, make } from './dom.js';
+import { countText, orDash, usText } from './text.js';
+
+export function wireTable(table, data) {
   const body = table.tBodies[0];
-  const groups = $$('tr', body).filter((row) => !row.classList.contains('under')).map((row) => [row]);
+  const groups = $$('tr', body)
+    .filter((row) => !row.classList.contains('under'))
+    .map((row) => [row]);
   groups.forEach((group, at) => {
     group.at = at;
     const after = group[0].nextElementSibling;
-    if (after && after.classList.contains('under')) group.push(after);
+    if (after?.classList.contains('under')) group.push(after);
   });
   $$('th[data-sort]', table).forEach((heading) => {
     const column = heading.cellIndex;
@@ -19,15 +25,20 @@ function wireTable(table, data) {
 }
 
 // Every table that scrolls stands in a frame, which shows at which sides it goes on.
-function wireScrolls() {
+export function wireScrolls() {
   const frames = new Map();
-  const watch = new ResizeObserver((entries) => entries.forEach(({ target }) => showCuts(frames.get(target))));
+  const watch = new ResizeObserver((entries) => {
+    for (const { target } of entries) showCuts(frames.get(target));
+  });
   for (const scroll of $$('.scroll')) {
     const frame = make('div', { class: 'frame' });
     scroll.replaceWith(frame);
     frame.append(scroll);
     const parts = { frame, scroll, further: addFoot(scroll) };
-    for (const node of [scroll, scroll.firstElementChild]) { frames.set(node, parts); watch.observe(node); }
+    for (const node of [scroll, scroll.firstElementChild]) {
+      frames.set(node, parts);
+      watch.observe(node);
+    }
     scroll.addEventListener('scroll', () => showCuts(parts), { passive: true });
   }
 }
@@ -38,10 +49,15 @@ function showCuts({ frame, scroll, further }) {
   frame.classList.toggle('cut-left', scroll.scrollLeft > 1);
   frame.classList.toggle('cut-right', right < scroll.scrollWidth - 1);
   frame.classList.toggle('cut-below', scroll.scrollTop + scroll.clientHeight < scroll.scrollHeight - 1);
-  const beyond = $$('thead th', scroll).filter((heading) => heading.offsetLeft + heading.offsetWidth > right + 1).length;
+  const beyond = $$('thead th', scroll).filter(
+    (heading) => heading.offsetLeft + heading.offsetWidth > right + 1,
+  ).length;
   further.hidden = beyond === 0;
   further.textContent = `${beyond} more column${beyond === 1 ? '' : 's'} →`;
-  if (scroll.scrollWidth <= scroll.clientWidth && scroll.scrollHeight <= scroll.clientHeight) { scroll.removeAttribute('tabindex'); return; }
+  if (scroll.scrollWidth <= scroll.clientWidth && scroll.scrollHeight <= scroll.clientHeight) {
+    scroll.removeAttribute('tabindex');
+    return;
+  }
   const heading = $('h2, h3', scroll.closest('.panel') || document);
   scroll.tabIndex = 0;
   scroll.setAttribute('role', 'group');
@@ -49,9 +65,14 @@ function showCuts({ frame, scroll, further }) {
 }
 
 function sortTable(table, groups, heading, column) {
-  const isText = heading.dataset.sort === 'text', before = heading.getAttribute('aria-sort');
-  const order = { null: isText ? 'ascending' : 'descending', ascending: isText ? 'descending' : null, descending: isText ? null : 'ascending' }[before];
-  $$('th[aria-sort]', table).forEach((other) => other.removeAttribute('aria-sort'));
+  const isText = heading.dataset.sort === 'text',
+    before = heading.getAttribute('aria-sort');
+  const order = {
+    null: isText ? 'ascending' : 'descending',
+    ascending: isText ? 'descending' : null,
+    descending: isText ? null : 'ascending',
+  }[before];
+  for (const other of $$('th[aria-sort]', table)) other.removeAttribute('aria-sort');
   if (order) heading.setAttribute('aria-sort', order);
   const value = (group) => {
     const cell = group[0].cells[column];
@@ -67,7 +88,9 @@ function sortTable(table, groups, heading, column) {
 }
 
 function wireFilter(table, groups) {
-  const panel = table.closest('.tabled'), box = $('input[type=search]', panel), small = $('input.small', panel);
+  const panel = table.closest('.tabled'),
+    box = $('input[type=search]', panel),
+    small = $('input.small', panel);
   const told = $('.told', panel);
   const apply = () => {
     const wanted = box ? box.value.trim().toLowerCase() : '';
@@ -75,7 +98,9 @@ function wireFilter(table, groups) {
     for (const group of groups) {
       const tooSmall = small && !small.checked && group[0].dataset.small !== undefined && !wanted;
       const hidden = tooSmall || (wanted && !group[0].textContent.toLowerCase().includes(wanted));
-      group.forEach((row) => { row.hidden = hidden || (row.classList.contains('under') && row.dataset.open !== 'yes'); });
+      group.forEach((row) => {
+        row.hidden = hidden || (row.classList.contains('under') && row.dataset.open !== 'yes');
+      });
       shown += !hidden;
     }
     if (told) told.textContent = wanted ? `${countText(shown)} of ${countText(groups.length)} rows` : '';
@@ -86,11 +111,12 @@ function wireFilter(table, groups) {
 }
 
 function toggle(opener, groups, data) {
-  const row = opener.closest('tr'), group = groups.find((each) => each[0] === row);
+  const row = opener.closest('tr'),
+    group = groups.find((each) => each[0] === row);
   const open = opener.getAttribute('aria-expanded') !== 'true';
   opener.setAttribute('aria-expanded', open);
   if (row.dataset.fold !== undefined) {
-    group.slice(1).forEach((each) => each.remove());
+    for (const each of group.slice(1)) each.remove();
     group.length = 1;
     if (open) group.push(...repeats(row, data));
     row.after(...group.slice(1));
@@ -106,15 +132,32 @@ function repeats(row, data) {
   const fold = Number(row.dataset.fold);
   let at = 0;
   for (let i = 0; i < fold; i += 1) at += data.fold_size[i];
-  const table = row.closest('table'), columns = $$('thead th', table).map((heading) => heading.dataset);
+  const table = row.closest('table'),
+    columns = $$('thead th', table).map((heading) => heading.dataset);
   const found = [];
   for (const layer of data.fold_layers.subarray(at, at + data.fold_size[fold])) {
     const line = make('tr', { class: 'repeat' });
     for (const { sum, own, most, time, blank } of columns) {
-      if (blank) { line.append(make('td')); continue; }
-      if (time) { const us = data[`time_${time}`][layer] / 1e3; line.append(make('td', { 'data-value': us }, us ? usText(us) : '-')); continue; }
-      const values = sum ? sum.split(' ').map((name) => layerTotals(data)[name]) : own ? data.meta.categories.map((name) => data[`layer_${name}`]) : most ? [data.layer_most] : null;
-      if (!values) { line.append(make('th', { scope: 'row' }, data.meta.layers[layer])); continue; }
+      if (blank) {
+        line.append(make('td'));
+        continue;
+      }
+      if (time) {
+        const us = data[`time_${time}`][layer] / 1e3;
+        line.append(make('td', { 'data-value': us }, us ? usText(us) : '-'));
+        continue;
+      }
+      const values = sum
+        ? sum.split(' ').map((name) => layerTotals(data)[name])
+        : own
+          ? data.meta.categories.map((name) => data[`layer_${name}`])
+          : most
+            ? [data.layer_most]
+            : null;
+      if (!values) {
+        line.append(make('th', { scope: 'row' }, data.meta.layers[layer]));
+        continue;
+      }
       const bytes = values.reduce((total, of) => total + of[layer], 0);
       line.append(make('td', { 'data-value': bytes }, orDash(bytes)));
     }

@@ -4,9 +4,10 @@
 // from levels of buckets: a bucket has its least and largest total and the place of the largest, and the lowest buckets
 // also have the bytes by category before their first move.
 
-const BUCKET = 64, FACTOR = 8;
+const BUCKET = 64,
+  FACTOR = 8;
 
-class Timeline {
+export class Timeline {
   constructor(data) {
     this.data = data;
     this.numMoves = data.meta.num_moves;
@@ -18,7 +19,8 @@ class Timeline {
 
   // Blocks are in the order of allocation; a block gives the place of its free, and all other moves are allocations.
   order() {
-    const life = this.data.block_life, count = life.length;
+    const life = this.data.block_life,
+      count = life.length;
     this.blockOf = new Int32Array(this.numMoves); // block + 1 where it is allocated, -(block + 1) where it is freed
     this.made = new Int32Array(count);
     this.freed = new Int32Array(count);
@@ -34,7 +36,8 @@ class Timeline {
 
   build() {
     const { block_kind: kind, kind_bytes: bytes, kind_category: category } = this.data;
-    const width = this.categories.length, count = Math.ceil(this.numMoves / BUCKET);
+    const width = this.categories.length,
+      count = Math.ceil(this.numMoves / BUCKET);
     this.before = new Float64Array(count * width);
     let level = newLevel(count);
     const now = new Float64Array(width);
@@ -43,20 +46,31 @@ class Timeline {
     for (let bucket = 0; bucket < count; bucket += 1) {
       this.before.set(now, bucket * width);
       const end = Math.min((bucket + 1) * BUCKET, this.numMoves);
-      let most = -1, where = 0, least = Infinity;
+      let most = -1,
+        where = 0,
+        least = Infinity;
       for (let move = bucket * BUCKET; move < end; move += 1) {
-        const which = this.blockOf[move], of = kind[which > 0 ? which - 1 : -which - 1];
+        const which = this.blockOf[move],
+          of = kind[which > 0 ? which - 1 : -which - 1];
         const change = which > 0 ? bytes[of] : -bytes[of];
         now[category[of]] += change;
         total += change;
-        if (total > most) { most = total; where = move; }
+        if (total > most) {
+          most = total;
+          where = move;
+        }
         if (total < least) least = total;
       }
-      level.most[bucket] = most; level.where[bucket] = where; level.least[bucket] = least;
+      level.most[bucket] = most;
+      level.where[bucket] = where;
+      level.least[bucket] = least;
       if (most > this.peak.bytes) this.peak = { move: where, bytes: most };
     }
     this.levels = [level];
-    while (level.most.length > 1) this.levels.push(level = coarser(level));
+    while (level.most.length > 1) {
+      level = coarser(level);
+      this.levels.push(level);
+    }
   }
 
   // The largest total in [from, to), where it is, and the least.
@@ -64,13 +78,27 @@ class Timeline {
     const found = { most: -1, where: from, least: Infinity };
     let at = from;
     const next = Math.min(to, Math.ceil(from / BUCKET) * BUCKET);
-    if (at < next) { this.scan(at, next, found); at = next; }
+    if (at < next) {
+      this.scan(at, next, found);
+      at = next;
+    }
     while (at < to) {
-      let level = -1, size = BUCKET;
-      while (level + 1 < this.levels.length && at % size === 0 && at + size <= to) { level += 1; size *= FACTOR; }
-      if (level < 0) { this.scan(at, to, found); break; }
-      const { most, where, least } = this.levels[level], bucket = at / (size / FACTOR);
-      if (most[bucket] > found.most) { found.most = most[bucket]; found.where = where[bucket]; }
+      let level = -1,
+        size = BUCKET;
+      while (level + 1 < this.levels.length && at % size === 0 && at + size <= to) {
+        level += 1;
+        size *= FACTOR;
+      }
+      if (level < 0) {
+        this.scan(at, to, found);
+        break;
+      }
+      const { most, where, least } = this.levels[level],
+        bucket = at / (size / FACTOR);
+      if (most[bucket] > found.most) {
+        found.most = most[bucket];
+        found.where = where[bucket];
+      }
       if (least[bucket] < found.least) found.least = least[bucket];
       at += size / FACTOR;
     }
@@ -78,30 +106,37 @@ class Timeline {
   }
 
   scan(from, to, found) {
-    const bucket = Math.floor(from / BUCKET), width = this.categories.length;
+    const bucket = Math.floor(from / BUCKET),
+      width = this.categories.length;
     let total = 0;
     for (let c = 0; c < width; c += 1) total += this.before[bucket * width + c];
     for (let move = bucket * BUCKET; move < to; move += 1) {
       total += this.change(move);
       if (move < from) continue;
-      if (total > found.most) { found.most = total; found.where = move; }
+      if (total > found.most) {
+        found.most = total;
+        found.where = move;
+      }
       if (total < found.least) found.least = total;
     }
   }
 
   change(move) {
     const which = this.blockOf[move];
-    return which > 0 ? this.data.kind_bytes[this.data.block_kind[which - 1]]
+    return which > 0
+      ? this.data.kind_bytes[this.data.block_kind[which - 1]]
       : -this.data.kind_bytes[this.data.block_kind[-which - 1]];
   }
 
   // Bytes by category after a move.
   state(move, into = new Float64Array(this.categories.length)) {
-    const width = this.categories.length, bucket = Math.floor(move / BUCKET);
+    const width = this.categories.length,
+      bucket = Math.floor(move / BUCKET);
     const { block_kind: kind, kind_bytes: bytes, kind_category: category } = this.data;
     for (let c = 0; c < width; c += 1) into[c] = this.before[bucket * width + c];
     for (let at = bucket * BUCKET; at <= move; at += 1) {
-      const which = this.blockOf[at], of = kind[which > 0 ? which - 1 : -which - 1];
+      const which = this.blockOf[at],
+        of = kind[which > 0 ? which - 1 : -which - 1];
       into[category[of]] += which > 0 ? bytes[of] : -bytes[of];
     }
     return into;
@@ -122,7 +157,8 @@ class Timeline {
   }
 
   block(number) {
-    const { data } = this, of = data.block_kind[number];
+    const { data } = this,
+      of = data.block_kind[number];
     return {
       number,
       bytes: data.kind_bytes[of],
@@ -138,23 +174,32 @@ class Timeline {
   // Step and phase of a moment.
   span(move) {
     const { span_move: first, span_step: step, span_phase: phase, meta } = this.data;
-    if (!first || !first.length) return null;
-    let low = 0, high = first.length;
-    while (high - low > 1) { const middle = (low + high) >> 1; if (first[middle] <= move) low = middle; else high = middle; }
+    if (!first?.length) return null;
+    let low = 0,
+      high = first.length;
+    while (high - low > 1) {
+      const middle = (low + high) >> 1;
+      if (first[middle] <= move) low = middle;
+      else high = middle;
+    }
     return { number: low, step: step[low], phase: meta.phases[phase[low]] };
   }
 
   // Largest reserved bytes in [from, to).
   reserved(from, to) {
     const { reserved_move: at, reserved_bytes: bytes } = this.data;
-    let low = -1, high = at.length;
-    while (high - low > 1) { const middle = (low + high) >> 1; if (at[middle] <= from) low = middle; else high = middle; }
+    let low = -1,
+      high = at.length;
+    while (high - low > 1) {
+      const middle = (low + high) >> 1;
+      if (at[middle] <= from) low = middle;
+      else high = middle;
+    }
     let most = low >= 0 ? bytes[low] : 0;
     for (let i = low + 1; i < at.length && at[i] < to; i += 1) most = Math.max(most, bytes[i]);
     return most;
   }
 }
-
 
 // What owns a block: a layer, or, beyond the last layer, the text of an owner that several layers share.
 function ownerName(meta, number) {
@@ -166,14 +211,22 @@ function newLevel(count) {
 }
 
 function coarser(below) {
-  const count = below.most.length, level = newLevel(Math.ceil(count / FACTOR));
+  const count = below.most.length,
+    level = newLevel(Math.ceil(count / FACTOR));
   for (let bucket = 0; bucket < level.most.length; bucket += 1) {
-    let most = -1, where = 0, least = Infinity;
+    let most = -1,
+      where = 0,
+      least = Infinity;
     for (let child = bucket * FACTOR; child < Math.min(count, (bucket + 1) * FACTOR); child += 1) {
-      if (below.most[child] > most) { most = below.most[child]; where = below.where[child]; }
+      if (below.most[child] > most) {
+        most = below.most[child];
+        where = below.where[child];
+      }
       if (below.least[child] < least) least = below.least[child];
     }
-    level.most[bucket] = most; level.where[bucket] = where; level.least[bucket] = least;
+    level.most[bucket] = most;
+    level.where[bucket] = where;
+    level.least[bucket] = least;
   }
   return level;
 }

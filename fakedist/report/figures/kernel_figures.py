@@ -1,0 +1,144 @@
+"""The timed step kernel by kernel: phases, layers and streams below each other over time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from fakedist.analysis.recording import Array
+from fakedist.analysis.times.kernel_kinds import timed
+from fakedist.analysis.times.merging import bars, kind_runs, layer_runs, longest_runs
+from fakedist.analysis.times.trace import call_texts
+from fakedist.report.figures.look import FAMILY_COLOURS, ON_COLOUR, PHASE_COLOURS, SOFT, framed, new_figure, shown
+from fakedist.report.figures.time_figures import time_of
+from fakedist.report.text.time_wording import short_kernel
+from fakedist.results.run import Run
+from fakedist.run.schema import FAMILIES, KINDS
+from fakedist.units import format_us
+
+#: Bars of a figure; half as many layers above them. The page has more, and draws those that it zooms into.
+MOST_BARS = 2_000
+#: Levels of the tree of layers.
+MOST_DEPTH = 6
+_COLUMNS = (
+    *("name", "family", "stream", "start_us", "duration_us", "operation", "phase", "recompute", "layer", "call"),
+    *("flops", "moved_bytes", "bound"),
+)
+_ROW_HEIGHT = 22
+
+
+def read_kernels(run: Run) -> pd.DataFrame:
+    """The table ``kernels`` in the form that the charts need.
+
+    Raises:
+        RunDirectoryError: It is missing or damaged.
+    """
+    return timed(run.table("kernels", _COLUMNS))
+
+
+def kernel_lanes(run: Run, *, most: int = MOST_BARS) -> go.Figure:
+    """The kernels of the timed step by stream over time, below the phases and layers of the stream that computes most.
+
+    Args:
+        run: A run with a timed step.
+        most: Bars to draw, about; of more kernels, neighbours share a bar.
+
+    Raises:
+        ValueError: No step was timed.
+        RunDirectoryError: A table is missing or damaged.
+    """
+    time_of(run)  # an error without one
+    return lanes_of(run, read_kernels(run), most=most)
+
+
+def lanes_of(run: Run, kernels: pd.DataFrame, *, most: int) -> go.Figure:
+    """The figure of :func:`kernel_lanes`, from the result of :func:`read_kernels`."""
+    time = time_of(run)
+    layers = run.table("layers", ["name", "parent"])
+    runs = layer_runs(kernels, layers["parent"].to_numpy())
+    depth = int(min(runs["depth"].max() + 1, MOST_DEPTH)) if len(runs) else 0
+    figure = new_figure()
+    phases = kind_runs(kernels)
+    _add_kinds(figure, "phase", phases, np.zeros(len(phases)), [KINDS[kind] for kind in phases["kind"].astype(int)])
+    runs = longest_runs(runs[runs["depth"] < depth], most // 2)
+    names = layers["name"].astype(str).to_numpy()[runs["layer"].to_numpy("i8")]
+    _add_kinds(figure, "layers", runs, 1 + runs["depth"].to_numpy("f8"), names.tolist())
+    num_streams = kernels["stream"].nunique()
+    _add_bars(figure, run, kernels, first_row=1 + depth, most=most)
+    titles = {0: "phase", 1 + depth: "stream 0"} | ({1: "layers"} if depth else {})
+    titles |= {1 + depth + at: f"stream {at}" for at in range(num_streams)}
+    num_rows = 1 + depth + num_streams
+    figure.update_layout(barmode="overlay", bargap=0, hovermode="closest", dragmode="zoom")
+    figure.update_xaxes(range=[0, (time.summary().step_us or 1.0) / 1e3], ticksuffix=" ms")
+    figure.update_yaxes(
+        range=[num_rows - 0.5, -0.5], tickvals=list(titles), ticktext=list(titles.values()), fixedrange=True,
+        showgrid=False, zeroline=False,
+    )  # fmt: skip
+    title = f"Kernels of step {time.step} by stream ({time.source})"
+    return framed(figure, title, x="time in the step", height=110 + _ROW_HEIGHT * num_rows)
+
+
+def _add_kinds(figure: go.Figure, part: str, rows: pd.DataFrame, y: Array, names: list[str]) -> None:
+    """Add phases or layers as bars, in the colours of phases."""
+    kinds = [KINDS[kind] for kind in rows["kind"].astype(int)]
+    length = rows["end_us"].to_numpy("f8") - rows["start_us"].to_numpy("f8")
+    figure.add_bar(
+        **_places(rows["start_us"].to_numpy("f8"), length, y),
+        meta=part,
+        name=part,
+        marker={"color": [PHASE_COLOURS[kind] for kind in kinds], "line": {"width": 0}},
+        hovertext=[
+            f"{shown(name)}<br>{kind}, {format_us(us)}" for name, kind, us in zip(names, kinds, length, strict=True)
+        ],
+        hovertemplate="%{hovertext}<extra></extra>",
+        showlegend=False,
+        textfont={"size": 11.5},
+    )
+
+
+def _add_bars(figure: go.Figure, run: Run, kernels: pd.DataFrame, *, first_row: int, most: int) -> None:
+    """Add kernels as bars: a trace for each family."""
+    found = bars(kernels, most)
+    rows = kernels.iloc[found["first"].to_numpy("i8")]
+    places, labels = bar_labels(run, rows)
+    stream = np.unique(found["stream"].to_numpy("u8"), return_inverse=True)[1]
+    layers = run.table("layers", ["name"])["name"].astype(str).to_numpy()[rows["layer"].to_numpy("i8")]
+    start, length = found["start_us"].to_numpy("f8"), (found["end_us"] - found["start_us"]).to_numpy("f8")
+    families = rows["family"].to_numpy("i8")
+    known, num_kernels = found["known"].tolist(), found["num_kernels"].tolist()
+    for at in sorted(set(families.tolist())):
+        family, own = FAMILIES[at], np.flatnonzero(families == at)
+        figure.add_bar(
+            **_places(start[own], length[own], first_row + stream[own]),
+            meta=family,
+            name=family,
+            marker={"color": FAMILY_COLOURS[family], "line": {"width": 0}},
+            hovertext=[
+                f"{shown(labels[places[row]])}<br>"
+                f"{format_us(length[row]) if known[row] else 'duration not known'}"
+                f"{_several(num_kernels[row])}<br>{shown(layers[row] or '(outside of modules)')}"
+                for row in own.tolist()
+            ],
+            hovertemplate="%{hovertext}<extra></extra>",
+            textfont={"size": 11.5, "color": ON_COLOUR},
+        )
+    figure.update_layout(plot_bgcolor=SOFT)
+
+
+def _several(num: int) -> str:
+    return f", of {num:,} kernels the longest" if num > 1 else ""
+
+
+def _places(start_us: Array, length_us: Array, row: Array) -> dict[str, object]:
+    return {"base": start_us / 1e3, "x": length_us / 1e3, "y": row, "width": 0.84, "orientation": "h"}
+
+
+def bar_labels(run: Run, rows: pd.DataFrame) -> tuple[Array, list[str]]:
+    """For each bar, the index of its label: the kernel's name, or the name of the collective it is a copy for."""
+    text = rows["name"].astype(str).map(lambda name: short_kernel(name, 120))
+    if (rows["call"] >= 0).any():
+        calls = call_texts(run.table("calls", ["sequence", "operation", "group"]), run.table("groups"))
+        text = rows["call"].map(calls).fillna(text)
+    places, labels = pd.factorize(text)
+    return places, [str(label) for label in labels]

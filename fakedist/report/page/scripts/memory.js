@@ -1,0 +1,364 @@
+// The memory timeline: the run's figure, drawn again for each view from every allocation and free.
+
+import { lastAtMost } from './axis.js';
+import { $, colourOf, make, note } from './dom.js';
+import { columnsOf, within } from './sampling.js';
+import { bytesText, countText, cut, plain } from './text.js';
+import { ZoomChart } from './zoom.js';
+
+const OVERVIEW_COLUMNS = 600;
+const LEAST_MOVES = 8;
+const FIRST_SHARE = 25; // the first view is this part of the run, around the peak
+const NARROWEST_SPAN = 3; // pixels
+
+export class MemoryChart extends ZoomChart {
+  constructor(root, data, timeline, axes) {
+    super(root, data.meta.figures.timeline, data.meta.style, { whole: axes[0].whole, least: LEAST_MOVES });
+    this.data = data;
+    this.timeline = timeline;
+    this.axes = axes;
+    this.axis = axes[0];
+    this.pinned = $('.pinned', root);
+    this.status = $('.status', root);
+    this.block = -1; // the block that is pinned
+    const parts = new Map(this.figure.data.map((trace) => [trace.meta, trace]));
+    this.unit = this.figure.layout.yaxis.ticksuffix.trim();
+    this.size = { TiB: 2 ** 40, GiB: 2 ** 30, MiB: 2 ** 20, KiB: 2 ** 10, B: 1 }[this.unit];
+    this.showReserved = parts.get('reserved').visible !== 'legendonly';
+    $('input.reserved', root).checked = this.showReserved;
+    this.view = this.around(timeline.peak.move, this.timeline.numMoves / FIRST_SHARE);
+    this.listeners.push(() => this.announce());
+    this.cursor = $('.holder', root).appendChild(make('div', { class: 'cursor', hidden: '' }));
+    this.life = $('.holder', root).appendChild(make('div', { class: 'life', hidden: '' }));
+  }
+
+  place(move) {
+    return this.axis.place(move);
+  }
+
+  at(place) {
+    return this.axis.move(place);
+  }
+
+  around(move, width) {
+    const wide = Math.min(Math.max(width, 400), this.whole[1] - this.whole[0]);
+    const from = Math.min(Math.max(move - wide / 2, this.whole[0]), this.whole[1] - wide);
+    return [from, from + wide];
+  }
+
+  useAxis(name) {
+    const axis = this.axes.find((each) => each.name === name);
+    if (!axis || axis === this.axis) return;
+    this.axis = axis;
+    this.whole = axis.whole;
+    this.overview = null;
+    const [from, to] = this.view;
+    const isSeen = from < this.whole[1] && to > this.whole[0];
+    if (isSeen) this.setView(Math.max(from, this.whole[0]), Math.min(to, this.whole[1]));
+    else this.setView(...this.whole);
+  }
+
+  // ---- drawing
+
+  columns() {
+    const { timeline, axis, whole } = this;
+    const pixels = Math.max(Math.round(this.width - 90), 50);
+    this.overview ||= columnsOf(timeline, axis, whole, OVERVIEW_COLUMNS);
+    this.seen = columnsOf(timeline, axis, this.view, pixels);
+    return within(this.overview, this.seen);
+  }
+
+  traces() {
+    const columns = this.columns();
+    const end = [axisEnd(this.axis, this.whole)];
+    const x = [...columns.place, ...end];
+    const scaled = (bytes) =>
+      Float64Array.from({ length: x.length }, (_, at) => bytes[Math.min(at, bytes.length - 1)] / this.size);
+    const { peak } = this.timeline;
+    const y = { least: columns.least, veil: columns.total, allocated: columns.total, reserved: columns.reserved };
+    return this.figure.data.map((trace) => {
+      if (trace.meta === 'peak')
+        return {
+          ...trace,
+          x: [this.place(peak.move)],
+          y: [peak.bytes / this.size],
+          hoverinfo: 'none',
+          hovertemplate: undefined,
+        };
+      const bytes = y[trace.meta] || columns.held[trace.meta];
+      const visible = trace.meta === 'reserved' ? this.showReserved : true;
+      return { ...trace, x, y: scaled(bytes), visible, hoverinfo: 'none', hovertemplate: undefined };
+    });
+  }
+
+  layout() {
+    const layout = super.layout();
+    const whole = this.whole.map((move) => this.place(move));
+    const { bytes } = this.timeline.peak;
+    const rangeslider = {
+      visible: true,
+      thickness: 0.13,
+      range: whole,
+      bordercolor: colourOf('line'),
+      borderwidth: 1,
+      yaxis: { rangemode: 'fixed', range: [0, (bytes * 1.05) / this.size] },
+    };
+    return {
+      ...layout,
+      showlegend: false,
+      hovermode: false,
+      margin: { l: 74, r: 10, t: 30, b: 8 },
+      height: this.width < 560 ? 380 : 470,
+      xaxis: {
+        ...layout.xaxis,
+        rangeslider,
+        title: { text: '' },
+        ticksuffix: this.axis.suffix,
+        exponentformat: 'none',
+        separatethousands: true,
+        nticks: Math.max(3, Math.floor(this.width / 130)),
+      },
+      yaxis: { ...layout.yaxis, range: [0, this.ceiling() / this.size], fixedrange: true, nticks: 8 },
+      shapes: [...this.spans(), ...this.capacity()],
+      annotations: this.annotations(),
+    };
+  }
+
+  ceiling() {
+    const { total, reserved } = columnsOf(this.timeline, this.axis, this.view, 300);
+    const most = (values) => values.reduce((one, other) => Math.max(one, other), 1);
+    return Math.max(most(total), this.showReserved ? most(reserved) : 0) * 1.06;
+  }
+
+  annotations() {
+    const { move, bytes } = this.timeline.peak;
+    const [from, to] = this.view;
+    if (move < from || move >= to) return [];
+    const isRight = (move - from) / (to - from) > 0.75;
+    return [
+      {
+        x: this.place(move),
+        y: bytes / this.size,
+        text: `<b>peak ${bytesText(bytes)}</b>`,
+        showarrow: false,
+        xanchor: isRight ? 'right' : 'left',
+        xshift: isRight ? -9 : 9,
+        bgcolor: colourOf('panel'),
+        opacity: 0.9,
+      },
+    ];
+  }
+
+  capacity() {
+    const bytes = this.data.meta.capacity;
+    if (!bytes || bytes > this.ceiling()) return [];
+    const at = bytes / this.size;
+    const label = { text: `GPU memory ${bytesText(bytes)}`, textposition: 'end', font: { color: colourOf('bad') } };
+    const across = { xref: 'paper', x0: 0, x1: 1, y0: at, y1: at };
+    return [{ type: 'line', ...across, line: { color: colourOf('bad'), width: 1.5 }, label }];
+  }
+
+  // Phases behind the curves, with their names above them where there is room.
+  spans() {
+    const { span_move: first, span_step: step, span_phase: phase, meta } = this.data;
+    if (!first) return [];
+    const [from, to] = this.view.map((move) => this.place(move));
+    const perPixel = (to - from) / Math.max(this.width - 84, 1);
+    const shapes = [];
+    for (let at = 0; at < first.length; at += 1) {
+      const x0 = Math.max(this.place(first[at]), from);
+      const x1 = Math.min(this.place(at + 1 < first.length ? first[at + 1] : this.timeline.numMoves), to);
+      const pixels = (x1 - x0) / perPixel;
+      if (pixels < NARROWEST_SPAN) continue;
+      const name = meta.phases[phase[at]];
+      const text = [`step ${step[at]} ${name}`, name, name.slice(0, 3)].find((each) => each.length * 6.4 + 8 < pixels);
+      const both = {
+        type: 'rect',
+        x0,
+        x1,
+        yref: 'paper',
+        layer: 'below',
+        fillcolor: colourOf(`p-${name}`),
+        line: { width: 0 },
+      };
+      const label = { text: plain(text || ''), textposition: 'middle left', font: { size: 12 } };
+      shapes.push({ ...both, y0: 0, y1: 1, opacity: 0.35 }, { ...both, y0: 1.01, y1: 1.065, label });
+    }
+    return shapes;
+  }
+
+  paint() {
+    const drawn = super.paint();
+    this.markBlock();
+    return drawn;
+  }
+
+  announce() {
+    const [from, to] = this.view.map(Math.round);
+    this.status.textContent = `allocations and frees ${countText(from)} to ${countText(to)} of ${countText(this.timeline.numMoves)}`;
+  }
+
+  // ---- the moment and the block that are pointed at
+
+  // The column of a place, and the block that lies at a height there.
+  found({ x, y }) {
+    const { seen, timeline } = this;
+    const row = lastAtMost(seen.place, x);
+    const move = seen.where[row];
+    let height = y * this.size;
+    for (let c = 0; c < seen.held.length && height >= 0; c += 1) {
+      if (height < seen.held[c][row]) return { move, block: timeline.blockAt(move, c, height).block };
+      height -= seen.held[c][row];
+    }
+    return { move, block: -1 };
+  }
+
+  point(spot, event) {
+    const { move, block } = this.found(spot);
+    this.markMove(move);
+    this.markBlock(block >= 0 ? block : this.block);
+    note.show(event.clientX, event.clientY, ...this.describe(move, block, true));
+  }
+
+  leave() {
+    super.leave();
+    this.cursor.hidden = true;
+    this.markBlock();
+  }
+
+  click(spot) {
+    const { move, block } = this.found(spot);
+    this.pin(move, block);
+  }
+
+  pixel(move) {
+    const { xaxis } = this.holder._fullLayout;
+    return xaxis._offset + xaxis.d2p(this.place(move));
+  }
+
+  markMove(move) {
+    const { _size: size } = this.holder._fullLayout;
+    this.cursor.hidden = false;
+    Object.assign(this.cursor.style, { left: `${this.pixel(move)}px`, top: `${size.t}px`, height: `${size.h}px` });
+  }
+
+  // A bar above the plot from a block's allocation to its free.
+  markBlock(block = this.block) {
+    const { holder, life } = this;
+    life.hidden = block < 0 || !holder._fullLayout;
+    if (life.hidden) return;
+    const { made, freed } = this.timeline.block(block);
+    const { _size: size } = holder._fullLayout;
+    const left = Math.max(this.pixel(made), size.l);
+    const right = Math.min(this.pixel(freed), size.l + size.w);
+    life.hidden = right < size.l || left > size.l + size.w;
+    Object.assign(life.style, {
+      left: `${left}px`,
+      width: `${Math.max(right - left, 2)}px`,
+      top: `${size.t}px`,
+      height: `${size.h}px`,
+    });
+  }
+
+  describe(move, block, brief) {
+    if (move < 0) return [];
+    const { timeline } = this;
+    const state = timeline.state(move);
+    const span = timeline.span(move);
+    const total = state.reduce((sum, bytes) => sum + bytes, 0);
+    const where = span ? `step ${span.step}, ${span.phase}, ` : '';
+    const head = make(
+      'p',
+      { class: 'head' },
+      make('b', {}, bytesText(total)),
+      ` allocated · ${where}move ${countText(move)}`,
+    );
+    const list = make('ul', { class: 'chips' });
+    timeline.categories.forEach((name, c) => {
+      if (!state[c]) return;
+      const chip = make('i', { class: `chip k-${timeline.colours[c]}` });
+      list.append(make('li', {}, chip, `${cut(name, 60)} ${bytesText(state[c])}`));
+    });
+    return [head, block >= 0 ? this.describeBlock(timeline.block(block), brief) : null, list].filter(Boolean);
+  }
+
+  describeBlock(block, brief) {
+    const shown = (text) => (brief ? cut(text, 120) : text);
+    const end = block.freed < this.timeline.numMoves ? `to ${countText(block.freed)}` : 'to the end';
+    const rows = [
+      ['block', `${bytesText(block.bytes)} ${block.category === block.line ? '' : cut(block.category, 60)}`.trim()],
+      ['layer', shown(block.layer)],
+      ['operation', shown(block.operation)],
+      ['line', shown(block.line)],
+      ['alive', `from move ${countText(block.made)} ${end}`],
+    ];
+    const list = make('dl', {});
+    for (const [name, value] of rows) if (value) list.append(make('dt', {}, name), make('dd', {}, value));
+    return list;
+  }
+
+  pin(move, block = -1) {
+    this.block = block;
+    this.pinned.replaceChildren(...this.describe(move, block, false));
+    this.markBlock();
+    this.chose?.(block);
+  }
+
+  // ---- moving
+
+  wire() {
+    super.wire();
+    const box = $('input.reserved', this.root);
+    box.addEventListener('change', () => {
+      this.showReserved = box.checked;
+      this.refresh();
+    });
+    const choice = $('select.axis', this.root);
+    choice.replaceChildren(...this.axes.map(({ name, title }) => make('option', { value: name }, title)));
+    choice.value = this.axis.name;
+    choice.addEventListener('change', () => this.useAxis(choice.value));
+    this.announce();
+  }
+
+  acts() {
+    const steps = [...new Set(this.data.span_step || [])];
+    const { peak, numMoves } = this.timeline;
+    const toPeak = () => {
+      this.setView(...this.around(peak.move, numMoves / 200));
+      this.pin(peak.move);
+    };
+    const toSteps = steps.map((step) => [`step ${step}`, () => this.showStep(step)]);
+    return { ...super.acts(), peak: toPeak, ...Object.fromEntries(toSteps) };
+  }
+
+  keys() {
+    return { ...super.keys(), p: this.acts().peak, ',': () => this.step(-1), '.': () => this.step(1) };
+  }
+
+  // To the move before or after the one that was described last.
+  step(by) {
+    const now = this.last ?? this.timeline.peak.move;
+    this.last = Math.min(Math.max(now + by, 0), this.timeline.numMoves - 1);
+    if (this.last < this.view[0] || this.last >= this.view[1])
+      this.setView(...this.around(this.last, this.view[1] - this.view[0]));
+    this.pin(this.last, Math.abs(this.timeline.blockOf[this.last]) - 1);
+    this.markMove(this.last);
+  }
+
+  showStep(step) {
+    const { span_step: steps, span_move: first } = this.data;
+    const from = first[steps.indexOf(step)];
+    const next = steps.findIndex((each) => each > step);
+    this.setView(from, next < 0 ? this.timeline.numMoves : first[next]);
+  }
+
+  // Show one block: its whole lifetime and a margin.
+  showBlock(number) {
+    const { made, freed } = this.timeline.block(number);
+    const margin = Math.max(20, (freed - made) * 0.15);
+    this.setView(made - margin, freed + margin);
+    this.pin(made, number);
+  }
+}
+
+const axisEnd = (axis, whole) => axis.place(whole[1]);

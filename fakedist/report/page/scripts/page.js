@@ -1,0 +1,110 @@
+// The page of a run: put its parts together once its numbers are unpacked.
+
+import { Address, rangeOf, rangeText } from './address.js';
+import { axesOf } from './axis.js';
+import { CallChart } from './calls.js';
+import { Chart } from './chart.js';
+import { wireCopies } from './copying.js';
+import { $, $$ } from './dom.js';
+import { drawGroups } from './groups.js';
+import { KernelChart } from './kernels.js';
+import { MemoryChart } from './memory.js';
+import { PeakChart } from './peak.js';
+import { wireScrolls, wireTable } from './tables.js';
+import { wirePrint, wireTheme } from './theme.js';
+import { Timeline } from './timeline.js';
+import { loadLibrary, unpack } from './unpack.js';
+import { link } from './zoom.js';
+
+function wireNav() {
+  const links = $$('nav a');
+  const seen = new Map();
+  const show = (entries) => {
+    for (const entry of entries) seen.set(entry.target.id, entry.isIntersecting);
+    const now = links.find((each) => seen.get(each.hash.slice(1)));
+    for (const each of links) {
+      if (each === now) each.setAttribute('aria-current', 'true');
+      else each.removeAttribute('aria-current');
+    }
+  };
+  const watch = new IntersectionObserver(show, { rootMargin: '-80px 0px -55% 0px' });
+  for (const each of links) {
+    const section = $(each.hash);
+    if (section) watch.observe(section);
+  }
+}
+
+function memoryChart(data, address) {
+  const memory = new MemoryChart($('#timeline'), data, new Timeline(data), axesOf(data));
+  memory.useAxis(address.values.get('axis'));
+  const range = rangeOf(address.values.get('moves'));
+  if (range) memory.setView(...range);
+  const block = Number(address.values.get('block') ?? -1);
+  const isBlock = block >= 0 && block < data.block_kind.length;
+  memory.pin(isBlock ? memory.timeline.block(block).made : memory.timeline.peak.move, isBlock ? block : -1);
+  memory.listeners.push((view) => {
+    address.set('moves', rangeText(view));
+    address.set('axis', memory.axis.name === 'order' ? null : memory.axis.name);
+  });
+  memory.chose = (chosen) => address.set('block', chosen < 0 ? null : chosen);
+  for (const button of $$('button.find')) {
+    button.addEventListener('click', () => {
+      memory.showBlock(Number(button.dataset.block));
+      $('#memory').scrollIntoView();
+      memory.holder.focus({ preventScroll: true });
+    });
+  }
+  return memory;
+}
+
+function kernelChart(data, address) {
+  const kernels = new KernelChart($('#kernels'), data);
+  const range = rangeOf(address.values.get('kernels'));
+  if (range) kernels.setView(...range);
+  kernels.listeners.push((view) => address.set('kernels', rangeText(view)));
+  return kernels;
+}
+
+function chartsOf(data, address) {
+  const { figures, style } = data.meta;
+  const memory = figures.timeline ? memoryChart(data, address) : null;
+  const calls = memory && figures.calls ? new CallChart($('#calls-over-time'), data, memory) : null;
+  if (calls) link([memory, calls]);
+  return {
+    memory,
+    peak: figures.peak ? new PeakChart($('#picture'), data) : null,
+    kernels: figures.kernels ? kernelChart(data, address) : null,
+    roofline: figures.roofline ? new Chart($('#roofline'), figures.roofline, style) : null,
+    calls,
+  };
+}
+
+async function start() {
+  wireNav();
+  const address = new Address();
+  const [data] = await Promise.all([unpack($('#numbers')), loadLibrary($('#plotly'))]);
+  for (const table of $$('table.live')) wireTable(table, data);
+  wireScrolls();
+  wireCopies();
+  const charts = chartsOf(data, address);
+  const drawn = Object.values(charts).filter(Boolean);
+  for (const chart of drawn) await chart.begin();
+  const groups = () => drawGroups(data.meta.world);
+  const redraw = () => {
+    for (const chart of drawn) chart.paint();
+    groups();
+  };
+  groups();
+  addEventListener('resize', groups);
+  wireTheme(redraw);
+  wirePrint(redraw);
+  address.scrollToSection();
+  window.fakedist = { ...charts, data };
+  document.documentElement.dataset.ready = 'yes';
+}
+
+start().catch((error) => {
+  $('#trouble').hidden = false;
+  $('#trouble').textContent =
+    `The charts of this page need a browser from 2023 or later (${error.message}); all tables are below.`;
+});
