@@ -24,7 +24,7 @@ from fakedist.analysis.times.launch_tables import launch_table, work_table  # no
 from fakedist.gpu_models.known import find_gpu  # noqa: E402
 from fakedist.run.encoding import Columns  # noqa: E402
 from fakedist.run.launch_records import LAUNCH_KINDS, LaunchesRecord, WorkRow  # noqa: E402
-from fakedist.time.roofline import RooflineTimes  # noqa: E402
+from fakedist.time.kernels import KernelTimes  # noqa: E402
 from fakedist.time.step import price_step  # noqa: E402
 
 KERNEL, PRODUCT, RECORDS, WAITS = map(LAUNCH_KINDS.index, ("kernel", "product", "stream_records", "stream_waits"))
@@ -70,7 +70,7 @@ def main() -> None:
         began = time.perf_counter()
         launches, work = launch_table(record), work_table(record)
         tables = time.perf_counter()
-        prices = RooflineTimes(find_gpu(arguments.gpu))
+        prices = KernelTimes(find_gpu(arguments.gpu))
         prices.price(work, np.bincount(pd.to_numeric(launches["work"]).clip(0), minlength=len(work)))
         priced = time.perf_counter()
         step = price_step(launches, work, prices)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fakedist.run.notes import Note, counted, share_text
-from fakedist.run.step_time import Calibration
 
 _MOST_NAMED = 3
 
@@ -31,15 +30,6 @@ def profiler_saw_no_kernels() -> Note:
 _FULL_CLOCK = 0.99
 
 
-def not_calibrated() -> Note:
-    """The clock's model has no measurements."""
-    text = (
-        "kernel times come from a model that was never calibrated on a GPU: they show proportions and limits, and may "
-        "be wrong by a factor of two"
-    )
-    return Note("not_calibrated", text)
-
-
 def from_measurements(gpu: str, measured_on: str, clock: float, watts: float) -> Note:
     """Kernel times are estimated from published measurements.
 
@@ -55,12 +45,6 @@ def from_measurements(gpu: str, measured_on: str, clock: float, watts: float) ->
     if clock < _FULL_CLOCK:
         text += f"; products and attention run at {clock:.0%} of the full clock to stay within {watts:,.0f} W"
     return Note("from_measurements", text)
-
-
-def calibrated(on: Calibration) -> Note:
-    """The clock's model was calibrated."""
-    text = f"kernel times come from a model calibrated on {on.gpu} with torch {on.torch} on {on.date}"
-    return Note("calibrated", text)
 
 
 def own_times(gpu: str, date: str, measured: float, scaled: float) -> Note:

@@ -111,7 +111,9 @@ def test_it_is_called_an_estimate_and_says_what_it_is_not(run: Timed) -> None:
     assert {name: source[name] for name in ("source", "tool", "step", "gpu", "calibrated_on")} == {
         "source": "estimated", "tool": "model", "step": 2, "gpu": "NVIDIA H100 80GB HBM3", "calibrated_on": None,
     }  # fmt: skip
-    assert any("never calibrated on a GPU" in note["text"] for note in source["notes"])
+    measurements = "kernel times are estimated from published measurements of the NVIDIA H100 80GB HBM3"
+    assert any(note["text"].startswith(measurements) for note in source["notes"])
+    assert source["step_low_us"] < source["step_us"] < source["step_high_us"]
     assert not any("have no estimate" in note["text"] for note in source["notes"])
 
 
@@ -161,7 +163,7 @@ def test_fakedist_time_prices_the_same_run_again_to_the_digit(run: Timed, run_fa
 def test_fakedist_time_for_another_gpu_leaves_the_run_as_it_was(run: Timed, run_fakedist: RunFakedist) -> None:
     other = run_fakedist("time", run.directory, "--gpu", "b200", "--json").json()
     assert other["kernels"]["gpu"] == "NVIDIA B200"
-    assert other["time"]["kernel_us"] < 0.7 * run.summary["time"]["kernel_us"]
+    assert other["time"]["kernel_us"] < run.summary["time"]["kernel_us"]
     assert run_fakedist("report", run.directory, "--json").json() == run.summary
     text = run_fakedist("time", run.directory, "--gpu", "b200").stdout
     assert "its memory and its choice of kernels stay those of the run" in text

@@ -65,7 +65,7 @@ MAY_IMPORT = {
     "frameworks": ("world", "patch", "importing"),
     "gpu": ("run", "patch", "frames", "importing"),
     "record": ("run", "frameworks", "patch", "frames"),
-    "time": ("run", "gpu"),
+    "time": ("run",),
     "analysis": ("run", "time"),
     "results": ("run", "analysis", "report"),  # report only when a chart is wanted: run.figures
     "report": ("run", "analysis", "results"),

@@ -17,8 +17,8 @@ from fakedist.run.step_time import FamilyAccuracy, KernelSource, Peaks
 from fakedist.time.accuracy import closest
 from fakedist.time.communication import Communication, communication_of
 from fakedist.time.fabric import Fabric, default_fabric, find_fabric
+from fakedist.time.kernels import KernelTimes
 from fakedist.time.own import own_prices
-from fakedist.time.roofline import RooflineTimes
 from fakedist.time.step import Prices, price_step
 
 
@@ -47,7 +47,7 @@ def prices_of(gpu: GpuSpec, times: str | None = None) -> Prices:
     Raises:
         SetupError: The file cannot be read, or is of another GPU.
     """
-    model = RooflineTimes(gpu)
+    model = KernelTimes(gpu)
     return own_prices(model, Path(times)) if times else model
 
 

@@ -11,9 +11,9 @@ import pytest
 from fakedist.errors import SetupError
 from fakedist.gpu_models.known import find_gpu
 from fakedist.run.launch_records import WorkRow
+from fakedist.time.kernels import KernelTimes
 from fakedist.time.own import OwnPrices, OwnTimes, Times, apply_own, own_prices
 from fakedist.time.own_table import Origin, OwnTable, made_table, own_table_text
-from fakedist.time.roofline import RooflineTimes
 
 ORIGIN = Origin("NVIDIA H100 80GB HBM3", "torch.profiler", "2026-01-31")
 
@@ -112,7 +112,7 @@ def test_a_table_of_other_work_changes_nothing() -> None:
 
 def test_prices_have_own_times_first_and_tell_their_share(tmp_path: Path) -> None:
     own, near, other = product(4096, 4096, 4096), product(4096, 4096, 6144), kernel(1e8)
-    model = RooflineTimes(find_gpu("h100-80g"))
+    model = KernelTimes(find_gpu("h100-80g", 10_000))  # so much power that clocks do not fall
     frame = pd.DataFrame([own, near, other], columns=list(WorkRow._fields))
     before = model.price(frame, np.array([2, 1, 1]))
     path = tmp_path / "own.json"
@@ -136,6 +136,6 @@ def test_prices_have_own_times_first_and_tell_their_share(tmp_path: Path) -> Non
 def test_prices_of_another_gpu_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "own.json"
     path.write_text(own_table_text(made_table(ORIGIN, {kernel(1.0): [1.0]})))
-    assert isinstance(own_prices(RooflineTimes(find_gpu("h100-80g")), path), OwnPrices)
+    assert isinstance(own_prices(KernelTimes(find_gpu("h100-80g")), path), OwnPrices)
     with pytest.raises(SetupError, match="measured on NVIDIA H100"):
-        own_prices(RooflineTimes(find_gpu("h200")), path)
+        own_prices(KernelTimes(find_gpu("h200")), path)

@@ -15,10 +15,10 @@ from fakedist.gpu.step_launches import StepLaunches
 from fakedist.gpu.work_shapes import AttentionShape
 from fakedist.gpu_models.known import find_gpu
 from fakedist.run.rows import Place
-from fakedist.time.roofline import RooflineTimes
+from fakedist.time.kernels import KernelTimes
 from fakedist.time.step import PricedStep, price_step
 
-PRICES = RooflineTimes(find_gpu("h100-80g"))
+PRICES = KernelTimes(find_gpu("h100-80g"))
 FORWARD = Place(2, "forward", 3, False)
 LARGE = 1e9  # bytes, about 330 us
 SIDE = 7
@@ -132,7 +132,7 @@ def test_a_collective_is_one_row_without_a_duration_and_its_copies_are_none() ->
     assert (collective["name"], collective["family"], collective["call"]) == ("all_reduce", "communication", 9)
     assert math.isnan(collective["duration_us"])
     assert after["start_us"] == after["launch_us"]
-    assert note_codes(step) == ["not_calibrated", "collectives_take_no_time"]
+    assert note_codes(step) == ["from_measurements", "collectives_take_no_time"]
 
 
 def test_kernels_of_one_operation_share_its_work_by_their_threads() -> None:
