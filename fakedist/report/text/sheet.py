@@ -1,6 +1,7 @@
 """Tables for a terminal of any width. Columns that do not fit are left out, least important first, and named.
 
-A narrow terminal folds text at blanks, else after the dots, slashes and underscores of a name, else anywhere.
+A narrow terminal folds headings and text at blanks, else after the dots, slashes and underscores of a name, else
+anywhere.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _GAP = 2  # blanks between columns
 _LEAST_TEXT = 14  # narrower text is hard to read: rather leave out a column of figures
 _LEAST = 4
 _NARROW = 64  # below this, what is said about a figure goes on a line of its own
-_PIECES = re.compile(r"[^./_]*[./_]*")
+_PIECES = re.compile(r"[^./_,]*[./_,]*")
 KEY = -1
 
 
@@ -45,6 +46,13 @@ class SheetColumn:
     def width(self) -> int:
         """Width in terminal cells."""
         return max(cell_len(text) for text in (self.name, *self.cells))
+
+    @property
+    def least_width(self) -> int:
+        """Its width once its heading is folded; text columns count as they are."""
+        if self.is_text:
+            return self.width
+        return max(cell_len(text) for text in (*self.name.split(), *self.cells, ""))
 
 
 @dataclass(frozen=True)
@@ -159,10 +167,14 @@ def folded(text: str, width: int) -> str:
 
 
 def _widths(columns: Sequence[SheetColumn], width: int) -> list[int]:
-    """The width of each column: figures as wide as they are, the widest texts folded until all fit."""
+    """The width of each column: headings folded first, then the widest texts, until all fit."""
     widths = [column.width for column in columns]
     texts = [at for at, column in enumerate(columns) if column.is_text]
     excess = sum(widths) + _GAP * (len(widths) - 1) - width
+    for at, column in enumerate(columns):
+        narrower = min(max(excess, 0), widths[at] - column.least_width)
+        widths[at] -= narrower
+        excess -= narrower
     while excess > 0 and texts:
         widest = max(texts, key=lambda at: widths[at])
         if widths[widest] <= _LEAST:
@@ -174,12 +186,12 @@ def _widths(columns: Sequence[SheetColumn], width: int) -> list[int]:
 
 def _fitting(columns: Sequence[SheetColumn], width: int) -> list[SheetColumn]:
     shown = list(columns)
-    while len(shown) > 1 and sum(column.width + _GAP for column in shown) - _GAP > width:
+    while len(shown) > 1 and sum(column.least_width + _GAP for column in shown) - _GAP > width:
         least = max(shown[1:], key=lambda column: column.rank)
         if least.rank <= 0:
             break
         shown.remove(least)
-    while len(shown) > 2 and sum(_least_width(column) + _GAP for column in shown) - _GAP > width:
+    while len(shown) > 2 and sum(_readable_width(column) + _GAP for column in shown) - _GAP > width:
         least = max(reversed(shown[1:]), key=lambda column: column.rank)
         if least.rank == KEY:
             break
@@ -187,5 +199,5 @@ def _fitting(columns: Sequence[SheetColumn], width: int) -> list[SheetColumn]:
     return shown
 
 
-def _least_width(column: SheetColumn) -> int:
-    return min(column.width, _LEAST_TEXT) if column.is_text else column.width
+def _readable_width(column: SheetColumn) -> int:
+    return min(column.width, _LEAST_TEXT) if column.is_text else column.least_width

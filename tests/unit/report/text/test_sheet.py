@@ -74,6 +74,13 @@ def test_on_a_narrow_terminal_the_key_column_stays_and_names_fold_at_their_dots(
     assert shown(WIDE, 30)[0].split() == ["layer", "total"]
 
 
+def test_headings_fold_before_a_column_is_left_out() -> None:
+    columns = [SheetColumn("step", ["1"]), SheetColumn("allocated at end", ["1.00 GiB"], rank=2)]
+    assert shown(columns, 22) == ["step  allocated at end", "   1          1.00 GiB"]
+    assert shown(columns, 15) == ["      allocated", "step     at end", "   1   1.00 GiB"]
+    assert shown(columns, 14)[:2] == ["step", "   1"]
+
+
 def test_no_figure_is_ever_cut() -> None:
     for width in range(8, 60):
         lines = shown(WIDE, width)
