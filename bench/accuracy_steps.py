@@ -5,21 +5,21 @@
 Records rank 0 of public jobs (``tests/accuracy/titan.py``) and keeps their launches in tests/data/steps; with
 ``--recorded``, takes what is kept there. Checks the recorded work against arithmetic, and prices each run for the GPU
 that the step was published on. The power model's one parameter, ``fakedist.time.clocks.HEAT``, is
-fitted on the rows marked so: the least squares of the logarithm of estimate over published step, communication
-included. Each of these rows is also estimated with the parameter of the others. Communication is priced by
-``fakedist.time.collectives``; it has a column of its own and is in no other. Writes
+fitted on the rows marked so: the least squares of the logarithm of estimate over published step. Each of these rows is
+also estimated with the parameter of the others. What communication adds to the estimate has a column of its own. Writes
 ``fakedist/time/data/accuracy_steps.json`` and the table of docs/accuracy.md between its two marks.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -30,15 +30,13 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from fakedist.gpu_models.known import find_gpu  # noqa: E402
-from fakedist.gpu_models.spec import GpuSpec  # noqa: E402
-from fakedist.time.collectives import CollectiveTimes  # noqa: E402
-from fakedist.time.communication import call_times  # noqa: E402
+from fakedist.run.step_time import KernelSource  # noqa: E402
+from fakedist.time.communication import Communication, communication_of  # noqa: E402
 from fakedist.time.fabric import find_fabric  # noqa: E402
 from fakedist.time.kernels import KernelTimes  # noqa: E402
 from fakedist.time.measurements import DATA  # noqa: E402
 from fakedist.time.published_steps import StepAccuracy, StepRow  # noqa: E402
 from fakedist.time.step import price_step  # noqa: E402
-from fakedist.time.timeline import Timeline  # noqa: E402
 from tests.accuracy import titan  # noqa: E402
 
 PAGE = ROOT / "docs" / "accuracy.md"
@@ -131,54 +129,51 @@ STEPS = (
 )  # fmt: skip
 
 
-@dataclass
 class Run:
-    """A recorded job, with the tables that pricing needs."""
+    """A recorded job.
 
-    step: Published
-    gpu: GpuSpec = field(init=False)
-    launches: pd.DataFrame = field(init=False)
-    work: pd.DataFrame = field(init=False)
-    counts: npt.NDArray[np.int64] = field(init=False)
-    _calls: Floats = field(init=False)
+    Args:
+        step: The job.
 
-    def __post_init__(self) -> None:
-        tables = {name: pd.read_parquet(RECORDED / self.step.name / f"{name}.parquet") for name in TABLES}
-        self.gpu = find_gpu(self.step.gpu)
-        self.launches, self.work = tables["launches"], tables["work"]
+    Attributes:
+        step: The job.
+        gpu: The GPU that it is priced for.
+        work: The table ``work``.
+        counts: How many launches each row of work has.
+    """
+
+    def __init__(self, step: Published) -> None:
+        tables = {name: pd.read_parquet(RECORDED / step.name / f"{name}.parquet") for name in TABLES}
+        self.step, self.gpu, self.work = step, find_gpu(step.gpu), tables["work"]
+        self.launches = tables["launches"]
         places = self.launches["work"].to_numpy()
         self.counts = np.bincount(places[places >= 0], minlength=len(self.work))
-        times = CollectiveTimes(self.gpu.name, find_fabric(self.step.fabric), self.gpu.nvlink_bandwidth)
-        took = call_times(tables["calls"], tables["groups"], times)["time_us"].set_axis(tables["calls"]["sequence"])
-        is_call = (self.launches["what"] == "collective").to_numpy(bool)
-        self._calls = np.where(is_call, took.reindex(self.launches["call"]).to_numpy(), 0.0)
+        self._communication = communication_of(tables["calls"], tables["groups"], self.gpu, find_fabric(step.fabric))
 
     def estimate(self, heat: float) -> tuple[float, float, float]:
-        """Seconds of the step without communication, and its interval."""
-        source = price_step(self.launches, self.work, KernelTimes(self.gpu, heat=heat)).source
+        """Seconds of the step, and its interval."""
+        source = self._priced(KernelTimes(self.gpu, heat=heat), self._communication)
         assert source.step_us is not None
         assert source.step_low_us is not None
         assert source.step_high_us is not None
         return source.step_us / 1e6, source.step_low_us / 1e6, source.step_high_us / 1e6
 
     def error(self, heat: float) -> float:
-        """Logarithm of the estimate, communication added, over the published step."""
-        return float(np.log((self.estimate(heat)[0] + self.communication(heat)) / self.step.step_s))
+        """Logarithm of the estimate over the published step."""
+        return float(np.log(self.estimate(heat)[0] / self.step.step_s))
+
+    def kernels(self, heat: float) -> float:
+        """Seconds of the step if communication took no time."""
+        return (self._priced(KernelTimes(self.gpu, heat=heat), None).step_us or 0.0) / 1e6
 
     def elsewhere(self, heat: float) -> str:
         """What the step would take on the GPU that is usual, in words."""
         usual = find_gpu("h100-80g")
-        source = price_step(self.launches, self.work, KernelTimes(usual, heat=heat)).source
+        source = self._priced(KernelTimes(usual, heat=heat), dataclasses.replace(self._communication, gpu=usual))
         return f"On {usual.name}, {usual.watts:.0f} W, it would be {(source.step_us or 0.0) / 1e6:.3f} s"
 
-    def communication(self, heat: float) -> float:
-        """Seconds that communication adds where no kernel hides it."""
-        prices, timeline = KernelTimes(self.gpu, heat=heat), Timeline(self.launches)
-        time_us = prices.price(self.work, self.counts)["time_us"].to_numpy("f8")
-        places = self.launches["work"].to_numpy()
-        kernels = np.nan_to_num(np.where(places >= 0, time_us[places], 0.0))
-        ends = [timeline.place(kernels + calls, prices.host).end_us for calls in (self._calls, 0 * self._calls)]
-        return (ends[0] - ends[1]) / 1e6
+    def _priced(self, prices: KernelTimes, communication: Communication | None) -> KernelSource:
+        return price_step(self.launches, self.work, prices, communication).source
 
 
 def main() -> None:
@@ -236,7 +231,7 @@ def judged(runs: Sequence[Run]) -> StepAccuracy:
     rows = []
     for run in runs:
         step = run.step
-        kernels_s, low_s, high_s = run.estimate(heat)
+        step_s, low_s, high_s = run.estimate(heat)
         others = fit([each for name, each in errors.items() if name != step.name]) if step.is_fitted else None
         rows.append(
             StepRow(
@@ -248,11 +243,11 @@ def judged(runs: Sequence[Run]) -> StepAccuracy:
                 note=f"{step.note}. {run.elsewhere(heat)}" if step.note == _NOT_SAID else step.note,
                 is_fitted=step.is_fitted,
                 published_s=step.step_s,
-                kernels_s=kernels_s,
+                step_s=step_s,
                 low_s=low_s,
                 high_s=high_s,
                 left_out_s=None if others is None else run.estimate(others)[0],
-                communication_s=run.communication(heat),
+                kernels_s=run.kernels(heat),
             )
         )
     return StepAccuracy(heat, rows)
@@ -268,7 +263,7 @@ def table(found: StepAccuracy) -> str:
     lines = [
         f'`HEAT` is {found.heat:.2f}, fitted on the rows that have a figure under "left out".',
         "",
-        "| job | GPU | published | kernels and host | error | left out | communication adds | error with it |",
+        "| job | GPU | published | estimate | error | left out | of it communication | error without it |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     for row in found.rows:
@@ -278,8 +273,8 @@ def table(found: StepAccuracy) -> str:
         mark = f" [{list(notes(found)).index(row.note) + 1}]" if row.note else ""
         lines.append(
             f"| {row.job}{mark} | {row.gpu}, {row.watts:.0f} W | {row.published_s:.3f} s "
-            f"| {row.kernels_s:.3f} s ({row.low_s:.2f} to {row.high_s:.2f}) | {row.error:+.1%} | {left_out} "
-            f"| {row.communication_s:.3f} s | {row.error_with_communication:+.1%} |"
+            f"| {row.step_s:.3f} s ({row.low_s:.2f} to {row.high_s:.2f}) | {row.error:+.1%} | {left_out} "
+            f"| {row.step_s - row.kernels_s:.3f} s | {row.error_without_communication:+.1%} |"
         )
     lines.append("")
     lines += [f"[{place}] {note[0].upper()}{note[1:]}.\n" for place, note in enumerate(notes(found), start=1)]

@@ -36,10 +36,10 @@ LONG_PRODUCTS = {
     "rtx-pro-6000": 1.0,
 }
 #: Fitted: what products of a training step draw over those that were measured alone.
-HEAT = 1.8
+HEAT = 1.7
 #: How the power of arithmetic grows with the clock, down to the fraction of the clock where the voltage has its floor.
 #: A GB300 at 500 W instead of 1,400 keeps 0.28 to 0.39 of the rate of products (facebookexperimental/triton#2023):
-#: 0.37 with this floor, 0.65 without.
+#: 0.38 with this floor, 0.65 without.
 _EXPONENT, _FLOOR = 3, 0.65
 #: Of the measured GPU's own limit: what it draws when idle, and under kernels that are limited by memory. Assumptions.
 _IDLE, _MEMORY = 0.12, 0.5

@@ -28,11 +28,11 @@ class StepRow:
         note: What the source leaves open, or differs in ours; empty if nothing.
         is_fitted: Whether the power model's parameter was fitted on this row among others.
         published_s: The published step.
-        kernels_s: The estimate: kernels and host, no communication.
+        step_s: The estimate: kernels, host and communication.
         low_s: The lower end of its 90 % interval.
         high_s: The upper end.
         left_out_s: The estimate with the parameter fitted on the other rows only; None for a row that is not fitted.
-        communication_s: What communication that no kernel hides would add, by the model of collectives.
+        kernels_s: The estimate if communication took no time.
     """
 
     name: str
@@ -43,21 +43,21 @@ class StepRow:
     note: str
     is_fitted: bool
     published_s: float
-    kernels_s: float
+    step_s: float
     low_s: float
     high_s: float
     left_out_s: float | None
-    communication_s: float
+    kernels_s: float
 
     @property
     def error(self) -> float:
-        """The estimate's relative error, without communication."""
-        return self.kernels_s / self.published_s - 1
+        """The estimate's relative error."""
+        return self.step_s / self.published_s - 1
 
     @property
-    def error_with_communication(self) -> float:
-        """The relative error of the estimate with communication added."""
-        return (self.kernels_s + self.communication_s) / self.published_s - 1
+    def error_without_communication(self) -> float:
+        """The relative error if communication took no time."""
+        return self.kernels_s / self.published_s - 1
 
 
 @dataclass(frozen=True)
