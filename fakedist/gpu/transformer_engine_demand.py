@@ -156,6 +156,7 @@ def _gemm(name: str, args: Arguments, demand: Demand) -> Demand:
     """Products. Those of cuBLAS have their own sizes; here are those that one kernel computes for all groups."""
     swizzle = Part(("swizzle",), 2 * tensor_bytes(scales(args[:4])))
     shape = _groups(args) if "grouped" in name else None
+    shape = shape and shape.of(*(next(read_tensors((args[at],)), None) for at in (2, 0, 4)))  # D = B x A
     if shape is None:
         return demand._replace(flops=NAN, parts=(swizzle,))
     return demand._replace(flops=shape.flops, product=shape, parts=(swizzle,))

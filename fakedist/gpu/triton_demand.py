@@ -111,5 +111,5 @@ def _product(demand: Demand, arguments: Mapping[str, object]) -> Demand:
     m, n, k = (arguments.get(name) for name in ("M", "N", "K"))
     if not (isinstance(m, int) and isinstance(n, int) and isinstance(k, int)):
         return demand._replace(flops=NAN)
-    shape = ProductShape(m, n, k)
+    shape = ProductShape(m, n, k).of(*(value for value in arguments.values() if isinstance(value, torch.Tensor)))
     return demand._replace(flops=shape.flops, product=shape)

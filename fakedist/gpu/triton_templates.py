@@ -19,6 +19,8 @@ from fakedist.gpu.work_shapes import AttentionShape, ProductShape
 
 _SIZE = re.compile(r"^\s*([A-Z][A-Z0-9_]*)\s*(?::\s*tl\.constexpr\s*)?=\s*(\w+)\s*$", re.MULTILINE)
 _SIDES = ("D", "H", "W")
+#: Operands and result of a product, as its templates name them, and of a convolution or a fused epilogue.
+_OPERANDS = (("arg_A", "arg_X"), ("arg_B", "arg_W"), ("out_ptr0", "in_out_ptr0"))
 
 
 class Template(NamedTuple):
@@ -42,7 +44,8 @@ class Template(NamedTuple):
         if shape is None:
             return demand
         times = 2 if "arg_D" in arguments else 1  # A @ B + C @ D
-        shape = shape._replace(k=times * shape.k)
+        operands = (arguments.get(first, arguments.get(other)) for first, other in _OPERANDS)
+        shape = shape._replace(k=times * shape.k).of(*operands)
         return demand._replace(flops=shape.flops, product=shape)
 
 

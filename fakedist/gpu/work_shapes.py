@@ -35,6 +35,15 @@ class ProductShape(NamedTuple):
     d_bytes: float = 0.0
     scaling: str = ""
 
+    def of(self, *operands: object) -> ProductShape:
+        """The shape with the bytes of elements of its operands and its result, as far as they are tensors. An operand
+        that is not known counts as the first, the result, too.
+        """
+        sizes = [float(getattr(operand, "itemsize", 0.0)) for operand in operands]
+        first = next(filter(None, sizes), 0.0)
+        a, b, d = (size or first for size in (*sizes, 0.0, 0.0, 0.0)[:3])
+        return self._replace(a_bytes=a, b_bytes=b, d_bytes=d)
+
     @property
     def flops(self) -> float:
         """Its floating-point operations."""

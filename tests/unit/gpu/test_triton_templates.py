@@ -64,6 +64,7 @@ def test_a_product_is_counted_by_its_sizes_also_those_that_are_arguments() -> No
     a = torch.empty(2048, 256, dtype=torch.float8_e4m3fn)
     demand = demand_of(PRODUCT, {"arg_A": a, "ks0": 256})
     assert (demand.flops, demand.moved_bytes, demand.dtype) == (2.0 * 2048 * 768 * 256, 100.0, "fp8")
+    assert demand.product == ProductShape(2048, 768, 256, a_bytes=1, b_bytes=1, d_bytes=1)
     batched = demand_of(PRODUCT + "    BATCH = 6\n", {"arg_A": a, "ks0": 256})
     assert batched.flops == 6 * demand.flops
     twice = demand_of(PRODUCT.replace("    K = ks0", "    K1 = 256"), {"arg_A": a, "arg_D": a})
@@ -73,7 +74,7 @@ def test_a_product_is_counted_by_its_sizes_also_those_that_are_arguments() -> No
 def test_a_convolution_is_counted_by_its_output_and_its_groups_input() -> None:
     demand = demand_of(CONVOLUTION, {"arg_X": torch.empty(1)})
     assert demand.flops == 2.0 * (4 * 8 * 30 * 28) * (16 / 2) * (3 * 5)
-    assert demand.product == ProductShape(4 * 30 * 28, 8, 8 * 3 * 5)
+    assert demand.product == ProductShape(4 * 30 * 28, 8, 8 * 3 * 5, a_bytes=4, b_bytes=4, d_bytes=4)
 
 
 def test_flex_attention_meets_the_blocks_of_its_mask() -> None:

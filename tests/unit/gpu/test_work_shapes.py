@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from fakedist.gpu.work_shapes import AttentionShape, Lengths, Mask, ProductShape
 
@@ -60,6 +61,14 @@ def test_backward_has_five_products_for_forwards_two() -> None:
     assert forward._replace(direction="backward").flops(32) == 5 * 2 * (2 * 8 * 64 * 32 * 16)
     wide = forward._replace(value_width=48)
     assert wide.flops(32) == 2 * (2 * 8 * 64 * 32) * (16 + 48)
+
+
+def test_a_product_has_the_bytes_of_its_operands() -> None:
+    bf16, eight = (torch.empty(0, dtype=dtype) for dtype in (torch.bfloat16, torch.float8_e4m3fn))
+    shape = ProductShape(1, 1, 1)
+    assert shape.of(eight, eight, bf16)[-4:-1] == (1, 1, 2)
+    assert shape.of(None, eight)[-4:-1] == (1, 1, 1)
+    assert shape.of()[-4:-1] == (0, 0, 0)
 
 
 def test_a_grouped_products_rows_are_those_of_all_groups() -> None:
