@@ -113,6 +113,7 @@ def test_which_of_several_products_is_missing_is_not_guessed(tmp_path: Path) -> 
     lost = Tracing(changed=lambda at, each: None if at == place else each)
     found = calibrated(tmp_path, lost, step())
     assert found.num_ambiguous == 1
+    assert (found.num_matched, found.num_measured) == (len(step()) - 2, len(step()) - 2)
     assert times(found) == truth(step())
 
 
