@@ -15,7 +15,7 @@ from fakedist.gpu.demand import Demand, DemandCounter
 from fakedist.gpu.extension_calls import watched_calls
 from fakedist.gpu.launch_demand import Tagged
 from fakedist.gpu.launch_log import Launch, LaunchLog
-from fakedist.gpu.step_launches import StepLaunches
+from fakedist.gpu.launch_rows import LaunchRows
 from fakedist.gpu.triton_demand import TritonKernel
 from fakedist.gpu.values.arguments import Arguments, Keywords
 from fakedist.patch import patched, present
@@ -81,7 +81,7 @@ class ModelTracer:
 
     def records(self) -> Sequence[LaunchesRecord]:
         """The journal's record of the step's launches."""
-        launches = StepLaunches(self._step, self._launches, self._tags, self._log.name)
+        launches = LaunchRows(self._step, self._launches, self._tags, self._log.name)
         self._tags, self._launches = {}, []
         return (launches.record(),)
 

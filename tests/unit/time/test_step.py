@@ -11,7 +11,7 @@ from fakedist.analysis.times.launch_tables import launch_table, work_table
 from fakedist.gpu.demand import Demand
 from fakedist.gpu.launch_demand import Tagged
 from fakedist.gpu.launch_log import TO_HOST, Launch, LaunchKind
-from fakedist.gpu.step_launches import StepLaunches
+from fakedist.gpu.launch_rows import LaunchRows
 from fakedist.gpu.work_shapes import AttentionShape
 from fakedist.gpu_models.known import find_gpu
 from fakedist.run.rows import Place
@@ -41,7 +41,7 @@ def tagged(moved_bytes: float = LARGE, flops: float = 0.0, operation: str = "ate
 
 def rows_of(launches: list[Launch], tags: dict[int, Tagged]) -> tuple[list[dict[str, Any]], PricedStep]:
     """The kernels of a log, in the order in which they began, and the step."""
-    record = StepLaunches(2, launches, tags, lambda each: "kernel").record()
+    record = LaunchRows(2, launches, tags, lambda each: "kernel").record()
     step = price_step(launch_table(record), work_table(record), PRICES)
     return step.kernels.to_dict("records"), step
 

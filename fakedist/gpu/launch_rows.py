@@ -15,7 +15,7 @@ _PHASES = {name: place for place, name in enumerate(PHASES)}
 _Shape = tuple[int, ...]
 
 
-class StepLaunches:
+class LaunchRows:
     """The launches of a step.
 
     Args:
