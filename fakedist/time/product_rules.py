@@ -29,6 +29,8 @@ _LAYOUT, _BATCH, _OTHER_TYPE, _ACCUMULATES, _OTHER_GPU = 0.08, 0.12, 0.25, 0.05,
 _ROWS_SCALED = 0.10
 #: What each octave beyond the table adds, and distance from measured sizes within it.
 _BEYOND = 0.04
+#: Whose layers of experts count where none were measured (A100).
+_EXPERTS_ELSEWHERE = "h100-sxm"
 #: The layout that was measured.
 _MEASURED_LAYOUT = "TN"
 
@@ -44,7 +46,9 @@ class ProductRules:
 
     def __init__(self, gpu: GpuSpec, table: NearestTable, intervals: Intervals) -> None:
         self._gpu, self._table, self._intervals = gpu, table, intervals
-        self._times, self._grouped = _measured_times(table.name)
+        self._times = _single_times(table.name)
+        self._experts = table.name if len(load_measured(table.name).experts) else _EXPERTS_ELSEWHERE
+        self._grouped = _grouped_times(self._experts)
 
     def single(self, rows: WorkArrays) -> Estimates:
         """Products of one size each."""
@@ -58,10 +62,12 @@ class ProductRules:
         return found
 
     def _of_type(self, rows: WorkArrays, dtype: str, *, is_block: bool) -> Estimates:
-        kind = "fp8_block" if dtype == "fp8" and is_block else "fp8" if dtype in ("fp8", "int8") else "bf16"
-        times, peak = self._times.get(kind), self._gpu.peak_flops.get(dtype)
-        if times is None or peak is None:
+        wanted = "fp8_block" if dtype == "fp8" and is_block else "fp8" if dtype in ("fp8", "int8") else "bf16"
+        peak = self._gpu.peak_flops.get(dtype)
+        if peak is None:
             return Estimates.unknown(len(rows))
+        kind = wanted if wanted in self._times else "bf16"
+        times = self._times[kind]
         sizes, roof = _sizes(rows), self._roof(peak)
         time_us = times.time_us(sizes, roof)
         within, beyond = times.octaves_away(sizes)
@@ -71,7 +77,7 @@ class ProductRules:
         assumed.add(sizes.batch > 1, _BATCH, "a batch like more rows")
         assumed.add(rows.flags("accumulates"), _ACCUMULATES, "adding to the result costs its bytes")
         every = np.ones(len(rows), bool)
-        is_other = dtype not in ("bf16", "fp8")
+        is_other = dtype not in ("bf16", "fp8") or kind != wanted
         assumed.add(every & is_other, _OTHER_TYPE, f"{dtype} reaches the fraction of its peak that {kind} does")
         assumed.add((rows.texts("scaling") == "row") & (dtype == "fp8"), _ROWS_SCALED, "scales a row like one a tensor")
         assumed.add(every & (not self._table.is_own), _OTHER_GPU, f"{self._gpu.name} like {self._table.name}")
@@ -93,14 +99,13 @@ class ProductRules:
         found = Estimates.unknown(len(rows))
         for dtype in sorted(set(dtypes)):
             peak = self._gpu.peak_flops.get(dtype)
-            if self._grouped is None or peak is None:
+            if peak is None:
                 continue
             chosen = dtypes == dtype
             found.put(chosen, self._groups_of_type(rows.only(chosen), dtype, peak))
         return found
 
     def _groups_of_type(self, rows: WorkArrays, dtype: str, peak: float) -> Estimates:
-        assert self._grouped is not None
         m, n, k, groups = (np.maximum(rows.numbers(name), 1.0) for name in ("m", "n", "k", "groups"))
         element = np.where(rows.numbers("a_bytes") > 0, rows.numbers("a_bytes"), 2.0)
         roof = replace(self._roof(peak), element_bytes=float(element[0]))
@@ -108,14 +113,15 @@ class ProductRules:
         assumed, every = Assumptions(len(rows)), np.ones(len(rows), bool)
         assumed.add(rows.texts("layout") != _MEASURED_LAYOUT, _LAYOUT, f"as fast as {_MEASURED_LAYOUT}")
         assumed.add(every & (dtype != "bf16"), _OTHER_TYPE, f"{dtype} reaches the fraction of its peak that bf16 does")
-        assumed.add(every & (not self._table.is_own), _OTHER_GPU, f"{self._gpu.name} like {self._table.name}")
-        spread = self._intervals.half_width("experts bf16", time_us)
+        is_own = self._table.is_own and self._experts == self._table.name
+        assumed.add(every & (not is_own), _OTHER_GPU, f"{self._gpu.name} like {self._experts}")
+        spread = self._intervals.half_width("experts bf16", time_us, gpu=self._experts)
         return Estimates(
             time_us,
             assumed.spread(spread),
             which_limits(compute, memory, START_US),
             np.full(len(rows), "experts bf16", object),
-            assumed.basis(np.full(len(rows), f"measured: layers of experts on {self._table.name}", object)),
+            assumed.basis(np.full(len(rows), f"measured: layers of experts on {self._experts}", object)),
         )
 
     def _roof(self, peak: float) -> ProductRoof:
@@ -123,12 +129,16 @@ class ProductRules:
 
 
 @cache
-def _measured_times(name: str) -> tuple[dict[str, ProductTimes], GroupedTimes | None]:
-    """Products by type, and grouped products, on a measured GPU."""
-    measured, spec = load_measured(name), measured_spec(name)
-    products = {kind: ProductTimes(rows, product_roof(spec, kind)) for kind, rows in measured.products.items()}
-    has_experts = len(measured.experts) > 0
-    return products, GroupedTimes(measured.experts, product_roof(spec, "bf16")) if has_experts else None
+def _single_times(name: str) -> dict[str, ProductTimes]:
+    """Products by type on a measured GPU."""
+    tables, spec = load_measured(name).products, measured_spec(name)
+    return {kind: ProductTimes(rows, product_roof(spec, kind)) for kind, rows in tables.items()}
+
+
+@cache
+def _grouped_times(name: str) -> GroupedTimes:
+    """Grouped products on a measured GPU."""
+    return GroupedTimes(load_measured(name).experts, product_roof(measured_spec(name), "bf16"))
 
 
 def _sizes(rows: WorkArrays) -> ProductSizes:
