@@ -41,4 +41,21 @@ def command(text: str) -> Markup:
     return Markup(" ").join(words)
 
 
-FILTERS: dict[str, Callable[[str], str]] = {"signs": signs, "layer_name": layer_name, "command": command}
+def source_line(text: str) -> Markup:
+    """A file, line and function that break after a folder: "examples/train.py:7 (main)"."""
+    return Markup("/<wbr>").join(escape(part) for part in text.split("/"))
+
+
+def step_time(text: str) -> Markup:
+    """A step's time with its interval in lighter letters: "2.71 s (2.50 to 3.00)"."""
+    time, _, interval = text.partition(" (")
+    return escape(time) + (Markup(' <span class="interval">({}</span>').format(interval) if interval else "")
+
+
+FILTERS: dict[str, Callable[[str], str]] = {
+    "signs": signs,
+    "layer_name": layer_name,
+    "command": command,
+    "source_line": source_line,
+    "step_time": step_time,
+}

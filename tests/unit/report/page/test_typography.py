@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fakedist.report.page.typography import command, layer_name, signs
+from fakedist.report.page.typography import command, layer_name, signs, source_line, step_time
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,12 @@ def test_a_command_breaks_between_its_words() -> None:
         'train.py <span class="name">--loss-parallel</span> &lt;x&gt;'
     )
     assert str(command("-" * 50)) == "-" * 50
+
+
+def test_a_line_breaks_after_its_folders() -> None:
+    assert str(source_line("a/<b>.py:7 (main)")) == "a/<wbr>&lt;b&gt;.py:7 (main)"
+
+
+def test_the_interval_of_a_step_is_lighter() -> None:
+    assert str(step_time("2.71 s (2.50 to 3.00)")) == '2.71 s <span class="interval">(2.50 to 3.00)</span>'
+    assert str(step_time("2.71 s")) == "2.71 s"
