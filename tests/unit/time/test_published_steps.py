@@ -80,6 +80,13 @@ def test_the_page_shows_what_is_kept(judge: ModuleType) -> None:
     assert judge.table(step_accuracy()) in (ROOT / "docs" / "accuracy.md").read_text()
 
 
+def test_the_docs_name_the_parameter_with_its_value() -> None:
+    row = next(
+        line for line in (ROOT / "docs" / "estimates.md").read_text().splitlines() if line.startswith("| `HEAT`")
+    )
+    assert f"| {HEAT:g} |" in row
+
+
 def test_a_missing_or_damaged_file_says_which_command_writes_it(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="missing") as missing:
         step_accuracy(tmp_path / "none.json")
