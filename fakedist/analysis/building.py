@@ -22,6 +22,7 @@ from fakedist.analysis.summing_up import summarize
 from fakedist.analysis.times.estimated import estimate_times, network_of, prices_of
 from fakedist.analysis.times.kernel_kinds import kernel_table
 from fakedist.analysis.times.launch_tables import launch_table, work_table
+from fakedist.analysis.times.range_times import recorded_ranges
 from fakedist.analysis.times.totals import find_times
 from fakedist.analysis.times.trace import write_trace
 from fakedist.errors import FakedistError
@@ -65,8 +66,9 @@ def build_tables(run_directory: Path, *, may_be_empty: bool = True) -> None:
         tables["kernels"], times, source = estimated.kernels, estimated.times, estimated.source
         recording.notes += told
     else:
-        times = find_times(tables["kernels"], tables["layers"], source, _peaks(recording.gpu, source))
-    tables |= {"layer_times": times.layers, "kernel_names": times.names}
+        peaks = _peaks(recording.gpu, source)
+        times = find_times(tables["kernels"], tables["layers"], source, peaks, ranges=tables["ranges"])
+    tables |= {"layer_times": times.layers, "kernel_names": times.names, "ranges": times.ranges}
     with new_tables(run_directory) as directory:
         for name, table in tables.items():
             write_table(directory, name, {column: table[column] for column in table.columns})
@@ -122,6 +124,7 @@ def make_tables(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> d
         "kernels": kernel_table(recording),
         "launches": launch_table(recording.launches),
         "work": work_table(recording.launches),
+        "ranges": recorded_ranges(recording.launches),
         "invented": _invented(recording),
         "unanswered": pd.DataFrame(sorted(recording.unanswered.items()), columns=["function", "num_calls"]),
         "blocks": blocks.frame.assign(at_peak=blocks.at_peak),

@@ -59,7 +59,7 @@ class LaunchLog:
             getattr(library, name).argtypes = [ctypes.c_int64]
         library.fakedist_log_collective.argtypes = [ctypes.c_void_p]
         library.fakedist_log_read.argtypes = [ctypes.c_uint64, ctypes.c_void_p]
-        library.fakedist_launches.restype = ctypes.c_size_t
+        library.fakedist_launches.restype = library.fakedist_num_launches.restype = ctypes.c_size_t
         #: ``tag(number)``: what this thread launches from now on carries this tag; -1 for none.
         self.tag = library.fakedist_tag
         #: ``tag_call(number)``: what this thread launches from now on is part of this collective; -1 for none.
@@ -78,6 +78,10 @@ class LaunchLog:
         first = ctypes.POINTER(Launch)()
         count = self._library.fakedist_launches(ctypes.byref(first))
         return list((Launch * count).from_buffer_copy(ctypes.string_at(first, count * ctypes.sizeof(Launch))))
+
+    def num_launches(self) -> int:
+        """How many launches the log has now."""
+        return int(self._library.fakedist_num_launches())
 
     def collective(self, stream: int) -> None:
         """The collective of :attr:`tag_call` begins on a stream."""

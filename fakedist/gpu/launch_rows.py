@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fakedist.gpu.launch_demand import LaunchDemands, Tagged
 from fakedist.gpu.launch_log import Launch, LaunchKind
+from fakedist.gpu.step_ranges import StepRanges
 from fakedist.run.encoding import Columns
 from fakedist.run.launch_records import LaunchesRecord, WorkRow
 from fakedist.run.rows import Place
@@ -23,14 +24,22 @@ class LaunchRows:
         launches: The log of it.
         tags: What its tags refer to.
         name: Returns the name of a launch.
+        ranges: The script's ranges.
     """
 
     def __init__(
-        self, step: int, launches: Sequence[Launch], tags: Mapping[int, Tagged], name: Callable[[Launch], str]
+        self,
+        step: int,
+        launches: Sequence[Launch],
+        tags: Mapping[int, Tagged],
+        name: Callable[[Launch], str],
+        *,
+        ranges: StepRanges,
     ) -> None:
         self._step = step
         self._launches = launches
         self._tags = tags
+        self._ranges = ranges
         self._demands = LaunchDemands(launches, tags, name)
         self._nowhere = Tagged(-1, "", Place(step, "other", 0, False), counts=False)
         self._work: dict[WorkRow, int] = {}
@@ -40,8 +49,10 @@ class LaunchRows:
 
     def record(self) -> LaunchesRecord:
         """The journal's record of them. Launches that are part of a collective's stand-in are left out."""
-        rows = []
+        rows: list[tuple[int, ...]] = []
+        row_of = []
         for number, launch in enumerate(self._launches):
+            row_of.append(len(rows))
             kind = launch.kind
             if kind == LaunchKind.HOST_READS and self._demands.has_launched(launch):
                 rows.append(self._row(launch, LaunchKind.HOST_WAITS, work=-1, num_operations=0))
@@ -53,7 +64,8 @@ class LaunchRows:
                 rows.append(self._row(launch, kind, work, self._operations_before(launch)))
         columns = Columns(LaunchesRecord)
         columns.extend(rows)
-        return columns.made(step=self._step, work_rows=list(self._work), texts=list(self._texts))
+        ranges = self._ranges.rows([*row_of, len(rows)])
+        return columns.made(step=self._step, work_rows=list(self._work), texts=list(self._texts), ranges=ranges)
 
     def _operations_before(self, launch: Launch) -> int:
         """Operations that began since the last launch. The host launches a graph as a whole, whatever is in it."""

@@ -16,6 +16,7 @@ from fakedist.gpu.extension_calls import watched_calls
 from fakedist.gpu.launch_demand import Tagged
 from fakedist.gpu.launch_log import Launch, LaunchLog
 from fakedist.gpu.launch_rows import LaunchRows
+from fakedist.gpu.step_ranges import StepRanges
 from fakedist.gpu.triton_demand import TritonKernel
 from fakedist.gpu.values.arguments import Arguments, Keywords
 from fakedist.patch import patched, present
@@ -63,6 +64,7 @@ class ModelTracer:
         self._launches: list[Launch] = []
         self._num_captures = 0
         self._watched = ExitStack()
+        self._ranges = StepRanges(self._log.num_launches)
 
     # ---- the step, and the captures of graphs that it may replay
 
@@ -73,15 +75,17 @@ class ModelTracer:
         self._outsides = {}
         self._watch()
         self._log.begin()
+        self._ranges.step_begins()
 
     def end(self) -> None:
         """The step is over. What it launched is kept, and looked at only if its records are asked for."""
         self._launches = self._log.end()
+        self._ranges.step_ended(len(self._launches))
         self._watched.close()
 
     def records(self) -> Sequence[LaunchesRecord]:
         """The journal's record of the step's launches."""
-        launches = LaunchRows(self._step, self._launches, self._tags, self._log.name)
+        launches = LaunchRows(self._step, self._launches, self._tags, self._log.name, ranges=self._ranges)
         self._tags, self._launches = {}, []
         return (launches.record(),)
 
@@ -139,6 +143,14 @@ class ModelTracer:
         finally:
             self._log.tag_call(-1)
             self._log.tag(self._outside())
+
+    def range_begins(self, name: str) -> int:
+        """The script opens a range in this thread. Return its number."""
+        return self._ranges.begins(name)
+
+    def range_ended(self, number: int) -> None:
+        """The script closes the range with that number."""
+        self._ranges.ended(number)
 
     # ---- what an extension's functions report
 

@@ -74,10 +74,12 @@ def price_again(
     if not len(launches):
         told = [note.text for note in summary.notes if note.code == "not_timed"]
         raise RunDirectoryError(f"the run has no launches to price: {told[0] if told else 'no step was timed'}", _HINT)
-    known = {"launches": launches} | {name: tables.table(name) for name in ("work", "layers", "calls", "groups")}
+    names = ("work", "ranges", "layers", "calls", "groups")
+    known = {"launches": launches} | {name: tables.table(name) for name in names}
     prices = prices_of(gpu, times_of(manifest, gpu, times))
     found = estimate_times(known, gpu, prices, network_of(gpu, manifest.job, network))
     made = {"kernels": found.kernels, "layer_times": found.times.layers, "kernel_names": found.times.names}
+    made["ranges"] = found.times.ranges
     return replace(summary, kernels=found.source, time=found.times.summary), ReplacedTables(tables, made)
 
 

@@ -58,6 +58,10 @@ class RunTime:
         """The table ``kernel_names``: time by name, shape and folded layer of kernels, most first."""
         return self._tables.table("kernel_names")
 
+    def ranges(self) -> pd.DataFrame:
+        """The table ``ranges``: the script's own ranges, and what was launched in each."""
+        return self._tables.table("ranges")
+
     def kernels(self) -> pd.DataFrame:
         """The table ``kernels``, with the names of the layers as ``layer_name``."""
         kernels, names = self._tables.table("kernels"), self._tables.table("layers")["name"]

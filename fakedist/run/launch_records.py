@@ -6,7 +6,7 @@ the launches in time, so another GPU needs no other run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 from fakedist.run.encoding import I32, I64, U8, U32, U64, Record
@@ -101,6 +101,24 @@ class WorkRow(NamedTuple):
     threads: int = 0
 
 
+class RangeRow(NamedTuple):
+    """A range that the script opened in the timed step (NVTX, ``record_function``).
+
+    Attributes:
+        name: Its name.
+        thread: The thread that opened it, numbered as they come.
+        depth: Ranges of that thread around it.
+        first_launch: Row of the table ``launches``: the first that the host made after the range began.
+        end_launch: The first that it made after the range ended.
+    """
+
+    name: str
+    thread: int
+    depth: int
+    first_launch: int
+    end_launch: int
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchesRecord(Record):
     """The launches of the timed step, in the order in which the host made them. They become the table ``launches``.
@@ -112,6 +130,7 @@ class LaunchesRecord(Record):
         step: The timed step.
         work_rows: What the launches have to do.
         texts: The texts.
+        ranges: The script's ranges.
         what: What the row is, a place in LAUNCH_KINDS.
         work: Place in ``work_rows``; -1 for events and waits.
         stream: CUDA stream; 0 is the default one.
@@ -146,3 +165,4 @@ class LaunchesRecord(Record):
     recompute: U8
     layer: I32
     call: I64
+    ranges: list[RangeRow] = field(default_factory=list)

@@ -32,6 +32,26 @@ LAUNCHES = Table(
     ),
 )
 
+RANGES = Table(
+    "A range that the script opened in the timed step on the virtual GPU: torch.cuda.nvtx, torch.profiler's "
+    "record_function. In the order in which they began, outer ones first.",
+    (
+        Column("name", "string", "Its name."),
+        Column("thread", "int64", "The thread that opened it, numbered as they come."),
+        Column("depth", "int64", "Ranges of that thread around it."),
+        Column("first_launch", "int64", "Row of `launches`: the first after the range began, whatever its thread."),
+        Column("end_launch", "int64", "Row of `launches`: the first after the range ended."),
+        Column("begin_us", "double", "When the host launched the first kernel in it; NaN without one."),
+        Column("end_us", "double", "When it launched the last one."),
+        Column("gpu_begin_us", "double", "When the first of those began on the GPU."),
+        Column("gpu_end_us", "double", "When the last of them ended, as far as durations are known."),
+        Column("num_kernels", "int64", "How many, communication left out."),
+        Column("num_unknown", "int64", "How many of them are of unknown duration."),
+        Column("kernel_us", "double", "How long the others took, ranges inside included."),
+        Column("num_calls", "int64", "Collective calls in it."),
+    ),
+)
+
 WORK = Table(
     "What launches of the timed step have to do; launches with the same to do share a row. 0 where a size does not "
     "apply.",

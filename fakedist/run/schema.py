@@ -6,7 +6,7 @@ docs/run-directory.md is made from it (:mod:`fakedist.run.schema_page`).
 from __future__ import annotations
 
 from fakedist.run.columns import Column, Table
-from fakedist.run.launch_schema import LAUNCHES, WORK
+from fakedist.run.launch_schema import LAUNCHES, RANGES, WORK
 
 SCHEMA_VERSION = 1
 
@@ -266,9 +266,11 @@ TABLES: dict[str, Table] = {
             Column("low_us", "double", "Estimated: the least of its 90 % interval; NaN if measured or not known."),
             Column("high_us", "double", "Estimated: the most of its 90 % interval; NaN if measured or not known."),
             Column("shape", "string", "Estimated: sizes of its product or attention; empty for others."),
+            Column("launch", "int64", "Row of `launches`; -1 if a tool traced it."),
         ),
     ),
     "launches": LAUNCHES,
+    "ranges": RANGES,
     "work": WORK,
     "layer_times": Table(
         "The timed step by layer: a row for each row of `layers`, none without `kernels`. Communication is apart.",

@@ -169,6 +169,31 @@ class KernelTime:
 
 
 @dataclass(frozen=True)
+class RangeTime:
+    """The script's ranges of one name in the timed step.
+
+    Attributes:
+        name: Name.
+        num_ranges: How many.
+        depth: The fewest ranges around one.
+        num_kernels: Kernels that were launched in them, communication left out, ranges inside included.
+        num_unknown: How many of them are of unknown duration.
+        kernel_us: How long the others took.
+        gpu_us: From the begin of the first kernel of each to the end of its last, summed.
+        num_calls: Collective calls.
+    """
+
+    name: str
+    num_ranges: int
+    depth: int
+    num_kernels: int
+    num_unknown: int
+    kernel_us: float
+    gpu_us: float
+    num_calls: int
+
+
+@dataclass(frozen=True)
 class LayerTime:
     """The timed step of a layer, or of several alike that are folded into one row; children included.
 
@@ -287,6 +312,7 @@ class StepTime:
         top_kernels: Kernels by name, shape and layer, most time first.
         layers: Layers that run anything.
         by_group: Collectives by group and operation, most exposed first; estimated times only.
+        ranges: The script's own ranges, most time first.
     """
 
     step_us: float
@@ -313,3 +339,4 @@ class StepTime:
     top_kernels: list[KernelTime] = field(default_factory=list)
     layers: list[LayerTime] = field(default_factory=list)
     by_group: list[GroupTime] = field(default_factory=list)
+    ranges: list[RangeTime] = field(default_factory=list)

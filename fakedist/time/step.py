@@ -125,6 +125,7 @@ def _kernels(
         "start_us": placed.start_us[order],
         "launch_us": placed.launch_us[order],
         "duration_us": time_us[rows],
+        "launch": rows,
     }
     for names, table, places in (
         (_OF_LAUNCH, launches, rows),

@@ -104,7 +104,8 @@ def estimate_times(
     """Estimate every table and figure about a step's time.
 
     Args:
-        tables: The tables ``launches`` (not empty), ``work`` and ``layers``; with a network, ``calls`` and ``groups``.
+        tables: The tables ``launches`` (not empty), ``work``, ``ranges`` and ``layers``; with a network, ``calls`` and
+            ``groups``.
         gpu: The GPU model.
         prices: The model of its kernel times.
         network: What connects the GPUs; None if collectives take no time.
@@ -118,7 +119,7 @@ def estimate_times(
     rows = closest(gpu, priced.families)
     accuracy = [FamilyAccuracy(row.family, row.gpu, row.median, row.p95) for row in rows]
     source = replace(priced.source, accuracy=accuracy)
-    times = find_times(priced.kernels, tables["layers"], source, peaks)
+    times = find_times(priced.kernels, tables["layers"], source, peaks, ranges=tables["ranges"])
     if times.summary is not None and communication is not None:
         by_group = group_times(timed(priced.kernels), tables["calls"], tables["groups"], communication)
         times = replace(times, summary=replace(times.summary, by_group=by_group))

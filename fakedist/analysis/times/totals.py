@@ -13,6 +13,7 @@ from fakedist.analysis.times.busy import Busy, find_busy
 from fakedist.analysis.times.family_times import family_table, name_table
 from fakedist.analysis.times.kernel_kinds import timed
 from fakedist.analysis.times.layer_times import fold_times, layer_time_table
+from fakedist.analysis.times.range_times import by_range, range_table
 from fakedist.run.schema import BOUNDS, KINDS
 from fakedist.run.step_time import FamilyTime, KernelSource, KernelTime, LayerTime, Peaks, StepTime
 
@@ -30,15 +31,24 @@ class Times:
     Attributes:
         layers: The table ``layer_times``.
         names: The table ``kernel_names``.
+        ranges: The table ``ranges``.
         summary: Where the time goes; None without kernels.
     """
 
     layers: pd.DataFrame
     names: pd.DataFrame
+    ranges: pd.DataFrame
     summary: StepTime | None
 
 
-def find_times(kernels: pd.DataFrame, layers: pd.DataFrame, source: KernelSource | None, peaks: Peaks | None) -> Times:
+def find_times(
+    kernels: pd.DataFrame,
+    layers: pd.DataFrame,
+    source: KernelSource | None,
+    peaks: Peaks | None,
+    *,
+    ranges: pd.DataFrame,
+) -> Times:
     """Compute every table and figure about a step's time.
 
     Args:
@@ -46,16 +56,17 @@ def find_times(kernels: pd.DataFrame, layers: pd.DataFrame, source: KernelSource
         layers: The table ``layers``.
         source: Where the kernels come from; None without kernels.
         peaks: The GPU's peak rates; None if they are unknown.
+        ranges: The script's ranges: the result of :func:`fakedist.analysis.times.range_times.recorded_ranges`.
     """
     ready = timed(kernels)
     busy = find_busy(ready, 0.0 if source is None else source.step_us)
     times = layer_time_table(ready, layers, busy.of_kernel_us)
-    names = name_table(ready, layers)
+    names, inside = name_table(ready, layers), range_table(ranges, ready)
     if not len(kernels) or source is None:
-        return Times(times.iloc[:0], names, None)
+        return Times(times.iloc[:0], names, inside, None)
     families, top, by_layer = _tables(ready, times, layers, names)
     found = replace(_step_time(ready, busy, source, peaks), by_family=families, top_kernels=top, layers=by_layer)
-    return Times(times, names, found)
+    return Times(times, names, inside, replace(found, ranges=by_range(inside)))
 
 
 def _step_time(kernels: pd.DataFrame, busy: Busy, source: KernelSource, peaks: Peaks | None) -> StepTime:

@@ -32,6 +32,8 @@ MOST_BARS = 300_000
 MOST_POINTS = 20_000
 _GPU, _HOST = 1, 2
 _PHASES, _LAYERS, _FIRST_STREAM = 1, 2, 10
+#: Tracks of the script's ranges: one a thread, behind those of the streams.
+_FIRST_THREAD = 1_000_000
 
 
 def write_trace(
@@ -76,7 +78,7 @@ def trace_events(tables: dict[str, pd.DataFrame], source: KernelSource | None, l
     """Every event as JSON.
 
     Args:
-        tables: Tables by name: kernels, layers, calls, groups, events, spans.
+        tables: Tables by name: kernels, ranges, layers, calls, groups, events, spans.
         source: Where the kernels come from; None without kernels.
         left_out: Receives a note for everything that is left out.
     """
@@ -96,6 +98,7 @@ def trace_events(tables: dict[str, pd.DataFrame], source: KernelSource | None, l
         if len(found) < len(ready):
             left_out.append(notes.trace_kernels_merged(len(ready), len(found)))
         yield from _streams(ready, found, names, call_texts(tables["calls"], tables["groups"]))
+        yield from _ranges(tables["ranges"])
         yield from _memory(_GPU, *_memory_on_gpu(ready, tables["events"]))
     events = tables["events"]
     if len(events):
@@ -168,6 +171,19 @@ def _streams(kernels: pd.DataFrame, found: pd.DataFrame, layers: list[str], call
         else:
             when = _us(round(begin * 1e3))
             yield f'{{"ph":"i","s":"t","name":{text},"pid":{_GPU},"tid":{streams[stream]},"ts":{when}{more}}}'
+
+
+def _ranges(ranges: pd.DataFrame) -> Iterator[str]:
+    """The script's ranges by thread, from the launch of the first kernel in each to that of the last."""
+    known = ranges[ranges["begin_us"].notna()]
+    for thread, rows in known.groupby("thread"):
+        track = _FIRST_THREAD + int(str(thread))
+        yield _name("thread_name", _GPU, track, f"ranges of the script, thread {thread}: launches")
+        for name, begin, end, num, us in zip(
+            *(rows[each].tolist() for each in ("name", "begin_us", "end_us", "num_kernels", "kernel_us")), strict=True
+        ):
+            more = f',"args":{{"kernels":{num},"kernel time, us":{us:.3f}}}'
+            yield _slice(json.dumps(name), _GPU, track, begin, end, more=more)
 
 
 def _memory_on_gpu(kernels: pd.DataFrame, events: pd.DataFrame) -> tuple[Array, pd.DataFrame]:

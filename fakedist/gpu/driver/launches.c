@@ -30,6 +30,14 @@ API size_t fakedist_launches(const struct launch **out) {
     return *out = written, count;
 }
 
+/* How many records the log has now. */
+API size_t fakedist_num_launches(void) {
+    pthread_mutex_lock(&lock);
+    size_t found = count;
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
 void launch_append(const struct launch *made) {
     pthread_mutex_lock(&lock);
     if (launch_is_logged()) {

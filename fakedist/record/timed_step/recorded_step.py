@@ -9,6 +9,7 @@ from fakedist.record.cuda_graphs import captures
 from fakedist.record.ledger import Ledger
 from fakedist.record.operations import Operations
 from fakedist.record.position import Position
+from fakedist.record.timed_step.script_ranges import script_ranges
 from fakedist.record.timed_step.tracer import OperationTracer
 from fakedist.run.encoding import Record
 from fakedist.run.notes import Note
@@ -48,11 +49,11 @@ class RecordedStep:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Follow captures of CUDA graphs: the timed step may launch graphs that were captured before it."""
+        """Follow captures of CUDA graphs, which the timed step may launch later, and the script's ranges."""
         if self._tracer is None:
             yield
             return
-        with captures(self._capture_begins, self._capture_ended):
+        with captures(self._capture_begins, self._capture_ended), script_ranges(self._tracer):
             yield
 
     def follow(self) -> None:

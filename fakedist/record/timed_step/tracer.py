@@ -60,6 +60,12 @@ class OperationTracer(Tracer, Protocol):
     def collective(self, sequence: int, op: int, operation: str, place: Place) -> AbstractContextManager[None]:
         """The context for a collective, on its stream."""
 
+    def range_begins(self, name: str) -> int:
+        """The script opens a range in this thread. Returns its number."""
+
+    def range_ended(self, number: int) -> None:
+        """The script closes the range with that number."""
+
     def capture_begins(self) -> None:
         """Begin the capture of a CUDA graph. Its kernels run when the graph is launched, perhaps in the timed step."""
 

@@ -24,6 +24,7 @@ from fakedist.units import format_bytes, format_us
 
 _EMPTY_RANK = 9  # empty columns are left out before all others
 _NUM_TOP = 10
+_NUM_RANGES = 20
 
 
 def time_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
@@ -46,6 +47,7 @@ def time_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
         family_sheet(time, word),
         top_sheet(time, word),
         *([group_time_sheet(time, word)] if time.by_group else []),
+        *([range_sheet(time, word)] if time.ranges else []),
     ]
 
 
@@ -195,3 +197,28 @@ def group_time_sheet(time: StepTime, word: str) -> Sheet:
             SheetColumn("of the step", [f"{row.exposed_us / step_us:.1%}" for row in rows], rank=1),
         ],
     )
+
+
+def range_sheet(time: StepTime, word: str) -> Sheet:
+    """The script's own ranges by name, most time first.
+
+    Args:
+        time: Where the time goes.
+        word: Measured or estimated.
+    """
+    rows = time.ranges[:_NUM_RANGES]
+    whole = time.kernel_us or 1.0
+    columns = [
+        SheetColumn("range", [row.name for row in rows], is_text=True),
+        SheetColumn("times", [f"{row.num_ranges:,}" for row in rows], rank=2),
+        SheetColumn("kernels", [f"{row.num_kernels:,}" for row in rows], rank=1),
+        SheetColumn("kernel time", [unknown_time(row.kernel_us, row.num_unknown) for row in rows], rank=KEY),
+        SheetColumn("share", [f"{row.kernel_us / whole:.1%}" for row in rows], rank=1),
+        SheetColumn("on the GPU", [us_or_dash(row.gpu_us) for row in rows], rank=2),
+    ]
+    if any(row.num_calls for row in rows):
+        columns.append(SheetColumn("calls", [f"{row.num_calls:,}" for row in rows], rank=3))
+    remarks = ["ranges may lie in others, so shares do not add up; on the GPU: from a range's first kernel to its last"]
+    if more := len(time.ranges) - len(rows):
+        remarks.append(f"and {more:,} more names, in --json (time.ranges)")
+    return Sheet(f"Time by your ranges (NVTX, record_function), {word}", columns, remarks)

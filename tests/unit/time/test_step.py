@@ -12,6 +12,7 @@ from fakedist.gpu.demand import Demand
 from fakedist.gpu.launch_demand import Tagged
 from fakedist.gpu.launch_log import TO_HOST, Launch, LaunchKind
 from fakedist.gpu.launch_rows import LaunchRows
+from fakedist.gpu.step_ranges import StepRanges
 from fakedist.gpu.work_shapes import AttentionShape
 from fakedist.gpu_models.known import find_gpu
 from fakedist.run.rows import Place
@@ -41,7 +42,7 @@ def tagged(moved_bytes: float = LARGE, flops: float = 0.0, operation: str = "ate
 
 def rows_of(launches: list[Launch], tags: dict[int, Tagged]) -> tuple[list[dict[str, Any]], PricedStep]:
     """The kernels of a log, in the order in which they began, and the step."""
-    record = LaunchRows(2, launches, tags, lambda each: "kernel").record()
+    record = LaunchRows(2, launches, tags, lambda each: "kernel", ranges=StepRanges(int)).record()
     step = price_step(launch_table(record), work_table(record), PRICES)
     return step.kernels.to_dict("records"), step
 

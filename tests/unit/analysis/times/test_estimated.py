@@ -7,6 +7,7 @@ import pytest
 
 from fakedist.analysis.times.estimated import estimate_times
 from fakedist.analysis.times.launch_tables import launch_table, work_table
+from fakedist.analysis.times.range_times import recorded_ranges
 from fakedist.gpu_models.known import find_gpu
 from fakedist.time.accuracy import closest
 from fakedist.time.kernels import KernelTimes
@@ -20,7 +21,8 @@ LAYERS = pd.DataFrame({"name": ["", "a"], "class_name": ["", "A"], "parent": [-1
 @pytest.fixture
 def tables() -> dict[str, pd.DataFrame]:
     made = record([launch(COPY, layer=1), *(launch(PRODUCT, layer=1) for _ in range(9))])
-    return {"launches": launch_table(made), "work": work_table(made), "layers": LAYERS}
+    known = {"launches": launch_table(made), "work": work_table(made), "layers": LAYERS}
+    return known | {"ranges": recorded_ranges(made)}
 
 
 def test_the_accuracy_is_of_the_families_that_take_most_of_the_step(tables: dict[str, pd.DataFrame]) -> None:

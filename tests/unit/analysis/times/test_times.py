@@ -11,6 +11,7 @@ import pytest
 from fakedist.analysis.times.busy import find_busy, union_us
 from fakedist.analysis.times.family_times import by_name
 from fakedist.analysis.times.kernel_kinds import timed
+from fakedist.analysis.times.range_times import recorded_ranges
 from fakedist.analysis.times.totals import Times, find_times
 from fakedist.run.plain import to_plain
 from fakedist.run.schema import KINDS, TABLES
@@ -21,7 +22,8 @@ UP, DOWN = 4, 5  # rows of model(): layers.0.up and layers.0.down; further block
 
 def times(*kernels: dict[str, Any], step_us: float = 0.0, **more: Any) -> Times:
     source = dataclasses.replace(SOURCE, step_us=step_us)
-    return find_times(table(*kernels), model(), source, more.get("peaks", H100))
+    ranges = recorded_ranges(None)
+    return find_times(table(*kernels), model(), source, more.get("peaks", H100), ranges=ranges)
 
 
 def summary(*kernels: dict[str, Any], **more: Any) -> dict[str, Any]:
