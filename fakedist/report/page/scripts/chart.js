@@ -55,8 +55,7 @@ export class Chart {
     });
   }
 
-  paint() {
-    const width = this.holder.clientWidth;
+  paint(width = this.holder.clientWidth) {
     if (width < 80) return null;
     this.width = width;
     const layout = this.dressed(themed(this.layout(), this.styleNames));

@@ -100,8 +100,8 @@ async function start() {
   const drawn = [curves, ...steps];
   for (const chart of drawn) await chart.begin();
   if (steps.length) steps[0].wireButtons($('#steps'));
-  const redraw = () => {
-    for (const chart of drawn) chart.paint();
+  const redraw = (width) => {
+    for (const chart of drawn) chart.paint(width);
   };
   wireTheme(redraw);
   wirePrint(redraw);

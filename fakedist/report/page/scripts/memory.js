@@ -187,8 +187,8 @@ export class MemoryChart extends ZoomChart {
     return shapes;
   }
 
-  paint() {
-    const drawn = super.paint();
+  paint(width) {
+    const drawn = super.paint(width);
     this.markBlock();
     return drawn;
   }

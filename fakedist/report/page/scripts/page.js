@@ -90,8 +90,8 @@ async function start() {
   const drawn = Object.values(charts).filter(Boolean);
   for (const chart of drawn) await chart.begin();
   const groups = () => drawGroups(data.meta.world);
-  const redraw = () => {
-    for (const chart of drawn) chart.paint();
+  const redraw = (width) => {
+    for (const chart of drawn) chart.paint(width);
     groups();
   };
   groups();

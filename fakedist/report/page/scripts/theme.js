@@ -2,6 +2,9 @@
 
 import { $, $$ } from './dom.js';
 
+// A4 and Letter less their margins and the panels'. A chart has the screen's width until it is drawn again.
+const PAPER_WIDTH = 660;
+
 export function wireTheme(redraw) {
   const button = $('#theme');
   const root = document.documentElement;
@@ -30,7 +33,7 @@ export function wirePrint(redraw) {
     for (const each of closed) each.open = true;
     before = root.dataset.theme;
     root.dataset.theme = 'light';
-    redraw();
+    redraw(PAPER_WIDTH);
   });
   addEventListener('afterprint', () => {
     for (const each of closed) each.open = false;
