@@ -200,7 +200,8 @@ def peak_by_layer(run: Run, *, kind: str = "icicle") -> go.Figure:
             texttemplate="%{label}<br>%{customdata[1]}",
             hovertemplate="%{customdata[0]}<br>%{customdata[1]}, %{customdata[3]} of the peak"
             "%{customdata[2]}<extra></extra>",
-            tiling={"pad": 2} if kind == "treemap" else {},
+            tiling={"pad": 2} if kind == "treemap" else {"orientation": "v"},
+            **({"leaf": {"opacity": 1}} if kind == "icicle" else {}),
         )
     )
     return framed(figure, f"Memory at the peak by layer: {format_bytes(run.peak_allocated_bytes)}", height=560)

@@ -188,6 +188,7 @@ export class MemoryChart extends ZoomChart {
   }
 
   paint(width) {
+    this.cursor.hidden = true; // the pointer is at another moment now
     const drawn = super.paint(width);
     this.markBlock();
     return drawn;

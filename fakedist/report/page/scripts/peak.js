@@ -19,7 +19,8 @@ export class PeakChart extends Chart {
   }
 
   traces() {
-    return [{ ...this.boxes, type: this.kind, level: this.level }];
+    const tiling = this.kind === 'icicle' ? { orientation: 'v' } : { pad: 2 };
+    return [{ ...this.boxes, type: this.kind, level: this.level, tiling, leaf: { opacity: 1 } }];
   }
 
   layout() {
