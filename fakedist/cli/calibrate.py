@@ -47,12 +47,12 @@ def calibrate(
     from fakedist.launch.nsight import export_sqlite
     from fakedist.report.text.own_times_text import own_times_lines, own_times_object
     from fakedist.report.writing import replace_text, see_that_it_can_be_written
-    from fakedist.results.opening import open_run_directory
+    from fakedist.results.timed_run import open_timed_run
     from fakedist.time.own_table import own_table_text
 
     output = chosen_output(form, as_json)
-    opened = open_run_directory(run)
-    target = file or Path(f"{opened.path.name}.times.json")
+    opened = open_timed_run(run)
+    target = file or Path(f"{run.resolve().name}.times.json")
     if target.exists() and not force:
         raise JobError(f"{target} exists", "--force replaces it, -o FILE writes another")
     see_that_it_can_be_written(target)
@@ -62,13 +62,13 @@ def calibrate(
         if trace.suffix == ".nsys-rep" and not is_sqlite(trace):
             exported = Path(scratch) / "report.sqlite"
             export_sqlite(trace, exported, _EXPORT_S)
-        found = find_own_times(opened.path, exported, trace, process)
+        found = find_own_times(opened, exported, trace, process)
     target.parent.mkdir(parents=True, exist_ok=True)
     replace_text(target, own_table_text(found.calibrated.table))
     if output.format == JSON:
         output.write_object(own_times_object(found, target))
         return 0
-    rank = opened.manifest.job.rank if opened.manifest.job is not None else -1
+    rank = opened.job.rank if opened.job is not None else -1
     for line in own_times_lines(found, rank, trace):
         click.echo(line)
     click.echo(f"{target}: {len(found.calibrated.table.rows):,} measured times")

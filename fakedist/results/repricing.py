@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pandas as pd
+
 from fakedist.analysis.times.estimated import NetworkChoice, estimate_times, network_of, prices_of
 from fakedist.errors import RunDirectoryError
 from fakedist.gpu_models.known import find_gpu
@@ -68,6 +70,20 @@ def price_again(
         SetupError: The file of own times cannot be read, or is of another GPU.
         RunDirectoryError: The run has no launches to price, or is damaged.
     """
+    known = tables_to_price(manifest, summary, tables)
+    prices = prices_of(gpu, times_of(manifest, gpu, times))
+    found = estimate_times(known, gpu, prices, network_of(gpu, manifest.job, network))
+    made = {"kernels": found.kernels, "layer_times": found.times.layers, "kernel_names": found.times.names}
+    made["ranges"] = found.times.ranges
+    return replace(summary, kernels=found.source, time=found.times.summary), ReplacedTables(tables, made)
+
+
+def tables_to_price(manifest: Manifest, summary: Summary, tables: RunTables) -> dict[str, pd.DataFrame]:
+    """The tables that pricing a run's step needs.
+
+    Raises:
+        RunDirectoryError: The run has no launches to price, or is damaged.
+    """
     if why := _why_not(manifest):
         raise RunDirectoryError(f"the run has no launches to price: {why}", _HINT)
     launches = tables.table("launches", [column.name for column in TABLES["launches"].columns])
@@ -75,12 +91,7 @@ def price_again(
         told = [note.text for note in summary.notes if note.code == "not_timed"]
         raise RunDirectoryError(f"the run has no launches to price: {told[0] if told else 'no step was timed'}", _HINT)
     names = ("work", "ranges", "layers", "calls", "groups")
-    known = {"launches": launches} | {name: tables.table(name) for name in names}
-    prices = prices_of(gpu, times_of(manifest, gpu, times))
-    found = estimate_times(known, gpu, prices, network_of(gpu, manifest.job, network))
-    made = {"kernels": found.kernels, "layer_times": found.times.layers, "kernel_names": found.times.names}
-    made["ranges"] = found.times.ranges
-    return replace(summary, kernels=found.source, time=found.times.summary), ReplacedTables(tables, made)
+    return {"launches": launches} | {name: tables.table(name) for name in names}
 
 
 def _why_not(manifest: Manifest) -> str:

@@ -30,6 +30,7 @@ from fakedist.gpu_models.spec import GpuSpec
 from fakedist.launch.machine import count_real_gpus
 from fakedist.report.text.own_times_text import own_times_lines
 from fakedist.report.writing import replace_text, see_that_it_can_be_written
+from fakedist.results.timed_run import open_timed_run
 from fakedist.time.own_table import OwnTable, own_table_text
 
 ROOT = Path(__file__).parents[2]
@@ -80,7 +81,7 @@ def calibrate(out: Path | None, gpu: str | None, *, rehearse: bool, short: bool 
         on_gpu = [*virtual, "--until=end", "-o", str(Path(scratch, "traced"))] if rehearse else []
         on_gpu = [each for each in on_gpu if not each.startswith("--steps")]
         _python(*on_gpu, str(SHAPES), "--trace", str(trace), *arguments)
-        found = find_own_times(run, trace, trace, is_rehearsal=rehearse)
+        found = find_own_times(open_timed_run(run), trace, trace, is_rehearsal=rehearse)
     for line in own_times_lines(found, 0, trace):
         print(line)
     replace_text(target, own_table_text(_told(found)))

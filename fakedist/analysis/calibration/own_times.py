@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,17 +13,29 @@ from fakedist.analysis.calibration.recorded_step import recorded_step
 from fakedist.analysis.collector import no_collector
 from fakedist.analysis.nsys.database import open_database
 from fakedist.analysis.nsys.tracing import read_process
-from fakedist.analysis.recording import read_recording
-from fakedist.analysis.times.estimated import prices_of
-from fakedist.analysis.times.launch_tables import launch_table, work_table
+from fakedist.analysis.times.estimated import estimate_times, network_of, prices_of
 from fakedist.analysis.traces.chrome_trace import read_chrome_trace
 from fakedist.analysis.traces.process_trace import ProcessTrace
-from fakedist.errors import ReportError
 from fakedist.gpu_models.known import GPUS
 from fakedist.gpu_models.spec import GpuSpec
+from fakedist.job import Job
 from fakedist.time.own import OwnPrices
 from fakedist.time.own_table import OwnTable
-from fakedist.time.step import price_step
+
+
+@dataclass(frozen=True)
+class TimedRun:
+    """A run whose step can be priced.
+
+    Attributes:
+        tables: Its tables ``launches`` (not empty), ``work``, ``ranges``, ``layers``, ``calls`` and ``groups``.
+        model: The GPU model that it ran on.
+        job: The job.
+    """
+
+    tables: Mapping[str, pd.DataFrame]
+    model: GpuSpec
+    job: Job | None
 
 
 @dataclass(frozen=True)
@@ -68,12 +81,12 @@ class OwnTimesFound:
 
 
 def find_own_times(
-    run_directory: Path, exported: Path, trace_file: Path, process: int | None = None, *, is_rehearsal: bool = False
+    run: TimedRun, exported: Path, trace_file: Path, process: int | None = None, *, is_rehearsal: bool = False
 ) -> OwnTimesFound:
     """Measure the work of a run's step in a trace.
 
     Args:
-        run_directory: The run, profiled on the virtual GPU.
+        run: The run, profiled on the virtual GPU.
         exported: The trace: a Chrome trace, or an SQLite export of Nsight Systems.
         trace_file: The file that the user gave, which messages name.
         process: The process in the trace; None for the one with most kernels.
@@ -81,26 +94,16 @@ def find_own_times(
 
     Raises:
         ReportError: The trace cannot be read, or too little of it matches.
-        RunDirectoryError: The run cannot be read.
+        RunDirectoryError: The run's tables are damaged.
     """
-    recording = read_recording(run_directory)
-    model = recording.gpu.model if recording.gpu is not None else None
-    if recording.launches is None or model is None:
-        raise ReportError(
-            f"{run_directory} has no launches of a step on the virtual GPU",
-            "fakedist profile --device virtual ...   records them",
-        )
-    launches, work = launch_table(recording.launches), work_table(recording.launches)
+    model = run.model
     with no_collector():
         trace = read_trace_file(exported, trace_file, process)
         gpu = _gpu(trace, model)
         peaks = gpu.peak_flops if gpu is not None and not is_rehearsal else {}
-        step = recorded_step(launches, work)
+        step = recorded_step(run.tables["launches"], run.tables["work"])
         calibrated = calibrate(step, with_gpu(trace, model.product), trace_file, peaks, is_rehearsal=is_rehearsal)
-    change = None
-    if gpu is not None:
-        name = "" if gpu.product == model.product else gpu.name
-        change = step_change(launches, work, gpu, calibrated.table, name)
+    change = None if gpu is None else step_change(run, gpu, calibrated.table)
     return OwnTimesFound(calibrated, bool(trace.gpu), trace.rank, change)
 
 
@@ -125,23 +128,27 @@ def is_sqlite(path: Path) -> bool:
         return False
 
 
-def step_change(
-    launches: pd.DataFrame, work: pd.DataFrame, gpu: GpuSpec, table: OwnTable, model_name: str = ""
-) -> StepChange:
-    """Price a step with and without own times."""
-    model = prices_of(gpu)
-    before = price_step(launches, work, model).source
+def step_change(run: TimedRun, gpu: GpuSpec, table: OwnTable) -> StepChange:
+    """Price a run's step with and without own times, as its report does.
+
+    Args:
+        run: The run.
+        gpu: The GPU model of the table.
+        table: Own times.
+    """
+    model, network = prices_of(gpu), network_of(gpu, run.job)
+    before = estimate_times(run.tables, gpu, model, network).source
     prices = OwnPrices(model, table)
-    after = price_step(launches, work, prices).source
+    after = estimate_times(run.tables, gpu, prices, network).source
     return StepChange(
-        gpu.product,
-        model_name,
-        before.step_us,
-        after.step_us,
-        after.step_low_us,
-        after.step_high_us,
-        prices.shares.measured,
-        prices.shares.scaled,
+        gpu=gpu.product,
+        model="" if gpu.product == run.model.product else gpu.name,
+        estimated_us=before.step_us,
+        step_us=after.step_us,
+        step_low_us=after.step_low_us,
+        step_high_us=after.step_high_us,
+        measured=prices.shares.measured,
+        scaled=prices.shares.scaled,
     )
 
 
