@@ -117,12 +117,17 @@ def test_it_is_called_an_estimate_and_says_what_it_is_not(run: Timed) -> None:
     assert not any("have no estimate" in note["text"] for note in source["notes"])
 
 
-def test_collectives_stand_where_they_were_called_and_take_no_time(run: Timed) -> None:
+def test_collectives_stand_where_they_were_called_and_are_priced_for_the_fabric(run: Timed) -> None:
     collectives = run.kernels[run.kernels["family"] == "communication"]
     calls = run.calls[(run.calls["step"] == 2) & (run.calls["dtype"] != "")].set_index("sequence")
     assert sorted(collectives["call"]) == sorted(calls.index)
     assert list(collectives["name"]) == list(calls.loc[collectives["call"], "operation"])
-    assert collectives["duration_us"].isna().all()
+    assert (collectives["duration_us"] > 0).all()
+    assert (collectives["low_us"] < collectives["high_us"]).all()
+    assert run.summary["kernels"]["fabric"] == "dgx-h100-ndr"
+    groups = run.summary["time"]["by_group"]
+    assert sum(group["num_calls"] for group in groups) == len(collectives)
+    assert sum(group["exposed_us"] for group in groups) == pytest.approx(run.summary["time"]["communication_us"])
     assert collectives["flops"].isna().all()
     assert (run.kernels["call"] >= 0).sum() == len(collectives)
     assert set(collectives["phase"]) >= {"backward"}, "DistributedDataParallel's gradients"
