@@ -266,6 +266,7 @@ TABLES: dict[str, Table] = {
             Column("low_us", "double", "Estimated: the least of its 90 % interval; NaN if measured or not known."),
             Column("high_us", "double", "Estimated: the most of its 90 % interval; NaN if measured or not known."),
             Column("shape", "string", "Estimated: sizes of its product or attention; empty for others."),
+            Column("basis", "string", "Estimated: the measurement its time is from, and what is assumed; else empty."),
             Column("launch", "int64", "Row of `launches`; -1 if a tool traced it."),
         ),
     ),

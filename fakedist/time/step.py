@@ -20,7 +20,7 @@ from fakedist.time.timeline import Array, HostTimes, Placed
 #: Columns that a kernel takes over from its launch, its work, and the price of that.
 _OF_LAUNCH = ("stream", "grid", "block", "op", "step", "phase", "recompute", "layer", "call")
 _OF_WORK = ("name", "family", "operation", "flops", "moved_bytes")
-_OF_PRICE = ("low_us", "high_us", "bound", "shape")
+_OF_PRICE = ("low_us", "high_us", "bound", "shape", "basis")
 
 
 class Prices(Protocol):

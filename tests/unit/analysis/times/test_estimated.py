@@ -41,3 +41,11 @@ class _OfUnknownAccuracy(KernelTimes):
 
 def test_a_model_that_was_not_measured_has_no_accuracy(tables: dict[str, pd.DataFrame]) -> None:
     assert estimate_times(tables, H100, _OfUnknownAccuracy(H100)).source.accuracy == []
+
+
+def test_each_kernel_tells_what_its_time_is_from(tables: dict[str, pd.DataFrame]) -> None:
+    kernels = estimate_times(tables, H100, KernelTimes(H100)).kernels
+    is_product = (kernels["family"] == "gemm").to_numpy()
+    basis = kernels["basis"].astype(str)
+    assert basis[is_product].str.startswith("measured: bf16 products on h100-sxm").all()
+    assert basis[~is_product].str.startswith("measured: elementwise on h100-sxm; assumed: ").all()

@@ -23,7 +23,7 @@ def kernel(start_us: float, duration_us: float, family: str = "gemm", **more: An
     known: dict[str, Any] = {"name": f"{family}_kernel", "family": family, "stream": 0, "grid": "1,1,1"}
     known |= {"start_us": start_us, "duration_us": duration_us, "launch_us": NAN, "block": "128,1,1", "step": 2}
     known |= {"operation": f"aten.{family}.default", "op": -1, "phase": "forward", "recompute": False, "layer": 0}
-    known |= {"low_us": NAN, "high_us": NAN, "shape": "", "launch": -1}
+    known |= {"low_us": NAN, "high_us": NAN, "shape": "", "basis": "", "launch": -1}
     return known | {"call": -1, "flops": NAN, "moved_bytes": NAN, "bound": ""} | more
 
 
