@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from fakedist.analysis.building import build_tables
@@ -51,6 +52,32 @@ def test_a_filter_keeps_the_rows_that_say_it(reader: Reader, written: Path) -> N
     assert page.locator("#layers .told").inner_text() == "1 of 6 rows"
     page.get_by_label("filter layers").fill("")
     assert len(first_column(page, "layer-table")) > 3
+
+
+def test_a_table_is_saved_as_csv_with_plain_numbers(reader: Reader, written: Path) -> None:
+    page = reader.open(written)
+    panel = page.locator(".panel", has=page.locator("#layer-table"))
+    with page.expect_download() as saving:
+        panel.get_by_role("button", name="CSV").click()
+    assert saving.value.suggested_filename == "fakedist-layer-table.csv"
+    found = pd.read_csv(saving.value.path()).set_index("layer")
+    assert found.loc["layers.0-2.mlp", "total (bytes)"] == 104 * MIB
+    assert len(found) == page.locator("#layer-table tbody tr").count()  # those that are hidden, too
+
+
+def test_a_table_that_is_cut_says_how_many_columns_follow(reader: Reader, written: Path) -> None:
+    page = reader.open(written)
+    panel = page.locator(".panel", has=page.locator("#layer-table"))
+    further = panel.locator("button.further")
+    page.set_viewport_size({"width": 390, "height": 800})
+    further.wait_for()
+    assert further.inner_text().endswith("more columns \u2192")
+    first = page.locator("#layer-table tbody th").first
+    before = first.bounding_box()
+    panel.locator(".scroll").evaluate("node => { node.scrollLeft = node.scrollWidth; }")
+    further.wait_for(state="hidden")
+    assert first.bounding_box() == before  # it stays in sight
+    page.set_viewport_size({"width": 1280, "height": 900})
 
 
 def test_a_folded_layer_opens_to_each_of_them(reader: Reader, written: Path) -> None:
