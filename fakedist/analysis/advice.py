@@ -82,7 +82,7 @@ def _is(values: pd.Series, test: Callable[[str], bool]) -> Array:
 
 
 def find_advice(tables: dict[str, pd.DataFrame]) -> list[Advice]:
-    """Advice for a run, largest saving first.
+    """Advice for a run, largest saving first; those of which only a limit is known come last.
 
     Args:
         tables: See :class:`Evidence`.
@@ -92,7 +92,9 @@ def find_advice(tables: dict[str, pd.DataFrame]) -> list[Advice]:
     evidence = Evidence(tables)
     found = [advice for rule in RULES for advice in rule(evidence)]
     worth = max(MIN_BYTES, MIN_SHARE * evidence.peak)
-    return sorted((each for each in found if each.gives_bytes >= worth), key=lambda each: -each.gives_bytes)
+    return sorted(
+        (each for each in found if each.gives_bytes >= worth), key=lambda each: (each.is_upper_bound, -each.gives_bytes)
+    )
 
 
 def _checkpoint(evidence: Evidence) -> Iterator[Advice]:
@@ -261,7 +263,7 @@ def _expandable_segments(evidence: Evidence) -> Iterator[Advice]:
     )
     of = "peak_reserved_bytes"
     if unused >= 0.05 * evidence.reserved_peak:
-        yield Advice("expandable-segments", "use expandable segments", text, unused, of)
+        yield Advice("expandable-segments", "use expandable segments", text, unused, of, is_upper_bound=True)
 
 
 RULES: tuple[Callable[[Evidence], Iterator[Advice]], ...] = (

@@ -278,6 +278,7 @@ class Advice:
         gives_bytes: How much lower the peak would be.
         of: Which peak: peak_allocated_bytes or peak_reserved_bytes.
         line: The line that allocates what it saves: ``file:line (function)``; empty if there is no such line.
+        is_upper_bound: Whether ``gives_bytes`` is only the most that it can be.
     """
 
     rule: str
@@ -286,6 +287,7 @@ class Advice:
     gives_bytes: int
     of: str = "peak_allocated_bytes"
     line: str = ""
+    is_upper_bound: bool = False
 
 
 @dataclass(frozen=True)

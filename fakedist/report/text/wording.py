@@ -159,7 +159,7 @@ def layer_label(name: str, num_repeats: int = 1) -> str:
 def advice_text(advice: Advice) -> dict[str, str]:
     """A piece of advice in words: rule, title, text, gives, of."""
     of = "reserved" if advice.of == "peak_reserved_bytes" else "allocated"
-    gives = format_bytes(advice.gives_bytes)
+    gives = _gives(advice)
     of_peak = f"less {of} at the peak"
     return {"rule": advice.rule, "title": advice.title, "text": advice.text, "gives": gives, "of": of_peak}
 
@@ -171,7 +171,11 @@ def top_advice(summary: Summary, cwd: str) -> str:
     top = summary.advice[0]
     reserved = " reserved" if top.of == "peak_reserved_bytes" else ""
     place = short_line(top.line, cwd).partition(" (")[0]
-    return f"{format_bytes(top.gives_bytes)} less{reserved}, estimated: {top.title}" + (f" ({place})" if place else "")
+    return f"{_gives(top)} less{reserved}, estimated: {top.title}" + (f" ({place})" if place else "")
+
+
+def _gives(advice: Advice) -> str:
+    return ("up to " if advice.is_upper_bound else "") + format_bytes(advice.gives_bytes)
 
 
 def or_dash(bytes_: int) -> str:

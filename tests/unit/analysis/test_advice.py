@@ -164,6 +164,14 @@ def test_reserved_memory_that_nothing_used_asks_for_expandable_segments(tmp_path
     made.alloc(0, 256 * MIB)
     piece = advice(made, tmp_path)["expandable-segments"]
     assert (piece["gives_bytes"], piece["of"]) == (768 * MIB, "peak_reserved_bytes")
+    assert piece["is_upper_bound"]
+
+
+def test_what_is_only_a_limit_comes_after_what_was_computed(tmp_path: Path) -> None:
+    made = HandMade()
+    made.op("forward", 1, name="aten._log_softmax.default")
+    made.alloc(0, 80 * MIB)
+    assert list(advice(made, tmp_path)) == ["fuse-loss", "expandable-segments"]  # 70 and up to 944 MiB
 
 
 def test_nothing_is_said_of_a_run_without_memory(tmp_path: Path) -> None:

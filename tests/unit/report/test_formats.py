@@ -26,8 +26,8 @@ def test_markdown_says_the_verdict_and_every_table(tmp_path: Path) -> None:
     )
     assert text.count("<details>") == text.count("</details>") == 7
     assert "| layers.0-2.mlp x3 |" in text
-    assert "\n821.51 MiB less reserved, estimated: use expandable segments.\n" in text
-    assert "- **821.51 MiB** less reserved at the peak" in text
+    assert "\nup to 821.51 MiB less reserved, estimated: use expandable segments.\n" in text
+    assert "- **up to 821.51 MiB** less reserved at the peak" in text
     assert "- a word that a reader of these figures must know" in text
     tables = [part.splitlines() for part in text.split("\n\n") if part.startswith("|")]
     assert len(tables) == 8

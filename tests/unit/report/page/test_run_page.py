@@ -76,7 +76,7 @@ def test_the_table_of_layers_has_the_terminals_figures_with_the_total_first(tmp_
 def test_the_verdict_names_the_top_advice_who_holds_most_and_the_files(tmp_path: Path) -> None:
     run = handmade.ended_well(tmp_path / "run")
     found = read(run)
-    assert found.figures["advice"].startswith("821.51 MiB less reserved, estimated: use expandable segments")
+    assert found.figures["advice"].startswith("up to 821.51 MiB less reserved, estimated: use expandable segments")
     words = " ".join(" ".join(found.words).split())
     assert "most, by layer 104.00 MiB 51.4% layers.0-2.mlp x3" in words
     assert "most, by line" in words
