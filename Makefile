@@ -59,8 +59,9 @@ lint: setup $(if $(NPM),node_modules/.installed)
 	$(BIN)/ruff format --check .
 	$(if $(NPM),npm run --silent lint,@echo "npm is not installed: the pages' JavaScript is not linted")
 
+# Not npm ci: it refuses where a registry lacks the packages of other platforms. package.json has the exact version.
 node_modules/.installed: package.json package-lock.json
-	npm ci --no-audit --no-fund --silent
+	npm install --no-save --no-audit --no-fund --silent
 	touch $@
 
 types: setup
@@ -93,7 +94,7 @@ format: setup $(if $(NPM),node_modules/.installed) ## format the sources
 	$(if $(NPM),npm run --silent format)
 
 plotly: ## build the plotly.js that pages carry (tools/plotly): 300 MB of packages, 1 minute
-	cd tools/plotly && npm ci --no-audit --no-fund --silent && node build.js
+	cd tools/plotly && npm install --no-save --no-audit --no-fund --silent && node build.js
 
 bench: setup ## every benchmark, results on stdout
 	for file in bench/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
