@@ -265,8 +265,9 @@ class GroupTime:
         num_unknown: Those whose duration is not known.
         moved_bytes: Bytes of their whole buffers.
         time_us: How long the others take.
-        hidden_us: Of that, while something computes.
-        exposed_us: Of that, while nothing computes. Where calls overlap, the first one counts.
+        hidden_us: Of that, while something computes, or the step waits for another call.
+        exposed_us: Of that, while nothing computes and the step waits for this call. It adds up to
+            ``StepTime.communication_us``.
     """
 
     group: str

@@ -9,7 +9,10 @@ from fakedist.analysis.recording import Array
 from fakedist.analysis.topology import read_groups
 from fakedist.run.step_time import GroupTime
 from fakedist.time.communication import Communication
-from fakedist.time.exposure import exposed_us
+from fakedist.time.exposure import union
+
+#: A kernel that begins this soon after a call's end waited for it.
+_SAME_US = 1e-3
 
 
 def group_times(
@@ -62,12 +65,41 @@ def group_times(
 
 
 def exposed_calls_us(calls: pd.DataFrame, compute: pd.DataFrame) -> Array:
-    """How long nothing computes while each call runs, in microseconds. Where calls overlap, the first one counts."""
+    """How long the step waits for each call, in microseconds: nothing computes, and this is the call it waits for.
+
+    Of several calls that run in a gap between kernels, it is the one whose end lets the next kernel begin: the last to
+    end before the gap does. If none of them ends by then, it is the first that began. The parts add up to the time in
+    which nothing computes and a call runs.
+    """
     start = calls["start_us"].to_numpy("f8")
     end = start + calls["known_us"].to_numpy("f8")
-    order = np.lexsort((end, start))
-    reached = np.concatenate([[-np.inf], np.maximum.accumulate(end[order])[:-1]])
-    begin = np.empty(len(start))
-    begin[order] = np.minimum(np.maximum(start[order], reached), end[order])
-    busy = compute["start_us"].to_numpy("f8")
-    return exposed_us(begin, end, busy, busy + compute["known_us"].to_numpy("f8"))
+    kernel = compute["start_us"].to_numpy("f8")
+    busy_starts, busy_ends = union(kernel, kernel + compute["known_us"].to_numpy("f8"))
+    found = np.zeros(len(start))
+    changes = sorted(
+        [(at, 1, number) for number, at in enumerate(start.tolist())]
+        + [(at, 0, number) for number, at in enumerate(end.tolist())]
+        + [(at, 2, -1) for at in (*busy_starts.tolist(), *busy_ends.tolist())]
+    )
+    running: set[int] = set()
+    before = 0.0
+    for at, kind, number in changes:
+        if running and at > before:
+            place = int(np.searchsorted(busy_starts, before, side="right"))
+            if not place or busy_ends[place - 1] <= before:
+                gap_end = busy_starts[place] if place < len(busy_starts) else np.inf
+                found[_waited_for(running, start, end, float(gap_end))] += at - before
+        before = at
+        if kind == 1:
+            running.add(number)
+        elif kind == 0:
+            running.discard(number)
+    return found
+
+
+def _waited_for(running: set[int], start: Array, end: Array, gap_end: float) -> int:
+    """Which of the running calls the kernel at the end of a gap waits for."""
+    in_time = [number for number in running if end[number] <= gap_end + _SAME_US]
+    if in_time:
+        return max(in_time, key=lambda number: (end[number], -start[number]))
+    return min(running, key=lambda number: (start[number], number))

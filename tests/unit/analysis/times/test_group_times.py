@@ -16,10 +16,21 @@ def test_what_a_kernel_covers_is_hidden() -> None:
     assert exposed_calls_us(rows((0, 10)), rows((2, 5))).tolist() == [7]
 
 
-def test_calls_that_overlap_share_the_time_that_nothing_covers() -> None:
-    found = exposed_calls_us(rows((4, 12), (0, 6), (5, 8)), rows((0, 1)))
-    assert found.tolist() == [6, 5, 0]
-    assert found.sum() == 12 - 1
+def test_a_gap_belongs_to_the_call_whose_end_lets_the_next_kernel_begin() -> None:
+    long, blocking = (0, 100), (10, 20)
+    assert exposed_calls_us(rows(long, blocking), rows((0, 10), (20, 100))).tolist() == [0, 10]
+
+
+def test_before_the_call_that_is_waited_for_the_gap_belongs_to_the_one_that_ran() -> None:
+    assert exposed_calls_us(rows((10, 14), (14, 20)), rows((0, 10), (20, 30))).tolist() == [4, 6]
+
+
+def test_a_gap_that_no_call_ends_belongs_to_the_first_that_began() -> None:
+    assert exposed_calls_us(rows((0, 100), (5, 90)), rows((0, 10), (20, 100))).tolist() == [10, 0]
+
+
+def test_after_the_last_kernel_the_last_call_to_end_is_waited_for() -> None:
+    assert exposed_calls_us(rows((0, 30), (5, 12)), rows((0, 10))).tolist() == [20, 0]
 
 
 def test_parts_add_up_to_the_time_that_only_communicates() -> None:
