@@ -52,6 +52,8 @@ GROUP_COLOURS = ("#2f5fd0", "#b8671a", "#2f855a", "#9b3fa8", "#b3261e", "#0f7f8c
 INK, MUTED, LINE, SOFT, PANEL = "#171a21", "#5a6272", "#e2e5eb", "#eef0f4", "#ffffff"
 ON_COLOUR, BAD = "#10131a", "#b3261e"
 VEIL = "rgba(255, 255, 255, 0.38)"
+#: In the allocator's segments: nothing, and what was freed but is still in use on another stream.
+FREE, WAITING = "#e4e7ec", "#5c6470"
 #: The two sides of a comparison.
 SIDE_COLOURS = {"A": MUTED, "B": GROUP_COLOURS[0]}
 
@@ -67,6 +69,8 @@ STYLE_NAMES = {
     PANEL: "panel",
     ON_COLOUR: "on",
     VEIL: "veil",
+    FREE: "free",
+    WAITING: "waiting",
 }
 #: plotly's own templates are large, and copied into every figure.
 _TEMPLATE = {

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from fakedist.report.figures.look import CATEGORY_COLOURS, framed, new_figure, shown, spoken
+from fakedist.report.figures.look import CATEGORY_COLOURS, FREE, WAITING, framed, new_figure, shown, spoken
 from fakedist.results.run import Run
 from fakedist.run.schema import CATEGORIES, SEGMENT_STATES
 from fakedist.units import MIB, format_bytes
@@ -14,9 +14,10 @@ from fakedist.units import MIB, format_bytes
 #: Rows that are drawn, those with the most free memory.
 MOST_ROWS = 40
 #: Blocks that are narrower than this part of the longest row are drawn together with their neighbours.
-_NARROWEST = 1 / 1_000
+_NARROWEST = 1 / 400  # two or three pixels
 _WAITING = "freed, another stream still uses it"
-_FREE_COLOUR, _WAITING_COLOUR = "#e4e7ec", "#5c6470"
+_ROW_HEIGHT = 22
+_BELOW = 56  # pixels from the plot to its legend
 
 
 def segment_map(run: Run, *, moment: str = "peak_reserved", most: int = MOST_ROWS) -> go.Figure:
@@ -43,15 +44,23 @@ def segment_map(run: Run, *, moment: str = "peak_reserved", most: int = MOST_ROW
         own = bars[bars["kind"] == name]
         if len(own):
             _add_blocks(figure, own, name, is_described=run.by_category is not None)
-    figure.update_layout(barmode="overlay", bargap=0.25)
-    labels = [f"{format_bytes(row['free_bytes'])} of {format_bytes(row['bytes'])}" for row in rows.to_dict("records")]
-    figure.update_yaxes(tickvals=list(range(len(rows))), ticktext=labels, autorange="reversed")
+    height = _ROW_HEIGHT * max(len(rows), 1)
+    figure.update_layout(barmode="overlay", bargap=0.25, legend={"orientation": "h", "y": -_BELOW / height})
+    labels = [format_bytes(bytes_) for bytes_ in rows["free_bytes"].tolist()]
+    figure.update_yaxes(tickvals=list(range(len(rows))), ticktext=labels, autorange="reversed", automargin=True)
     reserved, allocated = int(found["bytes"].sum()), int(found["allocated_bytes"].sum())
     title = f"Segments at the {moment.removeprefix('peak_')} peak: {format_bytes(reserved - allocated)} of "
     title += f"{format_bytes(reserved)} not allocated"
     if num_others:
         title += f"; {num_others:,} segments with less free memory are not drawn"
-    return framed(figure, title, x="MiB from the segment's begin", y="free", height=140 + 22 * max(len(rows), 1))
+    return framed(figure, title, x="MiB from the segment's begin", y="free", height=160 + height)
+
+
+def has_segments(run: Run) -> bool:
+    """Whether a chart of segments has anything to show: free memory in them, at known addresses."""
+    if run.memory is None or not any(moment.unused for moment in run.summary.reserved):
+        return False
+    return bool(run.table("segments", ["address"])["address"].any())
 
 
 def drawn_blocks(blocks: pd.DataFrame, longest: int) -> pd.DataFrame:
@@ -97,7 +106,7 @@ def _add_segments(figure: go.Figure, rows: pd.DataFrame) -> None:
         x=rows["bytes"] / MIB,
         orientation="h",
         name="free",
-        marker_color=_FREE_COLOUR,
+        marker_color=FREE,
         customdata=details,
         hovertemplate="segment %{customdata[0]}, %{customdata[1]}, %{customdata[6]}, stream %{customdata[5]}<br>"
         "%{customdata[2]} free in %{customdata[3]} holes, the largest %{customdata[4]}<br>%{customdata[7]}"
@@ -124,7 +133,7 @@ def _add_blocks(figure: go.Figure, bars: pd.DataFrame, name: str, *, is_describe
         x=(bars["end"] - bars["start"]) / MIB,
         orientation="h",
         name=spoken(name),
-        marker_color=CATEGORY_COLOURS.get(name, _WAITING_COLOUR),
+        marker_color=CATEGORY_COLOURS.get(name, WAITING),
         marker_line_width=0,
         customdata=details,
         hovertemplate="%{customdata[0]}: %{customdata[1]}%{customdata[2]}<br>%{customdata[3]} %{customdata[4]}"

@@ -11,12 +11,15 @@ from fakedist.report.figures.call_figures import Calls, calls_of
 from fakedist.report.figures.kernel_figures import lanes_of
 from fakedist.report.figures.memory_curve import MemoryCurve
 from fakedist.report.figures.memory_figures import peak_by_layer, timeline_of
+from fakedist.report.figures.segment_figure import has_segments, segment_map
 from fakedist.report.figures.time_figures import has_roofline, roofline
 from fakedist.results.run import Run
 
 # Charts that zoom compute what they show from the page's numbers, so their figures carry a few points only.
 _FEW = 50
 _NO_TITLE = 12  # pixels above a chart
+#: Rows of the chart of segments: enough to see what fragments, and half a screen.
+MOST_SEGMENTS = 16
 
 
 def run_figures(run: Run) -> dict[str, object]:
@@ -24,6 +27,8 @@ def run_figures(run: Run) -> dict[str, object]:
     found: dict[str, object] = {}
     if run.summary.peak_allocated_bytes and run.by_category is not None:
         found["peak"] = figure_object(peak_by_layer(run, kind="treemap"))
+    if has_segments(run):
+        found["segments"] = figure_object(segment_map(run, most=MOST_SEGMENTS))
     if has_roofline(run):
         found["roofline"] = figure_object(roofline(run))
     return found

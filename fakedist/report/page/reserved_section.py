@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fakedist.report.page.page_figures import MOST_SEGMENTS
 from fakedist.report.text.reserved_sheets import MOMENT_NAMES, unused_sheet
 from fakedist.report.text.wording import short_line
 from fakedist.results.run import Run
@@ -20,6 +21,7 @@ def reserved_section(run: Run) -> dict[str, object] | None:
         "remarks": sheet.remarks,
         "is_described": is_described,
         "when": MOMENT_NAMES[moments[0].moment],
+        "num_more": max(moments[0].num_segments - MOST_SEGMENTS, 0),
         "held": [
             {
                 "figures": [

@@ -10,7 +10,8 @@ import pytest
 
 import fakedist
 from fakedist.analysis.building import build_tables
-from fakedist.report.figures.segment_figure import drawn_blocks, segment_map
+from fakedist.report.figures.look import FREE, STYLE_NAMES
+from fakedist.report.figures.segment_figure import drawn_blocks, has_segments, segment_map
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from fakedist.units import MIB
@@ -38,12 +39,18 @@ def test_rows_are_segments_and_bars_in_them_are_what_is_allocated(run: Run) -> N
     assert sum(bars.values()) * MIB == run.summary.reserved[0].allocated_bytes
     (pinning,) = [each.base[0] for each in figure.data[1:] if 0 in each.y]
     assert (bars[0], pinning) == (4, 30)  # in the segment with the most free memory, behind what was freed
-    assert "96.00 MiB of 100.00 MiB" in figure.layout.yaxis.ticktext
+    assert figure.layout.yaxis.ticktext[0] == "96.00 MiB"
 
 
 def test_it_says_how_many_segments_are_not_drawn(run: Run) -> None:
     assert "; 3 segments with less free memory are not drawn" in segment_map(run, most=2).layout.title.text
     assert len(segment_map(run, most=2).data[0].x) == 2
+
+
+def test_its_colours_are_the_pages(run: Run) -> None:
+    colours = {each.marker.color for each in run.figures.segments().data}
+    assert FREE in colours
+    assert colours <= STYLE_NAMES.keys()
 
 
 def test_narrow_blocks_share_a_bar_that_counts_them() -> None:
@@ -79,3 +86,4 @@ def test_a_run_without_memory_has_none(tmp_path: Path) -> None:
     HandMade().write(directory)
     build_tables(directory)
     assert list(open_run(directory).figures.segments().data[0].x) == []
+    assert not has_segments(open_run(directory))

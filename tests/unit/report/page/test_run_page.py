@@ -8,11 +8,13 @@ from rich.console import Console
 
 from fakedist.analysis.building import build_tables
 from fakedist.cli import main
+from fakedist.report.page import page_figures, reserved_section
 from fakedist.report.page.run_page import page, write_page
 from fakedist.report.text.terminal import render
 from fakedist.results.opening import open_run
 from fakedist.run.manifest import load_manifest, write_manifest
 from tests.unit.analysis.recorded import MIB, HandMade, new_run, wrote_nothing
+from tests.unit.analysis.test_segments import fragmented
 from tests.unit.report import handmade
 from tests.unit.report.reading import PageText, read_page
 
@@ -129,6 +131,22 @@ def test_notes_name_files_as_everything_else_does(tmp_path: Path) -> None:
     assert "seen at train.py:7: once" in words
     assert "/env/" not in words
     assert "first at lib/a.py:3, because" in " ".join(cell for row in terminal_rows(run) for cell in row)
+
+
+def test_the_page_draws_the_segments_with_the_most_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = fragmented()
+    made.ended()
+    run = made.write(new_run(tmp_path / "run"))
+    build_tables(run)
+    text = page(open_run(run))
+    assert 'id="segment-map"' in text
+    assert "are not drawn" not in text
+    for module in (page_figures, reserved_section):
+        monkeypatch.setattr(module, "MOST_SEGMENTS", 2)
+    assert len(page_figures.run_figures(open_run(run))["segments"]["data"][0]["x"]) == 2  # type: ignore[index]
+    assert "3 segments with less free memory are not drawn" in page(open_run(run))
+    build_tables(empty := wrote_nothing(tmp_path / "nothing"))
+    assert 'id="segment-map"' not in page(open_run(empty))
 
 
 def test_a_page_needs_nothing_but_itself(tmp_path: Path) -> None:
