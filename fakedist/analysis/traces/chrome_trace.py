@@ -12,6 +12,7 @@ import numpy as np
 
 from fakedist.analysis.traces.intervals import Ints
 from fakedist.analysis.traces.json_events import JsonEvents
+from fakedist.analysis.traces.lookup import find_rows, taken
 from fakedist.analysis.traces.process_trace import ProcessTrace
 from fakedist.analysis.traces.range_meanings import IGNORED, meaning
 from fakedist.analysis.traces.step_trace import Activity, Ranges
@@ -226,7 +227,7 @@ def _launched_by(calls: dict[str, Ints], host: int, correlation: Ints, start: In
     """How many of these kernels a process may have launched, minus how long before they began, and the process."""
     of_host = calls["process"] == host
     row = _rows(calls["correlation"][of_host], correlation)
-    delay = start - _taken(calls["start"][of_host], row)
+    delay = start - taken(calls["start"][of_host], row)
     earlier = (row >= 0) & (delay >= 0)
     return int(earlier.sum()), -float(delay[earlier].mean()) if earlier.any() else 0.0, host
 
@@ -247,26 +248,17 @@ def _launches(calls: dict[str, Ints], operations: dict[str, Ints], device: dict[
     """The thread and time of each launch: of its CUDA call, else of its operation."""
     call = _rows(calls["correlation"], device["correlation"])
     operation = _rows(operations["id"], device["id"])
-    at = np.where(operation >= 0, _taken(operations["start"], operation), device["start"])
-    thread = _taken(operations["thread"], operation)
+    at = np.where(operation >= 0, taken(operations["start"], operation), device["start"])
+    thread = taken(operations["thread"], operation)
     return (
-        np.where(call >= 0, _taken(calls["thread"], call), thread),
-        np.where(call >= 0, _taken(calls["start"], call), at),
+        np.where(call >= 0, taken(calls["thread"], call), thread),
+        np.where(call >= 0, taken(calls["start"], call), at),
     )
 
 
 def _rows(keys: Ints, asked: Ints) -> Ints:
     """For each positive number, its first row of ``keys``; -1 if it is missing."""
-    if not len(keys):
-        return np.full(len(asked), -1, np.int64)
-    order = np.argsort(keys, kind="stable")
-    place = np.minimum(np.searchsorted(keys[order], asked), len(keys) - 1)
-    return np.where((keys[order[place]] == asked) & (asked > 0), order[place], -1)
-
-
-def _taken(column: Ints, rows: Ints) -> Ints:
-    """The given rows of a column; -1 for row -1."""
-    return np.where(rows >= 0, column[rows], -1) if len(column) else np.full(len(rows), -1, np.int64)
+    return np.where(asked > 0, find_rows(keys, asked), -1)
 
 
 def _activity(device: dict[str, Ints], texts: list[str]) -> Activity:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fakedist.analysis.traces.intervals import Ints
+from fakedist.analysis.traces.lookup import find_rows, taken
 from fakedist.analysis.traces.range_meanings import IGNORED, PHASE, STEP, meaning
 from fakedist.analysis.traces.step_trace import Activity, Ranges
 from fakedist.analysis.traces.traced_kernels import Trace
@@ -72,28 +73,14 @@ def _launches(operations: dict[str, Ints], calls: dict[str, Ints], device: dict[
 
     A call has CUPTI's thread number. The operation around it has torch's number, which the ranges use too.
     """
-    call = _found(calls["correlation"], device["correlation"])
-    linked = np.where(call >= 0, _taken(calls["operation"], call), device["operation"])
+    call = find_rows(calls["correlation"], device["correlation"])
+    linked = np.where(call >= 0, taken(calls["operation"], call), device["operation"])
     linked = np.where(linked > 0, linked, device["operation"])
-    operation = np.where(linked > 0, _found(operations["id"], linked), -1)
-    thread = np.where(operation >= 0, _taken(operations["thread"], operation), _taken(calls["thread"], call))
-    at = np.where(operation >= 0, _taken(operations["start"], operation), device["start"])
-    at = np.where(call >= 0, _taken(calls["start"], call), at)
+    operation = np.where(linked > 0, find_rows(operations["id"], linked), -1)
+    thread = np.where(operation >= 0, taken(operations["thread"], operation), taken(calls["thread"], call))
+    at = np.where(operation >= 0, taken(operations["start"], operation), device["start"])
+    at = np.where(call >= 0, taken(calls["start"], call), at)
     return np.where((call >= 0) | (operation >= 0), thread, -1), at
-
-
-def _found(keys: Ints, asked: Ints) -> Ints:
-    """For each number, its row of ``keys``; -1 if it is missing."""
-    if not len(keys):
-        return np.full(len(asked), -1, np.int64)
-    order = np.argsort(keys, kind="stable")
-    place = np.minimum(np.searchsorted(keys[order], asked), len(keys) - 1)
-    return np.where(keys[order[place]] == asked, order[place], -1)
-
-
-def _taken(column: Ints, rows: Ints) -> Ints:
-    """The given rows of a column; -1 for row -1."""
-    return np.where(rows >= 0, column[rows], -1) if len(column) else np.full(len(rows), -1, np.int64)
 
 
 def _activity(device: dict[str, Ints], texts: list[str]) -> Activity:
