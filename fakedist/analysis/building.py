@@ -62,7 +62,8 @@ def build_tables(run_directory: Path, *, may_be_empty: bool = True) -> None:
     source = recording.kernel_source
     if source is None and len(tables["launches"]) and gpu.model is not None:
         prices, told = _prices(gpu.model, manifest.job)
-        estimated = estimate_times(tables, gpu.model, prices, network_of(gpu.model, manifest.job))
+        nccl = recording.nccl.environment if recording.nccl is not None else {}
+        estimated = estimate_times(tables, gpu.model, prices, network_of(gpu.model, manifest.job, nccl=nccl))
         tables["kernels"], times, source = estimated.kernels, estimated.times, estimated.source
         recording.notes += told
     else:

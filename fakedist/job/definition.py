@@ -72,7 +72,7 @@ _NCCL_ENVIRONMENT = Option(
     name="nccl_env",
     kind=kinds.variables(),
     group=OptionGroup.JOB,
-    help="Set a variable of NCCL's as on the cluster. The estimate of NCCL's memory follows it. Repeatable.",
+    help="Set a variable of NCCL's as on the cluster. Estimates of NCCL's memory and time follow it. Repeatable.",
     example={"NCCL_MAX_NCHANNELS": "8"},
 )
 _TAPES = Option(

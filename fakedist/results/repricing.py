@@ -66,16 +66,21 @@ def price_again(
         network: What was chosen of the network.
 
     Raises:
-        JobError: There is no such fabric, or its file is not valid.
+        JobError: There is no such fabric, its file is not valid, or the step lacks what a what-if changes.
         SetupError: The file of own times cannot be read, or is of another GPU.
         RunDirectoryError: The run has no launches to price, or is damaged.
     """
     known = tables_to_price(manifest, summary, tables)
     prices = prices_of(gpu, times_of(manifest, gpu, times))
-    found = estimate_times(known, gpu, prices, network_of(gpu, manifest.job, network))
+    found = estimate_times(known, gpu, prices, network_of(gpu, manifest.job, network, nccl_of(summary)))
     made = {"kernels": found.kernels, "layer_times": found.times.layers, "kernel_names": found.times.names}
     made["ranges"] = found.times.ranges
     return replace(summary, kernels=found.source, time=found.times.summary), ReplacedTables(tables, made)
+
+
+def nccl_of(summary: Summary) -> dict[str, str]:
+    """NCCL's variables as the run recorded them."""
+    return {} if summary.estimated_outside is None else summary.estimated_outside.nccl_environment
 
 
 def tables_to_price(manifest: Manifest, summary: Summary, tables: RunTables) -> dict[str, pd.DataFrame]:

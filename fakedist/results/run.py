@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -16,6 +17,7 @@ from fakedist.results.run_memory import RunMemory
 from fakedist.results.run_tables import RunTables
 from fakedist.results.run_time import RunTime
 from fakedist.run.manifest import Manifest
+from fakedist.run.nccl import check_variable
 from fakedist.run.plain import to_plain
 from fakedist.run.summary import Summary
 from fakedist.units import format_bytes
@@ -114,6 +116,9 @@ class Run:
         fabric: str | None = None,
         gpus_per_node: int | None = None,
         interference: bool = True,
+        nccl_env: Mapping[str, str] = MappingProxyType({}),
+        moe_imbalance: float = 1.0,
+        what_if: str | None = None,
     ) -> Run:
         """The same run with the times of another GPU or fabric: its launches are priced again, and nothing runs.
 
@@ -126,14 +131,21 @@ class Run:
             fabric: A preset such as "p5-efa", or a fabric file; None for the run's own, or the GPU's usual one.
             gpus_per_node: GPUs in one NVLink domain; None for the run's own number, or the fabric's.
             interference: Whether kernels and collectives that run at once slow each other.
+            nccl_env: NCCL's variables, which go before those that the run had.
+            moe_imbalance: How much more than its even share the busiest rank gets of an all_to_all and of grouped
+                products.
+            what_if: A change of the job's communication, such as "merge=dp,tp" (``fakedist.time.what_if``).
 
         Raises:
             SetupError: The file of own times cannot be read, or is of another GPU.
-            JobError: fakedist has no such GPU model or fabric, or the file is not valid.
+            JobError: fakedist has no such GPU model, fabric or what-if, the file is not valid, or a variable of NCCL's
+                makes no difference.
             RunDirectoryError: The run has no launches: it was measured, imported or made with --no-kernels.
         """
         model = gpu_of(self.manifest, gpu, power_watts)
-        network = NetworkChoice(fabric, gpus_per_node, interference)
+        for name, value in nccl_env.items():
+            check_variable(name, value)
+        network = NetworkChoice(fabric, gpus_per_node, interference, nccl_env, moe_imbalance, what_if)
         summary, tables = price_again(self.manifest, self.summary, self._tables, model, times=times, network=network)
         return Run(self.path, self.manifest, summary, tables, device=self.device)
 

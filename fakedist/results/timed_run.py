@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fakedist.analysis.calibration.own_times import TimedRun
 from fakedist.results.opening import open_run_directory
-from fakedist.results.repricing import gpu_of, tables_to_price
+from fakedist.results.repricing import gpu_of, nccl_of, tables_to_price
 from fakedist.results.run_tables import StoredTables
 
 
@@ -18,4 +18,4 @@ def open_timed_run(path: Path) -> TimedRun:
     """
     run = open_run_directory(path)
     tables = tables_to_price(run.manifest, run.summary, StoredTables(run.path))
-    return TimedRun(tables, gpu_of(run.manifest, None, None), run.manifest.job)
+    return TimedRun(tables, gpu_of(run.manifest, None, None), run.manifest.job, nccl_of(run.summary))

@@ -1,4 +1,4 @@
-"""The NCCL environment variables that determine how much device memory it takes. Both halves use this list."""
+"""The NCCL environment variables that determine its device memory or its time. Both halves use this list."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NUMBERS = (
     "NCCL_CUMEM_ENABLE",
     "NCCL_RUNTIME_CONNECT",
 )
-#: Lists of names. NCCL_PROTO makes no difference: a connection has buffers for every protocol.
+#: Lists of names. NCCL_PROTO makes no difference to memory: a connection has buffers for every protocol.
 TEXTS = ("NCCL_ALGO", "NCCL_PROTO")
 _NUMBER = re.compile(r"\s*([+-]?(?:0[xX][0-9a-fA-F]+|\d+))")
 
@@ -46,7 +46,7 @@ def check_variable(name: str, value: str) -> None:
         close = difflib.get_close_matches(name, (*NUMBERS, *TEXTS), n=1)
         hint = f"did you mean {close[0]}? " if close else ""
         raise JobError(
-            f"{name} does not change the estimate of NCCL's memory",
+            f"{name} does not change the estimates of NCCL's memory and time",
             f"{hint}--env {name}={value} sets it for the script alone",
         )
     if name in NUMBERS and ((match := _NUMBER.match(value)) is None or match.group() != value):

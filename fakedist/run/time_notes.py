@@ -74,6 +74,25 @@ def collectives_estimated(fabric: str, source: str, num_unknown: int) -> Note:
     return Note("collectives_estimated", text + unknown)
 
 
+def nccl_environment(variables: Mapping[str, str], *, has_channels: bool) -> Note:
+    """NCCL's variables that the times of collectives follow.
+
+    Args:
+        variables: Their names and values.
+        has_channels: Whether any of them sets the number of channels.
+    """
+    named = ", ".join(f"{name}={value}" for name, value in variables.items())
+    channels = "; channels change how many SMs collectives hold, not their bandwidth" if has_channels else ""
+    return Note("nccl_environment", f"the times of collectives follow {named}{channels}")
+
+
+def experts_load(imbalance: float) -> Note:
+    """The load of experts is not known, because the routing is made up."""
+    load = "its even load (--moe-imbalance sets another)" if imbalance == 1 else f"{imbalance:g} times its even load"
+    text = f"all_to_all and grouped products are estimated for a rank with {load}, as the routing is made up"
+    return Note("experts_load", text)
+
+
 def attention_is_dense(num_launches: int) -> Note:
     """flex_attention's masks have no values."""
     text = (

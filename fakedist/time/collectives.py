@@ -24,6 +24,7 @@ import pandas as pd
 from fakedist.time.collective_data import load_collectives
 from fakedist.time.fabric import Fabric
 from fakedist.time.measurements import Floats
+from fakedist.time.nccl_settings import KIB, MIB, Settings
 
 #: A GPU model without measurements -> the one whose curves stand for it.
 _LIKE = {"a100-40g": "a100-80g", "rtx4090": "l40s"}
@@ -32,12 +33,17 @@ _LIKE = {"a100-40g": "a100-80g", "rtx4090": "l40s"}
 _SHARPNESS = 5.0
 #: Protocols with less latency and less bandwidth, as NCCL's tuner has them (src/graph/tuning.cc @5067397c): the
 #: latency of the call, of a step within and between nodes in microseconds, and the fraction of the bandwidth.
-_QUICK = ((14.0, 1.9, 4.0, 0.92), (6.6, 0.6, 2.7, 0.07))
+_QUICK = {"ll128": (14.0, 1.9, 4.0, 0.92), "ll": (6.6, 0.6, 2.7, 0.07)}
 #: What the tuner's latencies have to be multiplied by to meet ten nodes of eight H100 at 32 MiB.
 _TUNER_LATENCY = 3.0
 #: An all_to_all between nodes: the call, and each peer (fitted to 10 x 1 to 10 x 8).
 _ALL_TO_ALL_US, _PEER_US, _ALL_TO_ALL_ACHIEVED = 75.0, 3.4, 0.93
 _LEAST_BYTES = 8.0
+#: A send between nodes, by its chunk (NCCL_P2P_NET_CHUNKSIZE): 24.9 GB/s with NCCL's default, 46 to 48 with 2 MiB
+#: (xxrjun/nccl-tests-cluster @455de4f8, sendrecv of one GPU a node). In between, interpolated by the logarithm.
+_SEND_CHUNKS, _SEND_GAIN = (128 * KIB, 2 * MIB), (1.0, 47.0 / 24.9)
+#: GPU models whose all_reduce in one domain never runs in the switches (NVLink SHARP).
+_WITHOUT_NVLS = ("a100-80g", "l40s", "rtx-pro-6000")
 
 
 @dataclass(frozen=True)
@@ -92,18 +98,27 @@ class CollectiveTimes:
         fabric: The interconnect.
         nvlink_bandwidth: NVLink bandwidth of the GPU model, bytes per second one way; 0 without NVLink.
         logs: nccl-tests' logs (columns of :func:`load_collectives`); by default the package's.
+        nccl: NCCL's settings. What was measured in one domain follows only those that forbid NVLink SHARP.
     """
 
     def __init__(
-        self, gpu: str, fabric: Fabric, nvlink_bandwidth: float = 0.0, logs: pd.DataFrame | None = None
+        self,
+        gpu: str,
+        fabric: Fabric,
+        nvlink_bandwidth: float = 0.0,
+        logs: pd.DataFrame | None = None,
+        *,
+        nccl: Settings | None = None,
     ) -> None:
         self.fabric = fabric
+        self._nccl = nccl = Settings() if nccl is None else nccl
         logs = load_collectives() if logs is None else logs
         known = set(logs["gpu"])
         name = gpu if gpu in known else _LIKE.get(gpu, "h100-80g")
         own = logs[(logs["gpu"] == name) & (logs["nodes"] == 1)]
         self._curves = {str(operation): _Curve(rows) for operation, rows in own.groupby("operation")}
         self._is_own = gpu in known or gpu in _LIKE
+        self._is_nvls_off = name not in _WITHOUT_NVLS and not (nccl.nvls and "nvls" in nccl.algorithms)
         self._nvlink = fabric.nvlink_bandwidth or nvlink_bandwidth
         # How much faster than the measured GPU's this NVLink is, if the fabric names its own.
         self._faster = self._nvlink / nvlink_bandwidth if nvlink_bandwidth else 1.0
@@ -136,15 +151,24 @@ class CollectiveTimes:
         if operation == "send" and self._nvlink:
             return CollectiveTime(_SEND_US + num_bytes / (self._nvlink * _SEND_ACHIEVED) * 1e6, "send", spread)
         time_us = curve.time_us(2 * num_bytes, 2) if operation == "send" else curve.time_us(num_bytes, size)
+        algorithm = "measured"
+        if operation in ("all_reduce", "barrier") and self._is_nvls_off:
+            time_us = max(time_us, self._two_passes_us(num_bytes, size))
+            algorithm, spread = "ring", max(spread, _COUNT_SPREAD)
         if self._faster != 1:
             least = curve.time_us(_LEAST_BYTES, size)
             time_us = least + max(time_us - least, 0.0) / self._faster
-        return CollectiveTime(time_us, "measured", spread)
+        return CollectiveTime(time_us, algorithm, spread)
+
+    def _two_passes_us(self, num_bytes: float, size: int) -> float:
+        """An all_reduce in one domain on a ring: a reduce_scatter and an all_gather, with one start."""
+        halves = [self._curves[name] for name in ("reduce_scatter", "all_gather")]
+        return sum(each.time_us(num_bytes, size) for each in halves) - halves[0].time_us(_LEAST_BYTES, size)
 
     def _between(self, operation: str, num_bytes: float, shape: GroupShape) -> tuple[float, str]:
         fabric = self.fabric
         if operation == "send":
-            return fabric.send_us + num_bytes / fabric.send_bandwidth * 1e6, "send"
+            return fabric.send_us + num_bytes / self._send_bandwidth() * 1e6, "send"
         if operation == "all_to_all":
             remote = num_bytes * (shape.size - shape.local) / shape.size
             own_nic = fabric.nic_bandwidth * fabric.nics_per_node / fabric.gpus_per_node
@@ -154,19 +178,28 @@ class CollectiveTimes:
         ring = self._ring_us(num_bytes, shape, passes)
         if passes == 1:
             return ring, "ring"
-        tree = self._tree_us(num_bytes, shape)
-        return (ring, "ring") if ring <= tree else (tree, "tree")
+        allowed = self._nccl.algorithms & {"ring", "tree"} or {"ring", "tree"}
+        tree = self._tree_us(num_bytes, shape) if "tree" in allowed else math.inf
+        return (ring, "ring") if ring <= tree and "ring" in allowed else (tree, "tree")
+
+    def _send_bandwidth(self) -> float:
+        gain = np.interp(math.log(max(self._nccl.net_chunk_bytes, 1)), np.log(_SEND_CHUNKS), _SEND_GAIN)
+        most = max(self.fabric.nic_bandwidth * self.fabric.achieved, self.fabric.send_bandwidth)
+        return float(min(self.fabric.send_bandwidth * gain, most))
 
     def _ring_us(self, num_bytes: float, shape: GroupShape, passes: int) -> float:
         # The second pass of an all_reduce follows the first through the node at once, so it pays the network's steps
         # alone: ten nodes of eight take as long for an all_reduce's steps as for an all_gather's.
         between, within = passes * (shape.num_nodes - 1), shape.size - shape.num_nodes
         transfer = passes * num_bytes * (shape.size - 1) / shape.size / self._bandwidth(shape) * 1e6
-        best = between * self.fabric.hop_us + within * self.fabric.local_hop_us + transfer
+        protocols = self._nccl.protocols
+        slow = between * self.fabric.hop_us + within * self.fabric.local_hop_us + transfer
+        found = [slow] if "simple" in protocols or not protocols else []
         scale = _TUNER_LATENCY * self.fabric.hop_us / 9.0
-        for call, local, hop, fraction in _QUICK:
-            best = min(best, scale * (call + within * local + between * hop) + transfer / fraction)
-        return best
+        for name, (call, local, hop, fraction) in _QUICK.items():
+            if name in protocols:
+                found.append(scale * (call + within * local + between * hop) + transfer / fraction)
+        return min(found)
 
     def _tree_us(self, num_bytes: float, shape: GroupShape) -> float:
         hops = 2 * math.log2(shape.num_nodes) * self.fabric.tree_hop_us

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from fakedist.run.notes import counted
 from fakedist.time.collectives import CollectiveTime, CollectiveTimes, GroupShape
 from fakedist.time.fabric import Fabric
 from fakedist.time.interference import Contender, rates_with
+from fakedist.time.nccl_settings import Settings
 from fakedist.units import format_bytes
 
 #: The beginning of a call's operation -> the collective that it is, and the side whose bytes are the whole buffer.
@@ -52,16 +53,23 @@ class Communication:
         gpu: The GPU model.
         fabric: The interconnect.
         interferes: Whether kernels and collectives that run at once slow each other.
+        nccl: NCCL's settings.
     """
 
     calls: pd.DataFrame
     gpu: GpuSpec
     fabric: Fabric
     interferes: bool = True
+    nccl: Settings = field(default_factory=Settings)
 
     def of_rows(self, call: npt.NDArray[np.int64], column: str) -> npt.NDArray[np.float64]:
         """A column of :attr:`calls` for each of some sequence numbers; NaN where there is no such call."""
         return np.asarray(self.calls[column].reindex(call).to_numpy("f8"))
+
+    def queues(self, call: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The communicator that each of some sequence numbers queues on; -1 where there is no such call, or none."""
+        found: npt.NDArray[np.int64] = self.calls["queue"].reindex(call, fill_value=-1).to_numpy("i8")
+        return found
 
     def slowed(
         self, work: pd.DataFrame, bounds: npt.NDArray[np.float64], *, over_nodes: bool
@@ -76,12 +84,21 @@ class Communication:
         own = self.calls[(self.calls["num_nodes"] > 1) == over_nodes]
         whole = own["time_us"].sum()
         bandwidth = own["moved_bytes"].sum() / whole * 1e6 if whole else 0.0
-        contender = Contender(_SMS_OVER_NODES if over_nodes else _SMS_IN_NODE, bandwidth)
+        fewest, most = self.nccl.channels
+        sms = min(max(_SMS_OVER_NODES if over_nodes else _SMS_IN_NODE, fewest), most)
+        contender = Contender(sms, bandwidth)
         return rates_with(work, bounds, self.gpu.sms, self.gpu.memory_bandwidth, contender)
 
 
 def communication_of(
-    calls: pd.DataFrame, groups: pd.DataFrame, gpu: GpuSpec, fabric: Fabric, *, interferes: bool = True
+    calls: pd.DataFrame,
+    groups: pd.DataFrame,
+    gpu: GpuSpec,
+    fabric: Fabric,
+    *,
+    interferes: bool = True,
+    nccl: Settings | None = None,
+    moe_imbalance: float = 1.0,
 ) -> Communication:
     """Price the calls of a step.
 
@@ -91,19 +108,25 @@ def communication_of(
         gpu: The GPU model.
         fabric: The interconnect.
         interferes: Whether kernels and collectives that run at once slow each other.
+        nccl: NCCL's settings; None for its defaults.
+        moe_imbalance: How much more than its even share the busiest rank gets of an all_to_all.
     """
-    times = CollectiveTimes(gpu.like or gpu.name, fabric, gpu.nvlink_bandwidth)
-    found = call_times(calls, groups, times).set_axis(calls["sequence"].to_numpy("i8"))
-    return Communication(found, gpu, fabric, interferes)
+    nccl = Settings() if nccl is None else nccl
+    times = CollectiveTimes(gpu.like or gpu.name, fabric, gpu.nvlink_bandwidth, nccl=nccl)
+    found = call_times(calls, groups, times, moe_imbalance).set_axis(calls["sequence"].to_numpy("i8"))
+    return Communication(found, gpu, fabric, interferes, nccl)
 
 
-def call_times(calls: pd.DataFrame, groups: pd.DataFrame, times: CollectiveTimes) -> pd.DataFrame:
+def call_times(
+    calls: pd.DataFrame, groups: pd.DataFrame, times: CollectiveTimes, moe_imbalance: float = 1.0
+) -> pd.DataFrame:
     """What calls take.
 
     Args:
         calls: The table ``calls``, or some of its rows.
         groups: The table ``groups``.
         times: Estimates collectives of a GPU on a fabric.
+        moe_imbalance: How much more than its even share the busiest rank gets of an all_to_all.
 
     Returns:
         A row for each of ``calls``, with its index. Columns:
@@ -112,6 +135,8 @@ def call_times(calls: pd.DataFrame, groups: pd.DataFrame, times: CollectiveTimes
         - algorithm: What runs it: measured (in one NVLink domain), ring, tree, pairs or send.
         - num_nodes: NVLink domains that it spans.
         - moved_bytes: Bytes of the whole buffer.
+        - kind: The collective that it is: all_reduce, ...; empty for an operation that is not known.
+        - queue: The group, whose communicator runs one call at a time; -1 for sends, which run at once.
         - text: What it is, in a few words: "64 MiB, 8 nodes, ring".
     """
     per_node = times.fabric.gpus_per_node
@@ -126,11 +151,13 @@ def call_times(calls: pd.DataFrame, groups: pd.DataFrame, times: CollectiveTimes
         shape = shapes[group]
         if kind == _PAIR:
             shape = _pair(ranks[group], int(places[group]), int(peer), per_node)
-        found = times.time(kind, num_bytes, shape) if kind else _UNKNOWN
+        busiest = num_bytes * moe_imbalance if kind == "all_to_all" else num_bytes
+        found = times.time(kind, busiest, shape) if kind else _UNKNOWN
         low, high = found.time_us * np.exp(-found.spread), found.time_us * np.exp(found.spread)
         text = f"{format_bytes(num_bytes)}, {counted(shape.num_nodes, 'node')}, {found.algorithm}"
-        rows.append((found.time_us, low, high, found.algorithm, shape.num_nodes, float(num_bytes), text))
-    columns = ["time_us", "low_us", "high_us", "algorithm", "num_nodes", "moved_bytes", "text"]
+        queue = -1 if kind == _PAIR else group
+        rows.append((found.time_us, low, high, found.algorithm, shape.num_nodes, float(num_bytes), kind, queue, text))
+    columns = ["time_us", "low_us", "high_us", "algorithm", "num_nodes", "moved_bytes", "kind", "queue", "text"]
     table = pd.DataFrame(rows, columns=columns)
     return table.iloc[of_call].set_axis(calls.index)
 

@@ -48,10 +48,11 @@ class StepLaunches:
     def __init__(
         self, launches: pd.DataFrame, work: pd.DataFrame, priced: pd.DataFrame, communication: Communication | None
     ) -> None:
-        self._timeline = timeline = Timeline(launches)
+        self._call = launches["call"].to_numpy("i8")
+        queues = None if communication is None else communication.queues(self._call)
+        self._timeline = timeline = Timeline(launches, queues)
         self._work, self._priced, self._communication = work, priced, communication
         self._of_work = launches["work"].to_numpy("i8")
-        self._call = launches["call"].to_numpy("i8")
         self._is_call = timeline.has_work & (timeline.what == _COLLECTIVE)
         is_kernel = timeline.has_work & ~self._is_call
         self._alone_us = np.where(is_kernel, priced["time_us"].to_numpy("f8")[self._of_work], np.nan)

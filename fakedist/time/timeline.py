@@ -81,6 +81,7 @@ class Timeline:
 
     Args:
         launches: The table ``launches``.
+        queues: The queue of each row, of whose launches one runs at a time whatever their streams; -1 without one.
 
     Attributes:
         what: What each row is, a place in LAUNCH_KINDS.
@@ -90,7 +91,7 @@ class Timeline:
         RunDirectoryError: A row is of a kind that does not exist.
     """
 
-    def __init__(self, launches: pd.DataFrame) -> None:
+    def __init__(self, launches: pd.DataFrame, queues: Array | None = None) -> None:
         what = pd.Categorical(launches["what"])
         if unknown := set(what.categories) - set(LAUNCH_KINDS):
             raise RunDirectoryError(f"the table launches has a row of the unknown kind {min(unknown)!r}", DAMAGED)
@@ -104,6 +105,7 @@ class Timeline:
         self._streams = device * (int(stream.max(initial=0)) + 1) + stream
         self._num_streams = int(self._streams.max(initial=-1)) + 1
         self._events = launches["event"].to_numpy("u8").tolist()
+        self._queues: list[int] = [-1] * len(launches) if queues is None else queues.tolist()
 
     def place(self, duration_us: Array, host: HostTimes) -> Placed:
         """Place the launches.
@@ -137,22 +139,28 @@ class Timeline:
         now, free, starts, launched, ends = 0.0, [0.0] * self._num_streams, [], [], []
         done: dict[int, float] = {}
         met: dict[int, tuple[float, float]] = {}
+        queued: dict[int, float] = {}
         rows = zip(
             self.what.tolist(),
             self._streams.tolist(),
             self._events,
             self._host_us(host).tolist(),
             duration_us.tolist(),
+            self._queues,
             self._meets(meetings),
             strict=True,
         )
-        for what, stream, event, host_us, took, row in rows:
+        for what, stream, event, host_us, took, queue, row in rows:
             if what < _RECORDS or what == _READS:
                 now += host_us
                 start = free[stream]
                 if start < now:
                     start = now
+                if queue >= 0 and start < (before := queued.get(queue, 0.0)):
+                    start = before
                 end = start + took
+                if queue >= 0:
+                    queued[queue] = end
                 if row >= 0:
                     if row in meetings:
                         until = yield Meeting(meetings[row], start)

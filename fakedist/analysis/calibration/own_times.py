@@ -31,11 +31,13 @@ class TimedRun:
         tables: Its tables ``launches`` (not empty), ``work``, ``ranges``, ``layers``, ``calls`` and ``groups``.
         model: The GPU model that it ran on.
         job: The job.
+        nccl: NCCL's variables as the run recorded them.
     """
 
     tables: Mapping[str, pd.DataFrame]
     model: GpuSpec
     job: Job | None
+    nccl: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ def step_change(run: TimedRun, gpu: GpuSpec, table: OwnTable) -> StepChange:
         gpu: The GPU model of the table.
         table: Own times.
     """
-    model, network = prices_of(gpu), network_of(gpu, run.job)
+    model, network = prices_of(gpu), network_of(gpu, run.job, nccl=run.nccl)
     before = estimate_times(run.tables, gpu, model, network).source
     prices = OwnPrices(model, table)
     after = estimate_times(run.tables, gpu, prices, network).source

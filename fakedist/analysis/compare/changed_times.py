@@ -60,6 +60,31 @@ def name_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
     return _joined([by_name(each[each["family"] != "communication"]) for each in (a, b)], ["name", "family"])
 
 
+def group_changes(a: StepTime, b: StepTime) -> pd.DataFrame:
+    """Exposed communication of two steps by group and operation, largest change first.
+
+    Returns:
+        Columns group, operation, num_a, num_b (calls), unknown_a, unknown_b (those of unknown duration), whole_a_us,
+        whole_b_us (all of their time), a_us, b_us (the exposed part), change_us, what. No rows unless both steps have
+        their communication by group. The change is 0 if only one of them has calls of unknown duration.
+    """
+    keys = ["group", "operation"]
+    names = {"num_calls": "num_kernels", "num_unknown": "num_unknown", "exposed_us": "time_us", "time_us": "whole_us"}
+    both = bool(a.by_group and b.by_group)
+    sides = [
+        pd.DataFrame(to_plain(each.by_group if both else []), columns=[*keys, *names])
+        .rename(columns=names)
+        .groupby(keys, sort=False, as_index=False)
+        .sum()
+        for each in (a, b)
+    ]
+    found = _joined(sides, keys)
+    for side, each in zip("ab", sides, strict=True):
+        whole = each.set_index(keys)["whole_us"]
+        found[f"whole_{side}_us"] = whole.reindex(pd.MultiIndex.from_frame(found[keys])).fillna(0.0).to_numpy("f8")
+    return found
+
+
 def layer_parts(times: pd.DataFrame, paths: dict[int, str]) -> pd.DataFrame:
     """Own time of layers by family: columns path, category (the family), us. It adds up to the time of all kernels.
 

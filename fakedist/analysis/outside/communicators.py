@@ -18,8 +18,8 @@ from fakedist.analysis.outside.connections import (
     tree_bytes,
 )
 from fakedist.analysis.outside.fabric import Fabric
-from fakedist.analysis.outside.nccl_settings import Settings
 from fakedist.analysis.outside.span import NOTHING, Span, exactly, total
+from fakedist.time.nccl_settings import Settings
 
 _PEER_OPERATIONS = ("send", "recv")
 _TO_ALL = ("all_to_all",)

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from fakedist.analysis.outside.fabric import Fabric
-from fakedist.analysis.outside.nccl_settings import MAX_CHANNELS, MIB, Settings
 from fakedist.analysis.outside.span import NOTHING, Span, exactly
+from fakedist.time.nccl_settings import MAX_CHANNELS, MIB, Settings
 
 #: ncclSendMem and ncclRecvMem without their buffers: one page each (src/include/comm.h).
 _HEADER_BYTES = 4096

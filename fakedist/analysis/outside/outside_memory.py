@@ -13,11 +13,11 @@ from fakedist.analysis.calls import ranks_of
 from fakedist.analysis.outside.communicators import CommunicatorMemory, Usage, communicator_memory
 from fakedist.analysis.outside.connections import Shape
 from fakedist.analysis.outside.fabric import find_fabric
-from fakedist.analysis.outside.nccl_settings import MIB, read_settings
 from fakedist.analysis.outside.span import Span, exactly, total
 from fakedist.analysis.topology import ProcessGroup, read_groups
 from fakedist.run import summary
 from fakedist.run.summary import Outside
+from fakedist.time.nccl_settings import MIB, read_settings
 
 #: A process's CUDA context with PyTorch, as measured and published. No figure was found for any other GPU.
 CONTEXT_BYTES = {

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import pandas as pd
 
@@ -13,13 +14,18 @@ from fakedist.analysis.times.kernel_kinds import timed
 from fakedist.analysis.times.totals import Times, find_times
 from fakedist.gpu_models.spec import GpuSpec
 from fakedist.job import Job
+from fakedist.run import time_notes
+from fakedist.run.notes import Note
 from fakedist.run.step_time import FamilyAccuracy, KernelSource, Peaks
 from fakedist.time.accuracy import closest
 from fakedist.time.communication import Communication, communication_of
 from fakedist.time.fabric import Fabric, default_fabric, find_fabric
+from fakedist.time.imbalance import ImbalancedPrices
 from fakedist.time.kernels import KernelTimes
+from fakedist.time.nccl_settings import CHANNEL_VARIABLES, TIME_VARIABLES, read_settings
 from fakedist.time.own import own_prices
 from fakedist.time.step import Prices, price_step
+from fakedist.time.what_if import WhatIf, changed_fabric, changed_launches, read_what_if
 
 
 @dataclass(frozen=True)
@@ -53,15 +59,21 @@ def prices_of(gpu: GpuSpec, times: str | None = None) -> Prices:
 
 @dataclass(frozen=True)
 class Network:
-    """What connects the GPUs of the job.
+    """What connects the GPUs of the job, and how the job uses it.
 
     Attributes:
         fabric: The interconnect.
         interferes: Whether kernels and collectives that run at once slow each other.
+        nccl: NCCL's variables.
+        moe_imbalance: How much more than its even share the busiest rank gets of an all_to_all and of grouped products.
+        what_if: A change to price; None for the step as it is.
     """
 
     fabric: Fabric
     interferes: bool = True
+    nccl: Mapping[str, str] = field(default_factory=dict)
+    moe_imbalance: float = 1.0
+    what_if: WhatIf | None = None
 
 
 @dataclass(frozen=True)
@@ -72,30 +84,49 @@ class NetworkChoice:
         fabric: A preset or a fabric file.
         gpus_per_node: GPUs in one NVLink domain.
         interferes: Whether kernels and collectives that run at once slow each other.
+        nccl: NCCL's variables, which go before the run's own.
+        moe_imbalance: How much more than its even share the busiest rank gets of an all_to_all and of grouped products.
+        what_if: A change to price, as ``fakedist.time.what_if`` reads it.
     """
 
     fabric: str | None = None
     gpus_per_node: int | None = None
     interferes: bool = True
+    nccl: Mapping[str, str] = field(default_factory=dict)
+    moe_imbalance: float = 1.0
+    what_if: str | None = None
 
 
-def network_of(gpu: GpuSpec, job: Job | None, chosen: NetworkChoice | None = None) -> Network:
+def network_of(
+    gpu: GpuSpec,
+    job: Job | None,
+    chosen: NetworkChoice | None = None,
+    nccl: Mapping[str, str] = MappingProxyType({}),
+) -> Network:
     """The network of a job.
 
     Args:
         gpu: The GPU model, which has a usual fabric.
         job: The job; its nodes are NVLink domains unless the fabric's domains span hosts.
         chosen: What goes before that.
+        nccl: NCCL's variables as the run recorded them.
 
     Raises:
-        JobError: There is no such fabric, or the file is not valid.
+        JobError: There is no such fabric or what-if, the file is not valid, or the GPU lacks the link that a what-if
+            changes.
     """
     chosen = NetworkChoice() if chosen is None else chosen
+    what_if = None if chosen.what_if is None else read_what_if(chosen.what_if)
+    if what_if is not None:
+        per_node = what_if.gpus_per_node or chosen.gpus_per_node
+        chosen = replace(chosen, fabric=what_if.fabric or chosen.fabric, gpus_per_node=per_node)
     name = chosen.fabric or (job.fabric if job is not None else None) or default_fabric(gpu.like or gpu.name).name
     fabric = find_fabric(name, chosen.gpus_per_node)
     if chosen.gpus_per_node is None and job is not None and not fabric.spans_hosts:
         fabric = find_fabric(name, job.gpus_per_node)
-    return Network(fabric, chosen.interferes)
+    if what_if is not None:
+        fabric = changed_fabric(what_if, fabric, gpu.nvlink_bandwidth)
+    return Network(fabric, chosen.interferes, {**nccl, **chosen.nccl}, chosen.moe_imbalance, what_if)
 
 
 def estimate_times(
@@ -112,13 +143,19 @@ def estimate_times(
 
     Raises:
         RunDirectoryError: The tables are damaged.
+        JobError: The step lacks the groups of a what-if.
     """
-    communication = None if network is None else _communication(tables, gpu, network)
-    priced = price_step(tables["launches"], tables["work"], prices, communication)
+    launches, communication = tables["launches"], None
+    if network is not None:
+        communication = _communication(tables, gpu, network)
+        if network.what_if is not None:
+            launches, communication = changed_launches(network.what_if, launches, communication, tables["groups"])
+        prices = ImbalancedPrices(prices, network.moe_imbalance)
+    priced = price_step(launches, tables["work"], prices, communication)
     peaks = Peaks(dict(gpu.peak_flops), gpu.memory_bandwidth)
     rows = closest(gpu, priced.families)
     accuracy = [FamilyAccuracy(row.family, row.gpu, row.median, row.p95) for row in rows]
-    source = replace(priced.source, accuracy=accuracy)
+    source = replace(priced.source, accuracy=accuracy, notes=[*priced.source.notes, *_nccl_notes(network)])
     times = find_times(priced.kernels, tables["layers"], source, peaks, ranges=tables["ranges"])
     if times.summary is not None and communication is not None:
         by_group = group_times(timed(priced.kernels), tables["calls"], tables["groups"], communication)
@@ -126,7 +163,21 @@ def estimate_times(
     return EstimatedTimes(priced.kernels, times, source)
 
 
+def _nccl_notes(network: Network | None) -> list[Note]:
+    variables = {} if network is None else {name: network.nccl[name] for name in TIME_VARIABLES if name in network.nccl}
+    has_channels = not variables.keys().isdisjoint(CHANNEL_VARIABLES)
+    return [time_notes.nccl_environment(variables, has_channels=has_channels)] if variables else []
+
+
 def _communication(tables: Mapping[str, pd.DataFrame], gpu: GpuSpec, network: Network) -> Communication:
     calls = tables["calls"]
     own = calls[calls["sequence"].isin(tables["launches"]["call"])]
-    return communication_of(own, tables["groups"], gpu, network.fabric, interferes=network.interferes)
+    return communication_of(
+        own,
+        tables["groups"],
+        gpu,
+        network.fabric,
+        interferes=network.interferes,
+        nccl=read_settings(network.nccl),
+        moe_imbalance=network.moe_imbalance,
+    )

@@ -26,7 +26,7 @@ from fakedist.units import format_bytes
 
 #: Columns of the table `blocks` that a comparison of blocks needs.
 BLOCK_COLUMNS = ("bytes", "alloc_event", "operation", "phase", "layer", "category", "stack", "at_peak")
-_TIME_TABLES = ("parts", "phases", "families", "layers", "names")
+_TIME_TABLES = ("parts", "phases", "families", "groups", "layers", "names")
 _CATEGORY_WORDS = {
     "parameter": "parameters",
     "optimizer_state": "optimizer states",

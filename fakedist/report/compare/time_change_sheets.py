@@ -10,7 +10,7 @@ from fakedist.report.compare.comparison import format_relative
 from fakedist.report.compare.time_comparison import TimeComparison, format_us_change
 from fakedist.report.text.memory_sheets import Columns, changed_sheet
 from fakedist.report.text.sheet import KEY, Sheet, SheetColumn
-from fakedist.report.text.time_wording import short_kernel, unknown_time
+from fakedist.report.text.time_wording import short_kernel, unknown_time, us_or_dash
 
 
 def time_change_sheets(time: TimeComparison, *, all_rows: bool) -> list[Sheet]:
@@ -24,6 +24,7 @@ def time_change_sheets(time: TimeComparison, *, all_rows: bool) -> list[Sheet]:
         Sheet(f"Time of the step, {time.of}", [_text("", time.parts["name"]), *_times(time.parts)]),
         _shown(f"Kernels by phase, {time.of}", time.phases, _phase_columns, all_rows),
         _shown(f"By family of kernels, {time.of}", time.families, _family_columns, all_rows),
+        _shown(f"Exposed communication by group, {time.of}", time.groups, group_columns, all_rows),
         _shown(f"Time by layer, own, {time.of}", time.layers, _layer_columns, all_rows),
         _shown(f"Kernels by name, {time.of}", time.names, _name_columns, all_rows),
     ]
@@ -46,6 +47,24 @@ def _family_columns(rows: pd.DataFrame) -> list[SheetColumn]:
     return [_text("family", rows["family"]), _counts(rows), *_times(rows), _text("", rows["what"])]
 
 
+def group_columns(rows: pd.DataFrame) -> list[SheetColumn]:
+    """The columns of exposed communication by group.
+
+    Args:
+        rows: Rows of ``changed_times.group_changes``.
+    """
+    whole = zip(rows["whole_a_us"].tolist(), rows["whole_b_us"].tolist(), strict=True)
+    texts = [(us_or_dash(a), us_or_dash(b)) for a, b in whole]
+    return [
+        _text("group", rows["group"]),
+        _text("operation", rows["operation"]),
+        _counts(rows, "calls"),
+        SheetColumn("time", [a if a == b else f"{a} -> {b}" for a, b in texts], rank=3),
+        *_times(rows),
+        _text("", rows["what"]),
+    ]
+
+
 def _layer_columns(rows: pd.DataFrame) -> list[SheetColumn]:
     return [_text("layer", rows["path"]), _text("family", rows["category"]), *_times(rows), _text("", rows["what"])]
 
@@ -55,9 +74,9 @@ def _name_columns(rows: pd.DataFrame) -> list[SheetColumn]:
     return [names, _counts(rows), *_times(rows), _text("", rows["what"])]
 
 
-def _counts(rows: pd.DataFrame) -> SheetColumn:
+def _counts(rows: pd.DataFrame, name: str = "kernels") -> SheetColumn:
     pairs = zip(rows["num_a"].tolist(), rows["num_b"].tolist(), strict=True)
-    return SheetColumn("kernels", [f"{a:,}" if a == b else f"{a:,} -> {b:,}" for a, b in pairs], rank=2)
+    return SheetColumn(name, [f"{a:,}" if a == b else f"{a:,} -> {b:,}" for a, b in pairs], rank=2)
 
 
 def _times(rows: pd.DataFrame) -> list[SheetColumn]:

@@ -46,6 +46,11 @@ class TimeComparison:
         return changed_times.family_changes(*self.times)
 
     @cached_property
+    def groups(self) -> pd.DataFrame:
+        """Exposed communication by group and operation; no rows unless both runs have it."""
+        return changed_times.group_changes(*self.times)
+
+    @cached_property
     def layers(self) -> pd.DataFrame:
         """Own time of layers by family. The changes add up to the change of all kernels."""
         sides = [
@@ -67,8 +72,16 @@ class TimeComparison:
 
     @property
     def why(self) -> str:
-        """The one line: "+12.3 ms in the kernels of the step, estimated: gemm of layers.*.mlp, +11.9 ms"."""
+        """The one line: "+12.3 ms in the kernels of the step, estimated: gemm of layers.*.mlp, +11.9 ms".
+
+        Of exposed communication if that changed more: "-9.1 ms of exposed communication, estimated: all_gather on dp".
+        """
         cause = why.find_cause(self.layers, "change_us")
+        exposed = float(self.groups["change_us"].sum())
+        if abs(exposed) > (0.0 if cause is None else abs(cause.change)):
+            first = self.groups[self.groups["change_us"] * exposed > 0].iloc[0]
+            part = f"{first['operation']} on {first['group']}, {format_us_change(float(first['change_us']))}"
+            return f"{format_us_change(exposed)} of exposed communication, {self.of}: {part}"
         if cause is None:
             return f"the kernels of the step take the same time, {format_us(self.times[1].kernel_us)}, {self.of}"
         return f"{format_us_change(cause.change)} in the kernels of the step, {self.of}: {say_time_part(cause)}"

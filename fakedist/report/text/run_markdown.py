@@ -34,7 +34,7 @@ def run_markdown(run: Run, *, all_layers: bool = False) -> str:
     summary = run.summary
     lines = _verdict(run, summary)
     pieces = ["\n".join(lines)]
-    pieces += ["\n".join(_sheet(sheet)) for sheet in run_sheets(run, all_layers=all_layers)]
+    pieces += ["\n".join(sheet_markdown(sheet)) for sheet in run_sheets(run, all_layers=all_layers)]
     if summary.estimated_outside:
         pieces.append("\n".join(_outside(summary.estimated_outside)))
     if summary.timed:
@@ -80,7 +80,7 @@ def time_markdown(run: Run, time: StepTime, source: KernelSource, *, all_layers:
         all_layers: Whether repeated layers stay apart and small ones are shown.
     """
     sheets = time_sheets(run, all_layers=all_layers)
-    return ["\n".join(_time(time, source)), *("\n".join(_sheet(sheet)) for sheet in sheets)]
+    return ["\n".join(_time(time, source)), *("\n".join(sheet_markdown(sheet)) for sheet in sheets)]
 
 
 def _time(time: StepTime, source: KernelSource) -> list[str]:
@@ -99,10 +99,11 @@ def _outside(outside: Outside) -> list[str]:
         for name, figure, more in outside_figures(outside)
     ]
     sheet = communicator_sheet(outside)
-    return [f"**{OUTSIDE_TITLE}**", "", *rows, *(["", *_sheet(sheet)] if sheet else [])]
+    return [f"**{OUTSIDE_TITLE}**", "", *rows, *(["", *sheet_markdown(sheet)] if sheet else [])]
 
 
-def _sheet(sheet: Sheet) -> list[str]:
+def sheet_markdown(sheet: Sheet) -> list[str]:
+    """The lines of a table with its remarks, collapsed under its title."""
     rows = len(sheet.columns[0].cells)
     table = markdown_table(sheet.columns)[: _MAX_ROWS + 2]
     remarks = [*sheet.remarks]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 import pytest
 
+from fakedist.gpu_models.known import GPUS
 from fakedist.time.collectives import CollectiveTimes, GroupShape
-from fakedist.time.communication import call_times, collective_of
+from fakedist.time.communication import Communication, call_times, collective_of
 from fakedist.time.fabric import FABRICS
+from fakedist.time.nccl_settings import read_settings
 
 MIB = 1 << 20
 GROUPS = pd.DataFrame(
@@ -67,6 +70,33 @@ def test_a_group_of_one_takes_no_time_and_an_unknown_operation_is_not_known() ->
     found = of(("all_reduce", 4, MIB, MIB, -1), ("frobnicate", 1, MIB, MIB, -1))["time_us"]
     assert found.iloc[0] == 0.0
     assert pd.isna(found.iloc[1])
+
+
+def test_an_imbalance_lengthens_all_to_all_alone() -> None:
+    calls = pd.DataFrame(
+        [("all_to_all_single", 0, 64 * MIB, 64 * MIB, -1), ("all_reduce", 0, 64 * MIB, 64 * MIB, -1)],
+        columns=["operation", "group", "bytes_in", "bytes_out", "peer"],
+    )
+    even, uneven = (call_times(calls, GROUPS, TIMES, factor) for factor in (1.0, 2.0))
+    assert uneven["time_us"].iloc[0] == TIMES.time("all_to_all", 128 * MIB, GroupShape(64, 8, 8)).time_us
+    assert uneven["time_us"].iloc[1] == even["time_us"].iloc[1]
+    assert uneven["moved_bytes"].tolist() == even["moved_bytes"].tolist()
+
+
+def test_a_groups_calls_queue_and_its_sends_do_not() -> None:
+    found = of(("all_reduce", 1, MIB, MIB, -1), ("send", 0, MIB, 0, 8))
+    assert found["queue"].tolist() == [1, -1]
+    assert found["kind"].tolist() == ["all_reduce", "send"]
+
+
+@pytest.mark.parametrize(("variable", "sms"), [("", 24), ("NCCL_MAX_NCHANNELS", 8), ("NCCL_MIN_NCHANNELS", 32)])
+def test_channels_set_the_sms_that_a_collective_holds(variable: str, sms: int) -> None:
+    gpu = GPUS["h100-80g"]
+    settings = read_settings({variable: str(sms)} if variable else {})
+    calls = of(("all_reduce", 1, MIB, MIB, -1)).set_axis([0])
+    found = Communication(calls, gpu, FABRICS["dgx-h100-ndr"], nccl=settings)
+    work = pd.DataFrame({"kind": ["kernel"], "m": [0], "n": [0], "batch": [0]})
+    assert found.slowed(work, np.zeros(1), over_nodes=False)[0] == pytest.approx(1 - sms / gpu.sms)
 
 
 def test_calls_keep_their_index() -> None:

@@ -100,3 +100,9 @@ def test_a_row_of_an_unknown_kind_is_damage() -> None:
     launches = launch_table(record([launch(COPY)]))
     with pytest.raises(RunDirectoryError, match="unknown kind 'telepathy'"):
         Timeline(launches.assign(what=["telepathy"]))
+
+
+def test_a_queue_runs_one_launch_at_a_time_whatever_their_streams() -> None:
+    launches = launch_table(record([launch(COPY, stream=stream) for stream in (7, 8, 9)]))
+    found = Timeline(launches, np.array([3, 3, 4])).place(np.full(3, 100.0), Host(operation_us=0.0, launch_us=0.0))
+    assert found.start_us.tolist() == [0.0, 100.0, 0.0]

@@ -7,8 +7,8 @@ import pytest
 from fakedist.analysis.outside.communicators import Usage, communicator_memory
 from fakedist.analysis.outside.connections import Shape, channels_per_peer, coll_channels
 from fakedist.analysis.outside.fabric import AMPERE, BLACKWELL, HOPPER, PCIE, Fabric, find_fabric
-from fakedist.analysis.outside.nccl_settings import Settings, read_settings
 from fakedist.analysis.outside.span import Span
+from fakedist.time.nccl_settings import Settings, read_settings
 
 MIB = 1 << 20
 NODE, NODES, RAIL = Shape(8, 8, 1), Shape(1024, 8, 128), Shape(128, 1, 128)

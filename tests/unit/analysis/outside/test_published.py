@@ -14,8 +14,8 @@ import pytest
 from fakedist.analysis.outside import fabric
 from fakedist.analysis.outside.communicators import Usage, communicator_memory
 from fakedist.analysis.outside.connections import Shape, pipes
-from fakedist.analysis.outside.nccl_settings import read_settings
 from fakedist.analysis.outside.span import Span, total
+from fakedist.time.nccl_settings import read_settings
 
 DOCS = Path(__file__).parents[4] / "docs"
 PUBLISHED = DOCS / "accuracy" / "nccl.json"

@@ -1,4 +1,4 @@
-"""Settings from NCCL's environment variables. Defaults are those of NCCL 2.28 to 2.30."""
+"""Settings from NCCL's environment variables, for its time and its memory. Defaults are those of NCCL 2.28 to 2.30."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ MAX_CHANNELS = 64  # MAXCHANNELS, src/include/device.h
 LL_BYTES = 8 * 512 * 8 * 16
 LL128_BYTES = 120 * 640 * 8 * 8
 SIMPLE_BYTES = 4 * MIB
+#: Variables that the times of collectives follow. Of these, the number of channels changes only the SMs they hold.
+CHANNEL_VARIABLES = ("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS")
+TIME_VARIABLES = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE", "NCCL_P2P_NET_CHUNKSIZE", *CHANNEL_VARIABLES)
 _ALGORITHMS = ("ring", "tree", "nvls", "nvlstree", "pat")
+_PROTOCOLS = ("ll", "ll128", "simple")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings that affect memory.
+    """The settings that affect memory or time.
 
     Attributes:
         ll_bytes: Buffer of protocol LL, per connection.
@@ -36,6 +40,7 @@ class Settings:
         nvls_channels: Channels of NVLink SHARP; None for the GPU's default.
         nvls_chunk_bytes: Chunk of NVLink SHARP.
         algorithms: Names that NCCL_ALGO allows.
+        protocols: Names that NCCL_PROTO allows.
         p2p: Whether GPUs of one node may access each other's memory.
         cumem: Whether device memory comes from cuMemCreate, in steps of 2 MiB.
         lazy: Whether an algorithm connects only when it is first used (since NCCL 2.22).
@@ -54,6 +59,7 @@ class Settings:
     nvls_channels: int | None = None
     nvls_chunk_bytes: int = 128 * KIB
     algorithms: frozenset[str] = frozenset(_ALGORITHMS)
+    protocols: frozenset[str] = frozenset(_PROTOCOLS)
     p2p: bool = True
     cumem: bool = True
     lazy: bool = True
@@ -71,7 +77,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         return default if found is None or found < 0 else found
 
     cumem = read("CUMEM_ENABLE", 1) != 0
-    algorithms = _algorithms(environment.get("NCCL_ALGO", ""))
+    algorithms = _allowed(environment.get("NCCL_ALGO", ""), _ALGORITHMS)
     if read("PAT_ENABLE", 2) == 0:
         algorithms -= {"pat"}
     return Settings(
@@ -91,15 +97,16 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         nvls_channels=read("NVLS_NCHANNELS", 0) or None,
         nvls_chunk_bytes=read("NVLS_CHUNKSIZE", 128 * KIB),
         algorithms=algorithms,
+        protocols=_allowed(environment.get("NCCL_PROTO", ""), _PROTOCOLS),
         p2p=read("P2P_DISABLE", 0) == 0,
         cumem=cumem,
         lazy=cumem and read("RUNTIME_CONNECT", 1) != 0,
     )
 
 
-def _algorithms(text: str) -> frozenset[str]:
-    """Names in NCCL_ALGO: "Ring,Tree" or "^Tree". A list per operation ("allreduce:ring;...") counts as all names."""
-    names = frozenset(re.findall(r"[a-z]+", text.lower()))
+def _allowed(text: str, known: tuple[str, ...]) -> frozenset[str]:
+    """Names of a list: "Ring,Tree" or "^Tree". A list per operation ("allreduce:ring;...") counts as all names."""
+    names, every = frozenset(re.findall(r"[a-z]+[0-9]*", text.lower())), frozenset(known)
     if not names or ":" in text:
-        return frozenset(_ALGORITHMS)
-    return frozenset(_ALGORITHMS) - names if text.strip().startswith("^") else frozenset(_ALGORITHMS) & names
+        return every
+    return every - names if text.strip().startswith("^") else every & names
