@@ -53,6 +53,31 @@ def range_table(ranges: pd.DataFrame, kernels: pd.DataFrame) -> pd.DataFrame:
     return found[[column.name for column in RANGES.columns]].astype(dict.fromkeys(("begin_us", "end_us"), "f8"))
 
 
+def range_lanes(ranges: pd.DataFrame, most: int) -> pd.DataFrame:
+    """The ranges as bars on the GPU, those that overlap below each other: outer ones above those that they contain.
+
+    Args:
+        ranges: The table ``ranges``.
+        most: Rows to keep, the longest.
+
+    Returns:
+        Columns name, lane, start_us, end_us, num_kernels, kernel_us, num_calls, by start. Ranges without kernels are
+        left out.
+    """
+    table = ranges.assign(start_us=ranges["gpu_begin_us"], end_us=ranges["gpu_end_us"])
+    table["long_us"] = table["end_us"] - table["start_us"]
+    found = table[table["long_us"] > 0].nlargest(most, "long_us").sort_index()
+    found = found.sort_values(["start_us", "long_us"], ascending=[True, False], kind="stable")
+    reached: list[float] = []
+    lanes = []
+    for start, end in zip(found["start_us"].tolist(), found["end_us"].tolist(), strict=True):
+        lane = next((at for at, until in enumerate(reached) if until <= start), len(reached))
+        reached[lane : lane + 1] = [end]
+        lanes.append(lane)
+    columns = ["name", "lane", "start_us", "end_us", "num_kernels", "kernel_us", "num_calls"]
+    return found.assign(lane=np.array(lanes, "i8"))[columns].reset_index(drop=True)
+
+
 def by_range(ranges: pd.DataFrame) -> list[RangeTime]:
     """Ranges of one name together, most kernel time first.
 

@@ -7,10 +7,23 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from fakedist.analysis.recording import Array
+from fakedist.analysis.times.covering import hidden_parts, hidden_us
 from fakedist.analysis.times.kernel_kinds import timed
 from fakedist.analysis.times.merging import bars, kind_runs, layer_runs, longest_runs
+from fakedist.analysis.times.range_times import range_lanes
 from fakedist.analysis.times.trace import call_texts
-from fakedist.report.figures.look import FAMILY_COLOURS, ON_COLOUR, PHASE_COLOURS, SOFT, framed, new_figure, shown
+from fakedist.report.figures.look import (
+    FAMILY_COLOURS,
+    HIDDEN,
+    INK,
+    ON_COLOUR,
+    PHASE_COLOURS,
+    RANGE,
+    SOFT,
+    framed,
+    new_figure,
+    shown,
+)
 from fakedist.report.figures.time_figures import time_of
 from fakedist.report.text.time_wording import short_kernel
 from fakedist.results.run import Run
@@ -21,6 +34,9 @@ from fakedist.units import format_us
 MOST_BARS = 2_000
 #: Levels of the tree of layers.
 MOST_DEPTH = 6
+#: Ranges that lie in each other, or overlap on the GPU; deeper ones are left out.
+MOST_RANGE_LANES = 6
+_RESOLUTION = 4_000  # parts of the step: what is shorter cannot be seen
 _COLUMNS = (
     *("name", "family", "stream", "start_us", "duration_us", "operation", "phase", "recompute", "layer", "call"),
     *("flops", "moved_bytes", "bound"),
@@ -39,6 +55,9 @@ def read_kernels(run: Run) -> pd.DataFrame:
 
 def kernel_lanes(run: Run, *, most: int = MOST_BARS) -> go.Figure:
     """The kernels of the timed step by stream over time, below the phases and layers of the stream that computes most.
+
+    The script's own ranges (NVTX, ``record_function``) lie between them, from their first kernel to their last.
+    Collectives are lighter where something computes at the same time.
 
     Args:
         run: A run with a timed step.
@@ -64,11 +83,16 @@ def lanes_of(run: Run, kernels: pd.DataFrame, *, most: int) -> go.Figure:
     runs = longest_runs(runs[runs["depth"] < depth], most // 2)
     names = layers["name"].astype(str).to_numpy()[runs["layer"].to_numpy("i8")]
     _add_kinds(figure, "layers", runs, 1 + runs["depth"].to_numpy("f8"), names.tolist())
-    num_streams = kernels["stream"].nunique()
-    _add_bars(figure, run, kernels, first_row=1 + depth, most=most)
-    titles = {0: "phase", 1 + depth: "stream 0"} | ({1: "layers"} if depth else {})
-    titles |= {1 + depth + at: f"stream {at}" for at in range(num_streams)}
-    num_rows = 1 + depth + num_streams
+    ranges = drawn_ranges(run, most // 2)
+    num_lanes = int(ranges["lane"].max() + 1) if len(ranges) else 0
+    if num_lanes:
+        _add_ranges(figure, ranges, first_row=1 + depth)
+    num_streams, first_row = kernels["stream"].nunique(), 1 + depth + num_lanes
+    _add_bars(figure, run, kernels, first_row=first_row, most=most)
+    _add_hidden(figure, kernels, first_row=first_row)
+    titles = {0: "phase"} | ({1: "layers"} if depth else {}) | ({1 + depth: "ranges"} if num_lanes else {})
+    titles |= {first_row + at: f"stream {at}" for at in range(num_streams)}
+    num_rows = first_row + num_streams
     figure.update_layout(barmode="overlay", bargap=0, hovermode="closest", dragmode="zoom")
     figure.update_xaxes(range=[0, (time.summary().step_us or 1.0) / 1e3], ticksuffix=" ms")
     figure.update_yaxes(
@@ -77,6 +101,50 @@ def lanes_of(run: Run, kernels: pd.DataFrame, *, most: int) -> go.Figure:
     )  # fmt: skip
     title = f"Kernels of step {time.step} by stream ({time.source})"
     return framed(figure, title, x="time in the step", height=110 + _ROW_HEIGHT * num_rows)
+
+
+def drawn_ranges(run: Run, most: int) -> pd.DataFrame:
+    """The script's ranges as bars: the result of :func:`range_lanes` without lanes that are too deep."""
+    found = range_lanes(time_of(run).ranges(), most)
+    kept: pd.DataFrame = found[found["lane"] < MOST_RANGE_LANES]
+    return kept
+
+
+def _add_ranges(figure: go.Figure, ranges: pd.DataFrame, *, first_row: int) -> None:
+    start = ranges["start_us"].to_numpy("f8")
+    figure.add_bar(
+        **_places(start, ranges["end_us"].to_numpy("f8") - start, first_row + ranges["lane"].to_numpy("f8")),
+        meta="ranges",
+        name="your ranges",
+        marker={"color": RANGE, "line": {"width": 0}},
+        hovertext=[
+            f"{shown(row['name'])}<br>{format_us(row['end_us'] - row['start_us'])} on the GPU, "
+            f"{row['num_kernels']:,} kernels of {format_us(row['kernel_us'])}"
+            for row in ranges.to_dict("records")
+        ],
+        hovertemplate="%{hovertext}<extra></extra>",
+        textfont={"size": 11.5},
+    )
+
+
+def _add_hidden(figure: go.Figure, kernels: pd.DataFrame, *, first_row: int) -> None:
+    """Draw the parts of collectives that compute hides, over the collectives."""
+    calls = kernels[~kernels["is_compute"] & kernels["is_known"]]
+    if not len(calls):
+        return
+    end = float((kernels["start_us"] + kernels["known_us"]).max())
+    parts = hidden_parts(kernels, end / _RESOLUTION)
+    streams = np.unique(kernels["stream"].to_numpy("u8"))
+    start = parts["start_us"].to_numpy("f8")
+    row = first_row + np.searchsorted(streams, parts["stream"].to_numpy("u8"))
+    figure.add_bar(
+        **_places(start, parts["end_us"].to_numpy("f8") - start, row),
+        meta="hidden",
+        name="communication while something computes",
+        marker={"color": HIDDEN, "line": {"width": 0}},
+        hoverinfo="skip",
+        textfont={"size": 11.5, "color": INK},
+    )
 
 
 def _add_kinds(figure: go.Figure, part: str, rows: pd.DataFrame, y: Array, names: list[str]) -> None:
@@ -105,9 +173,10 @@ def _add_bars(figure: go.Figure, run: Run, kernels: pd.DataFrame, *, first_row: 
     stream = np.unique(found["stream"].to_numpy("u8"), return_inverse=True)[1]
     layers = run.table("layers", ["name"])["name"].astype(str).to_numpy()[rows["layer"].to_numpy("i8")]
     start, length = found["start_us"].to_numpy("f8"), (found["end_us"] - found["start_us"]).to_numpy("f8")
-    families = rows["family"].to_numpy("i8")
+    families, communication = rows["family"].to_numpy("i8"), FAMILIES.index("communication")
     known, num_kernels = found["known"].tolist(), found["num_kernels"].tolist()
-    for at in sorted(set(families.tolist())):
+    hidden = hidden_us(found, kernels)
+    for at in sorted(kernels["family"].unique().tolist()):  # the page draws families that no bar here stands for
         family, own = FAMILIES[at], np.flatnonzero(families == at)
         figure.add_bar(
             **_places(start[own], length[own], first_row + stream[own]),
@@ -117,10 +186,13 @@ def _add_bars(figure: go.Figure, run: Run, kernels: pd.DataFrame, *, first_row: 
             hovertext=[
                 f"{shown(labels[places[row]])}<br>"
                 f"{format_us(length[row]) if known[row] else 'duration not known'}"
-                f"{_several(num_kernels[row])}<br>{shown(layers[row] or '(outside of modules)')}"
+                f"{_several(num_kernels[row])}"
+                f"{_exposed(length[row], hidden[row]) if at == communication and known[row] else ''}"
+                f"<br>{shown(layers[row] or '(outside of modules)')}"
                 for row in own.tolist()
             ],
             hovertemplate="%{hovertext}<extra></extra>",
+            showlegend=len(own) > 0,
             textfont={"size": 11.5, "color": ON_COLOUR},
         )
     figure.update_layout(plot_bgcolor=SOFT)
@@ -128,6 +200,10 @@ def _add_bars(figure: go.Figure, run: Run, kernels: pd.DataFrame, *, first_row: 
 
 def _several(num: int) -> str:
     return f", of {num:,} kernels the longest" if num > 1 else ""
+
+
+def _exposed(long_us: float, hidden_us: float) -> str:
+    return f"<br>hidden {format_us(hidden_us)}, exposed {format_us(max(long_us - hidden_us, 0.0))}"
 
 
 def _places(start_us: Array, length_us: Array, row: Array) -> dict[str, object]:

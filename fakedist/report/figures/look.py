@@ -54,6 +54,8 @@ ON_COLOUR, BAD = "#10131a", "#b3261e"
 VEIL = "rgba(255, 255, 255, 0.38)"
 #: In the allocator's segments: nothing, and what was freed but is still in use on another stream.
 FREE, WAITING = "#e4e7ec", "#5c6470"
+#: Communication while something computes, and the script's own ranges.
+HIDDEN, RANGE = "#efb8b6", "#dcd8f2"
 #: The two sides of a comparison.
 SIDE_COLOURS = {"A": MUTED, "B": GROUP_COLOURS[0]}
 
@@ -71,6 +73,8 @@ STYLE_NAMES = {
     VEIL: "veil",
     FREE: "free",
     WAITING: "waiting",
+    HIDDEN: "hidden",
+    RANGE: "range",
 }
 #: plotly's own templates are large, and copied into every figure.
 _TEMPLATE = {

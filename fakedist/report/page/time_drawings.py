@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 
 from fakedist.analysis.layer_table import with_children
+from fakedist.analysis.times.covering import hidden_us
 from fakedist.analysis.times.merging import bars, kind_runs, layer_runs, longest_runs
-from fakedist.report.figures.kernel_figures import bar_labels
+from fakedist.report.figures.kernel_figures import bar_labels, drawn_ranges
 from fakedist.report.page.memory_drawings import kinds_of_rows
 from fakedist.report.page.pack import Pack
 from fakedist.results.run import Run
@@ -17,6 +18,8 @@ from fakedist.run.step_time import StepTime
 #: Limits for the bars of the timeline (all streams together) and the intervals of its layers: about 10 bytes each.
 MOST_BARS = 60_000
 MOST_RUNS = 40_000
+#: The script's own ranges, the longest.
+MOST_RANGES = 20_000
 _TICKS = 1 << 31  # per step: 1 ns each in a step of 2 s, and the same bytes for any duration
 #: Columns of the table of layers: figures with children, which the page sums itself when a folded row is expanded.
 LAYER_FIGURES = ("forward_us", "recompute_us", "backward_us", "optimizer_us", "other_us", "total_us", "launch_gap_us")
@@ -52,11 +55,14 @@ def add_kernels(pack: Pack, run: Run, kernels: pd.DataFrame, layers: pd.DataFram
     streams, stream = np.unique(found["stream"].to_numpy("u8"), return_inverse=True)
     pack.add("bar_stream", stream)
     _add_times(pack, "bar", found, tick)
+    is_call = (keys["family"] == FAMILIES.index("communication")) & found["known"].to_numpy(bool)
+    pack.add("bar_hidden", np.where(is_call, np.round(hidden_us(found, kernels) / tick), 0).astype("i8"))
     all_runs = layer_runs(kernels, layers["parent"].to_numpy())
     runs = longest_runs(all_runs, MOST_RUNS)
     for name in ("layer", "kind", "depth"):
         pack.add(f"run_{name}", runs[name].to_numpy("i8"))
     _add_times(pack, "run", runs, tick)
+    _add_ranges(pack, run, tick)
     phases = kind_runs(kernels)
     pack.add("part_kind", phases["kind"].to_numpy("i8"))
     _add_times(pack, "part", phases, tick)
@@ -64,6 +70,18 @@ def add_kernels(pack: Pack, run: Run, kernels: pd.DataFrame, layers: pd.DataFram
     pack.meta |= {"kernels": labels, "tick_us": tick, "step_us": step_us, "num_kernels": len(kernels)}
     pack.meta |= {"merged": len(found) < len(kernels), "runs_left_out": len(all_runs) - len(runs)}
     pack.meta.setdefault("layers", layers["name"].astype(str).tolist())
+
+
+def _add_ranges(pack: Pack, run: Run, tick: float) -> None:
+    """Add the script's own ranges, for lanes above the kernels."""
+    ranges = drawn_ranges(run, MOST_RANGES)
+    name, names = pd.factorize(ranges["name"].astype(str))
+    pack.add("range_name", name)
+    for column in ("lane", "num_kernels", "num_calls"):
+        pack.add(f"range_{column.removeprefix('num_')}", ranges[column].to_numpy("i8"))
+    pack.add("range_busy", np.round(ranges["kernel_us"].to_numpy("f8") / tick).astype("i8"))
+    _add_times(pack, "range", ranges, tick)
+    pack.meta["ranges"] = [str(each) for each in names]
 
 
 def _add_times(pack: Pack, prefix: str, table: pd.DataFrame, tick: float) -> None:

@@ -27,7 +27,7 @@ from fakedist.results.run import Run
 from fakedist.run.schema import FAMILIES, KINDS
 from fakedist.run.step_time import KernelSource, KernelTime, LayerTime, StepTime
 from fakedist.run.summary import Summary
-from fakedist.units import format_us
+from fakedist.units import format_bytes, format_us
 
 _MOST_ROWS = 1_000  # of a table
 _MOST_KERNELS = 200
@@ -57,6 +57,9 @@ def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: l
         "shares": _shares(time),
         "kinds": _kinds(kernels),
         "families": _families(time),
+        "groups": _groups(time),
+        "ranges": _ranges(time),
+        "num_more_ranges": max(len(time.ranges) - _MOST_KERNELS, 0),
         "layers": _layers(run.table("layer_times"), layers, folds, time.kernel_us or 1.0),
         "top": [_top(row, time) for row in rows_of(KernelTime, names.head(_MOST_KERNELS))],
         "num_more_names": max(len(names) - _MOST_KERNELS, 0),
@@ -140,6 +143,40 @@ def _families(time: StepTime) -> dict[str, object]:
         figures[1] = (row.time_us, cells[2])
         rows.append({"family": cells[0], "cells": figures})
     return {"columns": [column.name for column in columns], "rows": rows}
+
+
+def _groups(time: StepTime) -> list[dict[str, object]]:
+    """Collectives by group and operation: names, and figures with their sort keys."""
+    return [
+        {
+            "group": row.group,
+            "operation": row.operation,
+            "ranks": (row.group_size, f"{row.group_size:,} on {row.num_nodes:,}"),
+            "num_calls": row.num_calls,
+            "bytes": (row.moved_bytes, format_bytes(row.moved_bytes)),
+            "time": (row.time_us, unknown_time(row.time_us, row.num_unknown)),
+            "hidden": (row.hidden_us, format_us(row.hidden_us)),
+            "exposed": (row.exposed_us, format_us(row.exposed_us)),
+            "share": (row.exposed_us, f"{row.exposed_us / (time.step_us or 1.0):.1%}"),
+        }
+        for row in time.by_group
+    ]
+
+
+def _ranges(time: StepTime) -> list[dict[str, object]]:
+    """The script's own ranges by name, as :func:`_groups`."""
+    return [
+        {
+            "name": row.name,
+            "num_ranges": row.num_ranges,
+            "num_kernels": row.num_kernels,
+            "time": (row.kernel_us, unknown_time(row.kernel_us, row.num_unknown)),
+            "share": (row.kernel_us, f"{row.kernel_us / (time.kernel_us or 1.0):.1%}"),
+            "gpu": (row.gpu_us, us_or_dash(row.gpu_us)),
+            "num_calls": row.num_calls,
+        }
+        for row in time.ranges[:_MOST_KERNELS]
+    ]
 
 
 def _number(text: str) -> float:

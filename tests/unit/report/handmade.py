@@ -6,10 +6,14 @@ import dataclasses
 from pathlib import Path
 
 from fakedist.analysis.building import build_tables
+from fakedist.gpu_models.known import find_gpu
+from fakedist.run.launch_records import RangeRow
 from fakedist.run.outcome import Ending, Outcome
 from fakedist.run.summary import Summary
 from tests.unit.analysis.recorded import GIB, GPU, KIB, MIB, HandMade, new_run
 from tests.unit.analysis.times.times_by_hand import H100, NAN, kernel, record
+from tests.unit.time import launches_by_hand
+from tests.unit.time.launches_by_hand import PRODUCT, launch
 
 GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize2x1x1_execute_segment_k_off_kernel"
 GELU = "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl(at::TensorIteratorBase&)>"
@@ -147,3 +151,29 @@ def summary_of_nothing() -> Summary:
         advice=[],
         invented_values=0,
     )
+
+
+def overlapping(directory: Path) -> Path:
+    """A step of two kernels, and a collective of 100 µs during which the second computes for 40 µs."""
+    made = recorded()
+    made.record("groups", rows=[(0, "0", "default_pg", (0, 1), 0, 0, "nccl")])
+    made.record("calls", rows=[(0, "all_reduce", 0, MIB, MIB, "float32", False, 2, 1, 0, -1)])
+    rows = [kernel(0, 5, layer=7), kernel(20, 40, layer=7), kernel(20, 100, "communication", stream=9, call=0)]
+    made.others.append(record(*rows, source="measured", tool="cupti", step_us=150.0))
+    made.ended()
+    run = made.write(new_run(directory))
+    build_tables(run)
+    return run
+
+
+def ranged(directory: Path) -> Path:
+    """A step of two products on a virtual H100, in a range that contains another around the first of them."""
+    made = recorded()
+    made.gpu = dataclasses.replace(GPU, model=find_gpu("h100-80g"))
+    launches = launches_by_hand.record([launch(PRODUCT, layer=7), launch(PRODUCT, layer=8)])
+    ranges = [RangeRow("<b>outer</b>", 0, 0, 0, 2), RangeRow("inner", 0, 1, 0, 1)]
+    made.others.append(dataclasses.replace(launches, ranges=ranges))
+    made.ended()
+    run = made.write(new_run(directory))
+    build_tables(run)
+    return run

@@ -1,5 +1,6 @@
 // The timed step kernel by kernel: the run's figure, drawn again for each view from all of its bars.
 
+import { coverOf, partsOf } from './cover.js';
 import { $, colourOf, make, note } from './dom.js';
 import { barsInView } from './sampling.js';
 import { countText, cut, plain, shortName, usText } from './text.js';
@@ -26,8 +27,15 @@ export class KernelChart extends ZoomChart {
     this.lanes = data.meta.streams.map(() => []);
     for (let bar = 0; bar < streams.length; bar += 1) this.lanes[streams[bar]].push(bar);
     this.firstLane = Math.max(...this.figure.layout.yaxis.tickvals) + 1 - this.lanes.length;
-    this.layers = Array.from({ length: this.firstLane - 1 }, () => []);
+    const { range_lane: rangeLanes } = data;
+    this.ranges = Array.from({ length: rangeLanes.reduce((most, lane) => Math.max(most, lane + 1), 0) }, () => []);
+    for (let range = 0; range < rangeLanes.length; range += 1) this.ranges[rangeLanes[range]].push(range);
+    this.firstRange = this.firstLane - this.ranges.length;
+    this.layers = Array.from({ length: this.firstRange - 1 }, () => []);
     for (let run = 0; run < depths.length; run += 1) this.layers[depths[run]]?.push(run);
+    this.calls = data.meta.families.indexOf('communication');
+    const computing = (bar) => data.bars_family[data.bar_kind[bar]] !== this.calls;
+    this.cover = coverOf(data.bar_start, data.bar_length, [...streams.keys()].filter(computing));
     if (data.meta.merged) {
       const num = countText(data.meta.num_kernels);
       $('.merged', root).textContent = ` Of ${num} kernels, neighbouring ones are merged into one bar.`;
@@ -87,6 +95,12 @@ export class KernelChart extends ZoomChart {
         parts.get('layers').push({ start, length, row: 1 + depth, text, colour: kindColour(data.run_kind[run]) });
       }
     });
+    this.ranges.forEach((ranges, lane) => {
+      const row = this.firstRange + lane;
+      for (const [start, length, range] of barsInView(data.range_start, data.range_length, ranges, view, perPixel)) {
+        parts.get('ranges').push({ start, length, row, text: meta.ranges[data.range_name[range]] });
+      }
+    });
     this.lanes.forEach((bars, lane) => {
       const row = this.firstLane + lane;
       for (const isKnown of [1, 0]) {
@@ -97,11 +111,28 @@ export class KernelChart extends ZoomChart {
           const family = meta.families[data.bars_family[of]];
           if (!parts.has(family)) parts.set(family, []);
           const shape = isKnown ? { row, width: TALL } : { row: row + (TALL - SHORT) / 2, width: SHORT };
-          parts.get(family).push({ start, length, text, ...shape });
+          if (isKnown && data.bars_family[of] === this.calls) {
+            for (const { isHidden, ...part } of this.partsOfCall(start, length, bar)) {
+              parts.get(isHidden ? 'hidden' : family).push({ ...part, text: part.isLongest ? text : '', ...shape });
+            }
+          } else parts.get(family).push({ start, length, text, ...shape });
         }
       }
     });
     return this.figure.data.map((trace) => this.trace(trace, parts.get(trace.meta)));
+  }
+
+  // What of a collective is in view, in parts: something computes in those that are hidden. A narrow one may share its
+  // pixel with kernels that do not run at the same time, so it is one part, as most of it is.
+  partsOfCall(start, length, bar) {
+    const { bar_hidden: hidden, bar_length: lengths } = this.data;
+    if (length < 2 * this.perPixel)
+      return [{ start, length, isHidden: hidden[bar] > lengths[bar] / 2, isLongest: true }];
+    const [from, to] = this.ticks;
+    const seen = [Math.max(start, from), Math.min(start + length, to)];
+    const parts = partsOf(this.cover, seen, this.perPixel);
+    const longest = parts.reduce((most, part) => (part[1] > most[1] ? part : most));
+    return parts.map((part) => ({ start: part[0], length: part[1], isHidden: part[2], isLongest: part === longest }));
   }
 
   trace(trace, bars) {
@@ -154,9 +185,32 @@ export class KernelChart extends ZoomChart {
   point(spot, event) {
     const row = Math.round(spot.y);
     const tick = this.at(spot.x) / this.data.meta.tick_us;
-    const content = row < this.firstLane ? this.aboutLayer(row, tick) : this.aboutBar(row - this.firstLane, tick);
+    const content = this.about(row, tick);
     if (content) note.show(event.clientX, event.clientY, ...content);
     else note.hide();
+  }
+
+  about(row, tick) {
+    if (row >= this.firstLane) return this.aboutBar(row - this.firstLane, tick);
+    return row < this.firstRange ? this.aboutLayer(row, tick) : this.aboutRange(row - this.firstRange, tick);
+  }
+
+  aboutRange(lane, tick) {
+    const { data } = this;
+    const range = nearest(data.range_start, data.range_length, this.ranges[lane] || [], tick, 0);
+    if (range < 0) return null;
+    const num = data.range_calls[range];
+    const calls = num ? `, ${countText(num)} collective call${num === 1 ? '' : 's'}` : '';
+    const busy = usText(this.us(data.range_busy[range]));
+    return [
+      make(
+        'p',
+        { class: 'head' },
+        make('b', {}, data.meta.ranges[data.range_name[range]]),
+        `, ${usText(this.us(data.range_length[range]))} on the GPU`,
+      ),
+      make('p', {}, `${countText(data.range_kernels[range])} kernels of ${busy}${calls}`),
+    ];
   }
 
   aboutBar(lane, tick) {
@@ -172,9 +226,15 @@ export class KernelChart extends ZoomChart {
     return [
       make('p', { class: 'head' }, make('b', {}, num > 1 ? `${countText(num)} kernels` : name), `, ${long}`),
       num > 1 ? make('p', {}, `the longest: ${name}`) : null,
+      data.bars_family[of] === this.calls && data.bars_known[of] ? make('p', {}, this.exposure(bar)) : null,
       make('p', {}, `${what}, at ${usText(this.us(data.bar_start[bar]))}`),
       make('p', {}, meta.layers[data.bars_layer[of]] || '(outside of modules)'),
     ].filter(Boolean);
+  }
+
+  exposure(bar) {
+    const { bar_hidden: hidden, bar_length: length } = this.data;
+    return `hidden ${usText(this.us(hidden[bar]))}, exposed ${usText(this.us(Math.max(length[bar] - hidden[bar], 0)))}`;
   }
 
   aboutLayer(row, tick) {

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from fakedist.analysis.times.kernel_kinds import timed
-from fakedist.analysis.times.range_times import by_range, range_table
+from fakedist.analysis.times.range_times import by_range, range_lanes, range_table
 from fakedist.analysis.times.trace import _ranges
 from fakedist.run.launch_records import RangeRow
 from fakedist.run.launch_schema import RANGES
@@ -48,6 +48,18 @@ def test_ranges_of_one_name_are_summed_most_time_first() -> None:
     assert (large.name, large.kernel_us) == ("b", 50)
     assert (small.name, small.num_ranges, small.depth, small.num_kernels, small.kernel_us) == ("a", 2, 1, 2, 13)
     assert small.gpu_us == pytest.approx(13)
+
+
+def test_ranges_that_overlap_on_the_gpu_are_below_each_other() -> None:
+    found = range_lanes(ranges(("in", 0, 1, 0, 1), ("out", 0, 0, 0, 2), ("late", 0, 0, 3, 4), ("none", 0, 0, 2, 2)), 9)
+    assert [(row.name, row.lane, row.start_us, row.end_us) for row in found.itertuples()] == [
+        ("out", 0, 10, 65),
+        ("in", 1, 10, 15),
+        ("late", 2, 12, 20),
+    ]
+    after = range_lanes(ranges(("one", 0, 0, 0, 1), ("two", 0, 0, 1, 2)), 9)
+    assert after["lane"].tolist() == [0, 0]
+    assert range_lanes(ranges(("in", 0, 1, 0, 1), ("out", 0, 0, 0, 2)), 1)["name"].tolist() == ["out"]
 
 
 def test_the_trace_has_a_track_of_them_by_thread_and_names_are_text() -> None:

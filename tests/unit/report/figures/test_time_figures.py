@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from fakedist.analysis.building import build_tables
+from fakedist.report.figures.kernel_figures import kernel_lanes
 from fakedist.report.figures.look import PHASE_COLOURS
 from fakedist.results.opening import open_run
 from fakedist.results.run import Run
 from tests.unit.analysis.recorded import GPU, HandMade, new_run
 from tests.unit.analysis.times.times_by_hand import H100, NAN, kernel, record
-from tests.unit.report.handmade import ended_well, timed
+from tests.unit.report.handmade import ended_well, overlapping, ranged, timed
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +81,32 @@ def test_kernels_are_bars_in_the_lane_of_their_stream(run: Run) -> None:
     assert {titles[row] for row in families["gemm"].y} == {"stream 0"}
     assert all("duration not known" in text for text in families["communication"].hovertext)
     assert list(families["phase"].marker.color) == [PHASE_COLOURS[name] for name in _phases(families["phase"])]
+
+
+def test_every_family_has_a_trace_however_few_bars_there_are(run: Run) -> None:
+    drawn = {each.meta for each in kernel_lanes(run, most=2).data}
+    assert drawn >= set(run.table("kernels")["family"])
+
+
+def test_collectives_are_lighter_while_something_computes(tmp_path: Path) -> None:
+    figure = open_run(overlapping(tmp_path / "run")).figures.kernels()
+    traces = {each.meta: each for each in figure.data}
+    hidden = traces["hidden"]
+    assert (hidden.base[0], hidden.x[0]) == pytest.approx((0.02, 0.04))
+    assert (len(hidden.x), hidden.y[0]) == (1, traces["communication"].y[0])
+    assert "<br>hidden 40.0 µs, exposed 60.0 µs<br>" in traces["communication"].hovertext[0]
+
+
+def test_ranges_have_lanes_of_their_own_and_their_names_are_text(tmp_path: Path) -> None:
+    run = open_run(ranged(tmp_path / "run"))
+    figure = run.figures.kernels()
+    titles = dict(zip(figure.layout.yaxis.tickvals, figure.layout.yaxis.ticktext, strict=True))
+    (ranges,) = (each for each in figure.data if each.meta == "ranges")
+    assert [titles.get(row) for row in ranges.y] == ["ranges", None]
+    assert titles[max(ranges.y) + 1] == "stream 0"
+    table = run.table("ranges")
+    assert list(ranges.x) == pytest.approx(((table["gpu_end_us"] - table["gpu_begin_us"]) / 1e3).tolist())
+    assert [text.partition("<br>")[0] for text in ranges.hovertext] == ["&lt;b&gt;outer&lt;/b&gt;", "inner"]
 
 
 def _phases(bars: Any) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,14 @@ from fakedist.report.figures.kernel_figures import read_kernels
 from fakedist.report.page import time_drawings
 from fakedist.report.page.pack import Pack
 from fakedist.report.page.run_page import page
+from fakedist.report.text.time_sheets import group_time_sheet
 from fakedist.results.opening import open_run
 from fakedist.run.schema import FAMILIES
+from fakedist.run.step_time import GroupTime
 from fakedist.units import format_us
 from tests.unit.analysis.recorded import HandMade, new_run
 from tests.unit.analysis.times.times_by_hand import kernel, record
-from tests.unit.report.handmade import ended_well, measured, timed
+from tests.unit.report.handmade import ended_well, measured, overlapping, ranged, timed
 from tests.unit.report.reading import PageText, read_page
 
 HOSTILE = '<script>alert("k")</script>'
@@ -101,6 +104,36 @@ def test_the_drawing_has_every_kernel_where_it_is(run: Path) -> None:
     labels = {pack.meta["kernels"][int(pack.arrays["bars_name"][kind])] for kind in kinds}
     assert {"all_reduce on default_pg", "all_gather_into_tensor on tp"} <= labels
     assert not pack.meta["merged"]
+
+
+def test_a_collective_says_how_much_of_it_compute_hides(tmp_path: Path) -> None:
+    pack, found = Kept(), open_run(overlapping(tmp_path / "run"))
+    time_drawings.add_kernels(pack, found, read_kernels(found), found.table("layers"), found.time.summary())
+    assert np.multiply(pack.arrays["bar_hidden"], pack.meta["tick_us"]) == pytest.approx([0, 0, 40])
+
+
+def test_the_scripts_ranges_are_lanes_and_a_table(tmp_path: Path) -> None:
+    pack, found = Kept(), open_run(ranged(tmp_path / "run"))
+    time = found.time.summary()
+    time_drawings.add_kernels(pack, found, read_kernels(found), found.table("layers"), time)
+    assert [pack.meta["ranges"][int(name)] for name in pack.arrays["range_name"]] == ["<b>outer</b>", "inner"]
+    assert (pack.arrays["range_lane"], pack.arrays["range_kernels"]) == ([0, 1], [2, 1])
+    busy = np.multiply(pack.arrays["range_busy"], pack.meta["tick_us"])
+    assert busy == pytest.approx([row.kernel_us for row in time.ranges], abs=1e-2)
+    rows = read(found.path).tables["ranges"]
+    assert [row[:3] for row in rows[1:]] == [["<b>outer</b>", "1", "2"], ["inner", "1", "1"]]
+    assert rows[1][3:5] == [format_us(time.kernel_us), "100.0%"]
+
+
+def test_communication_by_group_has_the_terminals_cells(run: Path) -> None:
+    opened = open_run(run)
+    assert "group-times" not in read(run).tables
+    time = opened.summary.time
+    row = GroupTime("tp", 8, 2, "all_gather", 1_234, 0, 3e9, 100.0, 40.0, 60.0)
+    opened.summary = replace(opened.summary, time=replace(time, by_group=[row]))
+    heads, cells = read_page(page(opened)).tables["group-times"]
+    sheet = group_time_sheet(opened.summary.time, "estimated")
+    assert dict(zip(heads, cells, strict=True)) == {column.name: column.cells[0] for column in sheet.columns}
 
 
 def test_layers_that_are_opened_have_the_figures_of_their_row(run: Path) -> None:
