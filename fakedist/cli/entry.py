@@ -15,6 +15,7 @@ from fakedist.cli.check import check
 from fakedist.cli.compare import compare
 from fakedist.cli.doctor import doctor
 from fakedist.cli.encoding import plain_where_needed
+from fakedist.cli.export import export
 from fakedist.cli.nsys import nsys
 from fakedist.cli.profile import profile
 from fakedist.cli.report import report
@@ -32,7 +33,7 @@ def cli() -> None:
     """Run one rank of a thousand-GPU PyTorch job, unmodified, on one GPU or none, and see where its memory goes."""
 
 
-for _command in (profile, report, view, compare, time, topology, check, nsys, calibrate, doctor):
+for _command in (profile, report, view, compare, time, topology, check, nsys, calibrate, export, doctor):
     cli.add_command(_command)
 
 

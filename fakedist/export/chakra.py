@@ -1,15 +1,19 @@
 """Writes a rank's timed step as an MLCommons Chakra execution trace, which ASTRA-sim and other simulators read.
 
 A node is a launch: a kernel, a copy, a fill, a collective, a send or a receive. Its data dependencies are the launch
-before it on its stream, and the launches that an event made its stream wait for. What the host waits for is a control
-dependency of the next launch.
+before it on its stream, and the launches that an event made its stream wait for. What the host waited for is a control
+dependency of each stream's next launch. Sends and receives that run at once do not depend on each other.
+
+ASTRA-sim (astra-sim/workload/Workload.cc, CommunicatorGroup.cc @0383c203) reads groups as positive whole numbers, and
+the bytes of a collective as those of one rank's input.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -21,15 +25,33 @@ from fakedist.export.chakra_messages import (
     COLLECTIVE,
     COLLECTIVE_TYPES,
     COMPUTE,
+    INVALID,
     RECEIVE,
     SEND,
     Message,
     message_classes,
     write_message,
 )
+from fakedist.run.launch_records import LAUNCH_KINDS
 from fakedist.time.communication import collective_of
+from fakedist.time.stages import Transfer, transfers_of
 
 VERSION = "0.0.4"
+
+
+@dataclass(frozen=True)
+class TracedGroup:
+    """A process group in a trace.
+
+    Attributes:
+        number: What nodes have as ``pg_name`` and ``comm_tag``, the same in the traces of all ranks, from 1 on.
+        name: Its description or name.
+        ranks: Its ranks; empty if they are not known.
+    """
+
+    number: int
+    name: str
+    ranks: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -41,18 +63,34 @@ class TracedRank:
         launches: The table ``launches``.
         work: The table ``work``.
         calls: The table ``calls``.
-        groups: The table ``groups``.
+        groups: Its groups, in the order of the table ``groups``.
         duration_us: How long each launch takes, by row; NaN if that is not known.
-        ranks: The ranks of each group, by its row.
     """
 
     rank: int
     launches: pd.DataFrame
     work: pd.DataFrame
     calls: pd.DataFrame
-    groups: pd.DataFrame
+    groups: Sequence[TracedGroup]
     duration_us: npt.NDArray[np.float64]
-    ranks: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class WrittenTrace:
+    """A trace that was written.
+
+    Attributes:
+        path: The file.
+        rank: The rank.
+        num_nodes: Nodes by what they are: kernels, collectives, sends, receives, unknown. An unknown node is a call
+            whose operation or ranks are not known: it keeps its dependencies and does nothing.
+        collectives: Collectives by kind.
+    """
+
+    path: Path
+    rank: int
+    num_nodes: dict[str, int] = field(default_factory=dict)
+    collectives: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -61,59 +99,108 @@ class Dependencies:
 
     Attributes:
         data: On the GPU: the launch before it on its stream, and those that its stream waited for.
-        control: On the host: what it waited for since the launch before.
+        control: On the host: what it waited for since the launch before on this stream.
     """
 
     data: tuple[int, ...]
     control: tuple[int, ...]
 
 
-def write_chakra(traced: TracedRank, directory: Path, name: str) -> int:
-    """Write ``NAME.RANK.et`` and return its number of nodes.
+def trace_path(directory: Path, name: str, rank: int) -> Path:
+    """Where the trace of a rank is written."""
+    return directory / f"{name}.{rank}.et"
+
+
+def groups_path(directory: Path, name: str) -> Path:
+    """Where the groups are written."""
+    return directory / f"{name}.groups.json"
+
+
+def write_chakra(traced: TracedRank, directory: Path, name: str) -> WrittenTrace:
+    """Write ``NAME.RANK.et``.
 
     Raises:
         SetupError: The protobuf library is not installed.
     """
-    path = directory / f"{name}.{traced.rank}.et"
+    path = trace_path(directory, name, traced.rank)
     classes = message_classes()
     with path.open("wb") as file:
         head = classes["GlobalMetadata"](version=VERSION)
         _attribute(head, "schema", "string", f"fakedist {VERSION}")
         _attribute(head, "rank", "int64", traced.rank)
         write_message(file, head)
-        return _write_nodes(file, traced, classes["Node"])
+        num_nodes, collectives = _write_nodes(file, traced, classes["Node"])
+    return WrittenTrace(path, traced.rank, dict(num_nodes), dict(collectives))
 
 
-def write_groups(groups: Mapping[str, Sequence[int]], directory: Path, name: str) -> Path:
-    """Write the ranks of each group by the name that nodes have as ``pg_name``: ASTRA-sim's group configuration."""
-    path = directory / f"{name}.groups.json"
-    path.write_text(json.dumps({group: list(ranks) for group, ranks in groups.items()}, indent=1) + "\n")
+def write_groups(groups: Mapping[int, Sequence[int]], directory: Path, name: str) -> Path:
+    """Write the ranks of each group by the number that nodes have as ``pg_name``: ASTRA-sim's group configuration."""
+    path = groups_path(directory, name)
+    path.write_text(json.dumps({str(group): list(ranks) for group, ranks in groups.items()}, indent=1) + "\n")
     return path
 
 
-def dependencies(launches: pd.DataFrame) -> dict[int, Dependencies]:
-    """What each launch waits for, by its row. Rows without work are no launches."""
+def dependencies(launches: pd.DataFrame, together: Sequence[Sequence[int]] = ()) -> dict[int, Dependencies]:
+    """What each launch waits for, by its row. Rows without work are no launches.
+
+    Args:
+        launches: The table ``launches``.
+        together: Rows that run at once: they all wait for what the first of them waits for.
+    """
+    batch = {row: number for number, rows in enumerate(together) for row in rows}
+    before: dict[int, Dependencies] = {}
     last: dict[tuple[int, int], tuple[int, ...]] = {}
     recorded: dict[int, tuple[int, ...]] = {}
-    control: tuple[int, ...] = ()
     found = {}
     columns = [launches[name].tolist() for name in ("what", "device", "stream", "event", "work")]
+    host = _HostWaits(list(zip(columns[1], columns[2], strict=True)))
     for row, (what, device, stream, event, work) in enumerate(zip(*columns, strict=True)):
         at = (device, stream)
         if work >= 0:
-            found[row] = Dependencies(last.get(at, ()), control)
-            last[at], control = (row,), ()
+            found[row] = Dependencies(last.get(at, ()), host.taken(at))
+            if (number := batch.get(row)) is not None:
+                own = before.setdefault(number, found[row])
+                others = tuple(each for each in found[row].data if batch.get(each) != number)
+                found[row] = Dependencies(_joined(own.data, others), _joined(own.control, found[row].control))
+                siblings = tuple(each for each in last.get(at, ()) if batch.get(each) == number)
+                last[at] = (*siblings, row)
+            else:
+                last[at] = (row,)
             if what == "host_reads":
-                control = (row,)
+                host.waits((row,))
         elif what == "stream_records":
             recorded[event] = last.get(at, ())
         elif what == "stream_waits":
             last[at] = _joined(last.get(at, ()), recorded.get(event, ()))
         elif what == "host_waits_for_device":
-            control = _joined(control, *last.values())
+            host.waits(_joined(*last.values()))
         else:
-            control = _joined(control, recorded.get(event, ()) if event else last.get(at, ()))
+            host.waits(recorded.get(event, ()) if event else last.get(at, ()))
     return found
+
+
+class _HostWaits:
+    """What the host has waited for since each stream's last launch."""
+
+    def __init__(self, streams: Sequence[tuple[int, int]]) -> None:
+        self._streams = streams
+        self._of_new: tuple[int, ...] = ()  # for a stream without launches
+        self._of: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    def waits(self, rows: tuple[int, ...]) -> None:
+        # A later launch of a stream stands for the earlier ones.
+        streams = {self._streams[row] for row in rows}
+
+        def joined(pending: tuple[int, ...]) -> tuple[int, ...]:
+            return (*(row for row in pending if self._streams[row] not in streams), *rows)
+
+        self._of_new = joined(self._of_new)
+        self._of = {at: joined(pending) for at, pending in self._of.items()}
+
+    def taken(self, at: tuple[int, int]) -> tuple[int, ...]:
+        pending = self._of.get(at, self._of_new)
+        self._of[at] = ()
+        return pending
 
 
 def _joined(*parts: tuple[int, ...]) -> tuple[int, ...]:
@@ -136,13 +223,16 @@ def _calls(table: pd.DataFrame) -> dict[int, _Call]:
     return dict(zip(table["sequence"].tolist(), map(_Call, *columns), strict=True))
 
 
-def _write_nodes(file: IO[bytes], traced: TracedRank, node_class: type) -> int:
+def _write_nodes(file: IO[bytes], traced: TracedRank, node_class: type) -> tuple[Counter[str], Counter[str]]:
+    """Write the nodes, and count them by what they are, and collectives by kind."""
     calls = _calls(traced.calls)
-    waits = dependencies(traced.launches)
+    waits = dependencies(traced.launches, _batches(traced.launches, calls))
     numbers = {row: number for number, row in enumerate(waits)}
     work_of, call_of = traced.launches["work"].tolist(), traced.launches["call"].tolist()
     columns = [traced.work[name].tolist() for name in ("name", "flops", "moved_bytes")]
     work = list(zip(*columns, strict=True))
+    num_nodes: Counter[str] = Counter()
+    collectives: Counter[str] = Counter()
     for row, number in numbers.items():
         wait = waits[row]
         name, flops, moved_bytes = work[work_of[row]]
@@ -156,30 +246,55 @@ def _write_nodes(file: IO[bytes], traced: TracedRank, node_class: type) -> int:
         )
         _attribute(node, "is_cpu_op", "bool", value=False)
         if call_of[row] >= 0:
-            _call(node, calls[call_of[row]], traced)
+            what, kind = _call(node, calls[call_of[row]], traced)
+            collectives.update([kind] if what == "collectives" else [])
         else:
+            what = "kernels"
             _attribute(node, "num_ops", "int64", _whole(flops))
             _attribute(node, "tensor_size", "uint64", _whole(moved_bytes))
+        num_nodes[what] += 1
         write_message(file, node)
-    return len(numbers)
+    return num_nodes, collectives
 
 
-def _call(node: Message, call: _Call, traced: TracedRank) -> None:
-    """Make a node a collective, a send or a receive."""
-    kind, num_bytes = collective_of(call.operation, call.bytes_in, call.bytes_out)
+def _batches(launches: pd.DataFrame, calls: Mapping[int, _Call]) -> list[list[int]]:
+    """Rows of sends and receives that run at once."""
+    known = {
+        sequence: Transfer(0, call.operation.startswith("send"), call.peer, str(call.group), 0.0)
+        for sequence, call in calls.items()
+        if call.operation.startswith(("send", "recv"))
+    }
+    what = [LAUNCH_KINDS.index(str(each)) for each in launches["what"].tolist()]
+    streams = list(zip(launches["device"].tolist(), launches["stream"].tolist(), strict=True))
+    return [[each.row for each in batch] for batch in transfers_of(launches["call"].tolist(), what, streams, known)]
+
+
+def _call(node: Message, call: _Call, traced: TracedRank) -> tuple[str, str]:
+    """Make a node a collective, a send or a receive. Returns what it became, and the kind of collective."""
+    kind, largest = collective_of(call.operation, call.bytes_in, call.bytes_out)
+    group = traced.groups[call.group]
+    if call.operation.startswith(("gather", "scatter")):  # priced as all_gather and reduce_scatter
+        kind = call.operation[: 6 if call.operation.startswith("gather") else 7]
     if kind == "send":
-        ranks = traced.ranks[call.group]
-        other = ranks[call.peer] if 0 <= call.peer < len(ranks) else -1
-        is_send = call.operation.startswith("send")
+        if not 0 <= call.peer < len(group.ranks):
+            node.type = INVALID
+            return "unknown", ""
+        other, is_send = group.ranks[call.peer], call.operation.startswith("send")
         node.type = SEND if is_send else RECEIVE
         _attribute(node, "comm_src", "int32", traced.rank if is_send else other)
         _attribute(node, "comm_dst", "int32", other if is_send else traced.rank)
-        _attribute(node, "comm_tag", "int32", call.group)
-    else:
-        node.type = COLLECTIVE
-        _attribute(node, "comm_type", "int64", COLLECTIVE_TYPES.get(kind, 0))
-        _attribute(node, "pg_name", "string", str(traced.groups["name"].iloc[call.group]))
-    _attribute(node, "comm_size", "int64", num_bytes)
+        _attribute(node, "comm_tag", "int32", group.number)
+        _attribute(node, "comm_size", "int64", largest)
+        return ("sends" if is_send else "receives"), ""
+    if kind not in COLLECTIVE_TYPES or not group.ranks:
+        node.type = INVALID
+        return "unknown", ""
+    node.type = COLLECTIVE
+    _attribute(node, "comm_type", "int64", COLLECTIVE_TYPES[kind])
+    _attribute(node, "pg_name", "string", str(group.number))
+    # The root of a scatter has all inputs, any other rank none.
+    _attribute(node, "comm_size", "int64", call.bytes_in or largest)
+    return "collectives", kind
 
 
 def _attribute(message: Message, name: str, kind: str, value: object) -> None:

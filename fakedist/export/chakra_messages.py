@@ -13,7 +13,7 @@ from typing import IO, Protocol
 from fakedist.errors import SetupError
 
 #: Values of ``NodeType``.
-COMPUTE, SEND, RECEIVE, COLLECTIVE = 4, 5, 6, 7
+INVALID, COMPUTE, SEND, RECEIVE, COLLECTIVE = 0, 4, 5, 6, 7
 #: Values of ``CollectiveCommType``, by our name of the collective.
 COLLECTIVE_TYPES = {
     "all_reduce": 0,

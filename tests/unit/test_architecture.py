@@ -57,7 +57,7 @@ MAY_IMPORT = {
     "patch": (),
     "frames": ("run",),
     "api": ("check", "results"),
-    "cli": ("launch", "run", "analysis", "results", "report", "check", "time"),
+    "cli": ("launch", "run", "analysis", "results", "report", "check", "time", "export"),
     "launch": ("rank", "run", "gpu", "world", "time", "analysis", "results", "report"),
     "rank": ("importing", "run", "gpu", "world", "frameworks", "record"),
     "run": (),
@@ -69,7 +69,7 @@ MAY_IMPORT = {
     "analysis": ("run", "time"),
     "results": ("run", "analysis", "report"),  # report only when a chart is wanted: run.figures
     "report": ("run", "analysis", "results"),
-    "export": ("time",),
+    "export": ("run", "time", "results"),
     "check": ("api", "run", "analysis", "results", "report", "launch"),
 }
 

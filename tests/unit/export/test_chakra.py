@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.export.chakra import Dependencies, TracedRank, dependencies, write_chakra, write_groups
-from fakedist.export.chakra_messages import COLLECTIVE, COMPUTE, RECEIVE, SEND, message_classes, read_messages
+from fakedist.export.chakra import Dependencies, TracedGroup, TracedRank, dependencies, write_chakra, write_groups
+from fakedist.export.chakra_messages import (
+    COLLECTIVE,
+    COMPUTE,
+    INVALID,
+    RECEIVE,
+    SEND,
+    message_classes,
+    read_messages,
+)
 
 NONE = -1
 #: what, work, stream, event, call: a product on stream 0, an all_gather on stream 7 after it, a product that waits.
@@ -43,13 +52,13 @@ CALLS = pd.DataFrame(
     [(40, "all_gather_into_tensor", 0, 100, 800, -1), (41, "send", 1, 64, 0, 1), (42, "recv", 1, 0, 64, 0)],
     columns=["sequence", "operation", "group", "bytes_in", "bytes_out", "peer"],
 )
-GROUPS = pd.DataFrame([("0",), ("pp",)], columns=["name"])
+GROUPS = [TracedGroup(1, "world", range(8)), TracedGroup(2, "pp", [5, 13]), TracedGroup(0, "elsewhere", ())]
 
 
 def traced(rank: int = 5) -> TracedRank:
     duration = np.full(len(LAUNCHES), np.nan)
     duration[[0, 3, 5, 7]] = [100.4, 50.6, 3.0, 100.4]
-    return TracedRank(rank, LAUNCHES, WORK, CALLS, GROUPS, duration, [range(8), [5, 13]])
+    return TracedRank(rank, LAUNCHES, WORK, CALLS, GROUPS, duration)
 
 
 def read(path: Path) -> tuple[Any, list[Any]]:
@@ -78,13 +87,15 @@ def test_launches_wait_for_their_stream_and_for_events() -> None:
 
 
 def test_nodes_types_bytes_and_dependencies_are_the_runs(tmp_path: Path) -> None:
-    assert write_chakra(traced(), tmp_path, "job") == 6
+    written = write_chakra(traced(), tmp_path, "job")
+    assert written.num_nodes == {"kernels": 3, "collectives": 1, "sends": 1, "receives": 1}
+    assert written.collectives == {"all_gather": 1}
     head, nodes = read(tmp_path / "job.5.et")
     assert attributes(head)["rank"] == 5
     assert [node.id for node in nodes] == [0, 1, 2, 3, 4, 5]
     assert [node.type for node in nodes] == [COMPUTE, COLLECTIVE, COMPUTE, COMPUTE, SEND, RECEIVE]
-    assert [list(node.data_deps) for node in nodes] == [[], [0], [0], [2, 1], [], [4]]
-    assert [list(node.ctrl_deps) for node in nodes] == [[], [], [], [], [3], []]
+    assert [list(node.data_deps) for node in nodes] == [[], [0], [0], [2, 1], [], []]
+    assert [list(node.ctrl_deps) for node in nodes] == [[], [], [], [], [3], [3]]
     assert [node.duration_micros for node in nodes] == [100, 51, 3, 100, 0, 0]
     assert [node.name for node in nodes][:2] == ["gemm<a>", "all_gather_into_tensor"]
 
@@ -93,14 +104,48 @@ def test_attributes_are_what_simulators_read(tmp_path: Path) -> None:
     write_chakra(traced(), tmp_path, "job")
     product, gather, _, _, send, receive = map(attributes, read(tmp_path / "job.5.et")[1])
     assert product == {"is_cpu_op": False, "num_ops": 2_000_000_000_000, "tensor_size": 3_000_000_000}
-    assert gather == {"is_cpu_op": False, "comm_type": 2, "pg_name": "0", "comm_size": 800}
-    assert send == {"is_cpu_op": False, "comm_src": 5, "comm_dst": 13, "comm_tag": 1, "comm_size": 64}
-    assert receive == {"is_cpu_op": False, "comm_src": 5, "comm_dst": 5, "comm_tag": 1, "comm_size": 64}
+    assert gather == {"is_cpu_op": False, "comm_type": 2, "pg_name": "1", "comm_size": 100}
+    assert send == {"is_cpu_op": False, "comm_src": 5, "comm_dst": 13, "comm_tag": 2, "comm_size": 64}
+    assert receive == {"is_cpu_op": False, "comm_src": 5, "comm_dst": 5, "comm_tag": 2, "comm_size": 64}
 
 
-def test_groups_are_named_as_the_nodes_name_them(tmp_path: Path) -> None:
-    path = write_groups({"0": range(3), "pp": [5, 13]}, tmp_path, "job")
-    assert json.loads(path.read_text()) == {"0": [0, 1, 2], "pp": [5, 13]}
+def test_each_stream_waits_once_for_what_the_host_waited_for() -> None:
+    def launched(stream: int) -> tuple[str, int, int, int, int]:
+        return ("kernel", 0, stream, 0, NONE)
+
+    def awaited(stream: int) -> tuple[str, int, int, int, int]:
+        return ("host_waits", NONE, stream, 0, NONE)
+
+    rows = [launched(0), awaited(0), launched(7), launched(7), awaited(7), launched(9), launched(7)]
+    found = dependencies(pd.DataFrame(rows, columns=["what", "work", "stream", "event", "call"]).assign(device=0))
+    assert {row: each.control for row, each in found.items()} == {0: (), 2: (0,), 3: (), 5: (0, 3), 6: (3,)}
+
+
+def test_launches_together_wait_for_the_same_and_are_all_waited_for() -> None:
+    rows = [("kernel", 0, 9, 0, NONE)] * 4
+    launches = pd.DataFrame(rows, columns=["what", "work", "stream", "event", "call"]).assign(device=0)
+    found = dependencies(launches, [[1, 2]])
+    assert [found[row].data for row in range(4)] == [(), (0,), (0,), (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("operation", "group", "peer", "kind"),
+    [("frobnicate", 0, -1, INVALID), ("all_reduce", 2, -1, INVALID), ("send", 1, -1, INVALID), ("gather", 0, -1, 7)],
+)
+def test_a_call_that_is_not_known_does_nothing(
+    tmp_path: Path, operation: str, group: int, peer: int, kind: int
+) -> None:
+    calls = CALLS.assign(operation=[operation, "send", "recv"], group=[group, 1, 1], peer=[peer, 1, 0])
+    written = write_chakra(replace(traced(), calls=calls), tmp_path, "job")
+    node = read(tmp_path / "job.5.et")[1][1]
+    assert (node.type, list(node.data_deps)) == (kind, [0])
+    assert written.num_nodes.get("unknown", 0) == int(kind == INVALID)
+    assert attributes(node).get("comm_type") == (3 if operation == "gather" else None)
+
+
+def test_groups_are_numbered_as_the_nodes_number_them(tmp_path: Path) -> None:
+    path = write_groups({1: range(3), 2: [5, 13]}, tmp_path, "job")
+    assert json.loads(path.read_text()) == {"1": [0, 1, 2], "2": [5, 13]}
 
 
 @pytest.mark.parametrize("cut", [1, 7, 40])

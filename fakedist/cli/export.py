@@ -1,0 +1,93 @@
+"""``fakedist export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fakedist.cli.output import JSON, TEXT, chosen_output
+from fakedist.cli.say import remark
+
+if TYPE_CHECKING:
+    from fakedist.export.runs import Exported
+
+#: What ASTRA-sim's analytical backend is called after its build.
+_ASTRA_SIM = "AstraSim_Analytical_Congestion_Aware"
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
+@click.option(
+    "-o",
+    "--output",
+    "directory",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    required=True,
+    help="The directory to write into.",
+)
+@click.option("--format", "form", type=click.Choice(["chakra"]), required=True, help="Format of the traces.")
+@click.option("--name", metavar="NAME", help="What the files' names begin with.  [default: the script's name]")
+@click.option("--force", is_flag=True, help="Replace files of the same names.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
+def export(runs: tuple[Path, ...], *, directory: Path, form: str, name: str | None, force: bool, as_json: bool) -> int:
+    """Write the timed steps of runs for network simulators.
+
+    Each RUN is the run directory of a rank of one job on the virtual GPU. With --format chakra: MLCommons Chakra
+    execution traces, NAME.RANK.et, and NAME.groups.json, which ASTRA-sim reads (docs/export.md). Durations are those
+    that fakedist time prices.
+    """
+    from fakedist.export.runs import export_chakra
+    from fakedist.report.writing import see_that_it_can_be_written
+    from fakedist.results.opening import open_run
+
+    output = chosen_output(JSON if as_json else TEXT, as_json)
+    see_that_it_can_be_written(directory, is_directory=True)
+    found = export_chakra([open_run(run) for run in runs], directory, name=name or "", force=force)
+    if output.format == JSON:
+        output.write_object(_object(found, form))
+        return 0
+    for trace in found.traces:
+        nodes = ", ".join(f"{number:,} {what}" for what, number in trace.num_nodes.items())
+        click.echo(f"{trace.path}: {sum(trace.num_nodes.values()):,} nodes: {nodes}")
+    click.echo(f"{found.groups}: {len(found.names):,} groups")
+    click.echo(
+        f"  {_ASTRA_SIM} --workload-configuration={found.prefix} --comm-group-configuration={found.groups} ..."
+        "   simulates them"
+    )
+    for text in _remarks(found):
+        remark(text)
+    return 0
+
+
+def _object(found: Exported, form: str) -> dict[str, object]:
+    return {
+        "format": form,
+        "world_size": found.world_size,
+        "traces": [
+            {
+                "rank": trace.rank,
+                "file": str(trace.path),
+                "num_nodes": trace.num_nodes,
+                "collectives": trace.collectives,
+            }
+            for trace in found.traces
+        ],
+        "groups_file": str(found.groups),
+        "groups": {str(number): name for number, name in found.names.items()},
+        "remarks": _remarks(found),
+    }
+
+
+def _remarks(found: Exported) -> list[str]:
+    """What a reader must know before a simulation."""
+    told = []
+    if (missing := found.world_size - len(found.traces)) > 0:
+        told.append(f"ASTRA-sim reads a trace of each of the {found.world_size:,} ranks: {missing:,} are missing")
+    if unknown := sum(trace.num_nodes.get("unknown", 0) for trace in found.traces):
+        told.append(f"{unknown:,} calls are invalid nodes, which do nothing: their operation or ranks are not known")
+    for kind, number in found.not_simulated.items():
+        told.append(f"ASTRA-sim refuses {kind}: {number:,} nodes")
+    return told

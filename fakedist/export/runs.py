@@ -1,0 +1,142 @@
+"""Exports the timed steps of runs: one rank of a job or several, in one directory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fakedist.errors import JobError, RunDirectoryError
+from fakedist.export.chakra import (
+    TracedGroup,
+    TracedRank,
+    WrittenTrace,
+    groups_path,
+    trace_path,
+    write_chakra,
+    write_groups,
+)
+from fakedist.export.chakra_messages import message_classes
+from fakedist.rank_list import parse_rank_list
+from fakedist.results.run import Run
+
+#: Collectives that ASTRA-sim simulates; a broadcast takes the time that its node has (Workload.cc @0383c203).
+ASTRA_SIM_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """Traces that were written.
+
+    Attributes:
+        prefix: What the files' names begin with, with their directory.
+        world_size: Ranks of the job.
+        traces: One of each rank.
+        groups: The file with the ranks of each group.
+        names: The name of each group by its number there.
+    """
+
+    prefix: Path
+    world_size: int
+    traces: list[WrittenTrace]
+    groups: Path
+    names: dict[int, str]
+
+    @property
+    def not_simulated(self) -> dict[str, int]:
+        """Collectives that ASTRA-sim refuses, by kind."""
+        found = sum((Counter(trace.collectives) for trace in self.traces), Counter[str]())
+        return {kind: number for kind, number in sorted(found.items()) if kind not in ASTRA_SIM_KINDS}
+
+
+def export_chakra(runs: Sequence[Run], directory: Path, *, name: str = "", force: bool = False) -> Exported:
+    """Write the steps of runs as Chakra execution traces, with the times that ``fakedist time`` prices.
+
+    Args:
+        runs: One rank of a job or several.
+        directory: Where to write; created if it does not exist.
+        name: What the files' names begin with; by default the script's name.
+        force: Whether to replace files.
+
+    Raises:
+        JobError: The runs are not different ranks of one job, or there are such files already.
+        RunDirectoryError: A run has no launches, or is damaged.
+        SetupError: The protobuf library is not installed.
+    """
+    message_classes()
+    ranks, world_size = _ranks(runs)
+    name = name or _script(runs[0])
+    paths = [*(trace_path(directory, name, rank) for rank in ranks), groups_path(directory, name)]
+    if not force and (there := [path for path in paths if path.exists()]):
+        raise JobError(f"{there[0]} exists", "--force replaces it, -o DIR writes elsewhere")
+    numbering = _Groups()
+    traced = [_traced(rank, run, numbering) for rank, run in sorted(zip(ranks, runs, strict=True), key=lambda x: x[0])]
+    directory.mkdir(parents=True, exist_ok=True)
+    traces = [write_chakra(each, directory, name) for each in traced]
+    groups = write_groups(numbering.ranks, directory, name)
+    return Exported(directory / name, world_size, traces, groups, numbering.names)
+
+
+def _ranks(runs: Sequence[Run]) -> tuple[list[int], int]:
+    """The ranks of runs, and their world size."""
+    found: dict[int, Run] = {}
+    for run in runs:
+        rank, first = run.summary.rank, runs[0].summary
+        if rank is None:
+            raise RunDirectoryError(f"{run.path} is of no rank", "fakedist profile makes runs that can be exported")
+        if rank in found:
+            raise JobError(f"{found[rank].path} and {run.path} are both rank {rank}", "export each rank once")
+        if run.summary.world_size != first.world_size:
+            told = f"{runs[0].path} has {first.world_size:,} ranks, {run.path} has {run.summary.world_size:,}"
+            raise JobError(f"these are no ranks of one job: {told}", "export the ranks of one job")
+        found[rank] = run
+    return list(found), int(runs[0].summary.world_size or 0)
+
+
+def _script(run: Run) -> str:
+    job = run.manifest.job
+    target = "" if job is None else job.target
+    stem = target.rpartition(".")[2] if job is not None and job.is_module else Path(target).stem
+    return stem or "step"
+
+
+class _Groups:
+    """Numbers the groups of several ranks. Names can differ between ranks, so ranks and order tell which are the same.
+
+    Attributes:
+        ranks: The ranks of each group by its number.
+        names: Its description or name.
+    """
+
+    def __init__(self) -> None:
+        self.ranks: dict[int, Sequence[int]] = {}
+        self.names: dict[int, str] = {}
+        self._numbers: dict[tuple[tuple[int, ...], int], int] = {}
+
+    def of_run(self, run: Run) -> list[TracedGroup]:
+        """The groups of a rank, in the order of its table."""
+        table = run.table("groups")
+        seen: Counter[tuple[int, ...]] = Counter()
+        found = []
+        for name, description, text in table[["name", "description", "ranks"]].itertuples(index=False):
+            ranks = parse_rank_list(str(text)) if text else ()
+            number = 0
+            if ranks:
+                key = (ranks, seen[ranks])
+                seen[ranks] += 1
+                number = self._numbers.setdefault(key, len(self._numbers) + 1)
+                self.ranks.setdefault(number, ranks)
+                self.names.setdefault(number, str(description or name))
+            found.append(TracedGroup(number, str(description or name), ranks))
+        return found
+
+
+def _traced(rank: int, run: Run, numbering: _Groups) -> TracedRank:
+    priced = run.priced_for()
+    launches, kernels = priced.table("launches"), priced.table("kernels", ["launch", "duration_us"])
+    duration = np.full(len(launches), np.nan)
+    duration[kernels["launch"].to_numpy("i8")] = kernels["duration_us"].to_numpy("f8")
+    return TracedRank(rank, launches, priced.table("work"), priced.table("calls"), numbering.of_run(run), duration)

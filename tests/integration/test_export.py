@@ -1,0 +1,71 @@
+"""Two ranks of a pipeline, recorded and exported: the traces have their launches, bytes and dependencies."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fakedist
+from fakedist.export.chakra_messages import COLLECTIVE, COMPUTE, RECEIVE, SEND
+from tests.conftest import ROOT, RunFakedist
+from tests.integration.test_three_d import SIZES
+from tests.unit.export.test_chakra import attributes, read
+
+Exported = tuple[Path, dict[int, list[Any]]]
+
+
+@pytest.fixture(scope="module")
+def exported(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """The folder with the runs, and the nodes of both stages."""
+    folder = tmp_path_factory.mktemp("exported")
+    job = ("--world-size", "8", "--rank", "5,7", "--device", "virtual", "-o", "runs")
+    script = (ROOT / "examples" / "three_d.py", "--tp", "2", "--pp", "2", "--dp", "2", *SIZES)
+    assert run_fakedist("profile", *job, *script, cwd=folder).code == 0
+    made = run_fakedist("export", "runs/rank5", "runs/rank7", "-o", "traces", "--format", "chakra", cwd=folder)
+    assert made.code == 0, made.stderr
+    return folder, {rank: read(folder / "traces" / f"three_d.{rank}.et")[1] for rank in (5, 7)}
+
+
+@pytest.mark.parametrize("rank", [5, 7])
+def test_nodes_types_and_bytes_are_the_runs(exported: Exported, rank: int) -> None:
+    run, nodes = fakedist.open(exported[0] / "runs" / f"rank{rank}"), exported[1][rank]
+    launches, calls = run.table("launches"), run.table("calls").set_index("sequence")
+    launched = launches[launches["work"] >= 0]
+    assert len(nodes) == len(launched)
+    own = calls.loc[launched.loc[launched["call"] >= 0, "call"]]
+    types = Counter(node.type for node in nodes)
+    assert types[SEND] == (own["operation"] == "send").sum() > 0
+    assert types[RECEIVE] == (own["operation"] == "recv").sum() > 0
+    assert types[COLLECTIVE] == (own["operation"] == "all_reduce").sum() > 0
+    assert types[COMPUTE] == (launched["call"] < 0).sum()
+    told = [attributes(node)["comm_size"] for node in nodes if node.type != COMPUTE]
+    assert told == own[["bytes_in", "bytes_out"]].max(axis=1).tolist()
+
+
+@pytest.mark.parametrize("rank", [5, 7])
+def test_a_nodes_dependencies_come_before_it_and_its_stream_is_kept(exported: Exported, rank: int) -> None:
+    launches = fakedist.open(exported[0] / "runs" / f"rank{rank}").table("launches")
+    stream = launches.loc[launches["work"] >= 0, "stream"].tolist()
+    nodes = exported[1][rank]
+    last: dict[int, int] = {}
+    for node in nodes:
+        assert all(each < node.id for each in [*node.data_deps, *node.ctrl_deps])
+        if node.type == COMPUTE and stream[node.id] in last:
+            assert last[stream[node.id]] in node.data_deps
+        last[stream[node.id]] = node.id
+    assert sum(node.duration_micros for node in nodes) > 0
+
+
+def test_what_one_stage_sends_the_other_receives(exported: Exported) -> None:
+    def transfers(rank: int, kind: int) -> list[tuple[int, ...]]:
+        found = [attributes(node) for node in exported[1][rank] if node.type == kind]
+        return [tuple(each[f"comm_{name}"] for name in ("src", "dst", "tag", "size")) for each in found]
+
+    assert transfers(5, SEND) == transfers(7, RECEIVE) != []
+    assert transfers(7, SEND) == transfers(5, RECEIVE) != []
+    groups = json.loads((exported[0] / "traces" / "three_d.groups.json").read_text())
+    assert all(groups[str(each[2])] == [5, 7] for each in transfers(5, SEND))
