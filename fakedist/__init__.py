@@ -2,7 +2,8 @@
 
 The command line is the main door (``fakedist profile --help``). A training script needs nothing from here; one whose
 steps cannot be seen from outside (a loop without an optimizer) may call :func:`step`. From a test or a notebook,
-:func:`profile` runs a rank in a child process and returns its :class:`Run`; :func:`open` reads an existing one.
+:func:`profile` runs a rank in a child process and returns its :class:`Run`; :func:`open` reads an existing one, and
+:func:`time_job` prices runs of several ranks together.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from fakedist.errors import (
 
 if TYPE_CHECKING:
     from fakedist.api import profile
+    from fakedist.results.job_time import JobTime, time_job
     from fakedist.results.opening import open_run as open  # noqa: A004
     from fakedist.results.run import Run
 
@@ -32,6 +34,7 @@ __all__ = [
     "CheckError",
     "FakedistError",
     "JobError",
+    "JobTime",
     "RecordingError",
     "Run",
     "RunDirectoryError",
@@ -42,12 +45,15 @@ __all__ = [
     "open",
     "profile",
     "step",
+    "time_job",
 ]
 
 #: Loaded when they are asked for: a training script that imports fakedist pays for nothing.
 _LOADED_LATER = {
     "profile": ("fakedist.api", "profile"),
     "Run": ("fakedist.results.run", "Run"),
+    "JobTime": ("fakedist.results.job_time", "JobTime"),
+    "time_job": ("fakedist.results.job_time", "time_job"),
     "open": ("fakedist.results.opening", "open_run"),
 }
 

@@ -17,9 +17,12 @@ from fakedist.job import Job
 
 if TYPE_CHECKING:
     from fakedist.launch.launching import Streams
+    from fakedist.launch.ranks import RankRun
     from fakedist.run.outcome import Ending
 
 STDERR = 2  # the descriptor
+#: The value of --rank for one rank of each pipeline stage.
+_STAGES = "stages"
 
 
 @click.command(
@@ -54,14 +57,20 @@ def profile(
     SCRIPT and everything after it are what you would give to torchrun. The script's output goes to stderr unless the
     format is text. torchrun's --standalone, --node-rank, --master-addr, --master-port and --rdzv-* are ignored.
 
-    Several ranks run one after the other. Each receives what earlier ones sent (docs/tape.md).
+    Several ranks run one after the other. Each receives what earlier ones sent (docs/tape.md). --rank stages runs rank
+    0, finds the pipeline among its groups, and runs a rank of each other stage; the step of the whole job follows
+    (docs/estimates.md).
     """
     from fakedist.launch import launching
 
     output = chosen_output(form, as_json)
-    jobs = jobs_of(arguments, module, given)
-    if len(jobs) > 1 and output.format == MARKDOWN:
-        raise click.UsageError(f"--format {MARKDOWN} is for one rank, and {len(jobs)} were given")
+    by_stage = given["rank"] == (_STAGES,)
+    jobs = jobs_of(arguments, module, {**given, "rank": ("0",)} if by_stage else given)
+    if by_stage and jobs[0].with_peers:
+        raise click.UsageError("--with-peers is for one rank, and --rank stages runs several")
+    if (by_stage or len(jobs) > 1) and output.format == MARKDOWN:
+        number = "one of each stage was asked for" if by_stage else f"{len(jobs)} were given"
+        raise click.UsageError(f"--format {MARKDOWN} is for one rank, and {number}")
     say_ignored(ctx)
     launching.check(jobs[0])
     streams = launching.Streams(
@@ -69,6 +78,8 @@ def profile(
         progress=sys.stderr if sys.stderr.isatty() else None,
         say=remark,
     )
+    if by_stage:
+        return _stages(jobs[0], streams, directory=directory, force=force, output=output)
     if len(jobs) > 1:
         return _several(jobs, streams, directory=directory, force=force, output=output)
     run_directory, ending = run_one(jobs[0], directory, force, streams)
@@ -104,4 +115,42 @@ def _several(jobs: Sequence[Job], streams: Streams, *, directory: Path | None, f
         output.write_object(ranks_object(rows, job.world_size, exit_code(runs)))
     else:
         output.render(lambda console: render_ranks(rows, job.world_size, console))
+    return say_first_failure(runs, job)
+
+
+def _stages(job: Job, streams: Streams, *, directory: Path | None, force: bool, output: Output) -> int:
+    """Run a rank of each pipeline stage, and print a table of them and the step of the whole job."""
+    from fakedist.errors import FakedistError
+    from fakedist.launch.ranks import exit_code, profile_ranks
+    from fakedist.report.text.job_sheets import job_object, render_job
+    from fakedist.report.text.rank_rows import RankRow, ranks_object, render_ranks
+    from fakedist.results.job_time import JobTime, time_job
+    from fakedist.run.directory import default_name
+
+    def other_stages(run: RankRun) -> Sequence[int]:
+        from fakedist.results.stages import stages_of_job
+
+        if run.run_directory is None:
+            return ()
+        found = stages_of_job(run.run_directory)
+        remark(f"pipeline of {len(found.ranks)} stages: group {found.group}, as {found.why}")
+        return found.ranks
+
+    directory = directory or default_name(job, which=_STAGES)
+    runs = list(profile_ranks(job, (job.rank,), directory, force, streams, more=other_stages))
+    rows = [RankRow(run.rank, run.run_directory, run.ending, run.wall_s) for run in runs]
+    priced: JobTime | None = None
+    if exit_code(runs) == 0:
+        try:
+            priced = time_job([run.run_directory for run in runs if run.run_directory is not None])
+        except FakedistError as error:
+            remark(f"no step of the whole job: {error.message}")
+    if output.format == JSON:
+        found = ranks_object(rows, job.world_size, exit_code(runs))
+        output.write_object(found | {"job": None if priced is None else job_object(priced)})
+        return say_first_failure(runs, job)
+    output.render(lambda console: render_ranks(rows, job.world_size, console))
+    if priced is not None:
+        output.render(lambda console: render_job(priced, console))
+        remark(f"the figure of it: fakedist time {directory}/rank* --format html -o step.html")
     return say_first_failure(runs, job)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
 
 import click
 
-from fakedist.cli.output import CSV, JSON, MARKDOWN, TEXT, chosen_output, file_option, format_options
+from fakedist.cli.output import CSV, HTML, JSON, MARKDOWN, TEXT, Output, chosen_output, file_option, format_options
 from fakedist.job.kinds import RefusedError, variables, watts
+
+if TYPE_CHECKING:
+    from fakedist.results.job_time import JobTime
+    from fakedist.results.run import Run
 
 #: What ``--format csv`` shows unless ``--table`` names another table.
 _DEFAULT_TABLE = "layer_times"
@@ -30,8 +35,20 @@ def _variables(ctx: click.Context, param: click.Parameter, values: Sequence[str]
         raise click.UsageError(f"--nccl-env {error}", ctx) from None
 
 
+class Pricing(TypedDict):
+    """What runs are priced for, as keywords of ``Run.priced_for`` and ``time_job``."""
+
+    power_watts: float | None
+    times: str | None
+    fabric: str | None
+    gpus_per_node: int | None
+    interference: bool
+    nccl_env: Mapping[str, str]
+    moe_imbalance: float
+
+
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--gpu", metavar="MODEL", help="GPU model, or a GPU file: my_gpu.toml.  [default: the run's]")
 @click.option(
     "--gpu-power", metavar="WATTS", callback=_power, help="Power limit of the GPU in watts.  [default: the model's]"
@@ -71,12 +88,18 @@ def _variables(ctx: click.Context, param: click.Parameter, values: Sequence[str]
     metavar="F",
     help="Load of the busiest rank's experts, in even shares: scales all_to_all and grouped products.  [default: 1]",
 )
+@click.option(
+    "--tokens-per-step",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Tokens of a step, of all ranks.  [default: what the first embedding looks up]",
+)
 @file_option
-@format_options(TEXT, JSON, MARKDOWN, CSV)
+@format_options(TEXT, JSON, MARKDOWN, CSV, HTML)
 @click.option("--table", metavar="NAME", help=f"The table for --format csv.  [default: {_DEFAULT_TABLE}]")
 @click.option("--all-layers", is_flag=True, help="Do not fold repeated layers.")
 def time(
-    run: Path,
+    runs: tuple[Path, ...],
     *,
     gpu: str | None,
     gpu_power: float | None,
@@ -87,6 +110,7 @@ def time(
     what_ifs: tuple[str, ...],
     nccl_env: dict[str, str],
     moe_imbalance: float,
+    tokens_per_step: int | None,
     file: Path | None,
     form: str | None,
     as_json: bool,
@@ -97,19 +121,21 @@ def time(
 
     RUN is a run directory that was made on the virtual GPU. Its launches are priced again; its memory stays as it is,
     and so do the kernels that PyTorch chose for the run's own GPU.
+
+    Several runs are ranks of one job, one of each pipeline stage: they are priced together, each waits for what the
+    others send, and the result is the step of the whole job. HTML has a figure of it.
     """
     output = chosen_output(form, as_json, file)
+    several = len(runs) > 1 or tokens_per_step is not None or output.format == HTML
     if table is not None and output.format != CSV:
         raise click.UsageError("--table is for --format csv")
+    if several and output.format == CSV:
+        raise click.UsageError(f"--format {CSV} is for one run, and {len(runs)} were given")
+    if several and (all_layers or what_ifs):
+        raise click.UsageError(f"{'--what-if' if what_ifs else '--all-layers'} is for one run")
     if what_ifs and output.format == CSV:
         raise click.UsageError("--what-if is not for --format csv")
-    from fakedist.report.text import priced_time
-    from fakedist.report.text.csv_table import table_csv
-    from fakedist.results.opening import open_run
-
-    price = partial(
-        open_run(run).priced_for,
-        gpu,
+    pricing = Pricing(
         power_watts=gpu_power,
         times=times,
         fabric=fabric,
@@ -118,6 +144,24 @@ def time(
         nccl_env=nccl_env,
         moe_imbalance=moe_imbalance,
     )
+    if several:
+        from fakedist.results.job_time import time_job
+
+        print_job(time_job(runs, gpu, **pricing, tokens_per_step=tokens_per_step), output)
+    else:
+        from fakedist.results.opening import open_run
+
+        price = partial(open_run(runs[0]).priced_for, gpu, **pricing)
+        _print_run(price, what_ifs, output, table=table, all_layers=all_layers)
+    return 0
+
+
+def _print_run(
+    price: Callable[..., Run], what_ifs: Sequence[str], output: Output, *, table: str | None, all_layers: bool
+) -> None:
+    from fakedist.report.text import priced_time
+    from fakedist.report.text.csv_table import table_csv
+
     priced = price()
     changed = priced_time.what_if_steps(priced, {text: price(what_if=text) for text in what_ifs})
     if output.format == JSON:
@@ -130,4 +174,19 @@ def time(
         output.render(
             lambda console: priced_time.render_priced(priced, console, all_layers=all_layers, what_ifs=changed)
         )
-    return 0
+
+
+def print_job(job: JobTime, output: Output) -> None:
+    """Print the step of a job, or write it into the file."""
+    from fakedist.report.text import job_sheets
+
+    if output.format == JSON:
+        output.write_object(job_sheets.job_object(job))
+    elif output.format == MARKDOWN:
+        output.write(job_sheets.job_markdown(job))
+    elif output.format == HTML:
+        from fakedist.report.page.job_page import job_page
+
+        output.write(job_page(job))
+    else:
+        output.render(lambda console: job_sheets.render_job(job, console))

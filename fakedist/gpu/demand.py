@@ -60,6 +60,7 @@ class Demand(NamedTuple):
         quantized: Rows and columns of a matrix that it converts to eight bits; zeros for other operations.
         is_dense: Whether an attention counts as if every query met every key, because its mask's values are unknown.
         parts: Kernels of it whose bytes are not a share of ``moved_bytes``.
+        num_indices: Rows of an embedding that it looks up; 0 for other operations.
     """
 
     flops: float = NAN
@@ -71,6 +72,7 @@ class Demand(NamedTuple):
     quantized: tuple[int, int] = (0, 0)
     is_dense: bool = False
     parts: tuple[Part, ...] = ()
+    num_indices: int = 0
 
     @property
     def is_divided(self) -> bool:
@@ -104,6 +106,7 @@ class DemandCounter:
         self._operands = _OPERANDS.get(name, -1)
         self._length = length_function(operator)
         self._parts = parts_function(name)
+        self._is_embedding = name == "embedding"
         self._converts = name in ("_to_copy", "copy_")
         self._picked_from = _PICKED_FROM.get(name, -1)
         self._not_read = _NOT_READ.get(name, 0 if operator.like else -1)
@@ -150,7 +153,8 @@ class DemandCounter:
             *_, source = tensors(args)
             if source.dtype not in EIGHT_BIT:
                 return Demand(0.0, moved, "fp8", quantized=matrix_size(result))
-        return Demand(0.0, moved, dtype, None, None, width, (0, 0), False, parts)
+        indices = args[1].numel() if self._is_embedding and isinstance(args[1], torch.Tensor) else 0
+        return Demand(0.0, moved, dtype, None, None, width, (0, 0), False, parts, indices)
 
     def read_bytes(self, args: Arguments, result: object) -> int:
         """Bytes that one call read back to the host: one value if only a size came; 0 if it does not wait."""

@@ -225,7 +225,7 @@ def _known(number: float) -> float:
 def _demanding(work: WorkRow, demand: Demand) -> WorkRow:
     """A kernel's work, with what is demanded of it."""
     flops, moved = _known(demand.flops), _known(demand.moved_bytes)
-    rows, columns = demand.quantized
+    rows, columns = demand.quantized if not demand.num_indices else (demand.num_indices, 0)
     work = work._replace(flops=flops, moved_bytes=moved, dtype=demand.dtype, width=demand.width, m=rows, k=columns)
     if not flops > 0:  # bytes alone cannot estimate a product or an attention of unknown FLOPs
         unknown = flops != flops and work.family in ("gemm", "attention")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +37,13 @@ class RankRun:
 
 
 def profile_ranks(
-    job: Job, ranks: Sequence[int], output: Path | None, force: bool, streams: launching.Streams
+    job: Job,
+    ranks: Sequence[int],
+    output: Path | None,
+    force: bool,
+    streams: launching.Streams,
+    *,
+    more: Callable[[RankRun], Sequence[int]] | None = None,
 ) -> Iterator[RankRun]:
     """Run ranks of a job in the given order. Each gets the tapes of the ranks before it, and those of ``job.tapes``.
 
@@ -50,6 +56,7 @@ def profile_ranks(
         output: A directory for the run directories ``rank0``, ``rank4``, ... None names one after the script.
         force: Whether existing runs of these ranks in it may be overwritten.
         streams: Where output goes while ranks run.
+        more: Returns further ranks to run, from the first run of the first rank.
 
     Yields:
         Each rank's last run, once.
@@ -57,12 +64,17 @@ def profile_ranks(
     Raises:
         RunDirectoryError: The directory cannot hold the runs, or already has runs of these ranks.
     """
+    ranks = list(ranks)
     directory = output or default_name(job, ranks)
     _check_directory(directory, ranks, force)
     waiting = _Waiting(_Runner(job, directory, force, streams))
     for count, rank in enumerate(ranks, 1):
         streams.say(f"rank {rank} ({count} of {len(ranks)})")
         run, awaited = waiting.run(rank)
+        if more is not None and count == 1:
+            others = [each for each in more(run) if each not in ranks]
+            _check_directory(directory, others, force)
+            ranks += others
         if any(each.source in (ANY_RANK, *ranks) for each in awaited):
             streams.say(f"rank {rank} waits for {_whom(awaited)}, and runs again once that tape has what it needs")
             continue

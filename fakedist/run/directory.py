@@ -37,10 +37,16 @@ _OURS = (
 )
 
 
-def default_name(job: Job, ranks: Sequence[int] = ()) -> Path:
-    """An unused name for a run directory or a directory of several runs: the script's, with rank and world size."""
+def default_name(job: Job, ranks: Sequence[int] = (), *, which: str = "") -> Path:
+    """An unused name for a run directory or a directory of several runs: the script's, with rank and world size.
+
+    Args:
+        job: The job.
+        ranks: The ranks of several runs.
+        which: What to say instead of the ranks.
+    """
     stem = job.target.rpartition(".")[2] if job.is_module else Path(job.target).stem
-    which = f"ranks{min(ranks)}-{max(ranks)}" if ranks else f"rank{job.rank}"
+    which = which or (f"ranks{min(ranks)}-{max(ranks)}" if ranks else f"rank{job.rank}")
     return free_name(f"fakedist-{stem}-{which}of{job.world_size}")
 
 

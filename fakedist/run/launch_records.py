@@ -42,6 +42,7 @@ class WorkRow(NamedTuple):
         pinned: Whether the host's side of such a copy is pinned memory.
         batch: Products: how many of one size. Attention: sequences.
         m: Products: rows of the result. Grouped products: rows of all groups together. Conversions to eight bits: rows.
+            Embeddings: rows that are looked up.
         n: Products: columns of the result.
         k: Products: length of the sums. Conversions to eight bits: columns.
         groups: Grouped products: their number of groups; 0 for other products.

@@ -174,3 +174,37 @@ def several_processes(num_processes: int, chosen: int, others: Sequence[int]) ->
         f"(--process {', '.join(map(str, others))})"
     )
     return Note("several_processes", text)
+
+
+# ---- several ranks of a job
+
+
+def exchanges_elsewhere(rank: int, others: Sequence[int]) -> Note:
+    """A rank exchanges with ranks that are not priced with it."""
+    named = ", ".join(map(str, others[:_MOST_NAMED])) + (", ..." if len(others) > _MOST_NAMED else "")
+    which = f"rank{'s' if len(others) > 1 else ''} {named}"
+    text = f"rank {rank} sends to or receives from {which}, not given here: these transfers do not wait for each other"
+    return Note("exchanges_elsewhere", text)
+
+
+def unmatched_calls(rank: int, number: int) -> Note:
+    """Calls of a rank that the others never make."""
+    have, wait = ("have", "wait") if number > 1 else ("has", "waits")
+    text = f"{counted(number, 'call')} of rank {rank} with the other ranks {have} no other side in their timed steps"
+    return Note("unmatched_calls", f"{text}, and {wait} for nothing")
+
+
+def exchange_nothing(ranks: Sequence[int]) -> Note:
+    """Ranks that are priced together have nothing to do with each other."""
+    text = f"ranks {', '.join(map(str, ranks))} send nothing to each other: the step is that of the slowest"
+    return Note("exchange_nothing", text)
+
+
+def tokens_not_known(why: str) -> Note:
+    """The tokens of the job's step are not known."""
+    return Note("tokens_not_known", f"tokens of a step are not known: {why}; --tokens-per-step N gives them")
+
+
+def flops_not_counted(why: str) -> Note:
+    """The FLOPs of the job's step are not known."""
+    return Note("flops_not_counted", f"no TFLOP/s and no MFU: {why}")

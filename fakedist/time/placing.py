@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +41,9 @@ class StepLaunches:
         priced: Prices of the rows of work: time_us, bound.
         communication: What collectives take; None if they take no time.
 
+    Attributes:
+        timeline: The launches in their order.
+
     Raises:
         RunDirectoryError: The tables are damaged.
     """
@@ -50,7 +53,7 @@ class StepLaunches:
     ) -> None:
         self._call = launches["call"].to_numpy("i8")
         queues = None if communication is None else communication.queues(self._call)
-        self._timeline = timeline = Timeline(launches, queues)
+        self.timeline = timeline = Timeline(launches, queues)
         self._work, self._priced, self._communication = work, priced, communication
         self._of_work = launches["work"].to_numpy("i8")
         self._is_call = timeline.has_work & (timeline.what == _COLLECTIVE)
@@ -65,7 +68,7 @@ class StepLaunches:
         communication = self._communication
         if communication is not None and communication.interferes and self._is_call.any():
             durations = self._settled(durations, host, communication)
-        placed = self._timeline.place(durations, host)
+        placed = self.timeline.place(durations, host)
         return PlacedStep(placed, np.where(np.isnan(self._alone_us), np.nan, durations))
 
     def interval(
@@ -73,38 +76,47 @@ class StepLaunches:
     ) -> tuple[float | None, float | None]:
         """The step's 90 % interval, in microseconds; None if it is not known.
 
-        Kernels are as much faster or slower together as their sum may be, and so are collectives, whose errors go
-        together. The two are independent of each other.
-
         Args:
             step: The step as it was placed.
             host: What the host takes.
+            of_kernels: Returns the interval of the sum of all kernels.
+        """
+        varied = self.varied(step, of_kernels)
+        if varied is None:
+            return None, None
+        ends = [[self.timeline.place(durations, host).end_us for durations in side] for side in varied]
+        return interval_of(step.placed.end_us, ends)
+
+    def varied(self, step: PlacedStep, of_kernels: _KernelInterval) -> list[list[Array]] | None:
+        """Durations of the rows at the least and at the most of their 90 % intervals; None if those are not known.
+
+        Kernels are as much faster or slower together as their sum may be, and so are collectives, whose errors go
+        together. Each side has the two apart: first kernels, then collectives if there are any.
+
+        Args:
+            step: The step as it was placed.
             of_kernels: Returns the interval of the sum of all kernels.
         """
         durations = np.nan_to_num(step.time_us)
         whole = float(np.nansum(np.where(self._is_call, 0.0, self._alone_us)))
         bounds = of_kernels()
         if not whole or any(math.isnan(bound) for bound in bounds):
-            return None, None
-        calls = [np.ones(len(durations)), np.ones(len(durations))]
-        if self._communication is not None:
-            for factors, column in zip(calls, ("low_us", "high_us"), strict=True):
-                bound = self._communication.of_rows(self._call[self._is_call], column)
-                with np.errstate(divide="ignore", invalid="ignore"):
-                    factors[self._is_call] = np.nan_to_num(bound / self._alone_us[self._is_call], nan=1.0, posinf=1.0)
-        end = step.placed.end_us
+            return None
         found = []
-        for kernels, of_calls in zip((bound / whole for bound in bounds), calls, strict=True):
-            scaled = np.where(self._is_call, 1.0, kernels)
-            parts = [self._timeline.place(durations * scaled, host).end_us - end]
-            if self._is_call.any() and self._communication is not None:
-                parts.append(self._timeline.place(durations * of_calls, host).end_us - end)
-            found.append(math.copysign(math.hypot(*parts), parts[0]))
-        low, high = found
-        return end - abs(low), end + abs(high)
+        for bound, column in zip(bounds, ("low_us", "high_us"), strict=True):
+            side = [durations * np.where(self._is_call, 1.0, bound / whole)]
+            if self._communication is not None and self._is_call.any():
+                factors = np.ones(len(durations))
+                bound_us = self._communication.of_rows(self._call[self._is_call], column)
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    ratios = bound_us / self._alone_us[self._is_call]
+                factors[self._is_call] = np.nan_to_num(ratios, nan=1.0, posinf=1.0)
+                side.append(durations * factors)
+            found.append(side)
+        return found
 
     def _settled(self, alone: Array, host: HostTimes, communication: Communication) -> Array:
-        rows = np.flatnonzero(self._timeline.has_work)
+        rows = np.flatnonzero(self.timeline.has_work)
         work = self._of_work[rows]
         memory_bound = (self._priced["bound"].astype(str) == "memory").to_numpy(bool).astype("f8")
         over_nodes = np.zeros(len(rows), bool)
@@ -118,8 +130,19 @@ class StepLaunches:
         def starts(durations: Array) -> Array:
             whole = alone.copy()
             whole[rows] = durations
-            return self._timeline.place(whole, host).start_us
+            return self.timeline.place(whole, host).start_us
 
         durations = alone.copy()
         durations[rows] = settle(starts, alone[rows], groups).durations_us
         return durations
+
+
+def interval_of(end_us: float, ends_us: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """An interval from what a step takes when parts of it are faster or slower, independently of each other.
+
+    Args:
+        end_us: The step.
+        ends_us: The step with each part at its least, and with each part at its most.
+    """
+    low, high = (math.hypot(*(each - end_us for each in side)) for side in ends_us)
+    return end_us - low, end_us + high

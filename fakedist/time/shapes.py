@@ -21,6 +21,8 @@ def _shape(row: dict[str, int | str]) -> str:
         return _attention(row)
     if not row["m"]:
         return ""
+    if not row["n"] and not row["k"]:
+        return f"{row['m']} rows"
     if not row["n"]:  # converted to eight bits
         return f"{row['m']} x {row['k']}"
     product = " ".join(filter(None, (f"{row['m']} x {row['n']} x {row['k']}", str(row["layout"]))))

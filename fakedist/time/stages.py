@@ -2,29 +2,31 @@
 
 Each rank's launches are walked in their own order (:class:`fakedist.time.timeline.Timeline`). Sends and receives of two
 ranks on one group meet in the order in which each rank made them. A send begins when its rank reaches it and does not
-wait for the receiver, as the pipeline schedules of today post their receives early. So warm-up, bubble and cool-down
-come out of the schedule that the ranks ran, not out of a formula.
+wait for the receiver, as the pipeline schedules of today post their receives early. A collective of several of the
+ranks begins when the last of them reaches it. So warm-up, bubble and cool-down come out of the schedule that the ranks
+ran, not out of a formula.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from fakedist.time.timeline import EVENTS, Array, HostTimes, Meeting, Placed, Timeline
 
 
 class Transfer(NamedTuple):
-    """A send or receive of one rank.
+    """A send, receive or collective of one rank.
 
     Attributes:
         row: Its place in the rank's launches.
         is_send: Whether it is a send.
-        peer: The other rank.
-        group: The name of the group, the same on both ranks.
-        time_us: What it takes once both ranks are ready.
+        peer: The other rank of a send or receive; of a collective -1.
+        group: The name of the group, the same on all of its ranks.
+        time_us: What it takes once all are ready.
+        members: The ranks of a collective; none of a send or receive.
     """
 
     row: int
@@ -32,6 +34,7 @@ class Transfer(NamedTuple):
     peer: int
     group: str
     time_us: float
+    members: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -41,14 +44,22 @@ class RankStep:
     Attributes:
         rank: The rank.
         timeline: Its launches.
-        duration_us: What each row takes. Those of transfers with a rank that is placed too are ignored.
-        transfers: Its sends and receives, those that run at once in one list.
+        duration_us: What each row takes. Those of ``transfers`` are ignored.
+        transfers: Its sends, its receives, and its collectives with other ranks that are placed; those that run at once
+            in one list.
     """
 
     rank: int
     timeline: Timeline
     duration_us: Array
     transfers: Sequence[Sequence[Transfer]] = ()
+
+    def with_durations(self, duration_us: Array) -> RankStep:
+        """The same step with other durations, those of its transfers included."""
+        transfers = [
+            [call._replace(time_us=float(duration_us[call.row])) for call in calls] for calls in self.transfers
+        ]
+        return replace(self, duration_us=duration_us, transfers=transfers)
 
 
 @dataclass(frozen=True)
@@ -57,16 +68,30 @@ class PlacedTogether:
 
     Attributes:
         placed: By rank.
-        num_unmatched: Transfers whose other side was never reached, by rank: they took their own time alone.
+        num_unmatched: Transfers whose other side was never reached, by rank: they did not wait.
     """
 
     placed: dict[int, Placed]
     num_unmatched: dict[int, int]
 
 
-#: What tells the two ends of one transfer: sender, receiver, group.
+#: What tells the calls of one rank that another may wait for: sender, receiver (-1 of a collective), group.
 _Channel = tuple[int, int, str]
-_Walk = Generator[Meeting, Sequence[float], Placed]
+_Walk = Generator[Meeting, "Sequence[float] | None", Placed]
+
+
+class _Met(NamedTuple):
+    """A meeting that has begun.
+
+    Attributes:
+        start_us: When this rank began it.
+        transfers: What it consists of.
+        needs: For each of those, what it waits for: channels, and places among the calls of each.
+    """
+
+    start_us: float
+    transfers: Sequence[Transfer]
+    needs: list[list[tuple[_Channel, int]]]
 
 
 @dataclass
@@ -76,8 +101,9 @@ class _Walker:
     rank: int
     walk: _Walk
     transfers: dict[int, Sequence[Transfer]]
-    num_received: dict[_Channel, int] = field(default_factory=lambda: defaultdict(int))
-    meeting: Meeting | None = None
+    num_calls: dict[_Channel, int] = field(default_factory=lambda: defaultdict(int))
+    met: dict[int, _Met] = field(default_factory=dict)
+    due: _Met | None = None
 
 
 def place_together(steps: Sequence[RankStep], host: HostTimes) -> PlacedTogether:
@@ -101,7 +127,7 @@ class _Together:
 
     def __init__(self, ranks: set[int]) -> None:
         self._ranks = ranks
-        self._sent: dict[_Channel, list[float]] = defaultdict(list)
+        self._reached: dict[_Channel, list[float]] = defaultdict(list)
         self._ready: deque[_Walker] = deque()
         self._waiting: dict[int, _Walker] = {}
         self._placed: dict[int, Placed] = {}
@@ -113,67 +139,73 @@ class _Together:
 
     def run(self) -> PlacedTogether:
         while self._ready or self._waiting:
-            if not self._ready:
-                self._give_up(min(self._waiting.values(), key=lambda each: (_begin(each), each.rank)))
-                continue
-            walker = self._ready.popleft()
-            self._advance(walker, self._ends(walker, unmatched=False))
+            if self._ready:
+                walker = self._ready.popleft()
+            else:  # No rank can go on: let one have what no rank will send, as if it had come at once.
+                walker = min(self._waiting.values(), key=lambda each: (_due(each).start_us, each.rank))
+                del self._waiting[walker.rank]
+            self._advance(walker, self._ends(walker.rank, _due(walker)))
         return PlacedTogether(self._placed, self._unmatched)
 
     def _advance(self, walker: _Walker, ends: Sequence[float] | None) -> None:
-        """Walk on to the rank's next meeting, or to its end."""
-        try:
-            walker.meeting = next(walker.walk) if ends is None else walker.walk.send(ends)
-        except StopIteration as end:
-            self._placed[walker.rank] = end.value
-            return
-        begin = walker.meeting.start_us
-        for transfer in self._transfers(walker):
-            if transfer.is_send and transfer.peer in self._ranks:
-                self._sent[walker.rank, transfer.peer, transfer.group].append(begin)
-        self._waiting[walker.rank] = walker
+        """Walk on until the rank must wait for another rank, or to its end."""
+        while True:
+            try:
+                meeting = walker.walk.send(ends)
+            except StopIteration as end:
+                self._placed[walker.rank] = end.value
+                return
+            first, ends = meeting.rows[0], None
+            if not meeting.is_due:
+                walker.met[first] = self._begun(walker, meeting)
+            if self._is_over(walker.met[first]):
+                ends = self._ends(walker.rank, walker.met[first])
+            elif meeting.is_due:
+                walker.due = walker.met[first]
+                self._waiting[walker.rank] = walker
+                return
+
+    def _begun(self, walker: _Walker, meeting: Meeting) -> _Met:
+        """Write down what the rank has reached, and let those go on that waited for it."""
+        transfers = walker.transfers[meeting.rows[0]]
+        needs = []
+        for transfer in transfers:
+            if transfer.members:
+                self._reached[walker.rank, -1, transfer.group].append(meeting.start_us)
+                place = walker.num_calls[walker.rank, -1, transfer.group]
+                walker.num_calls[walker.rank, -1, transfer.group] += 1
+                others = sorted((transfer.members & self._ranks) - {walker.rank})
+                needs.append([((other, -1, transfer.group), place) for other in others])
+                continue
+            channel = (transfer.peer, walker.rank, transfer.group)
+            if transfer.is_send:
+                self._reached[walker.rank, transfer.peer, transfer.group].append(meeting.start_us)
+                needs.append([])
+            else:
+                needs.append([(channel, walker.num_calls[channel])] if transfer.peer in self._ranks else [])
+                walker.num_calls[channel] += 1
         for each in list(self._waiting.values()):
-            if self._can_go_on(each):
+            if self._is_over(_due(each)):
                 self._ready.append(self._waiting.pop(each.rank))
+        return _Met(meeting.start_us, transfers, needs)
 
-    def _can_go_on(self, walker: _Walker) -> bool:
-        """Whether everything that the rank receives now has been sent."""
-        wanted: dict[_Channel, int] = defaultdict(int)
-        for transfer in self._transfers(walker):
-            if not transfer.is_send and transfer.peer in self._ranks:
-                channel = (transfer.peer, walker.rank, transfer.group)
-                wanted[channel] += 1
-        return all(len(self._sent[each]) >= walker.num_received[each] + number for each, number in wanted.items())
+    def _is_over(self, met: _Met) -> bool:
+        """Whether all that a meeting waits for has been reached."""
+        return all(len(self._reached[channel]) > place for needs in met.needs for channel, place in needs)
 
-    def _ends(self, walker: _Walker, *, unmatched: bool) -> list[float]:
-        """When each transfer of the meeting ends."""
-        begin, found = _begin(walker), []
-        for transfer in self._transfers(walker):
-            start = begin
-            if not transfer.is_send and transfer.peer in self._ranks:
-                channel = (transfer.peer, walker.rank, transfer.group)
-                place, sent = walker.num_received[channel], self._sent[channel]
-                walker.num_received[channel] += 1
-                if place < len(sent):
-                    start = max(start, sent[place])
-                elif unmatched:
-                    self._unmatched[walker.rank] += 1
-            found.append(start + transfer.time_us)
+    def _ends(self, rank: int, met: _Met) -> list[float]:
+        """When each transfer of a meeting ends. What is never reached counts as if it had been there."""
+        found = []
+        for transfer, needs in zip(met.transfers, met.needs, strict=True):
+            reached = [self._reached[channel][place] for channel, place in needs if place < len(self._reached[channel])]
+            self._unmatched[rank] += len(reached) < len(needs)
+            found.append(max(met.start_us, *reached, 0.0) + transfer.time_us)
         return found
 
-    def _give_up(self, walker: _Walker) -> None:
-        """No rank can go on: let one have what no rank will send, as if it had come at once."""
-        del self._waiting[walker.rank]
-        self._advance(walker, self._ends(walker, unmatched=True))
 
-    def _transfers(self, walker: _Walker) -> Sequence[Transfer]:
-        assert walker.meeting is not None
-        return walker.transfers[walker.meeting.rows[0]]
-
-
-def _begin(walker: _Walker) -> float:
-    assert walker.meeting is not None
-    return walker.meeting.start_us
+def _due(walker: _Walker) -> _Met:
+    assert walker.due is not None
+    return walker.due
 
 
 def transfers_of(

@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,9 @@ from fakedist.run.directory import DAMAGED
 from fakedist.run.launch_records import LAUNCH_KINDS
 
 Array = npt.NDArray[Any]
+_Returned = TypeVar("_Returned")
+#: A part of a walk: it yields meetings, and is sent when each row of one ends, or None if that is not known yet.
+_Walk = Generator["Meeting", "Sequence[float] | None", _Returned]
 
 _COLLECTIVE, _RECORDS, _WAITS, _HOST_WAITS, _HOST_WAITS_FOR_DEVICE, _READS = map(
     LAUNCH_KINDS.index,
@@ -65,15 +68,68 @@ class Placed:
 
 
 class Meeting(NamedTuple):
-    """Sends and receives of one rank that run at once.
+    """Calls of one rank that run at once, and that may wait for other ranks.
 
     Attributes:
         rows: Their places in the table ``launches``.
         start_us: When this rank begins them.
+        is_due: Whether this rank can do nothing more before it knows when they end.
     """
 
     rows: Sequence[int]
     start_us: float
+    is_due: bool = False
+
+
+class _Meetings:
+    """The meetings of a rank on its way: which have begun, when they ended, and which streams wait for them.
+
+    Args:
+        rows: The rows of each meeting, by the first.
+    """
+
+    def __init__(self, rows: Mapping[int, Sequence[int]]) -> None:
+        self.rows = rows
+        self.starts: dict[int, float] = {}
+        self.ends: dict[int, Sequence[float]] = {}
+        self.slots: dict[int, list[int]] = {}
+        self.of_stream: dict[int, set[int]] = {}
+        self.of_event: dict[int, set[int]] = {}
+
+    def join(self, first: int, streams: Iterable[int], start_us: float, slot: int) -> _Walk[None]:
+        """Begin a meeting, or come to another row of it. What follows on its stream and queue waits for its end."""
+        if first not in self.slots:
+            self.starts[first], self.slots[first] = start_us, []
+            ends = yield Meeting(self.rows[first], start_us)
+            if ends is not None:
+                self.ends[first] = ends
+            for stream in streams:
+                self.of_stream.setdefault(stream, set()).add(first)
+        self.slots[first].append(slot)
+
+    def wait(self, firsts: Iterable[int]) -> _Walk[float]:
+        """When the last of some meetings ends."""
+        last = 0.0
+        for first in sorted(firsts):
+            if first not in self.ends:
+                ends = yield Meeting(self.rows[first], self.starts[first], is_due=True)
+                assert ends is not None
+                self.ends[first] = ends
+            last = max(last, *self.ends[first])
+        return last
+
+    def settle(self, free: list[float], streams: Iterable[int]) -> _Walk[None]:
+        """Let streams wait for the meetings that they are in."""
+        for stream in streams:
+            if stream in self.of_stream:
+                free[stream] = max(free[stream], (yield from self.wait(self.of_stream.pop(stream))))
+
+    def fill(self, starts: list[float], ends: list[float]) -> _Walk[None]:
+        """Write when the rows of all meetings begin and end."""
+        for first, slots in self.slots.items():
+            yield from self.wait((first,))
+            for slot, end in zip(slots, self.ends[first], strict=True):
+                starts[slot], ends[slot] = self.starts[first], end
 
 
 class Timeline:
@@ -105,7 +161,9 @@ class Timeline:
         self._streams = device * (int(stream.max(initial=0)) + 1) + stream
         self._num_streams = int(self._streams.max(initial=-1)) + 1
         self._events = launches["event"].to_numpy("u8").tolist()
-        self._queues: list[int] = [-1] * len(launches) if queues is None else queues.tolist()
+        # A queue is like a stream that its launches share. One without a queue has its stream for that, too.
+        queues = np.full(len(launches), -1) if queues is None else queues
+        self._queues: Array = np.where(queues >= 0, self._num_streams + queues, self._streams)
 
     def place(self, duration_us: Array, host: HostTimes) -> Placed:
         """Place the launches.
@@ -125,72 +183,76 @@ class Timeline:
 
     def walk(
         self, duration_us: Array, host: HostTimes, meetings: Mapping[int, Sequence[int]] = MappingProxyType({})
-    ) -> Generator[Meeting, Sequence[float], Placed]:
-        """Place the launches one by one, and stop where this rank meets others.
+    ) -> Generator[Meeting, Sequence[float] | None, Placed]:
+        """Place the launches one by one, and tell where this rank meets others.
 
         Args:
-            duration_us: How long each row takes on its stream, 0 where it takes no time or that is not known.
+            duration_us: As for :meth:`place`.
             host: What the host takes.
             meetings: The rows that meet other ranks: by the first row of those that run at once, all of them.
 
         Yields:
-            A meeting as it begins. It must be sent when each of its rows ends.
+            A meeting as it begins. Send back when each of its rows ends, or None if that is not known yet. Then the
+            meeting comes again, with ``is_due``, once something waits for its end.
         """
-        now, free, starts, launched, ends = 0.0, [0.0] * self._num_streams, [], [], []
+        now, free = 0.0, [0.0] * (max(self._num_streams, int(self._queues.max(initial=-1)) + 1))
+        starts: list[float] = []
+        launched: list[float] = []
+        ends: list[float] = []
         done: dict[int, float] = {}
-        met: dict[int, tuple[float, float]] = {}
-        queued: dict[int, float] = {}
-        rows = zip(
-            self.what.tolist(),
-            self._streams.tolist(),
-            self._events,
-            self._host_us(host).tolist(),
-            duration_us.tolist(),
-            self._queues,
-            self._meets(meetings),
-            strict=True,
-        )
-        for what, stream, event, host_us, took, queue, row in rows:
+        met = _Meetings(meetings)
+        waits = met.of_stream  # empty unless ranks meet
+        for what, stream, queue, event, host_us, took, first in self._rows(duration_us, host, meetings):
             if what < _RECORDS or what == _READS:
                 now += host_us
+                if waits and first not in met.slots:
+                    yield from met.settle(free, (stream, queue))
                 start = free[stream]
+                if start < free[queue]:
+                    start = free[queue]
                 if start < now:
                     start = now
-                if queue >= 0 and start < (before := queued.get(queue, 0.0)):
-                    start = before
+                if first >= 0:
+                    yield from met.join(first, (stream, queue), start, len(ends))
                 end = start + took
-                if queue >= 0:
-                    queued[queue] = end
-                if row >= 0:
-                    if row in meetings:
-                        until = yield Meeting(meetings[row], start)
-                        met |= {each: (start, until_us) for each, until_us in zip(meetings[row], until, strict=True)}
-                    start, end = met[row]
-                    end = max(end, free[stream])
                 starts.append(start)
                 launched.append(now)
                 ends.append(end)
-                free[stream] = end
+                free[stream] = free[queue] = end
                 if what == _READS and now < end:
                     now = end
             elif what == _RECORDS:
                 done[event] = max(free[stream], now)
+                if met.slots:
+                    met.of_event[event] = set(waits.get(stream, ()))
             elif what == _WAITS:
                 free[stream] = max(free[stream], done.get(event, 0.0))
+                if met.slots and met.of_event.get(event):
+                    waits.setdefault(stream, set()).update(met.of_event[event])
             elif what == _HOST_WAITS_FOR_DEVICE:
+                yield from met.settle(free, tuple(waits))
                 now = max(now, *free)
             else:
+                yield from met.settle(free, () if event else (stream,))
                 now = max(now, done.get(event, 0.0) if event else free[stream])
+                now = max(now, (yield from met.wait(met.of_event.get(event, ()))))
+        yield from met.settle(free, tuple(waits))
+        yield from met.fill(starts, ends)
         return Placed(np.array(starts, "f8"), np.array(launched, "f8"), np.array(ends, "f8"), max(now, *free, 0.0))
 
-    def _meets(self, meetings: Mapping[int, Sequence[int]]) -> Iterable[int]:
-        """The place of each row that meets other ranks; -1 for all others."""
-        if not meetings:
-            return repeat(-1, len(self.what))
-        found = np.full(len(self.what), -1)
-        rows = [row for together in meetings.values() for row in together]
-        found[rows] = rows
-        return typing.cast(list[int], found.tolist())
+    def _rows(
+        self, duration_us: Array, host: HostTimes, meetings: Mapping[int, Sequence[int]]
+    ) -> Iterable[tuple[int, int, int, int, float, float, int]]:
+        """Each row: what, stream, queue, event, host time, duration, and the first row of its meeting, or -1."""
+        firsts: Iterable[int] = repeat(-1, len(self.what))
+        if meetings:
+            found = np.full(len(self.what), -1)
+            for first, rows in meetings.items():
+                found[list(rows)] = first
+            duration_us = np.where(found < 0, duration_us, 0.0)
+            firsts = typing.cast(list[int], found.tolist())
+        columns = (self.what.tolist(), self._streams.tolist(), self._queues.tolist(), self._events)
+        return zip(*columns, self._host_us(host).tolist(), duration_us.tolist(), firsts, strict=True)
 
     def _host_us(self, host: HostTimes) -> Array:
         """Host time before each row: of its operations, and of its launch."""

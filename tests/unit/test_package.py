@@ -21,6 +21,7 @@ def test_the_public_names_are_these() -> None:
         "CheckError",
         "FakedistError",
         "JobError",
+        "JobTime",
         "RecordingError",
         "Run",
         "RunDirectoryError",
@@ -31,6 +32,7 @@ def test_the_public_names_are_these() -> None:
         "open",
         "profile",
         "step",
+        "time_job",
     ]
     assert all(hasattr(fakedist, name) for name in fakedist.__all__)
 

@@ -147,7 +147,7 @@ def estimate_times(
     """
     launches, communication = tables["launches"], None
     if network is not None:
-        communication = _communication(tables, gpu, network)
+        communication = communication_for(tables, gpu, network)
         if network.what_if is not None:
             launches, communication = changed_launches(network.what_if, launches, communication, tables["groups"])
         prices = ImbalancedPrices(prices, network.moe_imbalance)
@@ -169,7 +169,8 @@ def _nccl_notes(network: Network | None) -> list[Note]:
     return [time_notes.nccl_environment(variables, has_channels=has_channels)] if variables else []
 
 
-def _communication(tables: Mapping[str, pd.DataFrame], gpu: GpuSpec, network: Network) -> Communication:
+def communication_for(tables: Mapping[str, pd.DataFrame], gpu: GpuSpec, network: Network) -> Communication:
+    """What the collectives of a step take: of the tables ``launches``, ``calls`` and ``groups``."""
     calls = tables["calls"]
     own = calls[calls["sequence"].isin(tables["launches"]["call"])]
     return communication_of(

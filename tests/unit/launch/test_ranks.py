@@ -228,3 +228,17 @@ def test_a_rank_that_failed_for_itself_has_no_peers(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(pipeline, "profile", does_not_fit)
     assert run_peers(pipeline, 5, monkeypatch, tmp_path)[0].code == 4
     assert pipeline.order == [5]
+
+
+def test_the_first_run_says_which_others_run(asked: list[Job], tmp_path: Path) -> None:
+    seen = []
+
+    def more(run: ranks.RankRun) -> tuple[int, ...]:
+        seen.append(run.rank)
+        return (0, 4, 8)
+
+    runs = list(profile_ranks(JOB, (0,), tmp_path, False, Streams(), more=more))
+    assert [run.rank for run in runs] == [0, 4, 8]
+    assert seen == [0]
+    names = [[Path(tape).name for tape in job.tapes] for job in asked]
+    assert names == [[], ["rank0"], ["rank0", "rank4"]]

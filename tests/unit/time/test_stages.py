@@ -179,3 +179,55 @@ def test_consecutive_transfers_of_a_stream_run_at_once_unless_something_ran_betw
     known = {sequence: Transfer(-1, True, sequence, "pp", 1.0) for sequence in (5, 6, 7, 8)}
     found = transfers_of([5, -1, 6, -1, 7, 8], [LAUNCH_KINDS.index(kind) for kind in kinds], [1, 0, 1, 0, 1, 2], known)
     assert [[each.row for each in rows] for rows in found] == [[0, 2], [4], [5]]
+
+
+def test_a_receive_that_was_posted_early_holds_up_only_what_waits_for_it() -> None:
+    """Both ranks post a receive, compute, send, and then wait: neither waits at the receive itself."""
+    steps = []
+    for rank in (0, 1):
+        made = Schedule(rank)
+        made.rows.append(("collective", 2, 0))
+        made.durations.append(5.0)
+        made.transfers.append([Transfer(0, False, 1 - rank, "pp", 5.0)])
+        made.rows.append(("stream_records", 2, 99))
+        made.durations.append(0.0)
+        made.compute(50.0 * (rank + 1))
+        made.transfer(1 - rank, is_send=True)
+        made.compute(7.0)
+        made.rows.append(("stream_waits", 0, 99))
+        made.durations.append(0.0)
+        made.compute(1.0)
+        steps.append(made.step())
+    found = place_together(steps, Free())
+    assert found.num_unmatched == {0: 0, 1: 0}
+    assert [found.placed[rank].end_us for rank in (0, 1)] == [100.0 + 5.0 + 1.0, 100.0 + 7.0 + 1.0]
+    first = found.placed[0]
+    assert (first.start_us[0], first.ends_us[0]) == (0.0, 105.0)
+    assert first.start_us.tolist()[1:] == [0.0, 50.0, 50.0, 105.0]
+
+
+def test_the_host_waits_for_a_receive() -> None:
+    made, other = Schedule(0), Schedule(1)
+    made.transfer(1, is_send=False, time_us=5.0)
+    made.rows.append(("host_waits_for_device", 0, 0))
+    made.durations.append(0.0)
+    made.compute(1.0)
+    other.compute(10.0)
+    other.transfer(0, is_send=True, time_us=5.0)
+    found = place_together([made.step(), other.step()], Free())
+    assert found.placed[0].launch_us.tolist() == [0.0, 15.0]
+    assert found.placed[0].end_us == 16.0
+
+
+def test_a_collective_begins_when_its_last_rank_is_there() -> None:
+    steps = []
+    for rank in (0, 1, 2):
+        made = Schedule(rank)
+        made.compute(10.0 * rank)
+        made.transfers.append([Transfer(1, False, -1, "all", 4.0, members=frozenset((0, 1, 2, 3)))])
+        made.rows.append(("collective", 0, 0))
+        made.durations.append(4.0)
+        steps.append(made.step())
+    found = place_together(steps, Free())
+    assert {each.end_us for each in found.placed.values()} == {24.0}
+    assert found.num_unmatched == {0: 0, 1: 0, 2: 0}

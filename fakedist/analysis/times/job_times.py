@@ -1,0 +1,191 @@
+"""The step of a whole job: ranks of it are priced each for itself, and then placed together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from fakedist.analysis.axes import Replicas, find_replicas
+from fakedist.analysis.recording import Array
+from fakedist.analysis.times.estimated import Network, communication_for
+from fakedist.analysis.times.stage_parts import LANES, Parts, RankRows, lanes_of, parts_of
+from fakedist.analysis.times.throughput import CountedFlops, StepTokens, flops_of, tokens_of
+from fakedist.gpu_models.spec import GpuSpec
+from fakedist.time.imbalance import ImbalancedPrices
+from fakedist.time.placing import StepLaunches, interval_of
+from fakedist.time.stages import PlacedTogether, RankStep, place_together
+from fakedist.time.step import Prices
+from fakedist.time.transfers import Dependencies, dependencies_of, from_first_transfer
+
+
+@dataclass(frozen=True)
+class JobRank:
+    """A rank of the job, and its step.
+
+    Attributes:
+        rank: The rank.
+        parts: How it spends the job's step.
+        lanes: What it does when: see :func:`fakedist.analysis.times.stage_parts.lanes_of`.
+        tokens: The tokens that it reads.
+        flops: The FLOPs of its step, as frameworks count them.
+        replicas: How many ranks of the job read tokens of their own, as its groups show.
+        num_exchanged: Its sends to and receives from the other ranks.
+        elsewhere: Ranks that it exchanges with and that are not placed.
+        num_unmatched: Its calls whose other side was never reached; they did not wait.
+    """
+
+    rank: int
+    parts: Parts
+    lanes: pd.DataFrame
+    tokens: StepTokens
+    flops: CountedFlops
+    replicas: Replicas
+    num_exchanged: int
+    elsewhere: tuple[int, ...]
+    num_unmatched: int
+
+
+@dataclass(frozen=True)
+class JobTimes:
+    """The step of a job.
+
+    Attributes:
+        step_us: The step.
+        low_us: The least of its 90 % interval; None if that is not known.
+        high_us: The most of it.
+        ranks: The ranks, in order.
+    """
+
+    step_us: float
+    low_us: float | None
+    high_us: float | None
+    ranks: list[JobRank]
+
+
+@dataclass(frozen=True)
+class _Alone:
+    """A rank that is priced for itself."""
+
+    step: RankStep
+    rows: tuple[Array, Array]
+    varied: list[list[Array]] | None
+    dependencies: Dependencies
+    tokens: StepTokens
+    flops: CountedFlops
+    replicas: Replicas
+
+
+def job_times(
+    ranks: Iterable[tuple[int, Mapping[str, pd.DataFrame]]],
+    every: frozenset[int],
+    world_size: int,
+    gpu: GpuSpec,
+    *,
+    prices: Prices,
+    network: Network,
+) -> JobTimes:
+    """Estimate the step of a job from some of its ranks.
+
+    Args:
+        ranks: Each rank and its tables ``launches`` (not empty), ``work``, ``calls`` and ``groups``. They are read one
+            after the other, and none is kept.
+        every: All of the ranks.
+        world_size: Ranks of the job.
+        gpu: The GPU model.
+        prices: The model of its kernel times.
+        network: What connects the GPUs.
+
+    Raises:
+        RunDirectoryError: The tables are damaged.
+    """
+    prices = ImbalancedPrices(prices, network.moe_imbalance)
+    alone = {}
+    for rank, tables in ranks:
+        alone[rank] = _alone(rank, tables, every, world_size, (gpu, prices, network))
+    found = place_together([each.step for each in alone.values()], prices.host)
+    step_us = _end_us(found)
+    low, high = _interval(list(alone.values()), step_us, prices)
+    made = [_rank(each, found, step_us) for _, each in sorted(alone.items())]
+    return JobTimes(step_us, low, high, made)
+
+
+def _alone(
+    rank: int,
+    tables: Mapping[str, pd.DataFrame],
+    every: frozenset[int],
+    world_size: int,
+    pricing: tuple[GpuSpec, Prices, Network],
+) -> _Alone:
+    gpu, prices, network = pricing
+    work, launches = tables["work"], from_first_transfer(tables["launches"], tables["calls"])
+    of_work = launches["work"].to_numpy("i8")
+    counts = np.bincount(of_work[of_work >= 0], minlength=len(work))
+    priced = prices.price(work, counts)
+    step = StepLaunches(launches, work, priced, communication_for(tables, gpu, network))
+    placed = step.place(prices.host)
+    durations = np.nan_to_num(placed.time_us)
+    others = (launches, tables["calls"], tables["groups"])
+    dependencies = dependencies_of(others, step.timeline, durations, rank, every)
+    calls = tables["calls"]
+    own = calls[calls["step"] == int(launches["step"].iloc[0])]
+    return _Alone(
+        step=RankStep(rank, step.timeline, durations, dependencies.transfers),
+        rows=(durations[of_work >= 0], _lanes(launches, work)),
+        varied=step.varied(placed, lambda: prices.step_interval(priced, counts)),
+        dependencies=dependencies,
+        tokens=tokens_of(launches, work),
+        flops=flops_of(launches, work),
+        replicas=find_replicas(tables["groups"], own, world_size),
+    )
+
+
+def _lanes(launches: pd.DataFrame, work: pd.DataFrame) -> Array:
+    """What each launch with work is for: a place in LANES."""
+    rows = launches[launches["work"] >= 0]
+    names = rows["phase"].astype(str)
+    names = names.where(names.isin(LANES), "other").where(~rows["recompute"].astype(bool), "recompute")
+    is_call = (work["family"].astype(str) == "communication").to_numpy(bool)[rows["work"].to_numpy("i8")]
+    codes = pd.Categorical(names.mask(is_call, "communication"), categories=list(LANES)).codes
+    return np.asarray(codes)
+
+
+def _end_us(found: PlacedTogether) -> float:
+    return max(each.end_us for each in found.placed.values())
+
+
+def _interval(alone: list[_Alone], step_us: float, prices: Prices) -> tuple[float | None, float | None]:
+    """The step's interval: kernels of all ranks are faster or slower together, and so are their collectives."""
+    ends: list[list[float]] = []
+    for side in range(2):
+        ends.append([])
+        for part in range(2):
+            steps = []
+            for each in alone:
+                if each.varied is None:
+                    return None, None
+                varied = each.varied[side]
+                durations = varied[part] if part < len(varied) else each.step.duration_us
+                steps.append(each.step.with_durations(durations))
+            ends[-1].append(_end_us(place_together(steps, prices.host)))
+    return interval_of(step_us, ends)
+
+
+def _rank(alone: _Alone, found: PlacedTogether, step_us: float) -> JobRank:
+    rank = alone.step.rank
+    placed = found.placed[rank]
+    durations, lane = alone.rows
+    rows = RankRows(placed.start_us, placed.launch_us, placed.ends_us, durations, lane)
+    return JobRank(
+        rank=rank,
+        parts=parts_of(rows, placed.end_us, step_us),
+        lanes=lanes_of(rows, placed.end_us, step_us),
+        tokens=alone.tokens,
+        flops=alone.flops,
+        replicas=alone.replicas,
+        num_exchanged=alone.dependencies.num_exchanged,
+        elsewhere=alone.dependencies.elsewhere,
+        num_unmatched=found.num_unmatched[rank],
+    )

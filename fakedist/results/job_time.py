@@ -1,0 +1,266 @@
+"""Several ranks of one job, priced together: the step of the whole job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from fakedist.analysis.axes import Pipeline, find_pipeline
+from fakedist.analysis.times.estimated import NetworkChoice, network_of, prices_of
+from fakedist.analysis.times.job_times import JobRank, JobTimes, job_times
+from fakedist.analysis.times.totals import PEAK_DTYPE
+from fakedist.errors import JobError
+from fakedist.gpu_models.spec import GpuSpec
+from fakedist.job import Job
+from fakedist.results.opening import open_run_directory
+from fakedist.results.repricing import gpu_of, nccl_of, tables_to_price, times_of
+from fakedist.results.run import Run
+from fakedist.results.run_tables import StoredTables
+from fakedist.run import time_notes
+from fakedist.run.job_time import FlopsRate, JobStep, StageTime, Throughput
+from fakedist.run.nccl import check_variable
+from fakedist.run.notes import Note
+from fakedist.run.plain import to_plain
+
+if TYPE_CHECKING:
+    from fakedist.report.figures.stage_lanes import Figure
+
+#: What the ranks of one job have in common, and its name in a message.
+_IN_COMMON = {
+    "world_size": "world size",
+    "target": "script",
+    "arguments": "script's arguments",
+    "environment": "environment",
+    "gpus_per_node": "GPUs per node",
+}
+
+
+class JobTime:
+    """The step of a job. ``fakedist.time_job`` returns one.
+
+    Attributes:
+        summary: Its figures.
+        runs: The runs that it is made from, in the order of their ranks.
+        lanes: What each rank does when: ``rank``, ``lane`` (forward, recompute, backward, optimizer, other,
+            communication, bubble), ``start_us``, ``end_us``. Stretches of different lanes may overlap.
+    """
+
+    def __init__(self, summary: JobStep, runs: Sequence[Run], lanes: pd.DataFrame) -> None:
+        self.summary = summary
+        self.runs = list(runs)
+        self.lanes = lanes
+
+    def stages(self) -> pd.DataFrame:
+        """A row for each rank: the attributes of :class:`fakedist.run.job_time.StageTime`."""
+        return pd.DataFrame(to_plain(self.summary.stages))
+
+    def figure(self) -> Figure:
+        """What the ranks do during the step, a lane for each, as a plotly figure."""
+        from fakedist.report.figures.stage_lanes import stage_lanes  # plotly is imported when a chart is wanted
+
+        return stage_lanes(self.summary, self.lanes)
+
+
+def time_job(
+    runs: Sequence[str | os.PathLike[str] | Run],
+    gpu: str | None = None,
+    *,
+    power_watts: float | None = None,
+    times: str | None = None,
+    fabric: str | None = None,
+    gpus_per_node: int | None = None,
+    interference: bool = True,
+    nccl_env: Mapping[str, str] = MappingProxyType({}),
+    moe_imbalance: float = 1.0,
+    tokens_per_step: int | None = None,
+) -> JobTime:
+    """Estimate the step of a job from the runs of several of its ranks: one of each pipeline stage.
+
+    Args:
+        runs: The runs, or their directories.
+        gpu: As for :meth:`fakedist.Run.priced_for`, and so are those that follow.
+        power_watts: A power limit that replaces the model's own.
+        times: A file that ``fakedist calibrate`` wrote.
+        fabric: A preset or a fabric file.
+        gpus_per_node: GPUs in one NVLink domain.
+        interference: Whether kernels and collectives that run at once slow each other.
+        nccl_env: NCCL's variables, which go before those that the first run had.
+        moe_imbalance: The busiest rank's part of an all_to_all and of grouped products, in even shares.
+        tokens_per_step: Tokens of a step, of all ranks; None to find them in the runs.
+
+    Raises:
+        JobError: The runs are not of one job, or of one rank; or there is no such GPU or fabric.
+        SetupError: The file of own times cannot be read, or is of another GPU.
+        RunDirectoryError: A run has no launches to price, or is damaged.
+    """
+    opened = [each if isinstance(each, Run) else open_run_directory(Path(each)) for each in runs]
+    first, ranks = _check(opened)
+    job = first.manifest.job
+    assert job is not None
+    model = gpu_of(first.manifest, gpu, power_watts)
+    prices = prices_of(model, times_of(first.manifest, model, times))
+    chosen = NetworkChoice(fabric, gpus_per_node, interference, _checked(nccl_env), moe_imbalance)
+    network = network_of(model, job, chosen, nccl_of(first.summary))
+    found = job_times(_tables(ranks), frozenset(ranks), job.world_size, model, prices=prices, network=network)
+    pipeline = _pipeline(first, job.rank)
+    notes, throughput = _throughput(found, job.world_size, model, pipeline, tokens_per_step)
+    stages = [_stage(ranks[each.rank], each) for each in found.ranks]
+    summary = JobStep(
+        world_size=job.world_size,
+        gpu=prices.product,
+        fabric=network.fabric.name,
+        step_us=found.step_us,
+        step_low_us=found.low_us,
+        step_high_us=found.high_us,
+        stages=stages,
+        slowest_rank=min(stages, key=lambda stage: stage.bubble_us).rank,
+        memory_rank=max(stages, key=lambda stage: stage.peak_reserved_bytes).rank,
+        throughput=throughput,
+        notes=[*_notes(found), *notes],
+    )
+    lanes = pd.concat([each.lanes.assign(rank=each.rank) for each in found.ranks], ignore_index=True)
+    return JobTime(summary, [ranks[each.rank] for each in found.ranks], lanes[["rank", "lane", "start_us", "end_us"]])
+
+
+def _check(runs: Sequence[Run]) -> tuple[Run, dict[int, Run]]:
+    """The first run, and all by rank, if they are of one job.
+
+    Raises:
+        JobError: They are not.
+    """
+    if not runs:
+        raise JobError("no run was given", "fakedist time RUN RUN...")
+    found: dict[int, Run] = {}
+    for run in runs:
+        job, first = run.manifest.job, runs[0].manifest.job
+        if job is None or first is None:
+            raise JobError(f"{run.path} is not the run of a rank of a job", "fakedist profile -o RUN ... makes one")
+        if job.rank in found:
+            raise JobError(
+                f"rank {job.rank} is given twice: {found[job.rank].path} and {run.path}", "give each rank once"
+            )
+        if differing := _difference(first, job):
+            raise JobError(
+                f"{runs[0].path} and {run.path} are not of one job: {differing}", "give runs of one job's ranks"
+            )
+        models = [each.manifest.gpu_model for each in (runs[0], run)]
+        if models[0] != models[1]:
+            names = " and ".join(model.name if model else "an unknown GPU" for model in models)
+            raise JobError(f"{runs[0].path} and {run.path} ran for different GPUs: {names}", "record them for one GPU")
+        found[job.rank] = run
+    return runs[0], dict(sorted(found.items()))
+
+
+def _checked(nccl_env: Mapping[str, str]) -> Mapping[str, str]:
+    for name, value in nccl_env.items():
+        check_variable(name, value)
+    return nccl_env
+
+
+def _difference(first: Job, other: Job) -> str:
+    for name, text in _IN_COMMON.items():
+        values = [getattr(job, name) for job in (first, other)]
+        if values[0] != values[1]:
+            return f"the {text} is {_shown(values[0])} in one and {_shown(values[1])} in the other"
+    return ""
+
+
+def _shown(value: object) -> str:
+    return " ".join(map(str, value)) or "empty" if isinstance(value, tuple) else str(value)
+
+
+def _tables(runs: Mapping[int, Run]) -> Iterator[tuple[int, dict[str, pd.DataFrame]]]:
+    for rank, run in runs.items():
+        yield rank, tables_to_price(run.manifest, run.summary, StoredTables(run.path))
+
+
+def _pipeline(run: Run, rank: int) -> Pipeline | None:
+    """The pipeline of the first run; None if it has none, or that is not certain."""
+    try:
+        return find_pipeline(run.table("groups"), run.table("calls"), rank)
+    except JobError:
+        return None
+
+
+def _stage(run: Run, found: JobRank) -> StageTime:
+    parts = found.parts
+    return StageTime(
+        rank=found.rank,
+        run_directory=str(run.path),
+        peak_allocated_bytes=run.peak_allocated_bytes,
+        peak_reserved_bytes=run.peak_reserved_bytes,
+        capacity_bytes=run.capacity_bytes,
+        fits=run.fits,
+        compute_us=parts.compute_us,
+        communication_us=parts.communication_us,
+        bubble_us=parts.bubble_us,
+        host_us=parts.host_us,
+        wait_us=parts.wait_us,
+        own_us=parts.own_us,
+        num_exchanged=found.num_exchanged,
+        num_unmatched=found.num_unmatched,
+    )
+
+
+def _notes(found: JobTimes) -> list[Note]:
+    notes = [time_notes.exchanges_elsewhere(each.rank, each.elsewhere) for each in found.ranks if each.elsewhere]
+    notes += [time_notes.unmatched_calls(each.rank, each.num_unmatched) for each in found.ranks if each.num_unmatched]
+    if len(found.ranks) > 1 and not any(each.num_exchanged for each in found.ranks):
+        notes.append(time_notes.exchange_nothing([each.rank for each in found.ranks]))
+    return notes
+
+
+def _throughput(
+    found: JobTimes, world_size: int, gpu: GpuSpec, pipeline: Pipeline | None, given: int | None
+) -> tuple[list[Note], Throughput]:
+    notes = []
+    tokens, source, why = (given, "given", "") if given is not None else _tokens(found)
+    if why:
+        notes.append(time_notes.tokens_not_known(why))
+    micro_batches = {each.tokens.num_micro_batches for each in found.ranks if each.tokens.number}
+    rates, why = _rates(found, gpu, pipeline)
+    if why:
+        notes.append(time_notes.flops_not_counted(why))
+    per_s = None if tokens is None else tokens / found.step_us * 1e6 / world_size
+    return notes, Throughput(tokens, source, per_s, micro_batches.pop() if len(micro_batches) == 1 else None, rates)
+
+
+def _tokens(found: JobTimes) -> tuple[int | None, str, str]:
+    """Tokens of a step, how they are computed, and why they are not known."""
+    embedding = [each for each in found.ranks if each.tokens.number]
+    if not embedding:
+        return None, "", f"rank {found.ranks[0].rank}: {found.ranks[0].tokens.why}"
+    if len(embedding) > 1:
+        return None, "", f"ranks {' and '.join(str(each.rank) for each in embedding)} both embed tokens"
+    (first,) = embedding
+    if not first.replicas.number:
+        return None, "", first.replicas.text
+    tokens = first.tokens
+    text = f"{tokens.number:,} that rank {first.rank} embeds in {tokens.num_micro_batches:,} micro-batches, times "
+    number = first.replicas.number
+    return tokens.number * number, f"{text}{number:,} ({first.replicas.text})", ""
+
+
+def _rates(found: JobTimes, gpu: GpuSpec, pipeline: Pipeline | None) -> tuple[list[FlopsRate], str]:
+    """FLOP/s by convention, or why they are not known."""
+    ranks = {each.rank for each in found.ranks}
+    expected = set(pipeline.ranks) if pipeline else ranks
+    if expected != ranks or (pipeline is None and len(ranks) > 1):
+        named = f"the stages {sorted(expected)}" if pipeline else "one rank of each pipeline stage"
+        return [], f"they need the runs of {named}"
+    if lacking := sum(each.flops.num_lacking for each in found.ranks):
+        return [], f"the FLOPs of {lacking:,} products and attentions are not known"
+    peak = gpu.peak_flops.get(PEAK_DTYPE)
+    made = []
+    for convention, name in (("Megatron-LM", "megatron"), ("torchtitan", "torchtitan")):
+        flops = sum(float(getattr(each.flops, name)) for each in found.ranks) / len(found.ranks)
+        if not flops:
+            return [], "no product was seen in a forward pass"
+        rate = flops / found.step_us * 1e6
+        made.append(FlopsRate(convention, rate / 1e12, rate / peak if peak else None))
+    return made, ""

@@ -1,0 +1,62 @@
+"""The step of a whole job from one command: examples/three_d.py on 2 x 2 x 2, a rank of each pipeline stage."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakedist.results.job_time import time_job
+from tests.conftest import ROOT, RunFakedist
+
+SIZES = ("--layers", "4", "--hidden", "512", "--heads", "8", "--vocab", "512", "--seq-len", "1024", "--batch", "16")
+
+
+@pytest.fixture(scope="module")
+def profiled(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("stages")
+    job = ("--world-size", "8", "--rank", "stages", "--device", "virtual", "--gpu", "h100-80g", "-o", "runs")
+    script = (ROOT / "examples" / "three_d.py", "--tp", "2", "--pp", "2", "--dp", "2", *SIZES)
+    finished = run_fakedist("profile", *job, "--json", *script, cwd=folder)
+    assert finished.code == 0, finished.stderr
+    assert "pipeline of 2 stages: group PP, as its name is PP" in finished.stderr
+    return folder / "runs", json.loads(finished.stdout)
+
+
+def test_a_rank_of_each_stage_runs_and_the_job_is_priced(profiled: tuple[Path, dict[str, Any]]) -> None:
+    made = profiled[1]
+    job = made["job"]
+    assert [each["rank"] for each in made["ranks"]] == [stage["rank"] for stage in job["stages"]] == [0, 2]
+    assert [stage["num_exchanged"] for stage in job["stages"]] == [16, 16]
+    assert [note["code"] for note in job["notes"]] == []
+    for stage, run in zip(job["stages"], made["ranks"], strict=True):
+        assert stage["peak_reserved_bytes"] == run["peak_reserved_bytes"]
+        parts = [stage[f"{name}_us"] for name in ("compute", "communication", "bubble", "host", "wait")]
+        assert sum(parts) == pytest.approx(job["step_us"])
+        assert stage["bubble_us"] > 0
+
+
+def test_the_tokens_of_the_job_are_those_of_its_batch(profiled: tuple[Path, dict[str, Any]]) -> None:
+    done = profiled[1]["job"]["throughput"]
+    assert done["tokens_per_step"] == 16 * 1024
+    assert done["num_micro_batches"] == 8
+
+
+def test_the_flops_are_those_of_the_models_matrices(profiled: tuple[Path, dict[str, Any]]) -> None:
+    """Six FLOPs a token for each parameter of a matrix, and the attention; the embeddings are looked up."""
+    job = profiled[1]["job"]
+    rates = {rate["convention"]: rate["tflops_per_gpu"] for rate in job["throughput"]["rates"]}
+    tokens, seconds = 16 * 1024, job["step_us"] * 1e-6
+    products = 6 * (4 * 12 * 512 * 512 + 512 * 512 * 2) * tokens  # each tensor parallel rank computes all logits
+    attention = 12 * 4 * 512 * 1024 * tokens
+    assert rates["torchtitan"] * 1e12 * 8 * seconds == pytest.approx(products + attention, rel=1e-6)
+    assert rates["Megatron-LM"] * 1e12 * 8 * seconds == pytest.approx(products + attention / 2, rel=1e-6)
+
+
+def test_a_stage_that_is_priced_again_alone_waits_for_nobody(profiled: tuple[Path, dict[str, Any]]) -> None:
+    runs = profiled[0]
+    both, alone = time_job([runs / "rank0", runs / "rank2"]), time_job([runs / "rank2"])
+    assert alone.summary.step_us < both.summary.step_us
+    assert alone.summary.notes[0].code == "exchanges_elsewhere"

@@ -1,0 +1,205 @@
+"""Runs of several ranks are priced together."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fakedist
+from fakedist.analysis.building import build_tables
+from fakedist.cli import main
+from fakedist.errors import ExitCode, JobError, RunDirectoryError
+from fakedist.gpu_models.known import find_gpu
+from fakedist.results.job_time import time_job
+from fakedist.run.launch_records import WorkRow
+from tests.unit.analysis.recorded import GPU, new_run
+from tests.unit.report.handmade import recorded
+from tests.unit.time.launches_by_hand import PRODUCT, launch, record
+
+EMBEDDING = WorkRow("gather", "kernel", "copy", "aten.embedding.default", 0.0, 1e6, "bf16", m=2048)
+SEND = WorkRow("send", "collective", "communication", "send", float("nan"), float("nan"))
+RECV = SEND._replace(name="recv", operation="recv")
+NUM_BATCHES = 6
+ACTIVATION = 1 << 10
+
+
+def stage(directory: Path, rank: int, *, batches: int = NUM_BATCHES, gpu: str = "h100-80g", **job: Any) -> Path:
+    """The run of rank 0 or 4 of 8: GPipe with two equal stages, whose transfers are small."""
+    made = recorded()
+    made.gpu = replace(GPU, model=find_gpu(gpu))
+    rows: list[dict[str, Any]] = []
+    calls: list[tuple[Any, ...]] = []
+
+    def transfer(work: WorkRow, op: int) -> None:
+        stream, event = 7 + len(calls) % 2, 2 * len(calls) + 1
+        rows.append(launch(what="stream_records", event=event))
+        rows.append(launch(what="stream_waits", event=event, stream=stream))
+        rows.append(launch(work, stream=stream, call=len(calls), num_operations=0))
+        if work is RECV:
+            rows.append(launch(what="stream_records", event=event + 1, stream=stream))
+            rows.append(launch(what="stream_waits", event=event + 1))
+        num_bytes = (ACTIVATION, 0) if work is SEND else (0, ACTIVATION)
+        calls.append((len(calls), work.name, 1, *num_bytes, "bfloat16", False, 0, op, 0, 1 if rank == 0 else 0))
+
+    op = made.op("forward", 2)
+    for number in range(batches):
+        if rank == 0:
+            rows.append(launch(EMBEDDING, layer=1, op=1000 + number, num_operations=0))
+        else:
+            transfer(RECV, op)
+        rows.append(launch(PRODUCT, layer=4, op=2000 + number, num_operations=0))
+        rows += [launch(PRODUCT, layer=5, num_operations=0) for _ in range(9)]
+        if rank == 0:
+            transfer(SEND, op)
+    for _ in range(batches):
+        if rank == 0:
+            transfer(RECV, op)
+        rows += [launch(PRODUCT, layer=4, phase="backward", num_operations=0) for _ in range(20)]
+        if rank == 4:
+            transfer(SEND, op)
+    groups = [
+        (0, "0", "default_pg", tuple(range(8)), 0, rank, "nccl"),
+        (1, str(rank), "PP", (0, 4), 0, rank // 4, "nccl"),
+        (2, "9", "TP", (rank, rank + 1), 0, 0, "nccl"),
+        (3, "10", "DP", (rank, rank + 2), 0, 0, "nccl"),
+    ]
+    made.record("groups", rows=groups)
+    made.record("calls", rows=calls)
+    made.others.append(record(rows))
+    made.ended()
+    run = made.write(new_run(directory, rank=rank, **job))
+    build_tables(run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("stages")
+    return [stage(folder / f"rank{rank}", rank) for rank in (0, 4)]
+
+
+def test_the_bubble_of_equal_stages_is_the_formulas(stages: list[Path]) -> None:
+    job = time_job(stages)
+    expected = 1 / (NUM_BATCHES + 1)
+    step = job.summary
+    for each in step.stages:
+        assert each.bubble_us / step.step_us == pytest.approx(expected, abs=0.02)
+        assert each.num_exchanged == 2 * NUM_BATCHES
+        parts = (each.compute_us, each.communication_us, each.bubble_us, each.host_us, each.wait_us)
+        assert sum(parts) == pytest.approx(step.step_us)
+    assert step.notes == []
+    assert step.step_low_us is not None
+    assert step.step_high_us is not None
+    assert step.step_low_us < step.step_us < step.step_high_us
+
+
+def test_the_order_of_the_runs_does_not_matter(stages: list[Path]) -> None:
+    assert time_job(stages).summary == time_job(stages[::-1]).summary
+
+
+def test_tokens_and_flops_of_the_whole_job_are_counted(stages: list[Path]) -> None:
+    step = time_job(stages).summary
+    done = step.throughput
+    assert done.tokens_per_step == 2048 * NUM_BATCHES * 2
+    assert done.num_micro_batches == NUM_BATCHES
+    assert done.tokens_per_s_per_gpu == pytest.approx(2048 * NUM_BATCHES * 2 / (step.step_us * 1e-6) / 8)
+    flops = 3 * 10 * NUM_BATCHES * PRODUCT.flops
+    for rate in done.rates:
+        assert rate.tflops_per_gpu == pytest.approx(flops / (step.step_us * 1e-6) / 1e12)
+        assert rate.mfu == pytest.approx(rate.tflops_per_gpu * 1e12 / find_gpu("h100-80g").peak_flops["bf16"])
+    assert [rate.convention for rate in done.rates] == ["Megatron-LM", "torchtitan"]
+
+
+def test_given_tokens_go_before_counted_ones(stages: list[Path]) -> None:
+    done = time_job(stages, tokens_per_step=1000).summary.throughput
+    assert (done.tokens_per_step, done.tokens_from) == (1000, "given")
+
+
+def test_one_stage_alone_says_what_is_missing(stages: list[Path]) -> None:
+    step = time_job(stages[:1]).summary
+    assert step.throughput.rates == []
+    assert [note.code for note in step.notes] == ["exchanges_elsewhere", "flops_not_counted"]
+    later = time_job(stages[1:]).summary
+    assert later.throughput.tokens_per_step is None
+    assert "tokens_not_known" in [note.code for note in later.notes]
+
+
+def test_a_faster_gpu_prices_the_same_runs(stages: list[Path]) -> None:
+    assert time_job(stages, "b200").summary.step_us < 0.7 * time_job(stages).summary.step_us
+
+
+def test_runs_that_are_not_of_one_job_are_refused(stages: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="rank 0 is given twice"):
+        time_job([stages[0], stages[0]])
+    other = stage(tmp_path / "other", 4, arguments=("--layers", "9"))
+    with pytest.raises(JobError, match="script's arguments is empty in one and --layers 9 in the other"):
+        time_job([stages[0], other])
+    larger = stage(tmp_path / "larger", 4, world_size=16)
+    with pytest.raises(JobError, match="the world size is 8 in one and 16 in the other"):
+        time_job([stages[0], larger])
+    faster = stage(tmp_path / "faster", 4, gpu="b200")
+    with pytest.raises(JobError, match="ran for different GPUs: h100-80g and b200"):
+        time_job([stages[0], faster])
+    with pytest.raises(JobError, match="no run was given"):
+        time_job([])
+
+
+def test_a_run_without_launches_says_why(stages: list[Path], tmp_path: Path) -> None:
+    made = recorded()
+    made.gpu = replace(GPU, model=find_gpu("h100-80g"))
+    made.ended()
+    run = made.write(new_run(tmp_path / "run", rank=4))
+    build_tables(run)
+    with pytest.raises(RunDirectoryError, match="has no launches to price"):
+        time_job([stages[0], run])
+
+
+def test_a_rank_that_makes_fewer_calls_is_told(stages: list[Path], tmp_path: Path) -> None:
+    short = stage(tmp_path / "short", 4, batches=NUM_BATCHES - 1)
+    notes = {note.code: note.text for note in time_job([stages[0], short]).summary.notes}
+    assert notes["unmatched_calls"].startswith("1 call of rank 0 with the other ranks has no other side")
+
+
+def test_the_command_prints_the_job_in_every_format(
+    stages: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [str(path) for path in stages]
+    assert main(["time", *runs]) == 0
+    text = capsys.readouterr().out
+    assert "Step of the job, estimated" in text
+    assert "rank 0 binds memory" in text
+    assert main(["time", *runs, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["stages"][1]["rank"] == 4
+    assert main(["time", *runs, "--format", "markdown"]) == 0
+    assert "| rank | peak reserved |" in capsys.readouterr().out
+    assert main(["time", *runs, "--format", "html", "-o", str(tmp_path / "step.html")]) == 0
+    page = (tmp_path / "step.html").read_text()
+    assert "Plotly.newPlot" in page
+    assert "http" not in page.replace("http://www.w3.org", "").partition("</style>")[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--format", "csv"], "--format csv is for one run, and 2 were given"),
+        (["--all-layers"], "--all-layers is for one run"),
+        (["--tokens-per-step", "0"], "--tokens-per-step"),
+    ],
+)
+def test_options_of_one_run_are_refused_for_several(
+    stages: list[Path], options: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["time", *map(str, stages), *options]) == ExitCode.USAGE
+    assert says in capsys.readouterr().err
+
+
+def test_the_figure_has_a_lane_for_each_rank(stages: list[Path]) -> None:
+    job = fakedist.time_job(stages)
+    figure = job.figure()
+    assert {bar.name for bar in figure.data} == {"forward", "backward", "communication", "bubble"}
+    assert {str(label) for bar in figure.data for label in bar.y} == {"rank 0", "rank 4"}
+    assert job.stages()["rank"].tolist() == [0, 4]
