@@ -43,6 +43,14 @@ class Reader:
         return width
 
 
+def drawn(page: Any, panel: str) -> Any:
+    """The chart of a panel; it is drawn when it comes into view."""
+    chart = page.locator(f"{panel} .chart")
+    chart.scroll_into_view_if_needed()
+    chart.locator("svg.main-svg").first.wait_for()
+    return chart
+
+
 def no_browser() -> str:
     """What to install for these tests; empty where they can run."""
     if CHROMIUM is None:

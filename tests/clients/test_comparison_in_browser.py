@@ -9,7 +9,7 @@ import pytest
 
 from fakedist.report.compare.comparison import Comparison
 from fakedist.report.compare.comparison_page import write_comparison_page
-from tests.clients.browser import Reader, serious_faults
+from tests.clients.browser import Reader, drawn, serious_faults
 from tests.unit.report.two_runs import run_of
 
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -25,7 +25,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_curves_are_read_with_keys_and_zoomed(reader: Reader, written: Path) -> None:
     page = reader.open(written)
-    chart = page.locator("#timeline .chart")
+    chart = drawn(page, "#timeline")
     chart.press("ArrowRight")
     assert "A " in page.locator("#timeline .status").inner_text()
     page.get_by_role("button", name="step 2").click()
@@ -41,7 +41,7 @@ def test_both_steps_have_one_axis_and_one_view(reader: Reader, written: Path) ->
     assert whole[0] == pytest.approx(whole[1])
     assert whole[0] == pytest.approx([0, 3 * 250])  # the longer step
     first, second = page.locator("#time .status").all()
-    for moved in (lambda: page.locator("#step-B .chart").press("+"), lambda: button(page, "zoom in").click()):
+    for moved in (lambda: drawn(page, "#step-B").press("+"), lambda: button(page, "zoom in").click()):
         moved()
         near = page.evaluate(views)
         assert near[0] == pytest.approx(near[1])

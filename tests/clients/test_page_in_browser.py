@@ -12,7 +12,7 @@ from fakedist.analysis.building import build_tables
 from fakedist.report.page.run_page import write_page
 from fakedist.results.opening import open_run
 from fakedist.units import format_bytes, format_us
-from tests.clients.browser import Reader, serious_faults
+from tests.clients.browser import Reader, drawn, serious_faults
 from tests.unit.analysis.recorded import MIB, HandMade, new_run, wrote_nothing
 from tests.unit.analysis.times.times_by_hand import kernel, record
 from tests.unit.report import handmade
@@ -109,6 +109,7 @@ def test_the_first_view_is_around_the_peak_and_the_overview_shows_all(reader: Re
     page = reader.open(written)
     peak = open_run(written.parent).summary.peak_allocated_bytes
     assert page.evaluate("fakedist.memory.timeline.peak.bytes") == peak
+    drawn(page, "#timeline")
     assert f"peak {format_bytes(peak)}" in page.locator("#timeline .annotation-text").first.text_content()
     assert page.locator("#timeline .rangeslider-container").count() == 1
     curve = "document.querySelector('#timeline .chart').data.find((each) => each.meta === 'allocated')"
@@ -159,8 +160,7 @@ def drag(page: Any, box: Any, *, from_x: float, to_x: float, y: float) -> None:
 
 def test_the_timeline_zooms_with_mouse_keys_and_buttons(reader: Reader, written: Path) -> None:
     page = reader.open(written)
-    chart = page.locator("#timeline .chart")
-    chart.scroll_into_view_if_needed()
+    chart = drawn(page, "#timeline")
     box = chart.bounding_box()
     whole = page.evaluate("fakedist.memory.whole")
     chart.press("0")
@@ -188,7 +188,7 @@ def test_the_timeline_zooms_with_mouse_keys_and_buttons(reader: Reader, written:
 
 def test_fingers_drag_and_stretch(reader: Reader, written: Path) -> None:
     page = reader.open(written)
-    page.locator("#timeline .chart").press("0")
+    drawn(page, "#timeline").press("0")
     fingers = """(steps) => {
       const chart = document.querySelector('#timeline .chart'), box = chart.getBoundingClientRect();
       for (const [kind, finger, x] of steps) chart.dispatchEvent(new PointerEvent(`pointer${kind}`, {
@@ -207,7 +207,7 @@ def test_fingers_drag_and_stretch(reader: Reader, written: Path) -> None:
 
 def test_the_axis_is_the_order_or_a_time(reader: Reader, written: Path) -> None:
     page = reader.open(written)
-    page.locator("#timeline .chart").press("0")
+    drawn(page, "#timeline").press("0")
     choice = page.get_by_label("the axis of the timeline")
     assert "allocations and frees, in order" in choice.inner_text()
     choice.select_option(label="wall time of the recording")
@@ -235,6 +235,7 @@ def test_the_address_keeps_the_view_the_block_and_the_section(reader: Reader, wr
 
 def test_the_peak_opens_a_layer_and_goes_back(reader: Reader, written: Path) -> None:
     page = reader.open(written)
+    drawn(page, "#picture")
     picture = page.locator("#picture")
     picture.get_by_role("button", name="icicle").click()
     page.wait_for_timeout(_SETTLED)
@@ -250,6 +251,7 @@ def test_the_chart_is_drawn_in_the_colours_of_the_page(reader: Reader, written: 
     page = reader.open(written)
     filled = """() => [...document.querySelectorAll('#timeline .scatterlayer path.js-fill')]
         .map((each) => each.style.fill)"""
+    drawn(page, "#timeline")
     light = page.evaluate(filled)
     assert "rgb(69, 115, 185)" in light  # parameters
     page.get_by_role("button", name="dark colours").click()
@@ -268,6 +270,24 @@ def test_axe_finds_no_serious_fault(reader: Reader, written: Path, scheme: Any, 
     if told is None:
         pytest.skip("no axe-core: pip install 'fakedist[browser]'")
     assert told == []
+
+
+def test_a_chart_is_drawn_when_it_comes_into_view_and_nothing_moves_then(reader: Reader, written: Path) -> None:
+    page = reader.open(written)
+    lanes = page.locator("#kernels .chart")
+    assert lanes.locator("svg").count() == 0
+    before = page.evaluate("document.documentElement.scrollHeight")
+    height = lanes.bounding_box()["height"]
+    assert drawn(page, "#kernels").bounding_box()["height"] == pytest.approx(height, abs=2)
+    assert page.evaluate("document.documentElement.scrollHeight") == pytest.approx(before, abs=8)
+
+
+def test_paper_has_every_chart(reader: Reader, written: Path) -> None:
+    page = reader.open(written)
+    page.pdf(format="A4")
+    charts = page.locator(".chart")
+    assert charts.count() > 4
+    assert [chart.locator("svg.main-svg").count() > 0 for chart in charts.all()] == [True] * charts.count()
 
 
 def test_it_prints(reader: Reader, written: Path) -> None:
@@ -306,9 +326,8 @@ def test_hostile_names_are_text_everywhere(reader: Reader, tmp_path: Path) -> No
     for button in page.get_by_role("button", name="show").all():
         button.click()
         assert any(name in page.locator(".pinned").inner_text() for name in HOSTILE)
-    for chart in ("#timeline .chart", "#picture .chart", "#kernels .chart", "#calls-over-time .chart"):
-        page.locator(chart).scroll_into_view_if_needed()
-        box = page.locator(chart).bounding_box()
+    for panel in ("#timeline", "#picture", "#kernels", "#calls-over-time"):
+        box = drawn(page, panel).bounding_box()
         for across, down in ((0.2, 0.3), (0.3, 0.75), (0.5, 0.5), (0.7, 0.75), (0.9, 0.9)):
             page.mouse.move(box["x"] + box["width"] * across, box["y"] + box["height"] * down)
             page.wait_for_timeout(80)  # plotly waits a little before it shows a hover text
@@ -331,13 +350,14 @@ def test_a_small_run_makes_a_page(reader: Reader, tmp_path: Path, what: str) -> 
     build_tables(run)
     write_page(open_run(run), run / "report.html")
     page = reader.open(run / "report.html")
+    if what != "nothing":
+        drawn(page, "#timeline")
     assert page.locator("#timeline svg.main-svg").count() == 3 * (what != "nothing")
 
 
 def test_a_step_shows_its_kernels_zooms_and_opens_layers(reader: Reader, written: Path) -> None:
     page = reader.open(written)
-    chart = page.locator("#kernels .chart")
-    chart.scroll_into_view_if_needed()
+    chart = drawn(page, "#kernels")
     status = page.locator("#kernels .status")
     assert status.inner_text() == "0 µs to 1.00 ms of 1.00 ms"
     spot = """([us, row]) => { const { xaxis, yaxis } = document.querySelector('#kernels .chart')._fullLayout;

@@ -3,6 +3,7 @@
 import { $, colourOf } from './dom.js';
 
 const SETTINGS = { displayModeBar: false, doubleClick: false, showTips: false, scrollZoom: false };
+const AHEAD = 500; // pixels
 // Data, in which no colour is looked for.
 const DATA = new Set(['x', 'y', 'base', 'ids', 'parents', 'values', 'labels', 'text', 'hovertext', 'customdata']);
 
@@ -37,9 +38,21 @@ export class Chart {
     return this.figure.layout;
   }
 
+  // Take as much room as when it is drawn, so that nothing moves then.
+  reserve() {
+    this.width = this.holder.clientWidth;
+    this.holder.style.minHeight = `${this.layout().height}px`;
+  }
+
   // Draw for the first time, and again whenever the width changes.
+  draw() {
+    this.drawing ||= this.begin();
+    return this.drawing;
+  }
+
   async begin() {
     await this.paint();
+    this.holder.style.minHeight = '';
     this.wire();
     new ResizeObserver(() => {
       if (this.holder.clientWidth !== this.width) this.refresh();
@@ -49,6 +62,7 @@ export class Chart {
   wire() {}
 
   refresh() {
+    if (!this.drawing) return;
     this.pending ||= requestAnimationFrame(() => {
       this.pending = 0;
       this.paint();
@@ -93,4 +107,32 @@ export class Chart {
       yaxis: axis(layout.yaxis),
     };
   }
+}
+
+// Draw the charts in view, and each of the others shortly before it comes into view, so that they do not delay opening.
+export async function drawWhenSeen(charts) {
+  const of = new Map(charts.map((chart) => [chart.holder, chart]));
+  const watch = new IntersectionObserver(
+    (entries) => {
+      for (const { target, isIntersecting } of entries) {
+        if (!isIntersecting) continue;
+        watch.unobserve(target);
+        of.get(target).draw();
+      }
+    },
+    { rootMargin: `${AHEAD}px 0px` },
+  );
+  for (const chart of charts) chart.reserve();
+  for (const chart of charts) {
+    const { top, bottom } = chart.holder.getBoundingClientRect();
+    if (top < innerHeight && bottom > 0) await chart.draw();
+    else watch.observe(chart.holder);
+  }
+}
+
+// Draw charts again, in other colours or at another width: on paper also those that were not in view yet.
+export function redrawn(charts) {
+  return (width) => {
+    for (const chart of charts) if (width || chart.drawing) chart.paint(width);
+  };
 }

@@ -1,5 +1,6 @@
 // The page of a comparison: two curves on one axis, two steps on one axis, and tables that filter.
 
+import { drawWhenSeen, redrawn } from './chart.js';
 import { wireCopies } from './copying.js';
 import { $, $$, make, note } from './dom.js';
 import { KernelChart } from './kernels.js';
@@ -98,11 +99,9 @@ async function start() {
   wireScrolls();
   wireCopies();
   const drawn = [curves, ...steps];
-  for (const chart of drawn) await chart.begin();
+  await drawWhenSeen(drawn);
   if (steps.length) steps[0].wireButtons($('#steps'));
-  const redraw = (width) => {
-    for (const chart of drawn) chart.paint(width);
-  };
+  const redraw = redrawn(drawn);
   wireTheme(redraw);
   wirePrint(redraw);
   window.fakedist = { curves, steps, data };

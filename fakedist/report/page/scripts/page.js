@@ -3,7 +3,7 @@
 import { Address, rangeOf, rangeText } from './address.js';
 import { axesOf } from './axis.js';
 import { CallChart } from './calls.js';
-import { Chart } from './chart.js';
+import { Chart, drawWhenSeen, redrawn } from './chart.js';
 import { wireCopies } from './copying.js';
 import { $, $$ } from './dom.js';
 import { drawGroups } from './groups.js';
@@ -49,6 +49,7 @@ function memoryChart(data, address) {
   memory.chose = (chosen) => address.set('block', chosen < 0 ? null : chosen);
   for (const button of $$('button.find')) {
     button.addEventListener('click', () => {
+      memory.draw();
       memory.showBlock(Number(button.dataset.block));
       $('#memory').scrollIntoView();
       memory.holder.focus({ preventScroll: true });
@@ -89,10 +90,11 @@ async function start() {
   wireCopies();
   const charts = chartsOf(data, address);
   const drawn = Object.values(charts).filter(Boolean);
-  for (const chart of drawn) await chart.begin();
+  await drawWhenSeen(drawn);
   const groups = () => drawGroups(data.meta.world);
+  const paint = redrawn(drawn);
   const redraw = (width) => {
-    for (const chart of drawn) chart.paint(width);
+    paint(width);
     groups();
   };
   groups();
