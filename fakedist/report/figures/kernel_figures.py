@@ -57,7 +57,7 @@ def kernel_lanes(run: Run, *, most: int = MOST_BARS) -> go.Figure:
     """The kernels of the timed step by stream over time, below the phases and layers of the stream that computes most.
 
     The script's own ranges (NVTX, ``record_function``) lie between them, from their first kernel to their last.
-    Collectives are lighter where something computes at the same time.
+    Collectives are faded where something computes at the same time.
 
     Args:
         run: A run with a timed step.

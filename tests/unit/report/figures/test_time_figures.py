@@ -88,7 +88,7 @@ def test_every_family_has_a_trace_however_few_bars_there_are(run: Run) -> None:
     assert drawn >= set(run.table("kernels")["family"])
 
 
-def test_collectives_are_lighter_while_something_computes(tmp_path: Path) -> None:
+def test_collectives_are_faded_while_something_computes(tmp_path: Path) -> None:
     figure = open_run(overlapping(tmp_path / "run")).figures.kernels()
     traces = {each.meta: each for each in figure.data}
     hidden = traces["hidden"]
