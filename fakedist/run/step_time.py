@@ -56,6 +56,27 @@ class FamilyAccuracy:
 
 
 @dataclass(frozen=True)
+class UncertainPart:
+    """A part of a step's interval.
+
+    Attributes:
+        kind: kernels, or collectives.
+        name: The family of kernels, or what their estimate rests on; the operation of the collectives.
+        group: The group of the collectives; empty for kernels.
+        num_nodes: NVLink domains that it spans; 0 for kernels.
+        half_width_us: By how much longer the step may be because of it alone.
+        share: Its share of the variance of the step.
+    """
+
+    kind: Literal["kernels", "collectives"]
+    name: str
+    group: str
+    num_nodes: int
+    half_width_us: float
+    share: float
+
+
+@dataclass(frozen=True)
 class KernelSource:
     """Where the kernels of the timed step come from.
 
@@ -73,6 +94,7 @@ class KernelSource:
         tool_version: Version of the tool; empty if it is not known.
         report: The tool's report.
         accuracy: How close such estimates are, for the families that take most of the step; empty if it is measured.
+        uncertain: What the interval is made of, the three largest parts first to last; empty without one.
     """
 
     source: Literal["measured", "simulated", "estimated"]
@@ -88,6 +110,7 @@ class KernelSource:
     tool_version: str = ""
     report: str = ""
     accuracy: list[FamilyAccuracy] = field(default_factory=list)
+    uncertain: list[UncertainPart] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

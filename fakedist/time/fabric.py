@@ -154,6 +154,7 @@ _KEYS = {
     "tree_hop_us": ("tree_hop_us", 1, 0, 10_000),
     "send_gbyte_per_s": ("send_bandwidth", _GB, 0.01, 10_000),
     "send_us": ("send_us", 1, 0, 10_000),
+    "spread": ("spread", 1, 0.01, 2),
 }
 
 

@@ -22,16 +22,14 @@ from fakedist.time.clocks import CLOCK_SPREAD, HEAT, PowerModel, SustainedClock
 from fakedist.time.gpus import nearest_table
 from fakedist.time.host_times import HostCosts
 from fakedist.time.intervals import Intervals
-from fakedist.time.measurements import Floats
 from fakedist.time.memory_rules import MemoryRules
 from fakedist.time.product_rules import ProductRules
 from fakedist.time.timeline import Array
+from fakedist.time.uncertainty import half_width
 from fakedist.time.work_arrays import Assumptions, Estimates, Flags, WorkArrays, which_limits
 
 #: Convolutions and templates whose sizes are not known: the fraction of the peak that they are assumed to reach.
 _ACHIEVED, _ACHIEVED_SPREAD = 0.5, 0.5
-#: How errors of different shapes of one family go together: as if half of their variance was common to all.
-_COMMON = 0.5
 
 
 class KernelTimes:
@@ -109,16 +107,12 @@ class KernelTimes:
     def step_interval(self, priced: pd.DataFrame, counts: Array) -> tuple[float, float]:
         """The 90 % interval of the sum of all launches, in microseconds.
 
-        Launches of one row of work err alike. Half of the variance of a family's errors is common to all of its rows,
-        the rest is each row's own; families err independently.
+        ``fakedist.time.uncertainty`` says which errors go together.
         """
         known = priced["time_us"].notna().to_numpy()
         times = counts[known].astype(np.float64)
         total = float((priced["time_us"].to_numpy()[known] * times).sum())
-        below = (priced["time_us"] - priced["low_us"]).to_numpy()[known] * times
-        above = (priced["high_us"] - priced["time_us"]).to_numpy()[known] * times
-        families = priced["accuracy"].where(priced["accuracy"] != "", priced["basis"]).to_numpy()[known]
-        return max(total - _of_sum(below, families), 0.0), total + _of_sum(above, families)
+        return max(total - half_width(priced, counts, "low_us"), 0.0), total + half_width(priced, counts, "high_us")
 
     def notes(self) -> list[Note]:
         """Where the times come from."""
@@ -164,11 +158,3 @@ class KernelTimes:
 
 class _Rule(Protocol):
     def __call__(self, rows: WorkArrays, /) -> Estimates: ...
-
-
-def _of_sum(half_widths: Floats, families: Array) -> float:
-    """Half the width of a sum's interval, from those of its parts."""
-    codes, _ = pd.factorize(families)
-    together = np.bincount(codes, half_widths)
-    alone = np.bincount(codes, half_widths**2)
-    return float(np.sqrt((_COMMON * together**2 + (1 - _COMMON) * alone).sum()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -30,6 +31,22 @@ class PlacedStep:
 
     placed: Placed
     time_us: Array
+
+
+class StepInterval(NamedTuple):
+    """The 90 % interval of a step, in microseconds.
+
+    Attributes:
+        low_us: The least; None if it is not known.
+        high_us: The most.
+        kernels_us: By how much longer the step may be because of its kernels alone.
+        calls_us: The same because of its collectives.
+    """
+
+    low_us: float | None = None
+    high_us: float | None = None
+    kernels_us: float = 0.0
+    calls_us: float = 0.0
 
 
 class StepLaunches:
@@ -71,10 +88,8 @@ class StepLaunches:
         placed = self.timeline.place(durations, host)
         return PlacedStep(placed, np.where(np.isnan(self._alone_us), np.nan, durations))
 
-    def interval(
-        self, step: PlacedStep, host: HostTimes, of_kernels: _KernelInterval
-    ) -> tuple[float | None, float | None]:
-        """The step's 90 % interval, in microseconds; None if it is not known.
+    def interval(self, step: PlacedStep, host: HostTimes, of_kernels: _KernelInterval) -> StepInterval:
+        """The step's 90 % interval.
 
         Args:
             step: The step as it was placed.
@@ -83,9 +98,11 @@ class StepLaunches:
         """
         varied = self.varied(step, of_kernels)
         if varied is None:
-            return None, None
+            return StepInterval()
+        end = step.placed.end_us
         ends = [[self.timeline.place(durations, host).end_us for durations in side] for side in varied]
-        return interval_of(step.placed.end_us, ends)
+        kernels_us, calls_us = ([abs(each - end) for each in ends[1]] + [0.0])[:2]
+        return StepInterval(*interval_of(end, ends), kernels_us, calls_us)
 
     def varied(self, step: PlacedStep, of_kernels: _KernelInterval) -> list[list[Array]] | None:
         """Durations of the rows at the least and at the most of their 90 % intervals; None if those are not known.

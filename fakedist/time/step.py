@@ -13,9 +13,10 @@ from fakedist.run.notes import Note
 from fakedist.run.schema import TABLES
 from fakedist.run.step_time import Calibration, KernelSource
 from fakedist.time.communication import Communication
-from fakedist.time.placing import StepLaunches
+from fakedist.time.placing import StepInterval, StepLaunches
 from fakedist.time.shapes import shape_texts
 from fakedist.time.timeline import Array, HostTimes, Placed
+from fakedist.time.uncertainty import variances
 
 #: Columns that a kernel takes over from its launch, its work, and the price of that.
 _OF_LAUNCH = ("stream", "grid", "block", "op", "step", "phase", "recompute", "layer", "call")
@@ -61,11 +62,15 @@ class PricedStep:
         kernels: The table ``kernels``.
         source: Where it comes from, how long the step takes, and what limits what that means.
         families: The families of ``time.accuracy`` that its times are estimated as, most time first.
+        interval: The step's interval.
+        variances: What the kernels' part of it is made of, by family (``time.uncertainty``).
     """
 
     kernels: pd.DataFrame
     source: KernelSource
     families: list[str]
+    interval: StepInterval
+    variances: dict[str, float]
 
 
 def price_step(
@@ -90,20 +95,21 @@ def price_step(
     kernels = _kernels(launches, work, priced, found.placed, found.time_us)
     if communication is not None:
         kernels = _with_calls(kernels, communication)
-    low_us, high_us = step.interval(found, prices.host, lambda: prices.step_interval(priced, counts))
+    interval = step.interval(found, prices.host, lambda: prices.step_interval(priced, counts))
     source = KernelSource(
         source="estimated",
         tool="model",
         step=int(launches["step"].iloc[0]),
         gpu=prices.product,
         step_us=found.placed.end_us,
-        step_low_us=low_us,
-        step_high_us=high_us,
+        step_low_us=interval.low_us,
+        step_high_us=interval.high_us,
         calibrated_on=prices.calibrated_on,
         fabric="" if communication is None else communication.fabric.name,
         notes=[*prices.notes(), *_notes(work, priced, counts, communication)],
     )
-    return PricedStep(kernels, source, _families(priced, counts))
+    by_family = variances(priced, counts) if "accuracy" in priced else {}
+    return PricedStep(kernels, source, _families(priced, counts), interval, by_family)
 
 
 def _families(priced: pd.DataFrame, counts: Array) -> list[str]:

@@ -12,6 +12,7 @@ import pandas as pd
 from fakedist.analysis.times.group_times import group_times
 from fakedist.analysis.times.kernel_kinds import timed
 from fakedist.analysis.times.totals import Times, find_times
+from fakedist.analysis.times.uncertain import call_spreads, uncertain_parts
 from fakedist.gpu_models.spec import GpuSpec
 from fakedist.job import Job
 from fakedist.run import time_notes
@@ -160,6 +161,10 @@ def estimate_times(
     if times.summary is not None and communication is not None:
         by_group = group_times(timed(priced.kernels), tables["calls"], tables["groups"], communication)
         times = replace(times, summary=replace(times.summary, by_group=by_group))
+        spreads = call_spreads(tables["calls"], tables["groups"], communication)
+        source = replace(source, uncertain=uncertain_parts(priced, by_group, spreads))
+    else:
+        source = replace(source, uncertain=uncertain_parts(priced, [], {}))
     return EstimatedTimes(priced.kernels, times, source)
 
 

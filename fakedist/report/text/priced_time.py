@@ -9,9 +9,10 @@ from rich.console import Console
 from fakedist.errors import RunDirectoryError
 from fakedist.report.text.facts import run_title
 from fakedist.report.text.markdown import escaped
-from fakedist.report.text.run_markdown import time_markdown
+from fakedist.report.text.run_markdown import sheet_markdown, time_markdown
 from fakedist.report.text.terminal import print_facts, print_sheets, print_time
 from fakedist.report.text.time_sheets import time_sheets
+from fakedist.report.text.uncertainty import uncertainty_sheets
 from fakedist.report.text.what_if import WhatIfStep, what_if_markdown, what_if_objects, what_if_sheets
 from fakedist.results.run import Run
 from fakedist.run.plain import to_plain
@@ -34,7 +35,7 @@ def render_priced(run: Run, console: Console, *, all_layers: bool, what_ifs: Seq
     print_facts(console, _facts(run, source))
     print_time(console, time, source)
     print_sheets(console, time_sheets(run, all_layers=all_layers))
-    print_sheets(console, what_if_sheets(what_ifs))
+    print_sheets(console, [*what_if_sheets(what_ifs), *uncertainty_sheets(source)])
 
 
 def priced_markdown(run: Run, *, all_layers: bool, what_ifs: Sequence[WhatIfStep] = ()) -> str:
@@ -42,10 +43,9 @@ def priced_markdown(run: Run, *, all_layers: bool, what_ifs: Sequence[WhatIfStep
     time, source = _timed(run)
     facts = [f"- {name}: {escaped(value)}" for name, value in _facts(run, source)]
     pieces = ["\n".join(["### fakedist: " + escaped(run_title(run)[:300]), "", *facts])]
-    return (
-        "\n\n".join([*pieces, *time_markdown(run, time, source, all_layers=all_layers), *what_if_markdown(what_ifs)])
-        + "\n"
-    )
+    pieces += [*time_markdown(run, time, source, all_layers=all_layers), *what_if_markdown(what_ifs)]
+    pieces += ["\n".join(sheet_markdown(sheet)) for sheet in uncertainty_sheets(source)]
+    return "\n\n".join(pieces) + "\n"
 
 
 def priced_object(run: Run, what_ifs: Sequence[WhatIfStep] = ()) -> dict[str, object]:
