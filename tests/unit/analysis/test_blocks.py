@@ -28,6 +28,7 @@ def test_a_block_says_where_it_was_made(tmp_path: Path) -> None:
         "bytes": 1024,
         "alloc_event": 1,
         "free_event": 2,
+        "reuse_event": 2,
         "op": 0,
         "operation": "aten.add.Tensor",
         "step": 2,

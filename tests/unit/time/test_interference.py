@@ -52,7 +52,7 @@ def test_a_kernel_during_a_longer_collective_runs_at_its_rate_throughout() -> No
 
 def test_a_kernel_loses_only_while_the_collective_runs() -> None:
     kernel, call = two_streams(100.0, 10.0, 0.8)
-    assert (kernel, call) == (pytest.approx(102.0), 10.0)
+    assert (kernel, call) == (pytest.approx(102.0, rel=1e-4), 10.0)
 
 
 def test_two_collectives_at_once_share_the_links() -> None:
