@@ -66,3 +66,9 @@ def test_an_unknown_name_lists_the_presets() -> None:
         find_fabric("infiniband")
     with pytest.raises(JobError, match="cannot be read"):
         find_fabric("nowhere.toml")
+
+
+def test_a_file_of_measurements_can_say_how_close_they_are(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("spread = 0.15\n")
+    assert find_fabric(str(file)).spread == 0.15

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from fakedist.report.compare.change_sheets import comparison_markdown, render_co
 from fakedist.report.compare.comparison import Comparison, comparison_object
 from fakedist.report.compare.comparison_page import comparison_page
 from fakedist.report.compare.time_bars import layers_with_most, time_context
+from fakedist.report.compare.time_change_sheets import time_change_sheets
 from fakedist.report.compare.time_comparison import TimeComparison
+from fakedist.run.step_time import GroupTime
 from tests.unit.report.two_runs import run_of
 
 
@@ -126,3 +129,17 @@ def test_layers_that_take_little_are_one_row_of_the_page(tmp_path: Path) -> None
     assert len(names) == 15
     assert kept["b_us"].sum() == parts["b_us"].sum()
     assert set(kept["path"]) == set(names)
+
+
+def test_the_one_line_blames_communication_where_that_changed_more(tmp_path: Path) -> None:
+    row = GroupTime("dp", 8, 2, "all_gather", 10, 0, 1e9, time_us=100.0, hidden_us=70.0, exposed_us=30.0)
+    time = times(tmp_path, {}, {"gemm_us": 101})
+    after = [replace(row, exposed_us=55.0), replace(row, group="tp", exposed_us=4.0)]
+    time.times = replace(time.times[0], by_group=[row]), replace(time.times[1], by_group=after)
+    assert time.why == "+29.0 µs of exposed communication, estimated: all_gather on dp, +25.0 µs"
+    (sheet,) = [each for each in time_change_sheets(time, all_rows=True) if each.title.startswith("Exposed")]
+    assert [list(column.cells) for column in sheet.columns[:2]] == [["dp", "tp"], ["all_gather", "all_gather"]]
+    (tmp_path / "again").mkdir()
+    again = times(tmp_path / "again", {}, {"gemm_us": 140})
+    again.times = replace(again.times[0], by_group=[row]), replace(again.times[1], by_group=after)
+    assert again.why.startswith("+120 µs in the kernels of the step")
