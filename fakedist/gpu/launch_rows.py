@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable, Mapping, Sequence
 
 from fakedist.gpu.launch_demand import LaunchDemands, Tagged
@@ -14,6 +15,8 @@ from fakedist.run.schema import PHASES
 
 _PHASES = {name: place for place, name in enumerate(PHASES)}
 _Shape = tuple[int, ...]
+#: The fields of a row of work that are floats.
+_FLOATS = [name for name, hint in typing.get_type_hints(WorkRow).items() if hint is float]
 
 
 class LaunchRows:
@@ -65,7 +68,8 @@ class LaunchRows:
         columns = Columns(LaunchesRecord)
         columns.extend(rows)
         ranges = self._ranges.rows([*row_of, len(rows)])
-        return columns.made(step=self._step, work_rows=list(self._work), texts=list(self._texts), ranges=ranges)
+        work_rows = [_with_floats(work) for work in self._work]
+        return columns.made(step=self._step, work_rows=work_rows, texts=list(self._texts), ranges=ranges)
 
     def _operations_before(self, launch: Launch) -> int:
         """Operations that began since the last launch. The host launches a graph as a whole, whatever is in it."""
@@ -102,3 +106,8 @@ class LaunchRows:
             text = ",".join(map(str, sizes)) if any(sizes) else ""
             found = self._shapes[sizes] = self._texts.setdefault(text, len(self._texts))
         return found
+
+
+def _with_floats(work: WorkRow) -> WorkRow:
+    """The row with floats where its record has floats: torch's formulas and sizes of elements are whole numbers."""
+    return work._replace(**{name: float(getattr(work, name)) for name in _FLOATS})
