@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Callable, Mapping, Sequence
 
 from fakedist.gpu.launch_demand import LaunchDemands, Tagged
@@ -15,8 +14,6 @@ from fakedist.run.schema import PHASES
 
 _PHASES = {name: place for place, name in enumerate(PHASES)}
 _Shape = tuple[int, ...]
-#: The fields of a row of work that are floats.
-_FLOATS = [name for name, hint in typing.get_type_hints(WorkRow).items() if hint is float]
 
 
 class LaunchRows:
@@ -110,4 +107,10 @@ class LaunchRows:
 
 def _with_floats(work: WorkRow) -> WorkRow:
     """The row with floats where its record has floats: torch's formulas and sizes of elements are whole numbers."""
-    return work._replace(**{name: float(getattr(work, name)) for name in _FLOATS})
+    return work._replace(
+        flops=float(work.flops),
+        moved_bytes=float(work.moved_bytes),
+        a_bytes=float(work.a_bytes),
+        b_bytes=float(work.b_bytes),
+        d_bytes=float(work.d_bytes),
+    )

@@ -17,6 +17,7 @@ from fakedist.run.rows import Place
 def test_whole_numbers_of_flops_and_bytes_are_read_back() -> None:
     """torch's formulas count in whole numbers, and so do sizes of elements."""
     launch = Launch(kind=LaunchKind.KERNEL, tag=0, call=-1)
+    launch.grid[:], launch.block[:] = (1, 1, 1), (1, 1, 1)
     shape = ProductShape(8, 8, 8, 1, a_bytes=2, b_bytes=2, d_bytes=2)
     demand = Demand(1024, 400, product=shape)
     tags = {0: Tagged(0, "aten._grouped_mm.default", Place(1, "forward", 0, False), demand)}
