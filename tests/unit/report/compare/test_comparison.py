@@ -114,7 +114,10 @@ def test_what_was_not_the_same_is_said(tmp_path: Path) -> None:
     ]
 
 
-def test_the_headline_names_what_was_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_headline_names_what_was_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     changed = {"arguments": ("--tp", "8", "--loss-parallel"), "activation": 12 * MIB}
     comparison = compared(tmp_path, {"arguments": ("--tp", "8")}, changed)
     assert comparison.changes == ["--loss-parallel"]
@@ -133,7 +136,10 @@ def test_a_run_that_was_killed_half_way_is_told_before_its_figures(tmp_path: Pat
     assert shown.get().index("B killed") < shown.get().index("Memory, measured")
 
 
-def test_every_way_of_printing_starts_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_way_of_printing_starts_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     comparison = compared(tmp_path, {}, {"activation": 12 * MIB})
     paths = [str(tmp_path / "a"), str(tmp_path / "b")]
     assert main(["compare", *paths]) == 0
