@@ -39,7 +39,7 @@ _KINDS = (
 )
 _PAIR = "send"
 #: SMs that a collective's kernels hold: NCCL's channels for a group in one node, and for one over several
-#: (``analysis/outside/fabric.py`` has the logs they are from). A send holds fewer.
+#: (``analysis/outside/interconnect.py`` has the logs they are from). A send holds fewer.
 _SMS_IN_NODE, _SMS_OVER_NODES = 24, 16
 _UNKNOWN = CollectiveTime(float("nan"), "", float("nan"))
 

@@ -17,7 +17,7 @@ from fakedist.analysis.outside.connections import (
     ring_bytes,
     tree_bytes,
 )
-from fakedist.analysis.outside.fabric import Fabric
+from fakedist.analysis.outside.interconnect import Interconnect
 from fakedist.analysis.outside.span import NOTHING, Span, exactly, total
 from fakedist.time.nccl_settings import Settings
 
@@ -72,46 +72,52 @@ class CommunicatorMemory:
         return total(self.parts.values())
 
 
-def communicator_memory(shape: Shape, usage: Usage, fabric: Fabric, settings: Settings) -> CommunicatorMemory | None:
+def communicator_memory(
+    shape: Shape, usage: Usage, interconnect: Interconnect, settings: Settings
+) -> CommunicatorMemory | None:
     """The memory of a group's communicator; None if the group has none.
 
     Args:
         shape: Where the group's ranks are.
         usage: The calls made on the group.
-        fabric: The interconnect of its GPUs.
+        interconnect: The interconnect of its GPUs.
         settings: NCCL's settings.
     """
     if not usage.operations and not usage.is_bound:
         return None
-    parts = {"channels": channel_bytes(shape, fabric, settings)}
-    parts |= _eager(shape, fabric, settings) if not settings.lazy else _collectives(shape, usage, fabric, settings)
-    parts |= _peers(shape, usage, fabric, settings)
+    parts = {"channels": channel_bytes(shape, interconnect, settings)}
+    parts |= (
+        _eager(shape, interconnect, settings)
+        if not settings.lazy
+        else _collectives(shape, usage, interconnect, settings)
+    )
+    parts |= _peers(shape, usage, interconnect, settings)
     if "pairs" in parts and all(operation in _PEER_OPERATIONS for operation in usage.operations):
-        least = min(parts["channels"].low, channel_bytes(_pair(usage), fabric, settings).low)
+        least = min(parts["channels"].low, channel_bytes(_pair(usage), interconnect, settings).low)
         parts["channels"] = Span(least, parts["channels"].high)  # if no send was batched, only the pairs have channels
     return CommunicatorMemory(
-        coll_channels(shape, fabric, settings), {name: each for name, each in parts.items() if each.high}
+        coll_channels(shape, interconnect, settings), {name: each for name, each in parts.items() if each.high}
     )
 
 
-def _eager(shape: Shape, fabric: Fabric, settings: Settings) -> dict[str, Span]:
+def _eager(shape: Shape, interconnect: Interconnect, settings: Settings) -> dict[str, Span]:
     """Parts when everything connects at creation, with the pool for sends (``initTransportsRank``)."""
-    pool = pool_bytes(shape, fabric, settings)
+    pool = pool_bytes(shape, interconnect, settings)
     if shape.num_nodes > 1:  # PXN: also the pools of the node's other ranks
         pool += Span(0, (shape.local - 1) * pool.high)
     return {
-        "rings": ring_bytes(shape, fabric, settings),
-        "trees": tree_bytes(shape, fabric, settings),
-        "PAT": pat_bytes(shape, fabric, settings),
-        "NVLink SHARP": nvls_bytes(shape, fabric, settings),
+        "rings": ring_bytes(shape, interconnect, settings),
+        "trees": tree_bytes(shape, interconnect, settings),
+        "PAT": pat_bytes(shape, interconnect, settings),
+        "NVLink SHARP": nvls_bytes(shape, interconnect, settings),
         "network pool": pool,
     }
 
 
-def _collectives(shape: Shape, usage: Usage, fabric: Fabric, settings: Settings) -> dict[str, Span]:
+def _collectives(shape: Shape, usage: Usage, interconnect: Interconnect, settings: Settings) -> dict[str, Span]:
     """Parts when an algorithm connects on first use. NCCL chooses by size: at least one algorithm, perhaps all."""
     allowed = settings.algorithms or frozenset({"ring"})
-    ring, tree = ring_bytes(shape, fabric, settings), tree_bytes(shape, fabric, settings)
+    ring, tree = ring_bytes(shape, interconnect, settings), tree_bytes(shape, interconnect, settings)
     is_collective = bool(usage.operations) and any(
         not operation.startswith((*_PEER_OPERATIONS, *_TO_ALL, *_ROOTED)) for operation in usage.operations
     )
@@ -121,15 +127,15 @@ def _collectives(shape: Shape, usage: Usage, fabric: Fabric, settings: Settings)
     alone: list[int] = []
     halves_by_nvls = shape.num_nodes == 1 and usage.does(*_HALVES)
     nvls = "nvls" in allowed if shape.num_nodes == 1 else "nvlstree" in allowed
-    if nvls and nvls_channels(shape, fabric, settings) and (usage.does(*_TREES) or halves_by_nvls):
-        found["NVLink SHARP"] = nvls_bytes(shape, fabric, settings)
+    if nvls and nvls_channels(shape, interconnect, settings) and (usage.does(*_TREES) or halves_by_nvls):
+        found["NVLink SHARP"] = nvls_bytes(shape, interconnect, settings)
         alone.append(found["NVLink SHARP"].low)
     if usage.does(*_TREES) and "tree" in allowed:
         # Without rings, a tree also has the connections that it would share with them.
         found["trees"] = tree if "ring" in allowed else ring + tree
         alone.append(ring.low)  # each rank has at least one neighbour in a chain
     if usage.does(*_HALVES) and "pat" in allowed and shape.is_rail:
-        found["PAT"] = pat_bytes(shape, fabric, settings)
+        found["PAT"] = pat_bytes(shape, interconnect, settings)
     if "ring" in allowed or not found or _needs_rings(usage):
         found["rings"] = ring
         alone.append(ring.low)
@@ -155,18 +161,18 @@ def _at_least(found: dict[str, Span], least: int) -> dict[str, Span]:
     return spans
 
 
-def _peers(shape: Shape, usage: Usage, fabric: Fabric, settings: Settings) -> dict[str, Span]:
+def _peers(shape: Shape, usage: Usage, interconnect: Interconnect, settings: Settings) -> dict[str, Span]:
     """Send, receive and what is built on them: a connection per peer and channel within the node, a pool beyond it."""
     sends = [usage.send_local, usage.send_remote]
     recvs = [usage.recv_local, usage.recv_remote]
     everybody = usage.does(*_TO_ALL)
     if everybody:
         sends = recvs = [shape.local - 1, shape.size - shape.local]
-    pipe, per_peer = pipes(fabric, settings), channels_per_peer(shape, fabric, settings)
+    pipe, per_peer = pipes(interconnect, settings), channels_per_peer(shape, interconnect, settings)
     within = per_peer * (exactly(sends[0]) * pipe.send + exactly(recvs[0]) * pipe.recv)
     if usage.does(*_ROOTED):  # the root is not recorded: it connects to every rank, the others only to it
         within += Span(0, (per_peer * (pipe.send + pipe.recv)).high * (shape.local - 1))
-    pool, over = pool_bytes(shape, fabric, settings), 0
+    pool, over = pool_bytes(shape, interconnect, settings), 0
     if shape.num_nodes > 1:
         over = (shape.local if everybody else 1) * bool(sends[1]) + bool(recvs[1])  # PXN sends for the whole node
         over += 2 * usage.does(*_ROOTED)
@@ -174,7 +180,7 @@ def _peers(shape: Shape, usage: Usage, fabric: Fabric, settings: Settings) -> di
     unbatched = usage.send_local + usage.recv_local + usage.send_remote + usage.recv_remote
     if unbatched and not usage.is_bound:  # an unbatched send has a communicator for the pair
         pairs = max(usage.send_local + usage.send_remote, usage.recv_local + usage.recv_remote)
-        found["pairs"] = Span(0, pairs * channel_bytes(_pair(usage), fabric, settings).high)
+        found["pairs"] = Span(0, pairs * channel_bytes(_pair(usage), interconnect, settings).high)
     return {name: each for name, each in found.items() if each != NOTHING}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fakedist.analysis.outside.fabric import Fabric
+from fakedist.analysis.outside.interconnect import Interconnect
 from fakedist.analysis.outside.span import NOTHING, Span, exactly
 from fakedist.time.nccl_settings import MAX_CHANNELS, MIB, Settings
 
@@ -60,20 +60,20 @@ class Pipes:
     net: Span
 
 
-def pipes(fabric: Fabric, settings: Settings) -> Pipes:
+def pipes(interconnect: Interconnect, settings: Settings) -> Pipes:
     """The memory of connections. Without NVLink they may go through host memory and take none."""
-    of_sender = settings.simple_bytes if fabric.reads else 0
-    of_receiver = settings.ll_bytes + settings.ll128_bytes + (0 if fabric.reads else settings.simple_bytes)
+    of_sender = settings.simple_bytes if interconnect.reads else 0
+    of_receiver = settings.ll_bytes + settings.ll128_bytes + (0 if interconnect.reads else settings.simple_bytes)
     net = Span(0, up(settings.ll128_bytes + settings.simple_bytes))
     if not settings.p2p:
         return Pipes(NOTHING, NOTHING, net)
     send, recv = (exactly(up(_HEADER_BYTES + held)) for held in (of_sender, of_receiver))
-    return Pipes(send, recv, net) if fabric.nvlink else Pipes(send.at_least_none(), recv.at_least_none(), net)
+    return Pipes(send, recv, net) if interconnect.nvlink else Pipes(send.at_least_none(), recv.at_least_none(), net)
 
 
-def coll_channels(shape: Shape, fabric: Fabric, settings: Settings) -> Span:
+def coll_channels(shape: Shape, interconnect: Interconnect, settings: Settings) -> Span:
     """Channels for collectives: what the topology yields (``ncclTopoPostset``), within the environment's limits."""
-    found = fabric.rails if shape.is_rail else fabric.node if shape.num_nodes == 1 else fabric.nodes
+    found = interconnect.rails if shape.is_rail else interconnect.node if shape.num_nodes == 1 else interconnect.nodes
     if shape.size == 1:
         found = exactly(MAX_CHANNELS)
     least, most = settings.channels
@@ -86,11 +86,11 @@ def p2p_channels(coll: Span, settings: Settings) -> Span:
     return Span(*(min(_power_of_two(max(min(each, most), least)), MAX_CHANNELS) for each in (coll.low, coll.high)))
 
 
-def channels_per_peer(shape: Shape, fabric: Fabric, settings: Settings) -> Span:
+def channels_per_peer(shape: Shape, interconnect: Interconnect, settings: Settings) -> Span:
     """Channels for send and receive to each peer. Over several nodes, more peers means fewer channels for each."""
-    p2p = p2p_channels(coll_channels(shape, fabric, settings), settings)
+    p2p = p2p_channels(coll_channels(shape, interconnect, settings), settings)
     if shape.num_nodes == 1:
-        return Span(min(fabric.per_peer.low, p2p.low), min(fabric.per_peer.high, p2p.high))
+        return Span(min(interconnect.per_peer.low, p2p.low), min(interconnect.per_peer.high, p2p.high))
     asked = settings.per_net_peer
     if asked is not None:
         return Span(*(min(_power_of_two(asked), each) for each in (p2p.low, p2p.high)))
@@ -108,25 +108,25 @@ def _power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def channel_bytes(shape: Shape, fabric: Fabric, settings: Settings) -> Span:
+def channel_bytes(shape: Shape, interconnect: Interconnect, settings: Settings) -> Span:
     """Memory of a communicator before anything connects: ``initChannel``, ``initNvlsChannel``, ``devCommSetup``.
 
     That is three small arrays per channel, and two for the communicator. With cuMem each takes at least 2 MiB: a group
     of one rank takes 388 MiB, or 10 MiB with NCCL_MAX_NCHANNELS=1 (measured: sgl-project/sglang#35538).
     """
-    coll = coll_channels(shape, fabric, settings)
+    coll = coll_channels(shape, interconnect, settings)
     p2p = p2p_channels(coll, settings)
     arrays = (shape.size * _PEER_BYTES, (shape.size + 1 + shape.local) * 8, shape.size * 4)
     if not settings.cumem:
         return Span(*(up(max(pair) * sum(arrays)) for pair in ((coll.low, p2p.low), (coll.high, p2p.high))))
     each = sum(up(array) for array in arrays)
     found = Span(*(max(pair) * each + 2 * STEP_BYTES for pair in ((coll.low, p2p.low), (coll.high, p2p.high))))
-    if nvls_channels(shape, fabric, settings):
+    if nvls_channels(shape, interconnect, settings):
         found += coll * exactly(STEP_BYTES) + exactly(STEP_BYTES)  # and the credits
     return found
 
 
-def ring_bytes(shape: Shape, fabric: Fabric, settings: Settings) -> Span:
+def ring_bytes(shape: Shape, interconnect: Interconnect, settings: Settings) -> Span:
     """A ring per channel: a connection to the next rank and one from the previous (``ncclTransportRingConnect``).
 
     Over several nodes, a ring enters and leaves each node once. It may do so at this rank in none of the channels, or
@@ -134,7 +134,7 @@ def ring_bytes(shape: Shape, fabric: Fabric, settings: Settings) -> Span:
     """
     if shape.size == 1:
         return NOTHING
-    coll, pipe = coll_channels(shape, fabric, settings), pipes(fabric, settings)
+    coll, pipe = coll_channels(shape, interconnect, settings), pipes(interconnect, settings)
     if shape.num_nodes == 1:
         return coll * (pipe.send + pipe.recv)
     if shape.is_rail:
@@ -146,7 +146,7 @@ def ring_bytes(shape: Shape, fabric: Fabric, settings: Settings) -> Span:
     return Span(low, high)
 
 
-def tree_bytes(shape: Shape, fabric: Fabric, settings: Settings) -> Span:
+def tree_bytes(shape: Shape, interconnect: Interconnect, settings: Settings) -> Span:
     """Memory of trees in addition to rings, whose connections they share (``ncclTransportTreeConnect``).
 
     Within a node the tree is a chain used in both directions, which adds one direction at its ends and two in between.
@@ -154,7 +154,7 @@ def tree_bytes(shape: Shape, fabric: Fabric, settings: Settings) -> Span:
     """
     if shape.size == 1 or (shape.num_nodes == 1 and shape.size == 2):
         return NOTHING
-    coll, pipe = coll_channels(shape, fabric, settings), pipes(fabric, settings)
+    coll, pipe = coll_channels(shape, interconnect, settings), pipes(interconnect, settings)
     chain = Span(min(pipe.send.low, pipe.recv.low), (pipe.send + pipe.recv).high)
     if shape.num_nodes == 1:
         return coll * chain
@@ -164,41 +164,41 @@ def tree_bytes(shape: Shape, fabric: Fabric, settings: Settings) -> Span:
     return Span(0, within.high + 2 * over * pipe.net.high)
 
 
-def pat_bytes(shape: Shape, fabric: Fabric, settings: Settings) -> Span:
+def pat_bytes(shape: Shape, interconnect: Interconnect, settings: Settings) -> Span:
     """PAT, for all_gather and reduce_scatter with one rank per node: a peer at each power of two, minus the ring's."""
     if not shape.is_rail or shape.size < 3:
         return NOTHING
     peers = math.ceil(math.log2(shape.size)) - 1
-    coll = coll_channels(shape, fabric, settings)
-    return Span(0, 2 * peers * coll.high * pipes(fabric, settings).net.high)
+    coll = coll_channels(shape, interconnect, settings)
+    return Span(0, 2 * peers * coll.high * pipes(interconnect, settings).net.high)
 
 
-def nvls_channels(shape: Shape, fabric: Fabric, settings: Settings) -> int:
+def nvls_channels(shape: Shape, interconnect: Interconnect, settings: Settings) -> int:
     """Channels of NVLink SHARP; 0 if it is unused: no NVSwitch that supports it, or at most two ranks per node."""
-    found = fabric.nvls[0 if shape.num_nodes == 1 else 1]
+    found = interconnect.nvls[0 if shape.num_nodes == 1 else 1]
     if not settings.nvls or shape.local < 3 or not found:
         return 0
     least, most = settings.channels
     return max(min(settings.nvls_channels or found, most), least)
 
 
-def nvls_bytes(shape: Shape, fabric: Fabric, settings: Settings) -> Span:
+def nvls_bytes(shape: Shape, interconnect: Interconnect, settings: Settings) -> Span:
     """NVLink SHARP's buffers, one pair per head and channel (``ncclNvlsBufferSetup``).
 
     A head is a GPU that owns a part of the data: each rank of the node. Across nodes, heads are connected in a tree.
     """
-    channels = nvls_channels(shape, fabric, settings)
+    channels = nvls_channels(shape, interconnect, settings)
     buffers = up(channels * 2 * _NVLS_STEPS * settings.nvls_chunk_bytes * shape.local)
     if shape.num_nodes == 1 or not channels:
         return exactly(buffers)
     peers = min(2, shape.num_nodes - 1)
-    return Span(buffers, buffers + channels * peers * 2 * pipes(fabric, settings).net.high)
+    return Span(buffers, buffers + channels * peers * 2 * pipes(interconnect, settings).net.high)
 
 
-def pool_bytes(shape: Shape, fabric: Fabric, settings: Settings) -> Span:
+def pool_bytes(shape: Shape, interconnect: Interconnect, settings: Settings) -> Span:
     """The pool that all sends (or receives) over the network share (``sharedNetBuffersInit``)."""
     chunk = settings.net_chunk_bytes
     if shape.num_nodes == 1:
-        chunk = settings.nvlink_chunk_bytes if fabric.nvlink or shape.size == 1 else settings.pci_chunk_bytes
+        chunk = settings.nvlink_chunk_bytes if interconnect.nvlink or shape.size == 1 else settings.pci_chunk_bytes
     chunk = min(chunk, settings.simple_bytes // _NVLS_STEPS)
-    return p2p_channels(coll_channels(shape, fabric, settings), settings) * exactly(_SHARED_STEPS * chunk)
+    return p2p_channels(coll_channels(shape, interconnect, settings), settings) * exactly(_SHARED_STEPS * chunk)

@@ -12,7 +12,7 @@ import pandas as pd
 from fakedist.analysis.calls import ranks_of
 from fakedist.analysis.outside.communicators import CommunicatorMemory, Usage, communicator_memory
 from fakedist.analysis.outside.connections import Shape
-from fakedist.analysis.outside.fabric import find_fabric
+from fakedist.analysis.outside.interconnect import find_interconnect
 from fakedist.analysis.outside.span import Span, exactly, total
 from fakedist.analysis.topology import ProcessGroup, read_groups
 from fakedist.run import summary
@@ -48,19 +48,19 @@ def estimate_outside(
         bound: Numbers of the groups that are bound to a device.
         measured_bytes: The device's used memory minus reserved, at the end; None on a virtual GPU.
     """
-    fabric, settings = find_fabric(gpu_name), read_settings(nccl_environment)
+    interconnect, settings = find_interconnect(gpu_name), read_settings(nccl_environment)
     left_out = [] if gpu_name in CONTEXT_BYTES else [f"CUDA context: not known for {gpu_name or 'this GPU'}"]
     context, source = CONTEXT_BYTES.get(gpu_name, (0, ""))
     groups = {number: group for number, group in enumerate(read_groups(tables["groups"])) if "nccl" in group.backend}
     found: list[tuple[ProcessGroup, Shape, CommunicatorMemory]] = []
-    if fabric is None and groups:
+    if interconnect is None and groups:
         left_out.append(f"NCCL: not known for {gpu_name or 'this GPU'}")
-    elif fabric is not None:
+    elif interconnect is not None:
         calls = {int(str(number)): rows for number, rows in tables["calls"].groupby("group")}
         for number, group in groups.items():
             shape, is_local = _shape(group, gpus_per_node)
             usage = _usage(_through_nccl(calls.get(number), group.backend), is_local, number in bound)
-            if (each := communicator_memory(shape, usage, fabric, settings)) is not None:
+            if (each := communicator_memory(shape, usage, interconnect, settings)) is not None:
                 found.append((group, shape, each))
     everything = total([exactly(context), *(each.bytes for *_, each in found)])
     return Outside(
@@ -71,7 +71,7 @@ def estimate_outside(
         nccl_version=nccl_version,
         nccl_environment=dict(nccl_environment),
         communicators=[_summarized(*each) for each in sorted(found, key=lambda row: -row[2].bytes.high)],
-        num_unused_groups=len(groups) - len(found) if fabric is not None else 0,
+        num_unused_groups=len(groups) - len(found) if interconnect is not None else 0,
         left_out=[*left_out, _LIBRARIES],
         measured_bytes=measured_bytes,
     )

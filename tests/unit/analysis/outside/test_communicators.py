@@ -6,7 +6,7 @@ import pytest
 
 from fakedist.analysis.outside.communicators import Usage, communicator_memory
 from fakedist.analysis.outside.connections import Shape, channels_per_peer, coll_channels
-from fakedist.analysis.outside.fabric import AMPERE, BLACKWELL, HOPPER, PCIE, Fabric, find_fabric
+from fakedist.analysis.outside.interconnect import AMPERE, BLACKWELL, HOPPER, PCIE, Interconnect, find_interconnect
 from fakedist.analysis.outside.span import Span
 from fakedist.time.nccl_settings import Settings, read_settings
 
@@ -15,9 +15,9 @@ NODE, NODES, RAIL = Shape(8, 8, 1), Shape(1024, 8, 128), Shape(128, 1, 128)
 DEFAULT = Settings()
 
 
-def parts(shape: Shape, *operations: str, fabric: Fabric = HOPPER, **environment: str) -> dict[str, Span]:
+def parts(shape: Shape, *operations: str, interconnect: Interconnect = HOPPER, **environment: str) -> dict[str, Span]:
     settings = read_settings({f"NCCL_{name}": value for name, value in environment.items()})
-    found = communicator_memory(shape, Usage(frozenset(operations)), fabric, settings)
+    found = communicator_memory(shape, Usage(frozenset(operations)), interconnect, settings)
     assert found is not None
     return found.parts
 
@@ -51,9 +51,9 @@ def test_half_of_an_all_reduce_has_no_tree_and_nvlink_sharp_in_one_node_alone() 
     assert list(parts(RAIL, "all_gather")) == ["channels", "rings", "PAT"]
 
 
-@pytest.mark.parametrize("fabric", [AMPERE, PCIE])
-def test_older_gpus_have_no_nvlink_sharp(fabric: Fabric) -> None:
-    assert "NVLink SHARP" not in parts(NODE, "all_reduce", fabric=fabric)
+@pytest.mark.parametrize("interconnect", [AMPERE, PCIE])
+def test_older_gpus_have_no_nvlink_sharp(interconnect: Interconnect) -> None:
+    assert "NVLink SHARP" not in parts(NODE, "all_reduce", interconnect=interconnect)
 
 
 def test_two_ranks_have_no_nvlink_sharp_and_their_tree_is_their_ring() -> None:
@@ -169,7 +169,7 @@ def test_ampere_splits_the_buffers_of_a_connection_between_both_sides() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "fabric"),
+    ("name", "interconnect"),
     [
         ("NVIDIA A100-SXM4-80GB", AMPERE),
         ("NVIDIA H100 80GB HBM3", HOPPER),
@@ -184,8 +184,8 @@ def test_ampere_splits_the_buffers_of_a_connection_between_both_sides() -> None:
         ("", None),
     ],
 )
-def test_gpus_are_told_apart_by_what_joins_them(name: str, fabric: Fabric | None) -> None:
-    assert find_fabric(name) is fabric
+def test_gpus_are_told_apart_by_what_joins_them(name: str, interconnect: Interconnect | None) -> None:
+    assert find_interconnect(name) is interconnect
 
 
 def test_a_group_of_one_rank_has_all_channels() -> None:

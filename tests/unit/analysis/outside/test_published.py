@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fakedist.analysis.outside import fabric
+from fakedist.analysis.outside import interconnect
 from fakedist.analysis.outside.communicators import Usage, communicator_memory
 from fakedist.analysis.outside.connections import Shape, pipes
 from fakedist.analysis.outside.span import Span, total
@@ -28,7 +28,7 @@ def model_bytes(figure: dict[str, Any]) -> list[int] | None:
     if figure["fabric"] is None:
         return None
     settings = read_settings(figure["environment"])
-    joined, shape = getattr(fabric, figure["fabric"]), Shape(*figure["shape"])
+    joined, shape = getattr(interconnect, figure["fabric"]), Shape(*figure["shape"])
     usage = Usage(frozenset(figure["operations"]))
     span = _part(figure["part"], communicator_memory(shape, usage, joined, settings), pipes(joined, settings))
     if figure["part"] == "net on the host":

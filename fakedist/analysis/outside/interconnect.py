@@ -15,7 +15,7 @@ from fakedist.analysis.outside.span import Span, exactly
 
 
 @dataclass(frozen=True)
-class Fabric:
+class Interconnect:
     """The interconnect of a GPU model.
 
     Attributes:
@@ -42,18 +42,18 @@ class Fabric:
 #: node: nccl-tests#100 ("Channel 23/24" on an HGX A100). nodes: NCCL#1412 ("Channel 00/08", 2 nodes of 8), 16 with a
 #: NIC for each GPU. per_peer: 32 through NVSwitch, 8 with four GPUs connected directly (ncclTopoGetNchannels: twice the
 #: links of the path). reads: ncclTopoCheckP2p, only for compute capability 8.0 with NVLink.
-AMPERE = Fabric("NVLink 3", exactly(24), Span(8, 16), Span(2, 4), Span(8, 32), reads=True)
+AMPERE = Interconnect("NVLink 3", exactly(24), Span(8, 16), Span(2, 4), Span(8, 32), reads=True)
 #: node: logs of nccl-tests on 8 H100 (24 coll, 16 nvls, 32 p2p, 32 per peer), NCCL#1685 (32 per peer). nodes: NCCL#1453
 #: ("Channel 00/16", 3 nodes of 8), NCCL#1713 (8 trees, 2 nodes of 2). nvls: NVLS_NCHANNELS_SM90.
-HOPPER = Fabric("NVLink 4", exactly(24), Span(8, 16), Span(2, 8), exactly(32), nvls=(16, 16))
+HOPPER = Interconnect("NVLink 4", exactly(24), Span(8, 16), Span(2, 8), exactly(32), nvls=(16, 16))
 #: node: logs on B200 and B300 (32 coll, 24 nvls, 32 p2p, 32 per peer). nvls: NVLS_NCHANNELS_SM100_NVL and _SM100.
 #: No log of several nodes was found: the spans begin at Hopper's and allow more channels, for nodes as many as in one
 #: node.
-BLACKWELL = Fabric("NVLink 5", exactly(32), Span(8, 32), Span(2, 16), exactly(32), nvls=(24, 32))
+BLACKWELL = Interconnect("NVLink 5", exactly(32), Span(8, 32), Span(2, 16), exactly(32), nvls=(24, 32))
 #: NCCL#1706 (4 coll, 4 p2p, 2 per peer), NCCL#1189.
-PCIE = Fabric("PCIe", Span(2, 4), Span(2, 4), Span(2, 4), exactly(2), nvlink=False)
+PCIE = Interconnect("PCIe", Span(2, 4), Span(2, 4), Span(2, 4), exactly(2), nvlink=False)
 
-_FABRICS = (
+_INTERCONNECTS = (
     (r"A100-SXM", AMPERE),
     (r"H100 80GB HBM3|H200\b(?! NVL)", HOPPER),
     (r"NVIDIA B200|NVIDIA B300", BLACKWELL),
@@ -61,10 +61,10 @@ _FABRICS = (
 )
 
 
-def find_fabric(gpu_name: str) -> Fabric | None:
+def find_interconnect(gpu_name: str) -> Interconnect | None:
     """The interconnect of the GPU that CUDA calls ``gpu_name``; None if it is unknown.
 
     GB200 is unknown: its NVLink connects up to 72 GPUs of many nodes, depending on the cluster. So are cards that a
     bridge may connect in pairs (H100 NVL, RTX A6000) and GPUs with fewer links (H800, A800).
     """
-    return next((fabric for pattern, fabric in _FABRICS if re.search(pattern, gpu_name)), None)
+    return next((interconnect for pattern, interconnect in _INTERCONNECTS if re.search(pattern, gpu_name)), None)
