@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
-from fakedist.gpu.attention_demand import Known
-from fakedist.gpu.demand import Demand
-from fakedist.gpu.transformer_engine_demand import extension_demand, launches_kernels
+from fakedist.gpu.demand.attention_demand import Known
+from fakedist.gpu.demand.operation_demand import Demand
+from fakedist.gpu.demand.transformer_engine_demand import extension_demand, launches_kernels
 from fakedist.gpu.values.arguments import Arguments, Keywords
 from fakedist.patch import patched, present
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from fakedist.gpu.launch_demand import LaunchDemands, Tagged
+from fakedist.gpu.demand.launch_demand import LaunchDemands, Tagged
 from fakedist.gpu.launch_log import Launch, LaunchKind
 from fakedist.gpu.step_ranges import StepRanges
 from fakedist.run.encoding import Columns

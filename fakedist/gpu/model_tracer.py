@@ -10,14 +10,14 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch._ops import OpOverload
 
-from fakedist.gpu.attention_demand import Known
-from fakedist.gpu.demand import Demand, DemandCounter
+from fakedist.gpu.demand.attention_demand import Known
+from fakedist.gpu.demand.launch_demand import Tagged
+from fakedist.gpu.demand.operation_demand import Demand, DemandCounter
+from fakedist.gpu.demand.triton_demand import TritonKernel
 from fakedist.gpu.extension_calls import watched_calls
-from fakedist.gpu.launch_demand import Tagged
 from fakedist.gpu.launch_log import Launch, LaunchLog
 from fakedist.gpu.launch_rows import LaunchRows
 from fakedist.gpu.step_ranges import StepRanges
-from fakedist.gpu.triton_demand import TritonKernel
 from fakedist.gpu.values.arguments import Arguments, Keywords
 from fakedist.patch import patched, present
 from fakedist.run.launch_records import LaunchesRecord

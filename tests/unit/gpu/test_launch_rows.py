@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from fakedist.gpu.demand import Demand
-from fakedist.gpu.launch_demand import Tagged
+from fakedist.gpu.demand.launch_demand import Tagged
+from fakedist.gpu.demand.operation_demand import Demand
+from fakedist.gpu.demand.work_shapes import ProductShape
 from fakedist.gpu.launch_log import Launch, LaunchKind
 from fakedist.gpu.launch_rows import LaunchRows
 from fakedist.gpu.step_ranges import StepRanges
-from fakedist.gpu.work_shapes import ProductShape
 from fakedist.run.encoding import decode, encode
 from fakedist.run.launch_records import LaunchesRecord
 from fakedist.run.records import RECORDS

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from fakedist.analysis.times.launch_tables import launch_table, work_table
-from fakedist.gpu.demand import Demand
-from fakedist.gpu.launch_demand import Tagged
+from fakedist.gpu.demand.launch_demand import Tagged
+from fakedist.gpu.demand.operation_demand import Demand
+from fakedist.gpu.demand.work_shapes import AttentionShape
 from fakedist.gpu.launch_log import TO_HOST, Launch, LaunchKind
 from fakedist.gpu.launch_rows import LaunchRows
 from fakedist.gpu.step_ranges import StepRanges
-from fakedist.gpu.work_shapes import AttentionShape
 from fakedist.gpu_models.known import find_gpu
 from fakedist.run.rows import Place
 from fakedist.time.kernels import KernelTimes

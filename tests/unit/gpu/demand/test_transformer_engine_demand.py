@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from fakedist.gpu import demand as demand_module
-from fakedist.gpu import transformer_engine_demand
-from fakedist.gpu.demand import Demand
+from fakedist.gpu.demand import operation_demand, transformer_engine_demand
+from fakedist.gpu.demand.operation_demand import Demand
+from fakedist.gpu.demand.transformer_engine_demand import extension_demand
+from fakedist.gpu.demand.work_shapes import AttentionShape, ProductShape
 from fakedist.gpu.extension_calls import watched_calls
-from fakedist.gpu.transformer_engine_demand import extension_demand
-from fakedist.gpu.work_shapes import AttentionShape, ProductShape
 
 TOKENS, HIDDEN, INNER = 64, 128, 256
 
@@ -43,7 +42,7 @@ class Named:
 
 @pytest.fixture(autouse=True)
 def _host_tensors_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (demand_module, transformer_engine_demand):
+    for module in (operation_demand, transformer_engine_demand):
         monkeypatch.setattr(module, "memory_bytes", lambda tensor: tensor.nbytes)
 
 

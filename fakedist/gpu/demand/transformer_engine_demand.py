@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fakedist.gpu.attention_demand import Known
-from fakedist.gpu.demand import EIGHT_BIT, NAN, Demand, dtype_of, memory_bytes, tensor_bytes
-from fakedist.gpu.fused_attention_demand import fused_attention
-from fakedist.gpu.kernel_parts import Part
-from fakedist.gpu.quantized_tensors import is_quantized, matrix_of, read_tensors, scales, written_tensors
+from fakedist.gpu.demand.attention_demand import Known
+from fakedist.gpu.demand.fused_attention_demand import fused_attention
+from fakedist.gpu.demand.kernel_parts import Part
+from fakedist.gpu.demand.operation_demand import EIGHT_BIT, NAN, Demand, dtype_of, memory_bytes, tensor_bytes
+from fakedist.gpu.demand.quantized_tensors import is_quantized, matrix_of, read_tensors, scales, written_tensors
+from fakedist.gpu.demand.work_shapes import ProductShape
 from fakedist.gpu.values.arguments import Arguments, Keywords, tensors
-from fakedist.gpu.work_shapes import ProductShape
 
 #: Functions that launch no kernel, or whose kernels are a library's that is seen by itself.
 _NO_KERNELS = ("get_", "create_", "init_", "bulk_", "nvshmem_", "cusolvermp_", "newton_schulz")

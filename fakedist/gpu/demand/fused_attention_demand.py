@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import torch
 
-from fakedist.gpu.attention_demand import Known
-from fakedist.gpu.demand import NAN, Demand
-from fakedist.gpu.quantized_tensors import matrix_of
+from fakedist.gpu.demand.attention_demand import Known
+from fakedist.gpu.demand.operation_demand import NAN, Demand
+from fakedist.gpu.demand.quantized_tensors import matrix_of
+from fakedist.gpu.demand.work_shapes import AttentionShape, Lengths, Mask
 from fakedist.gpu.values.arguments import Arguments
-from fakedist.gpu.work_shapes import AttentionShape, Lengths, Mask
 
 #: A layout of queries, keys and values among the extension's enumerations.
 _LAYOUT = re.compile(r"NVTE_(?:PAGED_KV_)?((?:SB|BS|BH|T)\w*)")

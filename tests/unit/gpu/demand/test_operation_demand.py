@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from fakedist.gpu.demand import Demand, DemandCounter, tensor_bytes
-from fakedist.gpu.work_shapes import AttentionShape, ProductShape
+from fakedist.gpu.demand.operation_demand import Demand, DemandCounter, tensor_bytes
+from fakedist.gpu.demand.work_shapes import AttentionShape, ProductShape
 
 aten = torch.ops.aten
 

@@ -1,7 +1,7 @@
 """What Triton's kernels demand of a GPU: Inductor's, and those that libraries and scripts write themselves.
 
-Their source says what they load and store (:mod:`fakedist.gpu.triton_source`). A kernel that Inductor made moves no
-more than the elements that it iterates over, which bounds what it picks from an embedding or a slice.
+Their source says what they load and store (:mod:`fakedist.gpu.demand.triton_source`). A kernel that Inductor made
+moves no more than the elements that it iterates over, which bounds what it picks from an embedding or a slice.
 """
 
 from __future__ import annotations
@@ -11,12 +11,20 @@ from collections.abc import Mapping
 
 import torch
 
-from fakedist.gpu.attention_demand import Known
-from fakedist.gpu.demand import EIGHT_BIT, NAN, Demand, dtype_of, matrix_size, memory_bytes, tensor_bytes
-from fakedist.gpu.kernel_parts import CACHED_ROW_BYTES
-from fakedist.gpu.triton_source import Access, TritonSource, read_source
-from fakedist.gpu.triton_templates import Template, template_of
-from fakedist.gpu.work_shapes import ProductShape
+from fakedist.gpu.demand.attention_demand import Known
+from fakedist.gpu.demand.kernel_parts import CACHED_ROW_BYTES
+from fakedist.gpu.demand.operation_demand import (
+    EIGHT_BIT,
+    NAN,
+    Demand,
+    dtype_of,
+    matrix_size,
+    memory_bytes,
+    tensor_bytes,
+)
+from fakedist.gpu.demand.triton_source import Access, TritonSource, read_source
+from fakedist.gpu.demand.triton_templates import Template, template_of
+from fakedist.gpu.demand.work_shapes import ProductShape
 
 
 class TritonKernel:

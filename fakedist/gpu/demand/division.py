@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fakedist.gpu.demand import NAN, Demand
-from fakedist.gpu.kernel_parts import Part
+from fakedist.gpu.demand.kernel_parts import Part
+from fakedist.gpu.demand.operation_demand import NAN, Demand
 
 
 class Division:

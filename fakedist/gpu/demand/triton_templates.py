@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import torch
 
-from fakedist.gpu.attention_demand import Known
-from fakedist.gpu.demand import NAN, Demand, dtype_of
-from fakedist.gpu.work_shapes import AttentionShape, ProductShape
+from fakedist.gpu.demand.attention_demand import Known
+from fakedist.gpu.demand.operation_demand import NAN, Demand, dtype_of
+from fakedist.gpu.demand.work_shapes import AttentionShape, ProductShape
 
 _SIZE = re.compile(r"^\s*([A-Z][A-Z0-9_]*)\s*(?::\s*tl\.constexpr\s*)?=\s*(\w+)\s*$", re.MULTILINE)
 _SIDES = ("D", "H", "W")

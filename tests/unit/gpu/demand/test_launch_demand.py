@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from fakedist.gpu.demand import Demand
-from fakedist.gpu.kernel_parts import Part
-from fakedist.gpu.launch_demand import LaunchDemands, Tagged
+from fakedist.gpu.demand.kernel_parts import Part
+from fakedist.gpu.demand.launch_demand import LaunchDemands, Tagged
+from fakedist.gpu.demand.operation_demand import Demand
+from fakedist.gpu.demand.work_shapes import AttentionShape, ProductShape
 from fakedist.gpu.launch_log import Launch, LaunchKind
-from fakedist.gpu.work_shapes import AttentionShape, ProductShape
 from fakedist.run.launch_records import WorkRow
 from fakedist.run.rows import Place
 

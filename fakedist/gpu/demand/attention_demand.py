@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import torch
 
+from fakedist.gpu.demand.work_shapes import AttentionShape, Lengths, Mask
 from fakedist.gpu.values.arguments import Arguments, Keywords
 from fakedist.gpu.values.operators import Operator
-from fakedist.gpu.work_shapes import AttentionShape, Lengths, Mask
 
 #: Returns a tensor's values, or None if no kernel computed them.
 Known = Callable[[torch.Tensor], "torch.Tensor | None"]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from fakedist.gpu.demand import Demand
-from fakedist.gpu.triton_templates import template_of
-from fakedist.gpu.work_shapes import AttentionShape, ProductShape
+from fakedist.gpu.demand.operation_demand import Demand
+from fakedist.gpu.demand.triton_templates import template_of
+from fakedist.gpu.demand.work_shapes import AttentionShape, ProductShape
 
 PRODUCT = """
 def triton_tem_fused_mm_0(arg_A, arg_B, out_ptr0, ks0):

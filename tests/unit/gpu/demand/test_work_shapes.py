@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fakedist.gpu.work_shapes import AttentionShape, Lengths, Mask, ProductShape
+from fakedist.gpu.demand.work_shapes import AttentionShape, Lengths, Mask, ProductShape
 
 MASKS = [
     Mask(),

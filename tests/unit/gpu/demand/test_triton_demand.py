@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from fakedist.gpu import demand, triton_demand
-from fakedist.gpu.demand import Demand
-from fakedist.gpu.triton_demand import TritonKernel
-from fakedist.gpu.triton_source import Access, read_source
+from fakedist.gpu.demand import triton_demand
+from fakedist.gpu.demand.operation_demand import Demand
+from fakedist.gpu.demand.triton_demand import TritonKernel
+from fakedist.gpu.demand.triton_source import Access, read_source
 
 POINTWISE = """
 def triton_poi_fused_add_0(in_out_ptr0, in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):
@@ -90,7 +90,7 @@ def copy_kernel(source, target, helped, n):
 
 @pytest.fixture(autouse=True)
 def _host_tensors_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (demand, triton_demand):
+    for module in (operation_demand, triton_demand):
         monkeypatch.setattr(module, "memory_bytes", lambda tensor: tensor.nbytes)
 
 

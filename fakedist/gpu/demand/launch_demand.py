@@ -10,10 +10,10 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from fakedist.gpu.demand import NAN, UNKNOWN, Demand
-from fakedist.gpu.division import Division
+from fakedist.gpu.demand.division import Division
+from fakedist.gpu.demand.operation_demand import NAN, UNKNOWN, Demand
+from fakedist.gpu.demand.work_shapes import ProductShape
 from fakedist.gpu.launch_log import SCALINGS, TO_DEVICE, TO_HOST, Launch, LaunchKind
-from fakedist.gpu.work_shapes import ProductShape
 from fakedist.run.families import kernel_family
 from fakedist.run.launch_records import LAUNCH_KINDS, WorkRow
 from fakedist.run.rows import Place

@@ -4,7 +4,7 @@ FLOPs are those of products, convolutions and attention, as torch's own counter 
 (torch.utils.flop_counter), with two differences: the masked half of causal attention, which kernels skip, does not
 count, and keys may have fewer heads than queries. Torch's other operations count as 0. For operations that are not
 torch's, the FLOPs are unknown. Bytes are the least that must be read and written: each input and each result once;
-where kernels of an operation are known to read more, :mod:`fakedist.gpu.kernel_parts` has their own bytes.
+where kernels of an operation are known to read more, :mod:`fakedist.gpu.demand.kernel_parts` has their own bytes.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import NamedTuple
 import torch
 from torch._ops import OpOverload
 
-from fakedist.gpu.attention_demand import AttentionOperator, Known
-from fakedist.gpu.kernel_parts import Part, parts_function
-from fakedist.gpu.row_lengths import length_function
+from fakedist.gpu.demand.attention_demand import AttentionOperator, Known
+from fakedist.gpu.demand.kernel_parts import Part, parts_function
+from fakedist.gpu.demand.row_lengths import length_function
+from fakedist.gpu.demand.work_shapes import AttentionShape, ProductShape
 from fakedist.gpu.values.arguments import Arguments, Keywords, tensors
 from fakedist.gpu.values.host_reads import READS
 from fakedist.gpu.values.operators import Operator
 from fakedist.gpu.values.storage import storage_of
-from fakedist.gpu.work_shapes import AttentionShape, ProductShape
 
 NAN = float("nan")
 #: Of these arguments, the operation reads only as much as it returns.
