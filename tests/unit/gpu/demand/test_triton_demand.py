@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fakedist.gpu.demand import triton_demand
+from fakedist.gpu.demand import operation_demand, triton_demand
 from fakedist.gpu.demand.operation_demand import Demand
 from fakedist.gpu.demand.triton_demand import TritonKernel
 from fakedist.gpu.demand.triton_source import Access, read_source
