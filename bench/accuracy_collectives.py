@@ -19,8 +19,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from fakedist.gpu_models.known import GPUS
+from fakedist.nccl.group_shape import GroupShape
 from fakedist.time.collective_data import load_collectives
-from fakedist.time.collectives import CollectiveTimes, GroupShape
+from fakedist.time.collectives import CollectiveTimes
 from fakedist.time.fabric import FABRICS, Fabric
 
 PAGE = Path(__file__).parent.parent / "docs" / "accuracy.md"

@@ -10,7 +10,7 @@ import pandas as pd
 from fakedist.analysis.advice import find_advice
 from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
 from fakedist.analysis.memory_tables import Peak
-from fakedist.analysis.outside.outside_memory import beside_reserved, estimate_outside
+from fakedist.analysis.outside_memory import beside_reserved, estimate_outside
 from fakedist.analysis.recording import Recording
 from fakedist.analysis.reserved import reserved_moments
 from fakedist.analysis.times.totals import rows_of

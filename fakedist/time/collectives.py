@@ -14,17 +14,17 @@ docs/accuracy.md has the logs, and the errors when part of them is left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import pandas as pd
 
+from fakedist.nccl.group_shape import GroupShape
+from fakedist.nccl.settings import KIB, MIB, Settings
 from fakedist.time.collective_data import load_collectives
 from fakedist.time.fabric import Fabric
 from fakedist.time.measurements import Floats
-from fakedist.time.nccl_settings import KIB, MIB, Settings
 
 #: A GPU model without measurements -> the one whose curves stand for it.
 _LIKE = {"a100-40g": "a100-80g", "rtx4090": "l40s"}
@@ -44,27 +44,6 @@ _LEAST_BYTES = 8.0
 _SEND_CHUNKS, _SEND_GAIN = (128 * KIB, 2 * MIB), (1.0, 47.0 / 24.9)
 #: GPU models whose all_reduce in one domain never runs in the switches (NVLink SHARP).
 _WITHOUT_NVLS = ("a100-80g", "l40s", "rtx-pro-6000")
-
-
-@dataclass(frozen=True)
-class GroupShape:
-    """Where the ranks of a group are.
-
-    Attributes:
-        size: Ranks in it.
-        num_nodes: NVLink domains that have any of them.
-        local: Ranks of it in the domain that has the fewest: its NICs set the pace.
-    """
-
-    size: int
-    num_nodes: int
-    local: int
-
-    @staticmethod
-    def of(ranks: Sequence[int], gpus_per_node: int) -> GroupShape:
-        """The shape of a group of these ranks, in nodes of ``gpus_per_node`` consecutive ranks."""
-        counts = np.unique(np.asarray(ranks) // gpus_per_node, return_counts=True)[1]
-        return GroupShape(len(ranks), len(counts), int(counts.min()))
 
 
 @dataclass(frozen=True)

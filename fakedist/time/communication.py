@@ -10,12 +10,13 @@ import numpy.typing as npt
 import pandas as pd
 
 from fakedist.gpu_models.spec import GpuSpec
+from fakedist.nccl.group_shape import GroupShape
+from fakedist.nccl.settings import Settings
 from fakedist.rank_list import parse_rank_list
 from fakedist.run.notes import counted
-from fakedist.time.collectives import CollectiveTime, CollectiveTimes, GroupShape
+from fakedist.time.collectives import CollectiveTime, CollectiveTimes
 from fakedist.time.fabric import Fabric
 from fakedist.time.interference import Contender, rates_with
-from fakedist.time.nccl_settings import Settings
 from fakedist.units import format_bytes
 
 #: The beginning of a call's operation -> the collective that it is, and the side whose bytes are the whole buffer.
@@ -39,7 +40,7 @@ _KINDS = (
 )
 _PAIR = "send"
 #: SMs that a collective's kernels hold: NCCL's channels for a group in one node, and for one over several
-#: (``analysis/outside/interconnect.py`` has the logs they are from). A send holds fewer.
+#: (``nccl/interconnect.py`` has the logs they are from). A send holds fewer.
 _SMS_IN_NODE, _SMS_OVER_NODES = 24, 16
 _UNKNOWN = CollectiveTime(float("nan"), "", float("nan"))
 

@@ -65,8 +65,9 @@ MAY_IMPORT = {
     "frameworks": ("world", "patch", "importing"),
     "gpu": ("run", "patch", "frames", "importing"),
     "record": ("run", "frameworks", "patch", "frames"),
-    "time": ("run",),
-    "analysis": ("run", "time"),
+    "nccl": ("run",),
+    "time": ("run", "nccl"),
+    "analysis": ("run", "nccl", "time"),
     "results": ("run", "analysis", "report"),  # report only when a chart is wanted: run.figures
     "report": ("run", "analysis", "results"),
     "export": ("run", "time", "results"),
@@ -180,7 +181,7 @@ def _is_of(found: Import, room: str) -> bool:
 
 def test_record_side_and_read_side_meet_only_in_run() -> None:
     record_side = {"rank", "world", "frameworks", "gpu", "record"}
-    read_side = {"time", "analysis", "results", "report", "export", "check"}
+    read_side = {"nccl", "time", "analysis", "results", "report", "export", "check"}
     for room in record_side:
         assert not read_side & set(MAY_IMPORT[room])
     for room in read_side:

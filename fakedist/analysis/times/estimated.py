@@ -15,6 +15,7 @@ from fakedist.analysis.times.totals import Times, find_times
 from fakedist.analysis.times.uncertain import call_spreads, uncertain_parts
 from fakedist.gpu_models.spec import GpuSpec
 from fakedist.job import Job
+from fakedist.nccl.settings import CHANNEL_VARIABLES, TIME_VARIABLES, read_settings
 from fakedist.run import time_notes
 from fakedist.run.notes import Note
 from fakedist.run.step_time import FamilyAccuracy, KernelSource, Peaks
@@ -23,7 +24,6 @@ from fakedist.time.communication import Communication, communication_of
 from fakedist.time.fabric import Fabric, default_fabric, find_fabric
 from fakedist.time.imbalance import ImbalancedPrices
 from fakedist.time.kernels import KernelTimes
-from fakedist.time.nccl_settings import CHANNEL_VARIABLES, TIME_VARIABLES, read_settings
 from fakedist.time.own import own_prices
 from fakedist.time.step import Prices, price_step
 from fakedist.time.what_if import WhatIf, changed_fabric, changed_launches, read_what_if

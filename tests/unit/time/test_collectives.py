@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 
 from fakedist.errors import SetupError
+from fakedist.nccl.group_shape import GroupShape
 from fakedist.time.collective_data import load_collectives
-from fakedist.time.collectives import CollectiveTimes, GroupShape
+from fakedist.time.collectives import CollectiveTimes
 from fakedist.time.fabric import FABRICS
 
 NDR = FABRICS["dgx-h100-ndr"]

@@ -7,10 +7,11 @@ import pandas as pd
 import pytest
 
 from fakedist.gpu_models.known import GPUS
-from fakedist.time.collectives import CollectiveTimes, GroupShape
+from fakedist.nccl.group_shape import GroupShape
+from fakedist.nccl.settings import read_settings
+from fakedist.time.collectives import CollectiveTimes
 from fakedist.time.communication import Communication, call_times, collective_of
 from fakedist.time.fabric import FABRICS
-from fakedist.time.nccl_settings import read_settings
 
 MIB = 1 << 20
 GROUPS = pd.DataFrame(

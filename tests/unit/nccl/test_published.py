@@ -1,6 +1,6 @@
 """The model of NCCL's memory against what was published. To renew the model's figures and print the table:
 
-python -m tests.unit.analysis.outside.test_published
+python -m tests.unit.nccl.test_published
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from fakedist.analysis.outside import interconnect
-from fakedist.analysis.outside.communicators import Usage, communicator_memory
-from fakedist.analysis.outside.connections import Shape, pipes
-from fakedist.analysis.outside.span import Span, total
-from fakedist.time.nccl_settings import read_settings
+from fakedist.nccl import interconnect
+from fakedist.nccl.communicators import Usage, communicator_memory
+from fakedist.nccl.connections import pipes
+from fakedist.nccl.group_shape import GroupShape
+from fakedist.nccl.settings import read_settings
+from fakedist.nccl.span import Span, total
 
-DOCS = Path(__file__).parents[4] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 PUBLISHED = DOCS / "accuracy" / "nccl.json"
 FIGURES: list[dict[str, Any]] = json.loads(PUBLISHED.read_text())["figures"]
 MIB = 1 << 20
@@ -28,7 +29,7 @@ def model_bytes(figure: dict[str, Any]) -> list[int] | None:
     if figure["fabric"] is None:
         return None
     settings = read_settings(figure["environment"])
-    joined, shape = getattr(interconnect, figure["fabric"]), Shape(*figure["shape"])
+    joined, shape = getattr(interconnect, figure["fabric"]), GroupShape(*figure["shape"])
     usage = Usage(frozenset(figure["operations"]))
     span = _part(figure["part"], communicator_memory(shape, usage, joined, settings), pipes(joined, settings))
     if figure["part"] == "net on the host":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -10,14 +9,14 @@ from types import MappingProxyType
 import pandas as pd
 
 from fakedist.analysis.calls import ranks_of
-from fakedist.analysis.outside.communicators import CommunicatorMemory, Usage, communicator_memory
-from fakedist.analysis.outside.connections import Shape
-from fakedist.analysis.outside.interconnect import find_interconnect
-from fakedist.analysis.outside.span import Span, exactly, total
 from fakedist.analysis.topology import ProcessGroup, read_groups
+from fakedist.nccl.communicators import CommunicatorMemory, Usage, communicator_memory
+from fakedist.nccl.group_shape import GroupShape
+from fakedist.nccl.interconnect import find_interconnect
+from fakedist.nccl.settings import MIB, read_settings
+from fakedist.nccl.span import Span, exactly, total
 from fakedist.run import summary
 from fakedist.run.summary import Outside
-from fakedist.time.nccl_settings import MIB, read_settings
 
 #: A process's CUDA context with PyTorch, as measured and published. No figure was found for any other GPU.
 CONTEXT_BYTES = {
@@ -52,7 +51,7 @@ def estimate_outside(
     left_out = [] if gpu_name in CONTEXT_BYTES else [f"CUDA context: not known for {gpu_name or 'this GPU'}"]
     context, source = CONTEXT_BYTES.get(gpu_name, (0, ""))
     groups = {number: group for number, group in enumerate(read_groups(tables["groups"])) if "nccl" in group.backend}
-    found: list[tuple[ProcessGroup, Shape, CommunicatorMemory]] = []
+    found: list[tuple[ProcessGroup, GroupShape, CommunicatorMemory]] = []
     if interconnect is None and groups:
         left_out.append(f"NCCL: not known for {gpu_name or 'this GPU'}")
     elif interconnect is not None:
@@ -85,12 +84,13 @@ def beside_reserved(reserved: int, outside: Outside, capacity: int) -> Outside:
     return replace(outside, beside_reserved="may not fit" if fits_least else "does not fit")
 
 
-def _shape(group: ProcessGroup, per_node: int) -> tuple[Shape, list[bool]]:
+def _shape(group: ProcessGroup, per_node: int) -> tuple[GroupShape, list[bool]]:
     """Where the group's ranks are, and which of them are on this rank's node."""
     ranks = ranks_of(group.ranks)
-    nodes = Counter(rank // per_node for rank in ranks)
-    mine = ranks[group.group_rank] // per_node if ranks else 0
-    return Shape(group.size, nodes[mine], len(nodes)), [rank // per_node == mine for rank in ranks]
+    if not ranks:  # another rank made it: it fills as few nodes as it can
+        return GroupShape.of(range(group.size), per_node), []
+    mine = ranks[group.group_rank] // per_node
+    return GroupShape.of(ranks, per_node, group.group_rank), [rank // per_node == mine for rank in ranks]
 
 
 def _through_nccl(calls: pd.DataFrame | None, backend: str) -> pd.DataFrame | None:
@@ -117,11 +117,11 @@ def _usage(calls: pd.DataFrame | None, is_local: list[bool], is_bound: bool) -> 
     return Usage(operations, **counts, is_bound=is_bound)
 
 
-def _summarized(group: ProcessGroup, shape: Shape, each: CommunicatorMemory) -> summary.Communicator:
+def _summarized(group: ProcessGroup, shape: GroupShape, each: CommunicatorMemory) -> summary.Communicator:
     return summary.Communicator(
         group=group.label,
         group_size=shape.size,
-        local_size=shape.local,
+        local_size=shape.own,
         num_nodes=shape.num_nodes,
         channels=_pair(each.channels),
         parts={name: _pair(part) for name, part in each.parts.items()},

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fakedist.analysis.outside.interconnect import Interconnect
-from fakedist.analysis.outside.span import NOTHING, Span, exactly
-from fakedist.time.nccl_settings import MAX_CHANNELS, MIB, Settings
+from fakedist.nccl.group_shape import GroupShape
+from fakedist.nccl.interconnect import Interconnect
+from fakedist.nccl.settings import MAX_CHANNELS, MIB, Settings
+from fakedist.nccl.span import NOTHING, Span, exactly
 
 #: ncclSendMem and ncclRecvMem without their buffers: one page each (src/include/comm.h).
 _HEADER_BYTES = 4096
@@ -18,26 +19,6 @@ _PEER_BYTES = 4 * 152
 _NVLS_STEPS = 8  # NCCL_STEPS
 _SHARED_STEPS = 16  # NCCL_SHARED_STEPS, src/transport/net.cc
 _P2P_PER_BATCH = 8  # NCCL_MAX_DEV_WORK_P2P_PER_BATCH
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Where the ranks of a group are.
-
-    Attributes:
-        size: Number of ranks.
-        local: Number of ranks on this rank's node, itself included.
-        num_nodes: Number of nodes with ranks of the group.
-    """
-
-    size: int
-    local: int
-    num_nodes: int
-
-    @property
-    def is_rail(self) -> bool:
-        """Whether the group has several ranks, one on each node."""
-        return self.size > 1 and self.num_nodes == self.size
 
 
 def up(size: int, step: int = STEP_BYTES) -> int:
@@ -71,7 +52,7 @@ def pipes(interconnect: Interconnect, settings: Settings) -> Pipes:
     return Pipes(send, recv, net) if interconnect.nvlink else Pipes(send.at_least_none(), recv.at_least_none(), net)
 
 
-def coll_channels(shape: Shape, interconnect: Interconnect, settings: Settings) -> Span:
+def coll_channels(shape: GroupShape, interconnect: Interconnect, settings: Settings) -> Span:
     """Channels for collectives: what the topology yields (``ncclTopoPostset``), within the environment's limits."""
     found = interconnect.rails if shape.is_rail else interconnect.node if shape.num_nodes == 1 else interconnect.nodes
     if shape.size == 1:
@@ -86,7 +67,7 @@ def p2p_channels(coll: Span, settings: Settings) -> Span:
     return Span(*(min(_power_of_two(max(min(each, most), least)), MAX_CHANNELS) for each in (coll.low, coll.high)))
 
 
-def channels_per_peer(shape: Shape, interconnect: Interconnect, settings: Settings) -> Span:
+def channels_per_peer(shape: GroupShape, interconnect: Interconnect, settings: Settings) -> Span:
     """Channels for send and receive to each peer. Over several nodes, more peers means fewer channels for each."""
     p2p = p2p_channels(coll_channels(shape, interconnect, settings), settings)
     if shape.num_nodes == 1:
@@ -108,7 +89,7 @@ def _power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def channel_bytes(shape: Shape, interconnect: Interconnect, settings: Settings) -> Span:
+def channel_bytes(shape: GroupShape, interconnect: Interconnect, settings: Settings) -> Span:
     """Memory of a communicator before anything connects: ``initChannel``, ``initNvlsChannel``, ``devCommSetup``.
 
     That is three small arrays per channel, and two for the communicator. With cuMem each takes at least 2 MiB: a group
@@ -116,7 +97,7 @@ def channel_bytes(shape: Shape, interconnect: Interconnect, settings: Settings) 
     """
     coll = coll_channels(shape, interconnect, settings)
     p2p = p2p_channels(coll, settings)
-    arrays = (shape.size * _PEER_BYTES, (shape.size + 1 + shape.local) * 8, shape.size * 4)
+    arrays = (shape.size * _PEER_BYTES, (shape.size + 1 + shape.own) * 8, shape.size * 4)
     if not settings.cumem:
         return Span(*(up(max(pair) * sum(arrays)) for pair in ((coll.low, p2p.low), (coll.high, p2p.high))))
     each = sum(up(array) for array in arrays)
@@ -126,7 +107,7 @@ def channel_bytes(shape: Shape, interconnect: Interconnect, settings: Settings) 
     return found
 
 
-def ring_bytes(shape: Shape, interconnect: Interconnect, settings: Settings) -> Span:
+def ring_bytes(shape: GroupShape, interconnect: Interconnect, settings: Settings) -> Span:
     """A ring per channel: a connection to the next rank and one from the previous (``ncclTransportRingConnect``).
 
     Over several nodes, a ring enters and leaves each node once. It may do so at this rank in none of the channels, or
@@ -139,14 +120,14 @@ def ring_bytes(shape: Shape, interconnect: Interconnect, settings: Settings) -> 
         return coll * (pipe.send + pipe.recv)
     if shape.is_rail:
         return coll * (pipe.net + pipe.net)
-    ends = [0, min(coll.low, 2 * -(-coll.low // shape.local))]
+    ends = [0, min(coll.low, 2 * -(-coll.low // shape.own))]
     low = min((coll.low - each) * (pipe.send + pipe.recv).low + each * 2 * pipe.net.low for each in ends)
-    ends = [0, min(coll.high, 2 * -(-coll.high // shape.local))]
+    ends = [0, min(coll.high, 2 * -(-coll.high // shape.own))]
     high = max((coll.high - each) * (pipe.send + pipe.recv).high + each * 2 * pipe.net.high for each in ends)
     return Span(low, high)
 
 
-def tree_bytes(shape: Shape, interconnect: Interconnect, settings: Settings) -> Span:
+def tree_bytes(shape: GroupShape, interconnect: Interconnect, settings: Settings) -> Span:
     """Memory of trees in addition to rings, whose connections they share (``ncclTransportTreeConnect``).
 
     Within a node the tree is a chain used in both directions, which adds one direction at its ends and two in between.
@@ -159,12 +140,12 @@ def tree_bytes(shape: Shape, interconnect: Interconnect, settings: Settings) -> 
     if shape.num_nodes == 1:
         return coll * chain
     peers = min(2, shape.num_nodes - 1)
-    over = coll.high * peers if shape.is_rail else -(-coll.high * peers // shape.local)
+    over = coll.high * peers if shape.is_rail else -(-coll.high * peers // shape.own)
     within = NOTHING if shape.is_rail else coll * chain
     return Span(0, within.high + 2 * over * pipe.net.high)
 
 
-def pat_bytes(shape: Shape, interconnect: Interconnect, settings: Settings) -> Span:
+def pat_bytes(shape: GroupShape, interconnect: Interconnect, settings: Settings) -> Span:
     """PAT, for all_gather and reduce_scatter with one rank per node: a peer at each power of two, minus the ring's."""
     if not shape.is_rail or shape.size < 3:
         return NOTHING
@@ -173,29 +154,29 @@ def pat_bytes(shape: Shape, interconnect: Interconnect, settings: Settings) -> S
     return Span(0, 2 * peers * coll.high * pipes(interconnect, settings).net.high)
 
 
-def nvls_channels(shape: Shape, interconnect: Interconnect, settings: Settings) -> int:
+def nvls_channels(shape: GroupShape, interconnect: Interconnect, settings: Settings) -> int:
     """Channels of NVLink SHARP; 0 if it is unused: no NVSwitch that supports it, or at most two ranks per node."""
     found = interconnect.nvls[0 if shape.num_nodes == 1 else 1]
-    if not settings.nvls or shape.local < 3 or not found:
+    if not settings.nvls or shape.own < 3 or not found:
         return 0
     least, most = settings.channels
     return max(min(settings.nvls_channels or found, most), least)
 
 
-def nvls_bytes(shape: Shape, interconnect: Interconnect, settings: Settings) -> Span:
+def nvls_bytes(shape: GroupShape, interconnect: Interconnect, settings: Settings) -> Span:
     """NVLink SHARP's buffers, one pair per head and channel (``ncclNvlsBufferSetup``).
 
     A head is a GPU that owns a part of the data: each rank of the node. Across nodes, heads are connected in a tree.
     """
     channels = nvls_channels(shape, interconnect, settings)
-    buffers = up(channels * 2 * _NVLS_STEPS * settings.nvls_chunk_bytes * shape.local)
+    buffers = up(channels * 2 * _NVLS_STEPS * settings.nvls_chunk_bytes * shape.own)
     if shape.num_nodes == 1 or not channels:
         return exactly(buffers)
     peers = min(2, shape.num_nodes - 1)
     return Span(buffers, buffers + channels * peers * 2 * pipes(interconnect, settings).net.high)
 
 
-def pool_bytes(shape: Shape, interconnect: Interconnect, settings: Settings) -> Span:
+def pool_bytes(shape: GroupShape, interconnect: Interconnect, settings: Settings) -> Span:
     """The pool that all sends (or receives) over the network share (``sharedNetBuffersInit``)."""
     chunk = settings.net_chunk_bytes
     if shape.num_nodes == 1:

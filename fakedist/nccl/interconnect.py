@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from fakedist.analysis.outside.span import Span, exactly
+from fakedist.nccl.span import Span, exactly
 
 
 @dataclass(frozen=True)

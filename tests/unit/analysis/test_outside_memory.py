@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from fakedist.analysis.calls import ranks_of
-from fakedist.analysis.outside.outside_memory import beside_reserved, estimate_outside
+from fakedist.analysis.outside_memory import beside_reserved, estimate_outside
 from fakedist.run.plain import to_plain
 from fakedist.run.summary import Outside
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fakedist.analysis.outside.connections import (
-    Shape,
+from fakedist.nccl.connections import (
     channel_bytes,
     channels_per_peer,
     coll_channels,
@@ -17,9 +16,10 @@ from fakedist.analysis.outside.connections import (
     ring_bytes,
     tree_bytes,
 )
-from fakedist.analysis.outside.interconnect import Interconnect
-from fakedist.analysis.outside.span import NOTHING, Span, exactly, total
-from fakedist.time.nccl_settings import Settings
+from fakedist.nccl.group_shape import GroupShape
+from fakedist.nccl.interconnect import Interconnect
+from fakedist.nccl.settings import Settings
+from fakedist.nccl.span import NOTHING, Span, exactly, total
 
 _PEER_OPERATIONS = ("send", "recv")
 _TO_ALL = ("all_to_all",)
@@ -73,7 +73,7 @@ class CommunicatorMemory:
 
 
 def communicator_memory(
-    shape: Shape, usage: Usage, interconnect: Interconnect, settings: Settings
+    shape: GroupShape, usage: Usage, interconnect: Interconnect, settings: Settings
 ) -> CommunicatorMemory | None:
     """The memory of a group's communicator; None if the group has none.
 
@@ -100,11 +100,11 @@ def communicator_memory(
     )
 
 
-def _eager(shape: Shape, interconnect: Interconnect, settings: Settings) -> dict[str, Span]:
+def _eager(shape: GroupShape, interconnect: Interconnect, settings: Settings) -> dict[str, Span]:
     """Parts when everything connects at creation, with the pool for sends (``initTransportsRank``)."""
     pool = pool_bytes(shape, interconnect, settings)
     if shape.num_nodes > 1:  # PXN: also the pools of the node's other ranks
-        pool += Span(0, (shape.local - 1) * pool.high)
+        pool += Span(0, (shape.own - 1) * pool.high)
     return {
         "rings": ring_bytes(shape, interconnect, settings),
         "trees": tree_bytes(shape, interconnect, settings),
@@ -114,7 +114,7 @@ def _eager(shape: Shape, interconnect: Interconnect, settings: Settings) -> dict
     }
 
 
-def _collectives(shape: Shape, usage: Usage, interconnect: Interconnect, settings: Settings) -> dict[str, Span]:
+def _collectives(shape: GroupShape, usage: Usage, interconnect: Interconnect, settings: Settings) -> dict[str, Span]:
     """Parts when an algorithm connects on first use. NCCL chooses by size: at least one algorithm, perhaps all."""
     allowed = settings.algorithms or frozenset({"ring"})
     ring, tree = ring_bytes(shape, interconnect, settings), tree_bytes(shape, interconnect, settings)
@@ -161,20 +161,20 @@ def _at_least(found: dict[str, Span], least: int) -> dict[str, Span]:
     return spans
 
 
-def _peers(shape: Shape, usage: Usage, interconnect: Interconnect, settings: Settings) -> dict[str, Span]:
+def _peers(shape: GroupShape, usage: Usage, interconnect: Interconnect, settings: Settings) -> dict[str, Span]:
     """Send, receive and what is built on them: a connection per peer and channel within the node, a pool beyond it."""
     sends = [usage.send_local, usage.send_remote]
     recvs = [usage.recv_local, usage.recv_remote]
     everybody = usage.does(*_TO_ALL)
     if everybody:
-        sends = recvs = [shape.local - 1, shape.size - shape.local]
+        sends = recvs = [shape.own - 1, shape.size - shape.own]
     pipe, per_peer = pipes(interconnect, settings), channels_per_peer(shape, interconnect, settings)
     within = per_peer * (exactly(sends[0]) * pipe.send + exactly(recvs[0]) * pipe.recv)
     if usage.does(*_ROOTED):  # the root is not recorded: it connects to every rank, the others only to it
-        within += Span(0, (per_peer * (pipe.send + pipe.recv)).high * (shape.local - 1))
+        within += Span(0, (per_peer * (pipe.send + pipe.recv)).high * (shape.own - 1))
     pool, over = pool_bytes(shape, interconnect, settings), 0
     if shape.num_nodes > 1:
-        over = (shape.local if everybody else 1) * bool(sends[1]) + bool(recvs[1])  # PXN sends for the whole node
+        over = (shape.own if everybody else 1) * bool(sends[1]) + bool(recvs[1])  # PXN sends for the whole node
         over += 2 * usage.does(*_ROOTED)
     found = {"send and receive": within, "network pool": Span(0, over * pool.high)}
     unbatched = usage.send_local + usage.recv_local + usage.send_remote + usage.recv_remote
@@ -184,6 +184,6 @@ def _peers(shape: Shape, usage: Usage, interconnect: Interconnect, settings: Set
     return {name: each for name, each in found.items() if each != NOTHING}
 
 
-def _pair(usage: Usage) -> Shape:
+def _pair(usage: Usage) -> GroupShape:
     """The shape of the two ranks of a send or receive."""
-    return Shape(2, 2, 1) if usage.send_local + usage.recv_local else Shape(2, 1, 2)
+    return GroupShape(2, 1, 2) if usage.send_local + usage.recv_local else GroupShape(2, 2, 1)

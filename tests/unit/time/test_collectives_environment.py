@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fakedist.time.collectives import CollectiveTime, CollectiveTimes, GroupShape
+from fakedist.nccl.group_shape import GroupShape
+from fakedist.nccl.settings import read_settings
+from fakedist.time.collectives import CollectiveTime, CollectiveTimes
 from fakedist.time.fabric import FABRICS
-from fakedist.time.nccl_settings import read_settings
 
 MIB = 1 << 20
 NODE, NODES, RAIL = GroupShape(8, 1, 8), GroupShape(512, 64, 8), GroupShape(2, 2, 1)

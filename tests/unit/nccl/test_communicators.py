@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from fakedist.analysis.outside.communicators import Usage, communicator_memory
-from fakedist.analysis.outside.connections import Shape, channels_per_peer, coll_channels
-from fakedist.analysis.outside.interconnect import AMPERE, BLACKWELL, HOPPER, PCIE, Interconnect, find_interconnect
-from fakedist.analysis.outside.span import Span
-from fakedist.time.nccl_settings import Settings, read_settings
+from fakedist.nccl.communicators import Usage, communicator_memory
+from fakedist.nccl.connections import channels_per_peer, coll_channels
+from fakedist.nccl.group_shape import GroupShape
+from fakedist.nccl.interconnect import AMPERE, BLACKWELL, HOPPER, PCIE, Interconnect, find_interconnect
+from fakedist.nccl.settings import Settings, read_settings
+from fakedist.nccl.span import Span
 
 MIB = 1 << 20
-NODE, NODES, RAIL = Shape(8, 8, 1), Shape(1024, 8, 128), Shape(128, 1, 128)
+NODE, NODES, RAIL = GroupShape(8, 1, 8), GroupShape(1024, 128, 8), GroupShape(128, 128, 1)
 DEFAULT = Settings()
 
 
-def parts(shape: Shape, *operations: str, interconnect: Interconnect = HOPPER, **environment: str) -> dict[str, Span]:
+def parts(
+    shape: GroupShape, *operations: str, interconnect: Interconnect = HOPPER, **environment: str
+) -> dict[str, Span]:
     settings = read_settings({f"NCCL_{name}": value for name, value in environment.items()})
     found = communicator_memory(shape, Usage(frozenset(operations)), interconnect, settings)
     assert found is not None
@@ -57,7 +60,7 @@ def test_older_gpus_have_no_nvlink_sharp(interconnect: Interconnect) -> None:
 
 
 def test_two_ranks_have_no_nvlink_sharp_and_their_tree_is_their_ring() -> None:
-    assert list(parts(Shape(2, 2, 1), "all_reduce")) == ["channels", "rings"]
+    assert list(parts(GroupShape(2, 1, 2), "all_reduce")) == ["channels", "rings"]
 
 
 def test_all_to_all_has_a_connection_to_each_rank_of_the_node_in_each_channel() -> None:
@@ -67,18 +70,18 @@ def test_all_to_all_has_a_connection_to_each_rank_of_the_node_in_each_channel() 
 
 
 def test_all_to_all_over_nodes_shares_pools_and_has_few_channels_a_peer() -> None:
-    assert channels_per_peer(Shape(64, 8, 8), HOPPER, DEFAULT) == Span(1, 2)
-    found = parts(Shape(64, 8, 8), "all_to_all")
+    assert channels_per_peer(GroupShape(64, 8, 8), HOPPER, DEFAULT) == Span(1, 2)
+    found = parts(GroupShape(64, 8, 8), "all_to_all")
     assert found["send and receive"] == Span(7 * 12 * MIB, 7 * 2 * 12 * MIB)
     assert found["network pool"] == Span(0, 9 * 32 * MIB)  # one for receives, and with PXN the sends of the node
 
 
 def test_a_pipeline_has_pools_for_other_nodes_and_perhaps_a_communicator_a_pair() -> None:
     usage = Usage(frozenset({"send", "recv"}), send_remote=1, recv_remote=1)
-    found = communicator_memory(Shape(4, 1, 4), usage, HOPPER, DEFAULT)
+    found = communicator_memory(GroupShape(4, 4, 1), usage, HOPPER, DEFAULT)
     assert found is not None
     assert list(found.parts) == ["channels", "network pool", "pairs"]
-    bound = communicator_memory(Shape(4, 1, 4), Usage(usage.operations, 0, 0, 1, 1, True), HOPPER, DEFAULT)
+    bound = communicator_memory(GroupShape(4, 4, 1), Usage(usage.operations, 0, 0, 1, 1, True), HOPPER, DEFAULT)
     assert bound is not None
     assert list(bound.parts) == ["channels", "network pool"]
 
@@ -100,16 +103,16 @@ def test_without_gpudirect_a_ring_over_one_rank_a_node_takes_nothing_of_the_gpu(
     ("shape", "low", "high"),
     [
         # 8 channels or 16, 12 MiB each; two for each of a node's ranks, rounded up, go over the network: 0 or 20 MiB.
-        (Shape(1024, 8, 128), (8 - 2) * 12, (16 - 4) * 12 + 4 * 20),
-        (Shape(12, 3, 4), (8 - 6) * 12, (16 - 12) * 12 + 12 * 20),
+        (GroupShape(1024, 128, 8), (8 - 2) * 12, (16 - 4) * 12 + 4 * 20),
+        (GroupShape(12, 4, 3), (8 - 6) * 12, (16 - 12) * 12 + 12 * 20),
     ],
 )
-def test_a_ring_over_nodes_leaves_a_rank_in_its_share_of_channels(shape: Shape, low: int, high: int) -> None:
+def test_a_ring_over_nodes_leaves_a_rank_in_its_share_of_channels(shape: GroupShape, low: int, high: int) -> None:
     assert parts(shape, "broadcast")["rings"] == Span(low * MIB, high * MIB)
 
 
 def test_small_arrays_grow_with_the_world() -> None:
-    small, large = (parts(Shape(8 * nodes, 8, nodes), "broadcast")["channels"].high for nodes in (2, 8192))
+    small, large = (parts(GroupShape(8 * nodes, nodes, 8), "broadcast")["channels"].high for nodes in (2, 8192))
     assert large - small > 16 * (65536 * (608 + 8 + 4) - 6 * MIB)
 
 
@@ -158,7 +161,7 @@ def test_without_runtime_connect_everything_is_connected_at_once() -> None:
 
 
 def test_over_nodes_everything_has_the_pools_of_the_nodes_other_ranks_too() -> None:
-    assert parts(Shape(64, 8, 8), "broadcast", RUNTIME_CONNECT="0")["network pool"].high == 8 * 32 * MIB
+    assert parts(GroupShape(64, 8, 8), "broadcast", RUNTIME_CONNECT="0")["network pool"].high == 8 * 32 * MIB
 
 
 def test_ampere_splits_the_buffers_of_a_connection_between_both_sides() -> None:
@@ -189,5 +192,5 @@ def test_gpus_are_told_apart_by_what_joins_them(name: str, interconnect: Interco
 
 
 def test_a_group_of_one_rank_has_all_channels() -> None:
-    assert coll_channels(Shape(1, 1, 1), HOPPER, DEFAULT) == Span(64, 64)
-    assert list(parts(Shape(1, 1, 1), "all_reduce")) == ["channels"]
+    assert coll_channels(GroupShape(1, 1, 1), HOPPER, DEFAULT) == Span(64, 64)
+    assert list(parts(GroupShape(1, 1, 1), "all_reduce")) == ["channels"]

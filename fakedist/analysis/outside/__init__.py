@@ -1,1 +1,0 @@
-"""Device memory outside of the caching allocator: what NCCL takes, estimated; what is not known, named."""
