@@ -31,8 +31,10 @@ def format_bytes(size: float) -> str:
 
 
 def format_us(duration_us: float) -> str:
-    """Microseconds as text: "2.4 µs", "850 µs", "7.30 ms", "73.0 ms", "1.26 s", "12.6 s", "3 min 20 s"."""
-    if 0 < abs(duration_us) < 99.95:
+    """Microseconds as text: "0 µs", "2.4 µs", "850 µs", "7.30 ms", "73.0 ms", "1.26 s", "12.6 s", "3 min 20 s"."""
+    if abs(duration_us) < 0.05:
+        return "0 µs"
+    if abs(duration_us) < 99.95:
         return f"{duration_us:.1f} µs"
     if abs(duration_us) < 999.5:
         return f"{duration_us:.0f} µs"

@@ -41,6 +41,12 @@ def union(starts: Floats, ends: Floats) -> tuple[Floats, Floats]:
     return starts[first], reach[last]
 
 
+def union_us(starts: Floats, ends: Floats) -> float:
+    """Time that at least one of some intervals covers, in microseconds."""
+    begins, until = union(starts, ends)
+    return float((until - begins).sum())
+
+
 def _covered(at: Floats, begins: Floats, covered: Floats) -> Floats:
     """How much of the time before each moment disjoint intervals cover."""
     place = np.searchsorted(begins, at, side="right")

@@ -13,8 +13,8 @@ test('bytes are rounded half to even, as in Python', () => {
 });
 
 test('times have the unit that fits', () => {
-  const texts = ['0 µs', '2.4 µs', '850 µs', '73.0 ms', '12.6 s', '3 min 20 s'];
-  assert.deepEqual([0, 2.4, 850, 73_000, 12.6e6, 200e6].map(usText), texts);
+  const texts = ['0 µs', '0 µs', '2.4 µs', '850 µs', '73.0 ms', '12.6 s', '3 min 20 s'];
+  assert.deepEqual([0, 0.04, 2.4, 850, 73_000, 12.6e6, 200e6].map(usText), texts);
 });
 
 test('names are cut and shortened', () => {

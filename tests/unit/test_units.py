@@ -26,6 +26,9 @@ def test_bytes_are_shown_in_the_largest_unit_that_fits(size: float, text: str) -
     ("duration_us", "text"),
     [
         (0, "0 µs"),
+        (0.04, "0 µs"),
+        (-0.04, "0 µs"),
+        (0.06, "0.1 µs"),
         (2.44, "2.4 µs"),
         (99.96, "100 µs"),
         (850, "850 µs"),

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fakedist.analysis.recording import Array
+from fakedist.time.exposure import union_us
 
 _ROUNDING_US = 1e-3
 
@@ -62,13 +63,3 @@ def find_busy(kernels: pd.DataFrame, step_us: float) -> Busy:
     rest = step_us - busy - late_us - waits
     rest = rest if rest > _ROUNDING_US else 0.0
     return Busy(step_us, busy, rest, late_us, waits, of_kernel)
-
-
-def union_us(start: Array, end: Array) -> float:
-    """Total time covered by at least one of these intervals."""
-    if not len(start):
-        return 0.0
-    order = np.argsort(start, kind="stable")
-    start, reached = start[order], np.maximum.accumulate(end[order])
-    gaps = np.maximum(start[1:] - reached[:-1], 0.0)
-    return float(reached[-1] - start[0] - gaps.sum())

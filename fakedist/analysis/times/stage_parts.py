@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 
 from fakedist.analysis.recording import Array
-from fakedist.analysis.times.busy import find_busy, union_us
-from fakedist.time.exposure import union
+from fakedist.analysis.times.busy import find_busy
+from fakedist.time.exposure import union, union_us
 
 #: What a lane shows, the first covering the later ones.
 LANES = ("forward", "recompute", "backward", "optimizer", "other", "communication", "bubble")

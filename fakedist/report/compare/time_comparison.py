@@ -95,4 +95,5 @@ def say_time_part(cause: why.Cause, *, is_change: bool = True) -> str:
 
 def format_us_change(duration_us: float) -> str:
     """Microseconds with a sign: "+12.3 ms", "-3.0 µs", "0 µs"."""
-    return ("+" if duration_us > 0 else "") + format_us(duration_us)
+    text = format_us(duration_us)
+    return f"+{text}" if duration_us > 0 and not text.startswith("0 ") else text

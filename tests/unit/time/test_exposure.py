@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fakedist.time.exposure import exposed_us, shared_us, union
+from fakedist.time.exposure import exposed_us, shared_us, union, union_us
 
 
 def floats(*values: float) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
@@ -27,6 +27,8 @@ def test_kernels_that_overlap_cover_once() -> None:
 def test_union_joins_what_overlaps_or_touches() -> None:
     starts, ends = union(floats(5, 0, 1, 9, 3), floats(6, 2, 4, 9, 4))
     assert (starts.tolist(), ends.tolist()) == ([0, 5], [4, 6])
+    assert union_us(floats(5, 0, 1, 9, 3), floats(6, 2, 4, 9, 4)) == 5
+    assert union_us(floats(), floats()) == 0
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -99,7 +99,7 @@ export class CallChart extends ZoomChart {
       event.clientX,
       event.clientY,
       make('p', { class: 'head' }, make('b', {}, operation), ` on ${group}`),
-      make('p', {}, `${bytesText(this.data.call_bytes[best])}${when}, before move ${countText(move)}`),
+      make('p', {}, `${bytesText(this.data.call_bytes[best])}${when}, before event ${countText(move)}`),
     );
   }
 }

@@ -272,7 +272,7 @@ export class MemoryChart extends ZoomChart {
       'p',
       { class: 'head' },
       make('b', {}, bytesText(total)),
-      ` allocated · ${where}move ${countText(move)}`,
+      ` allocated · ${where}event ${countText(move)}`,
     );
     const list = make('ul', { class: 'chips' });
     timeline.categories.forEach((name, c) => {
@@ -291,7 +291,7 @@ export class MemoryChart extends ZoomChart {
       ['layer', shown(block.layer)],
       ['operation', shown(block.operation)],
       ['line', shown(block.line)],
-      ['alive', `from move ${countText(block.made)} ${end}`],
+      ['alive', `from event ${countText(block.made)} ${end}`],
     ];
     const list = make('dl', {});
     for (const [name, value] of rows) if (value) list.append(make('dt', {}, name), make('dd', {}, value));

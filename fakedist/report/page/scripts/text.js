@@ -28,7 +28,8 @@ const threeDigits = (amount) => amount.toFixed(Math.abs(amount) < 9.995 ? 2 : 1)
 // The same text as Python's format_us.
 export function usText(us) {
   const size = Math.abs(us);
-  if (size > 0 && size < 99.95) return `${us.toFixed(1)} µs`;
+  if (size < 0.05) return '0 µs';
+  if (size < 99.95) return `${us.toFixed(1)} µs`;
   if (size < 999.5) return `${us.toFixed(0)} µs`;
   if (size < 1e6) return `${threeDigits(us / 1e3)} ms`;
   if (size < 6e7) return `${threeDigits(us / 1e6)} s`;

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fakedist.analysis.times.busy import find_busy, union_us
+from fakedist.analysis.times.busy import find_busy
 from fakedist.analysis.times.family_times import by_name
 from fakedist.analysis.times.kernel_kinds import timed
 from fakedist.analysis.times.range_times import recorded_ranges
@@ -109,7 +109,6 @@ def test_several_kernels_of_one_collective_are_one_call() -> None:
 def test_streams_that_overlap_are_busy_once() -> None:
     found = summary(kernel(0, 100), kernel(50, 100, stream=9), kernel(200, 10), step_us=300)
     assert (found["kernel_us"], found["busy_us"]) == (210, 160)
-    assert union_us(table().start_us.to_numpy(), table().start_us.to_numpy()) == 0
 
 
 def test_a_kernel_inside_of_a_longer_one_ends_nothing() -> None:
