@@ -27,6 +27,8 @@ class Outcome(StrEnum):
     TIMEOUT = "timeout"
     #: A signal killed it. Only the parent sees it.
     KILLED = "killed"
+    #: Its processes held more host memory than they may. Only an executor sees it, and no run directory has it.
+    HOST_MEMORY = "host_memory"
     #: It could not start. No run directory has this outcome.
     ERROR = "error"
 

@@ -1,0 +1,75 @@
+"""Runs tasks on this machine, as many at once as its cores and free memory allow."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+
+from fakedist.launch.executors.process import TaskProcesses
+from fakedist.launch.executors.task import ASSUMED_MEMORY_BYTES, Coming, Task, TaskResult
+from fakedist.launch.machine import free_memory_bytes, num_cores
+
+#: What a task is taken to need, as a multiple of the most that an earlier one held.
+_MARGIN = 1.2
+
+
+class LocalExecutor:
+    """Runs tasks in processes of this machine.
+
+    Args:
+        jobs: How many to run at once, whatever they need. None chooses by the cores and by the free memory: a task that
+            does not say what it needs is taken to need what those before it held. Tasks on a real GPU run one by one,
+            because they would take each other's memory and time.
+    """
+
+    def __init__(self, jobs: int | None = None) -> None:
+        self._jobs = jobs
+        self._cores = num_cores()
+        self._processes = TaskProcesses()
+        self._most_bytes: int | None = None
+
+    def run(self, tasks: Iterable[Task | None]) -> Iterator[TaskResult]:
+        """Run tasks and yield the result of each as it ends, see :class:`fakedist.launch.executors.task.Executor`."""
+        running: dict[Future[TaskResult], Task] = {}
+        free_bytes = free_memory_bytes()
+        coming = Coming(tasks)
+        with ThreadPoolExecutor(self._jobs or self._cores) as pool:
+            try:
+                while True:
+                    while len(running) < (self._jobs or self._cores):
+                        task = coming.next()
+                        if task is None or not self._has_room(task, running.values(), free_bytes):
+                            break
+                        running[pool.submit(self._processes.run, coming.take())] = task
+                    if not running:
+                        return
+                    for future in wait(running, return_when=FIRST_COMPLETED).done:
+                        del running[future]
+                        result = future.result()
+                        self._most_bytes = max(self._most_bytes or 0, result.peak_rss_bytes)
+                        yield result
+            finally:
+                if running:
+                    self._processes.cancel()
+
+    def close(self) -> None:
+        """End what still runs, and start nothing more."""
+        self._processes.cancel()
+
+    def _has_room(self, task: Task, running: Collection[Task], free_bytes: int) -> bool:
+        if not running:
+            return True  # it may need less than it says, and nothing else would make room
+        if any(each.job.device == "cuda" for each in (task, *running)):
+            return False
+        if self._jobs is not None:
+            return True
+        together = (task, *running)
+        return (
+            sum(each.need.cpus for each in together) <= self._cores
+            and sum(map(self._needed_bytes, together)) <= free_bytes
+        )
+
+    def _needed_bytes(self, task: Task) -> int:
+        if task.need.memory_bytes is not None:
+            return task.need.memory_bytes
+        return ASSUMED_MEMORY_BYTES if self._most_bytes is None else int(_MARGIN * self._most_bytes)

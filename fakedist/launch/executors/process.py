@@ -1,0 +1,199 @@
+"""Runs a task on this machine, under a supervisor, and sees how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from fakedist.errors import ExitCode, RunDirectoryError
+from fakedist.launch.executors.supervising import Order, Supervised
+from fakedist.launch.executors.task import Task, TaskResult
+from fakedist.run.manifest import load_manifest
+from fakedist.run.outcome import Ending, Outcome
+from fakedist.units import format_bytes
+
+_OUTPUT_BYTES = 8_000
+_ROOT = os.fspath(Path(__file__).parents[3])
+# Both run the same fakedist, even from a bare clone, and nothing next to the script can shadow it. The supervisor skips
+# site-packages, so that it starts in 30 ms.
+_SUPERVISOR = "import sys; sys.path[0] = sys.argv[1]; from fakedist.launch.executors.supervising import main; main()"
+_TASK = """
+import sys
+sys.path[0] = sys.argv[1]
+from fakedist.cli.handed import run_handed_job
+sys.exit(run_handed_job(sys.argv[2]))
+"""
+
+
+class TaskProcesses:
+    """Runs tasks in processes of this machine. Threads may share one.
+
+    Args:
+        environment: The environment of the tasks. None for this process's own.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self._environment = environment
+        self._lock = threading.Lock()
+        self._supervisors: set[subprocess.Popen[bytes]] = set()
+        self._is_over = False
+
+    def run(self, task: Task) -> TaskResult:
+        """Run a task to its end. No process of it is left."""
+        # Not next to the run directory: if that disk is full, the log holds the error.
+        with tempfile.TemporaryDirectory(prefix="fakedist-") as scratch:
+            log = Path(scratch) / "log"
+            if not task.cwd.is_dir():
+                ending = Ending(Outcome.ERROR, ExitCode.ERROR, f"{platform.node()} has no directory {task.cwd}")
+                return _result(task, ending, Supervised("itself", 0, 0.0, 0), log)
+            with self._supervisor(scratch) as supervisor:
+                said = b"" if supervisor is None else _ask(supervisor, self._order(task, Path(scratch), log))
+            if not said:
+                return _result(task, self._unsupervised(), Supervised("cancelled", 0, 0.0, 0), log)
+            supervised = Supervised(**json.loads(said))
+            return _result(task, _ending(task, supervised, log), supervised, log)
+
+    def cancel(self) -> None:
+        """End every task that runs, and start no more."""
+        with self._lock:
+            self._is_over = True
+            for supervisor in self._supervisors:
+                with suppress(OSError, ValueError):
+                    assert supervisor.stdin is not None
+                    supervisor.stdin.close()
+
+    def _order(self, task: Task, scratch: Path, log: Path) -> Order:
+        data = scratch / "job.json"
+        data.write_text(json.dumps({"job": task.job.to_dict(), "directory": os.fspath(task.directory.absolute())}))
+        return Order(
+            command=[sys.executable, "-c", _TASK, _ROOT, os.fspath(data)],
+            environment=dict(os.environ if self._environment is None else self._environment),
+            cwd=os.fspath(task.cwd),
+            log=os.fspath(log),
+            memory_limit_bytes=task.memory_limit_bytes,
+            timeout_s=task.timeout_s,
+        )
+
+    @contextmanager
+    def _supervisor(self, scratch: str) -> Iterator[subprocess.Popen[bytes] | None]:
+        """Start a supervisor. It is over when the context ends. None if tasks were cancelled."""
+        with self._lock:
+            if self._is_over:
+                supervisor = None
+            else:
+                supervisor = start_supervisor(Path(scratch) / "log")
+                self._supervisors.add(supervisor)
+        try:
+            yield supervisor
+        finally:
+            if supervisor is not None:
+                with self._lock:
+                    self._supervisors.discard(supervisor)
+                _end(supervisor)
+
+    def _unsupervised(self) -> Ending:
+        """How a task ended whose supervisor said nothing."""
+        if self._is_over:
+            return Ending(Outcome.INTERRUPTED, ExitCode.INTERRUPTED, "it was cancelled")
+        return Ending(Outcome.ERROR, ExitCode.ERROR, "the process that supervises it was killed")
+
+
+def start_supervisor(log: Path) -> subprocess.Popen[bytes]:
+    """Start the process that starts and watches a task's processes. It has its own session, as Ctrl-C is not for it."""
+    with log.open("wb") as errors:
+        return subprocess.Popen(
+            [sys.executable, "-S", "-c", _SUPERVISOR, _ROOT],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+        )
+
+
+def _ask(supervisor: subprocess.Popen[bytes], order: Order) -> bytes:
+    """Give the supervisor its order, and wait for its account of the end. It is empty if the supervisor was killed."""
+    assert supervisor.stdin is not None
+    assert supervisor.stdout is not None
+    with suppress(OSError, ValueError):  # it was cancelled, or killed, before it had the order
+        supervisor.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
+        supervisor.stdin.flush()
+    return supervisor.stdout.read()
+
+
+def _end(supervisor: subprocess.Popen[bytes]) -> None:
+    """Let the supervisor end its task, as it does when the pipe closes, and wait for it."""
+    assert supervisor.stdout is not None
+    with suppress(OSError, ValueError):
+        assert supervisor.stdin is not None
+        supervisor.stdin.close()
+    supervisor.wait()
+    supervisor.stdout.close()
+
+
+def _ending(task: Task, supervised: Supervised, log: Path) -> Ending:
+    """How a task ended: as its supervisor saw it, else as its run directory has it."""
+    if supervised.ended == "memory":
+        limit, most = (format_bytes(each or 0) for each in (task.memory_limit_bytes, supervised.peak_rss_bytes))
+        told = f"its processes held {most} of host memory, and {limit} is the limit"
+        return Ending(Outcome.HOST_MEMORY, 128 + signal.SIGKILL, told)
+    if supervised.ended == "timeout":
+        return Ending(Outcome.TIMEOUT, ExitCode.TIMEOUT, f"it did not end within {task.timeout_s:g} s")
+    if supervised.ended == "cancelled":
+        return Ending(Outcome.INTERRUPTED, ExitCode.INTERRUPTED, "it was cancelled")
+    if supervised.code < 0:
+        name = signal.Signals(-supervised.code).name
+        return Ending(Outcome.KILLED, 128 - supervised.code, f"by {name}")  # what the rank's own process would say
+    try:
+        ending = load_manifest(task.run_directory).exit
+    except RunDirectoryError:
+        ending = None
+    if ending is None or ending.code != supervised.code:  # else the files are those of an earlier run
+        return Ending(Outcome.ERROR, supervised.code or ExitCode.ERROR, _last_line(log) or "the run could not start")
+    return ending
+
+
+def _result(task: Task, ending: Ending, supervised: Supervised, log: Path) -> TaskResult:
+    return TaskResult(
+        key=task.key,
+        outcome=ending.outcome,
+        code=ending.code or 0,
+        failure=_failure(ending),
+        output=_tail(log),
+        directory=task.directory,
+        host=platform.node(),
+        worker=str(os.getpid()),
+        wall_s=supervised.wall_s,
+        peak_rss_bytes=supervised.peak_rss_bytes,
+    )
+
+
+def _failure(ending: Ending) -> str:
+    if ending.ended_well:
+        return ""
+    if ending.outcome is Outcome.KILLED:
+        return f"killed {ending.message}"
+    return ending.message or f"it ended with exit code {ending.code}"
+
+
+def _tail(log: Path) -> str:
+    """The end of what a task printed."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _OUTPUT_BYTES))
+            return file.read().decode(errors="replace").rstrip()
+    except OSError:
+        return ""
+
+
+def _last_line(log: Path) -> str:
+    return _tail(log).rpartition("\n")[2].strip()

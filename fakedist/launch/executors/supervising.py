@@ -1,0 +1,178 @@
+"""The supervisor: a small process between an executor and a task's processes. It needs the standard library alone.
+
+It adopts every process that the task leaves behind, samples how much memory they hold together, and ends all of them at
+a limit, when the task is over, and when the executor closes the pipe or dies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from types import FrameType
+from typing import BinaryIO, Literal
+
+from fakedist.launch.process_tree import ProcessTree
+
+Ended = Literal["itself", "memory", "timeout", "cancelled"]
+
+#: Seconds that a task may take to leave after SIGTERM: its rank has 10, then the tables are built.
+LEAVE_S = 20.0
+_SAMPLE_S = 0.2
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to run.
+
+    Attributes:
+        command: The program and its arguments.
+        environment: Its complete environment.
+        cwd: The directory in which it runs.
+        log: The file that takes its output.
+        memory_limit_bytes, timeout_s: As for :class:`fakedist.launch.executors.task.Task`.
+    """
+
+    command: list[str]
+    environment: dict[str, str]
+    cwd: str
+    log: str
+    memory_limit_bytes: int | None
+    timeout_s: float | None
+
+
+@dataclass(frozen=True)
+class Supervised:
+    """How it ended.
+
+    Attributes:
+        ended: What ended it: "itself", or the supervisor for this reason.
+        code: Its exit code; -n if signal n killed it.
+        wall_s: Seconds that it took.
+        peak_rss_bytes: The most resident memory that its processes held together.
+    """
+
+    ended: Ended
+    code: int
+    wall_s: float
+    peak_rss_bytes: int
+
+
+def main() -> int:
+    """Run the order that the first line on stdin holds, and print how it ended."""
+    order = Order(**json.loads(sys.stdin.buffer.readline()))
+    supervised = supervise(order, sys.stdin.buffer)
+    sys.stdout.write(json.dumps(asdict(supervised)))
+    sys.stdout.flush()
+    return 0
+
+
+def supervise(order: Order, line: BinaryIO) -> Supervised:
+    """Run a program until it and all of its descendants are over. This process becomes a subreaper.
+
+    Args:
+        order: What to run.
+        line: The executor's end of a pipe. Once it is closed, the program is ended.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    child_ends, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, _hear)
+    return _Supervision(order, line, child_ends).run()
+
+
+def _hear(number: int, frame: FrameType | None) -> None:
+    """Only a handled signal reaches the wakeup descriptor."""
+
+
+def start(order: Order) -> subprocess.Popen[bytes]:
+    """Start the program in a session of its own."""
+    with open(order.log, "wb") as log:
+        return subprocess.Popen(
+            order.command,
+            cwd=order.cwd,
+            env=order.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
+        )
+
+
+def _end_with_parent() -> None:
+    """End the program, and by its own doing the rank, if even the supervisor is killed."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+class _Supervision:
+    """One program that is being watched."""
+
+    def __init__(self, order: Order, line: BinaryIO, child_ends: int) -> None:
+        self._order = order
+        self._readers: list[int] = [child_ends, line.fileno()]
+        self._line = line.fileno()
+        self._tree = ProcessTree(os.getpid())
+        self._peak_bytes = 0
+        self._ended: Ended = "itself"
+        self._begun = time.monotonic()
+        self._kill_at: float | None = None
+        self._program = start(order)  # kept: without the object, subprocess would reap the process
+        self._pid = self._program.pid
+
+    def run(self) -> Supervised:
+        status = self._reaped()
+        while status is None:
+            self._wait()
+            self._check_limits()
+            status = self._reaped()
+        wall_s = time.monotonic() - self._begun
+        self._tree.kill()
+        largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024  # between two samples
+        return Supervised(self._ended, os.waitstatus_to_exitcode(status), wall_s, max(self._peak_bytes, largest))
+
+    def _wait(self) -> None:
+        """Wait for a sample's time, for a process that ends, or for the executor."""
+        for reader in select.select(self._readers, [], [], _SAMPLE_S)[0]:
+            if not os.read(reader, 4096) and reader == self._line:
+                self._readers.remove(reader)
+                self._leave("cancelled")
+
+    def _check_limits(self) -> None:
+        order, now = self._order, time.monotonic()
+        rss_bytes = self._tree.rss_bytes()
+        self._peak_bytes = max(self._peak_bytes, rss_bytes)
+        if order.memory_limit_bytes is not None and rss_bytes > order.memory_limit_bytes:
+            self._ended = "memory" if self._ended == "itself" else self._ended
+            self._tree.kill()
+        elif order.timeout_s is not None and self._ended == "itself" and now > self._begun + order.timeout_s:
+            self._leave("timeout")
+        if self._kill_at is not None and now > self._kill_at:
+            self._kill_at = None
+            os.kill(self._pid, signal.SIGKILL)
+
+    def _leave(self, why: Ended) -> None:
+        if self._ended == "itself":
+            self._ended = why
+            self._kill_at = time.monotonic() + LEAVE_S
+            os.kill(self._pid, signal.SIGTERM)
+
+    def _reaped(self) -> int | None:
+        """Reap every process that has ended. Returns the program's wait status if it is among them."""
+        found = None
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return found
+            if pid == self._pid:
+                return status
+        return found

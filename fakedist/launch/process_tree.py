@@ -1,0 +1,66 @@
+"""A process and its descendants, as /proc shows them: which they are, and how much memory they hold."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from contextlib import suppress
+
+_PAGE_BYTES = resource.getpagesize()
+_RESCAN_S = 1.0
+_END_S = 10.0
+
+
+class ProcessTree:
+    """The descendants of a process, without the process itself.
+
+    Args:
+        root: Process ID of their ancestor. As a subreaper it also adopts those whose parents have ended.
+    """
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._known: set[int] = set()
+        self._rescan_at = 0.0
+
+    def rss_bytes(self) -> int:
+        """Resident memory of all of them. A page that several share counts for each. New ones are seen in a second."""
+        if (now := time.monotonic()) >= self._rescan_at:  # reading all of /proc takes 5 ms
+            self._known, self._rescan_at = descendants(self._root), now + _RESCAN_S
+        return sum(map(_rss_bytes, self._known))
+
+    def kill(self) -> None:
+        """Kill all of them, also those that are started meanwhile. Whoever started them still has to reap them."""
+        until = time.monotonic() + _END_S  # a process that hangs in the kernel does not end
+        while (left := descendants(self._root)) and time.monotonic() < until:
+            for pid in left:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+
+
+def descendants(root: int) -> set[int]:
+    """The living descendants of a process."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdecimal():
+            continue
+        with suppress(OSError):
+            with open(f"/proc/{name}/stat", "rb") as file:
+                state, parent = file.read().rpartition(b") ")[2].split(None, 2)[:2]  # proc(5)
+            children.setdefault(int(parent), []).append(int(name) if state != b"Z" else -int(name))
+    found: set[int] = set()
+    unseen = [root]
+    while unseen:
+        below = children.get(unseen.pop(), [])
+        found.update(below)
+        unseen += map(abs, below)
+    return {pid for pid in found if pid > 0}
+
+
+def _rss_bytes(pid: int) -> int:
+    with suppress(OSError, IndexError), open(f"/proc/{pid}/statm", "rb") as file:
+        return int(file.read().split()[1]) * _PAGE_BYTES
+    return 0
