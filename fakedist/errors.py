@@ -6,6 +6,7 @@
     ├── JobError             exit 2   the request is invalid (rank >= world size, unknown GPU, no such script)
     ├── SetupError           exit 1   this machine lacks something (a CUDA build of torch, a C compiler)
     ├── CheckError           exit 2   the configuration of `check` or a baseline is invalid
+    ├── SweepError           exit 2   the space of a sweep or its directory is invalid
     ├── ScriptError          exit 1   the script itself failed, so there is nothing to judge
     ├── RunDirectoryError    exit 1   a run directory is missing, in use, truncated, foreign or too new
     ├── RecordingError       exit 1   recording would be wrong (a patch target is gone, no allocator history)
@@ -69,6 +70,12 @@ class JobError(FakedistError):
 
 class CheckError(FakedistError):
     """The configuration of ``check`` or a baseline is invalid. Exit code 2."""
+
+    exit_code = ExitCode.USAGE
+
+
+class SweepError(FakedistError):
+    """The space of a sweep or its directory is invalid. Exit code 2."""
 
     exit_code = ExitCode.USAGE
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fakedist.check.limits import Limit, read_budgets, read_tolerances
-from fakedist.check.section import Section
 from fakedist.errors import CheckError, JobError, did_you_mean
 from fakedist.job import Door, Job, Program, make_jobs
 from fakedist.job.definition import OPTIONS
+from fakedist.section import Section
 
 OWN_NAME, PROJECT_NAME = "fakedist.toml", "pyproject.toml"
 DEFAULT_BASELINES = "fakedist-baselines"

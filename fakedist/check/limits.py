@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from fakedist.check.section import Section
 from fakedist.errors import CheckError, JobError, did_you_mean
 from fakedist.run.schema import CATEGORIES, FAMILIES
+from fakedist.section import Section
 from fakedist.units import parse_bytes, parse_share, parse_us
 
 #: Figures of a rank as a whole.

@@ -20,6 +20,7 @@ from fakedist.cli.nsys import nsys
 from fakedist.cli.profile import profile
 from fakedist.cli.report import report
 from fakedist.cli.say import last_line, print_error
+from fakedist.cli.sweep import sweep
 from fakedist.cli.time import time
 from fakedist.cli.topology import topology
 from fakedist.cli.view import view
@@ -33,7 +34,7 @@ def cli() -> None:
     """Run one rank of a thousand-GPU PyTorch job, unmodified, on one GPU or none, and see where its memory goes."""
 
 
-for _command in (profile, report, view, compare, time, topology, check, nsys, calibrate, export, doctor):
+for _command in (profile, sweep, report, view, compare, time, topology, check, nsys, calibrate, export, doctor):
     cli.add_command(_command)
 
 

@@ -31,7 +31,7 @@ MAX_POSITIONAL_PARAMETERS = 5
 #: Third-party library -> where it may be imported ("room/" or "module").
 LIBRARY_HOMES = {
     "torch": ("rank/surroundings", "frames", "world/", "frameworks/", "gpu/", "record/"),
-    "pandas": ("time/", "analysis/", "results/", "report/", "export/", "check/"),
+    "pandas": ("time/", "analysis/", "results/", "report/", "export/", "check/", "sweep/"),
     "pyarrow": ("run/tables",),
     "plotly": ("report/",),
     "jinja2": ("report/",),
@@ -39,10 +39,12 @@ LIBRARY_HOMES = {
     "click": ("cli/",),
     "google": ("export/",),
     "pytest": ("check/plugin", "check/marked_test"),
-    "rich": ("cli/", "report/", "check/"),
+    "rich": ("cli/", "report/", "check/", "sweep/"),
+    "simpleeval": ("sweep/",),
+    "yaml": ("sweep/",),
 }
 
-_EVERYWHERE = ("_version", "errors", "units", "rank_list", "gpu_models", "job")
+_EVERYWHERE = ("_version", "errors", "units", "rank_list", "section", "gpu_models", "job")
 #: Room or module -> the rooms and modules of fakedist that it may import besides itself and those of _EVERYWHERE.
 MAY_IMPORT = {
     "__init__": ("api", "results"),
@@ -51,13 +53,14 @@ MAY_IMPORT = {
     "errors": (),
     "units": (),
     "rank_list": (),
+    "section": (),
     "gpu_models": (),
     "job": (),
     "importing": (),
     "patch": (),
     "frames": ("run",),
     "api": ("check", "results"),
-    "cli": ("launch", "run", "analysis", "results", "report", "check", "time", "export"),
+    "cli": ("launch", "run", "analysis", "results", "report", "check", "time", "export", "sweep"),
     "launch": ("rank", "run", "gpu", "world", "time", "analysis", "results", "report"),
     "rank": ("importing", "run", "gpu", "world", "frameworks", "record"),
     "run": (),
@@ -72,6 +75,7 @@ MAY_IMPORT = {
     "report": ("run", "analysis", "results"),
     "export": ("run", "time", "results"),
     "check": ("api", "run", "analysis", "results", "report", "launch"),
+    "sweep": ("run", "report"),
 }
 
 
@@ -181,7 +185,7 @@ def _is_of(found: Import, room: str) -> bool:
 
 def test_record_side_and_read_side_meet_only_in_run() -> None:
     record_side = {"rank", "world", "frameworks", "gpu", "record"}
-    read_side = {"nccl", "time", "analysis", "results", "report", "export", "check"}
+    read_side = {"nccl", "time", "analysis", "results", "report", "export", "check", "sweep"}
     for room in record_side:
         assert not read_side & set(MAY_IMPORT[room])
     for room in read_side:

@@ -4,35 +4,37 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from fakedist.errors import CheckError, did_you_mean
+from fakedist.errors import CheckError, FakedistError, did_you_mean
 
 _Value = TypeVar("_Value")
 _KINDS: dict[type, str] = {str: "a text", int: "a whole number", dict: "a table", list: "a list", float: "a number"}
 
 
 class Section:
-    """A table of the configuration.
+    """A table of a TOML file.
 
     Args:
         where: Its name in messages.
         values: The table.
+        error: What is raised for a value that is not valid.
     """
 
-    def __init__(self, where: str, values: dict[str, object]) -> None:
+    def __init__(self, where: str, values: dict[str, object], error: type[FakedistError] = CheckError) -> None:
         self.where = where
         self._values = values
+        self._error = error
         self._known: list[str] = []
 
     def take(self, key: str, kind: type[_Value]) -> _Value | None:
         """Take the value of a key. None if the key is missing.
 
         Raises:
-            CheckError: The value is of another kind.
+            FakedistError: The value is of another kind.
         """
         self._known.append(key)
         value = self._values.get(key)
         if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
-            raise CheckError(f"{self.where}: {key} is {_KINDS.get(kind, kind.__name__)}, not {value!r}")
+            raise self._error(f"{self.where}: {key} is {_KINDS.get(kind, kind.__name__)}, not {value!r}")
         return value
 
     def take_any(self, key: str) -> object:
@@ -44,12 +46,12 @@ class Section:
         """Take a list of texts. Empty if the key is missing."""
         found = self.take(key, list) or []
         if not all(isinstance(each, str) for each in found):
-            raise CheckError(f"{self.where}: {key} is a list of texts, not {found!r}", 'write numbers as texts: "8"')
+            raise self._error(f"{self.where}: {key} is a list of texts, not {found!r}", 'write numbers as texts: "8"')
         return tuple(found)
 
     def take_table(self, key: str) -> Section:
         """Take a nested table. Empty if the key is missing."""
-        return Section(f"{self.where}, {key}", self.take(key, dict) or {})
+        return Section(f"{self.where}, {key}", self.take(key, dict) or {}, self._error)
 
     def items(self) -> list[tuple[str, object]]:
         """Take all keys, whatever their names, with their values."""
@@ -60,8 +62,8 @@ class Section:
         """Check that no other key is left.
 
         Raises:
-            CheckError: A key is left.
+            FakedistError: A key is left.
         """
         for key in self._values:
             if key not in self._known:
-                raise CheckError(f"{self.where}: unknown key {key!r}", did_you_mean(key, self._known))
+                raise self._error(f"{self.where}: unknown key {key!r}", did_you_mean(key, self._known))

@@ -1,0 +1,146 @@
+"""``fakedist sweep``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fakedist.cli.job_options import ScriptCommand, job_options
+from fakedist.cli.output import JSON, TEXT, Output, chosen_output, format_options
+from fakedist.job import Program
+from fakedist.job.definition import OPTIONS
+
+if TYPE_CHECKING:
+    from fakedist.sweep.placeholders import Texts
+    from fakedist.sweep.plan import SweepPlan
+    from fakedist.sweep.reading import Given
+
+_TOML = ".toml"
+
+
+@click.command(
+    cls=ScriptCommand,
+    context_settings={"allow_interspersed_args": False},
+    no_args_is_help=True,
+    params=job_options(),
+)
+@click.option(
+    "--axis", "axes", multiple=True, metavar="NAME=VALUES", help="An axis: tp=1,2,4,8 or tp=1..8*2. Repeatable."
+)
+@click.option(
+    "--let", "derived", multiple=True, metavar="NAME=EXPR", help="A value that follows from axes. Repeatable."
+)
+@click.option("--where", "conditions", multiple=True, metavar="EXPR", help="A condition on points. Repeatable.")
+@click.option(
+    "--monotone", multiple=True, metavar="AXIS", help="Later values of this axis always take more memory. Repeatable."
+)
+@click.option(
+    "--price",
+    "prices",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="What steps are priced for without another run: gpus-per-node or moe-imbalance. Repeatable.",
+)
+@click.option("--keep", metavar="WHICH", help="Run directories that stay: all, none or best:10.  [default: all]")
+@click.option("--headroom", metavar="SHARE", help="Memory that the fastest point leaves free.  [default: 5%]")
+@click.option("--context", metavar="SIZE", help="Memory of the CUDA context.  [default: as published]")
+@click.option("--tokens-per-step", metavar="EXPR", help="Tokens of a step, of all ranks.  [default: as the runs show]")
+@click.option("--dry-run", is_flag=True, help="Print the points and what each would run, and run nothing.")
+@click.option(
+    "-o", "--output", "directory", type=click.Path(path_type=Path), metavar="DIR", help="The directory of the sweep."
+)
+@format_options(TEXT, JSON)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="SWEEP.toml | SCRIPT [ARGS]...")
+def sweep(
+    *,
+    arguments: tuple[str, ...],
+    module: str | None,
+    axes: tuple[str, ...],
+    derived: tuple[str, ...],
+    conditions: tuple[str, ...],
+    monotone: tuple[str, ...],
+    prices: tuple[str, ...],
+    keep: str | None,
+    headroom: str | None,
+    context: str | None,
+    tokens_per_step: str | None,
+    dry_run: bool,
+    directory: Path | None,
+    form: str | None,
+    as_json: bool,
+    **given: object,
+) -> int:
+    r"""Run a job at every point of a space, and rank the points: which fit, and which of those is fastest.
+
+    The space is a sweep file, or axes and a command with placeholders:
+
+    \b
+    fakedist sweep sweep.toml
+    fakedist sweep --world-size 64 --axis tp=1,2,4,8 --where "tp * pp <= 64" train.py --tp {tp}
+
+    A sweep that was ended goes on where it stopped. --rank is ends (the first and the last pipeline stage), stages
+    (also every stage of the ten best points), or ranks (docs/sweeps.md).
+    """
+    output = chosen_output(form, as_json)
+    settings: dict[str, object] = {
+        "ranks": ",".join(each) if isinstance(each := given["rank"], tuple) and each else None,
+        "keep": keep,
+        "headroom": headroom,
+        "context": context,
+        "tokens_per_step": tokens_per_step,
+    }
+    from fakedist.sweep.reading import Given
+
+    asked = Given(axes, monotone, derived, conditions, prices, _options(given), settings)
+    plan = _plan(arguments, module, asked)
+    directory = directory or Path(f"fakedist-sweep-{plan.name}")
+    if dry_run:
+        return _dry_run(plan, directory, output)
+    raise click.UsageError("a sweep needs --dry-run")
+
+
+def _dry_run(plan: SweepPlan, directory: Path, output: Output) -> int:
+    from fakedist.sweep.dry_run import dry_run, dry_run_object, render_dry_run
+
+    found = dry_run(plan)
+    if output.format == JSON:
+        output.write_object(dry_run_object(found, directory))
+    else:
+        output.render(lambda console: render_dry_run(found, directory, console))
+    return 0
+
+
+def _plan(arguments: Sequence[str], module: str | None, given: Given) -> SweepPlan:
+    from fakedist.sweep.reading import sweep_of_command, sweep_of_file
+
+    if module is None and arguments and arguments[0].endswith(_TOML):
+        if arguments[1:]:
+            raise click.UsageError(f"what follows the sweep file is not read: {' '.join(arguments[1:])[:60]}")
+        return sweep_of_file(Path(arguments[0]), given)
+    if module is None and not arguments:
+        raise click.UsageError("no sweep file and no script was given")
+    program = (
+        Program(arguments[0], tuple(arguments[1:]))
+        if module is None
+        else Program(module, tuple(arguments), is_module=True)
+    )
+    return sweep_of_command(program, given)
+
+
+def _options(given: Mapping[str, object]) -> dict[str, Texts | bool]:
+    """The options of the job that were given: texts, and switches."""
+    from fakedist.sweep.placeholders import Texts
+
+    found: dict[str, Texts | bool] = {}
+    for option in OPTIONS:
+        value = given[option.name]
+        if option.name == "rank" or value is None or value == ():
+            continue
+        if isinstance(value, bool):
+            found[option.name] = value
+        else:
+            found[option.name] = Texts(tuple(map(str, value)) if isinstance(value, tuple) else (str(value),))
+    return found

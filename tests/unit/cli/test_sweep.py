@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fakedist.cli import main
+
+COMMAND = ["sweep", "--dry-run", "--world-size", "8", "--axis", "tp=1,2", "--axis", "fabric=p5-efa,dgx-h100-ndr"]
+
+
+def test_a_dry_run_prints_the_points_and_their_commands(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*COMMAND, "--fabric", "{fabric}", "train.py", "--tp={tp}"]) == 0
+    text = capsys.readouterr().out
+    assert "4 points of 4, 2 runs" in text
+    assert "3  tp=2 fabric=p5-efa" in text
+    assert "fakedist profile --world-size=8 --rank=0 --device=virtual --steps=auto train.py --tp=2" in text
+    assert "priced for fabric=p5-efa" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_as_json_has_every_point(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, "--json", "--fabric", "{fabric}", "-m", "pkg.train", "{tp}"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["num_points"], found["num_runs"], found["ranks"]) == (4, 2, "ends")
+    assert found["points"][3]["values"] == {"tp": 2, "fabric": "dgx-h100-ndr"}
+    assert found["points"][3]["pricing"] == {"fabric": "dgx-h100-ndr"}
+    assert "-m pkg.train 2" in found["points"][3]["command"]
+
+
+@pytest.mark.parametrize(
+    ("more", "told", "hint"),
+    [
+        (["train.py", "{tp}"], "axis fabric is used nowhere", "write {fabric} where its value belongs"),
+        (["train.py", "{tp}", "{fabrik}"], "unknown placeholder {fabrik}", "did you mean 'fabric'?"),
+        (["--where", "tp > 2", "train.py", "{tp}{fabric}"], "no point of 4 meets", "change or leave out a condition"),
+        (["--where", "tp.real", "train.py", "{tp}{fabric}"], "Attribute is not available", "tp * pp * cp"),
+        (["--axis", "tp", "train.py"], "--axis 'tp' has no values", "--axis tp=1,2,4,8"),
+        (["--keep", "5", "train.py", "{tp}{fabric}"], "keep is all, none or best:10", "best:10"),
+        (["--rank", "first", "train.py", "{tp}{fabric}"], "ranks is ends, stages or a list", "ends"),
+        (["sweep.toml"], "sweep.toml cannot be read", "fakedist sweep sweep.toml"),
+        (["sweep.toml", "--axis", "x=1"], "what follows the sweep file is not read", "--help"),
+        ([], "no sweep file and no script", "--help"),
+    ],
+)
+def test_a_mistake_is_told_with_what_to_type(
+    more: list[str], told: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*COMMAND, *more]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert hint in error.splitlines()[1]
+    assert len(error.splitlines()) == 2

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fakedist.errors import FakedistError, SweepError
+from fakedist.job import Program
+from fakedist.sweep.placeholders import Texts
+from fakedist.sweep.plan import RankChoice, SweepPlan
+from fakedist.sweep.reading import Given, sweep_of_command, sweep_of_file
+from fakedist.sweep.space import all_points
+
+SWEEP = """
+script = "train.py"
+arguments = "--tp {tp} --pp {pp} {rec}"
+world_size = 64
+ranks = "stages:5"
+keep = "best:3"
+headroom = "8%"
+context = "600MiB"
+tokens_per_step = "4096 * pp"
+where = "tp * pp <= 8"
+
+[axes]
+tp = [1, 2, 4, 8]
+pp = { from = 1, to = 8, factor = 2, monotone = true }
+rec = { named = { none = [], full = ["--recompute", "full"] } }
+"""
+
+
+def read(tmp_path: Path, text: str, given: Given | None = None) -> SweepPlan:
+    (tmp_path / "sweep.toml").write_text(text)
+    return sweep_of_file(tmp_path / "sweep.toml", given or Given())
+
+
+def test_a_sweep_file_is_read(tmp_path: Path) -> None:
+    plan = read(tmp_path, SWEEP)
+    assert plan.template.program == Program(str(tmp_path / "train.py"), ("--tp", "{tp}", "--pp", "{pp}", "{rec}"))
+    assert plan.space.constants == {"world_size": 64}
+    assert len(all_points(plan.space)) == 20
+    assert plan.ranks == RankChoice("stages", num_best=5)
+    assert (plan.num_kept, plan.headroom, plan.context_bytes) == (3, 0.08, 600 << 20)
+    assert plan.tokens is not None
+    assert [axis.is_monotone for axis in plan.space.axes] == [False, True, False]
+
+
+def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
+    given = Given(
+        axes=["tp=1"],
+        monotone=["tp"],
+        conditions=["pp > 1"],
+        options={"world_size": Texts(("8",))},
+        settings={"keep": "none", "ranks": None},
+    )
+    plan = read(tmp_path, SWEEP, given)
+    assert plan.space.axes[0].values == (1,)
+    assert plan.space.axes[0].is_monotone
+    assert len(all_points(plan.space)) == 6
+    assert plan.space.constants == {"world_size": 8}
+    assert (plan.num_kept, plan.ranks.num_best) == (0, 5)
+
+
+def test_a_command_line_alone_is_a_sweep() -> None:
+    given = Given(["tp=1,2"], derived=["dp=8 // tp"], prices=["gpus-per-node=4"], options={"world_size": Texts(("8",))})
+    plan = sweep_of_command(Program("train.py", ("{tp}", "{dp}")), given)
+    assert (plan.name, plan.ranks) == ("train", RankChoice())
+    run = plan.template.at(plan.space, all_points(plan.space)[1])
+    assert run.job.arguments == ("2", "4")
+    assert run.pricing.gpus_per_node == 4
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"train.py"', "3", "script is a text"),
+        ('script = "train.py"', "", "has a script or a module"),
+        ("world_size", "word_size", "unknown key 'word_size'"),
+        ("stages:5", "stage", "ranks is ends, stages or a list of ranks"),
+        ("best:3", "best", "keep is all, none or best:10"),
+        ('"8%"', "8", "headroom is a share"),
+        ('"600MiB"', '"600"', "context is the memory"),
+        ("4096 * pp", "4096 * x", "uses x, which is no axis"),
+        ("tp * pp <= 8", "tp * pp <=", "is not an expression"),
+        ("--tp {tp}", "--tp '{tp}", "no closing quotation"),
+        ("[axes]", "[axes", "is not TOML"),
+        ("[axes]", "trials = 0\n[axes]", "trials is a whole number of 1 or more"),
+        ("[axes]", "[files]\nc = 1\n[axes]", "c is a table"),
+        ("[axes]", "[price]\nx = 1\n[axes]", "unknown key 'x'"),
+    ],
+)
+def test_a_file_that_is_not_valid_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in SWEEP
+    with pytest.raises(SweepError, match=message):
+        read(tmp_path, SWEEP.replace(old, new))
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SweepError, match="cannot be read: No such file"):
+        sweep_of_file(tmp_path / "sweep.toml", Given())
+
+
+def test_a_hostile_file_runs_nothing(tmp_path: Path) -> None:
+    touch = f"touch {tmp_path}/ran"
+    texts = {
+        "where": f"__import__('os').system('{touch}')",
+        "arguments": f"$({touch}) `{touch}` {{tp}} ; {touch}",
+    }
+    for key, text in texts.items():
+        sweep = f'script = "train.py"\nworld_size = 8\n{key} = """{text}"""\n[axes]\ntp = ["$({touch})", "`{touch}`"]\n'
+        try:
+            plan = read(tmp_path, sweep)
+            for point in all_points(plan.space):
+                plan.template.at(plan.space, point)
+        except FakedistError:
+            pass
+    assert not (tmp_path / "ran").exists()
