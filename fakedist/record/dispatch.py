@@ -39,7 +39,22 @@ Read = Callable[[torch.Tensor], object]
 _PLAIN = torch.Tensor.__torch_dispatch__
 _PYTHON = torch._C.DispatchKey.Python
 #: Views that ``nn.Parameter(data)`` and ``as_subclass`` take inside torch, of tensors that Python must not see yet.
-_INSIDE_OF_CONSTRUCTORS = ("aten::detach", "aten::alias")
+_INSIDE_OF_CONSTRUCTORS = frozenset({"aten::detach", "aten::alias"})
+#: Views, which allocate nothing and compute nothing. FSDP2 cuts each parameter into as many as there are ranks. Torch
+#: runs them without us. What they call for a sparse or nested tensor comes to us by itself.
+_VIEWS = frozenset({
+    "aten::_conj", "aten::_neg_view", "aten::_reshape_alias", "aten::adjoint", "aten::as_strided",
+    "aten::broadcast_to", "aten::chunk", "aten::conj", "aten::diagonal", "aten::dsplit.array", "aten::dsplit.int",
+    "aten::expand", "aten::expand_as", "aten::hsplit.array", "aten::hsplit.int", "aten::imag",
+    "aten::linalg_diagonal", "aten::mH", "aten::mT", "aten::matrix_H", "aten::moveaxis.int",
+    "aten::moveaxis.intlist", "aten::movedim.int", "aten::movedim.intlist", "aten::narrow", "aten::numpy_T",
+    "aten::permute", "aten::real", "aten::select.int", "aten::slice.Tensor", "aten::slice_inverse",
+    "aten::split.Tensor", "aten::split.sizes", "aten::split_with_sizes", "aten::squeeze", "aten::squeeze.dim",
+    "aten::squeeze.dims", "aten::swapaxes", "aten::swapdims", "aten::t", "aten::tensor_split.indices",
+    "aten::tensor_split.sections", "aten::transpose.int", "aten::unbind.int", "aten::unflatten.int", "aten::unfold",
+    "aten::unsqueeze", "aten::view", "aten::view.dtype", "aten::view_as", "aten::view_as_complex",
+    "aten::view_as_real", "aten::vsplit.array", "aten::vsplit.int",
+})  # fmt: skip
 #: Those methods, and what each makes of the number.
 _NUMBERS: dict[str, Callable[[float], float]] = {
     "__float__": float, "__int__": int, "__bool__": bool, "__index__": lambda number: operator.index(cast(int, number))
@@ -47,14 +62,89 @@ _NUMBERS: dict[str, Callable[[float], float]] = {
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 
 
+class Interception:
+    """Has every operation run by a function, in threads where it is on.
+
+    Args:
+        key: The dispatch key.
+        fallback: Its kernel: ``fallback(keyset, func, *args, **kwargs)``.
+    """
+
+    def __init__(self, key: DispatchKey, fallback: Callable[..., object]) -> None:
+        self._key, self._fallback = key, fallback
+        # Where the key is above "Python", a view may be a DTensor's, which redistributes it.
+        is_above_python = torch._C._dispatch_keyset_full_after(key).has(_PYTHON)
+        self._names = frozenset(torch._C._dispatch_get_all_op_names())
+        self._views = frozenset() if is_above_python else _VIEWS & self._names
+        self._threads: set[threading.Thread] = set()
+        self._sees_views = False
+        self._libraries = self._of_all()
+        self._of_views = _unseen(self._views)
+
+    def this_thread(self) -> None:
+        """Have the operations of this thread run by the function, too."""
+        self._threads.add(threading.current_thread())
+        torch._C._dispatch_tls_set_dispatch_key_included(self._key, True)
+
+    def see_views(self, seen: bool) -> None:
+        """Say whether the function also runs views. Call this while no other thread runs operations."""
+        if seen == self._sees_views:
+            return
+        self._sees_views = seen
+        _destroy(self._of_views)
+        self._of_views = self._own_kernels(self._views) if seen else _unseen(self._views)
+
+    def end(self) -> None:
+        """Switch it off in this thread, and take the kernels away unless another thread needs them."""
+        torch._C._dispatch_tls_set_dispatch_key_included(self._key, False)
+        if not any(thread.is_alive() for thread in self._threads - {threading.current_thread()}):
+            _destroy([*self._libraries, *self._of_views])
+
+    def _of_all(self) -> list[torch.library.Library]:
+        """Make the fallback the key's kernel for all operations but views.
+
+        Each existing operation gets its own kernel. Torch finds kernels by name alone where an argument is a tensor
+        subclass whose dispatch is off (a compiler asks it for shapes), or where the key comes before tensor subclasses.
+        """
+        fallback = torch.library.Library("_", "IMPL")
+        fallback.fallback(self._fallback, "Fake", with_keyset=True)
+        own = self._own_kernels(self._names - self._views - _INSIDE_OF_CONSTRUCTORS)
+        return [fallback, *own, *_unseen(_INSIDE_OF_CONSTRUCTORS)]
+
+    def _own_kernels(self, names: Iterable[str]) -> list[torch.library.Library]:
+        libraries: dict[str, torch.library.Library] = {}
+        for name in names:
+            kernel = _OneOperation(name, self._fallback)
+            _library_of(name, libraries).m.impl(name, "Fake", kernel, True)  # type: ignore[union-attr, unused-ignore]
+        return list(libraries.values())
+
+
+def _unseen(names: Iterable[str]) -> list[torch.library.Library]:
+    """Have these operations pass by the key."""
+    libraries: dict[str, torch.library.Library] = {}
+    for name in names:
+        _library_of(name, libraries).impl(name, torch.library.fallthrough_kernel, "Fake")
+    return list(libraries.values())
+
+
+def _library_of(name: str, libraries: dict[str, torch.library.Library]) -> torch.library.Library:
+    namespace = name.partition("::")[0]
+    if namespace not in libraries:
+        libraries[namespace] = torch.library.Library(namespace, "IMPL")
+    return libraries[namespace]
+
+
+def _destroy(libraries: Iterable[torch.library.Library]) -> None:
+    for library in libraries:
+        library._destroy()
+
+
 @contextmanager
-def every_operation(run: Run) -> Iterator[Callable[[], None]]:
+def every_operation(run: Run) -> Iterator[Interception]:
     """Have ``run`` run every operation on plain tensors that reaches a kernel in this thread or its autograd threads.
 
-    Operations inside ``run`` are not seen, nor are those that torch traces with shapes alone.
-
-    Yields:
-        A function that another thread calls to have its operations run in the same way.
+    Operations inside ``run`` are not seen, nor are those that torch traces with shapes alone, nor views as long as
+    :meth:`Interception.see_views` was not called.
 
     Raises:
         RecordingError: This version of torch has no such dispatch key.
@@ -80,46 +170,17 @@ def every_operation(run: Run) -> Iterator[Callable[[], None]]:
                 args, kwargs = (), {}
                 raise error.with_traceback(None)  # noqa: B904
 
-    threads: set[threading.Thread] = set()
-
-    def this_thread() -> None:
-        threads.add(threading.current_thread())
-        torch._C._dispatch_tls_set_dispatch_key_included(key, True)
-
-    libraries = _register(fallback)
-    this_thread()
+    interception = Interception(key, fallback)
+    interception.this_thread()
     try:
         with (
             _higher_order_operators_without(key),
             _beneath_others(beneath, key),
             _numbers_in_constructors(key, above, run),
         ):
-            yield this_thread
+            yield interception
     finally:
-        torch._C._dispatch_tls_set_dispatch_key_included(key, False)
-        if not any(thread.is_alive() for thread in threads - {threading.current_thread()}):
-            for library in libraries:  # a thread that still has the key on needs the kernels
-                library._destroy()
-
-
-def _register(fallback: Callable[..., object]) -> list[torch.library.Library]:
-    """Make ``fallback(keyset, func, *args, **kwargs)`` the key's kernel for every operation.
-
-    Each existing operation gets its own kernel. Torch finds kernels by name alone where an argument is a tensor
-    subclass whose dispatch is off (a compiler asks it for shapes), or where the key comes before tensor subclasses.
-    """
-    libraries = {"_": torch.library.Library("_", "IMPL")}
-    libraries["_"].fallback(fallback, "Fake", with_keyset=True)
-    for name in torch._C._dispatch_get_all_op_names():
-        namespace = name.partition("::")[0]
-        library = libraries.get(namespace)
-        if library is None:
-            library = libraries[namespace] = torch.library.Library(namespace, "IMPL")
-        if name in _INSIDE_OF_CONSTRUCTORS:
-            library.impl(name, torch.library.fallthrough_kernel, "Fake")
-        else:
-            library.m.impl(name, "Fake", _OneOperation(name, fallback), True)  # type: ignore[union-attr, unused-ignore]
-    return list(libraries.values())
+        interception.end()
 
 
 class _OneOperation:

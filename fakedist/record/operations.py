@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch._ops import OpOverload
 
-from fakedist.record.dispatch import every_operation
+from fakedist.record.dispatch import Interception, every_operation
 from fakedist.record.placing import Placed
 from fakedist.record.position import Position
 from fakedist.record.timed_step.tracer import OperationTracer
@@ -55,7 +55,6 @@ class Operations:
         names: Operations seen for the first time.
         records: Whether operations are numbered and recorded, or only run.
         tracer: Receives each operation. None while no recorded step is timed.
-        also_this_thread: Another thread than the one that began calls this to have its operations numbered too.
         gemms: For each GEMM, by its number: address of its output, then bytes of its operands.
     """
 
@@ -66,7 +65,7 @@ class Operations:
         self.records = True
         self.gemms: dict[int, tuple[int, ...]] = {}
         self.tracer: OperationTracer | None = None
-        self.also_this_thread: Callable[[], None] = lambda: None
+        self._interception: Interception | None = None
         self._position = position
         self._execute = execute
         self._tick = tick
@@ -79,11 +78,24 @@ class Operations:
         self._exit = ExitStack()
 
     def __enter__(self) -> Operations:
-        self.also_this_thread = self._exit.enter_context(every_operation(self.run))
+        self._interception = self._exit.enter_context(every_operation(self.run))
+        self.trace(self.tracer)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._interception = None
         self._exit.close()
+
+    def also_this_thread(self) -> None:
+        """Number the operations of another thread than the one that began. Call this in that thread."""
+        if self._interception is not None:
+            self._interception.this_thread()
+
+    def trace(self, tracer: OperationTracer | None) -> None:
+        """Tell ``tracer`` each operation from now on, views too: each takes the host's time, which is estimated."""
+        self.tracer = tracer
+        if self._interception is not None:
+            self._interception.see_views(tracer is not None)
 
     def cuda_begins(self, execute: Execute, tell_allocator: Callable[[str], None]) -> None:
         """From now on, run operations with ``execute`` and pass their numbers to the allocator."""

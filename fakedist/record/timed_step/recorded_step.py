@@ -123,7 +123,7 @@ class RecordedStep:
     def _tell_operations(self) -> None:
         """Report operations and collectives to the tracer only while a step is timed or a graph is captured."""
         tracer = self._tracer if self._step or self._num_captures else None
-        self._operations.tracer = tracer
+        self._operations.trace(tracer)
         self._ledger.around = None if tracer is None else self._around
 
     def _around(self, sequence: int, operation: str) -> AbstractContextManager[None]:

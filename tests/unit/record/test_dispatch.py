@@ -18,10 +18,11 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from fakedist.record.dispatch import every_operation
 
 _KEY = torch._C._parse_dispatch_key("Fake")  # type: ignore[attr-defined]
+_IS_BELOW_PYTHON = not torch._C._dispatch_keyset_full_after(_KEY).has(torch._C.DispatchKey.Python)  # type: ignore[attr-defined]
 
 
 @contextmanager
-def seen() -> Iterator[list[str]]:
+def seen(*, views: bool = False) -> Iterator[list[str]]:
     """Names of the operations that are seen, as they run."""
     names: list[str] = []
 
@@ -29,8 +30,48 @@ def seen() -> Iterator[list[str]]:
         names.append(func._schema.name.removeprefix("aten::"))
         return func(*args, **kwargs)
 
-    with every_operation(run):
+    with every_operation(run) as interception:
+        interception.see_views(views)
         yield names
+
+
+@pytest.mark.skipif(not _IS_BELOW_PYTHON, reason="this torch passes views of tensor subclasses through the key")
+def test_views_are_run_by_torch_alone_unless_they_are_asked_for() -> None:
+    def views(x: torch.Tensor) -> torch.Tensor:
+        return torch.stack(x.view(2, 8).t().chunk(4)[0][1:].unbind(0)).exp()
+
+    x = torch.arange(16.0)
+    expected = views(x)
+    with seen() as names:
+        assert torch.equal(views(x), expected)
+        assert names[:2] == ["stack", "exp"]
+    with seen(views=True) as names:
+        assert torch.equal(views(x), expected)
+    assert names[:5] == ["view", "t", "split", "slice", "unbind"]
+
+
+@pytest.mark.skipif(not _IS_BELOW_PYTHON, reason="this torch passes views of tensor subclasses through the key")
+def test_views_are_switched_on_and_off_while_it_runs() -> None:
+    names: list[str] = []
+
+    def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        names.append(func._schema.name.removeprefix("aten::"))
+        return func(*args, **kwargs)
+
+    x = torch.ones(2, 2)
+    with every_operation(run) as interception:
+        for are_seen in (False, True, True, False):
+            interception.see_views(are_seen)
+            x.t()
+            x.neg()
+    assert names == ["neg", "t", "neg", "t", "neg", "neg"]
+
+
+def test_what_a_view_of_a_sparse_tensor_allocates_is_seen() -> None:
+    sparse = torch.eye(3).to_sparse()
+    with seen() as names:
+        sparse.unsqueeze(0)
+    assert "cat" in names or "unsqueeze" in names
 
 
 def test_forward_and_backward_are_seen_and_gradients_are_added_in_place() -> None:

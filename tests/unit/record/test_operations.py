@@ -32,7 +32,8 @@ def test_a_timed_step_goes_on_when_the_numbers_are_taken_away_in_it() -> None:
     def drained() -> None:
         taken.append(operations.take().operation)
 
-    operations.tracer = tracer = Told()  # type: ignore[assignment]
+    tracer = Told()
+    operations.trace(tracer)  # type: ignore[arg-type]
     x = torch.ones(2)
     with operations:
         for _ in range(600):
