@@ -64,6 +64,8 @@ class WorkRow(NamedTuple):
         value_width: Attention: width of a value's head.
         causal: Attention: whether each query meets only the keys before it.
         window: Attention: the most keys that a query meets; 0 without a window.
+        dropout: Attention: whether it leaves out scores at random.
+        deterministic: Attention: whether its backward adds up gradients in a fixed order.
         is_dense: Attention: whether it counts as if every query met every key, because the mask's values are unknown.
         threads: Kernels: threads of its grid.
     """
@@ -98,6 +100,8 @@ class WorkRow(NamedTuple):
     value_width: int = 0
     causal: bool = False
     window: int = 0
+    dropout: bool = False
+    deterministic: bool = False
     is_dense: bool = False
     threads: int = 0
 

@@ -13,7 +13,7 @@ from fakedist.gpu_models.spec import GpuSpec
 from fakedist.time.attention import AttentionKernel, AttentionShapes, AttentionTimes
 from fakedist.time.gpus import MEASURED_GPUS, NearestTable, attention_roof, measured_spec
 from fakedist.time.intervals import Intervals
-from fakedist.time.measurements import load_measured
+from fakedist.time.measurements import Floats, load_measured
 from fakedist.time.work_arrays import Assumptions, Estimates, WorkArrays, which_limits
 
 #: What ``WorkRow.library`` says -> the kernel that is estimated.
@@ -35,6 +35,16 @@ _NARROW = 512
 #: The fraction of the peak that is assumed where only the FLOPs are known.
 _ACHIEVED = 0.5
 _START_US = 4.0
+#: The rate of cuDNN's deterministic backward over that of the other in bf16: GB200, width 128, causal, 2,048 to 32,768
+#: tokens: 0.87 to 0.90 (``Measured.training_attention``); on H800, FlashAttention-3's loses up to 38 %
+#: (arXiv:2601.21824).
+_DETERMINISTIC_RATE, _DETERMINISTIC = 0.87, 0.15
+#: SM clocks that dropout takes for each score, forward and backward, as both make the random numbers again.
+#: FlashAttention-2 makes 16 with 7 rounds of Philox, 40 integer instructions, and unpacks, compares and masks each in
+#: 2 or 3; an SM issues 64 a clock. cuDNN does not say how it makes them; it is taken to need half as much again:
+#: Nvidia's own attention with dropout makes a block of Llama 3 in fp8 take up to 1.22 times as long
+#: (arXiv:2410.07531).
+_DROPOUT_CLOCKS, _CUDNN_DROPOUT_CLOCKS, _DROPOUT = 0.08, 0.12, 0.12
 
 
 class AttentionRules:
@@ -77,6 +87,8 @@ class AttentionRules:
         own_peak = np.array([self._gpu.peak_flops.get(str(dtype), np.nan) for dtype in dtypes])
         narrower = (dtypes == "fp8") | (dtypes == "bf16")  # fp8 is taken to be no faster: most kernels are not
         time_us = time_us * np.where(narrower, 1.0, roof.peak_flops / own_peak)
+        time_us = np.where(rows.flags("deterministic"), time_us / _DETERMINISTIC_RATE, time_us)
+        time_us = time_us + np.where(rows.flags("dropout"), self._dropout_us(shapes, kernel), 0.0)
         family = f"attention training {direction}" if self._times.has_training else "attention forward"
         source = self._training_on or self._table.name
         spread = self._intervals.half_width(family, time_us, gpu=source)
@@ -88,6 +100,12 @@ class AttentionRules:
         accuracy = np.full(len(rows), family, object)
         bound = which_limits(compute, memory, _START_US)
         return Estimates(time_us, assumed.spread(spread), bound, accuracy, assumed.basis(basis))
+
+    def _dropout_us(self, shapes: AttentionShapes, kernel: AttentionKernel) -> Floats:
+        """What random numbers for the scores take."""
+        scores = (shapes.batch * shapes.heads).astype(float) * shapes.queries * shapes.met_keys()
+        clocks = _CUDNN_DROPOUT_CLOCKS if kernel == "cudnn" else _DROPOUT_CLOCKS
+        return np.asarray(scores * clocks / (self._gpu.sms * self._gpu.clock_khz * 1e3) * 1e6)
 
     def _assumed(
         self, rows: WorkArrays, shapes: AttentionShapes, kernel: AttentionKernel, library: str, *, is_backward: bool
@@ -108,6 +126,8 @@ class AttentionRules:
         assumed.add(cut & (shapes.window < _NARROW), _NARROW_WINDOW, "a narrow window costs whole tiles")
         assumed.add(shapes.queries != shapes.keys, _CROSS, "queries and keys of different length like their mean")
         assumed.add(rows.flags("is_dense"), _DENSE, "every query meets every key, as the mask is not known")
+        assumed.add(rows.flags("deterministic"), _DETERMINISTIC, "a deterministic backward as much slower as on GB200")
+        assumed.add(rows.flags("dropout"), _DROPOUT, "dropout takes integer instructions")
         assumed.add(rows.texts("dtype") != "bf16", _OTHER_TYPE, "the type's fraction of the peak is bf16's")
         return assumed
 

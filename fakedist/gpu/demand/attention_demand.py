@@ -86,10 +86,18 @@ class AttentionOperator:
             value_width=int(value.shape[-1]),
             causal=mask.causal,
             window=mask.window,
+            dropout=bool(argument("dropout_p")),
+            deterministic=self._is_deterministic(argument("deterministic")),
         )
         if isinstance(sizes, Lengths):
             return AttentionDemand(shape, shape._replace(batch=1, queries=1).flops(sizes.met_pairs(mask)))
         return AttentionDemand(shape, shape.flops(mask.met_keys(queries, keys)))
+
+    def _is_deterministic(self, asked: object) -> bool:
+        """Whether a backward is deterministic: by its own argument, or as torch was told."""
+        if self._direction == "forward" or self._library == "efficient":
+            return False
+        return bool(asked) or torch.are_deterministic_algorithms_enabled()
 
     def _mask(self, argument: Callable[..., object]) -> Mask:
         custom = argument("custom_mask_type")

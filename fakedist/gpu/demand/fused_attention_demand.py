@@ -26,12 +26,16 @@ class _Call(NamedTuple):
         mask: Which keys a query meets.
         offsets: Where packed sequences of queries begin, and of keys.
         operands: Queries, keys, values.
+        dropout: Whether scores are left out at random.
+        deterministic: Whether a backward adds up gradients in a fixed order.
     """
 
     layout: list[str]
     mask: Mask
     offsets: tuple[object, ...]
     operands: tuple[object, ...]
+    dropout: bool
+    deterministic: bool
 
 
 def fused_attention(name: str, args: Arguments, demand: Demand, known: Known) -> Demand:
@@ -67,6 +71,8 @@ def fused_attention(name: str, args: Arguments, demand: Demand, known: Known) ->
         value_width=shapes[2][-1],
         causal=mask.causal,
         window=mask.window,
+        dropout=call.dropout,
+        deterministic=call.deterministic and name.endswith("bwd"),
     )
     if isinstance(sizes, Lengths):
         flops = shape._replace(batch=1, queries=1).flops(sizes.met_pairs(mask))
@@ -77,7 +83,7 @@ def fused_attention(name: str, args: Arguments, demand: Demand, known: Known) ->
 
 def _read(args: Arguments) -> _Call | None:
     """Find the arguments by what they are, because their positions differ between versions: enumerations by their
-    names, the window as the only pair of numbers, then the first vectors, which are the offsets, then the operands.
+    names, the window as the only pair of numbers, then flags, then the offsets, then the operands.
     """
     texts = [str(getattr(value, "name", "")).upper() for value in args]
     layout = next((found[1] for text in texts if (found := _LAYOUT.fullmatch(text))), "")
@@ -89,7 +95,12 @@ def _read(args: Arguments) -> _Call | None:
         return None
     left, right = (int(side) for side in args[at])  # type: ignore[attr-defined]
     mask = Mask("CAUSAL" in kind, left, right, "BOTTOM_RIGHT" in kind)
-    return _Call(layout.split("_"), mask, args[first : first + 2], args[first + 2 : first + 5])
+    # Of the numbers in front, the scale comes first and dropout's probability second. Of the flags after the window,
+    # a backward's last one is whether it is deterministic; a forward has none of that kind.
+    numbers = [value for value in args[:at] if isinstance(value, float)]
+    operands = args[first + 2 : first + 5]
+    has_dropout = len(numbers) > 1 and numbers[1] > 0
+    return _Call(layout.split("_"), mask, args[first : first + 2], operands, has_dropout, bool(flags and flags[-1]))
 
 
 def _is_pair(value: object) -> bool:

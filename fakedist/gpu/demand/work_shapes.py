@@ -65,6 +65,8 @@ class AttentionShape(NamedTuple):
         value_width: Width of a value's head.
         causal: Whether each query meets only the keys before it.
         window: The most keys that a query meets; 0 without a window.
+        dropout: Whether it leaves out scores at random.
+        deterministic: Whether its backward adds up gradients in a fixed order.
     """
 
     direction: Direction
@@ -78,6 +80,8 @@ class AttentionShape(NamedTuple):
     value_width: int
     causal: bool = False
     window: int = 0
+    dropout: bool = False
+    deterministic: bool = False
 
     def flops(self, met: float) -> float:
         """Two products forward, five backward; one of the five computes the scores again.

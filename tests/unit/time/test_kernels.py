@@ -73,6 +73,32 @@ def test_a_measured_product_takes_what_was_measured(h100: KernelTimes) -> None:
     assert found["accuracy"] == "products bf16"
 
 
+def test_dropout_takes_as_long_for_each_score_whatever_the_width(h100: KernelTimes) -> None:
+    shapes = [(4096, 128), (8192, 128), (8192, 64)]
+    for direction in ("forward", "backward"):
+        rows = [attention(tokens, direction, width=width) for tokens, width in shapes]
+        plain = times_us(h100, *rows)
+        with_dropout = times_us(h100, *(row._replace(dropout=True) for row in rows))
+        more = [after - before for before, after in zip(plain, with_dropout, strict=True)]
+        assert more[0] > 0
+        assert more[1] == pytest.approx(4 * more[0], rel=1e-3)
+        assert more[2] == pytest.approx(more[1])
+
+
+def test_dropout_of_cudnn_takes_longer_than_flash_attentions(h100: KernelTimes) -> None:
+    rows = [attention(8192, library=library) for library in ("cudnn", "flash2")]
+    plain, dropping = (times_us(h100, *(row._replace(dropout=value) for row in rows)) for value in (False, True))
+    assert dropping[0] - plain[0] == pytest.approx(1.5 * (dropping[1] - plain[1]))
+
+
+def test_a_deterministic_backward_is_slower_and_says_so(h100: KernelTimes) -> None:
+    row = attention(8192, "backward")
+    plain, fixed = priced(h100, row, row._replace(deterministic=True)).to_dict("records")
+    assert fixed["time_us"] == pytest.approx(plain["time_us"] / 0.87)
+    assert "deterministic" in fixed["basis"]
+    assert fixed["high_us"] / fixed["time_us"] > plain["high_us"] / plain["time_us"]
+
+
 def test_what_is_assumed_is_said_and_widens_the_interval(h100: KernelTimes) -> None:
     plain, other = priced(h100, product(8192, 4096, 4096), product(8192, 4096, 4096, layout="NN")).to_dict("records")
     assert "assumed: as fast as TN" in other["basis"]

@@ -107,14 +107,36 @@ def test_a_causal_attention_meets_half_of_the_keys() -> None:
     assert flops == pytest.approx(all_flops / 2, rel=1e-3)
 
 
-@pytest.mark.parametrize("library", ["flash", "cudnn", "efficient"])
-def test_backward_of_an_attention_is_five_products(library: str) -> None:
+def backward_of(library: str, dropout: float = 0.0) -> tuple[AttentionShape, float]:
     query, none = made(1, 8, 512, 64), made(0)
     func = getattr(aten, f"_scaled_dot_product_{library}_attention_backward").default
     given = {argument.name: query for argument in func._schema.arguments if str(argument.type) == "Tensor"}
-    given |= {"is_causal": False, "dropout_p": 0.0, "max_q": 512, "max_k": 512, "cum_seq_q": none, "cum_seq_k": none}
-    args = tuple(given.get(argument.name) for argument in func._schema.arguments if not argument.kwarg_only)
-    found, flops = attention(func, *args)
+    given |= {"is_causal": False, "dropout_p": dropout, "max_q": 512, "max_k": 512}
+    given |= {"cum_seq_q": none, "cum_seq_k": none}
+    return attention(func, *(given.get(each.name) for each in func._schema.arguments if not each.kwarg_only))
+
+
+def test_an_attention_has_dropout() -> None:
+    query = made(2, 8, 1024, 64)
+    func = aten._scaled_dot_product_flash_attention.default
+    assert [attention(func, query, query, query, dropout)[0].dropout for dropout in (0.0, 0.1)] == [False, True]
+    assert backward_of("cudnn", 0.1)[0].dropout
+
+
+@pytest.mark.parametrize(("library", "expected"), [("flash", True), ("cudnn", True), ("efficient", False)])
+def test_a_backward_is_deterministic_if_torch_was_told_so_and_the_kernel_can(
+    library: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not backward_of(library)[0].deterministic
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert backward_of(library)[0].deterministic == expected
+    query = made(2, 8, 1024, 64)
+    assert not attention(aten._scaled_dot_product_flash_attention.default, query, query, query)[0].deterministic
+
+
+@pytest.mark.parametrize("library", ["flash", "cudnn", "efficient"])
+def test_backward_of_an_attention_is_five_products(library: str) -> None:
+    found, flops = backward_of(library)
     assert flops == 5 * 2 * 8 * 512 * 512 * 64
     assert (found.direction, found.heads, found.queries) == ("backward", 8, 512)
 

@@ -111,10 +111,19 @@ def test_an_optimizer_reads_four_lists_and_writes_three() -> None:
 
 
 def attended(
-    layout: str, mask: str, q: Any, k: Any, *, window: Any = (-1, -1), backward: bool = False, known: Any = None
+    layout: str,
+    mask: str,
+    q: Any,
+    k: Any,
+    *,
+    window: Any = (-1, -1),
+    backward: bool = False,
+    known: Any = None,
+    dropout: float = 0.0,
+    deterministic: bool = False,
 ) -> Demand:
     ends, v = made(3, dtype=torch.int32), k
-    before = (2048, 2048, True, 0.1, 0.0, True) if not backward else (2048, 2048, 0.1, 0.0, True)
+    before = (2048, 2048, True, 0.1, dropout, True) if not backward else (2048, 2048, 0.1, dropout, True)
     formats = [Named("NVTE_SBHD")] * (2 if not backward else 2 + 3)
     middle = (
         Named(f"NVTE_{layout}"),
@@ -123,7 +132,7 @@ def attended(
         Named(f"NVTE_{mask}"),
         Named("NVTE_VANILLA_SOFTMAX"),
     )
-    after = (window, False) if not backward else (window, False, False)
+    after = (window, False) if not backward else (window, False, deterministic)
     name = "fused_attn_bwd" if backward else "fused_attn_fwd"
     return demand_of(name, *before, *middle, *after, ends, ends, q, k, v, torch.bfloat16, result=[q], known=known)
 
@@ -152,6 +161,17 @@ def test_fused_attention_of_an_older_version_has_its_sizes_too() -> None:
     found = demand_of("fused_attn_fwd", *args, result=[q]).attention
     assert found == AttentionShape("forward", "cudnn", 2, 16, 16, 1024, 1024, 128, 128, causal=True)
     assert math.isnan(demand_of("fused_attn_fwd", q, q, q, result=[q]).flops), "arguments that are not understood"
+
+
+def test_fused_attention_has_dropout_and_its_backward_says_whether_it_is_deterministic() -> None:
+    q = made(2, 1024, 16, 128)
+    for backward in (False, True):
+        plain = attended("BSHD_BSHD_BSHD", "NO_MASK", q, q, backward=backward).attention
+        both = attended("BSHD_BSHD_BSHD", "NO_MASK", q, q, backward=backward, dropout=0.1, deterministic=True).attention
+        assert plain is not None
+        assert not plain.dropout
+        assert not plain.deterministic
+        assert both == plain._replace(dropout=True, deterministic=backward)
 
 
 def test_fused_attention_has_its_mask() -> None:
