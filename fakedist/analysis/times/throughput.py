@@ -85,7 +85,8 @@ def flops_of(launches: pd.DataFrame, work: pd.DataFrame) -> CountedFlops:
     every = (
         2.0 * np.prod([work[name].to_numpy("f8") for name in ("batch", "heads", "queries", "keys")], axis=0) * widths
     )
-    lacks = (is_product & ~np.isfinite(flops)) | ((family == "attention") & ~(is_attention & (every > 0)))
+    of_attention = (family == "attention") & (flops != 0)  # kernels that prepare one have none
+    lacks = (is_product & ~np.isfinite(flops)) | (of_attention & ~(is_attention & (every > 0)))
     products = float((np.where(is_product, np.nan_to_num(flops), 0.0) * counts).sum())
     attention = float((np.where(is_attention, every, 0.0) * counts).sum())
     return CountedFlops(

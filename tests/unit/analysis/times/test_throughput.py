@@ -71,3 +71,10 @@ def test_flops_are_three_times_the_forward_and_conventions_differ_in_attention()
 def test_products_without_flops_are_counted() -> None:
     unknown = PRODUCT._replace(flops=float("nan"))
     assert flops_of(*tables(launch(unknown), launch(unknown))).num_lacking == 2
+
+
+def test_a_kernel_that_prepares_an_attention_lacks_no_flops() -> None:
+    seed = WorkRow("extract_seed_and_offset", "kernel", "attention", "transformer_engine.fused_attn_fwd", 0.0, 0.0)
+    assert flops_of(*tables(launch(PRODUCT), launch(seed))).num_lacking == 0
+    unknown = seed._replace(flops=float("nan"))
+    assert flops_of(*tables(launch(PRODUCT), launch(unknown))).num_lacking == 1
