@@ -117,7 +117,7 @@ accuracy-times: setup ## estimated kernel times against left-out measured ones; 
 	$(BIN)/python bench/accuracy_times.py
 	$(BIN)/python bench/accuracy_collectives.py
 
-accuracy-steps: frameworks ## estimated steps against published ones: 10 minutes; ARGS=--recorded runs no job; into docs/accuracy.md
+accuracy-steps: frameworks ## estimated steps against published ones: 20 minutes; ARGS=--recorded runs no job; into docs/accuracy.md
 	$(BIN)/python bench/accuracy_steps.py $(ARGS)
 
 gallery: setup ## make the pages of reports/ again

@@ -370,6 +370,8 @@ def main() -> None:
         print(f"{args.preset} was published with {PRESETS[args.preset][0]:,} ranks; this job has {world_size:,}")
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     job = build(args, world_size)
+    if job.model.deterministic_mode:
+        torch.use_deterministic_algorithms(True)  # as Megatron-LM does; it also fills what torch.empty returns
     join(job)
     announce(job)
     train(job)

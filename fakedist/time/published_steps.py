@@ -32,7 +32,7 @@ class StepRow:
         low_s: The lower end of its 90 % interval.
         high_s: The upper end.
         left_out_s: The estimate with the parameter fitted on the other rows only; None for a row that is not fitted.
-        kernels_s: The estimate if communication took no time.
+        kernels_s: The estimate if communication took no time; None for stages of a pipeline, which wait for each other.
     """
 
     name: str
@@ -47,7 +47,7 @@ class StepRow:
     low_s: float
     high_s: float
     left_out_s: float | None
-    kernels_s: float
+    kernels_s: float | None
 
     @property
     def error(self) -> float:
@@ -55,9 +55,9 @@ class StepRow:
         return self.step_s / self.published_s - 1
 
     @property
-    def error_without_communication(self) -> float:
+    def error_without_communication(self) -> float | None:
         """The relative error if communication took no time."""
-        return self.kernels_s / self.published_s - 1
+        return None if self.kernels_s is None else self.kernels_s / self.published_s - 1
 
 
 @dataclass(frozen=True)

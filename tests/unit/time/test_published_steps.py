@@ -28,10 +28,17 @@ def judge() -> ModuleType:
     return module
 
 
-def test_every_step_is_within_15_percent_with_communication_and_without() -> None:
+def test_every_step_is_within_15_percent() -> None:
     rows = step_accuracy().rows
-    assert len(rows) == 8
-    assert [row.name for row in rows if abs(row.error) > 0.15 or abs(row.error_without_communication) > 0.15] == []
+    assert len(rows) == 11
+    assert [row.name for row in rows if abs(row.error) > 0.15] == []
+
+
+def test_communication_matters_and_a_pipeline_is_not_priced_without_it() -> None:
+    by_name = {row.name: row for row in step_accuracy().rows}
+    assert [name for name, row in by_name.items() if row.kernels_s is None] == ["gpt-7b-pp4"]
+    assert all(row.kernels_s < row.step_s for row in by_name.values() if row.kernels_s is not None)
+    assert (by_name["gpt-7b-tp4"].error_without_communication or 0.0) < -0.15
 
 
 def test_a_row_that_is_left_out_of_the_fit_is_as_close() -> None:
@@ -61,9 +68,8 @@ def test_the_recorded_launches_have_the_work_that_the_model_of_the_job_asks_for(
 
 def test_a_run_without_its_recomputation_is_noticed(judge: ModuleType) -> None:
     run = judge.Run(judge.STEPS[0])
-    again = (run.launches["recompute"] & (run.launches["work"] >= 0)).to_numpy()
-    for place in run.launches["work"].to_numpy()[again]:
-        run.counts[place] -= 1
+    launches = run.tables[0]["launches"]
+    run.tables[0]["launches"] = launches[~launches["recompute"]]
     with pytest.raises(SystemExit, match=r"gemm: .* TFLOP recorded"):
         judge.check_work(run)
 
@@ -73,7 +79,7 @@ def test_the_kept_estimates_are_those_of_the_model_today(judge: ModuleType) -> N
     for row in kept.rows:
         run = judge.Run(next(step for step in judge.STEPS if step.name == row.name))
         assert run.estimate(kept.heat) == pytest.approx((row.step_s, row.low_s, row.high_s), rel=1e-6)
-        assert run.kernels(kept.heat) == pytest.approx(row.kernels_s, rel=1e-6)
+        assert run.kernels(kept.heat) == (row.kernels_s and pytest.approx(row.kernels_s, rel=1e-6))
 
 
 def test_the_page_shows_what_is_kept(judge: ModuleType) -> None:
