@@ -88,6 +88,8 @@ def find_pipeline(groups: pd.DataFrame, calls: pd.DataFrame, rank: int) -> Pipel
         ranks = parse_rank_list(group.ranks)
         if peers <= set(ranks) and not axes_of(group.label) and group.description != "default_pg":
             used[ranks] = group.label
+    if not used and len(rows) == 1 and set(ranks := parse_rank_list(rows[0][1].ranks)) == peers | {rank}:
+        used[ranks] = rows[0][1].label  # it exchanges with all ranks of the job
     if len(used) != 1:
         raise _ambiguous(rank, used or {tuple(sorted(peers | {rank})): "its sends and receives"})
     ((ranks, label),) = used.items()

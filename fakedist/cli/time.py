@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,6 +14,7 @@ from fakedist.job.kinds import RefusedError, variables, watts
 
 if TYPE_CHECKING:
     from fakedist.results.job_time import JobTime
+    from fakedist.results.pricing import PricingOptions
     from fakedist.results.run import Run
 
 #: What ``--format csv`` shows unless ``--table`` names another table.
@@ -33,18 +34,6 @@ def _variables(ctx: click.Context, param: click.Parameter, values: Sequence[str]
         return dict(str(value).split("=", 1) for value in variables().texts(variables().of_texts(values)))
     except RefusedError as error:
         raise click.UsageError(f"--nccl-env {error}", ctx) from None
-
-
-class Pricing(TypedDict):
-    """What runs are priced for, as keywords of ``Run.priced_for`` and ``time_job``."""
-
-    power_watts: float | None
-    times: str | None
-    fabric: str | None
-    gpus_per_node: int | None
-    interference: bool
-    nccl_env: Mapping[str, str]
-    moe_imbalance: float
 
 
 @click.command()
@@ -94,6 +83,12 @@ class Pricing(TypedDict):
     metavar="N",
     help="Tokens of a step, of all ranks.  [default: what the first embedding looks up]",
 )
+@click.option(
+    "--micro-batches",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Micro-batches of a step; those beyond the recorded ones repeat a steady one.  [default: those recorded]",
+)
 @file_option
 @format_options(TEXT, JSON, MARKDOWN, CSV, HTML)
 @click.option("--table", metavar="NAME", help=f"The table for --format csv.  [default: {_DEFAULT_TABLE}]")
@@ -111,6 +106,7 @@ def time(
     nccl_env: dict[str, str],
     moe_imbalance: float,
     tokens_per_step: int | None,
+    micro_batches: int | None,
     file: Path | None,
     form: str | None,
     as_json: bool,
@@ -126,28 +122,31 @@ def time(
     others send, and the result is the step of the whole job. HTML has a figure of it.
     """
     output = chosen_output(form, as_json, file)
-    several = len(runs) > 1 or tokens_per_step is not None or output.format == HTML
+    several = len(runs) > 1 or (tokens_per_step or micro_batches) is not None or output.format == HTML
     if table is not None and output.format != CSV:
         raise click.UsageError("--table is for --format csv")
     if several and output.format == CSV:
         raise click.UsageError(f"--format {CSV} is for one run, and {len(runs)} were given")
-    if several and (all_layers or what_ifs):
-        raise click.UsageError(f"{'--what-if' if what_ifs else '--all-layers'} is for one run")
+    if several and all_layers:
+        raise click.UsageError("--all-layers is for one run")
     if what_ifs and output.format == CSV:
         raise click.UsageError("--what-if is not for --format csv")
-    pricing = Pricing(
-        power_watts=gpu_power,
-        times=times,
-        fabric=fabric,
-        gpus_per_node=gpus_per_node,
-        interference=not no_interference,
-        nccl_env=nccl_env,
-        moe_imbalance=moe_imbalance,
-    )
+    pricing: PricingOptions = {
+        "power_watts": gpu_power,
+        "times": times,
+        "fabric": fabric,
+        "gpus_per_node": gpus_per_node,
+        "interference": not no_interference,
+        "nccl_env": nccl_env,
+        "moe_imbalance": moe_imbalance,
+    }
     if several:
         from fakedist.results.job_time import time_job
 
-        print_job(time_job(runs, gpu, **pricing, tokens_per_step=tokens_per_step), output)
+        price_job = partial(
+            time_job, runs, gpu, **pricing, tokens_per_step=tokens_per_step, micro_batches=micro_batches
+        )
+        print_job(price_job(), output, {text: price_job(what_if=text) for text in what_ifs})
     else:
         from fakedist.results.opening import open_run
 
@@ -176,17 +175,17 @@ def _print_run(
         )
 
 
-def print_job(job: JobTime, output: Output) -> None:
-    """Print the step of a job, or write it into the file."""
+def print_job(job: JobTime, output: Output, changed: Mapping[str, JobTime]) -> None:
+    """Print the step of a job and with each what-if, or write it into the file."""
     from fakedist.report.text import job_sheets
 
     if output.format == JSON:
-        output.write_object(job_sheets.job_object(job))
+        output.write_object(job_sheets.job_object(job, changed))
     elif output.format == MARKDOWN:
-        output.write(job_sheets.job_markdown(job))
+        output.write(job_sheets.job_markdown(job, changed))
     elif output.format == HTML:
         from fakedist.report.page.job_page import job_page
 
-        output.write(job_page(job))
+        output.write(job_page(job, changed))
     else:
-        output.render(lambda console: job_sheets.render_job(job, console))
+        output.render(lambda console: job_sheets.render_job(job, console, changed))

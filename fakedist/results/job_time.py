@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import pandas as pd
 
 from fakedist.analysis.axes import Pipeline, find_pipeline
-from fakedist.analysis.times.estimated import NetworkChoice, network_of, prices_of
 from fakedist.analysis.times.job_times import JobRank, JobTimes, job_times
 from fakedist.analysis.times.totals import PEAK_DTYPE
 from fakedist.errors import JobError
 from fakedist.gpu_models.spec import GpuSpec
 from fakedist.job import Job
 from fakedist.results.opening import open_run_directory
-from fakedist.results.repricing import gpu_of, nccl_of, tables_to_price, times_of
+from fakedist.results.pricing import Pricing, PricingOptions
+from fakedist.results.repricing import tables_to_price
 from fakedist.results.run import Run
 from fakedist.results.run_tables import StoredTables
 from fakedist.run import time_notes
 from fakedist.run.job_time import FlopsRate, JobStep, StageTime, Throughput
-from fakedist.run.nccl import check_variable
 from fakedist.run.notes import Note
 from fakedist.run.plain import to_plain
 
@@ -70,31 +69,23 @@ def time_job(
     runs: Sequence[str | os.PathLike[str] | Run],
     gpu: str | None = None,
     *,
-    power_watts: float | None = None,
-    times: str | None = None,
-    fabric: str | None = None,
-    gpus_per_node: int | None = None,
-    interference: bool = True,
-    nccl_env: Mapping[str, str] = MappingProxyType({}),
-    moe_imbalance: float = 1.0,
     tokens_per_step: int | None = None,
+    micro_batches: int | None = None,
+    **options: Unpack[PricingOptions],
 ) -> JobTime:
     """Estimate the step of a job from the runs of several of its ranks: one of each pipeline stage.
 
     Args:
         runs: The runs, or their directories.
-        gpu: As for :meth:`fakedist.Run.priced_for`, and so are those that follow.
-        power_watts: A power limit that replaces the model's own.
-        times: A file that ``fakedist calibrate`` wrote.
-        fabric: A preset or a fabric file.
-        gpus_per_node: GPUs in one NVLink domain.
-        interference: Whether kernels and collectives that run at once slow each other.
-        nccl_env: NCCL's variables, which go before those that the first run had.
-        moe_imbalance: The busiest rank's part of an all_to_all and of grouped products, in even shares.
+        gpu: A known GPU model, such as "b200", or a GPU file; None for the runs' own.
         tokens_per_step: Tokens of a step, of all ranks; None to find them in the runs.
+        micro_batches: Micro-batches of a step; those beyond the recorded ones repeat a steady one. None for those that
+            were recorded.
+        options: What else to price for, see :class:`fakedist.results.pricing.Pricing`.
 
     Raises:
-        JobError: The runs are not of one job, or of one rank; or there is no such GPU or fabric.
+        JobError: The runs are not of one job, or of one rank; there is no such GPU, fabric or what-if; or the recorded
+            micro-batches do not show what a further one would do.
         SetupError: The file of own times cannot be read, or is of another GPU.
         RunDirectoryError: A run has no launches to price, or is damaged.
     """
@@ -102,18 +93,16 @@ def time_job(
     first, ranks = _check(opened)
     job = first.manifest.job
     assert job is not None
-    model = gpu_of(first.manifest, gpu, power_watts)
-    prices = prices_of(model, times_of(first.manifest, model, times))
-    chosen = NetworkChoice(fabric, gpus_per_node, interference, _checked(nccl_env), moe_imbalance)
-    network = network_of(model, job, chosen, nccl_of(first.summary))
-    found = job_times(_tables(ranks), frozenset(ranks), job.world_size, model, prices=prices, network=network)
-    pipeline = _pipeline(first, job.rank)
-    notes, throughput = _throughput(found, job.world_size, model, pipeline, tokens_per_step)
+    models = Pricing(gpu, **options).models(first.manifest, first.summary)
+    found = job_times(_tables(ranks), frozenset(ranks), job.world_size, models, micro_batches=micro_batches)
     stages = [_stage(ranks[each.rank], each) for each in found.ranks]
+    notes, throughput = _throughput(found, job.world_size, models.gpu, _pipeline(first, job.rank), tokens_per_step)
+    if micro_batches is not None:
+        throughput = replace(throughput, num_micro_batches=micro_batches)
     summary = JobStep(
         world_size=job.world_size,
-        gpu=prices.product,
-        fabric=network.fabric.name,
+        gpu=models.prices.product,
+        fabric=models.network.fabric.name,
         step_us=found.step_us,
         step_low_us=found.low_us,
         step_high_us=found.high_us,
@@ -121,7 +110,7 @@ def time_job(
         slowest_rank=min(stages, key=lambda stage: stage.bubble_us).rank,
         memory_rank=max(stages, key=lambda stage: stage.peak_reserved_bytes).rank,
         throughput=throughput,
-        notes=[*_notes(found), *notes],
+        notes=[*_notes(found, micro_batches), *notes],
     )
     lanes = pd.concat([each.lanes.assign(rank=each.rank) for each in found.ranks], ignore_index=True)
     return JobTime(summary, [ranks[each.rank] for each in found.ranks], lanes[["rank", "lane", "start_us", "end_us"]])
@@ -154,12 +143,6 @@ def _check(runs: Sequence[Run]) -> tuple[Run, dict[int, Run]]:
             raise JobError(f"{runs[0].path} and {run.path} ran for different GPUs: {names}", "record them for one GPU")
         found[job.rank] = run
     return runs[0], dict(sorted(found.items()))
-
-
-def _checked(nccl_env: Mapping[str, str]) -> Mapping[str, str]:
-    for name, value in nccl_env.items():
-        check_variable(name, value)
-    return nccl_env
 
 
 def _difference(first: Job, other: Job) -> str:
@@ -207,8 +190,11 @@ def _stage(run: Run, found: JobRank) -> StageTime:
     )
 
 
-def _notes(found: JobTimes) -> list[Note]:
-    notes = [time_notes.exchanges_elsewhere(each.rank, each.elsewhere) for each in found.ranks if each.elsewhere]
+def _notes(found: JobTimes, micro_batches: int | None) -> list[Note]:
+    notes = []
+    if micro_batches is not None and micro_batches > found.ranks[0].num_recorded:
+        notes.append(time_notes.micro_batches_repeated(found.ranks[0].num_recorded, micro_batches))
+    notes += [time_notes.exchanges_elsewhere(each.rank, each.elsewhere) for each in found.ranks if each.elsewhere]
     notes += [time_notes.unmatched_calls(each.rank, each.num_unmatched) for each in found.ranks if each.num_unmatched]
     if len(found.ranks) > 1 and not any(each.num_exchanged for each in found.ranks):
         notes.append(time_notes.exchange_nothing([each.rank for each in found.ranks]))

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pandas as pd
 
-from fakedist.analysis.times.estimated import NetworkChoice, estimate_times, network_of, prices_of
+from fakedist.analysis.times.estimated import estimate_times
+from fakedist.analysis.times.models import Models
 from fakedist.errors import RunDirectoryError
 from fakedist.gpu_models.known import find_gpu
 from fakedist.gpu_models.spec import GpuSpec
@@ -46,33 +47,21 @@ def times_of(manifest: Manifest, gpu: GpuSpec, times: str | None) -> str | None:
     return job.times
 
 
-def price_again(
-    manifest: Manifest,
-    summary: Summary,
-    tables: RunTables,
-    gpu: GpuSpec,
-    *,
-    times: str | None,
-    network: NetworkChoice,
-) -> tuple[Summary, RunTables]:
+def price_again(manifest: Manifest, summary: Summary, tables: RunTables, models: Models) -> tuple[Summary, RunTables]:
     """The summary and the tables of a run with the times of a GPU.
 
     Args:
         manifest: The run's run.json.
         summary: Its figures.
         tables: Its tables.
-        gpu: The GPU model.
-        times: A file of times of the user's own GPU; None for the run's own, if it is for this GPU.
-        network: What was chosen of the network.
+        models: What to price it with.
 
     Raises:
-        JobError: There is no such fabric, its file is not valid, or the step lacks what a what-if changes.
-        SetupError: The file of own times cannot be read, or is of another GPU.
+        JobError: The step lacks what a what-if changes.
         RunDirectoryError: The run has no launches to price, or is damaged.
     """
     known = tables_to_price(manifest, summary, tables)
-    prices = prices_of(gpu, times_of(manifest, gpu, times))
-    found = estimate_times(known, gpu, prices, network_of(gpu, manifest.job, network, nccl_of(summary)))
+    found = estimate_times(known, models.gpu, models.prices, models.network)
     made = {"kernels": found.kernels, "layer_times": found.times.layers, "kernel_names": found.times.names}
     made["ranges"] = found.times.ranges
     return replace(summary, kernels=found.source, time=found.times.summary), ReplacedTables(tables, made)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import pandas as pd
 
 from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
-from fakedist.analysis.times.estimated import NetworkChoice
-from fakedist.results.repricing import gpu_of, price_again
+from fakedist.results.pricing import Pricing, PricingOptions
+from fakedist.results.repricing import price_again
 from fakedist.results.run_memory import RunMemory
 from fakedist.results.run_tables import RunTables
 from fakedist.results.run_time import RunTime
 from fakedist.run.manifest import Manifest
-from fakedist.run.nccl import check_variable
 from fakedist.run.plain import to_plain
 from fakedist.run.summary import Summary
 from fakedist.units import format_bytes
@@ -107,34 +105,14 @@ class Run:
         """This rank's collective calls: group, group_size, operation, num_calls, bytes_in, bytes_out."""
         return pd.DataFrame(to_plain(self.summary.collectives))
 
-    def priced_for(
-        self,
-        gpu: str | None = None,
-        *,
-        power_watts: float | None = None,
-        times: str | None = None,
-        fabric: str | None = None,
-        gpus_per_node: int | None = None,
-        interference: bool = True,
-        nccl_env: Mapping[str, str] = MappingProxyType({}),
-        moe_imbalance: float = 1.0,
-        what_if: str | None = None,
-    ) -> Run:
+    def priced_for(self, gpu: str | None = None, **options: Unpack[PricingOptions]) -> Run:
         """The same run with the times of another GPU or fabric: its launches are priced again, and nothing runs.
 
         The memory stays that of the run.
 
         Args:
             gpu: A known GPU model, such as "b200", or a GPU file; None for the run's own.
-            power_watts: A power limit that replaces the model's own.
-            times: A file that ``fakedist calibrate`` wrote on that GPU; None for the run's own, if it is for this GPU.
-            fabric: A preset such as "p5-efa", or a fabric file; None for the run's own, or the GPU's usual one.
-            gpus_per_node: GPUs in one NVLink domain; None for the run's own number, or the fabric's.
-            interference: Whether kernels and collectives that run at once slow each other.
-            nccl_env: NCCL's variables, which go before those that the run had.
-            moe_imbalance: How much more than its even share the busiest rank gets of an all_to_all and of grouped
-                products.
-            what_if: A change of the job's communication, such as "merge=dp,tp" (``fakedist.time.what_if``).
+            options: What else to price for, see :class:`fakedist.results.pricing.Pricing`.
 
         Raises:
             SetupError: The file of own times cannot be read, or is of another GPU.
@@ -142,11 +120,8 @@ class Run:
                 makes no difference.
             RunDirectoryError: The run has no launches: it was measured, imported or made with --no-kernels.
         """
-        model = gpu_of(self.manifest, gpu, power_watts)
-        for name, value in nccl_env.items():
-            check_variable(name, value)
-        network = NetworkChoice(fabric, gpus_per_node, interference, nccl_env, moe_imbalance, what_if)
-        summary, tables = price_again(self.manifest, self.summary, self._tables, model, times=times, network=network)
+        models = Pricing(gpu, **options).models(self.manifest, self.summary)
+        summary, tables = price_again(self.manifest, self.summary, self._tables, models)
         return Run(self.path, self.manifest, summary, tables, device=self.device)
 
     def has(self, name: str) -> bool:

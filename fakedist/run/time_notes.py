@@ -194,6 +194,15 @@ def unmatched_calls(rank: int, number: int) -> Note:
     return Note("unmatched_calls", f"{text}, and {wait} for nothing")
 
 
+def micro_batches_repeated(recorded: int, wanted: int) -> Note:
+    """Micro-batches beyond those that were recorded are priced."""
+    text = (
+        f"{recorded} micro-batches were recorded, and those beyond repeat a steady one, up to {wanted}; memory is that "
+        "of the recorded ones"
+    )
+    return Note("micro_batches_repeated", text)
+
+
 def exchange_nothing(ranks: Sequence[int]) -> Note:
     """Ranks that are priced together have nothing to do with each other."""
     text = f"ranks {', '.join(map(str, ranks))} send nothing to each other: the step is that of the slowest"

@@ -115,3 +115,16 @@ def from_first_transfer(launches: pd.DataFrame, calls: pd.DataFrame) -> pd.DataF
         first -= 1
     order = np.roll(np.arange(len(launches)), len(launches) - first)
     return launches.iloc[order].reset_index(drop=True)
+
+
+def num_stages_of(launches: pd.DataFrame, calls: pd.DataFrame, groups: pd.DataFrame) -> int:
+    """Stages of the pipeline that a step belongs to: the size of the group that it sends on; 1 if it sends nothing.
+
+    Args:
+        launches: The table ``launches``.
+        calls: The table ``calls``.
+        groups: The table ``groups``.
+    """
+    pairs = calls[calls["operation"].astype(str).str.startswith(("send", "recv"))]
+    own = pairs[pairs["sequence"].isin(launches["call"])]["group"].unique()
+    return int(groups["size"].to_numpy("i8")[own].max(initial=1))

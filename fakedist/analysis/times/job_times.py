@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
 from fakedist.analysis.axes import Replicas, find_replicas
 from fakedist.analysis.recording import Array
-from fakedist.analysis.times.estimated import Network, communication_for
+from fakedist.analysis.times.estimated import communication_for
+from fakedist.analysis.times.models import Models
 from fakedist.analysis.times.stage_parts import LANES, Parts, RankRows, lanes_of, parts_of
 from fakedist.analysis.times.throughput import CountedFlops, StepTokens, flops_of, tokens_of
-from fakedist.gpu_models.spec import GpuSpec
+from fakedist.errors import JobError
+from fakedist.time.communication import Communication
 from fakedist.time.imbalance import ImbalancedPrices
+from fakedist.time.micro_batches import Recorded, count_micro_batches, with_micro_batches
 from fakedist.time.placing import StepLaunches, interval_of
 from fakedist.time.stages import PlacedTogether, RankStep, place_together
 from fakedist.time.step import Prices
-from fakedist.time.transfers import Dependencies, dependencies_of, from_first_transfer
+from fakedist.time.transfers import Dependencies, dependencies_of, from_first_transfer, num_stages_of
+from fakedist.time.what_if import changed_launches
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class JobRank:
         num_exchanged: Its sends to and receives from the other ranks.
         elsewhere: Ranks that it exchanges with and that are not placed.
         num_unmatched: Its calls whose other side was never reached; they did not wait.
+        num_recorded: Micro-batches that were recorded; 0 if that is not known.
     """
 
     rank: int
@@ -46,6 +51,7 @@ class JobRank:
     num_exchanged: int
     elsewhere: tuple[int, ...]
     num_unmatched: int
+    num_recorded: int
 
 
 @dataclass(frozen=True)
@@ -76,16 +82,27 @@ class _Alone:
     tokens: StepTokens
     flops: CountedFlops
     replicas: Replicas
+    num_recorded: int
+    lacks: JobError | None
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What the ranks of the job are priced with."""
+
+    every: frozenset[int]
+    world_size: int
+    models: Models
+    micro_batches: int | None
 
 
 def job_times(
     ranks: Iterable[tuple[int, Mapping[str, pd.DataFrame]]],
     every: frozenset[int],
     world_size: int,
-    gpu: GpuSpec,
+    models: Models,
     *,
-    prices: Prices,
-    network: Network,
+    micro_batches: int | None = None,
 ) -> JobTimes:
     """Estimate the step of a job from some of its ranks.
 
@@ -94,17 +111,19 @@ def job_times(
             after the other, and none is kept.
         every: All of the ranks.
         world_size: Ranks of the job.
-        gpu: The GPU model.
-        prices: The model of its kernel times.
-        network: What connects the GPUs.
+        models: What to price them with. A group that a what-if names is one of some rank's.
+        micro_batches: How many the step shall have, those beyond the recorded ones repeated; None for those recorded.
 
     Raises:
         RunDirectoryError: The tables are damaged.
+        JobError: So many micro-batches cannot be made of those recorded, or no rank has a group that the change names.
     """
-    prices = ImbalancedPrices(prices, network.moe_imbalance)
+    prices = ImbalancedPrices(models.prices, models.network.moe_imbalance)
+    job = _Job(every, world_size, replace(models, prices=prices), micro_batches)
     alone = {}
     for rank, tables in ranks:
-        alone[rank] = _alone(rank, tables, every, world_size, (gpu, prices, network))
+        alone[rank] = _alone(rank, tables, job)
+    _check(alone, micro_batches)
     found = place_together([each.step for each in alone.values()], prices.host)
     step_us = _end_us(found)
     low, high = _interval(list(alone.values()), step_us, prices)
@@ -112,34 +131,70 @@ def job_times(
     return JobTimes(step_us, low, high, made)
 
 
-def _alone(
-    rank: int,
-    tables: Mapping[str, pd.DataFrame],
-    every: frozenset[int],
-    world_size: int,
-    pricing: tuple[GpuSpec, Prices, Network],
-) -> _Alone:
-    gpu, prices, network = pricing
-    work, launches = tables["work"], from_first_transfer(tables["launches"], tables["calls"])
+def _alone(rank: int, tables: Mapping[str, pd.DataFrame], job: _Job) -> _Alone:
+    work, calls = tables["work"], tables["calls"]
+    launches = from_first_transfer(tables["launches"], calls)
+    tokens = tokens_of(launches, work)
+    num_recorded = tokens.num_micro_batches or count_micro_batches(launches, work)
+    if job.micro_batches is not None:
+        recorded = Recorded(rank, launches, work, calls, num_stages_of(launches, calls, tables["groups"]), num_recorded)
+        launches = with_micro_batches(recorded, job.micro_batches)
+        tokens = tokens_of(launches, work)
     of_work = launches["work"].to_numpy("i8")
     counts = np.bincount(of_work[of_work >= 0], minlength=len(work))
+    prices = job.models.prices
     priced = prices.price(work, counts)
-    step = StepLaunches(launches, work, priced, communication_for(tables, gpu, network))
+    launches, communication, lacks = _changed(launches, tables, job)
+    step = StepLaunches(launches, work, priced, communication)
     placed = step.place(prices.host)
     durations = np.nan_to_num(placed.time_us)
-    others = (launches, tables["calls"], tables["groups"])
-    dependencies = dependencies_of(others, step.timeline, durations, rank, every)
-    calls = tables["calls"]
+    dependencies = dependencies_of((launches, calls, tables["groups"]), step.timeline, durations, rank, job.every)
     own = calls[calls["step"] == int(launches["step"].iloc[0])]
     return _Alone(
         step=RankStep(rank, step.timeline, durations, dependencies.transfers),
         rows=(durations[of_work >= 0], _lanes(launches, work)),
         varied=step.varied(placed, lambda: prices.step_interval(priced, counts)),
         dependencies=dependencies,
-        tokens=tokens_of(launches, work),
+        tokens=tokens,
         flops=flops_of(launches, work),
-        replicas=find_replicas(tables["groups"], own, world_size),
+        replicas=find_replicas(tables["groups"], own, job.world_size),
+        num_recorded=num_recorded,
+        lacks=lacks,
     )
+
+
+def _changed(
+    launches: pd.DataFrame, tables: Mapping[str, pd.DataFrame], job: _Job
+) -> tuple[pd.DataFrame, Communication, JobError | None]:
+    """The launches and the communication of a rank with the job's what-if, and why this rank is as before."""
+    what_if = job.models.network.what_if
+    communication = communication_for(tables, job.models.gpu, job.models.network)
+    if what_if is None:
+        return launches, communication, None
+    try:
+        return *changed_launches(what_if, launches, communication, tables["groups"]), None
+    except JobError as lacks:
+        return launches, communication, lacks
+
+
+def _check(ranks: Mapping[int, _Alone], micro_batches: int | None) -> None:
+    """See that a change changes something, and that the ranks recorded equally many micro-batches.
+
+    Raises:
+        JobError: They do not.
+    """
+    lacking = [each.lacks for each in ranks.values() if each.lacks is not None]
+    if len(lacking) == len(ranks):
+        raise lacking[0]
+    if micro_batches is None:
+        return
+    first, *others = ranks.items()
+    for rank, each in others:
+        if each.num_recorded != first[1].num_recorded:
+            raise JobError(
+                f"rank {first[0]} recorded {first[1].num_recorded} micro-batches, and rank {rank} {each.num_recorded}",
+                "give runs of one job's ranks",
+            )
 
 
 def _lanes(launches: pd.DataFrame, work: pd.DataFrame) -> Array:
@@ -188,4 +243,5 @@ def _rank(alone: _Alone, found: PlacedTogether, step_us: float) -> JobRank:
         num_exchanged=alone.dependencies.num_exchanged,
         elsewhere=alone.dependencies.elsewhere,
         num_unmatched=found.num_unmatched[rank],
+        num_recorded=alone.num_recorded,
     )

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from rich.console import Console
 
+from fakedist.report.text.job_what_if import job_what_if_objects, job_what_if_sheets
 from fakedist.report.text.markdown import escaped, markdown_table
+from fakedist.report.text.run_markdown import sheet_markdown
 from fakedist.report.text.sheet import SheetColumn, print_figures, print_heading, print_remark, print_table
-from fakedist.report.text.terminal import print_facts
+from fakedist.report.text.terminal import print_facts, print_sheets
 from fakedist.report.text.wording import job_command
 from fakedist.results.job_time import JobTime
 from fakedist.run.job_time import JobStep
@@ -14,21 +19,29 @@ from fakedist.run.notes import share_text
 from fakedist.run.plain import to_plain
 from fakedist.units import format_bytes, format_us
 
+_UNCHANGED: Mapping[str, JobTime] = MappingProxyType({})
 TITLE = "Step of the job, estimated"
 TABLE_TITLE = "Ranks of {world_size:,}: memory measured, times estimated"
 
 
-def render_job(job: JobTime, console: Console) -> None:
-    """Print the job's step and a table with a row for each rank."""
+def render_job(job: JobTime, console: Console, changed: Mapping[str, JobTime] = _UNCHANGED) -> None:
+    """Print the job's step and a table with a row for each rank.
+
+    Args:
+        job: The job's step.
+        console: Where to print.
+        changed: The step with a what-if, by the what-if.
+    """
     print_facts(console, job_facts(job))
     print_heading(console, TITLE)
     print_figures(console, job_figures(job.summary), is_right=True)
     print_table(console, table_title(job.summary), job_columns(job.summary))
     for text in job_remarks(job.summary):
         print_remark(console, text)
+    print_sheets(console, job_what_if_sheets(job, changed))
 
 
-def job_markdown(job: JobTime) -> str:
+def job_markdown(job: JobTime, changed: Mapping[str, JobTime] = _UNCHANGED) -> str:
     """The same as Markdown."""
     (_, title), *facts = job_facts(job)
     lines = [f"### fakedist: {escaped(title[:300])}", "", *(f"- {name}: {escaped(value)}" for name, value in facts), ""]
@@ -37,14 +50,16 @@ def job_markdown(job: JobTime) -> str:
         lines.append(f"- {name}: {figure}" + (f" ({escaped(more)})" if more else ""))
     lines += ["", f"**{table_title(job.summary)}**", "", *markdown_table(job_columns(job.summary)), ""]
     lines += [f"- {escaped(text)}" for text in job_remarks(job.summary)]
+    for sheet in job_what_if_sheets(job, changed):
+        lines += ["", *sheet_markdown(sheet)]
     return "\n".join(lines) + "\n"
 
 
-def job_object(job: JobTime) -> dict[str, object]:
-    """What ``--json`` prints: the attributes of :class:`fakedist.run.job_time.JobStep`."""
+def job_object(job: JobTime, changed: Mapping[str, JobTime] = _UNCHANGED) -> dict[str, object]:
+    """What ``--json`` prints: the attributes of :class:`fakedist.run.job_time.JobStep`, and what-ifs if any."""
     found = to_plain(job.summary)
     assert isinstance(found, dict)
-    return found
+    return found | ({"what_ifs": job_what_if_objects(job, changed)} if changed else {})
 
 
 def table_title(step: JobStep) -> str:

@@ -53,6 +53,12 @@ def test_the_pipeline_is_the_group_that_is_named_for_it() -> None:
     assert (found.group, found.ranks) == ("PP", (1, 3, 5, 7))
 
 
+def test_the_group_of_all_ranks_is_the_pipeline_if_the_rank_exchanges_with_all() -> None:
+    found = find_pipeline(groups_of(1, ("default_pg", "0-1")), calls_of(("send", 0, 0, "forward")), 1)
+    assert found is not None
+    assert (found.group, found.ranks) == ("default_pg", (0, 1))
+
+
 def test_a_group_without_a_name_is_the_pipeline_if_its_ranks_alone_exchange() -> None:
     groups = groups_of(0, WORLD, ("", "0,1"), ("", "0,2,4,6"))
     found = find_pipeline(groups, calls_of(("send", 0, 2, "forward"), ("all_reduce", 1, -1, "forward")), 0)

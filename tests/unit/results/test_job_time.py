@@ -182,9 +182,57 @@ def test_the_command_prints_the_job_in_every_format(
     assert "http" not in page.replace("http://www.w3.org", "").partition("</style>")[0]
 
 
+def test_further_micro_batches_take_what_a_longer_run_takes(stages: list[Path], tmp_path: Path) -> None:
+    longer = [stage(tmp_path / f"rank{rank}", rank, batches=NUM_BATCHES + 4) for rank in (0, 4)]
+    found, recorded = time_job(stages, micro_batches=NUM_BATCHES + 4).summary, time_job(longer).summary
+    assert (found.step_us, found.step_low_us, found.step_high_us) == (
+        recorded.step_us,
+        recorded.step_low_us,
+        recorded.step_high_us,
+    )
+    for mine, other in zip(found.stages, recorded.stages, strict=True):
+        assert replace(mine, run_directory=other.run_directory) == other
+    assert found.throughput == recorded.throughput
+    assert [note.code for note in found.notes] == ["micro_batches_repeated"]
+    assert "6 micro-batches were recorded" in found.notes[0].text
+
+
+def test_ranks_must_have_recorded_equally_many_micro_batches(stages: list[Path], tmp_path: Path) -> None:
+    other = stage(tmp_path / "other", 4, batches=NUM_BATCHES + 2)
+    with pytest.raises(JobError, match="rank 0 recorded 6 micro-batches, and rank 4 8"):
+        time_job([stages[0], other], micro_batches=20)
+
+
+def test_what_ifs_of_a_job_are_told_each_on_its_own(
+    stages: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["time", *map(str, stages), "--what-if", "bandwidth=nvlink:0.001x", "--what-if", "no-overlap"]
+    assert main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    slower, apart = found["what_ifs"]
+    assert [slower["what_if"], apart["what_if"]] == ["bandwidth=nvlink:0.001x", "no-overlap"]
+    assert slower["step_us"] == pytest.approx(found["step_us"] + slower["change_us"])
+    assert slower["change_us"] > 0
+    assert time_job(stages, what_if="no-overlap").summary.step_us == apart["step_us"] >= found["step_us"]
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert "What if, estimated, each on its own" in text
+    assert "bandwidth=nvlink:0.001x, rank " in text
+    assert main([*command, "--format", "markdown"]) == 0
+    assert "| bandwidth=nvlink:0.001x |" in capsys.readouterr().out
+    assert main([*command, "--format", "html", "-o", str(tmp_path / "step.html")]) == 0
+    assert "<td>no-overlap</td>" in (tmp_path / "step.html").read_text()
+
+
+def test_a_what_if_names_a_group_of_some_rank(stages: list[Path]) -> None:
+    with pytest.raises(JobError, match="no collectives on a group 'EP'"):
+        time_job(stages, what_if="separate=EP")
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
+        (["--micro-batches", "5"], "rank 0 recorded 6 micro-batches, and 5 is fewer"),
         (["--format", "csv"], "--format csv is for one run, and 2 were given"),
         (["--all-layers"], "--all-layers is for one run"),
         (["--tokens-per-step", "0"], "--tokens-per-step"),
