@@ -42,7 +42,7 @@ class RunFakedist(Protocol):
     """The type of the fixture of the same name."""
 
     def __call__(
-        self, *arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None
+        self, *arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None, page: bool = False
     ) -> Finished: ...
 
 
@@ -59,11 +59,17 @@ def clean_environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def run_fakedist(tmp_path_factory: pytest.TempPathFactory) -> RunFakedist:
-    """Run ``fakedist ...`` in a process of its own, by default in an empty directory."""
+    """Run ``fakedist ...`` in a process of its own, by default in an empty directory. A profile writes no page unless
+    the test looks at it, since that takes a second.
+    """
 
-    def run(*arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> Finished:
+    def run(
+        *arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None, page: bool = False
+    ) -> Finished:
+        command, *others = map(str, arguments)
+        options = ["--no-page"] if command == "profile" and not page else []
         finished = subprocess.run(
-            [sys.executable, "-m", "fakedist", *map(str, arguments)],
+            [sys.executable, "-m", "fakedist", command, *options, *others],
             cwd=cwd or tmp_path_factory.mktemp("cwd"),
             env=clean_environment() | (env or {}),
             capture_output=True,

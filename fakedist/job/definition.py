@@ -173,6 +173,13 @@ _KERNELS = Option(
     off_flag="--no-kernels",
     example=False,
 )
+_PAGE = Option(
+    kind=kinds.switch(),
+    group=OptionGroup.RECORDING,
+    help="Write report.html when the rank has ended. `fakedist view` makes it later.",
+    off_flag="--no-page",
+    example=False,
+)
 _NSYS = Option(
     kind=kinds.switch(),
     group=OptionGroup.RECORDING,
@@ -246,6 +253,7 @@ class Job:
     timeout_s: float | None = field(default=None, metadata=declared(_TIMEOUT))
     kernels: bool = field(default=True, metadata=declared(_KERNELS))
     times: str | None = field(default=None, metadata=declared(_TIMES))
+    page: bool = field(default=True, metadata=declared(_PAGE))
     nsys: bool = field(default=False, metadata=declared(_NSYS))
     nsys_args: tuple[str, ...] = field(default=(), metadata=declared(_NSYS_ARGS))
 

@@ -48,6 +48,7 @@ class JobOptions(TypedDict, total=False):
     until: int | Until
     timeout: float
     kernels: bool
+    page: bool
     times: str
     nsys: bool
     nsys_args: str | Sequence[str]

@@ -304,9 +304,7 @@ def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tup
         FakedistError: The run directory cannot be written, or the child could not be set up.
     """
     from fakedist.analysis.building import build_tables
-    from fakedist.report.page.run_page import write_page
-    from fakedist.results.opening import open_run_directory
-    from fakedist.run.directory import PAGE_NAME, create_run_directory, default_name
+    from fakedist.run.directory import create_run_directory, default_name
     from fakedist.run.manifest import load_manifest, new_manifest, write_manifest
 
     with create_run_directory(output or default_name(job), force) as run_directory:
@@ -320,5 +318,14 @@ def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tup
         if job.nsys:
             under_nsys.join_report(run_directory)
         build_tables(run_directory)
-        write_page(open_run_directory(run_directory), run_directory / PAGE_NAME)
+        if job.page:
+            _write_page(run_directory)
     return run_directory, ending
+
+
+def _write_page(run_directory: Path) -> None:
+    from fakedist.report.page.run_page import write_page  # plotly takes 0.3 s to import
+    from fakedist.results.opening import open_run_directory
+    from fakedist.run.directory import PAGE_NAME
+
+    write_page(open_run_directory(run_directory), run_directory / PAGE_NAME)

@@ -100,7 +100,16 @@ def _finished(entry: Entry, directory: Path, options: Sequence[str]) -> subproce
     directory.mkdir(parents=True, exist_ok=True)
     if entry.prepare is not None:
         entry.prepare(directory)
-    where = ["--device", "virtual", "--world-size", str(entry.world_size), "--steps", str(entry.steps), "--force"]
+    where = [
+        "--device",
+        "virtual",
+        "--world-size",
+        str(entry.world_size),
+        "--steps",
+        str(entry.steps),
+        "--force",
+        "--no-page",
+    ]
     command = [sys.executable, "-m", "fakedist", "profile", *where, *entry.options, *options, *_target(entry)]
     own = {name: value.format(directory=directory) for name, value in entry.environment.items()}
     try:

@@ -51,7 +51,7 @@ def start(directory: Path, how: str, *options: str) -> subprocess.Popen[str]:
     """Start a run of the script that ends in the way ``how``, in ``directory``."""
     command = [sys.executable, "-m", "fakedist", "profile", "--device", "virtual", "--world-size", "16", "--rank", "11"]
     return subprocess.Popen(
-        [*command, "--output", "run", *options, str(SCRIPT), how],
+        [*command, "--no-page", "--output", "run", *options, str(SCRIPT), how],
         cwd=directory,
         env=environment(),
         stdout=subprocess.PIPE,

@@ -62,7 +62,9 @@ def profiled(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory
     script = (ROOT / "examples" / "nonuniform_tp.py", *SMALL)
     folder = tmp_path_factory.mktemp("profiled")
     return {
-        rank: run_fakedist("profile", *place, "--rank", str(rank), "-o", f"{rank}", *script, cwd=folder).json()
+        rank: run_fakedist(
+            "profile", *place, "--rank", str(rank), "-o", f"{rank}", *script, cwd=folder, page=True
+        ).json()
         for rank in (0, 3, 5, 7)
     }
 

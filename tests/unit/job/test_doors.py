@@ -45,6 +45,7 @@ TYPED = {
     "timeout": ["--timeout=600"],
     "kernels": ["--no-kernels"],
     "times": ["--times=/runs/h100.times.json"],
+    "page": ["--no-page"],
     "nsys": ["--nsys"],
     "nsys_args": ["--nsys-args=--trace=cuda,nvtx '--stats=a b'"],
 }
