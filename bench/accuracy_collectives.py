@@ -1,7 +1,7 @@
 """How close estimated collectives are to measured ones that were left out: part of ``make accuracy-times``.
 
 - In one NVLink domain: every third message size is left out, and estimated from its neighbours; then every number of
-  GPUs between the least and the most.
+  GPUs between the least and the most; then the most; then the whole GPU model.
 - Between nodes: each shape (1, 2, 4, 8 GPUs on each of ten nodes) is left out in turn, and estimated with latencies
   that are fitted to the other three.
 
@@ -83,6 +83,9 @@ def in_domain(logs: pd.DataFrame) -> list[Closeness]:
             judged = [_judged(str(gpu), "", logs.drop(part.index), part) for part in parts]
             errors = np.concatenate([each.errors for each in judged])
             found.append(replace(judged[0], operation="numbers of GPUs", errors=errors))
+            most = rows[rows["gpus_per_node"] == rows["gpus_per_node"].max()]
+            found.append(_judged(str(gpu), "the most GPUs", logs.drop(most.index), most))
+        found.append(_judged(str(gpu), "the GPU model", logs[logs["gpu"] != gpu], rows))
     return found
 
 
@@ -103,7 +106,7 @@ def over_nodes(logs: pd.DataFrame) -> list[Closeness]:
 
 def fitted(rows: pd.DataFrame) -> Fabric:
     """The fabric of ten nodes with latencies fitted to some of their rings."""
-    bare = CollectiveTimes("h100-80g", replace(NDR, hop_us=0.0, local_hop_us=0.0), GPUS["h100-80g"].nvlink_bandwidth)
+    bare = CollectiveTimes(GPUS["h100-80g"], replace(NDR, hop_us=0.0, local_hop_us=0.0))
     sides, steps = [], []
     for operation, num_bytes, gpus, time_us in _shapes(rows[rows["operation"].isin(RINGS)]):
         passes = 2 if operation == "all_reduce" else 1
@@ -123,7 +126,7 @@ def _judged(
     fabric: Fabric = NDR,
     where: str = "",
 ) -> Closeness:
-    times = CollectiveTimes(gpu, fabric, GPUS[gpu].nvlink_bandwidth, logs)
+    times = CollectiveTimes(GPUS[gpu], fabric, logs)
     errors, spread = [], 0.0
     nodes = int(held["nodes"].iloc[0])
     for name, num_bytes, gpus, time_us in _shapes(held[held["bytes"] >= LEAST_BYTES]):

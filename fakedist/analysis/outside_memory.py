@@ -10,13 +10,17 @@ import pandas as pd
 
 from fakedist.analysis.calls import ranks_of
 from fakedist.analysis.topology import ProcessGroup, read_groups
+from fakedist.gpu_models.known import GPUS
 from fakedist.nccl.communicators import CommunicatorMemory, Usage, communicator_memory
 from fakedist.nccl.group_shape import GroupShape
 from fakedist.nccl.interconnect import find_interconnect
+from fakedist.nccl.kinds import collective_of
 from fakedist.nccl.settings import MIB, read_settings
 from fakedist.nccl.span import Span, exactly, total
+from fakedist.nccl.tuner import Network
 from fakedist.run import summary
 from fakedist.run.summary import Outside
+from fakedist.time.fabric import FABRICS, default_fabric
 
 #: A process's CUDA context with PyTorch, as measured and published. No figure was found for any other GPU.
 CONTEXT_BYTES = {
@@ -31,6 +35,7 @@ def estimate_outside(
     *,
     gpu_name: str,
     gpus_per_node: int,
+    fabric: str | None = None,
     nccl_version: str = "",
     nccl_environment: Mapping[str, str] = MappingProxyType({}),
     bound: Collection[int] = (),
@@ -42,12 +47,15 @@ def estimate_outside(
         tables: ``groups`` and ``calls`` of the run.
         gpu_name: The GPU, as CUDA names it.
         gpus_per_node: GPUs of each node.
+        fabric: The job's fabric, if it is a preset; else the GPU's usual one is taken. NCCL's choice of algorithms
+            over nodes follows from its NICs.
         nccl_version: Version of NCCL.
         nccl_environment: NCCL_* variables.
         bound: Numbers of the groups that are bound to a device.
         measured_bytes: The device's used memory minus reserved, at the end; None on a virtual GPU.
     """
     interconnect, settings = find_interconnect(gpu_name), read_settings(nccl_environment)
+    network = _network(gpu_name, fabric)
     left_out = [] if gpu_name in CONTEXT_BYTES else [f"CUDA context: not known for {gpu_name or 'this GPU'}"]
     context, source = CONTEXT_BYTES.get(gpu_name, (0, ""))
     groups = {number: group for number, group in enumerate(read_groups(tables["groups"])) if "nccl" in group.backend}
@@ -59,7 +67,7 @@ def estimate_outside(
         for number, group in groups.items():
             shape, is_local = _shape(group, gpus_per_node)
             usage = _usage(_through_nccl(calls.get(number), group.backend), is_local, number in bound)
-            if (each := communicator_memory(shape, usage, interconnect, settings)) is not None:
+            if (each := communicator_memory(shape, usage, interconnect, settings, network)) is not None:
                 found.append((group, shape, each))
     everything = total([exactly(context), *(each.bytes for *_, each in found)])
     return Outside(
@@ -82,6 +90,12 @@ def beside_reserved(reserved: int, outside: Outside, capacity: int) -> Outside:
         return replace(outside, beside_reserved="fits")
     fits_least = reserved + outside.low_bytes <= capacity
     return replace(outside, beside_reserved="may not fit" if fits_least else "does not fit")
+
+
+def _network(gpu_name: str, fabric: str | None) -> Network:
+    model = next((name for name, spec in GPUS.items() if spec.product == gpu_name), "")
+    joined = FABRICS.get(fabric or "") or default_fabric(model)
+    return Network(joined.nic_bandwidth, joined.nics_per_node / joined.gpus_per_node)
 
 
 def _shape(group: ProcessGroup, per_node: int) -> tuple[GroupShape, list[bool]]:
@@ -114,7 +128,16 @@ def _usage(calls: pd.DataFrame | None, is_local: list[bool], is_bound: bool) -> 
         for local in (True, False)
     }
     operations = frozenset(map(str, calls["operation"].unique()))
-    return Usage(operations, **counts, is_bound=is_bound)
+    return Usage(operations, **counts, is_bound=is_bound, sizes=_sizes(calls))
+
+
+def _sizes(calls: pd.DataFrame) -> dict[str, frozenset[int]]:
+    """Bytes of the whole buffers of each operation's calls."""
+    found: dict[str, set[int]] = {}
+    distinct = calls[["operation", "bytes_in", "bytes_out"]].astype({"operation": str}).drop_duplicates()
+    for operation, bytes_in, bytes_out in distinct.itertuples(index=False):
+        found.setdefault(operation, set()).add(collective_of(operation, bytes_in, bytes_out)[1])
+    return {operation: frozenset(sizes) for operation, sizes in found.items()}
 
 
 def _summarized(group: ProcessGroup, shape: GroupShape, each: CommunicatorMemory) -> summary.Communicator:

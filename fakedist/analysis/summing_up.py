@@ -130,6 +130,7 @@ def _outside(recording: Recording, tables: dict[str, pd.DataFrame], job: Job | N
         tables,
         gpu_name="" if recording.gpu is None else recording.gpu.gpu_name,
         gpus_per_node=1 if job is None else job.gpus_per_node,
+        fabric=None if job is None else job.fabric,
         nccl_version="" if nccl is None else nccl.version,
         nccl_environment={} if nccl is None else nccl.environment,
         bound=recording.bound,

@@ -32,8 +32,8 @@ from fakedist.export.chakra_messages import (
     message_classes,
     write_message,
 )
+from fakedist.nccl.kinds import collective_of
 from fakedist.run.launch_records import LAUNCH_KINDS
-from fakedist.time.communication import collective_of
 from fakedist.time.stages import Transfer, transfers_of
 
 VERSION = "0.0.4"
@@ -273,8 +273,6 @@ def _call(node: Message, call: _Call, traced: TracedRank) -> tuple[str, str]:
     """Make a node a collective, a send or a receive. Returns what it became, and the kind of collective."""
     kind, largest = collective_of(call.operation, call.bytes_in, call.bytes_out)
     group = traced.groups[call.group]
-    if call.operation.startswith(("gather", "scatter")):  # priced as all_gather and reduce_scatter
-        kind = call.operation[: 6 if call.operation.startswith("gather") else 7]
     if kind == "send":
         if not 0 <= call.peer < len(group.ranks):
             node.type = INVALID

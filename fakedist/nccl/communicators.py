@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from fakedist.nccl.channels import channels_per_peer, coll_channels
 from fakedist.nccl.connections import (
     channel_bytes,
-    channels_per_peer,
-    coll_channels,
     nvls_bytes,
-    nvls_channels,
     pat_bytes,
     pipes,
     pool_bytes,
@@ -18,15 +17,14 @@ from fakedist.nccl.connections import (
 )
 from fakedist.nccl.group_shape import GroupShape
 from fakedist.nccl.interconnect import Interconnect
+from fakedist.nccl.kinds import collective_of
 from fakedist.nccl.settings import Settings
 from fakedist.nccl.span import NOTHING, Span, exactly, total
+from fakedist.nccl.tuner import Network, Tuner
 
 _PEER_OPERATIONS = ("send", "recv")
 _TO_ALL = ("all_to_all",)
 _ROOTED = ("gather", "scatter")
-#: Collectives that trees and NVLink SHARP can serve too. All others run on rings.
-_TREES = ("all_reduce", "barrier")
-_HALVES = ("all_gather", "reduce_scatter")
 
 
 @dataclass(frozen=True)
@@ -40,6 +38,8 @@ class Usage:
         send_remote: Number of ranks on other nodes that it sent to.
         recv_remote: Number of ranks on other nodes that it received from.
         is_bound: Whether the group was bound to its device, and so had a communicator before any call.
+        sizes: Bytes of the whole buffers of each operation's calls. An operation that is not in it had calls of any
+            size.
     """
 
     operations: frozenset[str] = frozenset()
@@ -48,6 +48,7 @@ class Usage:
     send_remote: int = 0
     recv_remote: int = 0
     is_bound: bool = False
+    sizes: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
     def does(self, *prefixes: str) -> bool:
         """Whether any operation's name starts with one of these prefixes."""
@@ -73,7 +74,7 @@ class CommunicatorMemory:
 
 
 def communicator_memory(
-    shape: GroupShape, usage: Usage, interconnect: Interconnect, settings: Settings
+    shape: GroupShape, usage: Usage, interconnect: Interconnect, settings: Settings, network: Network | None = None
 ) -> CommunicatorMemory | None:
     """The memory of a group's communicator; None if the group has none.
 
@@ -82,6 +83,7 @@ def communicator_memory(
         usage: The calls made on the group.
         interconnect: The interconnect of its GPUs.
         settings: NCCL's settings.
+        network: What joins the nodes, for NCCL's choice of algorithms; by default a NIC of 400 Gb/s for each GPU.
     """
     if not usage.operations and not usage.is_bound:
         return None
@@ -89,7 +91,7 @@ def communicator_memory(
     parts |= (
         _eager(shape, interconnect, settings)
         if not settings.lazy
-        else _collectives(shape, usage, interconnect, settings)
+        else _collectives(shape, usage, interconnect, Tuner(interconnect, network or Network(), settings))
     )
     parts |= _peers(shape, usage, interconnect, settings)
     if "pairs" in parts and all(operation in _PEER_OPERATIONS for operation in usage.operations):
@@ -114,51 +116,59 @@ def _eager(shape: GroupShape, interconnect: Interconnect, settings: Settings) ->
     }
 
 
-def _collectives(shape: GroupShape, usage: Usage, interconnect: Interconnect, settings: Settings) -> dict[str, Span]:
-    """Parts when an algorithm connects on first use. NCCL chooses by size: at least one algorithm, perhaps all."""
-    allowed = settings.algorithms or frozenset({"ring"})
-    ring, tree = ring_bytes(shape, interconnect, settings), tree_bytes(shape, interconnect, settings)
-    is_collective = bool(usage.operations) and any(
-        not operation.startswith((*_PEER_OPERATIONS, *_TO_ALL, *_ROOTED)) for operation in usage.operations
-    )
-    if not is_collective or shape.size == 1:
+def _collectives(shape: GroupShape, usage: Usage, interconnect: Interconnect, tuner: Tuner) -> dict[str, Span]:
+    """Parts when an algorithm connects on first use: those of all that the tuner may choose for the calls."""
+    settings = tuner.settings
+    choices = _choices(shape, usage, tuner)
+    if not choices or shape.size == 1:
         return {}
-    found: dict[str, Span] = {}
-    alone: list[int] = []
-    halves_by_nvls = shape.num_nodes == 1 and usage.does(*_HALVES)
-    nvls = "nvls" in allowed if shape.num_nodes == 1 else "nvlstree" in allowed
-    if nvls and nvls_channels(shape, interconnect, settings) and (usage.does(*_TREES) or halves_by_nvls):
-        found["NVLink SHARP"] = nvls_bytes(shape, interconnect, settings)
-        alone.append(found["NVLink SHARP"].low)
-    if usage.does(*_TREES) and "tree" in allowed:
+    used = frozenset().union(*choices)
+    ring, tree = ring_bytes(shape, interconnect, settings), tree_bytes(shape, interconnect, settings)
+    found = {
+        "rings": ring,
         # Without rings, a tree also has the connections that it would share with them.
-        found["trees"] = tree if "ring" in allowed else ring + tree
-        alone.append(ring.low)  # each rank has at least one neighbour in a chain
-    if usage.does(*_HALVES) and "pat" in allowed and shape.is_rail:
-        found["PAT"] = pat_bytes(shape, interconnect, settings)
-    if "ring" in allowed or not found or _needs_rings(usage):
-        found["rings"] = ring
-        alone.append(ring.low)
-    least = ring.low if _needs_rings(usage) else min(alone)
-    return _at_least(found, least)
+        "trees": tree if "rings" in used else ring + tree,
+        "NVLink SHARP": nvls_bytes(shape, interconnect, settings),
+        "PAT": pat_bytes(shape, interconnect, settings),
+    }
+    # A tree alone: each rank has at least one neighbour in a chain.
+    alone = {name: ring.low if name == "trees" else each.low for name, each in found.items()}
+    certain = {name for choice in choices if len(choice) == 1 for name in choice}
+    spans = {name: Span(each.low if name in certain else 0, each.high) for name, each in found.items() if name in used}
+    least = max(min(alone[name] for name in choice) for choice in choices)
+    return _at_least(spans, least - sum(each.low for each in spans.values()))
 
 
-def _needs_rings(usage: Usage) -> bool:
-    """Whether there was a call that only rings serve: broadcast, reduce."""
-    other = (*_TREES, *_HALVES, *_PEER_OPERATIONS, *_TO_ALL, *_ROOTED)
-    return any(not operation.startswith(other) for operation in usage.operations)
+_PARTS = {"ring": "rings", "tree": "trees", "nvls": "NVLink SHARP", "nvlstree": "NVLink SHARP", "pat": "PAT"}
 
 
-def _at_least(found: dict[str, Span], least: int) -> dict[str, Span]:
-    """Spans of parts that may each be absent but together take ``least``, which the first parts are charged with."""
-    order = ("rings", "trees", "NVLink SHARP", "PAT")
-    spans: dict[str, Span] = {}
-    for name in order:
-        if name in found:
-            taken = min(least, found[name].high)
-            spans[name] = Span(taken, found[name].high)
-            least -= taken
-    return spans
+def _choices(shape: GroupShape, usage: Usage, tuner: Tuner) -> set[frozenset[str]]:
+    """The parts that may serve each call. All that serve its collective may, if the size of the call is not known."""
+    found = set()
+    for operation in usage.operations:
+        kind = collective_of(operation, 0, 0)[0]
+        if kind in ("send", "all_to_all", "gather", "scatter"):
+            continue
+        if not kind:
+            found.add(frozenset({"rings"}))
+            continue
+        sizes = usage.sizes.get(operation)
+        if sizes is None:
+            algorithms = [{each.algorithm for each in tuner.candidates(kind, 1.0, shape)}]
+        else:
+            algorithms = [tuner.likely(kind, size, shape) for size in sizes]
+        found |= {frozenset(_PARTS[name] for name in names) for names in algorithms}
+    return found
+
+
+def _at_least(spans: dict[str, Span], missing: int) -> dict[str, Span]:
+    """Spans of parts that may each be absent, but together take ``missing`` more: the first parts are charged."""
+    charged: dict[str, Span] = {}
+    for name, each in spans.items():
+        taken = min(max(missing, 0), each.high - each.low)
+        charged[name] = Span(each.low + taken, each.high)
+        missing -= taken
+    return charged
 
 
 def _peers(shape: GroupShape, usage: Usage, interconnect: Interconnect, settings: Settings) -> dict[str, Span]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from fakedist.nccl.channels import coll_channels, nvls_channels, p2p_channels
 from fakedist.nccl.group_shape import GroupShape
 from fakedist.nccl.interconnect import Interconnect
-from fakedist.nccl.settings import MAX_CHANNELS, MIB, Settings
+from fakedist.nccl.settings import MIB, Settings
 from fakedist.nccl.span import NOTHING, Span, exactly
 
 #: ncclSendMem and ncclRecvMem without their buffers: one page each (src/include/comm.h).
@@ -18,7 +19,6 @@ STEP_BYTES = 2 * MIB
 _PEER_BYTES = 4 * 152
 _NVLS_STEPS = 8  # NCCL_STEPS
 _SHARED_STEPS = 16  # NCCL_SHARED_STEPS, src/transport/net.cc
-_P2P_PER_BATCH = 8  # NCCL_MAX_DEV_WORK_P2P_PER_BATCH
 
 
 def up(size: int, step: int = STEP_BYTES) -> int:
@@ -50,43 +50,6 @@ def pipes(interconnect: Interconnect, settings: Settings) -> Pipes:
         return Pipes(NOTHING, NOTHING, net)
     send, recv = (exactly(up(_HEADER_BYTES + held)) for held in (of_sender, of_receiver))
     return Pipes(send, recv, net) if interconnect.nvlink else Pipes(send.at_least_none(), recv.at_least_none(), net)
-
-
-def coll_channels(shape: GroupShape, interconnect: Interconnect, settings: Settings) -> Span:
-    """Channels for collectives: what the topology yields (``ncclTopoPostset``), within the environment's limits."""
-    found = interconnect.rails if shape.is_rail else interconnect.node if shape.num_nodes == 1 else interconnect.nodes
-    if shape.size == 1:
-        found = exactly(MAX_CHANNELS)
-    least, most = settings.channels
-    return Span(*(min(max(min(channels, most), least), MAX_CHANNELS) for channels in (found.low, found.high)))
-
-
-def p2p_channels(coll: Span, settings: Settings) -> Span:
-    """Channels for send and receive: a power of two (``ncclTopoComputeP2pChannels``)."""
-    least, most = settings.p2p_channels
-    return Span(*(min(_power_of_two(max(min(each, most), least)), MAX_CHANNELS) for each in (coll.low, coll.high)))
-
-
-def channels_per_peer(shape: GroupShape, interconnect: Interconnect, settings: Settings) -> Span:
-    """Channels for send and receive to each peer. Over several nodes, more peers means fewer channels for each."""
-    p2p = p2p_channels(coll_channels(shape, interconnect, settings), settings)
-    if shape.num_nodes == 1:
-        return Span(min(interconnect.per_peer.low, p2p.low), min(interconnect.per_peer.high, p2p.high))
-    asked = settings.per_net_peer
-    if asked is not None:
-        return Span(*(min(_power_of_two(asked), each) for each in (p2p.low, p2p.high)))
-    # 2, or one channel per 14 GB/s of NIC bandwidth: 4 with a 400 Gb/s NIC (ncclTopoGetNchannels)
-    return Span(*(_shrunk(wanted, shape.size, each) for wanted, each in ((2, p2p.low), (4, p2p.high))))
-
-
-def _shrunk(per_peer: int, num_ranks: int, p2p: int) -> int:
-    while per_peer > 1 and per_peer * -(-num_ranks // _P2P_PER_BATCH) > p2p:
-        per_peer //= 2
-    return per_peer
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
 
 
 def channel_bytes(shape: GroupShape, interconnect: Interconnect, settings: Settings) -> Span:
@@ -152,15 +115,6 @@ def pat_bytes(shape: GroupShape, interconnect: Interconnect, settings: Settings)
     peers = math.ceil(math.log2(shape.size)) - 1
     coll = coll_channels(shape, interconnect, settings)
     return Span(0, 2 * peers * coll.high * pipes(interconnect, settings).net.high)
-
-
-def nvls_channels(shape: GroupShape, interconnect: Interconnect, settings: Settings) -> int:
-    """Channels of NVLink SHARP; 0 if it is unused: no NVSwitch that supports it, or at most two ranks per node."""
-    found = interconnect.nvls[0 if shape.num_nodes == 1 else 1]
-    if not settings.nvls or shape.own < 3 or not found:
-        return 0
-    least, most = settings.channels
-    return max(min(settings.nvls_channels or found, most), least)
 
 
 def nvls_bytes(shape: GroupShape, interconnect: Interconnect, settings: Settings) -> Span:

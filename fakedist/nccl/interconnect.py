@@ -9,8 +9,9 @@ many NICs would give.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from fakedist.nccl.group_shape import GroupShape
 from fakedist.nccl.span import Span, exactly
 
 
@@ -20,6 +21,8 @@ class Interconnect:
 
     Attributes:
         name: Its name.
+        capability: The GPUs' compute capability, its first number.
+        bandwidth: Bandwidth of one GPU, bytes per second one way.
         node: Channels for collectives of a group within one node.
         nodes: The same for a group over several nodes, with several ranks on each.
         rails: The same for a group over several nodes, with one rank on each.
@@ -30,6 +33,8 @@ class Interconnect:
     """
 
     name: str
+    capability: int
+    bandwidth: float
     node: Span
     nodes: Span
     rails: Span
@@ -38,20 +43,24 @@ class Interconnect:
     reads: bool = False
     nvlink: bool = True
 
+    def channels(self, shape: GroupShape) -> Span:
+        """Channels for collectives of a group, without the environment's limits."""
+        return self.rails if shape.is_rail else self.node if shape.num_nodes == 1 else self.nodes
+
 
 #: node: nccl-tests#100 ("Channel 23/24" on an HGX A100). nodes: NCCL#1412 ("Channel 00/08", 2 nodes of 8), 16 with a
 #: NIC for each GPU. per_peer: 32 through NVSwitch, 8 with four GPUs connected directly (ncclTopoGetNchannels: twice the
 #: links of the path). reads: ncclTopoCheckP2p, only for compute capability 8.0 with NVLink.
-AMPERE = Interconnect("NVLink 3", exactly(24), Span(8, 16), Span(2, 4), Span(8, 32), reads=True)
+AMPERE = Interconnect("NVLink 3", 8, 300e9, exactly(24), Span(8, 16), Span(2, 4), Span(8, 32), reads=True)
 #: node: logs of nccl-tests on 8 H100 (24 coll, 16 nvls, 32 p2p, 32 per peer), NCCL#1685 (32 per peer). nodes: NCCL#1453
 #: ("Channel 00/16", 3 nodes of 8), NCCL#1713 (8 trees, 2 nodes of 2). nvls: NVLS_NCHANNELS_SM90.
-HOPPER = Interconnect("NVLink 4", exactly(24), Span(8, 16), Span(2, 8), exactly(32), nvls=(16, 16))
+HOPPER = Interconnect("NVLink 4", 9, 450e9, exactly(24), Span(8, 16), Span(2, 8), exactly(32), nvls=(16, 16))
 #: node: logs on B200 and B300 (32 coll, 24 nvls, 32 p2p, 32 per peer). nvls: NVLS_NCHANNELS_SM100_NVL and _SM100.
 #: No log of several nodes was found: the spans begin at Hopper's and allow more channels, for nodes as many as in one
 #: node.
-BLACKWELL = Interconnect("NVLink 5", exactly(32), Span(8, 32), Span(2, 16), exactly(32), nvls=(24, 32))
+BLACKWELL = Interconnect("NVLink 5", 10, 900e9, exactly(32), Span(8, 32), Span(2, 16), exactly(32), nvls=(24, 32))
 #: NCCL#1706 (4 coll, 4 p2p, 2 per peer), NCCL#1189.
-PCIE = Interconnect("PCIe", Span(2, 4), Span(2, 4), Span(2, 4), exactly(2), nvlink=False)
+PCIE = Interconnect("PCIe", 8, 31.5e9, Span(2, 4), Span(2, 4), Span(2, 4), exactly(2), nvlink=False)
 
 _INTERCONNECTS = (
     (r"A100-SXM", AMPERE),
@@ -68,3 +77,17 @@ def find_interconnect(gpu_name: str) -> Interconnect | None:
     bridge may connect in pairs (H100 NVL, RTX A6000) and GPUs with fewer links (H800, A800).
     """
     return next((interconnect for pattern, interconnect in _INTERCONNECTS if re.search(pattern, gpu_name)), None)
+
+
+def interconnect_like(gpu_name: str, capability: int, nvlink_bandwidth: float, host_bandwidth: float) -> Interconnect:
+    """The interconnect of a GPU: its own, or else that of its generation, at the bandwidth of the GPU's links.
+
+    Args:
+        gpu_name: As CUDA calls the GPU.
+        capability: The first number of its compute capability.
+        nvlink_bandwidth: Of its NVLink, bytes per second one way; 0 without NVLink.
+        host_bandwidth: The same of its PCIe link.
+    """
+    same = {8: AMPERE, 9: HOPPER}.get(capability, BLACKWELL if capability > 9 else AMPERE)
+    found = find_interconnect(gpu_name) or (same if nvlink_bandwidth else PCIE)
+    return replace(found, capability=capability, bandwidth=nvlink_bandwidth or host_bandwidth)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fakedist.run.nccl import number
 
@@ -15,11 +15,28 @@ MAX_CHANNELS = 64  # MAXCHANNELS, src/include/device.h
 LL_BYTES = 8 * 512 * 8 * 16
 LL128_BYTES = 120 * 640 * 8 * 8
 SIMPLE_BYTES = 4 * MIB
-#: Variables that the times of collectives follow. Of these, the number of channels changes only the SMs they hold.
-CHANNEL_VARIABLES = ("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS")
-TIME_VARIABLES = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE", "NCCL_P2P_NET_CHUNKSIZE", *CHANNEL_VARIABLES)
-_ALGORITHMS = ("ring", "tree", "nvls", "nvlstree", "pat")
-_PROTOCOLS = ("ll", "ll128", "simple")
+#: Variables that the times of collectives follow.
+TIME_VARIABLES = (
+    "NCCL_ALGO",
+    "NCCL_PROTO",
+    "NCCL_NVLS_ENABLE",
+    "NCCL_P2P_NET_CHUNKSIZE",
+    "NCCL_MIN_NCHANNELS",
+    "NCCL_MAX_NCHANNELS",
+    "NCCL_MIN_CTAS",
+    "NCCL_MAX_CTAS",
+    "NCCL_PAT_ENABLE",
+)
+ALGORITHMS = ("ring", "tree", "nvls", "nvlstree", "pat")
+#: NCCL's names of collectives, and ours.
+_FUNCTIONS = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+}
+PROTOCOLS = ("ll", "ll128", "simple")
 
 
 @dataclass(frozen=True)
@@ -39,8 +56,9 @@ class Settings:
         nvls: Whether NVLink SHARP may be used.
         nvls_channels: Channels of NVLink SHARP; None for the GPU's default.
         nvls_chunk_bytes: Chunk of NVLink SHARP.
-        algorithms: Names that NCCL_ALGO allows.
-        protocols: Names that NCCL_PROTO allows.
+        algorithms: Names that NCCL_ALGO allows, by collective; a collective that is not in it may use all.
+        protocols: The same for NCCL_PROTO.
+        pat: Whether PAT may be used.
         p2p: Whether GPUs of one node may access each other's memory.
         cumem: Whether device memory comes from cuMemCreate, in steps of 2 MiB.
         lazy: Whether an algorithm connects only when it is first used (since NCCL 2.22).
@@ -58,11 +76,21 @@ class Settings:
     nvls: bool = True
     nvls_channels: int | None = None
     nvls_chunk_bytes: int = 128 * KIB
-    algorithms: frozenset[str] = frozenset(_ALGORITHMS)
-    protocols: frozenset[str] = frozenset(_PROTOCOLS)
+    algorithms: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    protocols: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    pat: bool = True
     p2p: bool = True
     cumem: bool = True
     lazy: bool = True
+
+    def algorithms_of(self, collective: str) -> frozenset[str]:
+        """Names of the algorithms that may run a collective: all_reduce, all_gather, ..."""
+        allowed = self.algorithms.get(collective, frozenset(ALGORITHMS))
+        return allowed if self.pat else allowed - {"pat"}
+
+    def protocols_of(self, collective: str) -> frozenset[str]:
+        """Names of the protocols that may run a collective."""
+        return self.protocols.get(collective, frozenset(PROTOCOLS))
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
@@ -77,9 +105,6 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         return default if found is None or found < 0 else found
 
     cumem = read("CUMEM_ENABLE", 1) != 0
-    algorithms = _allowed(environment.get("NCCL_ALGO", ""), _ALGORITHMS)
-    if read("PAT_ENABLE", 2) == 0:
-        algorithms -= {"pat"}
     return Settings(
         ll_bytes=read("LL_BUFFSIZE", LL_BYTES),
         ll128_bytes=read("LL128_BUFFSIZE", LL128_BYTES),
@@ -96,17 +121,27 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         nvls=read("NVLS_ENABLE", 2) != 0,
         nvls_channels=read("NVLS_NCHANNELS", 0) or None,
         nvls_chunk_bytes=read("NVLS_CHUNKSIZE", 128 * KIB),
-        algorithms=algorithms,
-        protocols=_allowed(environment.get("NCCL_PROTO", ""), _PROTOCOLS),
+        algorithms=_allowed(environment.get("NCCL_ALGO", ""), ALGORITHMS),
+        protocols=_allowed(environment.get("NCCL_PROTO", ""), PROTOCOLS),
+        pat=read("PAT_ENABLE", 2) != 0,
         p2p=read("P2P_DISABLE", 0) == 0,
         cumem=cumem,
         lazy=cumem and read("RUNTIME_CONNECT", 1) != 0,
     )
 
 
-def _allowed(text: str, known: tuple[str, ...]) -> frozenset[str]:
-    """Names of a list: "Ring,Tree" or "^Tree". A list per operation ("allreduce:ring;...") counts as all names."""
-    names, every = frozenset(re.findall(r"[a-z]+[0-9]*", text.lower())), frozenset(known)
-    if not names or ":" in text:
-        return every
-    return every - names if text.strip().startswith("^") else every & names
+def _allowed(text: str, known: tuple[str, ...]) -> dict[str, frozenset[str]]:
+    """Names by collective, of "Ring,Tree", "^Tree" or "ring;allreduce:tree,nvls" (``parseList``).
+
+    A name that is not known (CollNet's) allows nothing here. A list without any known name counts as not given.
+    """
+    found: dict[str, frozenset[str]] = {}
+    every = frozenset(known)
+    for part in text.lower().split(";"):
+        prefix, _, listed = part.rpartition(":")
+        names = every & frozenset(re.findall(r"[a-z]+[0-9]*", listed))
+        if names:
+            allowed = every - names if listed.strip().startswith("^") else names
+            collectives = [_FUNCTIONS.get(prefix.strip(), "")] if prefix else list(_FUNCTIONS.values())
+            found |= dict.fromkeys(collectives, allowed)
+    return found

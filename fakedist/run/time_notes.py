@@ -74,16 +74,10 @@ def collectives_estimated(fabric: str, source: str, num_unknown: int) -> Note:
     return Note("collectives_estimated", text + unknown)
 
 
-def nccl_environment(variables: Mapping[str, str], *, has_channels: bool) -> Note:
-    """NCCL's variables that the times of collectives follow.
-
-    Args:
-        variables: Their names and values.
-        has_channels: Whether any of them sets the number of channels.
-    """
+def nccl_environment(variables: Mapping[str, str]) -> Note:
+    """NCCL's variables that the times of collectives follow, by name."""
     named = ", ".join(f"{name}={value}" for name, value in variables.items())
-    channels = "; channels change how many SMs collectives hold, not their bandwidth" if has_channels else ""
-    return Note("nccl_environment", f"the times of collectives follow {named}{channels}")
+    return Note("nccl_environment", f"the times of collectives follow {named}")
 
 
 def experts_load(imbalance: float) -> Note:

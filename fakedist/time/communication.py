@@ -11,6 +11,8 @@ import pandas as pd
 
 from fakedist.gpu_models.spec import GpuSpec
 from fakedist.nccl.group_shape import GroupShape
+from fakedist.nccl.interconnect import interconnect_like
+from fakedist.nccl.kinds import collective_of
 from fakedist.nccl.settings import Settings
 from fakedist.rank_list import parse_rank_list
 from fakedist.run.notes import counted
@@ -19,30 +21,8 @@ from fakedist.time.fabric import Fabric
 from fakedist.time.interference import Contender, rates_with
 from fakedist.units import format_bytes
 
-#: The beginning of a call's operation -> the collective that it is, and the side whose bytes are the whole buffer.
-#: The first match counts.
-_KINDS = (
-    ("reduce_scatter", "reduce_scatter", "bytes_in"),
-    ("all_gather", "all_gather", "bytes_out"),
-    ("allgather", "all_gather", "bytes_out"),
-    ("all_reduce", "all_reduce", "bytes_in"),
-    ("allreduce", "all_reduce", "bytes_in"),
-    ("all_to_all", "all_to_all", "largest"),
-    ("alltoall", "all_to_all", "largest"),
-    ("broadcast", "broadcast", "largest"),
-    ("reduce", "reduce", "largest"),
-    ("gather", "all_gather", "largest"),
-    ("scatter", "reduce_scatter", "largest"),
-    ("send", "send", "largest"),
-    ("recv", "send", "largest"),
-    ("barrier", "barrier", "largest"),
-    ("monitored_barrier", "barrier", "largest"),
-)
 _PAIR = "send"
-#: SMs that a collective's kernels hold: NCCL's channels for a group in one node, and for one over several
-#: (``nccl/interconnect.py`` has the logs they are from). A send holds fewer.
-_SMS_IN_NODE, _SMS_OVER_NODES = 24, 16
-_UNKNOWN = CollectiveTime(float("nan"), "", float("nan"))
+_UNKNOWN = CollectiveTime(float("nan"), "", "", float("nan"), "")
 
 
 @dataclass(frozen=True)
@@ -85,10 +65,15 @@ class Communication:
         own = self.calls[(self.calls["num_nodes"] > 1) == over_nodes]
         whole = own["time_us"].sum()
         bandwidth = own["moved_bytes"].sum() / whole * 1e6 if whole else 0.0
-        fewest, most = self.nccl.channels
-        sms = min(max(_SMS_OVER_NODES if over_nodes else _SMS_IN_NODE, fewest), most)
-        contender = Contender(sms, bandwidth)
+        contender = Contender(self._sms(over_nodes), bandwidth)
         return rates_with(work, bounds, self.gpu.sms, self.gpu.memory_bandwidth, contender)
+
+    def _sms(self, over_nodes: bool) -> int:
+        """SMs that a collective's kernels hold: NCCL's channels. A send holds fewer."""
+        gpu = self.gpu
+        joined = interconnect_like(gpu.product, gpu.compute_capability[0], gpu.nvlink_bandwidth, gpu.host_bandwidth)
+        fewest, most = self.nccl.channels
+        return min(max((joined.nodes if over_nodes else joined.node).high, fewest), most)
 
 
 def communication_of(
@@ -113,7 +98,7 @@ def communication_of(
         moe_imbalance: How much more than its even share the busiest rank gets of an all_to_all.
     """
     nccl = Settings() if nccl is None else nccl
-    times = CollectiveTimes(gpu.like or gpu.name, fabric, gpu.nvlink_bandwidth, nccl=nccl)
+    times = CollectiveTimes(gpu, fabric, nccl=nccl)
     found = call_times(calls, groups, times, moe_imbalance).set_axis(calls["sequence"].to_numpy("i8"))
     return Communication(found, gpu, fabric, interferes, nccl)
 
@@ -133,12 +118,12 @@ def call_times(
         A row for each of ``calls``, with its index. Columns:
 
         - time_us, low_us, high_us: Microseconds, and the 90 % interval; NaN for an operation that is not known.
-        - algorithm: What runs it: measured (in one NVLink domain), ring, tree, pairs or send.
+        - algorithm: What runs it: ring, tree, nvls, nvlstree, pat, pairs or send.
         - num_nodes: NVLink domains that it spans.
         - moved_bytes: Bytes of the whole buffer.
         - kind: The collective that it is: all_reduce, ...; empty for an operation that is not known.
         - queue: The group, whose communicator runs one call at a time; -1 for sends, which run at once.
-        - text: What it is, in a few words: "64 MiB, 8 nodes, ring".
+        - text: What it is, in a few words: "64 MiB, 8 nodes, ring simple".
     """
     per_node = times.fabric.gpus_per_node
     ranks = [parse_rank_list(str(text)) if text else () for text in groups["ranks"]]
@@ -155,27 +140,13 @@ def call_times(
         busiest = num_bytes * moe_imbalance if kind == "all_to_all" else num_bytes
         found = times.time(kind, busiest, shape) if kind else _UNKNOWN
         low, high = found.time_us * np.exp(-found.spread), found.time_us * np.exp(found.spread)
-        text = f"{format_bytes(num_bytes)}, {counted(shape.num_nodes, 'node')}, {found.algorithm}"
+        how = f"{found.algorithm} {found.protocol}".rstrip()
+        text = f"{format_bytes(num_bytes)}, {counted(shape.num_nodes, 'node')}, {how}"
         queue = -1 if kind == _PAIR else group
         rows.append((found.time_us, low, high, found.algorithm, shape.num_nodes, float(num_bytes), kind, queue, text))
     columns = ["time_us", "low_us", "high_us", "algorithm", "num_nodes", "moved_bytes", "kind", "queue", "text"]
     table = pd.DataFrame(rows, columns=columns)
     return table.iloc[of_call].set_axis(calls.index)
-
-
-def collective_of(operation: str, bytes_in: int, bytes_out: int) -> tuple[str, int]:
-    """The collective that a call is, and the bytes of its whole buffer; "" for an operation that is not known.
-
-    Args:
-        operation: The call's operation, e.g. all_gather_into_tensor_coalesced.
-        bytes_in: Bytes of this rank's inputs.
-        bytes_out: Bytes of this rank's outputs.
-    """
-    sizes = {"bytes_in": bytes_in, "bytes_out": bytes_out, "largest": max(bytes_in, bytes_out)}
-    return next(
-        ((kind, sizes[side]) for prefix, kind, side in _KINDS if operation.startswith(prefix)),
-        ("", sizes["largest"]),
-    )
 
 
 def _shape(ranks: Sequence[int], size: int, per_node: int) -> GroupShape:

@@ -73,7 +73,7 @@ MAY_IMPORT = {
     "analysis": ("run", "nccl", "time"),
     "results": ("run", "analysis", "report"),  # report only when a chart is wanted: run.figures
     "report": ("run", "analysis", "results"),
-    "export": ("run", "time", "results"),
+    "export": ("run", "nccl", "time", "results"),
     "check": ("api", "run", "analysis", "results", "report", "launch"),
     "sweep": ("run", "report"),
 }

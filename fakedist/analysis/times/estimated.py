@@ -15,7 +15,7 @@ from fakedist.analysis.times.totals import Times, find_times
 from fakedist.analysis.times.uncertain import call_spreads, uncertain_parts
 from fakedist.gpu_models.spec import GpuSpec
 from fakedist.job import Job
-from fakedist.nccl.settings import CHANNEL_VARIABLES, TIME_VARIABLES, read_settings
+from fakedist.nccl.settings import TIME_VARIABLES, read_settings
 from fakedist.run import time_notes
 from fakedist.run.notes import Note
 from fakedist.run.step_time import FamilyAccuracy, KernelSource, Peaks
@@ -170,8 +170,7 @@ def estimate_times(
 
 def _nccl_notes(network: Network | None) -> list[Note]:
     variables = {} if network is None else {name: network.nccl[name] for name in TIME_VARIABLES if name in network.nccl}
-    has_channels = not variables.keys().isdisjoint(CHANNEL_VARIABLES)
-    return [time_notes.nccl_environment(variables, has_channels=has_channels)] if variables else []
+    return [time_notes.nccl_environment(variables)] if variables else []
 
 
 def communication_for(tables: Mapping[str, pd.DataFrame], gpu: GpuSpec, network: Network) -> Communication:

@@ -15,8 +15,8 @@ from fakedist.run.summary import Outside
 MIB, GIB = 1 << 20, 1 << 30
 
 
-def tables(*calls: tuple[int, str, int]) -> dict[str, pd.DataFrame]:
-    """Four groups of a world of 16, three of them NCCL's; rows of calls are group, operation, peer."""
+def tables(*calls: tuple[Any, ...]) -> dict[str, pd.DataFrame]:
+    """Four groups of a world of 16, three of them NCCL's. Calls are group, operation, peer, bytes in and out."""
     groups = [
         ("0", "default_pg", "cpu:gloo,cuda:nccl", 16, 3, "0-15"),
         ("1", "tp", "nccl", 2, 1, "2,3"),
@@ -25,11 +25,14 @@ def tables(*calls: tuple[int, str, int]) -> dict[str, pd.DataFrame]:
     ]
     return {
         "groups": pd.DataFrame(groups, columns=["name", "description", "backend", "size", "group_rank", "ranks"]),
-        "calls": pd.DataFrame(calls, columns=["group", "operation", "peer"]),
+        "calls": pd.DataFrame(
+            [(*call[:3], MIB, MIB) if len(call) == 3 else call for call in calls],
+            columns=["group", "operation", "peer", "bytes_in", "bytes_out"],
+        ),
     }
 
 
-def estimate(*calls: tuple[int, str, int], gpu: str = "NVIDIA H100 80GB HBM3", **seen: Any) -> dict[str, Any]:
+def estimate(*calls: tuple[Any, ...], gpu: str = "NVIDIA H100 80GB HBM3", **seen: Any) -> dict[str, Any]:
     """The estimate as ``--json`` prints it."""
     found: dict[str, Any] = to_plain(estimate_outside(tables(*calls), gpu_name=gpu, gpus_per_node=8, **seen))
     return found
@@ -56,6 +59,21 @@ def test_groups_that_were_called_through_nccl_count() -> None:
     assert found["num_unused_groups"] == 2
     assert found["low_bytes"] == found["high_bytes"] == found["communicators"][0]["high_bytes"]
     assert found["high_bytes"] == (32 * 6 + 4 + 24 * 12) * MIB
+
+
+def test_the_algorithms_that_nccl_chooses_for_the_calls_sizes_count() -> None:
+    def parts(operation: str, num_bytes: int, **seen: Any) -> dict[str, list[int]]:
+        wide = tables((3, operation, -1, num_bytes, num_bytes))
+        wide["groups"].loc[3, ["backend", "ranks", "size"]] = ["nccl", "0-7", 8]
+        found = to_plain(estimate_outside(wide, gpu_name="NVIDIA H100 80GB HBM3", gpus_per_node=8, **seen))
+        each: dict[str, list[int]] = found["communicators"][0]["parts"]
+        return {name: span for name, span in each.items() if name != "channels"}
+
+    # NVLink SHARP serves a large all_reduce for sure; rings a large all_gather; one of two a small all_reduce.
+    assert parts("all_reduce", 256 * MIB) == {"NVLink SHARP": [256 * MIB, 256 * MIB]}
+    assert parts("all_gather_into_tensor", 256 * MIB) == {"rings": [288 * MIB, 288 * MIB]}
+    assert parts("all_reduce", 1024) == {"rings": [288 * MIB, 288 * MIB], "trees": [0, 288 * MIB]}
+    assert set(parts("all_reduce", 256 * MIB, nccl_environment={"NCCL_NVLS_ENABLE": "0"})) == {"rings"}
 
 
 def test_where_the_ranks_are_follows_from_the_gpus_of_a_node() -> None:

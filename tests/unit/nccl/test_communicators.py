@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from fakedist.nccl.channels import channels_per_peer, coll_channels
 from fakedist.nccl.communicators import Usage, communicator_memory
-from fakedist.nccl.connections import channels_per_peer, coll_channels
 from fakedist.nccl.group_shape import GroupShape
 from fakedist.nccl.interconnect import AMPERE, BLACKWELL, HOPPER, PCIE, Interconnect, find_interconnect
 from fakedist.nccl.settings import Settings, read_settings
@@ -144,7 +144,9 @@ def test_channels_for_send_and_receive_have_a_limit_of_their_own() -> None:
         ("^Tree", {"rings", "NVLink SHARP"}),
         ("tree,ring", {"rings", "trees"}),
         ("NVLS", {"NVLink SHARP"}),
-        ("allreduce:ring", {"rings", "trees", "NVLink SHARP"}),
+        ("allreduce:ring", {"rings"}),
+        ("allgather:ring", {"rings", "trees", "NVLink SHARP"}),
+        ("ring;allreduce:^ring,nvls", {"trees"}),
     ],
 )
 def test_algorithms_that_are_excluded_connect_nothing(value: str, left: set[str]) -> None:

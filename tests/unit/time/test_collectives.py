@@ -10,20 +10,23 @@ import pandas as pd
 import pytest
 
 from fakedist.errors import SetupError
+from fakedist.gpu_models.known import GPUS
 from fakedist.nccl.group_shape import GroupShape
 from fakedist.time.collective_data import load_collectives
 from fakedist.time.collectives import CollectiveTimes
 from fakedist.time.fabric import FABRICS
 
 NDR = FABRICS["dgx-h100-ndr"]
-NVLINK = 450e9
+H100 = GPUS["h100-80g"]
+#: With NVLink that was not measured.
+MY_GPU = replace(H100, name="my-gpu", product="My GPU", nvlink_bandwidth=200e9)
 MIB = 1 << 20
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send")
 
 
 @cache
 def h100() -> CollectiveTimes:
-    return CollectiveTimes("h100-80g", NDR, NVLINK)
+    return CollectiveTimes(H100, NDR)
 
 
 def test_a_measured_message_takes_what_was_measured() -> None:
@@ -32,7 +35,7 @@ def test_a_measured_message_takes_what_was_measured() -> None:
     row = row[(row["gpus_per_node"] == 8) & (row["bytes"] == 64 * MIB)].iloc[0]
     found = h100().time("all_reduce", 64 * MIB, GroupShape(8, 1, 8))
     assert found.time_us == pytest.approx(row["time_us"], rel=1e-6)
-    assert found.algorithm == "measured"
+    assert (found.algorithm, found.protocol, found.basis) == ("nvls", "simple", "measured")
 
 
 def test_beyond_the_largest_message_its_bandwidth_holds() -> None:
@@ -50,7 +53,7 @@ def test_more_bytes_never_take_less_time(operation: str, shape: tuple[int, int, 
 @pytest.mark.parametrize("operation", ["all_gather", "reduce_scatter", "all_reduce"])
 def test_a_faster_network_is_never_slower(operation: str) -> None:
     shape = GroupShape(64, 8, 8)
-    double = CollectiveTimes("h100-80g", replace(NDR, nic_bandwidth=2 * NDR.nic_bandwidth), NVLINK)
+    double = CollectiveTimes(H100, replace(NDR, nic_bandwidth=2 * NDR.nic_bandwidth))
     for power in range(10, 34):
         assert double.time(operation, 2.0**power, shape).time_us <= h100().time(operation, 2.0**power, shape).time_us
 
@@ -75,7 +78,8 @@ def test_ten_nodes_are_met_within_the_interval() -> None:
 def test_a_small_all_reduce_over_many_nodes_runs_on_a_tree() -> None:
     shape = GroupShape(1024, 128, 8)
     assert h100().time("all_reduce", 1 * MIB, shape).algorithm == "tree"
-    assert h100().time("all_reduce", 64 * 1024 * MIB, shape).algorithm == "ring"
+    assert h100().time("all_reduce", 1024 * MIB, shape).algorithm == "nvlstree"
+    assert h100().time("all_reduce", 64 * 1024 * MIB, GroupShape(128, 128, 1)).algorithm == "ring"
 
 
 def test_a_group_of_one_takes_no_time() -> None:
@@ -90,7 +94,7 @@ def test_the_shape_of_a_group_follows_from_its_ranks() -> None:
 
 def test_a_model_without_logs_says_so_by_its_interval() -> None:
     own = h100().time("all_reduce", MIB, GroupShape(8, 1, 8))
-    other = CollectiveTimes("my-gpu", NDR, NVLINK).time("all_reduce", MIB, GroupShape(8, 1, 8))
+    other = CollectiveTimes(MY_GPU, NDR).time("all_reduce", MIB, GroupShape(8, 1, 8))
     between = h100().time("all_reduce", MIB, GroupShape(6, 1, 6))
     assert own.spread < between.spread < other.spread
 
@@ -108,5 +112,39 @@ def test_logs_without_times_are_refused(tmp_path: Path) -> None:
 def test_left_out_rows_change_the_curve() -> None:
     logs = load_collectives()
     rest: pd.DataFrame = logs[~((logs["gpus_per_node"] == 8) & (logs["nodes"] == 1))]
-    found = CollectiveTimes("h100-80g", NDR, NVLINK, rest).time("all_reduce", 64 * MIB, GroupShape(8, 1, 8))
+    found = CollectiveTimes(H100, NDR, rest).time("all_reduce", 64 * MIB, GroupShape(8, 1, 8))
     assert found.time_us != pytest.approx(h100().time("all_reduce", 64 * MIB, GroupShape(8, 1, 8)).time_us, rel=1e-3)
+
+
+def test_more_gpus_than_were_measured_follow_the_tuner() -> None:
+    logs = load_collectives()
+    few = logs[~((logs["gpus_per_node"] > 4) & (logs["gpu"] == "h100-80g") & (logs["nodes"] == 1))]
+    for operation in ("all_gather", "reduce_scatter", "all_to_all"):
+        found = CollectiveTimes(H100, NDR, few).time(operation, 64 * MIB, GroupShape(8, 1, 8))
+        assert found.time_us == pytest.approx(h100().time(operation, 64 * MIB, GroupShape(8, 1, 8)).time_us, rel=0.2)
+        assert found.basis == "measured, and NCCL's tuner"
+
+
+def test_slower_links_of_another_model_count() -> None:
+    # A third of NVLink's bandwidth: the bytes take three times as long, the latency does not.
+    third = replace(H100, name="third", product="Third", nvlink_bandwidth=150e9)
+    for num_bytes, factor in ((64 * MIB, 2.5), (16 * 1024 * MIB, 2.99)):
+        own, other = (
+            CollectiveTimes(gpu, NDR).time("all_gather", num_bytes, GroupShape(8, 1, 8)).time_us
+            for gpu in (H100, third)
+        )
+        assert factor < other / own < 3.001
+
+
+def test_nvlink_of_the_fabric_counts_before_the_models() -> None:
+    half = CollectiveTimes(H100, replace(NDR, nvlink_bandwidth=225e9))
+    own, found = (each.time("all_gather", 1024 * MIB, GroupShape(8, 1, 8)) for each in (h100(), half))
+    assert found.time_us == pytest.approx(2 * own.time_us, rel=0.02)
+    assert found.spread > own.spread
+
+
+def test_a_card_without_nvlink_has_a_wide_interval_unless_it_was_measured() -> None:
+    shape = GroupShape(2, 1, 2)
+    measured, other = (CollectiveTimes(GPUS[name], NDR).time("all_gather", MIB, shape) for name in ("l40s", "rtx4090"))
+    assert (measured.spread, other.spread) == (0.15, 2.0)
+    assert CollectiveTimes(GPUS["l40s"], NDR).time("all_gather", MIB, GroupShape(16, 1, 16)).spread == 2.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fakedist.gpu_models.known import GPUS
 from fakedist.nccl.group_shape import GroupShape
 from fakedist.nccl.settings import read_settings
 from fakedist.time.collectives import CollectiveTime, CollectiveTimes
@@ -17,7 +18,7 @@ def took(
     operation: str, num_bytes: float, shape: GroupShape, gpu: str = "h100-80g", **variables: str
 ) -> CollectiveTime:
     settings = read_settings({f"NCCL_{name}": value for name, value in variables.items()})
-    return CollectiveTimes(gpu, FABRICS["dgx-h100-ndr"], 450e9, nccl=settings).time(operation, num_bytes, shape)
+    return CollectiveTimes(GPUS[gpu], FABRICS["dgx-h100-ndr"], nccl=settings).time(operation, num_bytes, shape)
 
 
 def test_an_algorithm_that_is_forbidden_does_not_run() -> None:
@@ -25,8 +26,10 @@ def test_an_algorithm_that_is_forbidden_does_not_run() -> None:
     assert free.algorithm == "tree"
     ring = took("all_reduce", MIB, NODES, ALGO="Ring")
     assert (ring.algorithm, ring.time_us > free.time_us) == ("ring", True)
-    assert took("all_reduce", 4096 * MIB, NODES).algorithm == "ring"
-    assert took("all_reduce", 4096 * MIB, NODES, ALGO="^Ring").algorithm == "tree"
+    assert ring.basis == "fitted, and NCCL's tuner"
+    assert took("all_reduce", 4096 * MIB, NODES).algorithm == "nvlstree"
+    assert took("all_reduce", 4096 * MIB, NODES, ALGO="^NVLSTree").algorithm in ("tree", "ring")
+    assert took("all_reduce", 4096 * MIB, NODES, ALGO="Tree").algorithm == "tree"
 
 
 @pytest.mark.parametrize("variables", [{"NVLS_ENABLE": "0"}, {"ALGO": "Ring"}, {"ALGO": "^NVLS"}])
@@ -34,9 +37,21 @@ def test_an_all_reduce_that_the_switches_may_not_do_takes_two_passes(variables: 
     # Rings move both halves over NVLink: 8 H100 reach 360 GB/s so, and 480 GB/s with NVLink SHARP.
     free, ring = (took("all_reduce", 1024 * MIB, NODE, **each) for each in ({}, variables))
     assert 1.25 < ring.time_us / free.time_us < 1.45
-    assert (free.algorithm, ring.algorithm) == ("measured", "ring")
+    assert (free.algorithm, ring.algorithm) == ("nvls", "ring")
     assert took("all_gather", 1024 * MIB, NODE, **variables) == took("all_gather", 1024 * MIB, NODE)
-    assert took("all_reduce", 1024 * MIB, NODE, gpu="a100-80g", **variables).algorithm == "measured"
+    others = [took("all_reduce", 1024 * MIB, NODE, gpu="a100-80g", **each).time_us for each in ({}, variables)]
+    assert others[0] == others[1]
+
+
+def test_few_channels_slow_collectives_and_sends_down() -> None:
+    for operation in ("all_gather", "all_to_all", "all_reduce", "send"):
+        shape = GroupShape(2, 1, 2) if operation == "send" else NODE
+        free, many, few = (
+            took(operation, 1024 * MIB, shape, **each).time_us
+            for each in ({}, {"MAX_NCHANNELS": "16"}, {"MAX_NCHANNELS": "4"})
+        )
+        assert free == many
+        assert 2 < few / free < 5
 
 
 def test_larger_chunks_let_a_send_use_its_nic() -> None:

@@ -10,7 +10,7 @@ from fakedist.gpu_models.known import GPUS
 from fakedist.nccl.group_shape import GroupShape
 from fakedist.nccl.settings import read_settings
 from fakedist.time.collectives import CollectiveTimes
-from fakedist.time.communication import Communication, call_times, collective_of
+from fakedist.time.communication import Communication, call_times
 from fakedist.time.fabric import FABRICS
 
 MIB = 1 << 20
@@ -18,29 +18,12 @@ GROUPS = pd.DataFrame(
     [("0-63", 64, 0), ("0-7", 8, 0), ("0-56:8", 8, 0), ("", 4, 0), ("0", 1, 0)],
     columns=["ranks", "size", "group_rank"],
 )
-TIMES = CollectiveTimes("h100-80g", FABRICS["dgx-h100-ndr"], 450e9)
+TIMES = CollectiveTimes(GPUS["h100-80g"], FABRICS["dgx-h100-ndr"])
 
 
 def of(*rows: tuple[str, int, int, int, int]) -> pd.DataFrame:
     calls = pd.DataFrame(rows, columns=["operation", "group", "bytes_in", "bytes_out", "peer"])
     return call_times(calls, GROUPS, TIMES)
-
-
-@pytest.mark.parametrize(
-    ("operation", "kind", "num_bytes"),
-    [
-        ("all_gather_into_tensor_coalesced", "all_gather", 800),
-        ("reduce_scatter_tensor", "reduce_scatter", 100),
-        ("all_reduce", "all_reduce", 100),
-        ("reduce", "reduce", 800),
-        ("all_to_all_single", "all_to_all", 800),
-        ("recv", "send", 800),
-        ("broadcast_object_list", "broadcast", 800),
-        ("frobnicate", "", 800),
-    ],
-)
-def test_the_collective_and_its_whole_buffer(operation: str, kind: str, num_bytes: int) -> None:
-    assert collective_of(operation, 100, 800) == (kind, num_bytes)
 
 
 def test_each_call_is_priced_by_its_group() -> None:
@@ -53,6 +36,7 @@ def test_each_call_is_priced_by_its_group() -> None:
     assert found["time_us"].iloc[1] == TIMES.time("all_gather", 64 * MIB, GroupShape(8, 8, 1)).time_us
     assert found["time_us"].iloc[2] == found["time_us"].iloc[0]
     assert found["num_nodes"].tolist() == [1, 8, 1]
+    assert found["text"].iloc[1] == "64.00 MiB, 8 nodes, ring simple"
     assert (found["low_us"] < found["time_us"]).all()
     assert (found["time_us"] < found["high_us"]).all()
 
