@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.time.interference import Floats, settle
+from fakedist.time.interference import settle
 from fakedist.time.stages import PlacedTogether, RankStep, Transfer, place_together
 from fakedist.time.timeline import Timeline
 
