@@ -10,7 +10,7 @@ from fakedist.errors import JobError
 
 #: More ranks than any job has. A list with more would only fill the memory.
 _MAX_RANKS = 1 << 24
-_PART = re.compile(r"(\d+)(?:-(\d+)(?::([1-9]\d*))?)?")
+_PART = re.compile(r"(\d{1,18})(?:-(\d{1,18})(?::([1-9]\d{0,17}))?)?")
 
 
 def parse_rank_list(text: str) -> tuple[int, ...]:

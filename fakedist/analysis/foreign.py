@@ -3,6 +3,9 @@
 The history is a ring buffer: once it is full, torch drops its beginning. Blocks that were alive before are added in
 front of it. They are known from frees without an allocation, and from blocks that are alive at the end although the
 history never allocates them.
+
+Any program may have written the file. Missing values count as 0, as older versions of torch leave some out. A value
+that torch never writes, such as a text for a size, makes it no snapshot (:mod:`fakedist.analysis.snapshot_values`).
 """
 
 from __future__ import annotations
@@ -15,6 +18,20 @@ import numpy as np
 
 from fakedist.analysis.address_space import COMMON_POOL, Pool, Segment, Segments
 from fakedist.analysis.recording import Array, Recording
+from fakedist.analysis.snapshot_values import (
+    MOST_BYTES,
+    MOST_DEVICES,
+    Entry,
+    address,
+    check_blocks,
+    check_sizes,
+    entries,
+    frame_row,
+    listed,
+    name_of,
+    number,
+    whole,
+)
 from fakedist.run import notes
 from fakedist.run.notes import Note
 from fakedist.run.records import GpuRecord
@@ -23,12 +40,12 @@ from fakedist.run.schema import ACTIONS
 
 _CODES = {name: code for code, name in enumerate(ACTIONS)}
 _GAINS, _LOSSES = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
-_MOST = (1 << 63) - 1  # of an address or a size
+_MOST = (1 << 63) - 1  # of a segment's address
 _HELD = ("active_allocated", "active")  # states of blocks that tensors hold; "active" in snapshots without a history
 
-#: An event, a segment, a block or a frame of a snapshot: dicts whose values another program wrote.
-Entry = dict[str, object]
 Columns = dict[str, Array]
+#: Columns as lists, whose values may still be of any kind, or as arrays.
+Values = Mapping[str, Sequence[object] | Array]
 
 
 @dataclass
@@ -52,34 +69,24 @@ class _Stacks:
 
     frames: dict[FrameRow, int] = field(default_factory=dict)
     stacks: dict[tuple[int, ...], int] = field(default_factory=dict)
-    _seen: dict[int, int] = field(default_factory=dict)  # by id of a list of frames; the snapshot keeps them all alive
+    # By the id of a list of frames, and of a frame. The snapshot keeps them all alive.
+    _seen: dict[int, int] = field(default_factory=dict)
+    _seen_frames: dict[int, int] = field(default_factory=dict)
 
     def number(self, frames: object) -> int:
         """The number of a stack; -1 without frames."""
-        if not isinstance(frames, list) or not frames:
+        if not frames:
             return -1
         if id(frames) not in self._seen:
-            rows = tuple(self.frames.setdefault(_frame(each), len(self.frames)) for each in frames)
+            rows = tuple(map(self._frame, listed(frames, "a stack")))
             self._seen[id(frames)] = self.stacks.setdefault(rows, len(self.stacks))
         return self._seen[id(frames)]
 
-
-def _frame(frame: object) -> FrameRow:
-    if not isinstance(frame, dict):
-        return FrameRow("", 0, str(frame))
-    return FrameRow(str(frame.get("filename", "")), _int(frame.get("line")), str(frame.get("name", "")))
-
-
-def _list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
-
-
-def _entries(value: object) -> list[Entry]:
-    return [each for each in _list(value) if isinstance(each, dict)]
-
-
-def _int(value: object) -> int:
-    return value if isinstance(value, int) else 0
+    def _frame(self, frame: object) -> int:
+        if id(frame) not in self._seen_frames:
+            row = FrameRow("", 0, frame) if isinstance(frame, str) else frame_row(frame)
+            self._seen_frames[id(frame)] = self.frames.setdefault(row, len(self.frames))
+        return self._seen_frames[id(frame)]
 
 
 def read_foreign(snapshot: Entry) -> ForeignSnapshot:
@@ -87,17 +94,23 @@ def read_foreign(snapshot: Entry) -> ForeignSnapshot:
 
     Args:
         snapshot: The result of :func:`fakedist.run.snapshot.read_snapshot`.
+
+    Raises:
+        NoSnapshotError: It holds what torch never writes.
     """
-    traces = [_list(trace) for trace in _list(snapshot["device_traces"])]
-    segments = _entries(snapshot["segments"])
+    traces = [listed(trace, "a history") for trace in listed(snapshot["device_traces"], "device_traces")]
+    segments = entries(snapshot["segments"], "a segment")
     device = _device(traces, segments)
-    trace = _entries(traces[device]) if device < len(traces) else []
-    own = [segment for segment in segments if _int(segment.get("device")) == device]
-    unknown = Counter(str(entry.get("action")) for entry in trace if entry.get("action") not in _CODES)
+    trace = entries(traces[device], "an event") if device < len(traces) else []
+    own = [segment for segment in segments if number(segment, "device", MOST_DEVICES) == device]
+    check_blocks(own)
+    actions = [name_of(entry.get("action"), "an action") for entry in trace]
+    check_sizes(trace)
+    unknown = Counter(action for action in actions if action not in _CODES)
     stacks = _Stacks()
-    known = [entry for entry in trace if entry.get("action") in _CODES]
+    known = [entry for entry, action in zip(trace, actions, strict=True) if action in _CODES]
     before = _alive_before(known, own)
-    time_us = _int(known[0].get("time_us")) if known else 0
+    time_us = number(known[0], "time_us") if known else 0
     first = _first_columns(before, _reserved_before(known, own), time_us, stacks)
     rest = _columns(known, stacks)
     recording = Recording(gpu=GpuRecord(device_index=device, alloc_conf=_settings(snapshot)))
@@ -124,7 +137,7 @@ def _device(traces: list[list[object]], segments: list[Entry]) -> int:
         return max(range(len(traces)), key=lambda device: len(traces[device]))
     sizes: Counter[int] = Counter()
     for segment in segments:
-        sizes[_int(segment.get("device"))] += _int(segment.get("total_size"))
+        sizes[number(segment, "device", MOST_DEVICES)] += number(segment, "total_size", MOST_BYTES)
     return max(sizes, key=sizes.__getitem__, default=0)
 
 
@@ -133,7 +146,8 @@ def _settings(snapshot: Entry) -> str:
     settings = snapshot.get("allocator_settings")
     if not isinstance(settings, dict):
         return ""
-    return str(settings.get("PYTORCH_ALLOC_CONF") or settings.get("PYTORCH_CUDA_ALLOC_CONF") or "")
+    found = settings.get("PYTORCH_ALLOC_CONF") or settings.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    return name_of(found, "the allocator's settings")
 
 
 def _alive_before(trace: list[Entry], segments: list[Entry]) -> list[tuple[int, int, object]]:
@@ -141,19 +155,19 @@ def _alive_before(trace: list[Entry], segments: list[Entry]) -> list[tuple[int, 
     alive: set[int] = set()
     found: list[tuple[int, int, object]] = []
     for entry in trace:
-        action, at = entry["action"], _int(entry.get("addr"))
+        action, at = entry["action"], address(entry, "addr")
         if action == "alloc":
             alive.add(at)
         elif action == "free_requested":
             if at in alive:
                 alive.remove(at)
             else:
-                found.append((at, _int(entry.get("size")), None))
+                found.append((at, number(entry, "size", MOST_BYTES), None))
     for segment in segments:
-        at = _int(segment.get("address"))
-        for block in _entries(segment.get("blocks")):
-            size = _int(block.get("size"))
-            here = _int(block.get("address")) or at  # torch 2.1 writes no addresses: blocks are contiguous
+        at = address(segment, "address")
+        for block in entries(segment.get("blocks", []), "a block"):
+            size = number(block, "size", MOST_BYTES)
+            here = address(block, "address") or at  # torch 2.1 writes no addresses: blocks are contiguous
             if block.get("state") in _HELD and here not in alive:
                 found.append((here, size, _block_frames(block)))
             at = here + size
@@ -170,9 +184,9 @@ def _block_frames(block: Entry) -> object:
 
 def _reserved_before(trace: list[Entry], segments: list[Entry]) -> int:
     """Bytes in segments before the history began."""
-    end = sum(_int(segment.get("total_size")) for segment in segments)
-    gained = sum(_int(entry.get("size")) for entry in trace if entry["action"] in _GAINS)
-    lost = sum(_int(entry.get("size")) for entry in trace if entry["action"] in _LOSSES)
+    end = sum(number(segment, "total_size", MOST_BYTES) for segment in segments)
+    gained = sum(number(entry, "size", MOST_BYTES) for entry in trace if entry["action"] in _GAINS)
+    lost = sum(number(entry, "size", MOST_BYTES) for entry in trace if entry["action"] in _LOSSES)
     return max(end - gained + lost, 0)
 
 
@@ -187,27 +201,27 @@ def _segments_before(trace: list[Entry], segments: list[Entry]) -> list[Segment]
     return held.listed()
 
 
-def _segment(entry: Entry, address: str, size: str, is_expandable: bool) -> Segment:
+def _segment(entry: Entry, key: str, size: str, is_expandable: bool) -> Segment:
     """The segment of an entry, or the pages that it maps or unmaps.
 
     Args:
         entry: A segment, or an event.
-        address: The key of its address.
+        key: The key of its address.
         size: The key of its bytes.
         is_expandable: Whether it is of an expandable segment.
     """
     pool = _pool(entry.get("segment_pool_id", entry.get("pool_id")))
-    at, bytes_ = (_int(entry.get(key)) & _MOST for key in (address, size))
-    return Segment(at, bytes_, _int(entry.get("stream")) & _MOST, is_expandable, pool)
+    at, bytes_ = address(entry, key) & _MOST, number(entry, size, MOST_BYTES)
+    return Segment(at, bytes_, number(entry, "stream"), is_expandable, pool)
 
 
 def _pools(trace: list[Entry], segments: list[Entry], num_before: int) -> dict[int, Pool]:
     """The private pools of segments, by their events. Older snapshots name pools only in what the end has."""
-    at_the_end = {_int(each.get("address")): each.get("segment_pool_id") for each in segments}
+    at_the_end = {address(each, "address"): each.get("segment_pool_id") for each in segments}
     found = {}
     for place, entry in enumerate(trace):
         if entry["action"] in _GAINS:
-            pool = _pool(entry.get("pool_id", at_the_end.get(_int(entry.get("addr")))))
+            pool = _pool(entry.get("pool_id", at_the_end.get(address(entry, "addr"))))
             if pool != COMMON_POOL:
                 found[num_before + place] = pool
     return found
@@ -216,7 +230,7 @@ def _pools(trace: list[Entry], segments: list[Entry], num_before: int) -> dict[i
 def _pool(value: object) -> Pool:
     if not isinstance(value, list | tuple) or len(value) != len(COMMON_POOL):
         return COMMON_POOL
-    return _int(value[0]), _int(value[1])
+    return whole(value[0], "a pool's number"), whole(value[1], "a pool's number")
 
 
 def _first_columns(before: list[tuple[int, int, object]], reserved: int, time_us: int, stacks: _Stacks) -> Columns:
@@ -224,8 +238,8 @@ def _first_columns(before: list[tuple[int, int, object]], reserved: int, time_us
     # The segments' addresses are unknown. At address 0 they serve no block.
     rows = [(_CODES["segment_alloc"], 0, reserved, -1)] if reserved else []
     rows += [(_CODES["alloc"], at, size, stacks.number(frames)) for at, size, frames in before]
-    action, address, size, stack = zip(*rows, strict=True) if rows else ((), (), (), ())
-    found = {"action": action, "address": address, "size": size, "stack": stack}
+    action, place, size, stack = zip(*rows, strict=True) if rows else ((), (), (), ())
+    found: Values = {"action": action, "address": np.array(place, "<u8"), "size": size, "stack": stack}
     return _arrays({**found, "stream": [0] * len(rows), "time_us": [time_us] * len(rows)})
 
 
@@ -235,7 +249,7 @@ def _columns(trace: list[Entry], stacks: _Stacks) -> Columns:
     return _arrays(
         {
             "action": [_CODES[str(entry["action"])] for entry in trace],
-            "address": [entry["addr"] if "addr" in entry else entry.get("device_free") for entry in trace],
+            "address": _addresses(trace),
             "size": [entry.get("size") for entry in trace],
             "stream": [entry.get("stream") for entry in trace],
             "time_us": [entry.get("time_us") for entry in trace],
@@ -246,17 +260,28 @@ def _columns(trace: list[Entry], stacks: _Stacks) -> Columns:
     )
 
 
-def _arrays(columns: Mapping[str, Sequence[object]]) -> Columns:
+def _addresses(trace: list[Entry]) -> Sequence[object] | Array:
+    """Addresses of events, as plain numbers where all are there, and not negative."""
+    keys = ["addr" if "addr" in entry else "device_free" for entry in trace]
+    found = [entry.get(key) for key, entry in zip(keys, trace, strict=True)]
+    if all(type(value) is int and value >= 0 for value in found):
+        return found
+    return np.array([address(entry, key) for key, entry in zip(keys, trace, strict=True)], "<u8")
+
+
+def _arrays(columns: Values) -> Columns:
     kinds = {"action": "u1", "address": "<u8", "size": "<i8", "stream": "<u8", "time_us": "<i8", "stack": "<i4"}
     found = {name: _array(columns[name], kind) for name, kind in kinds.items()}
     return found | {"op": np.full(len(columns["action"]), -1, "<i8")}
 
 
-def _array(values: Sequence[object], kind: str) -> Array:
+def _array(values: Sequence[object] | Array, kind: str) -> Array:
     try:
-        found = np.array(values, kind)
-        if found.ndim == 1:
-            return found
-    except (TypeError, ValueError, OverflowError):
-        pass  # a value is missing, an address is negative, or a number is larger than any GPU has
-    return np.array([_int(value) & ((1 << 64) - 1) for value in values], "<u8").astype(kind)
+        found = np.asarray(values)
+        if kind == "<i4" or (found.dtype == "<u8" and kind == "<u8"):
+            return found.astype(kind)
+        if found.dtype.kind in "iu" and found.ndim == 1 and found.min(initial=0) >= 0:
+            return found.astype(kind)
+    except (ValueError, OverflowError):
+        pass  # lists of several lengths
+    return np.array([whole(value, "a value of an event") for value in values], kind)  # some are missing

@@ -51,7 +51,7 @@ def parse_settings(alloc_conf: str) -> AllocatorSettings:
     options = dict(re.findall(r"(\w+)\s*:\s*(\[[^\]]*\]|[^,]*)", alloc_conf))
     split = options.get("max_split_size_mb", "").strip()
     return AllocatorSettings(
-        int(split) << 20 if split.isdecimal() else 1 << 62,
+        min(int(split[:12]) << 20, 1 << 62) if split.isdecimal() else 1 << 62,
         _divisions(options.get("roundup_power2_divisions", "").replace(" ", "")),
         options.get("expandable_segments", "").strip().lower() == "true",
     )
@@ -60,18 +60,22 @@ def parse_settings(alloc_conf: str) -> AllocatorSettings:
 def _divisions(text: str) -> tuple[int, ...]:
     """``parseRoundUpPower2Divisions`` in c10/core/AllocatorConfig.cpp: one number, or [256:1,512:2,>:4] in MiB."""
     if text.isdecimal():
-        return (int(text),) * _NUM_INTERVALS
+        return (_division(text),) * _NUM_INTERVALS
     found, last = [0] * _NUM_INTERVALS, -1
     for boundary, number in re.findall(r"(\d+|>):(\d+)", text):
         if boundary == ">":
-            found[max(last, 0) + 1 :] = [int(number)] * (_NUM_INTERVALS - 1 - max(last, 0))
+            found[max(last, 0) + 1 :] = [_division(number)] * (_NUM_INTERVALS - 1 - max(last, 0))
             continue
-        index = min(int(boundary).bit_length() - 1, _NUM_INTERVALS - 1)
+        index = min(int(boundary[:12]).bit_length() - 1, _NUM_INTERVALS - 1)
         if last < 0:
-            found[:index] = [int(number)] * index
-        found[index] = int(number)
+            found[:index] = [_division(number)] * index
+        found[index] = _division(number)
         last = index
     return tuple(found) if any(found) else ()
+
+
+def _division(text: str) -> int:
+    return min(int(text[:12]), 1 << 30)  # a foreign snapshot may have a number of any length
 
 
 def rounded_bytes(requested: npt.ArrayLike, settings: AllocatorSettings) -> Ints:

@@ -64,7 +64,8 @@ def peak_events(recording: Recording, blocks: Blocks) -> dict[str, int]:
 def segment_table(recording: Recording, blocks: Blocks) -> pd.DataFrame:
     """The table ``segments``: at each moment, the segments with the most free memory first."""
     moments = peak_events(recording, blocks)
-    found = [segments_at(recording, blocks, event).assign(moment=name) for name, event in moments.items()]
+    each = [segments_at(recording, blocks, event).assign(moment=name) for name, event in moments.items()]
+    found = [table for table in each if len(table)]
     return pd.concat(found, ignore_index=True)[_COLUMNS] if found else pd.DataFrame(columns=_COLUMNS)
 
 

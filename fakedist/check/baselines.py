@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fakedist.bounded import UnreadableError, read_json
 from fakedist.check.config import CheckConfig, CheckJob
 from fakedist.check.measured import RankFigures, RankRecord
 from fakedist.errors import CheckError
-from fakedist.run.plain import from_plain
+from fakedist.run.plain import PlainValueError, from_plain
 from fakedist.run.summary import Summary
 
 SCHEMA_VERSION = 1
@@ -46,6 +47,14 @@ class Baseline:
     ranks: dict[int, RankFigures]
 
 
+@dataclass(frozen=True)
+class _Plain:
+    """The file: settings, and records by rank."""
+
+    settings: dict[str, object]
+    ranks: dict[str, RankRecord]
+
+
 def baseline_path(config: CheckConfig, job: CheckJob) -> Path:
     """The path of a job's baseline."""
     return config.baselines / f"{job.name}.json"
@@ -61,26 +70,31 @@ def read_baseline(config: CheckConfig, job: CheckJob) -> Baseline | None:
     path = baseline_path(config, job)
     again = _MAKES_ONE.format(job.name)
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        version = int(values["schema_version"])
+        values = read_json(path)
+        if not isinstance(values, dict) or not isinstance(version := values.get("schema_version"), int):
+            raise PlainValueError("it has no schema_version")
     except FileNotFoundError:
         if job.tolerances:
             raise CheckError(
                 f"job {job.name!r} has max_increase but no baseline: {path} does not exist", again
             ) from None
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise CheckError(f"{path} is not a baseline: {error!r}", again) from None
+    except OSError as error:
+        raise CheckError(f"{path} cannot be read: {error.strerror}", again) from None
+    except (UnreadableError, PlainValueError) as error:
+        raise CheckError(f"{path} is not a baseline: {error}", again) from None
     if version > SCHEMA_VERSION:
         raise CheckError(
             f"{path} has schema version {version}; this fakedist reads up to {SCHEMA_VERSION}",
             "pip install --upgrade fakedist",
         )
     try:
-        records = {int(rank): from_plain(RankRecord, record) for rank, record in values["ranks"].items()}
-        found = Baseline(values["settings"], {rank: RankFigures.of_record(record) for rank, record in records.items()})
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CheckError(f"{path} is not a baseline: {error!r}", again) from None
+        plain = from_plain(_Plain, values)
+        found = Baseline(
+            plain.settings, {int(rank): RankFigures.of_record(record) for rank, record in plain.ranks.items()}
+        )
+    except ValueError as error:  # PlainValueError is one; or a rank is no number
+        raise CheckError(f"{path} is not a baseline: {error}", again) from None
     for each in job.jobs:
         if job.tolerances and each.rank not in found.ranks:
             raise CheckError(f"{path} has no rank {each.rank} of job {job.name!r}", again)

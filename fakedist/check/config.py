@@ -6,10 +6,10 @@ import dataclasses
 import os
 import re
 import shlex
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from fakedist.bounded import UnreadableError, read_toml
 from fakedist.check.limits import Limit, read_budgets, read_tolerances
 from fakedist.errors import CheckError, JobError, did_you_mean
 from fakedist.job import Door, Job, Program, make_jobs
@@ -123,11 +123,11 @@ def read_config(path: Path) -> CheckConfig:
 
 def _load(path: Path) -> dict[str, object]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return read_toml(path)[0]
     except FileNotFoundError:
         raise CheckError(f"{path} does not exist", f"--config FILE: {PROJECT_NAME} or {OWN_NAME}") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise CheckError(f"{path} cannot be read: {error}") from None
+    except (OSError, UnreadableError) as error:
+        raise CheckError(f"{path} cannot be read: {getattr(error, 'strerror', error)}") from None
 
 
 def _inside(values: object, *keys: str) -> dict[str, object] | None:

@@ -9,7 +9,7 @@ from fakedist.check.checking import Checked
 from fakedist.check.judging import Finding
 from fakedist.report.compare.comparison import format_relative
 from fakedist.report.text.markdown import escaped, markdown_table
-from fakedist.report.text.sheet import SheetColumn, print_table
+from fakedist.report.text.sheet import SheetColumn, print_long, print_table
 
 
 def finding_columns(findings: list[Finding]) -> list[SheetColumn]:
@@ -41,9 +41,9 @@ def verdict(finding: Finding) -> str:
 def render_checked(checked: Checked, console: Console) -> None:
     """Print the result of a check: warnings and notes, the table, what is exceeded."""
     for warning in checked.warnings:
-        console.print(Text(warning, style="yellow"), soft_wrap=True)
+        print_long(console, Text(warning, style="yellow"))
     for note in checked.notes:
-        console.print(Text(note, style="dim"), soft_wrap=True)
+        print_long(console, Text(note, style="dim"))
     if checked.findings:
         print_table(
             console,
@@ -54,9 +54,9 @@ def render_checked(checked: Checked, console: Console) -> None:
     if lines or checked.misfits:
         console.print()
     for line in (*lines, *checked.misfits):
-        console.print(Text(line, style="bold red"), soft_wrap=True)
+        print_long(console, Text(line, style="bold red"))
     for path in checked.updated:
-        console.print(Text(f"written: {path}"), soft_wrap=True)
+        print_long(console, Text(f"written: {path}"))
 
 
 def checked_markdown(checked: Checked) -> str:

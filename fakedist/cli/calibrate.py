@@ -7,7 +7,9 @@ from pathlib import Path
 
 import click
 
+from fakedist.cli.damaged import reading
 from fakedist.cli.output import JSON, TEXT, chosen_output, format_options
+from fakedist.cli.say import say
 from fakedist.errors import JobError, ReportError
 
 _EXPORT_S = 3600.0
@@ -51,7 +53,8 @@ def calibrate(
     from fakedist.time.own_table import own_table_text
 
     output = chosen_output(form, as_json)
-    opened = open_timed_run(run)
+    with reading(run):
+        opened = open_timed_run(run)
     target = file or Path(f"{run.resolve().name}.times.json")
     if target.exists() and not force:
         raise JobError(f"{target} exists", "--force replaces it, -o FILE writes another")
@@ -62,7 +65,8 @@ def calibrate(
         if trace.suffix == ".nsys-rep" and not is_sqlite(trace):
             exported = Path(scratch) / "report.sqlite"
             export_sqlite(trace, exported, _EXPORT_S)
-        found = find_own_times(opened, exported, trace, process)
+        with reading(trace, run):
+            found = find_own_times(opened, exported, trace, process)
     target.parent.mkdir(parents=True, exist_ok=True)
     replace_text(target, own_table_text(found.calibrated.table))
     if output.format == JSON:
@@ -70,10 +74,10 @@ def calibrate(
         return 0
     rank = opened.job.rank if opened.job is not None else -1
     for line in own_times_lines(found, rank, trace):
-        click.echo(line)
-    click.echo(f"{target}: {len(found.calibrated.table.rows):,} measured times")
+        say(line)
+    say(f"{target}: {len(found.calibrated.table.rows):,} measured times")
     gpu = f" --gpu {found.change.model}" if found.change is not None and found.change.model else ""
-    click.echo(f"  fakedist time {run}{gpu} --times {target}   estimates the step with them")
+    say(f"  fakedist time {run}{gpu} --times {target}   estimates the step with them")
     return 0
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fakedist.cli.output import JSON, MARKDOWN, TEXT, Output, chosen_output, file_option, format_options
-from fakedist.cli.say import last_line
+from fakedist.cli.say import last_line, say
 from fakedist.errors import ExitCode, ScriptError
 
 if TYPE_CHECKING:
@@ -91,12 +91,12 @@ def check(
         _annotate(checked)
     if not output.prints_text:  # what failed the build is in its log, wherever the result went
         for line in (*(finding.message for finding in checked.exceeded), *checked.misfits):
-            click.echo(line, err=True)
+            say(line, err=True)
     return _say_outcome(checked, update)
 
 
 def _say_finished(task: Task, seconds: float) -> None:
-    click.echo(f"{task.name}: ran in {seconds:.0f} s", err=True)
+    say(f"{task.name}: ran in {seconds:.0f} s", err=True)
 
 
 def _show(checked: Checked, output: Output) -> None:
@@ -131,9 +131,9 @@ def _write_files(checked: Checked, junit: Path | None, sarif: Path | None) -> No
 
 def _say_outcome(checked: Checked, update: bool) -> int:
     for failure in checked.failures:
-        click.echo(f"---- {failure.message}", err=True)
+        say(f"---- {failure.message}", err=True)
         click.echo(failure.output, err=True)
-        click.echo(f"---- to run it again: {failure.hint}", err=True)
+        say(f"---- to run it again: {failure.hint}", err=True)
     if update and checked.exit_code == 0 and not checked.updated:
         click.echo("the baselines did not change", err=True)
     if not checked.exit_code:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from fakedist.cli.damaged import reading
 from fakedist.cli.output import HTML, JSON, MARKDOWN, TEXT, chosen_output, file_option, format_options
 
 
@@ -25,15 +26,16 @@ def compare(a: Path, b: Path, *, file: Path | None, form: str | None, as_json: b
     from fakedist.report.compare.change_sheets import comparison_markdown, render_comparison
     from fakedist.report.compare.comparison import Comparison, comparison_object
 
-    comparison = Comparison(a, b)
-    if output.format == HTML:
-        from fakedist.report.compare.comparison_page import comparison_page
+    with reading(a, b):
+        comparison = Comparison(a, b)
+        if output.format == HTML:
+            from fakedist.report.compare.comparison_page import comparison_page
 
-        output.write(comparison_page(comparison))
-    elif output.format == JSON:
-        output.write_object(comparison_object(comparison))
-    elif output.format == MARKDOWN:
-        output.write(comparison_markdown(comparison, all_rows=all_rows))
-    else:
-        output.render(lambda console: render_comparison(comparison, all_rows=all_rows, console=console))
+            output.write(comparison_page(comparison))
+        elif output.format == JSON:
+            output.write_object(comparison_object(comparison))
+        elif output.format == MARKDOWN:
+            output.write(comparison_markdown(comparison, all_rows=all_rows))
+        else:
+            output.render(lambda console: render_comparison(comparison, all_rows=all_rows, console=console))
     return 0

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fakedist.cli.damaged import reading
 from fakedist.cli.output import JSON, TEXT, chosen_output
-from fakedist.cli.say import remark
+from fakedist.cli.say import remark, say
 
 if TYPE_CHECKING:
     from fakedist.export.runs import Exported
@@ -45,15 +46,16 @@ def export(runs: tuple[Path, ...], *, directory: Path, form: str, name: str | No
 
     output = chosen_output(JSON if as_json else TEXT, as_json)
     see_that_it_can_be_written(directory, is_directory=True)
-    found = export_chakra([open_run(run) for run in runs], directory, name=name or "", force=force)
+    with reading(*runs):
+        found = export_chakra([open_run(run) for run in runs], directory, name=name or "", force=force)
     if output.format == JSON:
         output.write_object(_object(found, form))
         return 0
     for trace in found.traces:
         nodes = ", ".join(f"{number:,} {what}" for what, number in trace.num_nodes.items())
-        click.echo(f"{trace.path}: {sum(trace.num_nodes.values()):,} nodes: {nodes}")
-    click.echo(f"{found.groups}: {len(found.names):,} groups")
-    click.echo(
+        say(f"{trace.path}: {sum(trace.num_nodes.values()):,} nodes: {nodes}")
+    say(f"{found.groups}: {len(found.names):,} groups")
+    say(
         f"  {_ASTRA_SIM} --workload-configuration={found.prefix} --comm-group-configuration={found.groups} ..."
         "   simulates them"
     )

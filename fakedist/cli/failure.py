@@ -7,9 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
-from fakedist.cli.say import last_line, remark
+from fakedist.cli.say import last_line, remark, say
 from fakedist.job import Job, profile_command
 from fakedist.run.outcome import Ending, Outcome
 
@@ -56,7 +54,7 @@ def _say_what_may_have_failed_it(ending: Ending, job: Job, run_directory: Path) 
     tape = Tape(run_directory, job.rank)
     guesses, lost = tape.guesses(), tape.lost()
     for line in _guess_lines(guesses, job.rank):
-        click.echo(line, err=True)
+        say(line, err=True)
     if lost:
         remark(lost.text)
     if tape.awaited() is not None:
@@ -64,10 +62,10 @@ def _say_what_may_have_failed_it(ending: Ending, job: Job, run_directory: Path) 
     source = max(0, guesses[0].awaited.source) if guesses else 0
     if source != job.rank and (guesses or (lost and lost.may_be_written)):
         alone = dataclasses.replace(job, with_peers=False)
-        click.echo(f"  run rank {source} first: {profile_command(alone, (source, job.rank))}", err=True)
+        say(f"  run rank {source} first: {profile_command(alone, (source, job.rank))}", err=True)
     if guesses and not job.with_peers:
         peers = profile_command(dataclasses.replace(job, with_peers=True))
-        click.echo(f"  or run this rank and every rank it needs: {peers}", err=True)
+        say(f"  or run this rank and every rank it needs: {peers}", err=True)
 
 
 def _guess_lines(guesses: Sequence[Guess], rank: int) -> Iterator[str]:

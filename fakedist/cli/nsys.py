@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from fakedist.cli.damaged import reading
 from fakedist.cli.output import JSON, MARKDOWN, TEXT, chosen_output, format_options
 from fakedist.cli.say import print_report
 from fakedist.errors import ReportError
@@ -53,10 +54,13 @@ def nsys(
         if not _starts_with(report, _SQLITE) and report.suffix != ".sqlite":
             exported = Path(scratch) / "report.sqlite"
             export_sqlite(report, exported, _EXPORT_S)
-        found = read_report(report, exported, Choice(step=step, process=process))
-    with create_run_directory(directory or free_name(f"fakedist-{report.stem}"), force) as run_directory:
+        with reading(report):
+            found = read_report(report, exported, Choice(step=step, process=process))
+    where = directory or free_name(f"fakedist-{report.stem}")
+    with create_run_directory(where, force) as run_directory, reading(report):
         write_run(found, run_directory)
-    print_report(run_directory, output, all_layers=all_layers)
+    with reading(report):
+        print_report(run_directory, output, all_layers=all_layers)
     return 0
 
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from fakedist.visible import MOST_OF_A_TEXT, visible, visible_lines
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -41,6 +43,8 @@ class Output:
 
     def write(self, text: str) -> None:
         """Print the result, or write it into the file and print the file's name."""
+        if self.format not in (JSON, HTML):  # JSON escapes control characters itself, and HTML is for a browser
+            text = visible_lines(text)
         if self.file is None:
             click.echo(text, nl=not text.endswith("\n"))
             return
@@ -48,7 +52,7 @@ class Output:
 
         self.file.parent.mkdir(parents=True, exist_ok=True)
         replace_text(self.file, text)
-        click.echo(str(self.file))
+        click.echo(visible(str(self.file), MOST_OF_A_TEXT))
 
     def write_object(self, value: object) -> None:
         """Print or write a result as JSON."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from fakedist.cli.damaged import reading
 from fakedist.cli.output import CSV, HTML, JSON, MARKDOWN, TEXT, chosen_output, file_option, format_options
 from fakedist.cli.say import DEFAULT_TABLE, print_report
 
@@ -27,5 +28,6 @@ def report(
     output = chosen_output(form, as_json, file)
     if table is not None and output.format != CSV:
         raise click.UsageError("--table is for --format csv")
-    print_report(run, output, all_layers=all_layers, table=table or DEFAULT_TABLE)
+    with reading(run):
+        print_report(run, output, all_layers=all_layers, table=table or DEFAULT_TABLE)
     return 0

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from fakedist.cli.output import CSV, HTML, JSON, MARKDOWN, Output
+from fakedist.visible import visible_lines
 
 #: What ``--format csv`` shows unless ``--table`` names another table.
 DEFAULT_TABLE = "layers"
@@ -46,20 +47,25 @@ def print_report(run_directory: Path, output: Output, *, all_layers: bool, table
         output.render(lambda console: render(run_directory, all_layers=all_layers, console=console))
 
 
+def say(text: str, *, err: bool = False) -> None:
+    """Print lines, safe for the terminal whatever file their words are from."""
+    click.echo(visible_lines(text), err=err)
+
+
 def remark(text: str) -> None:
     """Print a remark on stderr while the command continues."""
-    click.echo(f"fakedist: {text}", err=True)
+    say(f"fakedist: {text}", err=True)
 
 
 def last_line(code: int, meaning: str) -> int:
     """Print on stderr what the exit code means, and return it."""
-    click.echo(f"fakedist: exit {code}: {meaning}", err=True)
+    say(f"fakedist: exit {code}: {meaning}", err=True)
     return code
 
 
 def print_error(message: str, hint: str, code: int) -> int:
     """Print what happened and what to type next, and return the exit code."""
-    click.echo(f"fakedist: error: {message}", err=True)
+    say(f"fakedist: error: {message}", err=True)
     if hint:
-        click.echo(f"  {hint}", err=True)
+        say(f"  {hint}", err=True)
     return code

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fakedist.cli.damaged import reading
 from fakedist.cli.output import CSV, HTML, JSON, MARKDOWN, TEXT, Output, chosen_output, file_option, format_options
 from fakedist.job.kinds import RefusedError, variables, watts
 
@@ -140,18 +141,18 @@ def time(
         "nccl_env": nccl_env,
         "moe_imbalance": moe_imbalance,
     }
-    if several:
-        from fakedist.results.job_time import time_job
+    with reading(*runs):
+        if several:
+            from fakedist.results.job_time import time_job
 
-        price_job = partial(
-            time_job, runs, gpu, **pricing, tokens_per_step=tokens_per_step, micro_batches=micro_batches
-        )
-        print_job(price_job(), output, {text: price_job(what_if=text) for text in what_ifs})
-    else:
-        from fakedist.results.opening import open_run
+            more = {"tokens_per_step": tokens_per_step, "micro_batches": micro_batches}
+            price_job = partial(time_job, runs, gpu, **pricing, **more)
+            print_job(price_job(), output, {text: price_job(what_if=text) for text in what_ifs})
+        else:
+            from fakedist.results.opening import open_run
 
-        price = partial(open_run(runs[0]).priced_for, gpu, **pricing)
-        _print_run(price, what_ifs, output, table=table, all_layers=all_layers)
+            price = partial(open_run(runs[0]).priced_for, gpu, **pricing)
+            _print_run(price, what_ifs, output, table=table, all_layers=all_layers)
     return 0
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
+from fakedist.cli.damaged import reading
 from fakedist.cli.failure import say_ending, say_first_failure
 from fakedist.cli.job_options import ScriptCommand, job_options, jobs_of
 from fakedist.cli.output import JSON, TEXT, Output, chosen_output, format_options
@@ -114,7 +115,8 @@ def _show(runs: Sequence[Path], output: Output) -> None:
     from fakedist.report.text.group_sheets import RunTopology, render_topology
     from fakedist.results.opening import open_run_directory
 
-    topologies = [RunTopology(open_run_directory(run)) for run in runs]
+    with reading(*runs):
+        topologies = [RunTopology(open_run_directory(run)) for run in runs]
     if output.format == JSON:
         objects = [each.as_object() for each in topologies]
         output.write_object(objects[0] if len(objects) == 1 else objects)

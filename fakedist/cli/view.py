@@ -9,6 +9,8 @@ from pathlib import Path
 
 import click
 
+from fakedist.cli.damaged import reading
+
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
@@ -21,16 +23,19 @@ def view(run: Path, port: int | None) -> int:
     from fakedist.results.opening import open_run
     from fakedist.run.directory import PAGE_NAME
 
-    found = open_run(run)
     if port is None:
-        path = (Path(tempfile.mkdtemp(prefix="fakedist-")) if found.path.is_file() else found.path) / PAGE_NAME
-        if not path.exists():  # imported, a snapshot, or the parent was killed
-            write_page(found, path)
+        with reading(run):
+            found = open_run(run)
+            path = (Path(tempfile.mkdtemp(prefix="fakedist-")) if found.path.is_file() else found.path) / PAGE_NAME
+            if not path.exists():  # imported, a snapshot, or the parent was killed
+                write_page(found, path)
         _open(path.as_uri())
         return 0
     from fakedist.report.page.serve import PageServer
 
-    with PageServer(page(found), port) as server:
+    with reading(run):
+        html = page(open_run(run))
+    with PageServer(html, port) as server:
         _open(server.url)
         try:
             server.serve_forever()

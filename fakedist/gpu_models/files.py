@@ -11,12 +11,12 @@ A file needs every key, unless it names a known model that it is like::
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
+from fakedist.bounded import UnreadableError, read_toml
 from fakedist.errors import JobError
 from fakedist.gpu_models.spec import ARCHITECTURES, GpuSpec
 from fakedist.units import GIB, KIB, TIB, format_bytes, parse_bytes
@@ -68,11 +68,10 @@ def read_gpu_file(path: Path, known: Mapping[str, GpuSpec] | None = None) -> Gpu
         JobError: The file cannot be read, lacks a key, or has a value that no GPU has. The message names the line.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        values = tomllib.loads(text)
+        values, text = read_toml(path)
     except OSError as error:
         raise JobError(f"the GPU file {path} cannot be read: {error.strerror}", "name a file, or a GPU model") from None
-    except ValueError as error:  # not UTF-8, or not TOML: then the message has line and column
+    except UnreadableError as error:  # of what is not TOML the message has line and column
         raise JobError(f"the GPU file {path} is not TOML: {error}", "write lines such as watts = 500") from None
     return _GpuFile(path, text, values).spec(known or {})
 

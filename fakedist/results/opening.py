@@ -63,11 +63,15 @@ def open_snapshot(path: Path) -> Run:
     from fakedist.analysis.building import make_tables
     from fakedist.analysis.collector import no_collector
     from fakedist.analysis.foreign import read_foreign
+    from fakedist.analysis.snapshot_values import NoSnapshotError
     from fakedist.analysis.summing_up import summarize
-    from fakedist.run.snapshot import read_snapshot
+    from fakedist.run.snapshot import SNAPSHOT_HINT, read_snapshot
 
     with no_collector():
-        found = read_foreign(read_snapshot(path))
+        try:
+            found = read_foreign(read_snapshot(path))
+        except NoSnapshotError as error:
+            raise RunDirectoryError(f"{path} is not a memory snapshot: {error}", SNAPSHOT_HINT) from None
     path, recording = path.resolve(), found.recording
     blocks, places = build_blocks(recording), event_places(recording)
     tables = make_tables(recording, blocks, places)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 
 @dataclass(frozen=True)
@@ -15,11 +15,22 @@ class Column:
         name: Its name; ``_bytes`` and ``_us`` are its unit.
         type: Its Parquet type.
         meaning: One sentence.
+        words: The only texts that it may hold; empty if it may hold any.
+        row_of: The table of which its numbers are rows; empty if they are none. What is read is checked.
+        least: The least of those numbers: -1 where it stands for none.
+        may_end: Whether it may also be the number of rows there, for what never ended.
+        is_earlier: Whether it is a row before its own.
     """
 
     name: str
     type: str
     meaning: str
+    _: KW_ONLY
+    words: tuple[str, ...] = ()
+    row_of: str = ""
+    least: int = 0
+    may_end: bool = False
+    is_earlier: bool = False
 
 
 @dataclass(frozen=True)

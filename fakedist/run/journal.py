@@ -14,8 +14,9 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import IO
 
+from fakedist.bounded import ForeignCodeError, UnreadableError, load_builtins, open_file
 from fakedist.errors import RunDirectoryError
 from fakedist.run.encoding import Record, decode, encode
 from fakedist.run.records import RECORDS
@@ -23,6 +24,7 @@ from fakedist.run.records import RECORDS
 MAGIC = b"FDJ1"
 _HEAD = struct.Struct("<II")
 _PICKLE = b"\x80\x04"  # the first bytes of a protocol 4 pickle
+_MOST_CHECKS = 64  # how often the bytes after a broken record are read to find whole records in them
 
 
 class JournalWriter:
@@ -56,14 +58,6 @@ class JournalWriter:
             view = view[os.write(self._file, view) :]
 
 
-class _BuiltinsOnly(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise RunDirectoryError(
-            f"the journal wants to load {module}.{name}; a journal holds only numbers and text",
-            "it was not written by fakedist: do not trust this directory",
-        )
-
-
 def damaged(path: Path, cause: str) -> RunDirectoryError:
     """The error for a recording file that no longer holds what was written."""
     return RunDirectoryError(f"the recording is damaged: {path} {cause}", "nothing was written; profile the job again")
@@ -89,7 +83,7 @@ class JournalReader:
         self.truncated = False
 
     def __iter__(self) -> Iterator[Record]:
-        with self._path.open("rb") as file:
+        with self._open() as file:
             magic = file.read(len(MAGIC))
             if magic != MAGIC:
                 if MAGIC.startswith(magic):
@@ -109,12 +103,21 @@ class JournalReader:
                     return
                 yield self._record(body)
 
+    def _open(self) -> IO[bytes]:
+        try:
+            return open_file(self._path)
+        except UnreadableError as error:
+            raise damaged(self._path, f"cannot be read: {error}") from None
+
     def _record(self, body: bytes) -> Record:
         try:
-            plain = _BuiltinsOnly(io.BytesIO(body)).load()
-        except RunDirectoryError:
-            raise
-        except Exception as error:  # its checksum is right, so the cause is not a cut-off run
+            plain = load_builtins(io.BytesIO(body), len(body))
+        except ForeignCodeError as error:
+            raise RunDirectoryError(
+                f"{self._path} cannot be read: {error}, and a journal holds only numbers and text",
+                "it was not written by fakedist: do not trust this directory",
+            ) from None
+        except UnreadableError as error:  # its checksum is right, so the cause is not a cut-off run
             raise damaged(self._path, f"is not a journal of fakedist: {error}") from error
         if not isinstance(plain, dict) or "kind" not in plain:
             raise damaged(self._path, "is not a journal of fakedist")
@@ -127,14 +130,16 @@ class JournalReader:
 
 def _has_record(data: bytes) -> bool:
     """Whether a whole record begins anywhere in the bytes after a broken one."""
-    view, at = memoryview(data), data.find(_PICKLE)
-    while at >= 0:
+    view, at, num_checked = memoryview(data), data.find(_PICKLE), 0
+    while at >= 0 and num_checked <= _MOST_CHECKS * len(data):
         if at >= _HEAD.size:
             length, crc = _HEAD.unpack_from(data, at - _HEAD.size)
-            if len(_PICKLE) < length <= len(data) - at and zlib.crc32(view[at : at + length]) == crc:
-                return True
+            if len(_PICKLE) < length <= len(data) - at:
+                num_checked += length
+                if zlib.crc32(view[at : at + length]) == crc:
+                    return True
         at = data.find(_PICKLE, at + 1)
-    return False
+    return at >= 0  # made to look like records all over: no cut-off record does
 
 
 def read_journal(path: Path, kinds: Mapping[str, type[Record]] = RECORDS) -> JournalReader:

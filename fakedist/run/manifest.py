@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fakedist._version import __version__
+from fakedist.bounded import UnreadableError, read_json
 from fakedist.errors import JobError, RunDirectoryError
 from fakedist.gpu_models.spec import GpuSpec
 from fakedist.job import Job
@@ -55,7 +56,7 @@ class Manifest:
         created: When, ISO 8601 with time zone.
         imported: The report that `fakedist nsys` read; None for a run of fakedist's own.
         job: The job as it was asked for: world size, rank, script, arguments, device and the rest; None if imported.
-        gpu_model: The GPU model, on the virtual GPU with its power limit; None for an unknown one, and while the
+        gpu_model: The GPU model that the virtual GPU stood for, with its power limit; None on a real GPU, and while the
             rank runs.
         exit: How the rank ended.
         versions: Of `python`, `torch` and `cuda` where the rank ran; empty while it runs.
@@ -122,14 +123,16 @@ def load_manifest(run_directory: Path) -> Manifest:
     """
     path = run_directory / MANIFEST_NAME
     try:
-        values = json.loads(path.read_text())
+        values = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         what = "is not a run directory: it has no run.json" if run_directory.is_dir() else "does not exist"
         raise RunDirectoryError(f"{run_directory} {what}", "fakedist profile -o RUN ... makes one") from None
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}", DAMAGED) from error
+    except UnreadableError as error:
         raise RunDirectoryError(f"{path} cannot be read: {error}", DAMAGED) from error
-    version = values.get("schema_version") if isinstance(values, dict) else None
-    if not isinstance(version, int) or "job" not in values:
+    version = values.get("schema_version") if isinstance(values, dict) and "job" in values else None
+    if not isinstance(version, int):
         raise RunDirectoryError(f"{path} was not written by fakedist", "give a directory that fakedist profile made")
     if version > SCHEMA_VERSION:
         raise RunDirectoryError(
@@ -163,7 +166,7 @@ def write_manifest(run_directory: Path, manifest: Manifest) -> None:
     """Write the manifest, in place of the one that the run directory has."""
     scratch = run_directory / f".{MANIFEST_NAME}.{os.getpid()}"
     try:
-        scratch.write_text(json.dumps(to_plain(manifest), indent=1) + "\n")
+        scratch.write_text(json.dumps(to_plain(manifest), indent=1, allow_nan=False) + "\n")
         scratch.replace(run_directory / MANIFEST_NAME)
     finally:
         scratch.unlink(missing_ok=True)

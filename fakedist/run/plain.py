@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import reprlib
 import types
 import typing
 from collections.abc import Callable, Hashable, Sequence
@@ -13,6 +14,13 @@ from typing import ClassVar, Protocol, TypeVar, overload
 T = TypeVar("T")
 #: Checks a value and its place, and makes it typed.
 _Reader = Callable[[object, str], object]
+
+
+#: What numbers may be at most: those of 64 bits, and times and operations of any job.
+_MOST = {int: (1 << 64) - 1, float: 1e30}
+#: Writes values whose whole text may be endless, such as a list that contains itself.
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 2
 
 
 class _Dataclass(Protocol):
@@ -170,14 +178,21 @@ def _dict_reader(kind: object) -> _Reader:
 def _scalar_reader(kind: type) -> _Reader:
     names = {int: "an integer", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
     accepted = (int, float) if kind is float else kind
+    most = _MOST.get(kind)
 
     def read(value: object, where: str) -> object:
         if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
             _refuse(value, where, names.get(kind, str(kind)))
+        if most is not None and not -most <= value <= most:  # type: ignore[operator]
+            _refuse(value, where, f"{names[kind]} of at most {most:.3g}")
         return value
 
     return read
 
 
 def _refuse(value: object, where: str, expected: str) -> typing.NoReturn:
-    raise PlainValueError(f"{where or 'the value'} is {str(value)[:40]!r}, not {expected}")
+    if isinstance(value, int) and abs(value) > _MOST[int]:
+        told = f"a number of {value.bit_length():,} bits"
+    else:
+        told = repr((str(value) if isinstance(value, str | int | float | None) else _SHORT.repr(value))[:40])
+    raise PlainValueError(f"{where or 'the value'} is {told}, not {expected}")

@@ -9,10 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fakedist.bounded import UnreadableError, open_file
 from fakedist.errors import RunDirectoryError
 from fakedist.run.columns import Column, Table
 from fakedist.run.directory import DAMAGED, SCRATCH_PREFIX, TABLES_NAME
 from fakedist.run.schema import TABLES
+
+#: The most rows of a table, for its bytes. The densest that was seen has one row in three bytes.
+_MOST_ROWS, _ROWS_OF_A_BYTE = 1_000, 20
 
 
 @contextmanager
@@ -69,7 +73,7 @@ def write_table(run_directory: Path, name: str, columns: Mapping[str, object]) -
     arrays = [_array(columns[column.name], column) for column in table.columns]
     if extra := set(columns) - {column.name for column in table.columns}:
         raise ValueError(f"table {name} has no column {sorted(extra)[0]}")
-    path = run_directory / TABLES_NAME / f"{name}.parquet"
+    path = _path(run_directory, name)
     path.parent.mkdir(exist_ok=True)
     scratch = path.with_suffix(f".{os.getpid()}")
     try:
@@ -81,31 +85,105 @@ def write_table(run_directory: Path, name: str, columns: Mapping[str, object]) -
 
 
 def count_rows(run_directory: Path, name: str) -> int:
-    """Number of rows of a table.
+    """Number of rows of a table, without reading them.
 
     Raises:
         RunDirectoryError: It is missing or damaged.
     """
-    return int(read_table(run_directory, name, []).num_rows)
+    with _opened(run_directory, name) as file:
+        return int(file.metadata.num_rows)
 
 
 def read_table(run_directory: Path, name: str, columns: Sequence[str] | None = None) -> Any:  # pyarrow is untyped
     """Read one table, or some of its columns, as a ``pyarrow.Table``.
 
+    What the schema says of a column is checked: its type, its words, and that it has a value in each row. Rows of other
+    tables that it names exist.
+
     Raises:
         RunDirectoryError: It is missing or damaged.
+    """
+    known = [column for column in TABLES[name].columns if columns is None or column.name in columns]
+    with _opened(run_directory, name) as file:
+        path, schema = _path(run_directory, name), file.schema_arrow
+        for column in known:
+            place = schema.get_field_index(column.name)
+            if place < 0:
+                raise _damaged(path, f"it has no column {column.name}")
+            if schema.field(place).type != _type(column):
+                raise _damaged(path, f"column {column.name} is of type {schema.field(place).type}, not {column.type}")
+        found = file.read(columns=[column.name for column in known] if columns is None else list(columns))
+    for column in known:
+        _check_values(run_directory, path, column, found.column(column.name))
+    return found
+
+
+@contextmanager
+def _opened(run_directory: Path, name: str) -> Iterator[Any]:  # pyarrow is untyped
+    """A table's file, open.
+
+    Raises:
+        RunDirectoryError: It is missing or damaged; reading it raises this too.
     """
     import pyarrow
     import pyarrow.parquet
 
-    path = run_directory / TABLES_NAME / f"{name}.parquet"
-    if not path.is_file():
-        raise RunDirectoryError(f"{run_directory} has no table {name}", DAMAGED)
+    path = _path(run_directory, name)
     try:
-        return pyarrow.parquet.read_table(path, columns=None if columns is None else list(columns))
-    except (OSError, pyarrow.ArrowException) as error:
-        first = str(error).splitlines()[0]
-        raise RunDirectoryError(f"{path} cannot be read: {first}", DAMAGED) from error
+        with open_file(path) as raw:
+            size = os.fstat(raw.fileno()).st_size
+            with pyarrow.parquet.ParquetFile(raw) as file:
+                if file.metadata.num_rows > _MOST_ROWS + _ROWS_OF_A_BYTE * size:
+                    raise _damaged(path, f"it claims {file.metadata.num_rows:,} rows in {size:,} bytes")
+                yield file
+    except FileNotFoundError:
+        raise RunDirectoryError(f"{run_directory} has no table {name}", DAMAGED) from None
+    except UnreadableError as error:
+        raise _damaged(path, str(error)) from None
+    except (OSError, ValueError, MemoryError, pyarrow.ArrowException) as error:
+        raise _damaged(path, str(error).partition("\n")[0] or type(error).__name__) from error
+
+
+def _path(run_directory: Path, name: str) -> Path:
+    return run_directory / TABLES_NAME / f"{name}.parquet"
+
+
+def _damaged(path: Path, cause: str) -> RunDirectoryError:
+    return RunDirectoryError(f"{path} cannot be read: {cause}", DAMAGED)
+
+
+def _type(column: Column) -> Any:
+    import pyarrow
+
+    if column.type.startswith("list<"):
+        return pyarrow.list_(pyarrow.type_for_alias(column.type[5:-1]))
+    return pyarrow.type_for_alias(column.type)
+
+
+def _check_values(run_directory: Path, path: Path, column: Column, values: Any) -> None:
+    """Check the values of a column against the schema. A million take a millisecond."""
+    import pyarrow.compute
+
+    if values.null_count and column.type != "double":  # there it is NaN: not known
+        raise _damaged(path, f"column {column.name} has no value in {values.null_count:,} rows")
+    if column.words:
+        strange = set(pyarrow.compute.unique(values).to_pylist()) - set(column.words)
+        if strange:
+            raise _damaged(path, f"column {column.name} has the unknown word {min(strange)[:40]!r}")
+    if not column.row_of or not len(values):
+        return
+    rows = pyarrow.compute.list_flatten(values) if column.type.startswith("list<") else values
+    if rows.null_count or not len(rows):
+        if rows.null_count:
+            raise _damaged(path, f"column {column.name} has lists with values missing")
+        return
+    least, most = pyarrow.compute.min_max(rows).as_py().values()
+    num_rows = count_rows(run_directory, column.row_of)
+    if least < column.least or most >= num_rows + column.may_end:
+        row = least if least < column.least else most
+        raise _damaged(path, f"column {column.name} names row {row:,} of {column.row_of}, which has {num_rows:,}")
+    if column.is_earlier and any(row >= number for number, row in enumerate(rows.to_pylist())):
+        raise _damaged(path, f"column {column.name} names a row of {column.row_of} that comes later")
 
 
 def _encoding(table: Table) -> dict[str, object]:
@@ -131,6 +209,5 @@ def _array(values: object, column: Column) -> object:
 
     if column.type.startswith("list<"):
         assert isinstance(values, Iterable)
-        kind = pyarrow.list_(pyarrow.type_for_alias(column.type[5:-1]))
-        return pyarrow.array(list(values), type=kind)  # an empty pandas column does not convert to a list type
-    return pyarrow.array(values, type=pyarrow.type_for_alias(column.type))
+        return pyarrow.array(list(values), type=_type(column))  # an empty pandas column does not convert to a list type
+    return pyarrow.array(values, type=_type(column))

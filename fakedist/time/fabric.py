@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
+from fakedist.bounded import UnreadableError, read_toml
 from fakedist.errors import JobError
 from fakedist.run.plain import from_plain
 
@@ -165,10 +165,10 @@ def read_fabric(path: Path) -> Fabric:
         JobError: The file is missing, is not TOML, or has an unknown key or an absurd value.
     """
     try:
-        text = tomllib.loads(path.read_text(encoding="utf-8"))
+        text, _ = read_toml(path)
     except OSError as error:
         raise JobError(f"{path} cannot be read: {error.strerror}", "name an existing fabric file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnreadableError as error:
         raise JobError(f"{path} is not TOML: {error}", "keys are like, nic_gbit_per_s, ...") from error
     like = text.pop("like", "dgx-h100-ndr")
     if not isinstance(like, str) or like not in FABRICS:

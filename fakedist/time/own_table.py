@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fakedist.bounded import UnreadableError, read_json
 from fakedist.errors import SetupError
 from fakedist.run.launch_records import LAUNCH_KINDS, WorkRow
 from fakedist.run.plain import PlainValueError, from_plain, to_plain
@@ -152,13 +153,11 @@ def read_own_table(path: Path) -> OwnTable:
         SetupError: The file is missing, no such table, damaged, or from a rehearsal.
     """
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise SetupError(f"{path} is too large for a table of measured times", _WRITE_AGAIN)
-        found = json.loads(path.read_bytes())
+        found = read_json(path, _MAX_BYTES)
     except OSError as error:
         raise SetupError(f"{path} cannot be read: {error.strerror}", _WRITE_AGAIN) from error
-    except (ValueError, RecursionError) as error:
-        raise SetupError(f"{path} is not a table of measured times, or was cut off", _WRITE_AGAIN) from error
+    except UnreadableError as error:
+        raise SetupError(f"{path} is not a table of measured times, or was cut off: {error}", _WRITE_AGAIN) from error
     if not isinstance(found, dict) or _KEY not in found:
         raise SetupError(f"{path} is not a table of measured times: it has no {_KEY!r}", _WRITE_AGAIN)
     if found[_KEY] != FORMAT:

@@ -44,7 +44,7 @@ LIBRARY_HOMES = {
     "yaml": ("sweep/",),
 }
 
-_EVERYWHERE = ("_version", "errors", "units", "rank_list", "section", "gpu_models", "job")
+_EVERYWHERE = ("_version", "errors", "units", "rank_list", "section", "bounded", "visible", "gpu_models", "job")
 #: Room or module -> the rooms and modules of fakedist that it may import besides itself and those of _EVERYWHERE.
 MAY_IMPORT = {
     "__init__": ("api", "results"),
@@ -54,6 +54,8 @@ MAY_IMPORT = {
     "units": (),
     "rank_list": (),
     "section": (),
+    "bounded": (),
+    "visible": (),
     "gpu_models": (),
     "job": (),
     "importing": (),

@@ -16,6 +16,7 @@ from fakedist.analysis.nsys.tracing import read_process
 from fakedist.analysis.times.estimated import estimate_times, network_of, prices_of
 from fakedist.analysis.traces.chrome_trace import read_chrome_trace
 from fakedist.analysis.traces.process_trace import ProcessTrace
+from fakedist.bounded import UnreadableError, open_file
 from fakedist.gpu_models.known import GPUS
 from fakedist.gpu_models.spec import GpuSpec
 from fakedist.job import Job
@@ -124,9 +125,9 @@ def read_trace_file(exported: Path, called: Path, process: int | None = None) ->
 def is_sqlite(path: Path) -> bool:
     """Whether a file is an SQLite database; False if it cannot be read, which its reader tells."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return file.read(16).startswith(b"SQLite format 3\0")
-    except OSError:
+    except (OSError, UnreadableError):
         return False
 
 

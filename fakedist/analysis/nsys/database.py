@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,10 +13,15 @@ from typing import Any
 import numpy as np
 
 from fakedist.analysis.traces.intervals import Ints
+from fakedist.bounded import UnreadableError, open_file
 from fakedist.errors import ReportError
 
 _MAGIC = b"SQLite format 3\0"
 _CHUNK_ROWS = 100_000
+#: SQLite's steps: a row of ten columns takes some 30, and more than 20 bytes. Queries read each table a few times.
+_LEAST_STEPS, _STEPS_A_BYTE, _STEPS_A_CALL = 10_000_000, 100, 100_000
+#: The most bytes of one value: the name of a kernel has thousands.
+_LONGEST_VALUE = 16 << 20
 _EXPORT = "nsys export --type sqlite REPORT.nsys-rep   exports it again"
 
 
@@ -87,9 +93,10 @@ def open_database(path: Path, called: Path | None = None) -> Iterator[Database]:
     Raises:
         ReportError: The file is missing, is not SQLite or not nsys's, or is incomplete. Reading can raise it too.
     """
-    _check(path)
+    size = _check(path)
     try:
         connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+        bound = _bound(connection, size)
         try:
             database = Database(called or path, connection)
             if "StringIds" not in database.tables or not database.pairs("META_DATA_EXPORT", "EXPORT_META_DATA"):
@@ -98,16 +105,47 @@ def open_database(path: Path, called: Path | None = None) -> Iterator[Database]:
             yield database
         finally:
             connection.close()
-    except sqlite3.DatabaseError as error:
-        raise ReportError(f"{called or path} cannot be read: {error}", _EXPORT) from error
+    except (sqlite3.Error, sqlite3.Warning, UnicodeDecodeError) as error:
+        cause = f"reading it does not end: {bound.most:,} steps" if bound.is_over else error
+        raise ReportError(f"{called or path} cannot be read: {cause}", _EXPORT) from error
 
 
-def _check(path: Path) -> None:
-    """Check what SQLite itself would not notice, or would report in its own words."""
+class _Bound:
+    """Counts what SQLite does, and stops a query that no table of this size takes: a view can go on without end.
+
+    Args:
+        most: The most steps of SQLite's virtual machine.
+
+    Attributes:
+        is_over: Whether it stopped a query.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most, self.is_over = most, False
+        self._num_calls = 0
+
+    def __call__(self) -> bool:
+        self._num_calls += 1
+        self.is_over = self._num_calls * _STEPS_A_CALL > self.most
+        return self.is_over
+
+
+def _bound(connection: sqlite3.Connection, size: int) -> _Bound:
+    """Bound the steps of all queries, and the bytes of one value."""
+    found = _Bound(_LEAST_STEPS + _STEPS_A_BYTE * size)
+    connection.set_progress_handler(found, _STEPS_A_CALL)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
+    return found
+
+
+def _check(path: Path) -> int:
+    """Check what SQLite itself would not notice, or would report in its own words. Returns the file's bytes."""
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
             head = file.read(100)
+    except UnreadableError as error:
+        raise ReportError(f"{path} is no Nsight report: {error}", "fakedist nsys REPORT.nsys-rep") from None
     except OSError as error:
         raise ReportError(f"{path} cannot be read: {error.strerror}", "fakedist nsys REPORT.nsys-rep") from error
     if not size:
@@ -122,3 +160,4 @@ def _check(path: Path) -> None:
         raise ReportError(f"{path} is cut off: the export or a copy of it was interrupted", _EXPORT)
     if any(path.with_name(path.name + ending).exists() for ending in ("-journal", "-wal")):
         raise ReportError(f"{path} is still being written, or its export was interrupted", _EXPORT)
+    return size

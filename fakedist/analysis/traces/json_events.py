@@ -7,8 +7,10 @@ import json
 import re
 import zlib
 from collections.abc import Generator, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
+from fakedist.bounded import UnreadableError, open_file
 from fakedist.errors import ReportError
 
 _GZIP = b"\x1f\x8b"
@@ -103,14 +105,15 @@ class JsonEvents:
 
 def _text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            is_compressed = file.read(2) == _GZIP
-        with gzip.open(path) if is_compressed else path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
+        with open_file(path) as raw:
+            is_compressed = raw.read(2) == _GZIP
+            raw.seek(0)
+            with gzip.open(raw) if is_compressed else nullcontext(raw) as file:
+                content = file.read(_MAX_BYTES + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ReportError(f"{path} is damaged or cut off: {error}", "export or copy the trace again") from error
-    except OSError as error:
-        raise ReportError(f"{path} cannot be read: {error.strerror or error}", _EXPORT) from error
+    except (OSError, UnreadableError) as error:
+        raise ReportError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}", _EXPORT) from error
     if len(content) > _MAX_BYTES:
         raise ReportError(f"{path} has more than {_MAX_BYTES >> 30} GiB", "trace fewer steps")
     return content.decode("utf-8", "replace")

@@ -13,7 +13,7 @@ from fakedist.report.compare.time_change_sheets import time_change_sheets
 from fakedist.report.text.group_sheets import AT_ONCE, stream_columns
 from fakedist.report.text.markdown import escaped, markdown_table
 from fakedist.report.text.memory_sheets import Columns, changed_sheet
-from fakedist.report.text.sheet import KEY, Sheet, SheetColumn, print_remark, print_table, print_words
+from fakedist.report.text.sheet import KEY, Sheet, SheetColumn, print_long, print_remark, print_table, print_words
 from fakedist.units import format_bytes
 
 
@@ -29,7 +29,7 @@ def render_comparison(comparison: Comparison, *, all_rows: bool, console: Consol
     if comparison.time:
         print_words(console, Text(comparison.time.why, style="bold"), 0)
     for side, run in (("A", comparison.a), ("B", comparison.b)):
-        console.print(Text(f"{side}  ", style="dim") + Text(f"{run.path}", style="not dim"), soft_wrap=True)
+        print_long(console, Text(f"{side}  ", style="dim") + Text(f"{run.path}", style="not dim"))
     for warning in comparison.warnings:
         print_words(console, Text(warning, style="yellow"), 0)
     for sheet in comparison_sheets(comparison, all_rows=all_rows):

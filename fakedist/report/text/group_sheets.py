@@ -12,7 +12,7 @@ from rich.text import Text
 from fakedist.analysis.calls import ranks_of
 from fakedist.analysis.topology import COMPUTE, HOST, OWN, GroupCalls, Overlap, ProcessGroup, find_topology
 from fakedist.report.text.facts import run_facts
-from fakedist.report.text.sheet import Sheet, SheetColumn, print_remark, print_table
+from fakedist.report.text.sheet import Sheet, SheetColumn, print_facts, print_long, print_remark, print_table
 from fakedist.results.run import Run
 from fakedist.run.plain import to_plain
 from fakedist.units import format_bytes
@@ -203,12 +203,10 @@ def render_topology(topology: RunTopology, console: Console) -> None:
         topology: What to print.
         console: Where to print.
     """
-    for name, value in run_facts(topology.run):
-        if name in ("job", "rank", "ended", "run"):
-            console.print(Text(f"{name:<8}", style="dim") + Text(value, style="not dim"), soft_wrap=True)
+    print_facts(console, [fact for fact in run_facts(topology.run) if fact[0] in ("job", "rank", "ended", "run")])
     if topology.line:
         console.print()
-        console.print(Text(topology.line, style="bold"))
+        print_long(console, Text(topology.line, style="bold"))
     for sheet in topology.sheets():
         print_table(console, sheet.title, sheet.columns)
         for remark in sheet.remarks:

@@ -10,8 +10,15 @@ from rich.console import Console
 from fakedist.report.text.job_what_if import job_what_if_objects, job_what_if_sheets
 from fakedist.report.text.markdown import escaped, markdown_table
 from fakedist.report.text.run_markdown import sheet_markdown
-from fakedist.report.text.sheet import SheetColumn, print_figures, print_heading, print_remark, print_table
-from fakedist.report.text.terminal import print_facts, print_sheets
+from fakedist.report.text.sheet import (
+    SheetColumn,
+    print_facts,
+    print_figures,
+    print_heading,
+    print_remark,
+    print_table,
+)
+from fakedist.report.text.terminal import print_sheets
 from fakedist.report.text.wording import job_command
 from fakedist.results.job_time import JobTime
 from fakedist.run.job_time import JobStep

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fakedist.report.text.sheet import SheetColumn
+from fakedist.visible import MOST_OF_A_TEXT, visible
 
 
 def markdown_table(columns: Sequence[SheetColumn]) -> list[str]:
@@ -16,9 +17,10 @@ def markdown_table(columns: Sequence[SheetColumn]) -> list[str]:
 
 def escaped(text: str) -> str:
     """Text escaped for a table: layers.*.mlp, a|b, _foreach_add."""
+    text = visible(" ".join(text.split()), MOST_OF_A_TEXT)
     for mark in "\\|*_<>`[]":
         text = text.replace(mark, "\\" + mark)
-    return " ".join(text.split())
+    return text
 
 
 def _line(cells: Sequence[str]) -> str:

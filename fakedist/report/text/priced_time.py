@@ -10,7 +10,8 @@ from fakedist.errors import RunDirectoryError
 from fakedist.report.text.facts import run_title
 from fakedist.report.text.markdown import escaped
 from fakedist.report.text.run_markdown import sheet_markdown, time_markdown
-from fakedist.report.text.terminal import print_facts, print_sheets, print_time
+from fakedist.report.text.sheet import print_facts
+from fakedist.report.text.terminal import print_sheets, print_time
 from fakedist.report.text.time_sheets import time_sheets
 from fakedist.report.text.uncertainty import uncertainty_sheets
 from fakedist.report.text.what_if import WhatIfStep, what_if_markdown, what_if_objects, what_if_sheets

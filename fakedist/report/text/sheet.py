@@ -1,7 +1,7 @@
 """Tables for a terminal of any width. Columns that do not fit are left out, least important first, and named.
 
 A narrow terminal folds headings and text at blanks, else after the dots, slashes and underscores of a name, else
-anywhere.
+anywhere. Everything that goes through here is safe to print, whoever wrote the file that it came from.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+
+from fakedist.visible import MOST_OF_A_TEXT, visible
 
 _GAP = 2  # blanks between columns
 _LEAST_TEXT = 14  # narrower text is hard to read: rather leave out a column of figures
@@ -41,6 +43,10 @@ class SheetColumn:
     cells: Sequence[str]
     is_text: bool = False
     rank: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", visible(self.name))
+        object.__setattr__(self, "cells", [visible(cell) for cell in self.cells])
 
     @property
     def width(self) -> int:
@@ -96,6 +102,7 @@ def print_figures(console: Console, rows: Sequence[tuple[str, str, str]], *, is_
     """
     if not rows:
         return
+    rows = [(visible(name), visible(figure), visible(more, MOST_OF_A_TEXT)) for name, figure, more in rows]
     name_width = max(cell_len(name) for name, _, _ in rows)
     width = max(cell_len(figure) for _, figure, _ in rows)
     for name, figure, more in rows:
@@ -127,8 +134,30 @@ def print_remark(console: Console, text: str) -> None:
 def print_words(console: Console, text: Text, indent: int) -> None:
     """Print a text that breaks between words, indented."""
     text.overflow = "fold"
-    text.plain = text.plain.strip()
+    text.plain = visible(text.plain.strip(), MOST_OF_A_TEXT)
     print_lines(console, Padding(text, (0, 0, 0, indent)))
+
+
+def print_facts(console: Console, facts: Sequence[tuple[str, str]]) -> None:
+    """Print names and texts, one a line, however long they are."""
+    for name, value in facts:
+        print_long(console, Text(f"{name:<8}", style="dim") + Text(visible(value, MOST_OF_A_TEXT), style="not dim"))
+
+
+def print_long(console: Console, text: Text) -> None:
+    """Print a text that a terminal may break anywhere: a path or a command, to be copied."""
+    text.plain = visible(text.plain, MOST_OF_A_TEXT)
+    console.print(text, soft_wrap=True)
+
+
+def print_items(console: Console, texts: Sequence[str]) -> None:
+    """Print a list of sentences."""
+    items = Table.grid(padding=(0, 1))
+    items.add_column()
+    items.add_column(overflow="fold")
+    for text in texts:
+        items.add_row("  -", Text(visible(text, MOST_OF_A_TEXT)))
+    print_lines(console, items)
 
 
 def print_lines(console: Console, renderable: RenderableType, *, width: int | None = None) -> None:

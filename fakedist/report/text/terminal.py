@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from fakedist.report.text.facts import run_facts
@@ -14,9 +13,10 @@ from fakedist.report.text.memory_sheets import run_sheets
 from fakedist.report.text.outside_sheet import OUTSIDE_TITLE, communicator_sheet, outside_figures
 from fakedist.report.text.sheet import (
     Sheet,
+    print_facts,
     print_figures,
     print_heading,
-    print_lines,
+    print_items,
     print_remark,
     print_table,
     print_words,
@@ -65,15 +65,6 @@ def print_sheets(console: Console, sheets: Sequence[Sheet]) -> None:
             print_remark(console, remark)
 
 
-def print_facts(console: Console, facts: Sequence[tuple[str, str]]) -> None:
-    """Print names and texts, one a line."""
-    for name, value in facts:
-        console.print(
-            Text(f"{name:<8}", style="dim") + Text(value, style="not dim"),
-            soft_wrap=True,
-        )
-
-
 def _peak(console: Console, summary: Summary, cwd: str) -> None:
     allocated, reserved = summary.peak_allocated_bytes, summary.peak_reserved_bytes
     capacity = summary.capacity_bytes
@@ -120,9 +111,4 @@ def _notes(console: Console, texts: list[str]) -> None:
     if not texts:
         return
     print_heading(console, "Notes")
-    notes = Table.grid(padding=(0, 1))
-    notes.add_column()
-    notes.add_column(overflow="fold")
-    for note in texts:
-        notes.add_row("  -", Text(note))
-    print_lines(console, notes)
+    print_items(console, texts)

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from fakedist.analysis.blocks import build_blocks
 from fakedist.analysis.foreign import read_foreign
+from fakedist.analysis.snapshot_values import NoSnapshotError
 from tests.unit.analysis.recorded import MIB
 
 FRAMES = [
@@ -104,7 +104,49 @@ def test_an_empty_snapshot_is_empty(snapshot: dict[str, Any]) -> None:
     assert len(build_blocks(read_foreign(snapshot).recording).frame) == 0
 
 
-@pytest.mark.parametrize("wrong", [None, 7, "x", [1], {"a": 1}])
-def test_parts_of_the_wrong_kind_are_no_disaster(wrong: Any) -> None:
-    snapshot = {"segments": [wrong, segment(held(MIB))], "device_traces": [wrong, [wrong, entry("alloc", 5, wrong)]]}
-    assert np.all(build_blocks(read_foreign(snapshot).recording).frame["bytes"] >= 0)
+SHARED: list[Any] = ["x"]
+for _ in range(60):
+    SHARED = [SHARED, SHARED]  # its text has 2 ** 60 letters
+
+WRONG = {
+    "a segment is no dict": {"segments": [7]},
+    "what should list a segment is no list": {"segments": {}},
+    "device_traces is no list": {"device_traces": 7},
+    "a history is no list": {"device_traces": [None]},
+    "an event is no dict": {"device_traces": [["alloc"]]},
+    "an action is no text": {"device_traces": [[entry("alloc", 5, 5) | {"action": SHARED}]]},
+    "a stack is no list": {"device_traces": [[entry("alloc", 5, 5, frames=7)]]},
+    "a frame is neither a dict nor a text": {"device_traces": [[entry("alloc", 5, 5, frames=[SHARED])]]},
+    "'filename' of a frame is no text": {"device_traces": [[entry("alloc", 5, 5, frames=[{"filename": SHARED}])]]},
+    "a line is no whole number": {"device_traces": [[entry("alloc", 5, 5, frames=[{"line": 10**30}])]]},
+    "'size' of an entry is no whole number": {"device_traces": [[entry("alloc", 5, -5)]]},
+    "'size' of an entry is no whole number from 0 to 1,125": {"device_traces": [[entry("alloc", 5, 1 << 60)]]},
+    "'addr' of an entry is no whole number": {"device_traces": [[entry("alloc", 1 << 70, 5)]]},
+    "a value of an event is no whole number": {"device_traces": [[entry("alloc", 5, 5, stream="x")]]},
+    "its events move 2,": {"device_traces": [[entry("alloc", 5, 1 << 50)] * 2049]},
+    "'blocks' of a segment is no list": {"segments": [segment() | {"blocks": 7}]},
+    "its segments have 30,000,000 blocks": {"segments": [segment() | {"blocks": [held(5)] * 30_000}] * 1000},
+    "'device' of an entry is no whole number from 0 to 1,023": {"segments": [segment(device=1 << 70)]},
+    "the allocator's settings is no text": {"allocator_settings": {"PYTORCH_ALLOC_CONF": [SHARED]}},
+}
+
+
+@pytest.mark.parametrize("said", WRONG)
+def test_what_torch_never_writes_is_refused(said: str) -> None:
+    with pytest.raises(NoSnapshotError, match=f"^{said}"):
+        read_foreign({"segments": [], "device_traces": []} | WRONG[said])
+
+
+def test_what_older_versions_leave_out_counts_as_0() -> None:
+    trace = [{"action": "alloc", "size": 512}, entry("alloc", 1 << 20, 512, time_us=None, stream=None, frames=None)]
+    columns = read_foreign({"segments": [], "device_traces": [trace]}).recording.device_events
+    assert columns["address"].tolist() == [0, 1 << 20]
+    assert columns["time_us"].tolist() == columns["stream"].tolist() == [0, 0]
+
+
+def test_texts_are_cut_and_lone_surrogates_written_out() -> None:
+    frames = [{"filename": "\udcff.py" + "a" * 5_000_000, "line": 1, "name": "\ud800"}]
+    (row,) = read_foreign({"segments": [], "device_traces": [[entry("alloc", 5, 5, frames=frames)]]}).recording.frames
+    assert row.filename[:9] == "\\udcff.py"
+    assert len(row.filename) < 5000
+    assert row.function == "\\ud800"

@@ -1,3 +1,4 @@
+import os
 import sqlite3
 from pathlib import Path
 
@@ -66,3 +67,20 @@ def test_a_report_without_kernels(tmp_path: Path) -> None:
     report = MadeUp()
     report.range(0, 10, "step 1")
     assert "has no kernels" in error_of(report.write(tmp_path / "report.sqlite"))
+
+
+def test_a_view_without_end_is_left(tmp_path: Path) -> None:
+    path = training().write(tmp_path / "report.sqlite")
+    connection = sqlite3.connect(path)
+    connection.execute("DROP TABLE IF EXISTS TARGET_INFO_GPU")
+    numbers = "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT n AS name, 1 AS id FROM r"
+    connection.execute(f"CREATE VIEW TARGET_INFO_GPU AS {numbers}")
+    connection.commit()
+    connection.close()
+    with pytest.raises(ReportError, match=r"reading it does not end: \d+,\d+,\d+ steps"), open_database(path) as found:
+        found.rows("SELECT COUNT(*) FROM TARGET_INFO_GPU")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "report.sqlite")
+    assert "is no Nsight report: it is a pipe" in error_of(tmp_path / "report.sqlite")

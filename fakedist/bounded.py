@@ -1,0 +1,173 @@
+"""Reads files that anyone may have written: regular files only, a bounded number of bytes, builtins and nothing else.
+
+A pipe is not waited for, a device is not read, and no file runs code or takes more memory than its size justifies.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import stat
+import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, NoReturn
+
+#: The most bytes of a JSON file that is read as a whole. The largest run.json that was seen has 0.2 MB.
+MOST_JSON_BYTES = 64 << 20
+#: The most bytes of a TOML file.
+MOST_TOML_BYTES = 4 << 20
+#: Memory that unpickled values may take for each byte of their pickle. A snapshot takes 8.
+_MEMORY_FOR_A_BYTE = 32
+_MEMORY_AT_LEAST = 1 << 30
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+class UnreadableError(Exception):
+    """A file does not hold what it should. The message goes after "cannot be read:"."""
+
+
+class ForeignCodeError(UnreadableError):
+    """A pickle names something to import and call. Nothing was run.
+
+    Args:
+        name: What it names: ``os.system``.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"it wants to load {name}")
+        self.name = name
+
+
+def open_file(path: Path) -> IO[bytes]:
+    """Open a regular file, or a link to one, for reading.
+
+    Raises:
+        UnreadableError: It is a pipe, a device, a socket or a directory.
+        OSError: It cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except ValueError as error:  # a null character in the path
+        raise UnreadableError(f"it is no path: {error}") from None
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise UnreadableError(f"it is {_KINDS.get(stat.S_IFMT(mode), 'something else')}, not a file")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """The content of a file.
+
+    Raises:
+        UnreadableError: It is no regular file, or has more than ``most`` bytes.
+        OSError: It cannot be read.
+    """
+    with open_file(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise UnreadableError(f"it has more than {most:,} bytes")
+    return content
+
+
+def read_json(path: Path, most: int = MOST_JSON_BYTES) -> object:
+    """The value of a JSON file.
+
+    Raises:
+        UnreadableError: It is no regular file, has more than ``most`` bytes, is not JSON or is nested too deeply.
+        OSError: It cannot be read.
+    """
+    try:
+        found: object = json.loads(read_bytes(path, most).decode())
+    except ValueError as error:  # json's, the codec's, and Python's for a number of thousands of digits
+        raise UnreadableError(str(error).partition(";")[0]) from None
+    except RecursionError:
+        raise UnreadableError("its values are nested too deeply") from None
+    return found
+
+
+def read_toml(path: Path) -> tuple[dict[str, object], str]:
+    """The values of a TOML file, and its text.
+
+    Raises:
+        UnreadableError: It is no regular file, is too large or is not TOML.
+        OSError: It cannot be read.
+    """
+    try:
+        text = read_bytes(path, MOST_TOML_BYTES).decode()
+        return tomllib.loads(text), text
+    except ValueError as error:  # tomllib's, the codec's, and Python's for a number of thousands of digits
+        raise UnreadableError(str(error).partition(";")[0]) from None
+    except RecursionError:
+        raise UnreadableError("its values are nested too deeply") from None
+
+
+class _BuiltinsOnly(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise ForeignCodeError(f"{module}.{name}")
+
+    def persistent_load(self, pid: object) -> NoReturn:
+        raise pickle.UnpicklingError("it refers to something outside the file")
+
+
+def load_builtins(file: IO[bytes], size: int) -> object:
+    """Unpickle numbers, texts, lists and dicts.
+
+    Args:
+        file: The pickle.
+        size: Its bytes, which bound the memory that loading may take.
+
+    Raises:
+        ForeignCodeError: It names something to import.
+        UnreadableError: It is no pickle, or its values take more memory than a pickle of this size may need.
+    """
+    try:
+        with _bounded_memory(_MEMORY_AT_LEAST + _MEMORY_FOR_A_BYTE * size):
+            found: object = _BuiltinsOnly(file).load()
+    except UnreadableError:
+        raise
+    except MemoryError:
+        raise UnreadableError("it asks for more memory than a file of its size may need") from None
+    except Exception as error:  # a damaged pickle can raise almost anything
+        raise UnreadableError(str(error) or type(error).__name__) from None
+    return found
+
+
+@contextmanager
+def _bounded_memory(most: int) -> Iterator[None]:
+    """Let this process take at most so many bytes more. A pickle of 14 bytes can ask for an index of 32 GB.
+
+    Where torch is loaded there is no bound: its threads may take memory at the same time, and must get it.
+    """
+    if "torch" in sys.modules:
+        yield
+        return
+    try:
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (ImportError, OSError):  # no Linux: nothing bounds it here
+        yield
+        return
+    before, hard = resource.getrlimit(resource.RLIMIT_AS)
+    bound = pages * resource.getpagesize() + most
+    is_bounded = before != resource.RLIM_INFINITY and before <= bound
+    is_refused = hard != resource.RLIM_INFINITY and hard < bound
+    if is_bounded or is_refused:
+        yield
+        return
+    resource.setrlimit(resource.RLIMIT_AS, (bound, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (before, hard))

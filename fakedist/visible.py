@@ -1,0 +1,35 @@
+"""Makes text that came from a file safe to print: no control character of it reaches a terminal."""
+
+from __future__ import annotations
+
+import re
+
+#: Longer names are cut where they are shown. Paths and names of layers are shorter.
+MOST_OF_A_NAME = 300
+#: Longer sentences and commands are cut where they are shown.
+MOST_OF_A_TEXT = 20_000
+
+# C0, DEL and C1 of ISO 6429, by which a terminal is steered, and the bytes of C1 that Python keeps as surrogates.
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\udc80-\udc9f]")
+_CONTROLS_WITHIN_LINES = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\udc80-\udc9f]")
+
+
+def visible(text: str, most: int = MOST_OF_A_NAME) -> str:
+    """A text of one line with its control characters written out, each by its hexadecimal number after a backslash.
+
+    Args:
+        text: The text.
+        most: The most characters to show. A longer text is cut, and says how long it was.
+    """
+    if len(text) > most:
+        text = f"{text[:most]}... ({len(text):,} characters)"
+    return _CONTROLS.sub(_written_out, text) if _CONTROLS.search(text) else text
+
+
+def visible_lines(text: str) -> str:
+    """A text of several lines with its control characters written out, except for line feeds and tabs."""
+    return _CONTROLS_WITHIN_LINES.sub(_written_out, text) if _CONTROLS_WITHIN_LINES.search(text) else text
+
+
+def _written_out(found: re.Match[str]) -> str:
+    return f"\\x{ord(found.group()) & 0xFF:02x}"
