@@ -30,7 +30,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from fakedist.analysis.times.estimated import Network, communication_for  # noqa: E402
-from fakedist.analysis.times.job_times import job_times  # noqa: E402
+from fakedist.analysis.times.job_times import Models, job_times  # noqa: E402
 from fakedist.gpu_models.known import find_gpu  # noqa: E402
 from fakedist.gpu_models.spec import GpuSpec  # noqa: E402
 from fakedist.run.step_time import KernelSource  # noqa: E402
@@ -105,7 +105,8 @@ class Run:
         network = Network(find_fabric(self.step.fabric), nccl=self.step.script.nccl)
         if len(self.tables) > 1:
             ranks = frozenset(self.tables)
-            job = job_times(self.tables.items(), ranks, self.step.world_size, gpu, prices=prices, network=network)
+            models = Models(gpu, prices, network)
+            job = job_times(self.tables.items(), ranks, self.step.world_size, models)
             found = (job.step_us, job.low_us, job.high_us)
         else:
             (tables,) = self.tables.values()

@@ -19,25 +19,20 @@ from fakedist.analysis.recording import Recording, read_recording
 from fakedist.analysis.segments import segment_table
 from fakedist.analysis.snapshot_writing import build_snapshot
 from fakedist.analysis.summing_up import summarize
-from fakedist.analysis.times.estimated import estimate_times, network_of, prices_of
 from fakedist.analysis.times.kernel_kinds import kernel_table
 from fakedist.analysis.times.launch_tables import launch_table, work_table
 from fakedist.analysis.times.range_times import recorded_ranges
-from fakedist.analysis.times.totals import find_times
+from fakedist.analysis.times.recorded_times import recorded_times, where_from
 from fakedist.analysis.times.trace import write_trace
-from fakedist.errors import FakedistError
-from fakedist.gpu_models.spec import GpuSpec
 from fakedist.job import Job
-from fakedist.run import notes, time_notes
+from fakedist.run import notes
 from fakedist.run.manifest import load_manifest, write_manifest
 from fakedist.run.notes import Note
 from fakedist.run.outcome import Outcome
 from fakedist.run.records import GpuRecord
 from fakedist.run.rows import FrameRow, InventedRow
-from fakedist.run.step_time import KernelSource, Peaks
 from fakedist.run.summary import Summary
 from fakedist.run.tables import check_tables, new_tables, write_table
-from fakedist.time.step import Prices
 
 
 def build_tables(run_directory: Path, *, may_be_empty: bool = True) -> None:
@@ -59,48 +54,29 @@ def build_tables(run_directory: Path, *, may_be_empty: bool = True) -> None:
     blocks = build_blocks(recording)
     places = event_places(recording)
     tables = make_tables(recording, blocks, places)
-    source = recording.kernel_source
-    if source is None and len(tables["launches"]) and gpu.model is not None:
-        prices, told = _prices(gpu.model, manifest.job)
-        nccl = recording.nccl.environment if recording.nccl is not None else {}
-        estimated = estimate_times(tables, gpu.model, prices, network_of(gpu.model, manifest.job, nccl=nccl))
-        tables["kernels"], times, source = estimated.kernels, estimated.times, estimated.source
-        recording.notes += told
-    else:
-        peaks = _peaks(recording.gpu, source)
-        times = find_times(tables["kernels"], tables["layers"], source, peaks, ranges=tables["ranges"])
-    tables |= {"layer_times": times.layers, "kernel_names": times.names, "ranges": times.ranges}
+    times = recorded_times(recording, tables, manifest.job)
+    tables |= times.tables
     with new_tables(run_directory) as directory:
         for name, table in tables.items():
             write_table(directory, name, {column: table[column] for column in table.columns})
     summary = summarize(recording, manifest, tables, memory_tables.find_peak(recording, blocks, places))
     with no_collector():
         build_snapshot(run_directory, recording, blocks)
-        cut = write_trace(run_directory, tables, summary, source)
+        cut = write_trace(run_directory, tables, summary, times.source)
     dropped = _dropped(recording)
-    told = [*_notes(recording, blocks, manifest.job, summary), *dropped, *cut]
-    timed = {"time": _time_source(source)} if source and times.summary else {}
+    told = [*_notes(recording, blocks, manifest.job, summary, times.notes), *dropped, *cut]
+    timed = {"time": where_from(times.source)} if times.source and times.summary else {}
     finished = replace(
         manifest,
         provenance={**manifest.provenance, **timed},
         exit=summary.exit,
-        gpu_model=gpu.model,
+        gpu_model=times.gpu,
         versions={"python": gpu.python, "torch": gpu.torch, "cuda": gpu.cuda},
         dropped=dropped,
         notes=told,
-        summary=replace(summary, kernels=source, time=times.summary, notes=told),
+        summary=replace(summary, kernels=times.source, time=times.summary, notes=told),
     )
     write_manifest(run_directory, finished)
-
-
-def _prices(gpu: GpuSpec, job: Job | None) -> tuple[Prices, list[Note]]:
-    """The prices of kernels, with the job's own times before them. If their file has gone, a note tells it."""
-    if job is None or not job.times:
-        return prices_of(gpu), []
-    try:
-        return prices_of(gpu, job.times), []
-    except FakedistError as error:
-        return prices_of(gpu), [time_notes.own_times_not_used(error.message)]
 
 
 def make_tables(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -137,21 +113,6 @@ def make_tables(recording: Recording, blocks: Blocks, places: pd.DataFrame) -> d
     recorded = tables["calls"]["step"] != recording.timed_step  # the timed step only repeats what the others did
     tables["collectives"] = collective_table(tables["calls"][recorded])
     return tables
-
-
-def _peaks(gpu: GpuRecord | None, source: KernelSource | None) -> Peaks | None:
-    """The GPU's peak rates; None for simulated times, which cannot be compared with them."""
-    return None if gpu is None or (source is not None and source.source == "simulated") else gpu.peaks
-
-
-def _time_source(source: KernelSource) -> str:
-    """Where the times of the timed step come from."""
-    if source.source == "estimated":
-        return f"estimated: kernels by a model of the GPU, collectives for the fabric {source.fabric}"
-    if source.source == "simulated":
-        return "simulated: the virtual GPU as CUPTI saw it, where each kernel takes 1 µs; copies stand for collectives"
-    tool = {"cupti": "CUPTI", "nsys": "Nsight Systems"}.get(source.tool, source.tool)
-    return f"measured: {tool} on this GPU; copies stand for collectives"
 
 
 def steady_window(places: pd.DataFrame, recording: Recording) -> tuple[int, int]:
@@ -235,9 +196,9 @@ def _first_place(rows: list[InventedRow]) -> str:
     return next((f"{row.filename}:{row.line}" for row in rows if row.filename), "")
 
 
-def _notes(recording: Recording, blocks: Blocks, job: Job | None, summary: Summary) -> list[Note]:
+def _notes(recording: Recording, blocks: Blocks, job: Job | None, summary: Summary, of_times: list[Note]) -> list[Note]:
     left, outcome = summary.left_during_init, summary.exit.outcome
-    found = [*recording.notes, *memory_tables.differences(recording, blocks)]
+    found = [*recording.notes, *of_times, *memory_tables.differences(recording, blocks)]
     if left is not None and job is not None:
         found.append(_left_note(recording, job))
     is_before_forward = not any(scope.phase == "forward" for scope in recording.scopes)

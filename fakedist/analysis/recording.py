@@ -14,10 +14,7 @@ import numpy.typing as npt
 
 from fakedist.analysis.address_space import Pool, Segment
 from fakedist.analysis.collector import no_collector
-from fakedist.analysis.traces.layer_numbers import LayerNumbers
-from fakedist.analysis.traces.profiler_trace import profiler_trace
-from fakedist.analysis.traces.traced_kernels import Tool, kernel_record
-from fakedist.run import time_notes
+from fakedist.analysis.traces.traced_step import traced_records
 from fakedist.run.directory import JOURNAL_NAME, KERNELS_NAME, SMI_NAME
 from fakedist.run.encoding import Record, columns_of
 from fakedist.run.journal import damaged, read_journal
@@ -68,7 +65,7 @@ from fakedist.run.rows import (
 from fakedist.run.schema import ACTIONS
 from fakedist.run.smi_calls import calls_notes
 from fakedist.run.step_time import KernelSource
-from fakedist.run.trace_records import KernelsRecord, ProfilerRecord, TimedStepRecord
+from fakedist.run.trace_records import HostRecord, KernelsRecord, ProfilerRecord, TimedStepRecord
 
 Array = npt.NDArray[Any]  # of any type: a column's is known only at run time
 
@@ -115,6 +112,7 @@ class Recording:
         kernel_source: Where those come from; None without kernels.
         launches: What the timed step launched on the virtual GPU; None on a real one, or if none was timed.
         profiled: What torch.profiler saw of the timed step; None if it did not run.
+        host: What the host did in a timed step that a tool traced; None if none was, or the trace was imported.
         timed_step: The step that was timed separately, after the recorded ones; -1 if none was.
         steps: Steps that ended.
         statistics: The allocator's statistics at the end, by device.
@@ -154,6 +152,7 @@ class Recording:
     kernel_source: KernelSource | None = None
     launches: LaunchesRecord | None = None
     profiled: ProfilerRecord | None = None
+    host: HostRecord | None = None
     timed_step: int = -1
     steps: list[StepRecord] = field(default_factory=list)
     statistics: dict[int, StatisticsRecord] = field(default_factory=dict)
@@ -197,7 +196,8 @@ def read_recording(run_directory: Path, *, may_be_empty: bool = True) -> Recordi
     recording = reading.recording
     recording.notes += calls_notes(run_directory / SMI_NAME)
     if recording.profiled is not None:
-        reading.take_trace(recording.profiled)
+        for record in traced_records(recording.profiled, recording.layers):
+            reading.take(record)
     reading.join()
     return recording
 
@@ -229,17 +229,6 @@ class _Reading:
             raise damaged(path, "is missing")
         if is_empty and path.name == JOURNAL_NAME and not may_be_empty:
             raise damaged(path, "holds no record")
-
-    def take_trace(self, profiled: ProfilerRecord) -> None:
-        """Find the kernels in what torch.profiler saw."""
-        if not profiled.activity.start:
-            self.recording.notes.append(time_notes.profiler_saw_no_kernels())
-            return
-        trace = profiler_trace(profiled)
-        if profiled.source == "simulated":
-            trace.notes.append(time_notes.times_are_not_a_gpus())
-        tool = Tool("cupti", profiled.gpu, profiled.source)
-        self.take(kernel_record(trace, LayerNumbers(self.recording.layers), tool))
 
     def join(self) -> None:
         """Join the pieces of all records into columns."""
@@ -368,6 +357,10 @@ class _Reading:
     @take.register
     def _(self, record: KernelsRecord) -> None:
         self._kernels = record
+
+    @take.register
+    def _(self, record: HostRecord) -> None:
+        self.recording.host = record
 
     @take.register
     def _(self, record: LaunchesRecord) -> None:

@@ -52,6 +52,11 @@ _ALIASES = {
 }
 
 
+def gpu_of_product(product: str) -> GpuSpec | None:
+    """The GPU model that CUDA reports by this name; None if fakedist has none."""
+    return next((spec for spec in GPUS.values() if spec.product == product), None)
+
+
 def find_gpu(name: str, power_watts: float | None = None) -> GpuSpec:
     """The GPU model of that name, or of the GPU file at that path.
 

@@ -14,6 +14,8 @@ from fakedist.run.trace_records import CAPTURE_RANGE
 
 #: Where NVIDIA's packages install it if it is not on PATH.
 _PLACES = ("/opt/nvidia/nsight-systems*/*/bin/nsys", "/usr/local/cuda*/bin/nsys", "/usr/lib/nsight-systems/bin/nsys")
+_EVENT_TRACE = "--cuda-event-trace"
+_HELP_S = 60.0
 #: By default nsys compares only registered strings with a capture range, and torch does not register its ranges.
 ENVIRONMENT = {"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
 
@@ -35,7 +37,18 @@ def find_nsys() -> Path:
     )
 
 
-def profile_command(nsys: Path, report: Path, *, traces_cuda: bool, arguments: Iterable[str]) -> list[str]:
+def traces_events(nsys: Path) -> bool:
+    """Whether this version can trace where CUDA events are recorded, which tells what streams wait for."""
+    try:
+        done = subprocess.run([nsys, "profile", "--help"], capture_output=True, timeout=_HELP_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return _EVENT_TRACE.encode() in done.stdout
+
+
+def profile_command(
+    nsys: Path, report: Path, *, traces_cuda: bool, arguments: Iterable[str], has_events: bool = False
+) -> list[str]:
     """The command prefix that runs a program under nsys and captures the timed step.
 
     Args:
@@ -43,6 +56,7 @@ def profile_command(nsys: Path, report: Path, *, traces_cuda: bool, arguments: I
         report: The report to write, without its suffix.
         traces_cuda: Whether to trace CUDA on a real GPU.
         arguments: More arguments. They override the ones set here.
+        has_events: Whether it can trace events (:func:`traces_events`).
     """
     return [
         os.fspath(nsys),
@@ -55,6 +69,7 @@ def profile_command(nsys: Path, report: Path, *, traces_cuda: bool, arguments: I
         "--capture-range-end=stop",
         "--kill=none",
         *(["--cuda-graph-trace=node"] if traces_cuda else []),
+        *([f"{_EVENT_TRACE}=true"] if traces_cuda and has_events else []),
         "--force-overwrite=true",
         f"--output={report}",
         *arguments,

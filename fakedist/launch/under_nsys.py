@@ -8,13 +8,20 @@ from pathlib import Path
 
 from fakedist.errors import FakedistError
 from fakedist.job import Job
-from fakedist.launch.nsight import ENVIRONMENT, export_sqlite, find_nsys, finished_report, profile_command
+from fakedist.launch.nsight import (
+    ENVIRONMENT,
+    export_sqlite,
+    find_nsys,
+    finished_report,
+    profile_command,
+    traces_events,
+)
 from fakedist.rank.teller import Ended
 from fakedist.run.directory import KERNELS_NAME, NSYS_NAME
 from fakedist.run.journal import JournalWriter
 from fakedist.run.notes import nsys_failed
 from fakedist.run.records import NoteRecord
-from fakedist.run.trace_records import KernelsRecord
+from fakedist.run.trace_records import HostRecord, KernelsRecord
 
 #: Seconds that nsys may take to write its report after the rank has ended.
 FINISH_S = 600.0
@@ -22,11 +29,13 @@ FINISH_S = 600.0
 
 def around(job: Job, run_directory: Path, environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """The prefix of the rank's command, and the rank's environment."""
+    nsys, traces_cuda = find_nsys(), job.device == "cuda"
     command = profile_command(
-        find_nsys(),
+        nsys,
         run_directory.resolve() / NSYS_NAME,
-        traces_cuda=job.device == "cuda",
+        traces_cuda=traces_cuda,
         arguments=job.nsys_args,
+        has_events=traces_cuda and traces_events(nsys),
     )
     return command, {**ENVIRONMENT, **environment}
 
@@ -48,7 +57,8 @@ def join_report(run_directory: Path) -> None:
     try:
         try:
             report = finished_report(find_nsys(), run_directory / NSYS_NAME, FINISH_S)
-            journal.append(_kernels(run_directory, report))
+            for record in _step(run_directory, report):
+                journal.append(record)
         except FakedistError as error:
             kept = f"; {report.name} is kept" if report.exists() else ""
             journal.append(NoteRecord(nsys_failed(error.message, kept)))
@@ -59,10 +69,10 @@ def join_report(run_directory: Path) -> None:
         journal.close()
 
 
-def _kernels(run_directory: Path, report: Path) -> KernelsRecord:
-    from fakedist.analysis.nsys.imported import recorded_kernels
+def _step(run_directory: Path, report: Path) -> tuple[KernelsRecord, HostRecord]:
+    from fakedist.analysis.nsys.imported import recorded_step
 
     with tempfile.TemporaryDirectory(dir=run_directory, prefix=".nsys-") as scratch:
         exported = Path(scratch) / "report.sqlite"
         export_sqlite(report, exported, FINISH_S)
-        return recorded_kernels(run_directory, exported, report)
+        return recorded_step(run_directory, exported, report)

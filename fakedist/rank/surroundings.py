@@ -22,7 +22,7 @@ from fakedist.frameworks.adapting import adapted_frameworks
 from fakedist.gpu.tuning import FirstConfigurations
 from fakedist.gpu.values import ValueEngine
 from fakedist.gpu.virtual import VirtualGpu
-from fakedist.gpu_models.known import GPUS, find_gpu
+from fakedist.gpu_models.known import find_gpu, gpu_of_product
 from fakedist.job import Job, profile_command
 from fakedist.rank.teller import Progress, Teller
 from fakedist.record.allocator_history import allocator_settings, check_allocator
@@ -290,7 +290,7 @@ def _unless_on_device(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def _peaks(product: str) -> Peaks | None:
     """A GPU's peak rates. None for an unknown model."""
-    spec = next((spec for spec in GPUS.values() if spec.product == product), None)
+    spec = gpu_of_product(product)
     return None if spec is None else Peaks(dict(spec.peak_flops), spec.memory_bandwidth)
 
 

@@ -140,6 +140,7 @@ class Recorder:
             stack.enter_context(optimizer_hooks(self._optimizer_begins, self._optimizer_ended))
             stack.enter_context(compiled_graphs(self._graph, self._watched))
             stack.enter_context(self._recorded_step.watching())
+            stack.enter_context(self._later_step.watching())
             stack.enter_context(self._training.watching())
             # With an `execute` of its own, the run needs it until the end, past the memory recording.
             (stack if self._executes else memory).enter_context(self._operations)

@@ -8,7 +8,7 @@ from typing import TypedDict
 
 from fakedist.analysis.times.estimated import NetworkChoice, network_of, prices_of
 from fakedist.analysis.times.models import Models
-from fakedist.results.repricing import gpu_of, nccl_of, times_of
+from fakedist.results.repricing import check_measured, gpu_of, nccl_of, times_of
 from fakedist.run.manifest import Manifest
 from fakedist.run.nccl import check_variable
 from fakedist.run.summary import Summary
@@ -60,8 +60,10 @@ class Pricing:
             JobError: There is no such GPU model, fabric or what-if, a file is not valid, or a variable of NCCL's makes
                 no difference.
             SetupError: The file of own times cannot be read, or is of another GPU.
-            RunDirectoryError: The run's own GPU model is not known.
+            RunDirectoryError: The run's own GPU model is not known. Or its kernels were measured, and another GPU is
+                wanted.
         """
+        check_measured(summary, self.gpu, self.power_watts, self.times)
         for name, value in self.nccl_env.items():
             check_variable(name, value)
         gpu = gpu_of(manifest, self.gpu, self.power_watts)

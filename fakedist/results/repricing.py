@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from fakedist.analysis.times.estimated import estimate_times
+from fakedist.analysis.times.estimated import estimate_times, measured_prices
 from fakedist.analysis.times.models import Models
 from fakedist.errors import RunDirectoryError
 from fakedist.gpu_models.known import find_gpu
@@ -16,6 +16,8 @@ from fakedist.run.manifest import Manifest
 from fakedist.run.schema import TABLES
 from fakedist.run.summary import Summary
 
+#: Notes that pricing makes anew.
+_OF_PRICING = ("only_collectives_are_estimated", "collectives_estimated", "nccl_environment", "experts_load")
 #: What to type for a run whose launches can be priced.
 _HINT = "fakedist profile --device virtual -o RUN ... makes a run whose step any GPU can be priced for"
 
@@ -39,6 +41,24 @@ def gpu_of(manifest: Manifest, name: str | None, power_watts: float | None) -> G
     return manifest.gpu_model if power_watts is None else replace(manifest.gpu_model, watts=power_watts)
 
 
+def check_measured(summary: Summary, gpu: str | None, power_watts: float | None, times: str | None) -> None:
+    """Refuse to price measured kernels for another GPU.
+
+    Raises:
+        RunDirectoryError: The run's kernels were measured, and another GPU, power limit or table of times is wanted.
+    """
+    if is_traced(summary) and any(each is not None for each in (gpu, power_watts, times)):
+        raise RunDirectoryError(
+            "the run's kernels were measured on a GPU, so only its collectives can be priced again",
+            "fakedist time RUN --fabric NAME; fakedist profile --device virtual makes a run for any GPU",
+        )
+
+
+def is_traced(summary: Summary) -> bool:
+    """Whether a tool traced the kernels of the timed step, so that only collectives are estimated."""
+    return summary.kernels is not None and summary.kernels.tool != "model"
+
+
 def times_of(manifest: Manifest, gpu: GpuSpec, times: str | None) -> str | None:
     """The file of own times to price by: the one that is given, else the run's own if this is its GPU."""
     job, own = manifest.job, manifest.gpu_model
@@ -60,8 +80,13 @@ def price_again(manifest: Manifest, summary: Summary, tables: RunTables, models:
         JobError: The step lacks what a what-if changes.
         RunDirectoryError: The run has no launches to price, or is damaged.
     """
-    known = tables_to_price(manifest, summary, tables)
-    found = estimate_times(known, models.gpu, models.prices, models.network)
+    known = tables_to_price(manifest, summary, tables, measured=True)
+    prices, traced = models.prices, None
+    if summary.kernels is not None and is_traced(summary):
+        notes = [note for note in summary.kernels.notes if note.code not in _OF_PRICING]
+        traced = replace(summary.kernels, notes=notes)
+        prices = measured_prices(traced.gpu, known["launches"])
+    found = estimate_times(known, models.gpu, prices, models.network, traced=traced)
     made = {"kernels": found.kernels, "layer_times": found.times.layers, "kernel_names": found.times.names}
     made["ranges"] = found.times.ranges
     return replace(summary, kernels=found.source, time=found.times.summary), ReplacedTables(tables, made)
@@ -72,13 +97,21 @@ def nccl_of(summary: Summary) -> dict[str, str]:
     return {} if summary.estimated_outside is None else summary.estimated_outside.nccl_environment
 
 
-def tables_to_price(manifest: Manifest, summary: Summary, tables: RunTables) -> dict[str, pd.DataFrame]:
+def tables_to_price(
+    manifest: Manifest, summary: Summary, tables: RunTables, *, measured: bool = False
+) -> dict[str, pd.DataFrame]:
     """The tables that pricing a run's step needs.
+
+    Args:
+        manifest: The run's run.json.
+        summary: Its figures.
+        tables: Its tables.
+        measured: Whether its kernels may be measured.
 
     Raises:
         RunDirectoryError: The run has no launches to price, or is damaged.
     """
-    if why := _why_not(manifest):
+    if why := _why_not(manifest, summary, measured=measured):
         raise RunDirectoryError(f"the run has no launches to price: {why}", _HINT)
     launches = tables.table("launches", [column.name for column in TABLES["launches"].columns])
     if not len(launches):
@@ -88,14 +121,19 @@ def tables_to_price(manifest: Manifest, summary: Summary, tables: RunTables) -> 
     return {"launches": launches} | {name: tables.table(name) for name in names}
 
 
-def _why_not(manifest: Manifest) -> str:
+def _why_not(manifest: Manifest, summary: Summary, *, measured: bool) -> str:
     """Why a run has no launches; empty if it has them."""
     if manifest.imported is not None:
         return f"it was imported from {manifest.imported.tool}, which measured its kernels"
     if manifest.job is None:
         return "it is a memory snapshot"
-    if manifest.job.device == "cuda":
+    if is_traced(summary) and not measured:
         return "its kernels were measured on a GPU"
+    if is_traced(summary) and summary.kernels is not None and not summary.kernels.fabric:
+        told = [note.text for note in summary.kernels.notes if note.code == "collectives_not_priced"]
+        return told[0] if told else "its kernels were measured by an older fakedist"
     if not manifest.job.kernels:
         return "it was made with --no-kernels"
+    if manifest.job.device == "cuda" and not is_traced(summary):
+        return "no step was timed on its GPU"
     return "" if manifest.gpu_model else "it never reached its GPU, or an older fakedist made it, which kept none"

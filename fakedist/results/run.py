@@ -118,7 +118,8 @@ class Run:
             SetupError: The file of own times cannot be read, or is of another GPU.
             JobError: fakedist has no such GPU model, fabric or what-if, the file is not valid, or a variable of NCCL's
                 makes no difference.
-            RunDirectoryError: The run has no launches: it was measured, imported or made with --no-kernels.
+            RunDirectoryError: The run has no launches: it was imported or made with --no-kernels. Or its kernels were
+                measured, and another GPU is wanted.
         """
         models = Pricing(gpu, **options).models(self.manifest, self.summary)
         summary, tables = price_again(self.manifest, self.summary, self._tables, models)

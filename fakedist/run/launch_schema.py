@@ -1,4 +1,4 @@
-"""The tables ``launches`` and ``work``: what the timed step on the virtual GPU launched, before any GPU prices it."""
+"""The tables ``launches`` and ``work``: what the timed step launched, before any GPU or fabric prices it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _TYPES = {str: "string", int: "int64", float: "double", bool: "bool"}
 _MEANINGS = attributes(WorkRow)
 
 LAUNCHES = Table(
-    "What the host gave to the streams in the timed step on the virtual GPU, in order: launches, and the events and "
-    "waits between them. It says nothing of times, and so holds for any GPU.",
+    "What the host gave to the streams in the timed step, in order: launches, and the events and waits between them. "
+    "On the virtual GPU it says nothing of times, and so holds for any GPU.",
     (
         Column("what", "string", "What it is: " + ", ".join(LAUNCH_KINDS) + ".", words=LAUNCH_KINDS),
         Column("work", "int32", "Row of `work`; -1 for events and waits.", row_of="work", least=-1),
@@ -29,12 +29,14 @@ LAUNCHES = Table(
         Column("recompute", "bool", "Launched while backward ran a checkpointed forward again."),
         Column("layer", "int32", "Row of `layers`; 0 outside of modules.", row_of="layers"),
         Column("call", "int64", "Sequence number in `calls` of the collective that it stands for; -1 otherwise."),
+        Column("measured_us", "double", "How long it took on a real GPU; NaN for collectives, and on the virtual GPU."),
+        Column("host_us", "double", "Time of the host before it, waits left out; NaN on the virtual GPU."),
     ),
 )
 
 RANGES = Table(
-    "A range that the script opened in the timed step on the virtual GPU: torch.cuda.nvtx, torch.profiler's "
-    "record_function. In the order in which they began, outer ones first.",
+    "A range that the script opened in the timed step: torch.cuda.nvtx, torch.profiler's record_function. In the order "
+    "in which they began, outer ones first. None of an imported trace.",
     (
         Column("name", "string", "Its name."),
         Column("thread", "int64", "The thread that opened it, numbered as they come."),

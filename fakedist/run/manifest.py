@@ -56,7 +56,7 @@ class Manifest:
         created: When, ISO 8601 with time zone.
         imported: The report that `fakedist nsys` read; None for a run of fakedist's own.
         job: The job as it was asked for: world size, rank, script, arguments, device and the rest; None if imported.
-        gpu_model: The GPU model that the virtual GPU stood for, with its power limit; None on a real GPU, and while the
+        gpu_model: The GPU model, on the virtual GPU with its power limit; None for an unknown one, and while the
             rank runs.
         exit: How the rank ended.
         versions: Of `python`, `torch` and `cuda` where the rank ran; empty while it runs.

@@ -74,6 +74,25 @@ def collectives_estimated(fabric: str, source: str, num_unknown: int) -> Note:
     return Note("collectives_estimated", text + unknown)
 
 
+def only_collectives_are_estimated() -> Note:
+    """A measured step with priced collectives."""
+    text = (
+        "the copies that stood for collectives are left out, and collectives are placed where the measured kernels "
+        "leave them; a kernel next to a collective takes longer than was measured, and the interval is the collectives'"
+    )
+    return Note("only_collectives_are_estimated", text)
+
+
+def collectives_not_priced(why: str) -> Note:
+    """Collectives of a measured step are the copies that stand for them.
+
+    Args:
+        why: Why; empty if the GPU model is not known.
+    """
+    text = f"the time of collectives is that of the copies that stand for them: {why or 'this GPU model is not known'}"
+    return Note("collectives_not_priced", text)
+
+
 def nccl_environment(variables: Mapping[str, str]) -> Note:
     """NCCL's variables that the times of collectives follow, by name."""
     named = ", ".join(f"{name}={value}" for name, value in variables.items())

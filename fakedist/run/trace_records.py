@@ -14,6 +14,9 @@ STEP_RANGE = f"{OWN_RANGE}step:"
 PHASE_RANGE = f"{OWN_RANGE}phase:"
 LAYER_RANGE = f"{OWN_RANGE}layer:"
 CALL_RANGE = f"{OWN_RANGE}call:"
+#: Marks where a range of the script begins and ends: "fakedist.range:7:its name", "fakedist.range_end:7".
+SCRIPT_RANGE = f"{OWN_RANGE}range:"
+SCRIPT_RANGE_END = f"{OWN_RANGE}range_end:"
 #: The range that nsys captures.
 CAPTURE_RANGE = f"{OWN_RANGE}timed"
 
@@ -135,6 +138,29 @@ class TracedActivity:
 
 
 @dataclass(frozen=True, slots=True)
+class TracedWaits:
+    """What waits for an event, a stream or the device, as CUPTI saw it. Times are in nanoseconds.
+
+    Attributes:
+        what: A place in ``run.launch_records.LAUNCH_KINDS``: stream_waits, host_waits or host_waits_for_device.
+        stream: The stream that waits, or that the host waits for; -1 if the host waits for an event or the device.
+        recorded_on: The stream that the event was recorded on; -1 without an event, or if that was not traced.
+        record: Correlation of the call that recorded the event; -1 without one.
+        correlation: Correlation of the call that waits.
+        start: When the wait began on the host.
+        end: When it ended there.
+    """
+
+    what: U8
+    stream: I64
+    recorded_on: I64
+    record: I64
+    correlation: I64
+    start: I64
+    end: I64
+
+
+@dataclass(frozen=True, slots=True)
 class ProfilerRecord(Record):
     """What torch.profiler saw of the timed step.
 
@@ -145,6 +171,8 @@ class ProfilerRecord(Record):
         operations: Operations and ranges.
         calls: CUDA calls.
         activity: Activity on the GPU.
+        waits: What waits for events, streams and the device.
+        has_events: Whether it also traced where events were recorded.
     """
 
     kind: ClassVar[str] = "profiler"
@@ -154,7 +182,82 @@ class ProfilerRecord(Record):
     operations: TracedOperations
     calls: TracedCalls
     activity: TracedActivity
+    waits: TracedWaits
+    has_events: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HostWaits:
+    """What the host gave to the streams in the timed step besides kernels: events, and waits for them.
+
+    Attributes:
+        what: A place in ``run.launch_records.LAUNCH_KINDS``, one of those that launch nothing.
+        stream: The stream that records or waits, or that the host waits for.
+        event: Which event; 0 without one. Each record of an event has a number of its own.
+        at_us: When the host called it, from the beginning of the step.
+        until_us: When the call returned.
+    """
+
+    what: U8
+    stream: U64
+    event: U64
+    at_us: F64
+    until_us: F64
+
+
+@dataclass(frozen=True, slots=True)
+class HostCalls:
+    """The rank's collective calls in the timed step.
+
+    Attributes:
+        call: Sequence number.
+        at_us: When it was made, from the beginning of the step.
+    """
+
+    call: I64
+    at_us: F64
+
+
+@dataclass(frozen=True, slots=True)
+class HostRanges:
+    """The script's own ranges in the timed step.
+
+    Attributes:
+        name: Place of its name in the texts.
+        thread: The thread that opened it, numbered as they come.
+        begin_us: When it began, from the beginning of the step.
+        end_us: When it ended.
+    """
+
+    name: U32
+    thread: I64
+    begin_us: F64
+    end_us: F64
+
+
+@dataclass(frozen=True, slots=True)
+class HostRecord(Record):
+    """What the host did in a timed step that a tool traced, besides launching kernels.
+
+    With the kernels of ``KernelsRecord`` it is what ``LaunchesRecord`` has of a step on the virtual GPU.
+
+    Attributes:
+        step: The timed step.
+        has_events: Whether the tool traced where events were recorded. If not, it is not known what streams wait for.
+        texts: The texts.
+        waits: Events and waits.
+        calls: Collective calls.
+        ranges: The script's ranges.
+    """
+
+    kind: ClassVar[str] = "host"
+    step: int
+    has_events: bool
+    texts: list[str]
+    waits: HostWaits
+    calls: HostCalls
+    ranges: HostRanges
 
 
 #: The records of this module.
-TRACE_RECORDS: tuple[type[Record], ...] = (TimedStepRecord, KernelsRecord, ProfilerRecord)
+TRACE_RECORDS: tuple[type[Record], ...] = (TimedStepRecord, KernelsRecord, ProfilerRecord, HostRecord)

@@ -16,6 +16,8 @@ from fakedist.time.interference import settle
 from fakedist.time.timeline import Array, HostTimes, Placed, Timeline
 
 _COLLECTIVE = LAUNCH_KINDS.index("collective")
+#: Families of kernels that arithmetic limits.
+_ARITHMETIC = ("gemm", "attention", "convolution")
 #: The interval of a sum over kernels, from all their prices.
 _KernelInterval = Callable[[], tuple[float, float]]
 
@@ -53,7 +55,7 @@ class StepLaunches:
     """The launches of a step with their prices.
 
     Args:
-        launches: The table ``launches``.
+        launches: The table ``launches``. What was measured of a launch goes before its price.
         work: The table ``work``.
         priced: Prices of the rows of work: time_us, bound.
         communication: What collectives take; None if they take no time.
@@ -76,6 +78,9 @@ class StepLaunches:
         self._is_call = timeline.has_work & (timeline.what == _COLLECTIVE)
         is_kernel = timeline.has_work & ~self._is_call
         self._alone_us = np.where(is_kernel, priced["time_us"].to_numpy("f8")[self._of_work], np.nan)
+        if "measured_us" in launches:
+            measured = launches["measured_us"].to_numpy("f8")
+            self._alone_us = np.where(is_kernel & np.isfinite(measured), measured, self._alone_us)
         if communication is not None:
             self._alone_us[self._is_call] = communication.of_rows(self._call[self._is_call], "time_us")
 
@@ -132,10 +137,17 @@ class StepLaunches:
             found.append(side)
         return found
 
+    def _memory_bound(self) -> Array:
+        """Which rows of work memory limits. Where the price does not say, as of a measured kernel, its family does."""
+        bound = self._priced["bound"].astype(str)
+        if (bound != "").any() or "family" not in self._work:
+            return (bound == "memory").to_numpy(bool)
+        return (~self._work["family"].isin(_ARITHMETIC)).to_numpy(bool)
+
     def _settled(self, alone: Array, host: HostTimes, communication: Communication) -> Array:
         rows = np.flatnonzero(self.timeline.has_work)
         work = self._of_work[rows]
-        memory_bound = (self._priced["bound"].astype(str) == "memory").to_numpy(bool).astype("f8")
+        memory_bound = self._memory_bound().astype("f8")
         over_nodes = np.zeros(len(rows), bool)
         is_call = self._is_call[rows]
         over_nodes[is_call] = communication.of_rows(self._call[rows][is_call], "num_nodes") > 1

@@ -106,7 +106,7 @@ def price_step(
         step_high_us=interval.high_us,
         calibrated_on=prices.calibrated_on,
         fabric="" if communication is None else communication.fabric.name,
-        notes=[*prices.notes(), *_notes(work, priced, counts, communication)],
+        notes=[*prices.notes(), *_notes(launches, work, found.time_us, communication)],
     )
     by_family = variances(priced, counts) if "accuracy" in priced else {}
     return PricedStep(kernels, source, _families(priced, counts), interval, by_family)
@@ -158,18 +158,23 @@ def _with_calls(kernels: pd.DataFrame, communication: Communication) -> pd.DataF
     return kernels.assign(**bounds, shape=pd.Categorical(shape))
 
 
-def _notes(work: pd.DataFrame, priced: pd.DataFrame, counts: Array, communication: Communication | None) -> list[Note]:
+def _notes(
+    launches: pd.DataFrame, work: pd.DataFrame, time_us: Array, communication: Communication | None
+) -> list[Note]:
     found = [time_notes.collectives_take_no_time()]
     if communication is not None:
         fabric, num_unknown = communication.fabric, int(communication.calls["time_us"].isna().sum())
         found = [time_notes.collectives_estimated(fabric.name, fabric.source, num_unknown)]
+    of_work = launches["work"].to_numpy("i8")
+    counts = np.bincount(of_work[of_work >= 0], minlength=len(work))
     if dense := int(counts[work["is_dense"].to_numpy(bool)].sum()):
         found.append(time_notes.attention_is_dense(dense))
-    is_call = (work["kind"] == "collective").to_numpy(bool)
-    unknown = np.flatnonzero(priced["time_us"].isna().to_numpy(bool) & ~is_call & (counts > 0))
-    if len(unknown):
+    unknown = of_work[(of_work >= 0) & np.isnan(time_us)]
+    counts = np.bincount(unknown, minlength=len(work))
+    counts[(work["kind"] == "collective").to_numpy(bool)] = 0
+    if rows := np.flatnonzero(counts).tolist():
         names: dict[str, int] = {}
-        for row in unknown.tolist():
+        for row in rows:
             name = str(work["name"].iloc[row])
             names[name] = names.get(name, 0) + int(counts[row])
         found.append(time_notes.not_estimated(names))

@@ -1,7 +1,7 @@
 """Places launches in time: a launch begins when its stream is free, the host has launched it and its events are done.
 
-Host time is a fixed time for each operation and each launch. Everything is in microseconds from the beginning of the
-step.
+Host time is a fixed time for each operation and each launch, or what a tool measured. Everything is in microseconds
+from the beginning of the step.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Timeline:
     """The launches of a step, ready to be placed with any durations.
 
     Args:
-        launches: The table ``launches``.
+        launches: The table ``launches``; without ``host_us``, the host's time is not measured.
         queues: The queue of each row, of whose launches one runs at a time whatever their streams; -1 without one.
 
     Attributes:
@@ -157,6 +157,7 @@ class Timeline:
         self.has_work: Array = work >= 0
         self._num_operations = launches["num_operations"].to_numpy("f8")
         self._graph = launches["graph"].to_numpy("i8")
+        self._host_measured_us = launches["host_us"].to_numpy("f8") if "host_us" in launches else None
         device, stream = (pd.factorize(launches[name].to_numpy())[0] for name in ("device", "stream"))
         self._streams = device * (int(stream.max(initial=0)) + 1) + stream
         self._num_streams = int(self._streams.max(initial=-1)) + 1
@@ -203,8 +204,8 @@ class Timeline:
         met = _Meetings(meetings)
         waits = met.of_stream  # empty unless ranks meet
         for what, stream, queue, event, host_us, took, first in self._rows(duration_us, host, meetings):
+            now += host_us
             if what < _RECORDS or what == _READS:
-                now += host_us
                 if waits and first not in met.slots:
                     yield from met.settle(free, (stream, queue))
                 start = free[stream]
@@ -262,4 +263,6 @@ class Timeline:
         graph = self._graph[in_graphs]
         begins = np.concatenate([[True], graph[1:] != graph[:-1]])[: len(graph)]
         found[in_graphs[begins]] += host.graph_us
+        if self._host_measured_us is not None:
+            found = np.where(np.isnan(self._host_measured_us), found, self._host_measured_us)
         return found

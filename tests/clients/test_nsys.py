@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fakedist.analysis.nsys.imported import recorded_kernels
+from fakedist.analysis.nsys.imported import recorded_step
 from fakedist.errors import SetupError
 from fakedist.launch.nsight import export_sqlite, find_nsys
 from fakedist.results.opening import open_run
@@ -64,7 +64,8 @@ def kernels(under_nsys: tuple[dict[str, Any], Path], tmp_path_factory: pytest.Te
     add_kernels(exported)
     (copy / KERNELS_NAME).unlink()
     journal = JournalWriter(copy / KERNELS_NAME)
-    journal.append(recorded_kernels(copy, exported, copy / f"{NSYS_NAME}.nsys-rep"))
+    for record in recorded_step(copy, exported, copy / f"{NSYS_NAME}.nsys-rep"):
+        journal.append(record)
     journal.close()
     from fakedist.analysis.building import build_tables
 

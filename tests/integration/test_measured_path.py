@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -23,6 +24,7 @@ REHEARSAL = {"FAKEDIST_REHEARSE": "cupti"}
 class Run:
     """A run with its kernels."""
 
+    path: Path
     summary: dict[str, Any]
     kernels: pd.DataFrame
     tables: dict[str, pd.DataFrame]
@@ -39,11 +41,11 @@ class Run:
 def run_job(directory: Path, run_fakedist: RunFakedist, job: str, *arguments: str, measured: bool) -> Run:
     options = ("--world-size", "8", "--rank", "0", "--device", "virtual", "--steps", "2", "--json", "-o", directory)
     finished = run_fakedist("profile", *options, JOBS / job, *arguments, env=REHEARSAL if measured else {})
-    names = ("kernels", "layers", "calls", "layer_times")
+    names = ("kernels", "launches", "layers", "calls", "layer_times")
     tables = {name: pd.read_parquet(directory / "tables" / f"{name}.parquet") for name in names}
     kernels = tables["kernels"]
     kernels["layer_name"] = tables["layers"]["name"].to_numpy()[kernels["layer"]]
-    return Run(finished.json(), kernels, tables)
+    return Run(directory, finished.json(), kernels, tables)
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +66,36 @@ def test_every_kernel_is_where_the_estimate_has_it(
     estimated = run_job(directory, run_fakedist, "timed.py", "checkpoint", measured=False)
     assert sum(measured.places().values()) > 200
     assert measured.places() == estimated.places()
+    assert order_of_waits(measured) == order_of_waits(estimated)
+
+
+def order_of_waits(run: Run) -> list[str]:
+    """The asynchronous calls of a step, and the waits around them, in the order of the host."""
+    launches, calls = run.tables["launches"], run.tables["calls"].set_index("sequence")
+    main = launches["stream"][launches["what"] == "product"].iloc[0]
+    is_backward = launches["call"].map(calls["phase"]) == "backward"
+    first = int(np.flatnonzero(is_backward)[0]) - 1  # what the first of them waits for
+    return [
+        f"{what} on {'the compute stream' if stream == main else 'its own'}"
+        for what, stream in launches.iloc[first:][["what", "stream"]].itertuples(index=False, name=None)
+        if what in ("collective", "stream_waits")
+    ]
+
+
+def test_collectives_are_priced_and_the_copies_that_stood_for_them_are_out(
+    measured: Run, run_fakedist: RunFakedist
+) -> None:
+    communication = measured.kernels[measured.kernels["family"] == "communication"]
+    assert set(communication["name"]) == {"all_reduce"}
+    assert communication["call"].is_unique
+    assert (communication["duration_us"] > 20).all(), "each copy took 1 µs"
+    (group,) = measured.summary["time"]["by_group"]
+    assert group["time_us"] == pytest.approx(communication["duration_us"].sum())
+    slower = run_fakedist("time", measured.path, "--nccl-env", "NCCL_NVLS_ENABLE=0", "--json").json()
+    assert slower["time"]["by_group"][0]["time_us"] > group["time_us"]
+    assert slower["kernels"]["source"] == "simulated"
+    refused = run_fakedist("time", measured.path, "--gpu", "h200")
+    assert "the run's kernels were measured on a GPU" in refused.stderr
 
 
 def test_what_no_operation_launches_is_in_the_phase_that_it_is_launched_in(

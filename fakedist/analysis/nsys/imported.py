@@ -11,6 +11,7 @@ from fakedist.analysis.nsys.database import Database, open_database
 from fakedist.analysis.nsys.tracing import Choice, gpu_name, read_trace, tool_version
 from fakedist.analysis.recording import read_recording
 from fakedist.analysis.traces.layer_numbers import LayerNumbers
+from fakedist.analysis.traces.traced_host import host_record
 from fakedist.analysis.traces.traced_kernels import Tool, kernel_record
 from fakedist.run.directory import JOURNAL_NAME
 from fakedist.run.journal import JournalWriter
@@ -18,11 +19,11 @@ from fakedist.run.manifest import import_manifest
 from fakedist.run.outcome import Outcome
 from fakedist.run.records import GpuRecord, LayersRecord, OutcomeRecord
 from fakedist.run.rows import LayerRow
-from fakedist.run.trace_records import KernelsRecord
+from fakedist.run.trace_records import HostRecord, KernelsRecord
 
 
-def recorded_kernels(run_directory: Path, exported: Path, report: Path) -> KernelsRecord:
-    """The journal's record of the kernels of a recorded run.
+def recorded_step(run_directory: Path, exported: Path, report: Path) -> tuple[KernelsRecord, HostRecord]:
+    """The journal's records of the timed step of a recorded run: its kernels, and what else the host did.
 
     Args:
         run_directory: The run's directory.
@@ -34,7 +35,8 @@ def recorded_kernels(run_directory: Path, exported: Path, report: Path) -> Kerne
     """
     layers = LayerNumbers(read_recording(run_directory).layers)
     with no_collector(), open_database(exported, report) as database:
-        return kernel_record(read_trace(database, Choice()), layers, _tool(database, report.name))
+        trace = read_trace(database, Choice())
+        return kernel_record(trace, layers, _tool(database, report.name)), host_record(trace)
 
 
 @dataclass(frozen=True)

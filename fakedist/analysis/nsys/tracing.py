@@ -8,6 +8,7 @@ import numpy as np
 
 from fakedist.analysis.nsys.activity import THREAD_BITS, read_activity, read_ranges
 from fakedist.analysis.nsys.database import Database
+from fakedist.analysis.nsys.waits import read_waits
 from fakedist.analysis.traces.intervals import Intervals, Ints
 from fakedist.analysis.traces.process_trace import ProcessTrace
 from fakedist.analysis.traces.range_meanings import STEP
@@ -59,6 +60,7 @@ def read_trace(database: Database, choice: Choice) -> Trace:
         begin=begin,
         step=step,
         notes=told,
+        waits=read_waits(database, process, (begin, end)),
     )
 
 

@@ -24,6 +24,7 @@ from fakedist.time.communication import Communication, communication_of
 from fakedist.time.fabric import Fabric, default_fabric, find_fabric
 from fakedist.time.imbalance import ImbalancedPrices
 from fakedist.time.kernels import KernelTimes
+from fakedist.time.measured import MeasuredPrices
 from fakedist.time.own import own_prices
 from fakedist.time.step import Prices, price_step
 from fakedist.time.what_if import WhatIf, changed_fabric, changed_launches, read_what_if
@@ -56,6 +57,16 @@ def prices_of(gpu: GpuSpec, times: str | None = None) -> Prices:
     """
     model = KernelTimes(gpu)
     return own_prices(model, Path(times)) if times else model
+
+
+def measured_prices(product: str, launches: pd.DataFrame) -> Prices:
+    """The prices of a step whose kernels were measured: only its collectives have any.
+
+    Args:
+        product: The GPU's name.
+        launches: The table ``launches``.
+    """
+    return MeasuredPrices(product, launches)
 
 
 @dataclass(frozen=True)
@@ -131,7 +142,12 @@ def network_of(
 
 
 def estimate_times(
-    tables: Mapping[str, pd.DataFrame], gpu: GpuSpec, prices: Prices, network: Network | None = None
+    tables: Mapping[str, pd.DataFrame],
+    gpu: GpuSpec,
+    prices: Prices,
+    network: Network | None = None,
+    *,
+    traced: KernelSource | None = None,
 ) -> EstimatedTimes:
     """Estimate every table and figure about a step's time.
 
@@ -141,6 +157,7 @@ def estimate_times(
         gpu: The GPU model.
         prices: The model of its kernel times.
         network: What connects the GPUs; None if collectives take no time.
+        traced: Where the kernels come from, if a tool traced them; None if they are estimated.
 
     Raises:
         RunDirectoryError: The tables are damaged.
@@ -153,10 +170,14 @@ def estimate_times(
             launches, communication = changed_launches(network.what_if, launches, communication, tables["groups"])
         prices = ImbalancedPrices(prices, network.moe_imbalance)
     priced = price_step(launches, tables["work"], prices, communication)
-    peaks = Peaks(dict(gpu.peak_flops), gpu.memory_bandwidth)
+    peaks: Peaks | None = Peaks(dict(gpu.peak_flops), gpu.memory_bandwidth)
     rows = closest(gpu, priced.families)
     accuracy = [FamilyAccuracy(row.family, row.gpu, row.median, row.p95) for row in rows]
     source = replace(priced.source, accuracy=accuracy, notes=[*priced.source.notes, *_nccl_notes(network)])
+    if traced is not None:
+        source = _of_traced(traced, source)
+    if source.source == "simulated":
+        peaks = None
     times = find_times(priced.kernels, tables["layers"], source, peaks, ranges=tables["ranges"])
     if times.summary is not None and communication is not None:
         by_group = group_times(timed(priced.kernels), tables["calls"], tables["groups"], communication)
@@ -166,6 +187,18 @@ def estimate_times(
     else:
         source = replace(source, uncertain=uncertain_parts(priced, [], {}))
     return EstimatedTimes(priced.kernels, times, source)
+
+
+def _of_traced(traced: KernelSource, priced: KernelSource) -> KernelSource:
+    """Where the times of a traced step come from, once its collectives are priced."""
+    return replace(
+        traced,
+        step_us=priced.step_us,
+        step_low_us=priced.step_low_us,
+        step_high_us=priced.step_high_us,
+        fabric=priced.fabric,
+        notes=[*traced.notes, time_notes.only_collectives_are_estimated(), *priced.notes],
+    )
 
 
 def _nccl_notes(network: Network | None) -> list[Note]:

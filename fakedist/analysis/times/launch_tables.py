@@ -29,6 +29,7 @@ def launch_table(record: LaunchesRecord | None) -> pd.DataFrame:
     texts = {name: pd.Categorical.from_codes(columns[name].astype(np.int32), pd.Index(known[name])) for name in known}
     step = np.full(len(columns["what"]), 0 if record is None else record.step, "i4")
     found = pd.DataFrame({**columns, **texts, "recompute": columns["recompute"].astype(bool), "step": step})
+    found = found.assign(measured_us=np.nan, host_us=np.nan)
     return found[[column.name for column in LAUNCHES.columns]]
 
 

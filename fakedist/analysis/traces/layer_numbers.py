@@ -45,7 +45,7 @@ class LayerNumbers:
 
     def _by_own_name(self, ranges: Ranges, rows: Ints) -> Ints:
         """Layers from fakedist's own ranges, whose names are qualified, without the run that the report belongs to."""
-        names = [each.name for each in ranges.meanings if each.is_ours and each.name]
+        names = [each.name for each in ranges.meanings if each.is_ours and each.kind == LAYER]
         root = next((name for name in names if name.startswith("(") and name.endswith(")")), "")
         said, place = np.unique(ranges.meaning[rows], return_inverse=True)
         return np.array([self._qualified(ranges.meanings[each].name, root) for each in said], np.int64)[place]

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fakedist.analysis.traces.intervals import Intervals, Ints
-from fakedist.analysis.traces.range_meanings import CALL, IGNORED, NODE, PHASE, STEP
+from fakedist.analysis.traces.range_meanings import CALL, IGNORED, NODE, PHASE, SCRIPTS, SCRIPTS_END, STEP
 from fakedist.analysis.traces.step_trace import Activity, Ranges
 
-_NO_OPERATIONS = (IGNORED, STEP, PHASE, CALL, NODE)
+_NO_OPERATIONS = (IGNORED, STEP, PHASE, CALL, NODE, SCRIPTS, SCRIPTS_END)
 
 
 @dataclass

@@ -7,10 +7,16 @@ import numpy as np
 from fakedist.analysis.traces.intervals import Ints
 from fakedist.analysis.traces.lookup import find_rows, taken
 from fakedist.analysis.traces.range_meanings import IGNORED, PHASE, STEP, meaning
-from fakedist.analysis.traces.step_trace import Activity, Ranges
+from fakedist.analysis.traces.step_trace import Activity, Ranges, Waits
 from fakedist.analysis.traces.traced_kernels import Trace
 from fakedist.run.encoding import columns_of
-from fakedist.run.trace_records import ProfilerRecord, TracedActivity, TracedCalls, TracedOperations
+from fakedist.run.trace_records import (
+    ProfilerRecord,
+    TracedActivity,
+    TracedCalls,
+    TracedOperations,
+    TracedWaits,
+)
 
 
 def profiler_trace(record: ProfilerRecord) -> Trace:
@@ -36,7 +42,16 @@ def profiler_trace(record: ProfilerRecord) -> Trace:
         made_at=none,
         begin=begin,
         step=step,
+        waits=_waits(record, calls) if record.has_events else None,
     )
+
+
+def _waits(record: ProfilerRecord, calls: dict[str, Ints]) -> Waits:
+    started = dict(zip(calls["correlation"].tolist(), calls["start"].tolist(), strict=True))
+    found = _columns(record.waits)
+    called = [started.get(each, -1) for each in found["correlation"].tolist()]
+    found["start"] = np.where(np.array(called, np.int64) >= 0, called, found["start"])
+    return Waits.of(found, started)
 
 
 def _ranges(operations: dict[str, Ints], texts: list[str]) -> tuple[Ranges, list[tuple[int, int]]]:
@@ -61,7 +76,7 @@ def _ranges(operations: dict[str, Ints], texts: list[str]) -> tuple[Ranges, list
     return ranges, steps
 
 
-def _columns(table: TracedOperations | TracedCalls | TracedActivity) -> dict[str, Ints]:
+def _columns(table: TracedOperations | TracedCalls | TracedActivity | TracedWaits) -> dict[str, Ints]:
     return {
         name: np.frombuffer(getattr(table, name), code).astype(np.int64)
         for name, code in columns_of(type(table)).items()

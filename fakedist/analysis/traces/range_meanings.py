@@ -5,9 +5,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from fakedist.run.trace_records import CALL_RANGE, LAYER_RANGE, OWN_RANGE, PHASE_RANGE, STEP_RANGE
+from fakedist.run.trace_records import (
+    CALL_RANGE,
+    LAYER_RANGE,
+    OWN_RANGE,
+    PHASE_RANGE,
+    SCRIPT_RANGE,
+    SCRIPT_RANGE_END,
+    STEP_RANGE,
+)
 
-IGNORED, STEP, PHASE, LAYER, OPERATION, NODE, DERIVATIVE, CALL = range(8)
+IGNORED, STEP, PHASE, LAYER, OPERATION, NODE, DERIVATIVE, CALL, SCRIPTS, SCRIPTS_END = range(10)
 #: torch.autograd.profiler.emit_nvtx writes "aten::mm, seq = 12, op_id = 7, sizes = [...]".
 TAILS = (", seq = ", ", op_id = ", ", sizes = ", ", input_op_ids = ")
 _SEQUENCE = re.compile(r", seq = (\d+)")
@@ -38,10 +46,11 @@ class Meaning:
 
     Attributes:
         kind: STEP, PHASE, LAYER, OPERATION, NODE (autograd runs a node), DERIVATIVE (that node's own function), CALL
-            (one of fakedist's collectives) or IGNORED.
-        name: The name of the layer or operation; empty without one.
+            (one of fakedist's collectives), SCRIPTS and SCRIPTS_END (marks where a range of the script begins and ends)
+            or IGNORED.
+        name: The name of the layer, operation or range; empty without one.
         phase: forward, backward or optimizer, if the text names it. fakedist's own ranges can name any phase.
-        number: The number of the step or call; -1 without one.
+        number: The number of the step, call or range; -1 without one.
         is_ours: Whether fakedist emitted the range.
     """
 
@@ -85,7 +94,10 @@ def meaning(text: str, domain: str = "") -> Meaning:
 
 
 def _own(text: str) -> Meaning:
-    for kind, prefix in ((STEP, STEP_RANGE), (CALL, CALL_RANGE)):
+    if text.startswith(SCRIPT_RANGE):
+        number, _, name = text.removeprefix(SCRIPT_RANGE).partition(":")
+        return Meaning(SCRIPTS, name, number=int(number), is_ours=True) if number.isdecimal() else Meaning(IGNORED)
+    for kind, prefix in ((STEP, STEP_RANGE), (CALL, CALL_RANGE), (SCRIPTS_END, SCRIPT_RANGE_END)):
         if text.startswith(prefix) and text.removeprefix(prefix).isdecimal():
             return Meaning(kind, number=int(text.removeprefix(prefix)), is_ours=True)
     if text.startswith(PHASE_RANGE):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,6 +11,15 @@ import numpy.typing as npt
 
 from fakedist.analysis.traces.intervals import Ints
 from fakedist.analysis.traces.range_meanings import IGNORED, LAYER, OPERATION, PHASE, STEP, Meaning
+from fakedist.run.launch_records import LAUNCH_KINDS
+
+STREAM_RECORDS, STREAM_WAITS, HOST_WAITS, HOST_WAITS_FOR_DEVICE = map(
+    LAUNCH_KINDS.index, ("stream_records", "stream_waits", "host_waits", "host_waits_for_device")
+)
+#: No correlation of a call is this large.
+_NEVER_RECORDED = 1 << 62
+#: Columns of ``run.trace_records.TracedWaits``.
+TracedWaitColumns = Mapping[str, Ints]
 
 
 @dataclass
@@ -64,6 +74,52 @@ class Ranges:
         if self.flops is not None:
             arrays["flops"] = self.flops[mask]
         return dataclasses.replace(self, **arrays)
+
+
+@dataclass
+class Waits:
+    """What the host gave to the streams besides work: events, and waits for them. Times as of the ranges.
+
+    Attributes:
+        what: A place in ``run.launch_records.LAUNCH_KINDS``, one of those that launch nothing.
+        stream: The stream that records or waits, or that the host waits for; -1 without one.
+        event: Which event; 0 without one. Each record of an event has a number of its own.
+        start: When the host called it.
+        end: When the call returned.
+    """
+
+    what: Ints
+    stream: Ints
+    event: Ints
+    start: Ints
+    end: Ints
+
+    @classmethod
+    def of(cls, waits: TracedWaitColumns, records: Mapping[int, int]) -> Waits:
+        """The waits, and the events that they wait for.
+
+        An event that was recorded before the trace began is never reached, so waiting for it takes no time.
+
+        Args:
+            waits: The waits.
+            records: When the host recorded each event, by correlation.
+        """
+        stream, event, start = waits["stream"], np.maximum(waits["record"], 0), waits["start"]
+        record, first = np.unique(event, return_index=True)
+        at = np.array([records.get(each, -1) for each in record.tolist()], np.int64)
+        first = first[(record > 0) & (at >= 0)]
+        at = at[(record > 0) & (at >= 0)]
+        # What waits for an event of before the trace still has one, or the host would wait for a whole stream.
+        is_lost = (event == 0) & (waits["what"] != HOST_WAITS_FOR_DEVICE) & (stream < 0)
+        event = np.where(is_lost | ((event == 0) & (waits["what"] == STREAM_WAITS)), _NEVER_RECORDED, event)
+        recorded = np.full(len(first), STREAM_RECORDS)
+        return cls(
+            np.concatenate([recorded, waits["what"]]),
+            np.concatenate([waits["recorded_on"][first], stream]),
+            np.concatenate([event[first], event]),
+            np.concatenate([at, start]),
+            np.concatenate([at, waits["end"]]),
+        )
 
 
 @dataclass

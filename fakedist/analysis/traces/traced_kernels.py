@@ -12,7 +12,7 @@ from fakedist.analysis.traces.intervals import Ints
 from fakedist.analysis.traces.joining import Places, find_places
 from fakedist.analysis.traces.layer_numbers import LayerNumbers
 from fakedist.analysis.traces.range_meanings import OPERATION
-from fakedist.analysis.traces.step_trace import Activity, Ranges
+from fakedist.analysis.traces.step_trace import Activity, Ranges, Waits
 from fakedist.run import time_notes
 from fakedist.run.encoding import columns_of
 from fakedist.run.families import kernel_family
@@ -36,6 +36,7 @@ class Trace:
         begin: Start of the step.
         step: Its number.
         notes: What limits what these times mean.
+        waits: Events and waits; None if the tool did not trace what streams wait for.
     """
 
     ranges: Ranges
@@ -47,6 +48,7 @@ class Trace:
     begin: int
     step: int
     notes: list[Note] = field(default_factory=list)
+    waits: Waits | None = None
 
 
 @dataclass(frozen=True)

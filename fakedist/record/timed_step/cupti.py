@@ -14,7 +14,9 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from fakedist.patch import present
+from fakedist.record.timed_step.event_records import disable_event_records, enable_event_records
 from fakedist.run.encoding import Columns, Record
+from fakedist.run.launch_records import LAUNCH_KINDS
 from fakedist.run.rows import Place
 from fakedist.run.trace_records import (
     PHASE_RANGE,
@@ -23,6 +25,7 @@ from fakedist.run.trace_records import (
     TracedActivity,
     TracedCalls,
     TracedOperations,
+    TracedWaits,
 )
 
 _SIDES = re.compile(r'"(grid|block)": ?\[(\d+), ?(\d+), ?(\d+)\]')
@@ -31,7 +34,15 @@ _NODE = re.compile(r'"graph node id": ?(\d+)')
 #: functions newer than itself, such as cudart 13's __cudaLaunchKernel.
 _CALL = re.compile(r"(?:__)?cu(?:da)?[A-Z]\w+$|INVALID$|unknown$")
 #: Events that the profiler reports as GPU work although they are none.
-_NO_WORK = re.compile(r"(?:Context|Event|Stream) Sync|Stream Wait|Iteration Start")
+_NO_WORK = re.compile(r"\w+ Sync$|Stream Wait|Iteration Start|cudaEvent$")
+#: Those that wait, by Kineto's names, and what they are in a table of launches.
+_WAITS = {
+    "Stream Wait Event": "stream_waits",
+    "Event Sync": "host_waits",
+    "Stream Sync": "host_waits",
+    "Context Sync": "host_waits_for_device",
+}
+_RECORD = re.compile(r'"wait_on_(stream|cuda_event_record_corr_id)": ?(-?\d+)')
 
 
 class KinetoEvent(Protocol):
@@ -86,6 +97,7 @@ class CuptiTracer:
         self._profile: torch.profiler.profile | None = None
         self._events: Iterable[KinetoEvent] = ()
         self._gpu = ""
+        self._has_events = False
         self._event = present(torch._C._profiler, "_RecordFunctionFast")
 
     def begin(self, step: int) -> None:
@@ -93,13 +105,16 @@ class CuptiTracer:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-        # Without this option events have no metadata: no grid, no graph.
-        config = present(torch._C._profiler, "_ExperimentalConfig")(expose_kineto_event_metadata=True)
+        # Without the first option events have no metadata: no grid, no graph. The second one traces waits.
+        config = present(torch._C._profiler, "_ExperimentalConfig")(
+            expose_kineto_event_metadata=True, enable_cuda_sync_events=True
+        )
         # acc_events: there is only one cycle, and some versions warn without it.
         self._profile = torch.profiler.profile(
             activities=activities, acc_events=True, with_flops=True, experimental_config=config
         )
         self._profile.start()
+        self._has_events = enable_event_records()
         self._mark(f"{STEP_RANGE}{step}")
 
     def place(self, place: Place) -> None:
@@ -110,13 +125,15 @@ class CuptiTracer:
         """Stop the profiler once everything that was launched has ended."""
         profile, self._profile = self._profile, None
         assert profile is not None
+        if self._has_events:
+            disable_event_records()
         profile.stop()
         self._gpu = torch.cuda.get_device_name() if torch.cuda.is_initialized() else ""
         self._events = present(profile.profiler, "kineto_results").events()
 
     def records(self) -> Sequence[Record]:
         """The events, the GPU's name and the source of its times."""
-        return (profiler_record(self._events, self._gpu, self._source),)
+        return (profiler_record(self._events, self._gpu, self._source, has_events=self._has_events),)
 
     def _mark(self, text: str) -> None:
         with self._event(text):
@@ -124,7 +141,11 @@ class CuptiTracer:
 
 
 def profiler_record(
-    events: Iterable[KinetoEvent], gpu: str, source: Literal["measured", "simulated"] = "measured"
+    events: Iterable[KinetoEvent],
+    gpu: str,
+    source: Literal["measured", "simulated"] = "measured",
+    *,
+    has_events: bool = False,
 ) -> ProfilerRecord:
     """Make the journal's record of what ``torch.profiler`` saw.
 
@@ -132,8 +153,10 @@ def profiler_record(
         events: Torch's ``_KinetoEvent`` objects, or objects with their methods.
         gpu: The GPU's name.
         source: Where its times come from.
+        has_events: Whether CUPTI traced where events were recorded.
     """
     operations, calls, activity = Columns(TracedOperations), Columns(TracedCalls), Columns(TracedActivity)
+    waits = Columns(TracedWaits)
     texts: dict[str, int] = {}
     graph_launches: set[int] = set()
     for event in events:
@@ -141,22 +164,10 @@ def profiler_record(
         end = start + event.duration_ns()
         if event.device_type() != torch._C._autograd.DeviceType.CPU:
             if event.is_user_annotation() or _NO_WORK.match(name):
+                if name in _WAITS:
+                    _add_wait(waits, event)
                 continue
-            more = event.metadata_json()
-            shape = {side: ",".join(sizes) for side, *sizes in _SIDES.findall(more)}
-            node = _NODE.search(more)
-            activity.add(
-                start=start,
-                end=end,
-                stream=event.device_resource_id(),
-                correlation=event.correlation_id(),
-                operation=event.linked_correlation_id(),
-                size=event.nbytes() or -1,
-                node=int(node[1]) if node else 0,
-                text=texts.setdefault(name, len(texts)),
-                grid=texts.setdefault(shape.get("grid", ""), len(texts)),
-                block=texts.setdefault(shape.get("block", ""), len(texts)),
-            )
+            _add_activity(activity, event, texts)
         elif _CALL.match(name):
             linked = event.linked_correlation_id()
             thread = event.device_resource_id()
@@ -177,4 +188,37 @@ def profiler_record(
     for row, correlation in enumerate(activity.arrays["correlation"]):
         if correlation in graph_launches and not nodes[row]:  # torch 2.11 gives nodes no number
             nodes[row] = 1
-    return ProfilerRecord(gpu, source, list(texts), operations.made(), calls.made(), activity.made())
+    made = (operations.made(), calls.made(), activity.made(), waits.made())
+    return ProfilerRecord(gpu, source, list(texts), *made, has_events)
+
+
+def _add_activity(activity: Columns[TracedActivity], event: KinetoEvent, texts: dict[str, int]) -> None:
+    more, start = event.metadata_json(), event.start_ns()
+    shape = {side: ",".join(sizes) for side, *sizes in _SIDES.findall(more)}
+    node = _NODE.search(more)
+    activity.add(
+        start=start,
+        end=start + event.duration_ns(),
+        stream=event.device_resource_id(),
+        correlation=event.correlation_id(),
+        operation=event.linked_correlation_id(),
+        size=event.nbytes() or -1,
+        node=int(node[1]) if node else 0,
+        text=texts.setdefault(event.name(), len(texts)),
+        grid=texts.setdefault(shape.get("grid", ""), len(texts)),
+        block=texts.setdefault(shape.get("block", ""), len(texts)),
+    )
+
+
+def _add_wait(waits: Columns[TracedWaits], event: KinetoEvent) -> None:
+    what, start = _WAITS[event.name()], event.start_ns()
+    found = {key: int(value) for key, value in _RECORD.findall(event.metadata_json())}
+    waits.add(
+        what=LAUNCH_KINDS.index(what),
+        stream=event.device_resource_id(),
+        recorded_on=found.get("stream", -1),
+        record=found.get("cuda_event_record_corr_id", -1),
+        correlation=event.correlation_id(),
+        start=start,
+        end=start + event.duration_ns(),
+    )

@@ -8,20 +8,22 @@ its layers from ranges that the module hooks open. Phases are not a stack, becau
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch.utils import _python_dispatch
 
 from fakedist.patch import present
+from fakedist.record.timed_step.script_ranges import script_ranges
 from fakedist.record.timed_step.tracer import Tracer
 from fakedist.run.encoding import Record
 from fakedist.run.records import NoteRecord
 from fakedist.run.rows import Place
 from fakedist.run.time_notes import not_timed
-from fakedist.run.trace_records import CALL_RANGE, LAYER_RANGE, TimedStepRecord
+from fakedist.run.trace_records import CALL_RANGE, LAYER_RANGE, SCRIPT_RANGE, SCRIPT_RANGE_END, TimedStepRecord
 
 #: One step warms up, one is timed.
 _NUM_STEPS = 2
@@ -49,6 +51,17 @@ class LaterStep:
         self._event = present(torch._C._profiler, "_RecordFunctionFast")
         self._open = threading.local()
         self._texts: dict[int, str] = {}
+        self._numbers = itertools.count()
+        self._ranges: dict[int, str] = {}
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Follow the ranges that the script opens, once a step is to be traced."""
+        if self._tracer is None:
+            yield
+            return
+        with script_ranges(self):
+            yield
 
     def trace(self, tracer: Tracer) -> int:
         """Have ``tracer`` trace the step. Returns how many more steps must run for that."""
@@ -98,6 +111,8 @@ class LaterStep:
             return
         self.is_on = True
         self.place(place)
+        for number, name in self._ranges.items():
+            self._mark(f"{SCRIPT_RANGE}{number}:{name}")
 
     def _end(self) -> None:
         assert self._tracer is not None
@@ -125,10 +140,27 @@ class LaterStep:
 
     def call(self, sequence: int) -> None:
         """Mark the moment before one of our collectives runs, with its number."""
-        with self._event(f"{CALL_RANGE}{sequence}"):
-            pass
+        self._mark(f"{CALL_RANGE}{sequence}")
+
+    def range_begins(self, name: str) -> int:
+        """The script opens a range in this thread. Returns its number. A mark tells it: ranges need not nest."""
+        number = next(self._numbers)
+        self._ranges[number] = name
+        if self.is_on:
+            self._mark(f"{SCRIPT_RANGE}{number}:{name}")
+        return number
+
+    def range_ended(self, number: int) -> None:
+        """The range with that number ended."""
+        self._ranges.pop(number, None)
+        if self.is_on:
+            self._mark(f"{SCRIPT_RANGE_END}{number}")
 
     def place(self, place: Place) -> None:
         """Tell the tracer that a phase begins. Layers are ranges of their own."""
         assert self._tracer is not None
         self._tracer.place(place)
+
+    def _mark(self, text: str) -> None:
+        with self._event(text):
+            pass

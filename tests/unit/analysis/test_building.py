@@ -14,6 +14,7 @@ import pytest
 
 from fakedist.analysis import building
 from fakedist.analysis.building import build_tables
+from fakedist.analysis.times import recorded_times
 from fakedist.errors import RunDirectoryError
 from fakedist.gpu_models.known import find_gpu
 from fakedist.job import Job
@@ -372,8 +373,8 @@ def test_a_rank_that_left_after_a_broadcast_of_another_is_told_of_tapes(
 def test_a_job_whose_own_times_have_gone_is_estimated_without_them_and_a_note_tells_it(tmp_path: Path) -> None:
     gpu = find_gpu("h200")
     job = Job(world_size=1, rank=0, target="train.py", gpu="h200", times=str(tmp_path / "gone.json"))
-    prices, told = building._prices(gpu, job)
+    prices, told = recorded_times._prices(gpu, job)
     assert prices.calibrated_on is None
     assert [note.code for note in told] == ["own_times_not_used"]
     assert "gone.json cannot be read" in told[0].text
-    assert building._prices(gpu, dataclasses.replace(job, times=None))[1] == []
+    assert recorded_times._prices(gpu, dataclasses.replace(job, times=None))[1] == []

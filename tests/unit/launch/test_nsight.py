@@ -9,7 +9,7 @@ from fakedist.errors import ReportError, SetupError
 from fakedist.job import Job
 from fakedist.launch import launching, nsight, under_nsys
 from fakedist.launch.launching import Streams
-from fakedist.launch.nsight import export_sqlite, find_nsys, finished_report, profile_command
+from fakedist.launch.nsight import export_sqlite, find_nsys, finished_report, profile_command, traces_events
 from fakedist.run.journal import read_journal
 from fakedist.run.records import NoteRecord
 
@@ -38,6 +38,18 @@ def test_the_users_arguments_come_last() -> None:
     assert command[-2:] == ["--output=run/nsight", "--trace=osrt"]
     assert "--capture-range=nvtx" in command
     assert "--sample=none" in command
+
+
+@pytest.mark.parametrize(
+    ("told", "can"), [("--cuda-event-trace=\n   Possible values", True), ("--cuda-um-cpu=", False)]
+)
+def test_events_are_traced_where_nsys_can(
+    told: str, can: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    nsys = install(tmp_path, monkeypatch, f"printf -- '{told}'")
+    assert traces_events(nsys) is can
+    command = profile_command(nsys, tmp_path, traces_cuda=True, arguments=[], has_events=can)
+    assert ("--cuda-event-trace=true" in command) is can
 
 
 def test_an_export_that_hangs_is_ended_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

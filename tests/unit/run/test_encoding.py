@@ -26,11 +26,16 @@ from fakedist.run.rows import CallRow, FrameRow, GroupRow, HolderRow, LineRow
 from fakedist.run.step_time import KernelSource, Peaks
 from fakedist.run.tape import TAPE_RECORDS, Awaited, Guess, SentRecord
 from fakedist.run.trace_records import (
+    HostCalls,
+    HostRanges,
+    HostRecord,
+    HostWaits,
     KernelsRecord,
     ProfilerRecord,
     TracedActivity,
     TracedCalls,
     TracedOperations,
+    TracedWaits,
 )
 
 CALL = CallRow(0, "all_reduce", 0, 8, 8, "float32", True, 7, 3, 1, -1)
@@ -56,7 +61,10 @@ RECORDED = [
         Columns(TracedOperations).made(),
         Columns(TracedCalls).made(),
         Columns(TracedActivity).made(),
+        Columns(TracedWaits).made(),
+        True,
     ),
+    HostRecord(4, True, ["train"], Columns(HostWaits).made(), Columns(HostCalls).made(), Columns(HostRanges).made()),
 ]
 ON_TAPE = [
     AWAITED,

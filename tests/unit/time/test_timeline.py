@@ -39,6 +39,13 @@ def test_a_slow_host_bounds_the_step() -> None:
     assert found.end_us == 805.0
 
 
+def test_a_measured_host_takes_what_was_measured_before_waits_too() -> None:
+    rows = [launch(COPY), launch(what="host_waits"), launch(COPY)]
+    launches = launch_table(record(rows)).assign(host_us=[5.0, 200.0, 30.0])
+    found = Timeline(launches).place(np.array([100.0, 0.0, 100.0]), Host())
+    assert found.start_us.tolist() == [5.0, 235.0]
+
+
 def test_streams_overlap_until_one_waits_for_the_others_event() -> None:
     side = [launch(COPY, stream=7), launch(what="stream_records", stream=7, event=5)]
     apart = placed(*side, launch(COPY))

@@ -24,6 +24,8 @@ class MadeUp:
         copies: start, end, correlation, bytes, kind.
         graphs: start, end, correlation.
         nodes: graph node, original node, thread, start.
+        waits: start, end, stream, correlation, type, event.
+        events: stream, correlation, event: where each was recorded.
     """
 
     old: bool = False
@@ -34,6 +36,8 @@ class MadeUp:
     copies: list[tuple[int, int, int, int, int]] = field(default_factory=list)
     graphs: list[tuple[int, int, int]] = field(default_factory=list)
     nodes: list[tuple[int, int, int, int]] = field(default_factory=list)
+    waits: list[tuple[int, int, int, int, int, int]] = field(default_factory=list)
+    events: list[tuple[int, int, int]] = field(default_factory=list)
     strings: dict[str, int] = field(default_factory=dict)
 
     def range(self, start: int, end: int | None, text: str, thread: int = MAIN, kind: int = PUSH_POP) -> None:
@@ -81,6 +85,14 @@ class MadeUp:
             columns = "start end deviceId streamId correlationId globalPid graphId"
             graphs = [(*row[:2], 0, 7, row[2], PID, 1) for row in self.graphs]
             self._table(connection, "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", columns, graphs)
+        if self.waits:
+            columns = "start end deviceId contextId streamId correlationId globalPid syncType eventId"
+            waits = [(*row[:2], 0, 1, *row[2:4], PID, *row[4:]) for row in self.waits]
+            self._table(connection, "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", columns, waits)
+        if self.events:
+            columns = "deviceId contextId streamId correlationId globalPid eventId"
+            events = [(0, 1, *row[:2], PID, row[2]) for row in self.events]
+            self._table(connection, "CUPTI_ACTIVITY_KIND_CUDA_EVENT", columns, events)
         if self.nodes:
             name = "CUDA_GRAPH_EVENTS" if self.old else "CUDA_GRAPH_NODE_EVENTS"
             self._table(connection, name, "graphNodeId originalGraphNodeId globalTid start", self.nodes)

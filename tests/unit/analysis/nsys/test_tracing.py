@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from fakedist.analysis.nsys.database import open_database
-from fakedist.analysis.nsys.tracing import read_process
+from fakedist.analysis.nsys.tracing import Choice, read_process, read_trace
 from fakedist.analysis.traces.process_trace import ProcessTrace
+from fakedist.analysis.traces.step_trace import Waits
 from fakedist.errors import ReportError
+from fakedist.run.launch_records import LAUNCH_KINDS
 from tests.unit.analysis.nsys.made_up import MAIN, MadeUp, training
 
 
@@ -46,6 +48,42 @@ def test_nodes_of_a_graph_belong_to_the_operations_that_were_captured(tmp_path: 
     report.nodes.append((5, 5, MAIN, 150))
     report.kernel(900, "gemm", node=5)
     assert chains(process(report, tmp_path)) == [("aten::mm",)]
+
+
+def waits(report: MadeUp, directory: Path) -> Waits | None:
+    with open_database(report.write(directory / "report.sqlite")) as database:
+        return read_trace(database, Choice(step=3)).waits
+
+
+def test_a_wait_is_for_the_last_record_of_its_event_before_it(tmp_path: Path) -> None:
+    report = training()
+    for correlation, start in ((21, 1200), (22, 1300), (23, 1400), (24, 1500), (25, 1600)):
+        report.calls.append((start, correlation, MAIN))
+    report.events += [(7, 21, 3), (9, 22, 4), (7, 24, 3)]
+    report.waits += [
+        (1401, 1402, 13, 23, 2, 3),  # waits for the first record of event 3
+        (1601, 1700, -1, 25, 1, 3),  # the host waits for the second one
+        (1710, 1800, 7, 26, 3, -1),
+        (1810, 1900, -1, 27, 4, -1),
+        (9600, 9700, -1, 28, 4, -1),  # after the step
+    ]
+    found = waits(report, tmp_path)
+    assert found is not None
+    what = [LAUNCH_KINDS[each] for each in found.what]
+    assert list(zip(what, found.stream.tolist(), found.event.tolist(), found.start.tolist(), strict=True)) == [
+        ("stream_records", 7, 21, 1200),
+        ("stream_records", 7, 24, 1500),
+        ("stream_waits", 13, 21, 1401),
+        ("host_waits", -1, 24, 1601),
+        ("host_waits", 7, 0, 1710),
+        ("host_waits_for_device", -1, 0, 1810),
+    ]
+
+
+def test_without_records_of_events_it_is_not_known_what_waits(tmp_path: Path) -> None:
+    report = training()
+    report.waits.append((1401, 1402, 13, 23, 2, 3))
+    assert waits(report, tmp_path) is None
 
 
 def test_other_processes_are_counted(tmp_path: Path) -> None:

@@ -7,13 +7,15 @@ import torch
 
 from fakedist.analysis.traces.layer_numbers import LayerNumbers
 from fakedist.analysis.traces.profiler_trace import profiler_trace
+from fakedist.analysis.traces.traced_host import host_record
 from fakedist.analysis.traces.traced_kernels import Tool, kernel_record
 from fakedist.record.timed_step.cupti import CuptiTracer, profiler_record
 from fakedist.run.encoding import columns_of
+from fakedist.run.launch_records import LAUNCH_KINDS
 from fakedist.run.rows import LayerRow, Place
 from fakedist.run.schema import FAMILIES, PHASES
 from fakedist.run.time_notes import kernels_of_graphs
-from fakedist.run.trace_records import KernelsRecord
+from fakedist.run.trace_records import HostCalls, HostRanges, HostRecord, HostWaits, KernelsRecord
 
 CPU, CUDA = torch._C._autograd.DeviceType.CPU, torch._C._autograd.DeviceType.CUDA
 MAIN, AUTOGRAD = 100, 200
@@ -48,6 +50,19 @@ class Events(list[Any]):
         self._add(CPU, by, launched, launched + 3, 987654, **call)
         metadata = f'"queued": 0, "device": 0, "grid": [8, 4, 1], "block": [128, 1, 1]{node}'
         self._add(CUDA, name, launched + 1000, launched + 1500, 7, **call, metadata_json=metadata)
+
+    def wait(self, name: str, at: int, until: int, stream: int, metadata: str = "") -> None:
+        """Something waits, as Kineto tells it, and the call that made it wait."""
+        correlation = 5000 + len(self)
+        self._add(CPU, "cudaStreamWaitEvent", at, until, 987654, correlation_id=correlation)
+        more = {"correlation_id": correlation, "metadata_json": f'"cuda_sync_kind": "{name}"{metadata}'}
+        self._add(CUDA, name, at + 1, until, stream, **more)
+
+    def recorded(self, at: int) -> int:
+        """The host records an event; the correlation of the call."""
+        correlation = 5000 + len(self)
+        self._add(CPU, "cudaEventRecordWithFlags", at, at + 1, 987654, correlation_id=correlation)
+        return correlation
 
     def _add(self, device: Any, name: str, start: int, end: int, resource: int, **more: Any) -> None:
         rest = {
@@ -182,6 +197,50 @@ def test_the_backward_of_a_scripts_own_function_is_of_the_layer_that_called_it()
         ("", "other", "aten.mul"),
         ("blocks.1", "backward", "_LayerNormLinearBackward"),
     ]
+
+
+def waits_of(events: Events, *, has_events: bool = True) -> HostRecord:
+    return host_record(profiler_trace(profiler_record(events, "", has_events=has_events)))
+
+
+def test_what_waits_for_an_event_waits_for_the_last_record_before_it() -> None:
+    events = training()
+    record = events.recorded(1200)
+    told = f', "wait_on_stream": 7, "wait_on_cuda_event_record_corr_id": {record}, "wait_on_cuda_event_id": 3'
+    events.wait("Stream Wait Event", 1300, 1301, 13, told)
+    events.wait("Stream Wait Event", 1400, 1401, 13, told.replace(str(record), "-1"))
+    events.wait("Event Sync", 1500, 1600, -1, told)
+    events.wait("Stream Sync", 1700, 1800, 13)
+    events.wait("Context Sync", 1900, 1950, -1)
+    found = waits_of(events)
+    columns = {name: np.frombuffer(getattr(found.waits, name), code) for name, code in columns_of(HostWaits).items()}
+    assert [LAUNCH_KINDS[each] for each in columns["what"]] == [
+        "stream_records", "stream_waits", "stream_waits", "host_waits", "host_waits", "host_waits_for_device",
+    ]  # fmt: skip
+    assert columns["stream"].tolist()[:3] == [7, 13, 13]
+    lost = columns["event"].tolist()[2]
+    assert columns["event"].tolist() == [record, record, lost, record, 0, 0]
+    assert lost not in (0, record), "an event from before the step is none that the step records"
+    assert columns["at_us"].tolist() == [0.2, 0.3, 0.4, 0.5, 0.7, 0.9]
+    assert columns["until_us"].tolist()[3:] == [0.6, 0.8, 0.95]
+    assert found.has_events
+    assert not waits_of(training(), has_events=False).has_events
+
+
+def test_calls_and_ranges_are_where_their_marks_are() -> None:
+    events = training()
+    events.operation("fakedist.range:0:train: all", 1050, 1051)
+    events.operation("fakedist.range:1:never ends", 1250, 1251, AUTOGRAD)
+    events.operation("fakedist.range_end:0", 1800, 1801)
+    found = waits_of(events)
+    calls = {name: np.frombuffer(getattr(found.calls, name), code) for name, code in columns_of(HostCalls).items()}
+    assert (calls["call"].tolist(), calls["at_us"].tolist()) == ([9], [1.96])
+    ranges = {name: np.frombuffer(getattr(found.ranges, name), code) for name, code in columns_of(HostRanges).items()}
+    assert [found.texts[each] for each in ranges["name"]] == ["train: all", "never ends"]
+    assert ranges["begin_us"].tolist() == [0.05, 0.25]
+    assert ranges["end_us"].tolist() == [0.8, 3.9]
+    assert ranges["thread"].tolist() == [0, 1]
+    assert len(rows(events)) == len(rows(training())), "marks are no operations and no layers"
 
 
 def test_a_profile_without_a_kernel_is_an_empty_table() -> None:

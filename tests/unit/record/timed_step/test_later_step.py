@@ -105,6 +105,25 @@ def test_inside_of_a_dispatch_mode_the_recording_goes_on() -> None:
     assert "in a TorchDispatchMode" in note_of(step)
 
 
+def test_the_scripts_ranges_are_marked_also_those_that_began_before_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = timed(Written())
+    before = step.range_begins("train")
+    step.range_ended(step.range_begins("over"))
+    step.step_ended(2, AFTER)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
+        monkeypatch.setattr(torch._C._autograd, "_profiler_enabled", lambda: False)  # as before the tracer begins
+        step.step_ended(3, AFTER)
+        inside = step.range_begins("micro-batch: 1")
+        step.range_ended(before)
+        step.range_ended(inside)
+        step.step_ended(4, AFTER)
+        step.range_begins("later")
+    marks = [event.name for event in profile.events() if event.name.startswith("fakedist.range")]
+    assert marks == [
+        "fakedist.range:0:train", "fakedist.range:2:micro-batch: 1", "fakedist.range_end:0", "fakedist.range_end:2",
+    ]  # fmt: skip
+
+
 def test_layers_that_an_error_cut_short_are_closed_with_the_one_around_them() -> None:
     step = timed(Written())
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:

@@ -1,0 +1,215 @@
+"""A timed step that a tool traced, as launches: its kernels with their measured times, and its collectives without.
+
+The copies that stand for collectives are left out. Each call is one launch instead, as in a step on the virtual GPU, so
+that ``fakedist.time`` can price it and place everything again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from fakedist.analysis.recording import NUMPY_TYPES, Array
+from fakedist.analysis.times.launch_tables import work_table
+from fakedist.run.encoding import columns_of
+from fakedist.run.launch_records import LAUNCH_KINDS, RangeRow, WorkRow
+from fakedist.run.launch_schema import LAUNCHES, WORK
+from fakedist.run.schema import PHASES
+from fakedist.run.trace_records import HostCalls, HostRanges, HostRecord, HostWaits
+
+_COLLECTIVE, _READS = LAUNCH_KINDS.index("collective"), LAUNCH_KINDS.index("host_reads")
+#: What a kernel's launch is, by the beginning of its name, else by its family.
+_COPY, _FILL = "Memcpy", "Memset"
+#: The host goes on once such a copy is done.
+_TO_PAGEABLE = "-> Pageable"
+_UNKNOWN_STREAM = 1 << 32
+_WORK = ["name", "kind", "family", "operation", "flops", "moved_bytes"]
+
+
+@dataclass(frozen=True)
+class TracedLaunches:
+    """The tables of a traced step, as of a step on the virtual GPU.
+
+    Attributes:
+        launches: The table ``launches``.
+        work: The table ``work``.
+        ranges: The columns of the table ``ranges`` that need no times.
+        kernels: The table ``kernels`` as the tool saw it, with the row of each in ``launches``: of a copy that stands
+            for a collective, the row of that.
+    """
+
+    launches: pd.DataFrame
+    work: pd.DataFrame
+    ranges: pd.DataFrame
+    kernels: pd.DataFrame
+
+
+def traced_launches(kernels: pd.DataFrame, host: HostRecord, calls: pd.DataFrame) -> TracedLaunches:
+    """Make the tables of a traced step.
+
+    Args:
+        kernels: The table ``kernels`` as the tool saw it.
+        host: What the host did.
+        calls: The table ``calls``.
+    """
+    at_us = kernels["launch_us"].to_numpy("f8")
+    at_us = np.where(np.isnan(at_us), kernels["start_us"].to_numpy("f8"), at_us)
+    stands_in = (kernels["family"].astype(str) == "communication") & kernels["call"].isin(calls["sequence"])
+    own = np.flatnonzero(~stands_in)
+    rows = pd.concat(
+        [
+            _launched(kernels.iloc[own], at_us[own]).assign(kernel=own),
+            _called(kernels[stands_in].assign(at_us=at_us[stands_in]), host, calls),
+            _waited(host),
+        ],
+        ignore_index=True,
+    )
+    rows = rows.sort_values("at_us", kind="stable").reset_index(drop=True)
+    last = np.flatnonzero(rows["kind"] != "").max(initial=-1)  # the tool itself waits for the device after the step
+    rows = rows.iloc[: last + 1]
+    launch = np.full(len(kernels), -1)
+    has_kernel = rows["kernel"].notna().to_numpy(bool)
+    launch[rows["kernel"][has_kernel].to_numpy("i8")] = np.flatnonzero(has_kernel)
+    of_call = {int(each): row for row, each in enumerate(rows["call"].tolist()) if each >= 0}
+    launch[stands_in] = [of_call[each] for each in kernels["call"][stands_in].tolist()]
+    launches, work = _tables(rows, host.step)
+    return TracedLaunches(launches, work, _ranges(host, rows["at_us"].to_numpy()), kernels.assign(launch=launch))
+
+
+def _launched(kernels: pd.DataFrame, at_us: Array) -> pd.DataFrame:
+    """Rows of kernels, copies and fills."""
+    names, families = kernels["name"].astype(str), kernels["family"].astype(str)
+    kind = np.select(
+        [names.str.contains(_TO_PAGEABLE, regex=False), names.str.startswith(_COPY), names.str.startswith(_FILL)],
+        ["host_reads", "copy", "fill"],
+        default=np.where(families == "gemm", "product", "kernel"),
+    )
+    ends = kernels["start_us"] + kernels["duration_us"]
+    columns = ["stream", "grid", "block", "op", "phase", "recompute", "layer", "name", "family", "operation", "flops"]
+    return kernels[[*columns, "moved_bytes"]].assign(
+        at_us=at_us,
+        until_us=np.where(kind == "host_reads", ends, at_us),
+        measured_us=kernels["duration_us"].to_numpy("f8"),
+        what=kind,
+        kind=kind,
+        call=-1,
+        event=0,
+    )
+
+
+def _called(stand_ins: pd.DataFrame, host: HostRecord, calls: pd.DataFrame) -> pd.DataFrame:
+    """A row for each collective call, where the first of the copies that stand for it was launched.
+
+    A call that copies nothing is where it was made, on the stream of the other calls of its group and kind.
+    """
+    marks = _columns(host.calls, HostCalls)
+    made = pd.Series(marks["at_us"], index=marks["call"])
+    made = made[made.index.isin(calls["sequence"]) & ~made.index.duplicated()]
+    first = stand_ins.groupby("call")["at_us"].min()
+    at_us = first.combine_first(made)
+    streams = stand_ins.groupby("call")["stream"].agg(lambda each: each.mode().iloc[0])
+    found = calls.set_index("sequence").loc[at_us.index.to_numpy("i8")]
+    alike = pd.MultiIndex.from_frame(found[["group", "asynchronous"]].astype("i8"))
+    known = streams.reindex(found.index)
+    usual = {key: int(stream) for key, stream in zip(alike, known, strict=True) if stream == stream}
+    stream = [
+        int(one) if one == one else usual.get(key, _UNKNOWN_STREAM + int(key[0]))
+        for one, key in zip(known, alike, strict=True)
+    ]
+    nothing = np.full(len(found), np.nan)
+    return pd.DataFrame(
+        {
+            "stream": np.array(stream, "u8"),
+            "grid": "",
+            "block": "",
+            "op": -1,
+            "phase": found["phase"].astype(str).to_numpy(),
+            "recompute": False,
+            "layer": found["layer"].to_numpy(),
+            "name": found["operation"].astype(str).to_numpy(),
+            "family": "communication",
+            "operation": found["operation"].astype(str).to_numpy(),
+            "flops": nothing,
+            "moved_bytes": nothing,
+            "at_us": at_us.to_numpy("f8"),
+            "until_us": at_us.to_numpy("f8"),
+            "measured_us": nothing,
+            "what": "collective",
+            "kind": "collective",
+            "call": found.index.to_numpy("i8"),
+            "event": 0,
+        }
+    )
+
+
+def _waited(host: HostRecord) -> pd.DataFrame:
+    """Rows of events and waits."""
+    waits = _columns(host.waits, HostWaits)
+    return pd.DataFrame(
+        {
+            "stream": waits["stream"],
+            "grid": "",
+            "block": "",
+            "op": -1,
+            "phase": "other",
+            "recompute": False,
+            "layer": 0,
+            "name": "",
+            "at_us": waits["at_us"],
+            "until_us": waits["until_us"],
+            "what": np.array(LAUNCH_KINDS, object)[waits["what"]],
+            "kind": "",
+            "call": -1,
+            "event": waits["event"],
+        }
+    )
+
+
+def _tables(rows: pd.DataFrame, step: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    has_work = (rows["kind"] != "").to_numpy(bool)
+    worked = rows[has_work]
+    number = worked.groupby(_WORK, sort=False, dropna=False).ngroup().to_numpy("i8")
+    first = worked.iloc[np.unique(number, return_index=True)[1]] if len(worked) else worked
+    work_rows = [WorkRow(*each) for each in first[_WORK].itertuples(index=False, name=None)]
+    work = pd.DataFrame(work_rows, columns=list(WorkRow._fields)).astype(work_table(None).dtypes)
+    of_row = np.full(len(rows), -1)
+    of_row[has_work] = number
+    launches = rows.assign(
+        work=of_row, host_us=_host_us(rows), num_operations=0, graph=0, device=0, step=step,
+        what=pd.Categorical(rows["what"], categories=list(LAUNCH_KINDS)),
+        phase=pd.Categorical(rows["phase"].astype(str), categories=list(PHASES)),
+        grid=pd.Categorical(rows["grid"].astype(str)), block=pd.Categorical(rows["block"].astype(str)),
+        recompute=rows["recompute"].astype(bool),
+    )  # fmt: skip
+    types = {"string": "category", "int32": "i4", "int64": "i8", "uint64": "u8", "double": "f8", "bool": "bool"}
+    launches = launches.astype({column.name: types[column.type] for column in LAUNCHES.columns})
+    return launches[[column.name for column in LAUNCHES.columns]], work[[column.name for column in WORK.columns]]
+
+
+def _host_us(rows: pd.DataFrame) -> Array:
+    """The time of the host before each row, without what it waited for."""
+    at_us, until_us = (np.maximum(rows[name].to_numpy("f8"), 0.0) for name in ("at_us", "until_us"))
+    reached = np.maximum.accumulate(np.concatenate([[0.0], np.maximum(at_us, until_us)]))[:-1]
+    return np.asarray(np.maximum(at_us - reached, 0.0))
+
+
+def _ranges(host: HostRecord, at_us: Array) -> pd.DataFrame:
+    """The script's ranges: the launches that the host made in each, whatever their thread."""
+    found = _columns(host.ranges, HostRanges)
+    first, end = (np.searchsorted(at_us, found[name]).tolist() for name in ("begin_us", "end_us"))
+    threads, ends = found["thread"].tolist(), found["end_us"].tolist()
+    rows, around = [], dict[int, list[float]]()
+    for row, begin in enumerate(found["begin_us"].tolist()):
+        thread = threads[row]
+        around[thread] = [each for each in around.get(thread, []) if each > begin]
+        name = host.texts[int(found["name"][row])]
+        rows.append(RangeRow(name, thread, len(around[thread]), first[row], end[row]))
+        around[thread].append(ends[row])
+    table = pd.DataFrame(rows, columns=list(RangeRow._fields))
+    return table.astype({"name": object} | dict.fromkeys(RangeRow._fields[1:], "int64"))
+
+
+def _columns(table: HostWaits | HostCalls | HostRanges, kind: type) -> dict[str, Array]:
+    return {name: np.frombuffer(getattr(table, name), NUMPY_TYPES[code]) for name, code in columns_of(kind).items()}
