@@ -97,6 +97,8 @@ class CallRow(NamedTuple):
         op: Number of the next operation.
         scope: Number of its scope.
         peer: The peer's group rank; -1 for collectives.
+        largest_part_bytes: The largest part of an all_to_all that this rank sends to another rank, or receives from
+            one; 0 for other calls.
     """
 
     sequence: int
@@ -110,6 +112,7 @@ class CallRow(NamedTuple):
     op: int
     scope: int
     peer: int
+    largest_part_bytes: int = 0
 
 
 class GroupRow(NamedTuple):

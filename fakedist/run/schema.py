@@ -255,6 +255,11 @@ TABLES: dict[str, Table] = {
             Column("phase", "string", "Phase.", words=PHASES),
             Column("layer", "int32", "Row of `layers`.", row_of="layers"),
             Column("peer", "int64", "The other rank of a send or receive; -1 for collectives."),
+            Column(
+                "largest_part_bytes",
+                "int64",
+                "Bytes of the largest part of an all_to_all to or from another rank; 0 for other calls.",
+            ),
         ),
     ),
     "kernels": Table(

@@ -93,6 +93,15 @@ def collectives_not_priced(why: str) -> Note:
     return Note("collectives_not_priced", text)
 
 
+def uneven_splits(num_calls: int) -> Note:
+    """Some calls of all_to_all have parts of different sizes."""
+    calls = counted(num_calls, "all_to_all has", "all_to_all have")
+    return Note(
+        "uneven_splits",
+        f"{calls} uneven splits: the largest counts, as if all were as large; --moe-imbalance scales it",
+    )
+
+
 def nccl_environment(variables: Mapping[str, str]) -> Note:
     """NCCL's variables that the times of collectives follow, by name."""
     named = ", ".join(f"{name}={value}" for name, value in variables.items())

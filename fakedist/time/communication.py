@@ -22,6 +22,18 @@ from fakedist.time.interference import Contender, rates_with
 from fakedist.units import format_bytes
 
 _PAIR = "send"
+_COLUMNS = [
+    "time_us",
+    "low_us",
+    "high_us",
+    "algorithm",
+    "num_nodes",
+    "moved_bytes",
+    "kind",
+    "queue",
+    "is_uneven",
+    "text",
+]
 _UNKNOWN = CollectiveTime(float("nan"), "", "", float("nan"), "")
 
 
@@ -123,30 +135,43 @@ def call_times(
         - moved_bytes: Bytes of the whole buffer.
         - kind: The collective that it is: all_reduce, ...; empty for an operation that is not known.
         - queue: The group, whose communicator runs one call at a time; -1 for sends, which run at once.
+        - is_uneven: Whether it is an all_to_all of uneven splits: each is priced as if it were as large as the largest.
         - text: What it is, in a few words: "64 MiB, 8 nodes, ring simple".
     """
     per_node = times.fabric.gpus_per_node
     ranks = [parse_rank_list(str(text)) if text else () for text in groups["ranks"]]
     sizes, places = groups["size"].tolist(), groups["group_rank"].tolist()
     shapes = [_shape(each, int(size), per_node) for each, size in zip(ranks, sizes, strict=True)]
-    keys = calls[["operation", "group", "bytes_in", "bytes_out", "peer"]]
+    keys = calls[["operation", "group", "bytes_in", "bytes_out", "peer"]].assign(part=_parts(calls))
     distinct, of_call = np.unique(keys.astype({"operation": str}).to_records(index=False), return_inverse=True)
     rows = []
-    for operation, group, bytes_in, bytes_out, peer in distinct.tolist():
+    for operation, group, bytes_in, bytes_out, peer, part in distinct.tolist():
         kind, num_bytes = collective_of(operation, bytes_in, bytes_out)
         shape = shapes[group]
         if kind == _PAIR:
             shape = _pair(ranks[group], int(places[group]), int(peer), per_node)
-        busiest = num_bytes * moe_imbalance if kind == "all_to_all" else num_bytes
+        # All parts of an all_to_all are under way at once: it ends with the largest one, as if all were as large.
+        is_uneven = kind == "all_to_all" and part > 0 and part * shape.size != num_bytes
+        paced = part * shape.size if is_uneven else num_bytes
+        busiest = paced * moe_imbalance if kind == "all_to_all" else paced
         found = times.time(kind, busiest, shape) if kind else _UNKNOWN
         low, high = found.time_us * np.exp(-found.spread), found.time_us * np.exp(found.spread)
         how = f"{found.algorithm} {found.protocol}".rstrip()
         text = f"{format_bytes(num_bytes)}, {counted(shape.num_nodes, 'node')}, {how}"
+        if is_uneven:
+            text += f", largest part {format_bytes(part)}"
         queue = -1 if kind == _PAIR else group
-        rows.append((found.time_us, low, high, found.algorithm, shape.num_nodes, float(num_bytes), kind, queue, text))
-    columns = ["time_us", "low_us", "high_us", "algorithm", "num_nodes", "moved_bytes", "kind", "queue", "text"]
-    table = pd.DataFrame(rows, columns=columns)
+        how_long = found.time_us, low, high
+        rows.append((*how_long, found.algorithm, shape.num_nodes, float(num_bytes), kind, queue, is_uneven, text))
+    table = pd.DataFrame(rows, columns=_COLUMNS)
     return table.iloc[of_call].set_axis(calls.index)
+
+
+def _parts(calls: pd.DataFrame) -> npt.NDArray[np.int64]:
+    """The largest part of each all_to_all. It is 0 for other calls, and in runs that did not record it: even splits."""
+    if "largest_part_bytes" not in calls:
+        return np.zeros(len(calls), np.int64)
+    return calls["largest_part_bytes"].to_numpy("i8")
 
 
 def _shape(ranks: Sequence[int], size: int, per_node: int) -> GroupShape:

@@ -165,6 +165,8 @@ def _notes(
     if communication is not None:
         fabric, num_unknown = communication.fabric, int(communication.calls["time_us"].isna().sum())
         found = [time_notes.collectives_estimated(fabric.name, fabric.source, num_unknown)]
+        if num_uneven := int(communication.calls["is_uneven"].sum()):
+            found.append(time_notes.uneven_splits(num_uneven))
     of_work = launches["work"].to_numpy("i8")
     counts = np.bincount(of_work[of_work >= 0], minlength=len(work))
     if dense := int(counts[work["is_dense"].to_numpy(bool)].sum()):

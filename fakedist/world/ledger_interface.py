@@ -27,6 +27,7 @@ class LedgerLike(Protocol):
         *,
         is_async: bool = False,
         peer: int = -1,
+        largest_part_bytes: int = 0,
     ) -> None:
         """Record a call.
 
@@ -37,6 +38,7 @@ class LedgerLike(Protocol):
             outputs: Tensors that this rank receives.
             is_async: Whether the call returns before it is done.
             peer: The peer's group rank; -1 for collectives.
+            largest_part_bytes: Of an all_to_all, the largest part to or from another rank.
         """
 
     def timed(self, operation: str) -> AbstractContextManager[None] | None:
@@ -62,6 +64,7 @@ class NullLedger:
         *,
         is_async: bool = False,
         peer: int = -1,
+        largest_part_bytes: int = 0,
     ) -> None:
         """Do nothing."""
 

@@ -35,3 +35,13 @@ def is_even(tensors: Tensors) -> bool:
 def flat_like(tensors: Tensors) -> torch.Tensor:
     """An uninitialised flat buffer for tensors of equal shapes."""
     return tensors[0].new_empty((len(tensors), *tensors[0].shape))
+
+
+def largest_part(parts: Sequence[int], place: int) -> int:
+    """The largest of an all_to_all's parts, without the one that this rank keeps.
+
+    Args:
+        parts: A size for each rank.
+        place: This rank's place.
+    """
+    return max((int(size) for other, size in enumerate(parts) if other != place), default=0)

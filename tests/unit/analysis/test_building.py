@@ -363,7 +363,7 @@ def test_a_rank_that_left_after_a_broadcast_of_another_is_told_of_tapes(
 ) -> None:
     made = HandMade()
     made.op("other", 0)
-    made.record("calls", rows=[(1, "broadcast", 0, bytes_in, 24 - bytes_in, "int64", False, 0, 0, 0, -1)])
+    made.record("calls", rows=[(1, "broadcast", 0, bytes_in, 24 - bytes_in, "int64", False, 0, 0, 0, -1, 0)])
     made.record("outcome", outcome="finished", code=0, message="", last_phase="init", last_step=0)
     (note,) = texts(built(made.write(new_run(tmp_path, "finished", tapes=tapes))))
     assert note.startswith("no training step: no module ran and no optimizer stepped")

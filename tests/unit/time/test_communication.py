@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -66,6 +68,24 @@ def test_an_imbalance_lengthens_all_to_all_alone() -> None:
     assert uneven["time_us"].iloc[0] == TIMES.time("all_to_all", 128 * MIB, GroupShape(64, 8, 8)).time_us
     assert uneven["time_us"].iloc[1] == even["time_us"].iloc[1]
     assert uneven["moved_bytes"].tolist() == even["moved_bytes"].tolist()
+
+
+def test_an_all_to_all_of_uneven_splits_is_priced_by_the_largest() -> None:
+    def of_parts(part: int, factor: float = 1.0) -> pd.Series[Any]:
+        row = ("all_to_all_single", 1, 64 * MIB, 64 * MIB, -1, part)
+        columns = ["operation", "group", "bytes_in", "bytes_out", "peer", "largest_part_bytes"]
+        return call_times(pd.DataFrame([row], columns=columns), GROUPS, TIMES, factor).iloc[0]
+
+    def price(num_bytes: int) -> float:
+        return TIMES.time("all_to_all", num_bytes, GroupShape(8, 1, 8)).time_us
+
+    even, uneven = of_parts(8 * MIB), of_parts(20 * MIB)
+    assert (even["time_us"], even["is_uneven"]) == (price(64 * MIB), False)
+    assert (uneven["time_us"], uneven["is_uneven"]) == (price(160 * MIB), True)
+    assert uneven["text"] == "64.00 MiB, 1 node, pairs simple, largest part 20.00 MiB"
+    assert uneven["moved_bytes"] == 64 * MIB
+    assert of_parts(20 * MIB, 2.0)["time_us"] == price(320 * MIB)
+    assert of_parts(2 * MIB)["time_us"] == price(16 * MIB), "most of it stays on this rank"
 
 
 def test_a_groups_calls_queue_and_its_sends_do_not() -> None:
