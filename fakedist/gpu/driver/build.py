@@ -297,10 +297,17 @@ def traced_functions(include: Path) -> list[tuple[str, str, bool, int]]:
     return found[::-1]
 
 
-def answered_names() -> set[str]:
-    """Functions that the C sources answer themselves."""
-    pattern = re.compile(r"^(?:API|cudaError_t CUDARTAPI) [\w\s*]*?\b(\w+)\(", re.MULTILINE)
-    return {name for source in sources() for name in pattern.findall(source.read_text())}
+def answered_names(include: Path) -> set[str]:
+    """Functions that the C sources answer themselves.
+
+    A definition marked CUDARTAPI is compiled against CUDA's header, which may rename it: CUDA 12 defines
+    ``cudaGetDeviceProperties`` to be ``cudaGetDeviceProperties_v2``.
+    """
+    text = (include / "cuda_runtime_api.h").read_text(errors="replace")
+    renamed = dict(re.findall(r"^ *# *define +(cuda[A-Z]\w*) +(cuda[A-Z]\w*_v\d) *$", text, re.MULTILINE))
+    ours = re.compile(r"^(API|cudaError_t CUDARTAPI) [\w\s*]*?\b(\w+)\(", re.MULTILINE)
+    found = [match for source in sources() for match in ours.findall(source.read_text())]
+    return {renamed.get(name, name) if mark != "API" else name for mark, name in found}
 
 
 def is_blas_routine(name: str) -> bool:
@@ -325,7 +332,7 @@ def generated_source(cuda: CudaInstallation) -> str:
     assert cuda.include is not None
     names = {library: exported_names(path) for library, path in cuda.libraries.items()}
     names["cuda"] = driver_api_names(cuda.include)
-    answered = answered_names()
+    answered = answered_names(cuda.include)
     cudnn = str(cuda.libraries.get("cudnn", ""))
     headers = ("blas.h", "cudnn.h", "cupti.h", "entry_points.h", "refuse.h")
     lines = [*(f'#include "{header}"' for header in headers), "const struct interface_version interface_versions[] = {"]
