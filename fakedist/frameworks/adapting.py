@@ -24,7 +24,7 @@ from fakedist.frameworks.checkpoints import parts_of_one, plans_of_one
 from fakedist.frameworks.deepspeed import lists_of_rank_0
 from fakedist.frameworks.dynamo import nothing_of_ours
 from fakedist.frameworks.megatron_fsdp import uneven_parts
-from fakedist.frameworks.pipelining import gradients_like_outputs
+from fakedist.frameworks.pipelining import stages_alone
 from fakedist.frameworks.safetensors import sparse_safetensors
 from fakedist.frameworks.symmetric_memory import no_symmetric_memory
 from fakedist.importing import when_imported
@@ -40,7 +40,7 @@ _ADAPTERS: dict[str, Adapter] = {
     "torch.distributed._symmetric_memory": no_symmetric_memory,
     "torch.distributed.checkpoint.utils": plans_of_one,
     "torch.distributed.checkpoint.default_planner": parts_of_one,
-    "torch.distributed.pipelining.stage": gradients_like_outputs,
+    "torch.distributed.pipelining.stage": stages_alone,
     "deepspeed.runtime.zero.utils": lists_of_rank_0,
     "safetensors.torch": sparse_safetensors,
 }

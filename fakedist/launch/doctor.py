@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fakedist.errors import SetupError
-from fakedist.gpu.driver.build import driver_path, ensure_driver, find_compiler, torch_build
+from fakedist.gpu.driver.build import driver_path, ensure_driver, torch_build
+from fakedist.gpu.native import find_c_compiler
 from fakedist.launch.machine import count_real_gpus, host_memory_bytes
 from fakedist.launch.nsight import find_nsys
 from fakedist.units import format_bytes
@@ -96,7 +97,7 @@ def check_gpu() -> MachineCheck:
 
 def check_compiler() -> MachineCheck:
     """Check for a C compiler, which builds the virtual GPU's driver once."""
-    return _found("C compiler", find_compiler)
+    return _found("C compiler", find_c_compiler)
 
 
 def check_driver() -> MachineCheck:

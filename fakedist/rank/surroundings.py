@@ -19,13 +19,14 @@ from typing import Protocol
 import torch
 
 from fakedist.frameworks.adapting import adapted_frameworks
+from fakedist.gpu.tracker.tracker import EventTracker
 from fakedist.gpu.tuning import FirstConfigurations
 from fakedist.gpu.values import ValueEngine
 from fakedist.gpu.virtual import VirtualGpu
 from fakedist.gpu_models.known import find_gpu, gpu_of_product
 from fakedist.job import Job, profile_command
 from fakedist.rank.teller import Progress, Teller
-from fakedist.record.allocator_history import allocator_settings, check_allocator
+from fakedist.record.allocator_history import allocator_settings, check_allocator, keeps_metadata
 from fakedist.record.device_memory import nccl_record, outside_record
 from fakedist.record.recorder import Recorder
 from fakedist.record.timed_step.cupti import CuptiTracer
@@ -155,7 +156,15 @@ class Surroundings:
         if self._gpu is not None and job.values != "off":
             self._values = ValueEngine(job.seed, strict=job.values == "strict")
         execute = None if self._values is None else self._values.execute
-        recorder = Recorder(self._journal, job.steps, execute, self._progress, self._model_tracer(), until=job.until)
+        recorder = Recorder(
+            self._journal,
+            job.steps,
+            execute,
+            self._progress,
+            self._model_tracer(),
+            until=job.until,
+            make_tracker=None if keeps_metadata() else EventTracker,
+        )
         if tracer := _later_tracer(job):
             recorder.trace_later_step(tracer)
         return recorder

@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import os
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import TypedDict
+from typing import Protocol, TypedDict
 
 import torch
 
@@ -28,6 +28,7 @@ _ALLOC = _ACTION_CODES["alloc"]
 _COMMON_POOL = (0, 0)
 _RECORD = "_record_memory_history"
 _RESET_PEAK = "_cuda_resetPeakMemoryStats"
+_SET_METADATA = "_cuda_setMemoryMetadata"
 
 
 class _Frame(TypedDict):
@@ -58,8 +59,31 @@ class _Segment(TypedDict):
     segment_pool_id: tuple[int, int]
 
 
+class EventTracker(Protocol):
+    """Numbers the events of a history that keeps no metadata. gpu/tracker implements it."""
+
+    def tell(self, number: str) -> None:
+        """Events from now on belong to this operation."""
+
+    def operations(self, device: int, actions: Sequence[str]) -> Sequence[int]:
+        """The operation of each event of a device since :meth:`forget`."""
+
+    def forget(self) -> None:
+        """Begin again, as the history does."""
+
+
+def keeps_metadata() -> bool:
+    """Whether the allocator's history can carry the number of the operation: torch 2.8 and 2.9 cannot do that."""
+    return hasattr(torch._C, _SET_METADATA)
+
+
 class AllocatorHistory:
     """Reads the allocator's history into journal records.
+
+    Args:
+        append: Receives the records.
+        gemms: For the number of a matrix product: the address of its output, and the bytes of its operands.
+        make_tracker: Makes what numbers the events if the history keeps no metadata. Called once CUDA is initialised.
 
     Attributes:
         is_on: Whether allocations are recorded.
@@ -69,7 +93,12 @@ class AllocatorHistory:
             that a library allocated for its own GEMMs. It is cuBLAS's workspace, kept or for that one call.
     """
 
-    def __init__(self, append: Callable[[Record], None], gemms: dict[int, tuple[int, ...]]) -> None:
+    def __init__(
+        self,
+        append: Callable[[Record], None],
+        gemms: dict[int, tuple[int, ...]],
+        make_tracker: Callable[[], EventTracker] | None = None,
+    ) -> None:
         self.is_on = False
         self.peaks_were_reset = False
         self.requests_ignored = 0
@@ -80,12 +109,18 @@ class AllocatorHistory:
         self._stacks: dict[tuple[int, ...], int] = {}
         self._workspace_stacks: set[int] = set()
         self._highest = -1
+        self._make_tracker = make_tracker
+        self._tracker: EventTracker | None = None
         self._record: Callable[..., None] = present(torch.cuda.memory, _RECORD)
 
     def start(self) -> None:
         """Start or restart an empty history. Only allocations carry a Python stack. CUDA must be initialised."""
         self.is_on = True
         self._record(enabled="all", context="alloc", stacks="python", clear_history=True)
+        if self._make_tracker is not None and self._tracker is None:
+            self._tracker = self._make_tracker()
+        if self._tracker is not None:
+            self._tracker.forget()
 
     def stop(self) -> None:
         """Stop recording."""
@@ -103,20 +138,35 @@ class AllocatorHistory:
 
     def _drain(self) -> None:
         snapshot = torch._C._cuda_memorySnapshot(None)
+        traces = [(device, trace) for device, trace in enumerate(snapshot["device_traces"]) if trace]
+        operations = [self._operations(device, trace) for device, trace in traces]
         self.start()
-        for device, trace in enumerate(snapshot["device_traces"]):
-            if trace:
-                self._append(self._events(device, trace, _private_pools(snapshot["segments"], device)))
+        for (device, trace), numbers in zip(traces, operations, strict=True):
+            self._append(self._events(device, trace, numbers, _private_pools(snapshot["segments"], device)))
 
-    def _events(self, device: int, trace: list[_Entry], private: dict[int, tuple[int, int]]) -> EventsRecord:
+    @property
+    def tell(self) -> Callable[[str], None]:
+        """``tell(number)``: events from now on belong to this operation. Recording must have started."""
+        found: Callable[[str], None] = present(torch._C, _SET_METADATA) if self._tracker is None else self._tracker.tell
+        return found
+
+    def _operations(self, device: int, trace: list[_Entry]) -> Sequence[int]:
+        """The number of the operation that ran at each event; -1 if none did."""
+        if self._tracker is not None:
+            return self._tracker.operations(device, [entry["action"] for entry in trace])
+        numbers = _Numbers()
+        return [numbers[entry.get("user_metadata")] for entry in trace]
+
+    def _events(
+        self, device: int, trace: list[_Entry], operations: Sequence[int], private: dict[int, tuple[int, int]]
+    ) -> EventsRecord:
         first_frame, first_stack = len(self._frames), len(self._stacks)
         # One pass for each column is twice as fast as one pass for all, and there may be 100,000 entries a second.
         action = array("B", [_ACTION_CODES[entry["action"]] for entry in trace])
         address = array("Q", [entry["addr"] if "addr" in entry else entry.get("device_free", 0) for entry in trace])
         size, stream = array("q", [entry["size"] for entry in trace]), array("Q", [entry["stream"] for entry in trace])
         time_us = array("q", [entry.get("time_us", 0) for entry in trace])
-        numbers = _Numbers()
-        op = array("q", [numbers[entry.get("user_metadata")] for entry in trace])
+        op = array("q", operations)
         stack = array("i", self._stacks_of(trace))
         pools = [
             PoolRow(row, *pool)
@@ -255,8 +305,7 @@ def allocator_history(history: AllocatorHistory) -> Iterator[None]:
         RecordingError: This version of torch lacks a function that is needed.
     """
     reset_peaks = present(torch._C, _RESET_PEAK)
-    for name in ("_cuda_memorySnapshot", "_cuda_setMemoryMetadata"):
-        present(torch._C, name)
+    present(torch._C, "_cuda_memorySnapshot")
 
     def ignore_request(*args: object, **kwargs: object) -> None:
         history.requests_ignored += 1

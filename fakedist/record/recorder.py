@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 from fakedist.errors import RecordingError
 from fakedist.frames import script_line
 from fakedist.job import Until
-from fakedist.record.allocator_history import AllocatorHistory, allocator_history
+from fakedist.record.allocator_history import AllocatorHistory, EventTracker, allocator_history
 from fakedist.record.beginning import Beginning
 from fakedist.record.compiled import compiled_graphs, is_tracing
 from fakedist.record.copies import Copies
@@ -75,6 +75,8 @@ class Recorder:
         progress: Called with (phase, step, allocated peak in bytes), at most ten times a second.
         tracer: Traces the last of the steps. None traces no recorded step.
         until: What ends the recording instead: a step, "validation", "save" or "end" (the script's own end).
+        make_tracker: Numbers the allocator's events if :func:`~fakedist.record.allocator_history.keeps_metadata` is
+            false.
 
     Attributes:
         cuda: Reports when CUDA is initialised. The allocator's history starts at that moment.
@@ -90,6 +92,7 @@ class Recorder:
         tracer: OperationTracer | None = None,
         *,
         until: int | Until | None = None,
+        make_tracker: Callable[[], EventTracker] | None = None,
     ) -> None:
         self._journal = journal
         self._layers = LayerTable()
@@ -106,7 +109,7 @@ class Recorder:
         self._placing = Placing(self._layers, self._watched)
         if tracer is not None:
             tracer.inside = self._operations.place_in_graph
-        self._history = AllocatorHistory(journal.append, self._operations.gemms)
+        self._history = AllocatorHistory(journal.append, self._operations.gemms, make_tracker)
         self._history.on_workspace = self._workspace
         self._later_step = LaterStep(self._layers.name)
         self._training = Training(self._position, steps, until)
@@ -161,7 +164,7 @@ class Recorder:
         if self._records:
             self._history.start()
         self._observe_failures()
-        tell = torch._C._cuda_setMemoryMetadata
+        tell = self._history.tell
         tell(str(self._position.op - 1))  # the operation that is running, if any
         self._operations.cuda_begins(self._execute, tell)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -12,10 +12,17 @@ from torch._C._distributed_c10d import Backend, FakeProcessGroup
 from torch.distributed import distributed_c10d as c10d
 
 from fakedist.run.tape import Channel, ranks_key
+from fakedist.torch_releases import FAKE_GROUP_CONSTRUCTOR
 from fakedist.world.ledger_interface import LedgerLike
 
 #: Untyped: the stubs' overloads of the collectives change with every release, and a group has to fit all of them.
 ProcessGroup: Any = dist.ProcessGroup
+
+
+#: Makes stock torch's group: (rank, number of ranks, options).
+_make_holder: Callable[..., Backend] = (
+    FakeProcessGroup if FAKE_GROUP_CONSTRUCTOR.is_missing() else FakeProcessGroup._create_internal
+)
 
 
 class OneBackend:
@@ -101,7 +108,7 @@ class BareGroup(ProcessGroup):  # type: ignore[misc]
         """
         self.number = number
         self._store = store
-        holder = FakeProcessGroup._create_internal(self._place, self._num_ranks, FakeProcessGroup.Options())
+        holder = _make_holder(self._place, self._num_ranks, FakeProcessGroup.Options())
         for device in ("cpu", "cuda"):
             self._register_backend(torch.device(device), ProcessGroup.BackendType.CUSTOM, holder)
         ProcessGroup._set_default_backend(self, ProcessGroup.BackendType.CUSTOM)

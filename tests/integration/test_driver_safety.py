@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fakedist.gpu.driver import build
+from fakedist.gpu.native import find_c_compiler
 from tests.conftest import ROOT
 
 STRESS = Path(__file__).parent / "driver_stress.c"
@@ -25,7 +26,7 @@ def stress(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sources = [*build.sources(), made / "generated.c", STRESS]
     # AddressSanitizer keeps its own memory where the driver's addresses begin.
     flags = [*SANITIZED, "-DRANGE_BASE=0x200000000000ull", *build.include_flags(cuda)]
-    command = [build.find_compiler(), *flags, *map(str, sources), "-ldl", "-o", str(made / "stress")]
+    command = [find_c_compiler(), *flags, *map(str, sources), "-ldl", "-o", str(made / "stress")]
     subprocess.run(command, check=True)
     return made / "stress"
 

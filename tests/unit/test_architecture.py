@@ -44,7 +44,10 @@ LIBRARY_HOMES = {
     "yaml": ("sweep/",),
 }
 
-_EVERYWHERE = ("_version", "errors", "units", "rank_list", "section", "bounded", "visible", "gpu_models", "job")
+_EVERYWHERE = (
+    *("_version", "torch_releases", "errors", "units", "rank_list", "section", "bounded", "visible"),
+    *("gpu_models", "job"),
+)
 #: Room or module -> the rooms and modules of fakedist that it may import besides itself and those of _EVERYWHERE.
 MAY_IMPORT = {
     "__init__": ("api", "results"),
@@ -52,6 +55,7 @@ MAY_IMPORT = {
     "_version": (),
     "errors": (),
     "units": (),
+    "torch_releases": (),
     "rank_list": (),
     "section": (),
     "bounded": (),

@@ -13,13 +13,13 @@ import json
 import os
 import platform
 import re
-import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from fakedist.errors import SetupError
+from fakedist.gpu.native import cache_directory, compile_native, find_c_compiler
 
 SOURCE_DIRECTORY = Path(__file__).parent
 #: Only the interface is exported: what the sources mark API. Assertions stay on, because a broken invariant would give
@@ -31,10 +31,10 @@ FLAGS = (
 )
 #: What the linker checks: that no source uses a function that none defines.
 LINK_FLAGS = ("-shared", "-Wl,-z,defs", "-ldl")
-#: How many of the compiler's or linker's last lines an error shows.
-_LINES_SHOWN = 10
 #: The library takes the name that c10, Triton and others dlopen, so that they find it instead of a real driver.
 DRIVER_NAME = "libcuda.so.1"
+#: What it is called in errors.
+DRIVER = "the virtual GPU's driver"
 
 #: The libraries that are stood in for, and the status that a refused call of each returns: its own "not supported".
 REFUSALS = {"cudart": 801, "cublas": 15, "cublasLt": 15, "cudnn": 3000, "nvrtc": 11, "cufft": 16, "cusolver": 9} | {
@@ -71,7 +71,7 @@ class CudaInstallation:
 
     torch_version: str
     cuda_version: str
-    include: Path | None
+    include: Path
     libraries: dict[str, Path]
 
 
@@ -128,38 +128,6 @@ def _search_roots(cuda_major: str) -> list[Path]:
         roots += [nvidia / f"cu{cuda_major}", *sorted(path for path in nvidia.glob("*") if path.is_dir())]
     toolkit = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
     return [*roots, Path(toolkit)]
-
-
-def find_compiler() -> str:
-    """The C compiler: $CC, else gcc, else cc.
-
-    Raises:
-        SetupError: No C compiler is installed.
-    """
-    for name in (os.environ.get("CC"), "gcc", "cc"):
-        if name and (found := shutil.which(name)):
-            return found
-    raise SetupError(
-        "no C compiler was found; the virtual GPU is built from source at first use",
-        "apt-get install gcc libc6-dev   (or: dnf install gcc glibc-devel)",
-    )
-
-
-def cache_directory() -> Path:
-    """Where built drivers are kept: $FAKEDIST_CACHE, else the user's cache directory, else a temporary one."""
-    chosen = os.environ.get("FAKEDIST_CACHE")
-    base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fakedist"
-    try:
-        base.mkdir(parents=True, exist_ok=True)
-        if os.access(base, os.W_OK):
-            return base
-    except OSError:
-        pass
-    if chosen:
-        raise SetupError(f"FAKEDIST_CACHE={chosen} cannot be written", "choose a directory that you may write to")
-    fallback = Path(tempfile.gettempdir()) / f"fakedist-{os.getuid()}"
-    fallback.mkdir(mode=0o700, exist_ok=True)
-    return fallback
 
 
 def driver_path() -> Path:
@@ -220,7 +188,7 @@ def include_flags(cuda: CudaInstallation) -> list[str]:
 
 
 def _build(cuda: CudaInstallation, path: Path) -> None:
-    compiler = find_compiler()
+    compiler = find_c_compiler()
     with tempfile.TemporaryDirectory(prefix="build-", dir=path.parent.parent) as scratch:
         made = Path(scratch) / "made"
         made.mkdir()
@@ -228,29 +196,20 @@ def _build(cuda: CudaInstallation, path: Path) -> None:
         generated.write_text(generated_source(cuda))
         driver = made / DRIVER_NAME
         inputs = [*include_flags(cuda), *map(str, sources()), str(generated)]
-        _compile([compiler, *FLAGS, *inputs, f"-Wl,-soname,{DRIVER_NAME}", *LINK_FLAGS, "-o", str(driver)])
+        linked = [f"-Wl,-soname,{DRIVER_NAME}", *LINK_FLAGS, "-o", str(driver)]
+        compile_native([compiler, *FLAGS, *inputs, *linked], DRIVER)
         for name, installed in further_libraries(cuda).items():
             behind = [str(driver)]
             if installed is not None:  # a library is depended on by its own name for itself; here that is its path
                 behind.append(str(Path(scratch) / "named.so"))
-                _compile([compiler, "-shared", f"-Wl,-soname,{installed}", "-o", behind[-1]])
+                compile_native([compiler, "-shared", f"-Wl,-soname,{installed}", "-o", behind[-1]], DRIVER)
             empty = ["-shared", f"-Wl,-soname,{name}", "-Wl,--no-as-needed", *behind, "-o", str(made / name)]
-            _compile([compiler, *empty])
+            compile_native([compiler, *empty], DRIVER)
         try:
             made.rename(path.parent)  # in one step: another process sees all of it or none
         except OSError:
             if not path.exists():  # else another process was faster
                 raise
-
-
-def _compile(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        shown = "".join(f"\n    {line}" for line in done.stderr.strip().splitlines()[-_LINES_SHOWN:])
-        raise SetupError(
-            f"{command[0]} could not build the virtual GPU's driver (exit status {done.returncode}):{shown}",
-            "install gcc with the C library's headers (apt-get install gcc libc6-dev), or set CC to another compiler",
-        )
 
 
 def exported_names(library: Path) -> list[str]:
@@ -329,7 +288,6 @@ def is_interface(name: str) -> bool:
 
 def generated_source(cuda: CudaInstallation) -> str:
     """C source of everything the hand-written sources do not answer: routines counted, all else refused by name."""
-    assert cuda.include is not None
     names = {library: exported_names(path) for library, path in cuda.libraries.items()}
     names["cuda"] = driver_api_names(cuda.include)
     answered = answered_names(cuda.include)

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fakedist.errors import SetupError
-from fakedist.gpu.driver.build import cache_directory, torch_build
+from fakedist.gpu.driver.build import torch_build
+from fakedist.gpu.native import cache_directory
 from fakedist.gpu.smi.fields import Machine
 from fakedist.gpu.smi.program import VARIABLE
 from fakedist.gpu_models.known import find_gpu

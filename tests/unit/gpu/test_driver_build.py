@@ -12,8 +12,9 @@ import pytest
 
 from fakedist.errors import SetupError
 from fakedist.gpu.driver import build
-from fakedist.gpu.driver.build import answered_names, is_harmless
+from fakedist.gpu.driver.build import answered_names, find_cuda, is_harmless
 from fakedist.gpu.launch_log import Launch
+from fakedist.gpu.native import find_c_compiler
 from fakedist.gpu.virtual import _GpuCounters, _GpuModel
 
 
@@ -33,7 +34,7 @@ from fakedist.gpu.virtual import _GpuCounters, _GpuModel
 )
 def test_what_needs_no_gpu_is_left_to_the_library(name: str) -> None:
     assert is_harmless(name)
-    assert name not in answered_names()
+    assert name not in answered_names(find_cuda().include)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,7 @@ def test_what_takes_a_handle_is_not(name: str) -> None:
 
 
 def test_a_descriptor_is_made_and_destroyed_by_the_same_side() -> None:
-    answered = answered_names()
+    answered = answered_names(find_cuda().include)
     made = {match[1] for name in answered if (match := re.fullmatch(r"cudnnCreate(\w*Descriptor)", name))}
     destroyed = {match[1] for name in answered if (match := re.fullmatch(r"cudnnDestroy(\w*Descriptor)", name))}
     assert made == destroyed == {f"{kind}Descriptor" for kind in ("CTCLoss", "Dropout", "RNN", "RNNData")}
@@ -107,10 +108,10 @@ def test_the_sources_compile_without_a_warning(tmp_path: Path) -> None:
     """CUDA's functions alone have no prototypes: their callers declare them."""
     warnings = [f"-W{name}" for name in ("all", "extra", "shadow", "strict-prototypes", "missing-prototypes")]
     flags = [*build.FLAGS, *warnings, "-c", "-fno-diagnostics-show-caret", *build.include_flags(build.find_cuda())]
-    command = [build.find_compiler(), *flags, *build.sources()]
+    command = [find_c_compiler(), *flags, *build.sources()]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     found = [line for line in done.stderr.splitlines() if "warning:" in line or "error:" in line]
-    known = answered_names()
+    known = answered_names(find_cuda().include)
     named = [(line, re.search(r"no previous prototype for .(\w+)", line)) for line in found]
     assert [line for line, function in named if not function or function[1] not in known] == []
     assert done.returncode == 0, done.stderr

@@ -18,7 +18,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPat
     (tmp_path / "driver.so").touch()
     monkeypatch.setattr(doctor, "torch_build", lambda: ("2.15.0+cu132", "13.2"))
     monkeypatch.setattr(doctor, "count_real_gpus", lambda: 0)
-    monkeypatch.setattr(doctor, "find_compiler", lambda: "/usr/bin/gcc")
+    monkeypatch.setattr(doctor, "find_c_compiler", lambda: "/usr/bin/gcc")
     monkeypatch.setattr(doctor, "driver_path", lambda: tmp_path / "driver.so")
     return monkeypatch
 
@@ -45,7 +45,7 @@ def test_a_cpu_build_of_torch_is_named_with_what_to_install(machine: pytest.Monk
 
 
 def test_a_driver_in_the_cache_needs_no_compiler(machine: pytest.MonkeyPatch) -> None:
-    machine.setattr(doctor, "find_compiler", _missing)
+    machine.setattr(doctor, "find_c_compiler", _missing)
     assert _states()["C compiler"] == "missing"
     assert doctor.diagnose().devices == ("virtual",)
 
@@ -69,7 +69,7 @@ def test_a_driver_that_is_not_built_yet_is_built(machine: pytest.MonkeyPatch, tm
 
 
 def test_every_thing_missing_says_what_to_type(machine: pytest.MonkeyPatch) -> None:
-    for name in ("find_compiler", "driver_path"):
+    for name in ("find_c_compiler", "driver_path"):
         machine.setattr(doctor, name, _missing)
     machine.setattr(doctor, "torch_build", lambda: ("2.13.0", ""))
     assert all(finding.hint for finding in doctor.diagnose().findings if finding.state == "missing")

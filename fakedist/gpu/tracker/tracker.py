@@ -1,0 +1,64 @@
+"""Reads the tracker: the operation of each event of the allocator's history."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+from fakedist.errors import RecordingError
+from fakedist.gpu.tracker.build import ensure_tracker
+from fakedist.run.schema import ACTIONS
+
+#: TraceEntry::Action of torch 2.8 and 2.9, in its order.
+_TORCHS_ACTIONS = (
+    *("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free"),
+    *("segment_map", "segment_unmap", "snapshot", "oom"),
+)
+assert set(_TORCHS_ACTIONS) <= set(ACTIONS)
+
+
+class EventTracker:
+    """Numbers the allocator's events. CUDA must be initialised.
+
+    Raises:
+        SetupError: The tracker cannot be built.
+    """
+
+    def __init__(self) -> None:
+        # PyDLL keeps the GIL: these calls take less time than releasing it would.
+        library = ctypes.PyDLL(str(ensure_tracker()))
+        self._set = library.fakedist_operation
+        self._set.argtypes = [ctypes.c_int64]
+        library.fakedist_events.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]
+        library.fakedist_events.restype = ctypes.c_size_t
+        self._library = library
+        library.fakedist_track_allocator()
+
+    def tell(self, number: str) -> None:
+        """Events from now on belong to this operation."""
+        self._set(int(number))
+
+    def operations(self, device: int, actions: Sequence[str]) -> Sequence[int]:
+        """The operation of each event of a device since :meth:`forget`.
+
+        Args:
+            device: Index of the device.
+            actions: What the history says the events are.
+
+        Raises:
+            RecordingError: The history has other events.
+        """
+        count = len(actions)
+        found = (ctypes.c_int64 * (2 * count))()
+        known = self._library.fakedist_events(device, found, count)
+        tracked = [_TORCHS_ACTIONS[action] for action in found[1 : 2 * count : 2]] if known >= count else []
+        if tracked != list(actions):
+            raise RecordingError(
+                f"the allocator's history has other events on cuda:{device} than its tracker saw",
+                "this is a bug in fakedist; torch 2.10 and newer need no tracker",
+            )
+        return found[0 : 2 * count : 2]
+
+    def forget(self) -> None:
+        """Begin again, as the history does."""
+        self._library.fakedist_forget_events()

@@ -1,0 +1,63 @@
+"""What releases of torch lack, and what fakedist does instead: one table, which docs/versions.md shows.
+
+Code that has to know asks a row of it: ``ALLOCATOR_METADATA.is_missing()``. Where an attribute can be looked for in
+torch, the code does that instead, so that it works with builds between two releases.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+
+#: The oldest release that is supported.
+OLDEST = (2, 8)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that older releases lack.
+
+    Attributes:
+        since: The first release that has it: (2, 10).
+        what: What it is.
+        instead: What fakedist does without it.
+    """
+
+    since: tuple[int, int]
+    what: str
+    instead: str
+
+    def is_missing(self) -> bool:
+        """Whether the installed torch is older than the release that has it."""
+        return installed() < self.since
+
+
+def release_of(text: str) -> tuple[int, int]:
+    """The release of a version: (2, 8) for "2.8.0a0+5228986c39.nv25.05"; (0, 0) if it is none."""
+    found = re.match(r"(\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+@cache
+def installed() -> tuple[int, int]:
+    """The release of the installed torch: (2, 15). It is not imported."""
+    return release_of(version("torch"))
+
+
+ALLOCATOR_METADATA = Difference(
+    (2, 10),
+    "the allocator's history carries a text of ours with each event (`torch._C._cuda_setMemoryMetadata`)",
+    "a small C++ library follows the allocator's events and numbers them (`gpu/tracker`); it needs g++ or clang++",
+)
+FAKE_GROUP_CONSTRUCTOR = Difference(
+    (2, 10),
+    "stock torch's `FakeProcessGroup` is made by `_create_internal`",
+    "it is made by its class, which later releases forbid",
+)
+SEND_THAT_CONNECTS = Difference(
+    (2, 10),
+    "a pipeline stage's first send, which only connects it, has the dtype that the next stage receives",
+    "the integer that it sends is read as a float32, in the same block",
+)
