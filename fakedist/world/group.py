@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Backend, FakeProcessGroup
+from torch._C._distributed_c10d import Backend
 from torch.distributed import distributed_c10d as c10d
 
 from fakedist.run.tape import Channel, ranks_key
-from fakedist.torch_releases import FAKE_GROUP_CONSTRUCTOR
+from fakedist.torch_releases import FAKE_GROUP_CONSTRUCTOR, FAKE_GROUP_OPTIONS
 from fakedist.world.ledger_interface import LedgerLike
 
-#: Untyped: the stubs' overloads of the collectives change with every release, and a group has to fit all of them.
+#: Untyped: the stubs change with every release, and a group has to fit all of them.
 ProcessGroup: Any = dist.ProcessGroup
+FakeProcessGroup: Any = torch._C._distributed_c10d.FakeProcessGroup
 
 
-#: Makes stock torch's group: (rank, number of ranks, options).
-_make_holder: Callable[..., Backend] = (
-    FakeProcessGroup if FAKE_GROUP_CONSTRUCTOR.is_missing() else FakeProcessGroup._create_internal
-)
+def _make_holder(rank: int, num_ranks: int) -> Backend:
+    """Make stock torch's own group."""
+    if FAKE_GROUP_OPTIONS.is_missing():
+        return FakeProcessGroup(rank, num_ranks)
+    make = FakeProcessGroup if FAKE_GROUP_CONSTRUCTOR.is_missing() else FakeProcessGroup._create_internal
+    found: Backend = make(rank, num_ranks, FakeProcessGroup.Options())
+    return found
 
 
 class OneBackend:
@@ -108,7 +112,7 @@ class BareGroup(ProcessGroup):  # type: ignore[misc]
         """
         self.number = number
         self._store = store
-        holder = _make_holder(self._place, self._num_ranks, FakeProcessGroup.Options())
+        holder = _make_holder(self._place, self._num_ranks)
         for device in ("cpu", "cuda"):
             self._register_backend(torch.device(device), ProcessGroup.BackendType.CUSTOM, holder)
         ProcessGroup._set_default_backend(self, ProcessGroup.BackendType.CUSTOM)

@@ -178,5 +178,5 @@ def test_torch_has_its_own_kernels_again_afterwards() -> None:
 
     before = kernel()
     with operations_of_groups():
-        assert "dispatched.py" in kernel()
+        assert kernel() != before
     assert kernel() == before
