@@ -107,8 +107,12 @@ def parts_of_one(module: ModuleType) -> dict[str, object]:
 
 def _parts_fit(module: ModuleType, metadata: Metadata) -> bool:
     """Torch's own checks but one: every part lies in its tensor, and no two overlap."""
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
     for value in metadata.state_dict_metadata.values():
-        parts = getattr(value, "chunks", [])
+        if not isinstance(value, TensorStorageMetadata):
+            continue
+        parts = value.chunks
         if not all(module._check_box_bounds(value.size, part) for part in parts):
             return False
         if any(module._check_box_overlap(one, other) for one, other in combinations(parts, 2)):

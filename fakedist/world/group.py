@@ -23,7 +23,8 @@ FakeProcessGroup: Any = torch._C._distributed_c10d.FakeProcessGroup
 def _make_holder(rank: int, num_ranks: int) -> Backend:
     """Make stock torch's own group."""
     if FAKE_GROUP_OPTIONS.is_missing():
-        return FakeProcessGroup(rank, num_ranks)
+        old: Backend = FakeProcessGroup(rank, num_ranks)
+        return old
     make = FakeProcessGroup if FAKE_GROUP_CONSTRUCTOR.is_missing() else FakeProcessGroup._create_internal
     found: Backend = make(rank, num_ranks, FakeProcessGroup.Options())
     return found
