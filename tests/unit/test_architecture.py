@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.house_rules import EVERYWHERE, LIBRARY_HOMES, MAY_IMPORT
+
 ROOT = Path(__file__).parent.parent.parent
 PACKAGE = ROOT / "fakedist"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -27,62 +29,6 @@ WRITTEN = [*SHIPPED, *sorted((ROOT / "tests").rglob("*.py"))]
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_POSITIONAL_PARAMETERS = 5
-
-#: Third-party library -> where it may be imported ("room/" or "module").
-LIBRARY_HOMES = {
-    "torch": ("rank/surroundings", "frames", "world/", "frameworks/", "gpu/", "record/"),
-    "pandas": ("time/", "analysis/", "results/", "report/", "export/", "check/", "sweep/"),
-    "pyarrow": ("run/tables",),
-    "plotly": ("report/",),
-    "jinja2": ("report/",),
-    "markupsafe": ("report/",),  # what jinja2 escapes with
-    "click": ("cli/",),
-    "google": ("export/",),
-    "pytest": ("check/plugin", "check/marked_test"),
-    "rich": ("cli/", "report/", "check/", "sweep/"),
-    "simpleeval": ("sweep/",),
-    "yaml": ("sweep/",),
-}
-
-_EVERYWHERE = (
-    *("_version", "torch_releases", "errors", "units", "rank_list", "section", "bounded", "visible"),
-    *("gpu_models", "job"),
-)
-#: Room or module -> the rooms and modules of fakedist that it may import besides itself and those of _EVERYWHERE.
-MAY_IMPORT = {
-    "__init__": ("api", "results"),
-    "__main__": ("cli",),
-    "_version": (),
-    "errors": (),
-    "units": (),
-    "torch_releases": (),
-    "rank_list": (),
-    "section": (),
-    "bounded": (),
-    "visible": (),
-    "gpu_models": (),
-    "job": (),
-    "importing": (),
-    "patch": (),
-    "frames": ("run",),
-    "api": ("check", "results"),
-    "cli": ("launch", "run", "analysis", "results", "report", "check", "time", "export", "sweep"),
-    "launch": ("rank", "run", "gpu", "world", "time", "analysis", "results", "report"),
-    "rank": ("importing", "run", "gpu", "world", "frameworks", "record"),
-    "run": (),
-    "world": ("run", "patch", "frames"),
-    "frameworks": ("world", "patch", "importing"),
-    "gpu": ("run", "patch", "frames", "importing"),
-    "record": ("run", "frameworks", "patch", "frames"),
-    "nccl": ("run",),
-    "time": ("run", "nccl"),
-    "analysis": ("run", "nccl", "time"),
-    "results": ("run", "analysis", "report"),  # report only when a chart is wanted: run.figures
-    "report": ("run", "analysis", "results"),
-    "export": ("run", "nccl", "time", "results"),
-    "check": ("api", "run", "analysis", "results", "report", "launch"),
-    "sweep": ("run", "report"),
-}
 
 
 @dataclass(frozen=True)
@@ -163,7 +109,7 @@ def test_rooms_import_only_the_rooms_they_may() -> None:
         parts = found.module.split(".")
         target = parts[1] if len(parts) > 1 else ""
         is_public_name = target and not (PACKAGE / target).exists() and not (PACKAGE / f"{target}.py").exists()
-        if target in (room, *_EVERYWHERE, *MAY_IMPORT[room]) or is_public_name:
+        if target in (room, *EVERYWHERE, *MAY_IMPORT[room]) or is_public_name:
             continue
         strays.append(str(found))
     assert strays == []
