@@ -11,7 +11,7 @@ from fakedist.cli.failure import say_ending
 from fakedist.cli.profile import STDERR, run_one
 from fakedist.cli.say import remark
 from fakedist.job import Job, profile_arguments
-from fakedist.launch.launching import Streams
+from fakedist.launch.launching import Streams, check
 
 
 def run_handed_job(path: str) -> int:
@@ -28,6 +28,7 @@ def run_handed_job(path: str) -> int:
     sys.argv = ["fakedist", "profile", *profile_arguments(job)]  # run.json's command, to be typed again
 
     def run() -> int:
+        check(job)  # this machine may not be the one that checked it
         run_directory, ending = run_one(job, Path(handed["directory"]), True, Streams(child_stdout=STDERR, say=remark))
         return say_ending(ending, job, run_directory)
 

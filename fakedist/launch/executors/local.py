@@ -6,11 +6,8 @@ from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from fakedist.launch.executors.process import TaskProcesses
-from fakedist.launch.executors.task import ASSUMED_MEMORY_BYTES, Coming, Task, TaskResult
+from fakedist.launch.executors.task import Coming, Task, TaskResult
 from fakedist.launch.machine import free_memory_bytes, num_cores
-
-#: What a task is taken to need, as a multiple of the most that an earlier one held.
-_MARGIN = 1.2
 
 
 class LocalExecutor:
@@ -66,10 +63,5 @@ class LocalExecutor:
         together = (task, *running)
         return (
             sum(each.need.cpus for each in together) <= self._cores
-            and sum(map(self._needed_bytes, together)) <= free_bytes
+            and sum(each.need.booked_bytes(self._most_bytes) for each in together) <= free_bytes
         )
-
-    def _needed_bytes(self, task: Task) -> int:
-        if task.need.memory_bytes is not None:
-            return task.need.memory_bytes
-        return ASSUMED_MEMORY_BYTES if self._most_bytes is None else int(_MARGIN * self._most_bytes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import select
 import signal
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from fakedist.run.outcome import Ending, Outcome
 from fakedist.units import format_bytes
 
 _OUTPUT_BYTES = 8_000
+_WAIT_S = 0.5
+_ERROR = "fakedist: error: "
 _ROOT = os.fspath(Path(__file__).parents[3])
 # Both run the same fakedist, even from a bare clone, and nothing next to the script can shadow it. The supervisor skips
 # site-packages, so that it starts in 30 ms.
@@ -127,7 +130,12 @@ def _ask(supervisor: subprocess.Popen[bytes], order: Order) -> bytes:
     with suppress(OSError, ValueError):  # it was cancelled, or killed, before it had the order
         supervisor.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
         supervisor.stdin.flush()
-    return supervisor.stdout.read()
+    said = b""
+    while True:  # in short waits: where Ray cancels a task, Python sees the interrupt only between them
+        if select.select([supervisor.stdout], [], [], _WAIT_S)[0]:
+            if not (read := os.read(supervisor.stdout.fileno(), 65536)):
+                return said
+            said += read
 
 
 def _end(supervisor: subprocess.Popen[bytes]) -> None:
@@ -158,7 +166,7 @@ def _ending(task: Task, supervised: Supervised, log: Path) -> Ending:
     except RunDirectoryError:
         ending = None
     if ending is None or ending.code != supervised.code:  # else the files are those of an earlier run
-        return Ending(Outcome.ERROR, supervised.code or ExitCode.ERROR, _last_line(log) or "the run could not start")
+        return Ending(Outcome.ERROR, supervised.code or ExitCode.ERROR, _error(log) or "the run could not start")
     return ending
 
 
@@ -195,5 +203,8 @@ def _tail(log: Path) -> str:
         return ""
 
 
-def _last_line(log: Path) -> str:
-    return _tail(log).rpartition("\n")[2].strip()
+def _error(log: Path) -> str:
+    """The error that a task printed: fakedist's own, or else its last line."""
+    lines = _tail(log).splitlines()
+    ours = [line.removeprefix(_ERROR) for line in lines if line.startswith(_ERROR)]
+    return (ours or lines or [""])[-1].strip()

@@ -13,6 +13,8 @@ from fakedist.units import GIB
 
 #: Host memory that is assumed for a task as long as nothing is known. A rank of a 70B model takes half of it.
 ASSUMED_MEMORY_BYTES = 4 * GIB
+#: What a task is taken to need, as a multiple of the most that an earlier one held.
+_MARGIN = 1.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,16 @@ class Need:
 
     cpus: int = 1
     memory_bytes: int | None = None
+
+    def booked_bytes(self, most_bytes: int | None) -> int:
+        """Host memory to book.
+
+        Args:
+            most_bytes: The most that an earlier task held. None if none has run.
+        """
+        if self.memory_bytes is not None:
+            return self.memory_bytes
+        return ASSUMED_MEMORY_BYTES if most_bytes is None else int(_MARGIN * most_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

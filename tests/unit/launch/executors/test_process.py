@@ -70,6 +70,7 @@ def test_a_result_has_the_runs_own_outcome(tmp_path: Path) -> None:
         ("end('killed', 139, 'by SIGSEGV')", Outcome.KILLED, 139, "killed by SIGSEGV"),
         ("os.kill(os.getpid(), signal.SIGBUS)", Outcome.KILLED, 128 + signal.SIGBUS, "killed by SIGBUS"),
         ("print('a'); print('disk is full'); sys.exit(1)", Outcome.ERROR, 1, "disk is full"),
+        ("print('fakedist: error: no tape\\n  type this'); sys.exit(2)", Outcome.ERROR, 2, "no tape"),
         ("sys.exit(0)", Outcome.ERROR, 1, "the run could not start"),
     ],
 )

@@ -1,0 +1,218 @@
+"""Tasks on a Ray cluster of two nodes, both on this machine: workers and nodes that die lose none of them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakedist.errors import SetupError
+from fakedist.job import Job
+from fakedist.launch.executors import remote
+from fakedist.launch.executors.local import LocalExecutor
+from fakedist.launch.executors.ray_cluster import RayExecutor
+from fakedist.launch.executors.task import Executor, Need, Task, TaskResult
+from fakedist.run.outcome import Outcome
+
+cluster_utils = pytest.importorskip("ray.cluster_utils", reason="not installed: ray: make frameworks")
+
+#: What each script leaves running, in a session of its own. No other process of this machine sleeps that long.
+LEFT = str(100_000 + os.getpid())
+SCRIPT = f"""
+import os, signal, subprocess, sys, time
+subprocess.Popen(["setsid", "sleep", "{LEFT}"])
+print("point", *sys.argv[1:], flush=True)
+match sys.argv[1]:
+    case "refused": assert False, "tp does not divide the heads"
+    case "left": sys.exit(3)
+    case "killed": os.kill(os.getpid(), signal.SIGSEGV)
+    case "endless": time.sleep(600)
+    case "eats": held = b"x" * (1 << 30); time.sleep(600)
+"""
+#: How a point of each kind ends: its outcome, code and failure.
+KINDS = {
+    "trained": (Outcome.FINISHED, 0, ""),
+    "refused": (Outcome.EXCEPTION, 1, "AssertionError: tp does not divide the heads"),
+    "left": (Outcome.EXIT, 3, "it ended with exit code 3"),
+    "killed": (Outcome.KILLED, 139, "killed by SIGSEGV"),
+    "endless": (Outcome.TIMEOUT, 124, "it did not end within 5 s"),
+    "eats": (Outcome.HOST_MEMORY, 137, "of host memory, and 1.00 GiB is the limit"),
+}
+#: 24 points.
+POINTS = [*KINDS, *(["trained"] * 12), *(["refused", "left"] * 3)]
+
+
+NODE = {"num_cpus": 1, "memory": 4 << 30, "object_store_memory": 80 << 20, "include_log_monitor": False}
+
+
+@contextlib.contextmanager
+def handlers_as_before() -> Iterator[None]:
+    """Ray handles SIGTERM in a process that starts a node."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head with one core. One test adds a second node."""
+    with handlers_as_before():
+        made = cluster_utils.Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+    try:
+        yield made
+    finally:
+        made.shutdown()
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def tasks(script: Path, directory: Path, kinds: list[str]) -> list[Task]:
+    return [
+        Task(
+            key=f"{number}-{kind}",
+            job=Job(world_size=8, rank=0, target=str(script), arguments=(kind,), device="virtual"),
+            directory=directory / f"{number}-{kind}",
+            cwd=script.parent,
+            need=Need(memory_bytes=1 << 30),
+            memory_limit_bytes=1 << 30,
+            timeout_s=5.0 if kind == "endless" else None,
+        )
+        for number, kind in enumerate(kinds)
+    ]
+
+
+def run(
+    executor: Executor, given: list[Task], at: dict[int, Callable[[], None]] | None = None
+) -> dict[str, TaskResult]:
+    """The results by key. ``at`` says what happens once so many have come."""
+    found: dict[str, TaskResult] = {}
+    for result in executor.run(iter(given)):
+        assert result.key not in found
+        found[result.key] = result
+        if at is not None and len(found) in at:
+            at[len(found)]()
+    return found
+
+
+def told(result: TaskResult) -> tuple[object, ...]:
+    """What must not depend on where a task ran: all but the place, the time and the memory that was sampled."""
+    failure = result.failure.partition("its processes held")[2].partition(" GiB ")[2] or result.failure
+    output = "" if result.outcome is Outcome.TIMEOUT else result.output  # as far as it came
+    return (result.outcome, result.code, failure, output)
+
+
+def pids(what: str) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if what in path.read_bytes().replace(b"\0", b" ").decode(errors="replace"):
+                found.append(int(path.parent.name))
+    return found
+
+
+def busy_worker() -> int:
+    """The process of a Ray worker that runs one of our tasks: Ray names it after the task, such as "ray::7-trained"."""
+    while not (found := [pid for number, kind in enumerate(POINTS) for pid in pids(f"ray::{number}-{kind}")]):
+        time.sleep(0.05)
+    return found[0]
+
+
+def test_no_point_is_lost_with_a_worker_or_a_node(cluster: Any, script: Path, tmp_path: Path) -> None:
+    with handlers_as_before():
+        second = cluster.add_node(**NODE)
+    cluster.wait_for_nodes()
+    events = {
+        4: lambda: os.kill(busy_worker(), signal.SIGKILL),
+        10: lambda: cluster.remove_node(second, allow_graceful=False),
+    }
+    said: list[str] = []
+    with contextlib.closing(RayExecutor(cluster.address, said.append)) as executor:
+        given = tasks(script, tmp_path / "ray", POINTS)
+        there = run(executor, given, events)
+    assert "Ray: Task _run_on_worker failed. There are 5 retries remaining, so the task will be retried." in said
+    assert pids(f"sleep {LEFT}") == []
+    assert sorted(there) == sorted(task.key for task in given)
+    assert {result.directory for result in there.values()} == {task.directory for task in given}
+    for result in there.values():
+        outcome, code, failure = KINDS[result.key.partition("-")[2]]
+        assert (result.outcome, result.code) == (outcome, code), result
+        assert result.failure.endswith(failure)
+        assert result.host == os.uname().nodename
+    here = run(LocalExecutor(), tasks(script, tmp_path / "here", list(KINDS)))
+    assert pids(f"sleep {LEFT}") == []
+    expected = {key.partition("-")[2]: told(result) for key, result in here.items()}
+    assert {key: told(result) for key, result in there.items()} == {
+        key: expected[key.partition("-")[2]] for key in there
+    }
+
+
+def test_run_directories_come_back_where_no_path_is_shared(
+    cluster: Any, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_marked", lambda mark: contextlib.nullcontext(0))
+    given = tasks(script, tmp_path / "runs", ["trained", "refused"])
+    (given[0].directory / "old").mkdir(parents=True)
+    with contextlib.closing(RayExecutor(cluster.address)) as executor:
+        results = run(executor, given)
+    names = {path.name for path in given[0].directory.iterdir()}
+    assert {"run.json", "report.html", "tables"} <= names
+    assert "old" not in names
+    assert (given[1].directory / "run.json").exists()
+    assert {key: result.directory for key, result in results.items()} == {task.key: task.directory for task in given}
+
+
+def test_an_interrupt_ends_what_runs_on_the_cluster(cluster: Any, script: Path, tmp_path: Path) -> None:
+    given = [dataclasses.replace(task, timeout_s=None) for task in tasks(script, tmp_path / "runs", ["endless"] * 2)]
+    with contextlib.closing(RayExecutor(cluster.address)) as executor:
+        results = executor.run(iter(given))
+        watcher = threading.Thread(target=_interrupt_when_it_runs, daemon=True)
+        watcher.start()
+        with pytest.raises(KeyboardInterrupt):
+            next(results)
+        watcher.join()
+        assert pids(f"sleep {LEFT}") == []
+
+
+def _interrupt_when_it_runs() -> None:
+    while not pids(f"sleep {LEFT}"):
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+@pytest.mark.parametrize("listens", [False, True])
+def test_an_address_that_does_not_answer_is_one_line(
+    listens: bool, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fakedist.launch.executors.ray_cluster.ANSWER_S", 1.0)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        if listens:
+            other.listen()
+        address = f"{scheme}127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(SetupError) as caught:
+            RayExecutor(address)
+    why = "what listens there is not Ray" if listens else "Connection refused"
+    assert caught.value.message == f"no Ray cluster answers at {address}: {why}"
+    assert "RAY_ADDRESS" in caught.value.hint
+
+
+def test_an_address_that_is_none_is_one_line() -> None:
+    with pytest.raises(SetupError, match="'head' is not the address of a Ray cluster"):
+        RayExecutor("head")
