@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Unpack
 
-from fakedist.check.running import Task, TaskRunner, see_that_it_can_run
+from fakedist.check.running import RankToRun, run_rank, see_that_it_can_run
 from fakedist.errors import JobError
 from fakedist.job import Door, Job, JobOptions, Program, make_jobs
 from fakedist.results.opening import open_run_directory
@@ -76,6 +76,6 @@ def run_job(job: Job, name: str, run_directory: Path, cwd: Path) -> Run:
         FakedistError: See :func:`profile`.
     """
     see_that_it_can_run(job)
-    task = Task(name, job, run_directory.resolve())
-    TaskRunner(cwd).run(task)
-    return open_run_directory(task.run_directory)
+    rank = RankToRun(name, job, run_directory.resolve())
+    run_rank(rank, cwd)
+    return open_run_directory(rank.run_directory)

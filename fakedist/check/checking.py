@@ -19,9 +19,11 @@ from fakedist.check.baselines import (
 from fakedist.check.config import CheckConfig, CheckJob
 from fakedist.check.judging import Finding, judge
 from fakedist.check.measured import RankFigures, measure, peak_places
-from fakedist.check.running import Task, TaskRunner, see_that_it_can_run
+from fakedist.check.running import RankToRun, run_ranks, see_that_it_can_run
 from fakedist.errors import CheckError, ExitCode, FakedistError, JobError, ScriptError
 from fakedist.job import Job
+from fakedist.launch.executors.local import LocalExecutor
+from fakedist.launch.executors.task import Executor
 from fakedist.report.text.wording import ending
 from fakedist.results.opening import open_run_directory
 from fakedist.results.run import Run
@@ -72,13 +74,13 @@ class Running:
 
     Attributes:
         directory: The directory for the run directories.
-        at_once: Number of ranks to run at once. None chooses by the machine.
+        executor: What runs them. It is closed afterwards.
         finished: Called for every rank that ended, with its seconds.
     """
 
     directory: Path
-    at_once: int | None = None
-    finished: Callable[[Task, float], None] = lambda task, seconds: None
+    executor: Executor = field(default_factory=LocalExecutor)
+    finished: Callable[[RankToRun, float], None] = lambda rank, seconds: None
 
 
 def check(config: CheckConfig, running: Running, *, update: bool) -> Checked:
@@ -96,21 +98,21 @@ def check(config: CheckConfig, running: Running, *, update: bool) -> Checked:
         for job in config.jobs:
             _see_that_it_can_run(job)
         before = {job.name: None if update else read_baseline(config, job) for job in config.jobs}
-        tasks = {(job.name, each.rank): _task(job, each, running) for job in config.jobs for each in job.jobs}
-        failures = TaskRunner(config.root, running.finished).run_all(list(tasks.values()), running.at_once)
+        ranks = {(job.name, each.rank): _rank(job, each, running) for job in config.jobs for each in job.jobs}
+        failures = run_ranks(list(ranks.values()), config.root, running.executor, running.finished)
         checked = Checked(config, failures=failures)
         if not failures:
             for job in config.jobs:
-                runs = {each.rank: open_run_directory(tasks[job.name, each.rank].run_directory) for each in job.jobs}
+                runs = {each.rank: open_run_directory(ranks[job.name, each.rank].run_directory) for each in job.jobs}
                 checked.failures += _wrongly_empty(job, runs, before[job.name])
         if checked.failures:
             return checked
         texts = {}
         for job in config.jobs:
-            runs = {each.rank: open_run_directory(tasks[job.name, each.rank].run_directory) for each in job.jobs}
-            ranks = judge_job(checked, job, runs, before[job.name])
+            runs = {each.rank: open_run_directory(ranks[job.name, each.rank].run_directory) for each in job.jobs}
+            figures = judge_job(checked, job, runs, before[job.name])
             texts[baseline_path(config, job)] = baseline_text(
-                settings_of(job, next(iter(runs.values())).summary), ranks
+                settings_of(job, next(iter(runs.values())).summary), figures
             )
         if update and not checked.exit_code:
             checked.updated = [path for path, text in texts.items() if not _is_text(path, text)]
@@ -118,9 +120,9 @@ def check(config: CheckConfig, running: Running, *, update: bool) -> Checked:
     return checked
 
 
-def _task(job: CheckJob, each: Job, running: Running) -> Task:
+def _rank(job: CheckJob, each: Job, running: Running) -> RankToRun:
     directory = running.directory.resolve() / f"{job.name}-rank{each.rank}"
-    return Task(f"{job.name} rank {each.rank}", each, directory, may_leave=len(job.jobs) > 1)
+    return RankToRun(f"{job.name} rank {each.rank}", each, directory, may_leave=len(job.jobs) > 1)
 
 
 def _wrongly_empty(job: CheckJob, runs: dict[int, Run], baseline: Baseline | None) -> list[ScriptError]:

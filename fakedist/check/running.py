@@ -1,47 +1,26 @@
-"""Runs jobs as ``fakedist profile`` does, each in its own process, several at once."""
+"""Runs jobs as ``fakedist profile`` does, each in its own process, and sees that each ran."""
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import sys
-import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
-from fakedist.errors import ExitCode, RunDirectoryError, ScriptError
+from fakedist.errors import RunDirectoryError, ScriptError
 from fakedist.job import Job, profile_command
 from fakedist.launch import launching
 from fakedist.launch.checked_script import ScriptSyntaxError
-from fakedist.launch.machine import free_memory_bytes, num_cores
+from fakedist.launch.executors.process import TaskProcesses
+from fakedist.launch.executors.task import Executor, Task, TaskResult
 from fakedist.run.manifest import load_manifest
 from fakedist.run.outcome import Ending, Outcome
-from fakedist.units import GIB
-
-#: Host memory that is assumed for a running job. A rank of a 70B model with its tables takes half of it.
-JOB_MEMORY_BYTES = 4 * GIB
-_OUTPUT_CHARACTERS = 8_000
-
-# The child runs the same fakedist, even from a bare clone, and nothing next to the script can shadow it.
-_BOOT = """
-import sys
-sys.path[0] = sys.argv[1]
-from fakedist.cli.handed import run_handed_job
-sys.exit(run_handed_job(sys.argv[2]))
-"""
-_ROOT = os.fspath(Path(__file__).parents[2])
 
 
 @dataclass(frozen=True)
-class Task:
+class RankToRun:
     """One rank to run.
 
     Attributes:
@@ -59,102 +38,51 @@ class Task:
     @property
     def run_directory(self) -> Path:
         """The rank's run directory."""
-        return self.directory / f"rank{self.job.rank}" if self.job.with_peers else self.directory
+        return self.task(Path()).run_directory
+
+    def task(self, cwd: Path) -> Task:
+        """The rank as an executor's task, whose script runs in ``cwd``."""
+        return Task(key=self.name, job=self.job, directory=self.directory, cwd=cwd)
 
 
-class TaskRunner:
-    """Runs each task in its own process.
+def run_rank(rank: RankToRun, cwd: Path) -> None:
+    """Run one rank to its end.
+
+    Raises:
+        ScriptError: The script failed, was killed or never used the GPU. A rank that does not fit has not failed.
+    """
+    see_that_it_ran(rank, TaskProcesses().run(rank.task(cwd)))
+
+
+def run_ranks(
+    ranks: Sequence[RankToRun],
+    cwd: Path,
+    executor: Executor,
+    finished: Callable[[RankToRun, float], None] = lambda rank, seconds: None,
+) -> list[ScriptError]:
+    """Run every rank, several at once.
 
     Args:
-        root: The directory in which tasks run.
-        finished: Called for every task that ended, with its seconds.
+        ranks: The ranks to run, whose names differ.
+        cwd: The directory in which their scripts run.
+        executor: What runs them. It is closed afterwards.
+        finished: Called for every rank that ended, with its seconds.
+
+    Returns:
+        The failures, in the order of the ranks.
     """
-
-    def __init__(self, root: Path, finished: Callable[[Task, float], None] = lambda task, seconds: None) -> None:
-        self._root = root
-        self._finished = finished
-        self._running: set[subprocess.Popen[str]] = set()
-        self._lock = threading.Lock()
-        self._is_over = False
-
-    def run(self, task: Task) -> None:
-        """Run one task to its end.
-
-        Raises:
-            ScriptError: The script failed, was killed or never used the GPU. A rank that does not fit has not failed.
-        """
-        start = time.monotonic()
-        handed = {"job": task.job.to_dict(), "directory": os.fspath(task.directory)}
-        # Not next to the run directory: if that disk is full, the log holds the error.
-        with tempfile.TemporaryDirectory(prefix="fakedist-") as scratch:
-            data, log = Path(scratch) / "job.json", Path(scratch) / "log"
-            data.write_text(json.dumps(handed))
-            with log.open("w") as file, self._process(data, file) as process:
-                code = process.wait()
-            _see_that_it_ran(task, code, log)
-        self._finished(task, time.monotonic() - start)
-
-    def run_all(self, tasks: Sequence[Task], at_once: int | None) -> list[ScriptError]:
-        """Run every task, as many at once as cores and memory allow.
-
-        Args:
-            tasks: The tasks to run.
-            at_once: How many to run at once. None chooses by the machine.
-
-        Returns:
-            The failures, in the order of the tasks.
-        """
-        number = at_once or max(1, min(num_cores(), free_memory_bytes() // JOB_MEMORY_BYTES, len(tasks)))
-        if any(task.job.device == "cuda" for task in tasks):
-            number = 1  # on one GPU they would take each other's memory and time
-        with _ended_like_interrupted(), ThreadPoolExecutor(number) as pool:
-            futures: list[Future[None]] = [pool.submit(self.run, task) for task in tasks]
+    failed: dict[str, ScriptError] = {}
+    named = {rank.name: rank for rank in ranks}
+    with _ended_like_interrupted(), closing(executor):
+        for result in executor.run(rank.task(cwd) for rank in ranks):
+            rank = named[result.key]
             try:
-                pending: set[Future[None]] = set(futures)
-                while pending:
-                    _, pending = wait(pending, return_when=FIRST_COMPLETED)
-            except BaseException:  # Ctrl-C
-                self._end(futures)
-                raise
-        errors = [future.exception() for future in futures]
-        for error in errors:
-            if error is not None and not isinstance(error, ScriptError):
-                raise error
-        return [error for error in errors if isinstance(error, ScriptError)]
-
-    @contextmanager
-    def _process(self, data: Path, log: TextIO) -> Iterator[subprocess.Popen[str]]:
-        """Start the process that runs the job in ``data``. It is over when the context ends."""
-        with self._lock:
-            if self._is_over:
-                raise ScriptError("not run, because the check was interrupted")
-            # The child gets its own session. Ctrl-C reaches only this process, which forwards it.
-            one = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, _ROOT, os.fspath(data)],
-                cwd=self._root,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                text=True,
-                start_new_session=True,
-            )
-            self._running.add(one)
-        try:
-            yield one
-        finally:
-            if one.poll() is None:
-                one.terminate()
-                one.wait()
-            with self._lock:
-                self._running.discard(one)
-
-    def _end(self, futures: Sequence[Future[None]]) -> None:
-        for future in futures:
-            future.cancel()
-        with self._lock:
-            self._is_over = True
-            for one in self._running:
-                with suppress(ProcessLookupError):
-                    os.kill(one.pid, signal.SIGTERM)
+                see_that_it_ran(rank, result)
+            except ScriptError as error:
+                failed[rank.name] = error
+            else:
+                finished(rank, result.wall_s)
+    return [failed[name] for name in named if name in failed]
 
 
 def see_that_it_can_run(job: Job) -> None:
@@ -183,27 +111,30 @@ def _ended_like_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _see_that_it_ran(task: Task, code: int, log: Path) -> None:
-    """Raise an error for a run that failed."""
-    output = log.read_text(errors="replace")[-_OUTPUT_CHARACTERS:].rstrip()
-    again = profile_command(task.job)
+def see_that_it_ran(rank: RankToRun, result: TaskResult) -> None:
+    """Check that a rank ran and used its GPU. One that does not fit the GPU did.
+
+    Raises:
+        ScriptError: It did not.
+    """
+    again = profile_command(rank.job)
+    fits = result.outcome is not Outcome.OUT_OF_MEMORY
     try:
-        manifest = load_manifest(task.run_directory)
+        manifest = load_manifest(rank.run_directory)
     except RunDirectoryError:
-        raise ScriptError(f"{task.name}: the run could not start (exit {code})", again, output) from None
-    ending = manifest.exit
-    fits = ending.outcome is not Outcome.OUT_OF_MEMORY
-    summary = manifest.summary
-    if summary is None:
-        raise ScriptError(f"{task.name}: the run was killed before it ended (exit {code})", again, output)
-    if (ending.ended_well and code != 0) or (not fits and code != ExitCode.OUT_OF_MEMORY):
-        # The files belong to an earlier run, which could not be replaced.
-        raise ScriptError(f"{task.name}: the run could not start (exit {code})", again, output)
-    if not ending.ended_well and fits:
-        raise ScriptError(f"{task.name}: {_failure(ending)}", again, output)
-    left = task.may_leave and summary.left_during_init is not None
-    if ending.ended_well and not left and not summary.peak_allocated_bytes:
-        raise ScriptError(f"{task.name}: the script allocated nothing on the GPU", again, output)
+        manifest = None
+    if manifest is None or result.outcome is Outcome.ERROR:
+        raise ScriptError(f"{rank.name}: the run could not start (exit {result.code})", again, result.output) from None
+    if (summary := manifest.summary) is None:
+        how = f"the run was killed before it ended (exit {result.code})"
+        raise ScriptError(f"{rank.name}: {how}", again, result.output)
+    if not result.ended_well and fits:
+        seen = Ending(result.outcome, result.code, result.failure)
+        ending = manifest.exit if manifest.exit.outcome is result.outcome else seen
+        raise ScriptError(f"{rank.name}: {_failure(ending)}", again, result.output)
+    left = rank.may_leave and summary.left_during_init is not None
+    if result.ended_well and not left and not summary.peak_allocated_bytes:
+        raise ScriptError(f"{rank.name}: the script allocated nothing on the GPU", again, result.output)
 
 
 def _failure(ending: Ending) -> str:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fakedist.cli.executor_options import executor_options
 from fakedist.cli.output import JSON, MARKDOWN, TEXT, Output, chosen_output, file_option, format_options
-from fakedist.cli.say import last_line, say
+from fakedist.cli.say import last_line, remark, say
 from fakedist.errors import ExitCode, ScriptError
 
 if TYPE_CHECKING:
     from fakedist.check.checking import Checked
-    from fakedist.check.running import Task
+    from fakedist.check.running import RankToRun
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _DIRECTORY = click.Path(path_type=Path, file_okay=False)
@@ -41,9 +42,7 @@ _DIRECTORY = click.Path(path_type=Path, file_okay=False)
     help="Also print GitHub annotations.  [default: if GITHUB_ACTIONS is true]",
 )
 @click.option("--runs", type=_DIRECTORY, metavar="DIR", help="Keep the run directories.")
-@click.option(
-    "--at-once", type=click.IntRange(min=1), metavar="N", help="How many jobs run at once. As many as fit if not given."
-)
+@executor_options
 def check(
     names: tuple[str, ...],
     *,
@@ -56,7 +55,8 @@ def check(
     sarif: Path | None,
     annotations: bool | None,
     runs: Path | None,
-    at_once: int | None,
+    on: str,
+    jobs: int | None,
 ) -> int:
     """Run the jobs of [tool.fakedist.check], and fail if one takes more than it may.
 
@@ -66,6 +66,7 @@ def check(
     from fakedist.check.checking import Running
     from fakedist.check.checking import check as run_check
     from fakedist.check.config import find_config, read_config
+    from fakedist.launch.executors.choosing import make_executor
     from fakedist.report.writing import see_that_it_can_be_written
 
     output = chosen_output(form, as_json, file)
@@ -79,7 +80,8 @@ def check(
         see_that_it_can_be_written(runs, is_directory=True)
     with tempfile.TemporaryDirectory(prefix="fakedist-check-") as scratch:
         try:
-            checked = run_check(configured, Running(runs or Path(scratch), at_once, _say_finished), update=update)
+            running = Running(runs or Path(scratch), make_executor(on, jobs, remark), _say_finished)
+            checked = run_check(configured, running, update=update)
         except ScriptError as error:
             click.echo(error.output, err=True)
             return last_line(ExitCode.ERROR, error.message)
@@ -95,8 +97,8 @@ def check(
     return _say_outcome(checked, update)
 
 
-def _say_finished(task: Task, seconds: float) -> None:
-    say(f"{task.name}: ran in {seconds:.0f} s", err=True)
+def _say_finished(rank: RankToRun, seconds: float) -> None:
+    say(f"{rank.name}: ran in {seconds:.0f} s", err=True)
 
 
 def _show(checked: Checked, output: Output) -> None:

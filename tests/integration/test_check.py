@@ -104,7 +104,7 @@ def with_baseline(folder: Path, baseline: bytes) -> Path:
 
 def test_the_same_commit_gives_the_same_bytes_in_another_directory(tmp_path: Path, baseline: bytes) -> None:
     folder = project(tmp_path / "elsewhere")
-    assert checked(folder, "--update", "--at-once", "1").returncode == 0
+    assert checked(folder, "--update", "--jobs", "1").returncode == 0
     assert (folder / "baselines/net.json").read_bytes() == baseline
     ranks = json.loads(baseline)["ranks"]
     assert list(ranks) == ["0", "9"]

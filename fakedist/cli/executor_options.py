@@ -1,0 +1,30 @@
+"""The options of commands that run many jobs: where, and how many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import click
+
+_Command = TypeVar("_Command", bound=Callable[..., object])
+
+
+def executor_options(command: _Command) -> _Command:
+    """Give a command ``--on`` and ``--jobs``, for :func:`fakedist.launch.executors.choosing.make_executor`."""
+    where = click.option(
+        "--on",
+        default="local",
+        show_default=True,
+        metavar="PLACE",
+        help="Where jobs run: local, ray (the cluster of RAY_ADDRESS, or the one this machine is part of) or "
+        "ray://HOST:PORT.",
+    )
+    how_many = click.option(
+        "--jobs",
+        "-j",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="How many jobs run at once on this machine.  [default: as many as its cores and free memory allow]",
+    )
+    return where(how_many(command))
