@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pandas as pd
 
 from fakedist.analysis.layer_table import fold_layers, unfolded
 from fakedist.analysis.times.layer_times import fold_times
 from fakedist.results.run_tables import RunTables
 from fakedist.run.plain import to_plain
-from fakedist.run.step_time import KernelSource, StepTime
+from fakedist.run.step_time import GroupTime, KernelSource, PathPart, StepTime
 from fakedist.units import format_us
+
+_PATH_COLUMNS, _GROUP_COLUMNS = ([each.name for each in fields(kind)] for kind in (PathPart, GroupTime))
 
 
 class RunTime:
@@ -61,6 +65,18 @@ class RunTime:
     def ranges(self) -> pd.DataFrame:
         """The table ``ranges``: the script's own ranges, and what was launched in each."""
         return self._tables.table("ranges")
+
+    def critical_path(self) -> pd.DataFrame:
+        """What makes the step as long as it is, by layer, group, host and idle time, the longest part first.
+
+        The parts add up to the step. Columns: those of ``fakedist.run.step_time.PathPart``. No rows if the step was
+        imported, or if it is not known what its streams wait for.
+        """
+        return pd.DataFrame(to_plain(self._step_time.critical_path), columns=_PATH_COLUMNS)
+
+    def groups(self) -> pd.DataFrame:
+        """Collectives by group and operation, most exposed first. Columns: those of ``run.step_time.GroupTime``."""
+        return pd.DataFrame(to_plain(self._step_time.by_group), columns=_GROUP_COLUMNS)
 
     def kernels(self) -> pd.DataFrame:
         """The table ``kernels``, with the names of the layers as ``layer_name``."""

@@ -306,6 +306,29 @@ class GroupTime:
 
 
 @dataclass(frozen=True)
+class PathPart:
+    """A part of the critical path of the timed step.
+
+    Attributes:
+        kind: kernels, collectives, host (the GPU waits for what the host launches) or idle.
+        layer: Of kernels and the host, their layer, one name for repeated layers; empty outside of modules.
+        group: Of collectives, the group's description, or its name.
+        operation: Of collectives, the operation.
+        num_layers: Layers in the row; 0 for collectives and idle time.
+        num_launches: Kernels or calls on the path; launches that the GPU waits for.
+        time_us: How long it is. The parts add up to ``StepTime.step_us``.
+    """
+
+    kind: Literal["kernels", "collectives", "host", "idle"]
+    layer: str
+    group: str
+    operation: str
+    num_layers: int
+    num_launches: int
+    time_us: float
+
+
+@dataclass(frozen=True)
 class StepTime:
     """Where the time of the timed step goes.
 
@@ -337,6 +360,8 @@ class StepTime:
         layers: Layers that run anything.
         by_group: Collectives by group and operation, most exposed first; estimated times only.
         ranges: The script's own ranges, most time first.
+        critical_path: What makes the step as long as it is, the longest part first; empty if it is not known what
+            streams wait for.
     """
 
     step_us: float
@@ -364,3 +389,4 @@ class StepTime:
     layers: list[LayerTime] = field(default_factory=list)
     by_group: list[GroupTime] = field(default_factory=list)
     ranges: list[RangeTime] = field(default_factory=list)
+    critical_path: list[PathPart] = field(default_factory=list)

@@ -13,6 +13,7 @@ from fakedist.run.notes import Note
 from fakedist.run.schema import TABLES
 from fakedist.run.step_time import Calibration, KernelSource
 from fakedist.time.communication import Communication
+from fakedist.time.critical_path import CriticalPath, find_critical_path
 from fakedist.time.placing import StepInterval, StepLaunches
 from fakedist.time.shapes import shape_texts
 from fakedist.time.timeline import Array, HostTimes, Placed
@@ -64,6 +65,7 @@ class PricedStep:
         families: The families of ``time.accuracy`` that its times are estimated as, most time first.
         interval: The step's interval.
         variances: What the kernels' part of it is made of, by family (``time.uncertainty``).
+        path: Its critical path.
     """
 
     kernels: pd.DataFrame
@@ -71,6 +73,7 @@ class PricedStep:
     families: list[str]
     interval: StepInterval
     variances: dict[str, float]
+    path: CriticalPath
 
 
 def price_step(
@@ -108,8 +111,9 @@ def price_step(
         fabric="" if communication is None else communication.fabric.name,
         notes=[*prices.notes(), *_notes(launches, work, found.time_us, communication)],
     )
+    path = find_critical_path(step.timeline, found.placed, prices.host)
     by_family = variances(priced, counts) if "accuracy" in priced else {}
-    return PricedStep(kernels, source, _families(priced, counts), interval, by_family)
+    return PricedStep(kernels, source, _families(priced, counts), interval, by_family, path)
 
 
 def _families(priced: pd.DataFrame, counts: Array) -> list[str]:

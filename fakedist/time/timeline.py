@@ -255,6 +255,26 @@ class Timeline:
         columns = (self.what.tolist(), self._streams.tolist(), self._queues.tolist(), self._events)
         return zip(*columns, self._host_us(host).tolist(), duration_us.tolist(), firsts, strict=True)
 
+    def streams_and_queues(self) -> tuple[Array, Array]:
+        """The stream of each launch with work, and its queue: launches of one stream or queue run one by one."""
+        return self._streams[self.has_work], self._queues[self.has_work]
+
+    def host_before_us(self, host: HostTimes) -> tuple[Array, Array]:
+        """The time of the host before each launch with work: since the launch before it, and since it last waited.
+
+        Args:
+            host: What the host takes.
+        """
+        reached = np.cumsum(self._host_us(host))
+        return self._since(reached, self.has_work), self._since(reached, self.has_work | (self.what >= _HOST_WAITS))
+
+    def _since(self, reached: Array, last: Array) -> Array:
+        """For each launch with work, how much a sum has grown since the last of some rows before it."""
+        at = np.maximum.accumulate(np.where(last, np.arange(len(last)), -1))
+        at = np.concatenate([[-1], at[:-1]])[: len(at)].astype("i8")
+        found: Array = (reached - np.where(at >= 0, reached[at], 0.0))[self.has_work]
+        return found
+
     def _host_us(self, host: HostTimes) -> Array:
         """Host time before each row: of its operations, and of its launch."""
         alone = self.has_work & (self._graph == 0) & (self.what != _COLLECTIVE)

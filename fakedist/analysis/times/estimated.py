@@ -11,6 +11,7 @@ import pandas as pd
 
 from fakedist.analysis.times.group_times import group_times
 from fakedist.analysis.times.kernel_kinds import timed
+from fakedist.analysis.times.path_parts import path_parts
 from fakedist.analysis.times.totals import Times, find_times
 from fakedist.analysis.times.uncertain import call_spreads, uncertain_parts
 from fakedist.gpu_models.spec import GpuSpec
@@ -179,6 +180,9 @@ def estimate_times(
     if source.source == "simulated":
         peaks = None
     times = find_times(priced.kernels, tables["layers"], source, peaks, ranges=tables["ranges"])
+    if times.summary is not None:
+        path = path_parts(priced.path, {**tables, "launches": launches})
+        times = replace(times, summary=replace(times.summary, critical_path=path))
     if times.summary is not None and communication is not None:
         by_group = group_times(timed(priced.kernels), tables["calls"], tables["groups"], communication)
         times = replace(times, summary=replace(times.summary, by_group=by_group))

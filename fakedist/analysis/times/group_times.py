@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pandas as pd
 
@@ -76,6 +78,31 @@ def exposed_calls_us(calls: pd.DataFrame, compute: pd.DataFrame) -> Array:
     kernel = compute["start_us"].to_numpy("f8")
     busy_starts, busy_ends = union(kernel, kernel + compute["known_us"].to_numpy("f8"))
     found = np.zeros(len(start))
+    for number, begin, until in _exposed(start, end, busy_starts, busy_ends):
+        found[number] += until - begin
+    return found
+
+
+def exposed_parts(kernels: pd.DataFrame) -> pd.DataFrame:
+    """When the step waits for each call: nothing computes then, and the calls' parts do not overlap.
+
+    Args:
+        kernels: The result of :func:`fakedist.analysis.times.kernel_kinds.timed`.
+
+    Returns:
+        Columns row (of ``kernels``), start_us, end_us, in the order of time.
+    """
+    rows = np.flatnonzero((kernels["is_call"] & kernels["is_known"]).to_numpy(bool))
+    calls, compute = kernels.iloc[rows], kernels[kernels["is_compute"]]
+    start, kernel = calls["start_us"].to_numpy("f8"), compute["start_us"].to_numpy("f8")
+    busy = union(kernel, kernel + compute["known_us"].to_numpy("f8"))
+    parts = list(_exposed(start, start + calls["known_us"].to_numpy("f8"), *busy))
+    found = pd.DataFrame(parts, columns=["row", "start_us", "end_us"])
+    return found.assign(row=rows[found["row"].to_numpy("i8")])
+
+
+def _exposed(start: Array, end: Array, busy_starts: Array, busy_ends: Array) -> Iterator[tuple[int, float, float]]:
+    """The call that the step waits for, from when and until when, as long as nothing computes."""
     changes = sorted(
         [(at, 1, number) for number, at in enumerate(start.tolist())]
         + [(at, 0, number) for number, at in enumerate(end.tolist())]
@@ -88,13 +115,12 @@ def exposed_calls_us(calls: pd.DataFrame, compute: pd.DataFrame) -> Array:
             place = int(np.searchsorted(busy_starts, before, side="right"))
             if not place or busy_ends[place - 1] <= before:
                 gap_end = busy_starts[place] if place < len(busy_starts) else np.inf
-                found[_waited_for(running, start, end, float(gap_end))] += at - before
+                yield _waited_for(running, start, end, float(gap_end)), before, at
         before = at
         if kind == 1:
             running.add(number)
         elif kind == 0:
             running.discard(number)
-    return found
 
 
 def _waited_for(running: set[int], start: Array, end: Array, gap_end: float) -> int:

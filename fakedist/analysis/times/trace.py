@@ -1,7 +1,8 @@
 """``trace.json.gz``: the step on a time axis for Perfetto, in Chrome's trace event format. Times are in microseconds.
 
-Process 1 is the timed step on the GPU: its phases, its layers (nested), one track per stream (collectives included),
-and memory if the step's allocations were recorded. Process 2 is the whole run by this machine's clock.
+Process 1 is the timed step on the GPU: its phases, its layers (nested), the collectives that it waits for, one track
+per stream (collectives included), and memory if the step's allocations were recorded. Process 2 is the whole run by
+this machine's clock.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import numpy as np
 import pandas as pd
 
 from fakedist.analysis.recording import Array
+from fakedist.analysis.times.covering import hidden_us
+from fakedist.analysis.times.group_times import exposed_parts
 from fakedist.analysis.times.kernel_kinds import timed
 from fakedist.analysis.times.merging import bars, kind_runs, layer_runs, longest_runs
 from fakedist.run import notes
@@ -31,7 +34,7 @@ MOST_BARS = 300_000
 #: Limit for the points of the memory counter. Each is the maximum of its interval.
 MOST_POINTS = 20_000
 _GPU, _HOST = 1, 2
-_PHASES, _LAYERS, _FIRST_STREAM = 1, 2, 10
+_PHASES, _LAYERS, _EXPOSED, _FIRST_STREAM = 1, 2, 3, 10
 #: Tracks of the script's ranges: one a thread, behind those of the streams.
 _FIRST_THREAD = 1_000_000
 
@@ -97,7 +100,9 @@ def trace_events(tables: dict[str, pd.DataFrame], source: KernelSource | None, l
         found = bars(ready, MOST_BARS)
         if len(found) < len(ready):
             left_out.append(notes.trace_kernels_merged(len(ready), len(found)))
-        yield from _streams(ready, found, names, call_texts(tables["calls"], tables["groups"]))
+        calls = call_texts(tables["calls"], tables["groups"])
+        yield from _exposed(ready, calls)
+        yield from _streams(ready, found, names, calls)
         yield from _ranges(tables["ranges"])
         yield from _memory(_GPU, *_memory_on_gpu(ready, tables["events"]))
     events = tables["events"]
@@ -146,6 +151,17 @@ def call_texts(calls: pd.DataFrame, groups: pd.DataFrame) -> dict[int, str]:
     }
 
 
+def _exposed(kernels: pd.DataFrame, calls: dict[int, str]) -> Iterator[str]:
+    """A track of what the step waits for: a collective while nothing computes."""
+    parts = exposed_parts(kernels)
+    if not len(parts):
+        return
+    yield _name("thread_name", _GPU, _EXPOSED, "exposed communication: the step waits")
+    call = kernels["call"].to_numpy("i8")[parts["row"].to_numpy("i8")].tolist()
+    for number, begin, until in zip(call, parts["start_us"].tolist(), parts["end_us"].tolist(), strict=True):
+        yield _slice(json.dumps(calls.get(number, "collective")), _GPU, _EXPOSED, begin, until)
+
+
 def _streams(kernels: pd.DataFrame, found: pd.DataFrame, layers: list[str], calls: dict[int, str]) -> Iterator[str]:
     """One track per stream. A bar of several kernels gives their number and shows the longest."""
     handles = found["stream"].unique().tolist()  # sorted: the default stream is 0
@@ -158,14 +174,20 @@ def _streams(kernels: pd.DataFrame, found: pd.DataFrame, layers: list[str], call
     operations = {name: json.dumps(name) for name in rows["operation"].unique()}
     columns = [found[name].tolist() for name in ("stream", "start_us", "end_us", "num_kernels", "known")]
     columns += [rows[name].tolist() for name in ("name", "family", "kind", "layer", "operation", "call")]
-    for stream, begin, until, num, known, name, family, kind, layer, operation, call in zip(*columns, strict=True):
+    columns.append(hidden_us(found, kernels).tolist())
+    for stream, begin, until, num, known, name, family, kind, layer, operation, call, hidden in zip(
+        *columns, strict=True
+    ):
         text = texts[name]
         if num > 1:
             text = json.dumps(f"{num} kernels, the longest {name}")
         elif call >= 0 and call in calls:
             text = json.dumps(calls[call])
         more = f',"cat":"{FAMILIES[family]}","args":{{"phase":"{KINDS[kind]}","layer":{layer_texts[layer]},'
-        more += f'"operation":{operations[operation]}' + ("}" if known else ',"duration":"not known"}')
+        more += f'"operation":{operations[operation]}'
+        if known and FAMILIES[family] == "communication":
+            more += f',"hidden, us":{hidden:.3f},"exposed, us":{max(until - begin - hidden, 0.0):.3f}'
+        more += "}" if known else ',"duration":"not known"}'
         if known:
             yield _slice(text, _GPU, streams[stream], begin, until, more=more)
         else:

@@ -50,6 +50,8 @@ def time_context(time: TimeComparison) -> dict[str, object]:
             },
             {"title": "Kernels by layer, its own", "rows": _rows(*layers_with_most(layers))},
         ],
+        "groups": _groups(time.groups),
+        "of_groups": time.of_communication,
         "families": seen,
     }
 
@@ -71,6 +73,35 @@ def _numbers(run: Run, kernels: pd.DataFrame, time: StepTime) -> str:
     add_kernels(pack, run, kernels, run.table("layers"), time)
     pack.meta |= {"figures": {"kernels": kernels_figure(run, kernels)}, "style": STYLE_NAMES}
     return pack.text()
+
+
+def _groups(changes: pd.DataFrame) -> list[dict[str, object]]:
+    """Exposed and hidden communication of both runs by group and operation, the most exposed first.
+
+    Args:
+        changes: Rows of ``changed_times.group_changes``.
+    """
+    exposed = changes[["a_us", "b_us"]].max(axis=1)
+    rows = changes.loc[exposed.sort_values(ascending=False, kind="stable").index].head(_MOST_LAYERS)
+    most = float(rows[["whole_a_us", "whole_b_us"]].to_numpy().max(initial=0.0)) or 1.0
+    found: list[dict[str, object]] = []
+    for row in rows.to_dict("records"):
+        sides = []
+        for side in "ab":
+            whole, part = float(row[f"whole_{side}_us"]), float(row[f"{side}_us"])
+            parts = [("exposed", part), ("hidden", max(whole - part, 0.0))]
+            bars = [{"key": key, "width": f"{100 * us / most:.3f}%", "text": format_us(us)} for key, us in parts if us]
+            sides.append({"side": side.upper(), "parts": bars, "text": format_us(part)})
+        change = float(row["change_us"])
+        found.append(
+            {
+                "name": f"{row['operation']} on {row['group']}",
+                "sides": sides,
+                "change": format_us_change(change),
+                "relative": format_relative(change, float(row["a_us"])),
+            }
+        )
+    return found
 
 
 def _by_phase(kernels: list[pd.DataFrame]) -> pd.DataFrame:

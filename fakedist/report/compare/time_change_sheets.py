@@ -24,7 +24,7 @@ def time_change_sheets(time: TimeComparison, *, all_rows: bool) -> list[Sheet]:
         Sheet(f"Time of the step, {time.of}", [_text("", time.parts["name"]), *_times(time.parts)]),
         _shown(f"Kernels by phase, {time.of}", time.phases, _phase_columns, all_rows),
         _shown(f"By family of kernels, {time.of}", time.families, _family_columns, all_rows),
-        _shown(f"Exposed communication by group, {time.of}", time.groups, group_columns, all_rows),
+        _shown(f"Exposed communication by group, {time.of_communication}", time.groups, group_columns, all_rows),
         _shown(f"Time by layer, own, {time.of}", time.layers, _layer_columns, all_rows),
         _shown(f"Kernels by name, {time.of}", time.names, _name_columns, all_rows),
     ]

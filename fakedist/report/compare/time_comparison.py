@@ -7,6 +7,7 @@ from functools import cached_property
 import pandas as pd
 
 from fakedist.analysis.compare import changed_times, why
+from fakedist.report.text.time_wording import communication_word
 from fakedist.results.run import Run
 from fakedist.units import format_us
 
@@ -71,6 +72,12 @@ class TimeComparison:
         return a if a == b else f"A {a}, B {b}"
 
     @property
+    def of_communication(self) -> str:
+        """The same of communication, which is estimated between measured kernels too."""
+        a, b = (communication_word(time) for time in self.times)
+        return a if a == b else f"A {a}, B {b}"
+
+    @property
     def why(self) -> str:
         """The one line: "+12.3 ms in the kernels of the step, estimated: gemm of layers.*.mlp, +11.9 ms".
 
@@ -81,7 +88,7 @@ class TimeComparison:
         if abs(exposed) > (0.0 if cause is None else abs(cause.change)):
             first = self.groups[self.groups["change_us"] * exposed > 0].iloc[0]
             part = f"{first['operation']} on {first['group']}, {format_us_change(float(first['change_us']))}"
-            return f"{format_us_change(exposed)} of exposed communication, {self.of}: {part}"
+            return f"{format_us_change(exposed)} of exposed communication, {self.of_communication}: {part}"
         if cause is None:
             return f"the kernels of the step take the same time, {format_us(self.times[1].kernel_us)}, {self.of}"
         return f"{format_us_change(cause.change)} in the kernels of the step, {self.of}: {say_time_part(cause)}"

@@ -9,7 +9,7 @@ from fakedist.analysis.times.kernel_kinds import kind_family_us
 from fakedist.analysis.times.layer_times import fold_times
 from fakedist.analysis.times.totals import rows_of
 from fakedist.report.page.time_drawings import LAYER_FIGURES
-from fakedist.report.text.time_sheets import bound_of, family_columns
+from fakedist.report.text.time_sheets import bound_of, family_columns, path_place, path_words
 from fakedist.report.text.time_wording import (
     accuracy_text,
     communication_word,
@@ -18,6 +18,7 @@ from fakedist.report.text.time_wording import (
     source_word,
     step_remark,
     step_text,
+    step_word,
     time_figures,
     unknown_time,
     us_or_dash,
@@ -57,6 +58,9 @@ def time_section(run: Run, kernels: pd.DataFrame, layers: pd.DataFrame, folds: l
         "shares": _shares(time),
         "kinds": _kinds(kernels),
         "families": _families(time),
+        "communication_word": communication_word(time),
+        "step_word": step_word(source),
+        "path": _path(time),
         "groups": _groups(time),
         "ranges": _ranges(time),
         "num_more_ranges": max(len(time.ranges) - _MOST_KERNELS, 0),
@@ -160,6 +164,24 @@ def _groups(time: StepTime) -> list[dict[str, object]]:
             "share": (row.exposed_us, f"{row.exposed_us / (time.step_us or 1.0):.1%}"),
         }
         for row in time.by_group
+    ]
+
+
+_PATH_CHIPS = {"kernels": "t-busy", "collectives": "t-communication", "host": "t-launch_gap", "idle": "t-wait"}
+
+
+def _path(time: StepTime) -> list[dict[str, object]]:
+    """The critical path, as :func:`_groups`."""
+    return [
+        {
+            "what": path_words(row),
+            "place": path_place(row),
+            "chip": _PATH_CHIPS[row.kind],
+            "time": (row.time_us, format_us(row.time_us)),
+            "share": (row.time_us, f"{row.time_us / (time.step_us or 1.0):.1%}"),
+            "num_launches": row.num_launches,
+        }
+        for row in time.critical_path
     ]
 
 

@@ -10,9 +10,10 @@ from fakedist.errors import RunDirectoryError
 from fakedist.report.text.facts import run_title
 from fakedist.report.text.markdown import escaped
 from fakedist.report.text.run_markdown import sheet_markdown, time_markdown
-from fakedist.report.text.sheet import print_facts
+from fakedist.report.text.sheet import Sheet, print_facts
 from fakedist.report.text.terminal import print_sheets, print_time
-from fakedist.report.text.time_sheets import time_sheets
+from fakedist.report.text.time_sheets import path_sheet, time_sheets
+from fakedist.report.text.time_wording import step_word
 from fakedist.report.text.uncertainty import uncertainty_sheets
 from fakedist.report.text.what_if import WhatIfStep, what_if_markdown, what_if_objects, what_if_sheets
 from fakedist.results.run import Run
@@ -35,7 +36,7 @@ def render_priced(run: Run, console: Console, *, all_layers: bool, what_ifs: Seq
     time, source = _timed(run)
     print_facts(console, _facts(run, source))
     print_time(console, time, source)
-    print_sheets(console, time_sheets(run, all_layers=all_layers))
+    print_sheets(console, [*time_sheets(run, all_layers=all_layers), *_path_sheets(time, source)])
     print_sheets(console, [*what_if_sheets(what_ifs), *uncertainty_sheets(source)])
 
 
@@ -45,7 +46,8 @@ def priced_markdown(run: Run, *, all_layers: bool, what_ifs: Sequence[WhatIfStep
     facts = [f"- {name}: {escaped(value)}" for name, value in _facts(run, source)]
     pieces = ["\n".join(["### fakedist: " + escaped(run_title(run)[:300]), "", *facts])]
     pieces += [*time_markdown(run, time, source, all_layers=all_layers), *what_if_markdown(what_ifs)]
-    pieces += ["\n".join(sheet_markdown(sheet)) for sheet in uncertainty_sheets(source)]
+    sheets = [*_path_sheets(time, source), *uncertainty_sheets(source)]
+    pieces += ["\n".join(sheet_markdown(sheet)) for sheet in sheets]
     return "\n\n".join(pieces) + "\n"
 
 
@@ -65,6 +67,10 @@ def what_if_steps(run: Run, changed: Mapping[str, Run]) -> list[WhatIfStep]:
     """
     before = _timed(run)[0]
     return [WhatIfStep(text, before, _timed(each)[0]) for text, each in changed.items()]
+
+
+def _path_sheets(time: StepTime, source: KernelSource) -> list[Sheet]:
+    return [path_sheet(time, step_word(source))] if time.critical_path else []
 
 
 def _facts(run: Run, source: KernelSource) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from fakedist.analysis.times.totals import PEAK_DTYPE, rows_of
 from fakedist.report.text.sheet import KEY, Sheet, SheetColumn
 from fakedist.report.text.time_wording import (
     bytes_rate,
+    communication_word,
     flops_rate,
     main_bound,
     share_of_peak,
@@ -19,12 +20,13 @@ from fakedist.report.text.time_wording import (
 )
 from fakedist.report.text.wording import MIN_SHARE, layer_label
 from fakedist.results.run import Run
-from fakedist.run.step_time import LayerTime, StepTime
+from fakedist.run.step_time import LayerTime, PathPart, StepTime
 from fakedist.units import format_bytes, format_us
 
 _EMPTY_RANK = 9  # empty columns are left out before all others
 _NUM_TOP = 10
 _NUM_RANGES = 20
+_NUM_PATH = 8
 
 
 def time_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
@@ -46,7 +48,7 @@ def time_sheets(run: Run, *, all_layers: bool) -> list[Sheet]:
         layer_time_sheet(times, layers, time, word, all_layers=all_layers),
         family_sheet(time, word),
         top_sheet(time, word),
-        *([group_time_sheet(time, word)] if time.by_group else []),
+        *([group_time_sheet(time, communication_word(time))] if time.by_group else []),
         *([range_sheet(time, word)] if time.ranges else []),
     ]
 
@@ -197,6 +199,41 @@ def group_time_sheet(time: StepTime, word: str) -> Sheet:
             SheetColumn("of the step", [f"{row.exposed_us / step_us:.1%}" for row in rows], rank=1),
         ],
     )
+
+
+def path_sheet(time: StepTime, word: str) -> Sheet:
+    """What makes the step as long as it is: the longest parts of its critical path.
+
+    Args:
+        time: Where the time goes.
+        word: Measured or estimated.
+    """
+    rows, rest = time.critical_path[:_NUM_PATH], time.critical_path[_NUM_PATH:]
+    step_us = time.step_us or 1.0
+    columns = [
+        SheetColumn("what", [path_words(row) for row in rows], is_text=True),
+        SheetColumn("of", [path_place(row) for row in rows], is_text=True),
+        SheetColumn("launches", [f"{row.num_launches:,}" if row.num_launches else "" for row in rows], rank=1),
+        SheetColumn("time", [format_us(row.time_us) for row in rows], rank=KEY),
+        SheetColumn("of the step", [f"{row.time_us / step_us:.1%}" for row in rows], rank=2),
+    ]
+    remarks = ["a faster kernel, collective or host shortens the step only where it is on this path"]
+    if rest:
+        more = sum(row.time_us for row in rest)
+        remarks.insert(0, f"and {len(rest):,} more, {format_us(more)}, in --json (time.critical_path)")
+    return Sheet(f"Critical path of the step, {word}", columns, remarks)
+
+
+def path_words(row: PathPart) -> str:
+    """What a part of the critical path is, in a word or two."""
+    return {"collectives": row.operation, "host": "host", "idle": "idle"}.get(row.kind, row.kind)
+
+
+def path_place(row: PathPart) -> str:
+    """The layer or group of a part of the critical path."""
+    if row.kind == "collectives":
+        return row.group
+    return "" if row.kind == "idle" else layer_label(row.layer, row.num_layers)
 
 
 def range_sheet(time: StepTime, word: str) -> Sheet:

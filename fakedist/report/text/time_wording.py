@@ -18,6 +18,11 @@ def source_word(source: KernelSource) -> str:
     return f"{source.source} by {tools.get(source.tool, source.tool)}"
 
 
+def step_word(source: KernelSource) -> str:
+    """Where a step's length comes from: estimated once its collectives are, even between measured kernels."""
+    return "estimated" if source.source == "measured" and source.fabric else source.source
+
+
 def short_kernel(name: str, most: int = _MOST_NAME) -> str:
     """A kernel's name without common prefixes, cut to ``most`` characters."""
     for noise in _NOISE:

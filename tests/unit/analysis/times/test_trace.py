@@ -22,6 +22,7 @@ from tests.unit.analysis.recorded import GIB, MIB, HandMade, new_run, wrote_noth
 from tests.unit.analysis.times.times_by_hand import NAN, kernel, model, record, table
 
 Event = dict[str, Any]
+EXPOSED = "exposed communication: the step waits"
 
 
 def trace_of(run: Path) -> dict[str, Any]:
@@ -94,7 +95,9 @@ def test_it_is_the_format_that_viewers_read(run: Path) -> None:
 
 def test_slices_of_every_track_nest(run: Path) -> None:
     found = tracks(trace_of(run)["traceEvents"])
-    assert {name for _, name in found} == {"phases", "layers", "stream 0", "stream 1 (0x9)", "steps"}
+    assert {name for _, name in found} == {
+        "phases", "layers", EXPOSED, "stream 0", "stream 1 (0x9)", "steps",
+    }  # fmt: skip
     for events in found.values():
         assert_they_nest([event for event in events if event["ph"] == "X"])
 
@@ -120,6 +123,18 @@ def test_a_collective_of_unknown_duration_is_a_moment_that_says_so(run: Path) ->
     assert (known["ph"], known["name"], known["dur"]) == ("X", "all_reduce on tp", 12)
     assert (unknown["ph"], unknown["name"], unknown["ts"]) == ("i", "barrier on tp", 60)
     assert unknown["args"]["duration"] == "not known"
+
+
+def test_hidden_and_exposed_parts_of_a_collective_are_told_apart(run: Path) -> None:
+    found = tracks(trace_of(run)["traceEvents"])
+    parts = found[1, EXPOSED]  # a collective of 30 to 42 us, while kernels of 7.123 us begin every 7.3 us
+    assert {event["name"] for event in parts} == {"all_reduce on tp"}
+    gaps = [(10.1 + 7.3 * at + 7.123, 10.1 + 7.3 * (at + 1)) for at in (2, 3)]
+    ends = [(event["ts"], event["ts"] + event["dur"]) for event in parts]
+    assert [end for pair in ends for end in pair] == pytest.approx([end for pair in gaps for end in pair], abs=1e-3)
+    known = found[1, "stream 1 (0x9)"][0]["args"]
+    assert known["exposed, us"] == pytest.approx(2 * 0.177)
+    assert known["hidden, us"] == pytest.approx(12 - 2 * 0.177)
 
 
 def test_memory_stands_where_its_operation_was_launched(run: Path) -> None:

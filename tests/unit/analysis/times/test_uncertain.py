@@ -13,14 +13,16 @@ from fakedist.gpu_models.known import GPUS
 from fakedist.report.text.uncertainty import uncertainty_sheets
 from fakedist.run.step_time import GroupTime, KernelSource
 from fakedist.time.communication import Communication
+from fakedist.time.critical_path import CriticalPath
 from fakedist.time.fabric import FABRICS
 from fakedist.time.placing import StepInterval
 from fakedist.time.step import PricedStep
 from fakedist.time.uncertainty import half_width, variances
 
 SOURCE = KernelSource("estimated", "model", 1, "GPU", step_us=1000.0)
+NO_PATH = CriticalPath(np.zeros(0, "i8"), np.zeros(0, "i8"), np.zeros(0))
 STEP = PricedStep(
-    pd.DataFrame(), SOURCE, [], StepInterval(900.0, 1050.0, 30.0, 40.0), {"products bf16": 75.0, "norms": 25.0}
+    pd.DataFrame(), SOURCE, [], StepInterval(900.0, 1050.0, 30.0, 40.0), {"products bf16": 75.0, "norms": 25.0}, NO_PATH
 )
 DP = GroupTime("dp", 16, 2, "all_gather", 1, 0, 1.0, time_us=200.0, hidden_us=100.0, exposed_us=100.0)
 TP = replace(DP, group="tp", num_nodes=1, exposed_us=50.0)

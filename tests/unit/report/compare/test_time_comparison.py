@@ -139,6 +139,11 @@ def test_the_one_line_blames_communication_where_that_changed_more(tmp_path: Pat
     assert time.why == "+29.0 µs of exposed communication, estimated: all_gather on dp, +25.0 µs"
     (sheet,) = [each for each in time_change_sheets(time, all_rows=True) if each.title.startswith("Exposed")]
     assert [list(column.cells) for column in sheet.columns[:2]] == [["dp", "tp"], ["all_gather", "all_gather"]]
+    groups = time_context(time)["groups"]
+    assert isinstance(groups, list)
+    assert [row["name"] for row in groups] == ["all_gather on dp", "all_gather on tp"]
+    assert [part["text"] for part in groups[0]["sides"][0]["parts"]] == ["30.0 µs", "70.0 µs"], "exposed, hidden"
+    assert (groups[0]["change"], groups[1]["sides"][0]["parts"]) == ("+25.0 µs", [])
     (tmp_path / "again").mkdir()
     again = times(tmp_path / "again", {}, {"gemm_us": 140})
     again.times = replace(again.times[0], by_group=[row]), replace(again.times[1], by_group=after)

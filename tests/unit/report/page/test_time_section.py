@@ -16,7 +16,7 @@ from fakedist.report.page.run_page import page
 from fakedist.report.text.time_sheets import group_time_sheet
 from fakedist.results.opening import open_run
 from fakedist.run.schema import FAMILIES
-from fakedist.run.step_time import GroupTime
+from fakedist.run.step_time import GroupTime, PathPart
 from fakedist.units import format_us
 from tests.unit.analysis.recorded import HandMade, new_run
 from tests.unit.analysis.times.times_by_hand import kernel, record
@@ -134,6 +134,26 @@ def test_communication_by_group_has_the_terminals_cells(run: Path) -> None:
     heads, cells = read_page(page(opened)).tables["group-times"]
     sheet = group_time_sheet(opened.summary.time, "estimated")
     assert dict(zip(heads, cells, strict=True)) == {column.name: column.cells[0] for column in sheet.columns}
+
+
+def test_the_critical_path_is_a_table_of_layers_and_groups(run: Path) -> None:
+    opened = open_run(run)
+    assert "critical-path" not in read(run).tables, "of a trace it is not known what streams wait for"
+    time = opened.summary.time
+    parts = [
+        PathPart("kernels", "layers.0-2.up", "", "", 3, 6, 700.0),
+        PathPart("collectives", "", "dp", "all_gather", 0, 2, 200.0),
+        PathPart("host", "", "", "", 1, 4, 90.0),
+        PathPart("idle", "", "", "", 0, 0, 10.0),
+    ]
+    opened.summary = replace(opened.summary, time=replace(time, step_us=1000.0, critical_path=parts))
+    rows = read_page(page(opened)).tables["critical-path"]
+    assert rows[1:] == [
+        ["kernels", "layers.0-2.up x3", "700 µs", "70.0%", "6"],
+        ["all_gather", "dp", "200 µs", "20.0%", "2"],
+        ["host", "(outside of modules)", "90.0 µs", "9.0%", "4"],
+        ["idle", "", "10.0 µs", "1.0%", "0"],
+    ]
 
 
 def test_layers_that_are_opened_have_the_figures_of_their_row(run: Path) -> None:
