@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -25,6 +26,7 @@ from fakedist.run import time_notes
 from fakedist.run.job_time import FlopsRate, JobStep, StageTime, Throughput
 from fakedist.run.notes import Note
 from fakedist.run.plain import to_plain
+from fakedist.units import format_us
 
 if TYPE_CHECKING:
     from fakedist.report.figures.stage_lanes import Figure
@@ -64,6 +66,24 @@ class JobTime:
 
         return stage_lanes(self.summary, self.lanes)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}" + "".join(f"\n  {name}: {text}" for name, text in self._figures())
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the figures, and the table of ranks."""
+        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._figures())
+        return f"<table>{rows}</table>{self.stages().to_html(index=False)}"
+
+    def _figures(self) -> list[tuple[str, str]]:
+        step, done = self.summary, self.summary.throughput
+        rows = [("ranks", f"{', '.join(str(stage.rank) for stage in step.stages)} of {step.world_size:,}")]
+        rows += [("GPU", f"{step.gpu}, fabric {step.fabric}"), ("step", format_us(step.step_us))]
+        if step.step_low_us is not None and step.step_high_us is not None:
+            rows.append(("90 % interval", f"{format_us(step.step_low_us)} to {format_us(step.step_high_us)}"))
+        if done.tokens_per_s_per_gpu is not None:
+            rows.append(("tokens/s per GPU", f"{done.tokens_per_s_per_gpu:,.0f}"))
+        return [*rows, ("slowest", f"rank {step.slowest_rank}"), ("most memory", f"rank {step.memory_rank}")]
+
 
 def time_job(
     runs: Sequence[str | os.PathLike[str] | Run],
@@ -95,8 +115,9 @@ def time_job(
     assert job is not None
     models = Pricing(gpu, **options).models(first.manifest, first.summary)
     found = job_times(_tables(ranks), frozenset(ranks), job.world_size, models, micro_batches=micro_batches)
-    stages = [_stage(ranks[each.rank], each) for each in found.ranks]
-    notes, throughput = _throughput(found, job.world_size, models.gpu, _pipeline(first, job.rank), tokens_per_step)
+    pipeline = _pipeline(first, job.rank)
+    stages = [_stage(ranks[each.rank], each, pipeline) for each in found.ranks]
+    notes, throughput = _throughput(found, job.world_size, models.gpu, pipeline, tokens_per_step)
     if micro_batches is not None:
         throughput = replace(throughput, num_micro_batches=micro_batches)
     summary = JobStep(
@@ -170,10 +191,11 @@ def _pipeline(run: Run, rank: int) -> Pipeline | None:
         return None
 
 
-def _stage(run: Run, found: JobRank) -> StageTime:
+def _stage(run: Run, found: JobRank, pipeline: Pipeline | None) -> StageTime:
     parts = found.parts
     return StageTime(
         rank=found.rank,
+        stage=pipeline.ranks.index(found.rank) if pipeline and found.rank in pipeline.ranks else None,
         run_directory=str(run.path),
         peak_allocated_bytes=run.peak_allocated_bytes,
         peak_reserved_bytes=run.peak_reserved_bytes,

@@ -15,6 +15,7 @@ class StageTime:
 
     Attributes:
         rank: The rank.
+        stage: Its stage of the pipeline, from 0; None if that is not known.
         run_directory: Its run.
         peak_allocated_bytes: The most that its tensors held, measured.
         peak_reserved_bytes: The most that the caching allocator held.
@@ -31,6 +32,7 @@ class StageTime:
     """
 
     rank: int
+    stage: int | None
     run_directory: str
     peak_allocated_bytes: int
     peak_reserved_bytes: int

@@ -128,3 +128,17 @@ def num_stages_of(launches: pd.DataFrame, calls: pd.DataFrame, groups: pd.DataFr
     pairs = calls[calls["operation"].astype(str).str.startswith(("send", "recv"))]
     own = pairs[pairs["sequence"].isin(launches["call"])]["group"].unique()
     return int(groups["size"].to_numpy("i8")[own].max(initial=1))
+
+
+def only_exchanges(launches: pd.DataFrame, calls: pd.DataFrame) -> Array:
+    """Which rows are on streams that do nothing but send and receive.
+
+    Args:
+        launches: The table ``launches``.
+        calls: The table ``calls``.
+    """
+    pairs = calls[calls["operation"].astype(str).str.startswith(("send", "recv"))]["sequence"]
+    is_pair = launches["call"].isin(pairs).to_numpy(bool)
+    has_work = (launches["work"] >= 0).to_numpy(bool)
+    stream = launches["stream"].to_numpy("u8")
+    return np.isin(stream, stream[is_pair]) & ~np.isin(stream, stream[has_work & ~is_pair])

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from fakedist.results.job_time import time_job
+from fakedist.results.opening import open_run
+from fakedist.time.micro_batches import Recorded, with_micro_batches
+from fakedist.time.transfers import from_first_transfer, num_stages_of
 from tests.conftest import ROOT, RunFakedist
 
 SIZES = ("--layers", "4", "--hidden", "512", "--heads", "8", "--vocab", "512", "--seq-len", "1024", "--batch", "16")
@@ -60,3 +63,46 @@ def test_a_stage_that_is_priced_again_alone_waits_for_nobody(profiled: tuple[Pat
     both, alone = time_job([runs / "rank0", runs / "rank2"]), time_job([runs / "rank2"])
     assert alone.summary.step_us < both.summary.step_us
     assert alone.summary.notes[0].code == "exchanges_elsewhere"
+
+
+@pytest.fixture(scope="module")
+def pipelines(run_fakedist: RunFakedist, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Path]]:
+    """Both ranks of torch.distributed.pipelining's interleaved 1F1B, two stages each, by number of micro-batches."""
+    folder = tmp_path_factory.mktemp("pipelines")
+    script = ROOT / "tests" / "integration" / "jobs" / "pipeline_schedules.py"
+    job = ("--world-size", "2", "--rank", "stages", "--device", "virtual", "--gpu", "h100-80g")
+    for number in (8, 12):
+        finished = run_fakedist("profile", *job, "-o", str(number), script, "Interleaved1F1B", str(number), cwd=folder)
+        assert finished.code == 0, finished.stderr
+    return {number: [folder / str(number) / f"rank{rank}" for rank in (0, 1)] for number in (8, 12)}
+
+
+@pytest.mark.parametrize("number", [8, 12])
+def test_an_interleaved_pipeline_idles_as_the_formula_says(pipelines: dict[int, list[Path]], number: int) -> None:
+    step = time_job(pipelines[number]).summary
+    for stage in step.stages:
+        assert stage.bubble_us / step.step_us == pytest.approx(1 / (2 * number + 1), abs=0.01)
+        assert stage.num_unmatched == 0
+
+
+def test_further_micro_batches_of_a_real_schedule_are_those_of_a_longer_run(pipelines: dict[int, list[Path]]) -> None:
+    found, longer = time_job(pipelines[8], micro_batches=12).summary, time_job(pipelines[12]).summary
+    # Joining the outputs of all micro-batches is the one thing that is as large as it was recorded.
+    assert found.step_us == pytest.approx(longer.step_us, rel=1e-4)
+    assert [each.num_exchanged for each in found.stages] == [each.num_exchanged for each in longer.stages]
+    for few, many in zip(pipelines[8], pipelines[12], strict=True):
+        assert order(few, 8, 12) == order(many, 12, 12)
+
+
+def order(path: Path, recorded: int, wanted: int) -> list[tuple[object, ...]]:
+    """What a rank launches that has work, in order, with further micro-batches."""
+    run = open_run(path)
+    work, calls, groups = (run.table(name) for name in ("work", "calls", "groups"))
+    launches = from_first_transfer(run.table("launches"), calls)
+    step = Recorded(0, launches, work, calls, num_stages_of(launches, calls, groups), recorded)
+    rows = with_micro_batches(step, wanted)
+    rows = rows[rows["work"] >= 0]
+    operations = work["operation"].iloc[rows["work"]].astype(str)
+    called = calls.set_index("sequence")[["operation", "peer"]].reindex(rows["call"]).astype(str)
+    columns = [rows[name].astype(str).tolist() for name in ("what", "phase", "layer")]
+    return list(zip(*columns, operations, called["operation"], called["peer"], strict=True))

@@ -21,7 +21,7 @@ from fakedist.time.micro_batches import Recorded, count_micro_batches, with_micr
 from fakedist.time.placing import StepLaunches, interval_of
 from fakedist.time.stages import PlacedTogether, RankStep, place_together
 from fakedist.time.step import Prices
-from fakedist.time.transfers import Dependencies, dependencies_of, from_first_transfer, num_stages_of
+from fakedist.time.transfers import Dependencies, dependencies_of, from_first_transfer, num_stages_of, only_exchanges
 from fakedist.time.what_if import changed_launches
 
 
@@ -172,9 +172,14 @@ def _changed(
     if what_if is None:
         return launches, communication, None
     try:
-        return *changed_launches(what_if, launches, communication, tables["groups"]), None
+        changed, communication = changed_launches(what_if, launches, communication, tables["groups"])
     except JobError as lacks:
         return launches, communication, lacks
+    if what_if.kind == "no-overlap":
+        # A receive is posted long before its sender sends. On the stream of the kernels it would hold up all of them.
+        apart = only_exchanges(launches, tables["calls"])
+        changed = changed.assign(stream=np.where(apart, launches["stream"], changed["stream"]))
+    return changed, communication, None
 
 
 def _check(ranks: Mapping[int, _Alone], micro_batches: int | None) -> None:

@@ -8,7 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from fakedist.report.figures.look import FAMILY_COLOURS, KIND_COLOURS, SOFT, framed, new_figure
-from fakedist.run.job_time import JobStep
+from fakedist.run.job_time import JobStep, StageTime
 from fakedist.units import format_us
 
 _COLOURS = KIND_COLOURS | {"communication": FAMILY_COLOURS["communication"], "bubble": SOFT}
@@ -27,7 +27,7 @@ def stage_lanes(step: JobStep, lanes: pd.DataFrame) -> Figure:
         lanes: What each rank does when: ``JobTime.lanes``.
     """
     figure = new_figure()
-    labels = {stage.rank: f"rank {stage.rank}" for stage in step.stages}
+    labels = {stage.rank: _label(stage) for stage in step.stages}
     for lane in _ORDER:
         rows = lanes[lanes["lane"] == lane]
         if not len(rows):
@@ -46,4 +46,10 @@ def stage_lanes(step: JobStep, lanes: pd.DataFrame) -> Figure:
     figure.update_layout(barmode="overlay", bargap=0.25)
     figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=list(labels.values()))
     title = f"The job's step by rank, {format_us(step.step_us)} (estimated)"
-    return framed(figure, title, x="ms", height=140 + 34 * max(len(labels), 2))
+    framed(figure, title, x="ms", height=200 + 34 * max(len(labels), 2))
+    legend = {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "traceorder": "reversed"}
+    return figure.update_layout(legend=legend, margin={"t": 90})
+
+
+def _label(stage: StageTime) -> str:
+    return f"rank {stage.rank}" if stage.stage is None else f"stage {stage.stage}, rank {stage.rank}"

@@ -112,8 +112,10 @@ def job_columns(step: JobStep) -> list[SheetColumn]:
         "host": [stage.host_us for stage in stages],
         "other": [stage.wait_us for stage in stages],
     }
+    known = [SheetColumn("stage", ["" if stage.stage is None else str(stage.stage) for stage in stages], rank=1)]
     return [
         SheetColumn("rank", [str(stage.rank) for stage in stages]),
+        *(known if any(stage.stage is not None for stage in stages) else []),
         SheetColumn("peak reserved", [format_bytes(stage.peak_reserved_bytes) for stage in stages]),
         SheetColumn("peak allocated", [format_bytes(stage.peak_allocated_bytes) for stage in stages], rank=2),
         *(

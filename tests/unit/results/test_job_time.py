@@ -249,5 +249,14 @@ def test_the_figure_has_a_lane_for_each_rank(stages: list[Path]) -> None:
     job = fakedist.time_job(stages)
     figure = job.figure()
     assert {bar.name for bar in figure.data} == {"forward", "backward", "communication", "bubble"}
-    assert {str(label) for bar in figure.data for label in bar.y} == {"rank 0", "rank 4"}
+    assert {str(label) for bar in figure.data for label in bar.y} == {"stage 0, rank 0", "stage 1, rank 4"}
     assert job.stages()["rank"].tolist() == [0, 4]
+    assert job.stages()["stage"].tolist() == [0, 1]
+
+
+def test_a_notebook_shows_the_step_and_a_row_for_each_rank(stages: list[Path]) -> None:
+    job = fakedist.time_job(stages)
+    assert "\n  ranks: 0, 4 of 8\n" in repr(job)
+    shown = job._repr_html_()
+    assert "<th>slowest</th><td>rank " in shown
+    assert "<th>bubble_us</th>" in shown

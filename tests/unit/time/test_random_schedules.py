@@ -65,7 +65,7 @@ class Launches:
     def step(self, rank: int) -> RankStep:
         launches = pd.DataFrame(self.rows, columns=["what", "stream", "event"])
         work = np.where(launches["what"].isin(["kernel", "collective"]), 0, -1)
-        launches = launches.assign(num_operations=1, graph=0, device=0, work=work)
+        launches = launches.assign(num_operations=work + 1, graph=0, device=0, work=work)
         return RankStep(rank, Timeline(launches), np.array(self.durations), self.transfers)
 
 
