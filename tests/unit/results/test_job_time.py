@@ -175,7 +175,7 @@ def test_the_command_prints_the_job_in_every_format(
     assert main(["time", *runs, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["stages"][1]["rank"] == 4
     assert main(["time", *runs, "--format", "markdown"]) == 0
-    assert "| rank | peak reserved |" in capsys.readouterr().out
+    assert "| rank | stage | peak reserved |" in capsys.readouterr().out
     assert main(["time", *runs, "--format", "html", "-o", str(tmp_path / "step.html")]) == 0
     page = (tmp_path / "step.html").read_text()
     assert "Plotly.newPlot" in page
