@@ -59,7 +59,7 @@ def profile(
 
     Several ranks run one after the other. Each receives what earlier ones sent (docs/tape.md). --rank stages runs rank
     0, finds the pipeline among its groups, and runs a rank of each other stage; the step of the whole job follows
-    (docs/estimates.md).
+    (docs/time.md).
     """
     from fakedist.launch import launching
 

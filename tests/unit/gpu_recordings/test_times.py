@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,12 @@ def test_a_job_is_compared_in_total_by_family_and_by_its_worst_layer() -> None:
 
 def test_copies_that_stand_for_communication_are_no_time_of_the_job() -> None:
     assert MEASURED.total_us == 1000.0
+
+
+def test_steps_are_compared_where_the_collectives_of_both_are_priced() -> None:
+    both = replace(MEASURED, step_us=2000.0), replace(ESTIMATED, step_us=2100.0)
+    found = [each for each in compare_times({"job": both[0]}, {"job": both[1]}) if each.what.startswith("step")]
+    assert [(each.measured_us, each.estimated_us) for each in found] == [(2000.0, 2100.0)]
 
 
 @pytest.mark.parametrize("other", [{}, {"job": JobTimes(error="it did not end")}])
