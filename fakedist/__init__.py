@@ -3,7 +3,7 @@
 The command line is the main door (``fakedist profile --help``). A training script needs nothing from here; one whose
 steps cannot be seen from outside (a loop without an optimizer) may call :func:`step`. From a test or a notebook,
 :func:`profile` runs a rank in a child process and returns its :class:`Run`; :func:`open` reads an existing one, and
-:func:`time_job` prices runs of several ranks together.
+:func:`time_job` prices runs of several ranks together. :func:`open_sweep` reads the directory of a sweep.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from fakedist.errors import (
     RunDirectoryError,
     ScriptError,
     SetupError,
+    SweepError,
     WorldError,
 )
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from fakedist.results.job_time import JobTime, time_job
     from fakedist.results.opening import open_run as open  # noqa: A004
     from fakedist.results.run import Run
+    from fakedist.sweep.opened import Sweep, open_sweep
 
 __all__ = [
     "CheckError",
@@ -40,9 +42,12 @@ __all__ = [
     "RunDirectoryError",
     "ScriptError",
     "SetupError",
+    "Sweep",
+    "SweepError",
     "WorldError",
     "__version__",
     "open",
+    "open_sweep",
     "profile",
     "step",
     "time_job",
@@ -55,6 +60,8 @@ _LOADED_LATER = {
     "JobTime": ("fakedist.results.job_time", "JobTime"),
     "time_job": ("fakedist.results.job_time", "time_job"),
     "open": ("fakedist.results.opening", "open_run"),
+    "Sweep": ("fakedist.sweep.opened", "Sweep"),
+    "open_sweep": ("fakedist.sweep.opened", "open_sweep"),
 }
 
 

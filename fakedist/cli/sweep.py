@@ -10,10 +10,14 @@ import click
 
 from fakedist.cli.job_options import ScriptCommand, job_options
 from fakedist.cli.output import JSON, TEXT, Output, chosen_output, format_options
+from fakedist.cli.say import last_line, remark
+from fakedist.errors import ExitCode
 from fakedist.job import Program
 from fakedist.job.definition import OPTIONS
+from fakedist.units import parse_bytes
 
 if TYPE_CHECKING:
+    from fakedist.sweep.opened import Sweep
     from fakedist.sweep.placeholders import Texts
     from fakedist.sweep.plan import SweepPlan
     from fakedist.sweep.reading import Given
@@ -48,6 +52,9 @@ _TOML = ".toml"
 @click.option("--headroom", metavar="SHARE", help="Memory that the fastest point leaves free.  [default: 5%]")
 @click.option("--context", metavar="SIZE", help="Memory of the CUDA context.  [default: as published]")
 @click.option("--tokens-per-step", metavar="EXPR", help="Tokens of a step, of all ranks.  [default: as the runs show]")
+@click.option("--jobs", type=click.IntRange(1), metavar="N", help="Ranks that run at once.  [default: as many as fit]")
+@click.option("--memory-limit", metavar="SIZE", help="Host memory of one rank's processes that ends it.")
+@click.option("--fresh", is_flag=True, help="Run every point again.")
 @click.option("--dry-run", is_flag=True, help="Print the points and what each would run, and run nothing.")
 @click.option(
     "-o", "--output", "directory", type=click.Path(path_type=Path), metavar="DIR", help="The directory of the sweep."
@@ -67,6 +74,9 @@ def sweep(
     headroom: str | None,
     context: str | None,
     tokens_per_step: str | None,
+    jobs: int | None,
+    memory_limit: str | None,
+    fresh: bool,
     dry_run: bool,
     directory: Path | None,
     form: str | None,
@@ -81,7 +91,8 @@ def sweep(
     fakedist sweep sweep.toml
     fakedist sweep --world-size 64 --axis tp=1,2,4,8 --where "tp * pp <= 64" train.py --tp {tp}
 
-    A sweep that was ended goes on where it stopped. --rank is ends (the first and the last pipeline stage), stages
+    A sweep that was ended goes on where it stopped. The directory of a sweep in place of the file prints what is
+    known of it. --rank is ends (the first and the last pipeline stage), stages
     (also every stage of the ten best points), or ranks (docs/sweeps.md).
     """
     output = chosen_output(form, as_json)
@@ -94,12 +105,15 @@ def sweep(
     }
     from fakedist.sweep.reading import Given
 
+    if module is None and len(arguments) == 1 and _is_sweep(Path(arguments[0])):
+        return _show(Path(arguments[0]), output)
     asked = Given(axes, monotone, derived, conditions, prices, _options(given), settings)
     plan = _plan(arguments, module, asked)
     directory = directory or Path(f"fakedist-sweep-{plan.name}")
     if dry_run:
         return _dry_run(plan, directory, output)
-    raise click.UsageError("a sweep needs --dry-run")
+    limit = None if memory_limit is None else parse_bytes(memory_limit)
+    return _run(plan, directory, output, jobs=jobs, fresh=fresh, limit_bytes=limit)
 
 
 def _dry_run(plan: SweepPlan, directory: Path, output: Output) -> int:
@@ -111,6 +125,54 @@ def _dry_run(plan: SweepPlan, directory: Path, output: Output) -> int:
     else:
         output.render(lambda console: render_dry_run(found, directory, console))
     return 0
+
+
+def _is_sweep(path: Path) -> bool:
+    from fakedist.sweep.directory import is_sweep
+
+    return is_sweep(path)
+
+
+def _show(directory: Path, output: Output) -> int:
+    """Print what is known of a sweep that ran, runs or was ended."""
+    from fakedist.sweep.opened import open_sweep
+
+    sweep = open_sweep(directory)
+    sweep.write_table()
+    return _print(sweep, output)
+
+
+def _print(sweep: Sweep, output: Output) -> int:
+    from fakedist.sweep.sheets import render_sweep, sweep_object
+
+    if output.format == JSON:
+        output.write_object(sweep_object(sweep))
+    else:
+        output.render(lambda console: render_sweep(sweep, console))
+    if sweep.ranking.best is None:
+        return last_line(ExitCode.OUT_OF_MEMORY if _any_ran(sweep) else ExitCode.ERROR, "no point fits")
+    return ExitCode.DONE
+
+
+def _any_ran(sweep: Sweep) -> bool:
+    return any(row.status.ran for row in sweep.rows)
+
+
+def _run(
+    plan: SweepPlan, directory: Path, output: Output, *, jobs: int | None, fresh: bool, limit_bytes: int | None
+) -> int:
+    from fakedist.cli.sweep_progress import SweepProgress
+    from fakedist.launch.executors.local import LocalExecutor
+    from fakedist.sweep.sweeping import Listener, run_sweep
+
+    progress = SweepProgress(directory)
+    listener = Listener(begins=progress.begins, finished=progress.finished, say=remark)
+    try:
+        sweep = run_sweep(plan, directory, LocalExecutor(jobs), listener, fresh=fresh, limit_bytes=limit_bytes)
+    except KeyboardInterrupt:
+        progress.interrupted()
+        raise
+    return _print(sweep, output)
 
 
 def _plan(arguments: Sequence[str], module: str | None, given: Given) -> SweepPlan:

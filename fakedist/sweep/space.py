@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from fakedist.errors import SweepError, did_you_mean
 from fakedist.sweep.axes import Axis, Scalar, text_of
+from fakedist.sweep.columns import COLUMNS
 from fakedist.sweep.expressions import Expression
 
 #: More points than this need a number of trials.
@@ -58,6 +59,11 @@ class Space:
             known.append(name)
         for condition in self.conditions:
             self._check_names(condition, known)
+        for axis in self.axes:
+            if axis.name in COLUMNS:
+                raise SweepError(
+                    f"{axis.name} cannot name an axis: it is a column of the result", f"rename {axis.name}"
+                )
         for name in known:
             if known.count(name) > 1:
                 raise SweepError(f"{name} is named twice: as an axis, a derived value or an option", f"rename {name}")

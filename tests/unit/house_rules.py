@@ -26,7 +26,7 @@ EVERYWHERE = (
 )
 #: Room or module -> the rooms and modules of fakedist that it may import besides itself and those of EVERYWHERE.
 MAY_IMPORT = {
-    "__init__": ("api", "results"),
+    "__init__": ("api", "results", "sweep"),
     "__main__": ("cli",),
     "_version": (),
     "errors": (),
@@ -57,5 +57,5 @@ MAY_IMPORT = {
     "report": ("run", "analysis", "results"),
     "export": ("run", "nccl", "time", "results"),
     "check": ("api", "run", "analysis", "results", "report", "launch"),
-    "sweep": ("run", "report"),
+    "sweep": ("launch", "run", "results", "report"),
 }

@@ -1,0 +1,107 @@
+"""A sweep: its rows as a DataFrame, and its ranking. ``fakedist.open_sweep`` returns one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import pandas as pd
+
+from fakedist.run.plain import to_plain
+from fakedist.sweep.axes import text_of
+from fakedist.sweep.columns import COLUMNS
+from fakedist.sweep.directory import TABLE_NAME, About, read_about
+from fakedist.sweep.journal import JOURNAL_NAME, read_known
+from fakedist.sweep.ranking import Ranking, rank_rows
+from fakedist.sweep.records import Row
+from fakedist.sweep.wording import sentences
+
+
+class Sweep:
+    """A sweep, finished or not.
+
+    Args:
+        path: Its directory.
+        about: What it was asked for.
+        rows: Its rows.
+
+    Attributes:
+        path: Its directory.
+        about: What it was asked for.
+        rows: Its rows, in the order of the points.
+        ranking: Which points fit, which is fastest, and how much each axis matters.
+    """
+
+    def __init__(self, path: Path, about: About, rows: Sequence[Row]) -> None:
+        self.path, self.about, self.rows = path, about, list(rows)
+        self.ranking: Ranking = rank_rows(self.rows, about.headroom)
+
+    def frame(self) -> pd.DataFrame:
+        """A row for each point, in the order of the points: the values of the axes, then ``COLUMNS``.
+
+        Bytes and microseconds. Memory is that of the rank that leaves least of its GPU free; ``stages`` has every rank
+        that ran. What is not known is missing.
+        """
+        places = {each.row.id: each.place for each in self.ranking.ranked}
+        made = [_flat(row, places.get(row.id), row.id in self.ranking.front) for row in self.rows]
+        frame = pd.DataFrame(made, columns=[*self.about.axes, *COLUMNS])
+        for name in self.about.axes:
+            if frame[name].map(type).nunique() > 1:
+                frame[name] = frame[name].map(text_of)
+        whole = ("place", "tokens_per_step", *(name for name in COLUMNS if name.endswith("_bytes")))
+        return frame.astype(dict.fromkeys(whole, "Int64"))
+
+    def write_table(self) -> Path:
+        """Write the rows into ``sweep.parquet``. ``stages`` becomes JSON."""
+        path = self.path / TABLE_NAME
+        scratch = path.with_name(f".{TABLE_NAME}.{os.getpid()}")
+        frame = self.frame()
+        frame["stages"] = frame["stages"].map(json.dumps)
+        frame["ranks"] = frame["ranks"].map(lambda ranks: ",".join(map(str, ranks)))
+        try:
+            frame.to_parquet(scratch, index=False)
+            scratch.replace(path)
+        finally:
+            scratch.unlink(missing_ok=True)
+        return path
+
+    def __repr__(self) -> str:
+        lines = [f"{type(self).__name__}({str(self.path)!r})", *sentences(self.ranking)]
+        return "\n  ".join(lines)
+
+
+def open_sweep(path: str | os.PathLike[str]) -> Sweep:
+    """Open the directory of a sweep, also of one that was killed or still runs.
+
+    Raises:
+        SweepError: It is not the directory of a sweep, or is damaged.
+    """
+    directory = Path(path)
+    about, known = read_about(directory), read_known(directory / JOURNAL_NAME)
+    rows = [known.rows[each] for each in about.points if each in known.rows] if about.points is not None else None
+    return Sweep(directory.resolve(), about, list(known.rows.values()) if rows is None else rows)
+
+
+def _flat(row: Row, place: int | None, on_front: bool) -> dict[str, object]:
+    fullest, step = row.fullest, row.step
+    found: dict[str, object] = dict(row.values)
+    found |= {"id": row.id, "status": str(row.status), "place": place, "on_front": on_front}
+    found |= {"reason": row.reason, "layer": row.layer, "line": row.line}
+    if fullest is not None:
+        found |= {name: value for name, value in asdict(fullest).items() if name in COLUMNS}
+        found |= {"total_bytes": fullest.total_bytes, "headroom_bytes": row.headroom_bytes}
+    if step is not None:
+        found |= {name: value for name, value in asdict(step).items() if name in COLUMNS}
+        found |= {"step_low_us": step.low_us, "step_high_us": step.high_us}
+        found |= {"priced_gpu": step.gpu, "priced_fabric": step.fabric}
+    found |= {"ranks": [each.rank for each in row.ranks], "has_every_stage": row.has_every_stage}
+    found |= {"stages": to_plain(row.ranks), "is_check": row.is_check, "run": row.run_directory, "reason": row.reason}
+    found |= {"layer": row.layer, "line": row.line}
+    found |= {"host": ",".join(dict.fromkeys(each.host for each in row.ranks))}
+    found |= {"worker": ",".join(dict.fromkeys(each.worker for each in row.ranks))}
+    found["wall_s"] = sum(each.wall_s for each in row.ranks)
+    found["peak_rss_bytes"] = max((each.peak_rss_bytes for each in row.ranks), default=None)
+    return found

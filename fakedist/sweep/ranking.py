@@ -1,0 +1,192 @@
+"""Which point is fastest of those that fit, what each point trades, and how much each axis matters."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from fakedist.sweep.axes import Scalar, text_of
+from fakedist.sweep.records import Row, Status
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast a point is, estimated.
+
+    Attributes:
+        value: Tokens per second and GPU, or steps per second if no tokens are known.
+        low: The least of its 90 % interval; the value itself if that is not known.
+        high: The most of it.
+    """
+
+    value: float
+    low: float
+    high: float
+
+    def is_told_apart(self, other: Speed) -> bool:
+        """Whether neither of two lies within the interval of the other."""
+        return not (self.low <= other.value <= self.high or other.low <= self.value <= other.high)
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A point in the ranking.
+
+    Attributes:
+        row: The point.
+        speed: How fast it is.
+        place: 1 and the number of points that are faster and told apart from it.
+    """
+
+    row: Row
+    speed: Speed
+    place: int
+
+
+@dataclass(frozen=True)
+class AxisEffect:
+    """How much an axis matters, from points that differ in it alone.
+
+    Attributes:
+        axis: The axis.
+        speed_ratio: The fastest of such points over the slowest, in the median; None if no two have a step.
+        memory_bytes: The largest less the smallest, in the median; None if no two ran.
+        best: The value that is fastest most often, where that is told apart; empty if there is none.
+        num_groups: Groups of points that differ in it alone.
+    """
+
+    axis: str
+    speed_ratio: float | None
+    memory_bytes: int | None
+    best: str
+    num_groups: int
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The answer of a sweep.
+
+    Attributes:
+        ranked: The points that fit with the headroom that was asked for, fastest first.
+        unit: What speeds are: "tokens/s per GPU" or "steps/s".
+        front: The IDs of the points that no other beats in both memory and speed.
+        effects: How much each axis matters, most first.
+        counts: Points by status.
+        headroom: Free memory that was asked for, as a share.
+        num_too_full: Points that fit, but not with the headroom.
+        num_without_step: Points that fit, but whose step is not known.
+        num_without_bubble: Points whose step lacks the bubble of their pipeline.
+    """
+
+    ranked: Sequence[Ranked]
+    unit: str
+    front: frozenset[str]
+    effects: Sequence[AxisEffect]
+    counts: dict[Status, int]
+    headroom: float
+    num_too_full: int
+    num_without_step: int
+    num_without_bubble: int
+
+    @property
+    def best(self) -> Ranked | None:
+        """The fastest point that fits; None if none does."""
+        return self.ranked[0] if self.ranked else None
+
+    @property
+    def as_fast(self) -> list[Ranked]:
+        """The points that are not told apart from the fastest."""
+        return [each for each in self.ranked[1:] if each.place == 1]
+
+
+def rank_rows(rows: Sequence[Row], headroom: float) -> Ranking:
+    """Rank the points of a sweep.
+
+    Args:
+        rows: Its rows.
+        headroom: Free memory that a point must leave, as a share of the GPU's.
+    """
+    by_tokens = any(row.step is not None and row.step.tokens_per_s_per_gpu is not None for row in rows)
+    speeds = {row.id: speed for row in rows if (speed := _speed(row, by_tokens)) is not None}
+    fitting = [row for row in rows if row.status is Status.FITS]
+    roomy = [row for row in fitting if _has_room(row, headroom)]
+    ordered = sorted((row for row in roomy if row.id in speeds), key=lambda row: -speeds[row.id].value)
+    if not speeds:  # made with --no-kernels: by memory
+        ordered = []
+    return Ranking(
+        ranked=[Ranked(row, speeds[row.id], _place(row, ordered, speeds)) for row in ordered],
+        unit="tokens/s per GPU" if by_tokens else "steps/s",
+        front=_front([row for row in fitting if row.id in speeds], speeds),
+        effects=_effects(rows, speeds),
+        counts=dict(Counter(row.status for row in rows)),
+        headroom=headroom,
+        num_too_full=len(fitting) - len(roomy),
+        num_without_step=len(roomy) - len(ordered),
+        num_without_bubble=sum(row.step is not None and row.step.bubble_from == "not known" for row in rows),
+    )
+
+
+def _speed(row: Row, by_tokens: bool) -> Speed | None:
+    step = row.step
+    if step is None:
+        return None
+    value = step.tokens_per_s_per_gpu if by_tokens else 1e6 / step.step_us
+    if value is None:
+        return None
+    low, high = ((step.step_us if bound is None else bound) for bound in (step.low_us, step.high_us))
+    return Speed(value, value * step.step_us / high, value * step.step_us / low)
+
+
+def _has_room(row: Row, headroom: float) -> bool:
+    fullest, free = row.fullest, row.headroom_bytes
+    return fullest is None or free is None or free >= headroom * fullest.capacity_bytes
+
+
+def _place(row: Row, ordered: Sequence[Row], speeds: dict[str, Speed]) -> int:
+    own = speeds[row.id]
+    return 1 + sum(speeds[other.id].value > own.value and own.is_told_apart(speeds[other.id]) for other in ordered)
+
+
+def _front(rows: Sequence[Row], speeds: dict[str, Speed]) -> frozenset[str]:
+    """The points that no other beats in both, or in one with the other equal."""
+    found: list[str] = []
+    fastest = float("-inf")
+    sized = [(fullest.total_bytes, row.id) for row in rows if (fullest := row.fullest) is not None]
+    for _, row_id in sorted(sized, key=lambda each: (each[0], -speeds[each[1]].value)):
+        if speeds[row_id].value > fastest:
+            fastest = speeds[row_id].value
+            found.append(row_id)
+    return frozenset(found)
+
+
+def _effects(rows: Sequence[Row], speeds: dict[str, Speed]) -> list[AxisEffect]:
+    names = list(dict.fromkeys(name for row in rows for name, _ in row.values))
+    found = [_effect(name, rows, speeds) for name in names]
+    return sorted(found, key=lambda each: -(each.speed_ratio or 0.0))
+
+
+def _effect(name: str, rows: Sequence[Row], speeds: dict[str, Speed]) -> AxisEffect:
+    groups: dict[tuple[tuple[str, Scalar], ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.fullest is not None:
+            groups[tuple(pair for pair in row.values if pair[0] != name)].append(row)
+    several = [group for group in groups.values() if len(group) > 1]
+    ratios, memory = [], []
+    best: Counter[str] = Counter()
+    for group in several:
+        sizes = [fullest.total_bytes for row in group if (fullest := row.fullest) is not None]
+        memory.append(max(sizes) - min(sizes))
+        timed = sorted((row for row in group if row.id in speeds), key=lambda row: -speeds[row.id].value)
+        if len(timed) > 1:
+            first, second, last = (speeds[timed[at].id] for at in (0, 1, -1))
+            ratios.append(first.value / last.value)
+            best.update([text_of(dict(timed[0].values)[name])] if first.is_told_apart(second) else [])
+    return AxisEffect(
+        axis=name,
+        speed_ratio=median(ratios) if ratios else None,
+        memory_bytes=round(median(memory)) if memory else None,
+        best=best.most_common(1)[0][0] if best else "",
+        num_groups=len(several),
+    )

@@ -1,0 +1,171 @@
+"""The answer of a sweep on a terminal, and as an object."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from fakedist.report.text.sheet import KEY, SheetColumn, print_heading, print_remark, print_table, print_words
+from fakedist.run.plain import to_plain
+from fakedist.sweep.axes import text_of
+from fakedist.sweep.directory import PAGE_NAME, TABLE_NAME
+from fakedist.sweep.opened import Sweep
+from fakedist.sweep.ranking import AxisEffect
+from fakedist.sweep.records import Row, Status, StepEstimate
+from fakedist.sweep.wording import answer, counts_text, speed_text
+from fakedist.units import format_bytes, format_us
+
+TITLE = "Points, fastest first: memory measured (NCCL and CUDA context estimated), times estimated"
+EFFECTS_TITLE = "How much each axis matters: points that differ in it alone, in the median"
+_NUM_ROWS = 20
+_NUM_REASONS = 5
+
+
+def render_sweep(sweep: Sweep, console: Console) -> None:
+    """Print the answer, the fastest points, the front, what each axis matters, and why points failed."""
+    ranking = sweep.ranking
+    print_heading(console, counts_text(ranking))
+    for sentence in answer(ranking):
+        print_words(console, Text(sentence), 2)
+    rows = shown_rows(sweep)
+    if rows:
+        print_table(console, TITLE, columns_of(sweep, rows[:_NUM_ROWS]))
+        if len(rows) > _NUM_ROWS:
+            print_remark(console, f"{len(rows) - _NUM_ROWS:,} more are in {TABLE_NAME}, on the page and in --json")
+        print_remark(console, "*: no other point takes less memory and is faster")
+    if any(effect.num_groups for effect in ranking.effects):
+        print_table(console, EFFECTS_TITLE, effects_of(ranking.effects))
+    for sentence in reasons(sweep.rows):
+        print_remark(console, sentence)
+    print_remark(console, f"in {sweep.path}: {TABLE_NAME}, {PAGE_NAME} and the run directories")
+
+
+def shown_rows(sweep: Sweep) -> list[Row]:
+    """The points that ran to the end: those ranked, fastest first, then the others in the order of the points."""
+    ranked = [each.row for each in sweep.ranking.ranked]
+    ids = {row.id for row in ranked}
+    return [*ranked, *(row for row in sweep.rows if row.id not in ids and row.fullest is not None)]
+
+
+def columns_of(sweep: Sweep, rows: Sequence[Row]) -> list[SheetColumn]:
+    """The table of points."""
+    places = {each.row.id: each for each in sweep.ranking.ranked}
+    same = {name for name, count in Counter(each.place for each in sweep.ranking.ranked).items() if count > 1}
+
+    def place(row: Row) -> str:
+        if row.id not in places:
+            return "-"
+        number = places[row.id].place
+        return f"{number}{'=' if number in same else ''}{'*' if row.id in sweep.ranking.front else ''}"
+
+    fullest = [each for row in rows if (each := row.fullest) is not None]
+    steps = [row.step for row in rows]
+    return [
+        SheetColumn("place", [place(row) for row in rows]),
+        *(
+            SheetColumn(name, [text_of(dict(row.values)[name]) for row in rows], rank=KEY)
+            for name, values in sweep.about.axes.items()
+            if len(values) > 1
+        ),
+        SheetColumn("", [str(row.status) for row in rows], is_text=True),
+        SheetColumn("memory", [format_bytes(each.total_bytes) for each in fullest]),
+        SheetColumn("free", [format_bytes(each.capacity_bytes - each.total_bytes) for each in fullest], rank=1),
+        SheetColumn("reserved", [format_bytes(each.peak_reserved_bytes) for each in fullest], rank=2),
+        SheetColumn("allocated", [format_bytes(each.peak_allocated_bytes) for each in fullest], rank=4),
+        SheetColumn("NCCL up to", [format_bytes(each.nccl_high_bytes) for each in fullest], rank=3),
+        SheetColumn("step", ["-" if step is None else format_us(step.step_us) for step in steps]),
+        SheetColumn(
+            "90 % interval",
+            [
+                "-"
+                if step is None or step.low_us is None or step.high_us is None
+                else f"{format_us(step.low_us)} to {format_us(step.high_us)}"
+                for step in steps
+            ],
+            rank=3,
+        ),
+        SheetColumn("tokens/s per GPU", [_tokens(step) for step in steps]),
+        SheetColumn("MFU", ["-" if step is None or step.mfu is None else f"{step.mfu:.1%}" for step in steps], rank=2),
+        SheetColumn("exposed", ["-" if step is None else format_us(step.communication_us) for step in steps], rank=2),
+        SheetColumn("bubble", [_bubble(step) for step in steps], rank=2),
+    ]
+
+
+def effects_of(effects: Sequence[AxisEffect]) -> list[SheetColumn]:
+    """The table of axes."""
+    found = [each for each in effects if each.num_groups]
+    ratios = ["-" if each.speed_ratio is None else f"{each.speed_ratio:.2f}x" for each in found]
+    memory = ["-" if each.memory_bytes is None else format_bytes(each.memory_bytes) for each in found]
+    return [
+        SheetColumn("axis", [each.axis for each in found], is_text=True),
+        SheetColumn("fastest over slowest", ratios),
+        SheetColumn("fastest most often", [each.best or "-" for each in found]),
+        SheetColumn("memory", memory),
+        SheetColumn("groups", [f"{each.num_groups:,}" for each in found], rank=1),
+    ]
+
+
+def reasons(rows: Sequence[Row]) -> Iterator[str]:
+    """Why points are invalid or failed, the most frequent reasons first."""
+    for status in (Status.INVALID, Status.FAILED):
+        counted = Counter((row.reason, row.line) for row in rows if row.status is status)
+        for (reason, line), number in counted.most_common(_NUM_REASONS):
+            first = next(row for row in rows if row.status is status and row.reason == reason)
+            at = f" at {line}" if line else ""
+            times = f"{number:,} x " if number > 1 else ""
+            yield f"{times}{status}: {reason}{at} (first {first.label})"
+        if len(counted) > _NUM_REASONS:
+            yield f"{status}: {len(counted) - _NUM_REASONS} other reasons"
+
+
+def sweep_object(sweep: Sweep) -> dict[str, object]:
+    """What ``--json`` prints."""
+    ranking = sweep.ranking
+    best = ranking.best
+    return {
+        "directory": str(sweep.path),
+        "command": sweep.about.program,
+        "ranks": sweep.about.ranks,
+        "headroom": ranking.headroom,
+        "counts": {str(status): number for status, number in ranking.counts.items()},
+        "answer": list(answer(ranking)),
+        "best": None if best is None else best.row.id,
+        "not_told_apart": [each.row.id for each in ranking.as_fast],
+        "unit": ranking.unit,
+        "ranking": [{"id": each.row.id, "place": each.place, **_plain(each.speed)} for each in ranking.ranked],
+        "front": sorted(ranking.front),
+        "axes": to_plain(ranking.effects),
+        "points": [_point(row) for row in sweep.rows],
+    }
+
+
+def _point(row: Row) -> dict[str, object]:
+    found = to_plain(row)
+    assert isinstance(found, dict)
+    fullest = row.fullest
+    found["values"] = dict(row.values)
+    found["total_bytes"] = None if fullest is None else fullest.total_bytes
+    found["headroom_bytes"] = row.headroom_bytes
+    return found
+
+
+def _plain(record: object) -> dict[str, object]:
+    found = to_plain(record)
+    assert isinstance(found, dict)
+    return found
+
+
+def _tokens(step: StepEstimate | None) -> str:
+    speed = None if step is None else step.tokens_per_s_per_gpu
+    return "-" if speed is None else speed_text(speed)
+
+
+def _bubble(step: StepEstimate | None) -> str:
+    if step is None:
+        return "-"
+    if step.bubble_from == "not known":
+        return "?"
+    return f"{'~' if step.bubble_from == 'formula' else ''}{format_us(step.bubble_us)}"

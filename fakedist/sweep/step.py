@@ -1,0 +1,114 @@
+"""The step of a point: its ranks priced together, and the bubble of the stages that did not run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fakedist.errors import FakedistError
+from fakedist.rank_list import parse_rank_list
+from fakedist.results.job_time import JobTime, time_job
+from fakedist.results.run import Run
+from fakedist.run.job_time import StageTime
+from fakedist.sweep.records import RankResult, StepEstimate
+from fakedist.sweep.template import Pricing
+
+_IN_PIPELINE = ("forward", "recompute", "backward")
+
+
+def estimate_step(
+    directories: Sequence[Path], results: Sequence[RankResult], pricing: Pricing, tokens_per_step: int | None
+) -> tuple[StepEstimate | None, str]:
+    """The step of a point, or why there is none.
+
+    Args:
+        directories: The run directories of its ranks.
+        results: How the ranks ended, in the same order.
+        pricing: What to price for.
+        tokens_per_step: Tokens of a step, of all ranks; None to find them in the runs.
+
+    Raises:
+        JobError: What to price for is not valid.
+    """
+    try:
+        job = time_job(
+            directories,
+            pricing.gpu,
+            power_watts=pricing.power_watts,
+            times=pricing.times,
+            fabric=pricing.fabric,
+            gpus_per_node=pricing.gpus_per_node,
+            moe_imbalance=pricing.moe_imbalance,
+            tokens_per_step=tokens_per_step,
+        )
+    except FakedistError as error:
+        return None, error.message
+    stages = results[0].pipeline
+    has_every_stage = set(stages) <= {each.rank for each in results}
+    slowest = next(each for each in job.summary.stages if each.rank == job.summary.slowest_rank)
+    found = _placed(job, slowest)
+    if has_every_stage or len(stages) < 2:
+        return found, ""
+    return _with_formula(found, job, stages), ""
+
+
+def _placed(job: JobTime, slowest: StageTime) -> StepEstimate:
+    step = job.summary
+    rates = {rate.convention: rate.mfu for rate in step.throughput.rates}
+    return StepEstimate(
+        step_us=step.step_us,
+        low_us=step.step_low_us,
+        high_us=step.step_high_us,
+        bubble_us=slowest.bubble_us,
+        bubble_from="placed",
+        communication_us=slowest.communication_us,
+        tokens_per_step=step.throughput.tokens_per_step,
+        tokens_per_s_per_gpu=step.throughput.tokens_per_s_per_gpu,
+        mfu=rates.get("Megatron-LM"),
+        mfu_torchtitan=rates.get("torchtitan"),
+        gpu=step.gpu,
+        fabric=step.fabric,
+    )
+
+
+def _with_formula(found: StepEstimate, job: JobTime, stages: Sequence[int]) -> StepEstimate:
+    """The step with the bubble of a pipeline of which only some stages ran.
+
+    A stage waits (p - 1) / v times for what one microbatch takes on a stage, p stages of v chunks each (Narayanan et
+    al., arXiv:2104.04473, section 2.2). The rank that works longest stands for every stage.
+    """
+    microbatches = job.summary.throughput.num_micro_batches
+    run = next((each for each in job.runs if each.summary.rank == stages[0]), None)
+    chunks = _chunks(run, stages, microbatches) if run is not None and microbatches else None
+    if not microbatches or not chunks:
+        return replace(found, bubble_from="not known")
+    working = {stage.rank: job.summary.step_us - stage.bubble_us for stage in job.summary.stages}
+    longest = max(working, key=lambda rank: working[rank])
+    lanes = job.lanes[(job.lanes["rank"] == longest) & job.lanes["lane"].isin(_IN_PIPELINE)]
+    passes_us = float((lanes["end_us"] - lanes["start_us"]).sum())
+    bubble_us = (len(stages) - 1) / chunks * passes_us / microbatches
+    step_us = working[longest] + bubble_us
+    scale = step_us / found.step_us
+    tokens = found.tokens_per_s_per_gpu
+    return replace(
+        found,
+        step_us=step_us,
+        low_us=None if found.low_us is None else found.low_us * scale,
+        high_us=None if found.high_us is None else found.high_us * scale,
+        bubble_us=bubble_us,
+        bubble_from="formula",
+        communication_us=next(each.communication_us for each in job.summary.stages if each.rank == longest),
+        tokens_per_s_per_gpu=None if tokens is None else tokens / scale,
+    )
+
+
+def _chunks(run: Run, stages: Sequence[int], microbatches: int) -> int | None:
+    """Model chunks of each stage: how often the first sends a microbatch to the second. None if it is not seen."""
+    timed, groups, calls = run.time, run.table("groups"), run.table("calls")
+    if timed is None:
+        return None
+    own = [number for number, ranks in enumerate(groups["ranks"]) if ranks and parse_rank_list(ranks) == tuple(stages)]
+    is_send = calls["operation"].astype(str).str.startswith("send")
+    sent = calls[is_send & (calls["step"] == timed.step) & (calls["peer"] == 1) & calls["group"].isin(own)]
+    return max(1, round(len(sent) / microbatches)) if len(sent) else None

@@ -1,0 +1,170 @@
+"""Runs a sweep from its plan to its table. A sweep that was ended goes on where it stopped."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from fakedist.launch import launching
+from fakedist.launch.executors.task import Executor
+from fakedist.sweep.directory import (
+    ABOUT_NAME,
+    FILES_NAME,
+    RUNS_NAME,
+    TABLE_NAME,
+    About,
+    earlier_ground,
+    locked_directory,
+    write_about,
+)
+from fakedist.sweep.identity import Ground, find_ground
+from fakedist.sweep.journal import JOURNAL_NAME, SweepJournal
+from fakedist.sweep.opened import Sweep, open_sweep
+from fakedist.sweep.plan import SweepPlan
+from fakedist.sweep.records import Row
+from fakedist.sweep.running import SweepRunner
+from fakedist.sweep.space import all_points
+from fakedist.sweep.template import PointRun
+
+_NAMED = 4
+
+
+@dataclass(frozen=True)
+class Listener:
+    """What is told while a sweep runs.
+
+    Attributes:
+        begins: The number of points.
+        finished: Each row, and whether it was known before.
+        say: Remarks.
+    """
+
+    begins: Callable[[int], None]
+    finished: Callable[[Row, bool], None]
+    say: Callable[[str], None]
+
+
+def run_sweep(
+    plan: SweepPlan,
+    directory: Path,
+    executor: Executor,
+    listener: Listener,
+    *,
+    fresh: bool = False,
+    limit_bytes: int | None = None,
+) -> Sweep:
+    """Run a sweep.
+
+    Args:
+        plan: The sweep.
+        directory: Its directory. It is created if it does not exist.
+        executor: Where its ranks run. It is closed in the end.
+        listener: What is told while it runs.
+        fresh: Whether points that ran before run again.
+        limit_bytes: Host memory of one rank's processes that ends it; None for no limit.
+
+    Raises:
+        FakedistError: The sweep cannot run: a point is not valid, the directory is in use, the machine lacks something.
+        KeyboardInterrupt: It was interrupted. The table has what was known by then.
+        OSError: The disk is full.
+    """
+    runs = [plan.template.at(plan.space, point) for point in all_points(plan.space)]
+    launching.check(runs[0].job)
+    with locked_directory(directory) as place:
+        if fresh:
+            _empty(place)
+        ground = find_ground(runs[0].job)
+        journal = SweepJournal(place / JOURNAL_NAME)
+        try:
+            with _ended_like_interrupted():
+                _run(
+                    plan,
+                    place,
+                    runs,
+                    (journal, ground, executor),
+                    listener=listener,
+                    limit_bytes=limit_bytes,
+                )
+        finally:
+            executor.close()
+            journal.close()
+            if (place / ABOUT_NAME).exists():
+                open_sweep(place).write_table()
+        return open_sweep(place)
+
+
+def _run(
+    plan: SweepPlan,
+    directory: Path,
+    runs: Sequence[PointRun],
+    parts: tuple[SweepJournal, Ground, Executor],
+    *,
+    listener: Listener,
+    limit_bytes: int | None,
+) -> None:
+    journal, ground, executor = parts
+    _say_what_changed(journal, ground, directory, listener)
+    runner = SweepRunner(
+        plan,
+        directory,
+        journal,
+        ground=ground,
+        executor=executor,
+        finished=listener.finished,
+        limit_bytes=limit_bytes,
+    )
+    points = [runner.id_of(run) for run in runs]
+    write_about(directory, _about(plan, points, ground))
+    listener.begins(len(runs))
+    if wrong := runner.run_points(runs):
+        listener.say(wrong)
+    runner.run_every_stage()
+    runner.thin()
+
+
+def _about(plan: SweepPlan, points: list[str] | None, ground: Ground) -> About:
+    program = plan.template.program
+    return About(
+        command=list(sys.argv),
+        program=shlex.join([*(["-m"] if program.is_module else []), program.target, *program.arguments]),
+        axes={axis.name: list(axis.values) for axis in plan.space.axes},
+        ranks=plan.ranks.text,
+        headroom=plan.headroom,
+        points=points,
+        ground=dict(ground.parts),
+    )
+
+
+def _say_what_changed(journal: SweepJournal, ground: Ground, directory: Path, listener: Listener) -> None:
+    """Name what makes every point run again."""
+    if not journal.known.rows or not (changed := ground.differences(earlier_ground(directory))):
+        return
+    named = ", ".join(changed[:_NAMED]) + (f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else "")
+    listener.say(f"every point runs again, as these changed: {named}")
+
+
+def _empty(directory: Path) -> None:
+    for name in (RUNS_NAME, FILES_NAME):
+        shutil.rmtree(directory / name, ignore_errors=True)
+    for name in (JOURNAL_NAME, TABLE_NAME):
+        (directory / name).unlink(missing_ok=True)
+
+
+@contextmanager
+def _ended_like_interrupted() -> Iterator[None]:
+    """Treat SIGTERM, which a batch system sends to end a job, like Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,97 @@
+"""An executor that writes small runs by hand instead of running anything."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from fakedist.analysis.building import build_tables
+from fakedist.launch.executors.task import Task, TaskResult
+from fakedist.run.manifest import load_manifest, write_manifest
+from fakedist.run.outcome import Ending, Outcome
+from tests.unit.analysis.recorded import HandMade, new_run
+from tests.unit.report.handmade import recorded
+
+#: What a task comes to. "ran" is a run with a step whose pipeline has the ranks 0 and 4.
+RAN, OUT_OF_MEMORY, REFUSED, RAISED, LOST, INTERRUPTED = (
+    "ran",
+    "out of memory",
+    "refused",
+    "raised",
+    "lost",
+    "interrupted",
+)
+
+
+class FakeExecutor:
+    """Ends each task as it is told.
+
+    Args:
+        made: A directory with the runs ``rank0`` and ``rank4``, which are copied.
+        outcome: What a task comes to.
+
+    Attributes:
+        tasks: Every task that ran.
+    """
+
+    def __init__(self, made: Path, outcome: Callable[[Task], str] = lambda task: RAN) -> None:
+        self._made, self._outcome = made, outcome
+        self.tasks: list[Task] = []
+        self.is_closed = False
+
+    def run(self, tasks: Iterable[Task | None]) -> Iterator[TaskResult]:
+        for task in tasks:
+            assert task is not None, "nothing runs that it could wait for"
+            self.tasks.append(task)
+            yield self._ended(task)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def _ended(self, task: Task) -> TaskResult:
+        kind = self._outcome(task)
+        shutil.rmtree(task.directory, ignore_errors=True)
+        if kind == RAN:
+            shutil.copytree(self._made / f"rank{task.job.rank}", task.directory)
+            return result(task, Outcome.STOPPED)
+        task.directory.mkdir(parents=True)
+        if kind == LOST:
+            return result(task, Outcome.ERROR, "the worker was lost")
+        if kind == INTERRUPTED:
+            return result(task, Outcome.INTERRUPTED, "it was cancelled")
+        return _failed(task, kind)
+
+
+def result(task: Task, outcome: Outcome, failure: str = "") -> TaskResult:
+    return TaskResult(
+        key=task.key,
+        outcome=outcome,
+        code=1 if failure else 0,
+        failure=failure,
+        output="Traceback ...\nthe end" if failure else "",
+        directory=task.directory,
+        host="here",
+        worker="1",
+        wall_s=1.5,
+        peak_rss_bytes=1 << 30,
+    )
+
+
+def _failed(task: Task, kind: str) -> TaskResult:
+    outcome, message, step = {
+        OUT_OF_MEMORY: (Outcome.OUT_OF_MEMORY, "torch.OutOfMemoryError: CUDA out of memory", 1),
+        REFUSED: (Outcome.EXCEPTION, "AssertionError: heads cannot be divided by tp", 0),
+        RAISED: (Outcome.EXCEPTION, "RuntimeError: shapes differ", 0),
+    }[kind]
+    made = recorded()
+    made.record("outcome", outcome=outcome, code=1, message=message, line="/job/train.py:7 (main)", last_step=step)
+    write_failed(new_run(task.directory, rank=task.job.rank), made, Ending(outcome, 1, message))
+    return result(task, outcome, message)
+
+
+def write_failed(directory: Path, made: HandMade, ending: Ending) -> None:
+    made.write(directory)
+    write_manifest(directory, dataclasses.replace(load_manifest(directory), exit=ending))
+    build_tables(directory)

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+from io import StringIO
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from fakedist.sweep.columns import COLUMNS
+from fakedist.sweep.directory import About
+from fakedist.sweep.opened import Sweep
+from fakedist.sweep.records import Row, Status
+from fakedist.sweep.sheets import render_sweep, sweep_object
+from fakedist.sweep.wording import answer, counts_text, short_label
+from tests.unit.sweep.rows_by_hand import row
+
+
+def sweep(*rows: Row, path: Path = Path("/sweep")) -> Sweep:
+    axes = {name: sorted({dict(each.values)[name] for each in rows}, key=str) for name, _ in rows[0].values}
+    about = About(
+        command=[], program="train.py", axes=axes, ranks="ends", headroom=0.05, points=[each.id for each in rows]
+    )
+    return Sweep(path, about, rows)
+
+
+ROWS = (
+    row(1702, 68.1, tp=2, recompute="moe_act"),
+    row(1700, 60, tp=4, recompute="moe_act"),
+    row(900, 79, tp=1, recompute="full"),
+    row(tp=3, recompute="full", status=Status.INVALID),
+    row(tp=3, recompute="moe_act", status=Status.INVALID),
+)
+
+
+def test_the_answer_names_the_fastest_point_and_what_is_as_fast() -> None:
+    first, second, third = answer(sweep(*ROWS).ranking)
+    assert first == (
+        "fastest that fits with 5% headroom: tp2 recompute=moe_act, 1,702 tokens/s per GPU, 68.1 of 80.0 GiB"
+    )
+    assert second == "not told apart from it: tp4 recompute=moe_act (within each other's 90 % intervals)"
+    assert third == "1 point fit with less than 5% headroom"
+    assert counts_text(sweep(*ROWS).ranking) == "5 points: 3 fit, 2 invalid layout"
+
+
+def test_no_point_that_fits_is_said() -> None:
+    assert list(answer(sweep(ROWS[3]).ranking)) == ["no point fits with 5% headroom and has a step"]
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"tp": 2, "pp": 8}, "tp2 pp8"),
+        ({"x1": 2}, "x1=2"),
+        ({"on": True}, "on=true"),
+        ({"r": "a b"}, "r=a b"),
+        ({}, "the only point"),
+    ],
+)
+def test_a_point_has_a_short_label(values: dict[str, bool | int | str], text: str) -> None:
+    assert short_label(tuple(values.items())) == text
+
+
+def test_the_terminal_shows_points_axes_and_why_layouts_are_invalid() -> None:
+    text = StringIO()
+    render_sweep(sweep(*ROWS), Console(file=text, width=160))
+    lines = text.getvalue().splitlines()
+    (first,) = [line for line in lines if "1=" in line and "moe_act" in line and " 2 " in line]
+    assert "68.10 GiB" in first
+    assert any("2 x invalid layout: AssertionError: no at /job/train.py:7 (main) (first tp=3" in line for line in lines)
+    assert any(line.startswith(("recompute", "tp")) for line in lines)
+
+
+def test_json_has_every_point_and_the_ranking() -> None:
+    found = json.loads(json.dumps(sweep_object(sweep(*ROWS))))
+    assert found["best"] == ROWS[0].id
+    assert found["not_told_apart"] == [ROWS[1].id]
+    assert [each["place"] for each in found["ranking"]] == [1, 1]
+    assert len(found["points"]) == 5
+    assert found["points"][3]["status"] == "invalid layout"
+    assert found["points"][0]["values"] == {"tp": 2, "recompute": "moe_act"}
+
+
+def test_the_frame_has_a_row_for_each_point() -> None:
+    frame = sweep(*ROWS).frame()
+    assert list(frame.columns) == ["tp", "recompute", *COLUMNS]
+    assert list(frame["status"]) == [str(each.status) for each in ROWS]
+    assert frame["total_bytes"][0] == ROWS[0].ranks[0].total_bytes
+    assert frame["headroom_bytes"][0] == ROWS[0].headroom_bytes
+    assert frame["place"].tolist()[:2] == [1, 1]
+    assert pd.isna(frame["place"][3])
+    assert frame["step_low_us"][0] < frame["step_us"][0] < frame["step_high_us"][0]
+
+
+def test_the_table_is_read_back(tmp_path: Path) -> None:
+    made = sweep(*ROWS, row(10, tp="all", recompute="full"), path=tmp_path)
+    found = pd.read_parquet(made.write_table())
+    assert list(found["tp"]) == ["2", "4", "1", "3", "3", "all"]  # one type for one column
+    assert json.loads(found["stages"][0])[0]["rank"] == 0
+    assert list(tmp_path.iterdir()) == [tmp_path / "sweep.parquet"]
