@@ -105,10 +105,9 @@ def _with_formula(found: StepEstimate, job: JobTime, stages: Sequence[int]) -> S
 
 def _chunks(run: Run, stages: Sequence[int], microbatches: int) -> int | None:
     """Model chunks of each stage: how often the first sends a microbatch to the second. None if it is not seen."""
-    timed, groups, calls = run.time, run.table("groups"), run.table("calls")
-    if timed is None:
-        return None
+    groups, calls = run.table("groups"), run.table("calls")
+    timed = int(run.table("launches", ["step"])["step"].iloc[0])
     own = [number for number, ranks in enumerate(groups["ranks"]) if ranks and parse_rank_list(ranks) == tuple(stages)]
     is_send = calls["operation"].astype(str).str.startswith("send")
-    sent = calls[is_send & (calls["step"] == timed.step) & (calls["peer"] == 1) & calls["group"].isin(own)]
+    sent = calls[is_send & (calls["step"] == timed) & (calls["peer"] == 1) & calls["group"].isin(own)]
     return max(1, round(len(sent) / microbatches)) if len(sent) else None
