@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fakedist.cli.executor_options import executor_options
 from fakedist.cli.job_options import ScriptCommand, job_options
 from fakedist.cli.output import JSON, TEXT, Output, chosen_output, format_options
 from fakedist.cli.say import last_line, remark
@@ -52,9 +53,10 @@ _TOML = ".toml"
 @click.option("--headroom", metavar="SHARE", help="Memory that the fastest point leaves free.  [default: 5%]")
 @click.option("--context", metavar="SIZE", help="Memory of the CUDA context.  [default: as published]")
 @click.option("--tokens-per-step", metavar="EXPR", help="Tokens of a step, of all ranks.  [default: as the runs show]")
-@click.option("--jobs", type=click.IntRange(1), metavar="N", help="Ranks that run at once.  [default: as many as fit]")
+@executor_options
 @click.option("--memory-limit", metavar="SIZE", help="Host memory of one rank's processes that ends it.")
 @click.option("--fresh", is_flag=True, help="Run every point again.")
+@click.option("--micro-batches", metavar="EXPR", help="Micro-batches of a step.  [default: those that run]")
 @click.option("--dry-run", is_flag=True, help="Print the points and what each would run, and run nothing.")
 @click.option(
     "-o", "--output", "directory", type=click.Path(path_type=Path), metavar="DIR", help="The directory of the sweep."
@@ -74,6 +76,8 @@ def sweep(
     headroom: str | None,
     context: str | None,
     tokens_per_step: str | None,
+    micro_batches: str | None,
+    on: str,
     jobs: int | None,
     memory_limit: str | None,
     fresh: bool,
@@ -102,6 +106,7 @@ def sweep(
         "headroom": headroom,
         "context": context,
         "tokens_per_step": tokens_per_step,
+        "micro_batches": micro_batches,
     }
     from fakedist.sweep.reading import Given
 
@@ -113,7 +118,7 @@ def sweep(
     if dry_run:
         return _dry_run(plan, directory, output)
     limit = None if memory_limit is None else parse_bytes(memory_limit)
-    return _run(plan, directory, output, jobs=jobs, fresh=fresh, limit_bytes=limit)
+    return _run(plan, directory, output, place=(on, jobs), fresh=fresh, limit_bytes=limit)
 
 
 def _dry_run(plan: SweepPlan, directory: Path, output: Output) -> int:
@@ -159,16 +164,24 @@ def _any_ran(sweep: Sweep) -> bool:
 
 
 def _run(
-    plan: SweepPlan, directory: Path, output: Output, *, jobs: int | None, fresh: bool, limit_bytes: int | None
+    plan: SweepPlan,
+    directory: Path,
+    output: Output,
+    *,
+    place: tuple[str, int | None],
+    fresh: bool,
+    limit_bytes: int | None,
 ) -> int:
     from fakedist.cli.sweep_progress import SweepProgress
-    from fakedist.launch.executors.local import LocalExecutor
+    from fakedist.launch.executors.choosing import make_executor
     from fakedist.sweep.sweeping import Listener, run_sweep
 
     progress = SweepProgress(directory)
     listener = Listener(begins=progress.begins, finished=progress.finished, say=remark)
     try:
-        sweep = run_sweep(plan, directory, LocalExecutor(jobs), listener, fresh=fresh, limit_bytes=limit_bytes)
+        sweep = run_sweep(
+            plan, directory, make_executor(*place, remark), listener, fresh=fresh, limit_bytes=limit_bytes
+        )
     except KeyboardInterrupt:
         progress.interrupted()
         raise

@@ -13,7 +13,7 @@ from fakedist.job import profile_command
 from fakedist.report.text.sheet import print_heading, print_remark
 from fakedist.sweep.plan import RankChoice, SweepPlan
 from fakedist.sweep.space import Point, all_points
-from fakedist.sweep.template import PointRun, Pricing
+from fakedist.sweep.template import PointRun, PricedFor
 
 _RANKS = {
     "ends": "rank 0, then the last stage of its pipeline",
@@ -103,7 +103,7 @@ def _lines(run: PointRun, directory: Path) -> Iterator[str]:
 _MOST_LINES = 40
 
 
-def _pricing(pricing: Pricing) -> Iterator[tuple[str, object]]:
+def _pricing(pricing: PricedFor) -> Iterator[tuple[str, object]]:
     for field in fields(pricing):
         if (value := getattr(pricing, field.name)) not in (None, field.default):
             yield field.name, value

@@ -17,7 +17,7 @@ from pathlib import Path
 from fakedist._version import __version__
 from fakedist.job import Job
 from fakedist.sweep.plan import SweepPlan
-from fakedist.sweep.template import PointRun, Pricing
+from fakedist.sweep.template import PointRun, PricedFor
 
 #: Inherited variables that differ from one terminal to the next, and that no training script goes by.
 _OF_TERMINALS = {
@@ -73,11 +73,11 @@ def key_of(run: PointRun, ground: Ground) -> str:
     return _digest([ground.digest, job])[:24]
 
 
-def id_of(key: str, pricing: Pricing, plan: SweepPlan) -> str:
+def id_of(key: str, pricing: PricedFor, plan: SweepPlan) -> str:
     """What tells a row from all others, as 24 characters."""
     ranks = plan.ranks.text if plan.ranks.which == "listed" else "ends"
-    tokens = None if plan.tokens is None else plan.tokens.text
-    return _digest([key, dataclasses.asdict(pricing), ranks, tokens, plan.context_bytes])[:24]
+    counted = [None if each is None else each.text for each in (plan.tokens, plan.micro_batches)]
+    return _digest([key, dataclasses.asdict(pricing), ranks, counted, plan.context_bytes])[:24]
 
 
 @cache

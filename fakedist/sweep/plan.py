@@ -9,7 +9,7 @@ from typing import Literal
 from fakedist.errors import JobError, SweepError
 from fakedist.rank_list import parse_rank_list
 from fakedist.sweep.expressions import Expression
-from fakedist.sweep.space import Space
+from fakedist.sweep.space import Point, Space
 from fakedist.sweep.template import Template
 from fakedist.units import parse_share
 
@@ -55,6 +55,7 @@ class SweepPlan:
         num_kept: Of how many of the best points the run directories stay; None for all.
         headroom: Free memory that the ranking asks for, as a share of the GPU's.
         tokens: Tokens of a step, of all ranks; None to find them in the runs.
+        micro_batches: Micro-batches of a step; None for those that run.
         context_bytes: Memory of the CUDA context; None for what is published.
         num_trials: How many points a sampler chooses; None runs all.
         seed: The sampler's seed.
@@ -67,12 +68,30 @@ class SweepPlan:
     num_kept: int | None = None
     headroom: float = HEADROOM
     tokens: Expression | None = None
+    micro_batches: Expression | None = None
     context_bytes: int | None = None
     num_trials: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         self.template.check(self.space)
+
+    def counts_at(self, point: Point) -> tuple[int | None, int | None]:
+        """Tokens and micro-batches of a step at a point, as the sweep gives them.
+
+        Raises:
+            SweepError: An expression gives no whole number above 0 there.
+        """
+        tokens, micro_batches = (self._count(each, point) for each in (self.tokens, self.micro_batches))
+        return tokens, micro_batches
+
+    def _count(self, expression: Expression | None, point: Point) -> int | None:
+        if expression is None:
+            return None
+        value = expression.value(self.space.named_values(point))
+        if not isinstance(value, int | float) or isinstance(value, bool) or value < 1 or value != int(value):
+            raise SweepError(f"{expression.text!r} is {value} at {point.label}, not a whole number", "use // to divide")
+        return int(value)
 
 
 def read_ranks(plain: object) -> RankChoice:

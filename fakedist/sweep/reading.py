@@ -36,7 +36,7 @@ class Given:
         conditions: ``--where``.
         prices: ``--price``.
         options: Options of the job that were given, by name.
-        settings: ``ranks``, ``keep``, ``headroom``, ``tokens_per_step``, ``context``, ``trials``, ``seed``.
+        settings: ``ranks``, ``keep``, ``headroom``, ``tokens_per_step``, ``micro_batches``, ``context``, ``trials``, ``seed``.
     """
 
     axes: Sequence[str] = ()
@@ -121,7 +121,7 @@ def _parts_of_file(path: Path, values: dict[str, object]) -> _Parts:
 
 
 #: Keys of a sweep file that are about the sweep.
-_SETTINGS = ("ranks", "keep", "headroom", "tokens_per_step", "context", "trials", "sampler_seed")
+_SETTINGS = ("ranks", "keep", "headroom", "tokens_per_step", "micro_batches", "context", "trials", "sampler_seed")
 
 
 def _program(section: Section, directory: Path) -> Program:
@@ -184,7 +184,6 @@ def _plan(parts: _Parts, given: Given) -> SweepPlan:
     template = Template(
         parts.program, parts.options, tuple(parts.files), _without_none(parts.price), parts.door, parts.directory
     )
-    tokens = settings.get("tokens_per_step")
     return SweepPlan(
         name=parts.name,
         space=space,
@@ -192,7 +191,8 @@ def _plan(parts: _Parts, given: Given) -> SweepPlan:
         ranks=read_ranks(settings.get("ranks")),
         num_kept=read_keep(settings.get("keep")),
         headroom=read_headroom(settings.get("headroom")),
-        tokens=None if tokens is None else _tokens(tokens, space),
+        tokens=_counted(settings.get("tokens_per_step"), "tokens_per_step", space),
+        micro_batches=_counted(settings.get("micro_batches"), "micro_batches", space),
         context_bytes=_context(settings.get("context")),
         num_trials=_number(settings.get("trials"), "trials"),
         seed=_number(settings.get("sampler_seed"), "sampler_seed", least=0) or 0,
@@ -218,8 +218,11 @@ def _constants(options: Mapping[str, object]) -> dict[str, Scalar]:
     return {"world_size": plain} if isinstance(plain, int) and not isinstance(plain, bool) else {}
 
 
-def _tokens(plain: object, space: Space) -> Expression:
-    expression = _expression(plain, "tokens_per_step:")
+def _counted(plain: object, name: str, space: Space) -> Expression | None:
+    """An expression for a number that a point's values give."""
+    if plain is None:
+        return None
+    expression = _expression(plain, f"{name}:")
     Space(space.axes, space.derived, (expression,), space.constants)  # refuses names that do not exist
     return expression
 

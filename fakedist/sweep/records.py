@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from fakedist.run.outcome import Outcome
 from fakedist.sweep.axes import Scalar
-from fakedist.sweep.template import Pricing
+from fakedist.sweep.template import PricedFor
 
 
 class Status(StrEnum):
@@ -149,7 +149,7 @@ class Row:
     id: str
     key: str
     values: tuple[tuple[str, Scalar], ...]
-    pricing: Pricing
+    pricing: PricedFor
     status: Status
     reason: str = ""
     line: str = ""

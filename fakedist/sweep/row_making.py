@@ -44,8 +44,8 @@ def make_row(run: PointRun, names: tuple[str, str], results: Sequence[RankResult
     if failed is not None:
         reason = failed.reason if len(results) == 1 else f"rank {failed.rank}: {failed.reason}"
         return replace(common, status=_OF_KINDS[failed.kind], reason=reason, line=failed.line, layer=failed.layer)
-    tokens = None if plan.tokens is None else int(plan.tokens.value(plan.space.named_values(run.point)))
-    step, why = estimate_step([sweep / each.directory for each in results], results, run.pricing, tokens)
+    directories = [sweep / each.directory for each in results]
+    step, why = estimate_step(directories, results, run.pricing, *plan.counts_at(run.point))
     status, reason = _fit(common)
     return replace(common, status=status, reason=reason, step=step, why_no_step=why)
 

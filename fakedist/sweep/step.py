@@ -6,19 +6,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from fakedist.analysis.times.throughput import tokens_of
 from fakedist.errors import FakedistError
 from fakedist.rank_list import parse_rank_list
 from fakedist.results.job_time import JobTime, time_job
 from fakedist.results.run import Run
 from fakedist.run.job_time import StageTime
 from fakedist.sweep.records import RankResult, StepEstimate
-from fakedist.sweep.template import Pricing
+from fakedist.sweep.template import PricedFor
 
 _IN_PIPELINE = ("forward", "recompute", "backward")
 
 
 def estimate_step(
-    directories: Sequence[Path], results: Sequence[RankResult], pricing: Pricing, tokens_per_step: int | None
+    directories: Sequence[Path],
+    results: Sequence[RankResult],
+    pricing: PricedFor,
+    tokens_per_step: int | None,
+    micro_batches: int | None,
 ) -> tuple[StepEstimate | None, str]:
     """The step of a point, or why there is none.
 
@@ -27,6 +32,7 @@ def estimate_step(
         results: How the ranks ended, in the same order.
         pricing: What to price for.
         tokens_per_step: Tokens of a step, of all ranks; None to find them in the runs.
+        micro_batches: Micro-batches of a step; None for those that ran.
 
     Raises:
         JobError: What to price for is not valid.
@@ -41,6 +47,7 @@ def estimate_step(
             gpus_per_node=pricing.gpus_per_node,
             moe_imbalance=pricing.moe_imbalance,
             tokens_per_step=tokens_per_step,
+            micro_batches=micro_batches,
         )
     except FakedistError as error:
         return None, error.message
@@ -80,7 +87,7 @@ def _with_formula(found: StepEstimate, job: JobTime, stages: Sequence[int]) -> S
     """
     microbatches = job.summary.throughput.num_micro_batches
     run = next((each for each in job.runs if each.summary.rank == stages[0]), None)
-    chunks = _chunks(run, stages, microbatches) if run is not None and microbatches else None
+    chunks = _chunks(run, stages) if run is not None else None
     if not microbatches or not chunks:
         return replace(found, bubble_from="not known")
     working = {stage.rank: job.summary.step_us - stage.bubble_us for stage in job.summary.stages}
@@ -103,11 +110,12 @@ def _with_formula(found: StepEstimate, job: JobTime, stages: Sequence[int]) -> S
     )
 
 
-def _chunks(run: Run, stages: Sequence[int], microbatches: int) -> int | None:
+def _chunks(run: Run, stages: Sequence[int]) -> int | None:
     """Model chunks of each stage: how often the first sends a microbatch to the second. None if it is not seen."""
-    groups, calls = run.table("groups"), run.table("calls")
-    timed = int(run.table("launches", ["step"])["step"].iloc[0])
+    groups, calls, launches = run.table("groups"), run.table("calls"), run.table("launches")
+    ran = tokens_of(launches, run.table("work")).num_micro_batches
     own = [number for number, ranks in enumerate(groups["ranks"]) if ranks and parse_rank_list(ranks) == tuple(stages)]
     is_send = calls["operation"].astype(str).str.startswith("send")
-    sent = calls[is_send & (calls["step"] == timed) & (calls["peer"] == 1) & calls["group"].isin(own)]
-    return max(1, round(len(sent) / microbatches)) if len(sent) else None
+    is_timed = calls["step"] == int(launches["step"].iloc[0])
+    sent = calls[is_send & is_timed & (calls["peer"] == 1) & calls["group"].isin(own)]
+    return max(1, round(len(sent) / ran)) if len(sent) and ran else None

@@ -29,7 +29,7 @@ _CLOCKS = ("clock_khz", "memory_clock_khz")
 
 
 @dataclass(frozen=True)
-class Pricing:
+class PricedFor:
     """What a point's step is priced for. None leaves the run's own.
 
     Attributes:
@@ -62,7 +62,7 @@ class PointRun:
 
     point: Point
     job: Job
-    pricing: Pricing
+    pricing: PricedFor
     files: tuple[tuple[PointFile, str], ...]
 
     def placed(self, directory: Path) -> Job:
@@ -152,7 +152,7 @@ class Template:
             program = dataclasses.replace(self.program, arguments=with_files.command(self.program.arguments))
             (job,) = make_jobs(program, options, self.door, self.directory)
             job, gpu = self._shared_gpu(space, job)
-            pricing = from_plain(Pricing, {**_prices(self.price, with_files), **priced, "gpu": gpu})
+            pricing = from_plain(PricedFor, {**_prices(self.price, with_files), **priced, "gpu": gpu})
         except FakedistError as error:
             raise SweepError(f"at {point.label}: {error.message}", error.hint) from None
         if job.device == "cuda" or job.nsys:

@@ -57,5 +57,5 @@ MAY_IMPORT = {
     "report": ("run", "analysis", "results"),
     "export": ("run", "nccl", "time", "results"),
     "check": ("api", "run", "analysis", "results", "report", "launch"),
-    "sweep": ("launch", "run", "results", "report"),
+    "sweep": ("launch", "run", "analysis", "results", "report"),
 }

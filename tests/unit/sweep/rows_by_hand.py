@@ -5,7 +5,7 @@ from __future__ import annotations
 from fakedist.run.outcome import Outcome
 from fakedist.sweep.axes import Scalar
 from fakedist.sweep.records import RankKind, RankResult, Row, Status, StepEstimate
-from fakedist.sweep.template import Pricing
+from fakedist.sweep.template import PricedFor
 from fakedist.units import GIB
 
 CAPACITY = 80 * GIB
@@ -37,7 +37,7 @@ def row(
         id=label,
         key=label,
         values=tuple(values.items()),
-        pricing=Pricing(),
+        pricing=PricedFor(),
         status=status,
         reason="" if status is Status.FITS else "AssertionError: no",
         line="" if status.ran else "/job/train.py:7 (main)",

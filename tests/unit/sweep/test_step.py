@@ -8,7 +8,7 @@ import pytest
 from fakedist.run.outcome import Outcome
 from fakedist.sweep.records import RankKind, RankResult
 from fakedist.sweep.step import estimate_step
-from fakedist.sweep.template import Pricing
+from fakedist.sweep.template import PricedFor
 from tests.unit.results.test_job_time import NUM_BATCHES, stage
 
 RESULT = RankResult(rank=0, kind=RankKind.RAN, outcome=Outcome.STOPPED, pipeline=(0, 4))
@@ -22,8 +22,8 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def test_the_formula_for_stages_that_did_not_run_agrees_with_placing_them(stages: list[Path]) -> None:
     """Two equal stages: placed together, and the first alone with the bubble of the formula."""
-    placed, _ = estimate_step(stages, [RESULT, replace(RESULT, rank=4)], Pricing(), None)
-    formula, _ = estimate_step(stages[:1], [RESULT], Pricing(), None)
+    placed, _ = estimate_step(stages, [RESULT, replace(RESULT, rank=4)], PricedFor(), None, None)
+    formula, _ = estimate_step(stages[:1], [RESULT], PricedFor(), None, None)
     assert placed is not None
     assert formula is not None
     assert (placed.bubble_from, formula.bubble_from) == ("placed", "formula")
@@ -36,7 +36,7 @@ def test_the_formula_for_stages_that_did_not_run_agrees_with_placing_them(stages
 
 
 def test_a_bubble_that_the_runs_do_not_show_is_not_known(stages: list[Path]) -> None:
-    found, _ = estimate_step(stages[1:], [replace(RESULT, rank=4, pipeline=(0, 4))], Pricing(), None)
+    found, _ = estimate_step(stages[1:], [replace(RESULT, rank=4, pipeline=(0, 4))], PricedFor(), None, None)
     assert found is not None
     assert found.bubble_from == "not known"
 
@@ -44,6 +44,6 @@ def test_a_bubble_that_the_runs_do_not_show_is_not_known(stages: list[Path]) -> 
 def test_a_run_without_launches_has_no_step(tmp_path: Path) -> None:
     from tests.unit.report.handmade import ended_well
 
-    found, why = estimate_step([ended_well(tmp_path / "run")], [replace(RESULT, pipeline=())], Pricing(), None)
+    found, why = estimate_step([ended_well(tmp_path / "run")], [replace(RESULT, pipeline=())], PricedFor(), None, None)
     assert found is None
     assert why == "the run's own GPU model is not known"

@@ -10,7 +10,7 @@ from fakedist.sweep.axes import Axis, axis_of_text
 from fakedist.sweep.expressions import Expression
 from fakedist.sweep.point_files import PointFile
 from fakedist.sweep.space import Point, Space, all_points
-from fakedist.sweep.template import PointRun, Pricing, Template
+from fakedist.sweep.template import PointRun, PricedFor, Template
 
 
 def template(
@@ -38,12 +38,12 @@ def test_what_only_prices_makes_no_other_run() -> None:
     found = runs(one, "tp=1", "fabric=p5-efa,dgx-h100-ndr", "watts=400,700", "n=4,8")
     assert len(found) == 8
     assert len({run.job for run in found}) == 1
-    assert found[0].pricing == Pricing(fabric="p5-efa", power_watts=400, gpus_per_node=4)
+    assert found[0].pricing == PricedFor(fabric="p5-efa", power_watts=400, gpus_per_node=4)
 
 
 def test_what_every_point_has_is_part_of_the_run() -> None:
     (run,) = runs(template("{tp}", fabric="p5-efa"), "tp=1")
-    assert (run.job.fabric, run.pricing) == ("p5-efa", Pricing())
+    assert (run.job.fabric, run.pricing) == ("p5-efa", PricedFor())
 
 
 def test_a_gpu_that_differs_in_its_clocks_alone_is_priced(tmp_path: Path) -> None:
