@@ -36,7 +36,7 @@ class Given:
         conditions: ``--where``.
         prices: ``--price``.
         options: Options of the job that were given, by name.
-        settings: ``ranks``, ``keep``, ``headroom``, ``tokens_per_step``, ``micro_batches``, ``context``, ``trials``, ``seed``.
+        settings: ``ranks``, ``keep``, ``headroom`` and the other keys of a sweep file that are about the sweep.
     """
 
     axes: Sequence[str] = ()

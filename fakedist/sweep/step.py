@@ -116,6 +116,6 @@ def _chunks(run: Run, stages: Sequence[int]) -> int | None:
     ran = tokens_of(launches, run.table("work")).num_micro_batches
     own = [number for number, ranks in enumerate(groups["ranks"]) if ranks and parse_rank_list(ranks) == tuple(stages)]
     is_send = calls["operation"].astype(str).str.startswith("send")
-    is_timed = calls["step"] == int(launches["step"].iloc[0])
+    is_timed = calls["sequence"].isin(launches["call"])
     sent = calls[is_send & is_timed & (calls["peer"] == 1) & calls["group"].isin(own)]
     return max(1, round(len(sent) / ran)) if len(sent) and ran else None

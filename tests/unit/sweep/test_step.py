@@ -42,8 +42,7 @@ def test_a_bubble_that_the_runs_do_not_show_is_not_known(stages: list[Path]) -> 
 
 
 def test_a_run_without_launches_has_no_step(tmp_path: Path) -> None:
-    from tests.unit.report.handmade import ended_well
-
-    found, why = estimate_step([ended_well(tmp_path / "run")], [replace(RESULT, pipeline=())], PricedFor(), None, None)
+    run = stage(tmp_path / "run", 0, kernels=False)
+    found, why = estimate_step([run], [replace(RESULT, pipeline=())], PricedFor(), None, None)
     assert found is None
-    assert why == "the run's own GPU model is not known"
+    assert why.startswith("the run has no launches to price: it was made with --no-kernels")
