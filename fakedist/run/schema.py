@@ -323,7 +323,11 @@ TABLES: dict[str, Table] = {
             Column("launch_gap_us", "double", "How long the GPU waited for the host to launch the layer's kernels."),
             Column("num_calls", "int64", "Collective calls of the layer's own."),
             Column("num_unknown_calls", "int64", "Those whose duration is not known."),
-            Column("communication_us", "double", "Duration of the others; measured on copies that stand for them."),
+            Column(
+                "communication_us",
+                "double",
+                "Duration of the others: of the copies that stand for them, where they are not priced.",
+            ),
         ),
     ),
     "kernel_names": Table(

@@ -47,21 +47,24 @@ def find_critical_path(timeline: Timeline, placed: Placed, host: HostTimes) -> C
     walk = _Walk(timeline, placed, host)
     if len(rows):
         walk.run()
-    found = np.array(walk.parts, "f8").reshape(-1, 3)
-    number = found[:, 0].astype("i8")
+    number = np.array(walk.numbers, "i8")
     row = np.where(number >= 0, rows[np.maximum(number, 0)], -1) if len(rows) else number
-    return CriticalPath(row, found[:, 1].astype("i8"), found[:, 2])
+    return CriticalPath(row, np.array(walk.what, "i8"), np.array(walk.us, "f8"))
 
 
 class _Walk:
     """The way back. Launches with work are numbered in their order.
 
     Attributes:
-        parts: Number of the launch, what it is, and how long, of each part.
+        numbers: Of each part, its launch.
+        what: What it is.
+        us: How long it is.
     """
 
     def __init__(self, timeline: Timeline, placed: Placed, host: HostTimes) -> None:
-        self.parts: list[tuple[int, int, float]] = []
+        self.numbers: list[int] = []
+        self.what: list[int] = []
+        self.us: list[float] = []
         self._start, self._end = placed.start_us.tolist(), placed.ends_us.tolist()
         self._launch, self._whole = placed.launch_us.tolist(), placed.end_us
         self._host, self._since_wait = (each.tolist() for each in timeline.host_before_us(host))
@@ -73,14 +76,24 @@ class _Walk:
         """Walk from the end of the step to its beginning."""
         last = self._order[-1]
         self._add(last, ON_HOST, self._whole - self._end[last])
+        start, end, launch, on_stream = self._start, self._end, self._launch, self._before[0]
+        add_number, add_what, add_us = self.numbers.append, self.what.append, self.us.append
         at: int | None = last
         while at is not None:
-            self._add(at, ON_GPU, self._end[at] - self._start[at])
-            at = self._back(at)
+            begin = start[at]
+            if end[at] > begin:
+                add_number(at)
+                add_what(ON_GPU)
+                add_us(end[at] - begin)
+            before = on_stream[at]
+            is_next = launch[at] < begin and before >= 0 and end[before] == begin  # almost always
+            at = before if is_next else self._back(at)
 
     def _add(self, number: int, what: int, us: float) -> None:
         if us > 0:
-            self.parts.append((number, what, us))
+            self.numbers.append(number)
+            self.what.append(what)
+            self.us.append(us)
 
     def _back(self, number: int) -> int | None:
         """The launch on the GPU that a launch waited for, perhaps through the host; None at the step's beginning."""
@@ -128,4 +141,5 @@ def _before(lanes: Array) -> list[int]:
     found = np.full(len(lanes), -1)
     same = lanes[order][1:] == lanes[order][:-1]
     found[order[1:][same]] = order[:-1][same]
-    return [int(each) for each in found]
+    before: list[int] = found.tolist()
+    return before
