@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fakedist.errors import JobError
 
 #: More ranks than any job has. A list with more would only fill the memory.
-_MAX_RANKS = 1 << 24
+MAX_RANKS = 1 << 24
 _PART = re.compile(r"(\d{1,18})(?:-(\d{1,18})(?::([1-9]\d{0,17}))?)?")
 
 
@@ -26,7 +26,7 @@ def parse_rank_list(text: str) -> tuple[int, ...]:
             raise _refused(text)
         first, last, step = match.groups()
         ranks = range(int(first), int(last or first) + 1, int(step or 1))
-        if not ranks or len(found) + len(ranks) > _MAX_RANKS:
+        if not ranks or len(found) + len(ranks) > MAX_RANKS:
             raise _refused(text)
         found.extend(ranks)
     if len(set(found)) < len(found):

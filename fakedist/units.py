@@ -19,7 +19,7 @@ for _power, _letter in enumerate("KMGTP", start=1):
     _FACTORS[f"{_letter}IB"] = 1024**_power
     _FACTORS[f"{_letter}B"] = 1000**_power
 _US = {"us": 1, "µs": 1, "\u03bcs": 1, "ms": 1_000, "s": 1_000_000, "min": 60_000_000}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z\u00b5\u03bc]+)\s*")
+_SIZE = re.compile(r"\s*(\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})\s*([A-Za-z\u00b5\u03bc]+)\s*")
 
 
 def format_bytes(size: float) -> str:

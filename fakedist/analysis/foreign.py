@@ -32,7 +32,7 @@ from fakedist.analysis.snapshot_values import (
     number,
     whole,
 )
-from fakedist.run import notes
+from fakedist.run import snapshot_notes
 from fakedist.run.notes import Note
 from fakedist.run.records import GpuRecord
 from fakedist.run.rows import FrameRow
@@ -120,15 +120,15 @@ def read_foreign(snapshot: Entry) -> ForeignSnapshot:
     recording.pools[device] = _pools(known, own, len(first["op"]))
     if len(first["op"]) + len(rest["op"]):
         recording.events[device] = {name: np.concatenate([first[name], rest[name]]) for name in first}
-    told = [notes.snapshot_action_unknown(name, count) for name, count in unknown.items()]
+    told = [snapshot_notes.snapshot_action_unknown(name, count) for name, count in unknown.items()]
     if before and known:
-        told.insert(0, notes.snapshot_starts_late(len(before), sum(size for _, size, _ in before)))
+        told.insert(0, snapshot_notes.snapshot_starts_late(len(before), sum(size for _, size, _ in before)))
     others = [number for number, each in enumerate(traces) if each and number != device]
     if others:
-        told.append(notes.snapshot_of_several_devices(device, others))
+        told.append(snapshot_notes.snapshot_of_several_devices(device, others))
     if not known:
-        told.append(notes.snapshot_without_history())
-    told.append(notes.snapshot_without_layers())
+        told.append(snapshot_notes.snapshot_without_history())
+    told.append(snapshot_notes.snapshot_without_layers())
     return ForeignSnapshot(recording, told, len(before))
 
 

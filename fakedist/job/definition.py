@@ -11,6 +11,7 @@ from fakedist.errors import JobError
 from fakedist.job import kinds
 from fakedist.job.kinds import RefusedError
 from fakedist.job.options import Door, Option, OptionGroup, declared, named, options_of
+from fakedist.rank_list import MAX_RANKS
 
 Device = Literal["cuda", "virtual"]
 Launcher = Literal["torchrun", "slurm", "mpi", "accelerate", "deepspeed"]
@@ -24,7 +25,7 @@ MAX_GPUS_PER_NODE = 128
 MIN_GPU_MEMORY_BYTES = 64 << 20
 
 _WORLD_SIZE = Option(
-    kind=kinds.whole_number(least=1),
+    kind=kinds.whole_number(least=1, most=MAX_RANKS),
     group=OptionGroup.JOB,
     help="Ranks in the whole job.",
     default_text="$WORLD_SIZE on the command line",
@@ -34,7 +35,7 @@ _WORLD_SIZE = Option(
 NNODES = named(
     Option(
         name="nnodes",
-        kind=kinds.whole_number(least=1),
+        kind=kinds.whole_number(least=1, most=MAX_RANKS),
         group=OptionGroup.JOB,
         help="Nodes of the job, instead of the world size. Needs the GPUs per node.",
         example=128,
@@ -141,7 +142,7 @@ _VALUES = Option(
     example="strict",
 )
 _SEED = Option(
-    kind=kinds.whole_number(),
+    kind=kinds.whole_number(least=-(1 << 63), most=(1 << 64) - 1),
     group=OptionGroup.DEVICE,
     help="Seed of every generated value.",
     example=7,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import TypeGuard
 from fakedist.errors import JobError
 from fakedist.rank_list import parse_rank_list
 from fakedist.units import GIB, UNLIMITED_BYTES, format_bytes, parse_bytes
+from fakedist.visible import visible
 
 
 class RefusedError(Exception):
@@ -80,7 +82,7 @@ def whole_number(least: int | None = None, most: int | None = None) -> ValueKind
         if least is not None and value < least:
             raise RefusedError(f"must be {least} or more, not {value}")
         if most is not None and value > most:
-            raise RefusedError(f"is at most {most}, not {value}")
+            raise RefusedError(f"is at most {most}, not {visible(str(value), 40)}")
         return value
 
     return ValueKind(words="whole number", metavar="N", read=read, of_texts=_integer)
@@ -117,7 +119,7 @@ def seconds() -> ValueKind:
     def read(value: object) -> float:
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise RefusedError(f"is a number of seconds, not {value!r}")
-        if not value > 0:  # nan too
+        if not 0 < value < math.inf:  # nan too
             raise RefusedError(f"must be more than 0 seconds, not {value}")
         return float(value)
 
@@ -187,6 +189,8 @@ def memory_size(least_bytes: int) -> ValueKind:
             raise RefusedError(f"cannot be read: {error.message}") from None
         if size < least_bytes:
             raise RefusedError(f"must be {format_bytes(least_bytes)} or more, not {format_bytes(size)}")
+        if size > UNLIMITED_BYTES:
+            raise RefusedError(f"is at most {format_bytes(UNLIMITED_BYTES)} or unlimited, not {format_bytes(size)}")
         return size
 
     def texts(value: object) -> list[str]:

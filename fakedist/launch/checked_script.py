@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fakedist.errors import JobError
 from fakedist.job import Job
+from fakedist.visible import visible
 
 
 class ScriptSyntaxError(Exception):
@@ -25,6 +26,13 @@ def check_script(job: Job) -> None:
         ScriptSyntaxError: It does not compile.
     """
     path = _module_source(job.target) if job.is_module else _script_source(job.target)
+    where = os.path.join(os.getcwd(), job.target)
+    try:
+        where.encode()
+    except UnicodeEncodeError:
+        raise JobError(
+            f"the path {visible(where)} is not UTF-8, and torch's memory history cannot name it", "rename or link it"
+        ) from None
     if path is None:
         return
     try:

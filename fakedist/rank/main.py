@@ -134,7 +134,7 @@ class Rank:
         self._closed = True
         was_stopped = self._surroundings is not None and self._surroundings.stopped
         if was_stopped and ending.ended_by_itself and not ending.code:
-            ending, line = Ending(Outcome.STOPPED, 0, ending.message), ""  # a test runner caught the stop
+            ending, line = Ending(Outcome.STOPPED, 0), ""  # a test runner or a bare `except:` caught the stop
         with uninterrupted():
             try:
                 if self._surroundings is not None:

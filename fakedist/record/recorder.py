@@ -219,6 +219,8 @@ class Recorder:
             self._drain.all()
             self._write_statistics()
         found = self._training.goal.notes() if self._steps.stopped else []
+        if self._training.num_swallowed:
+            found.append(notes.stop_swallowed(self._training.num_swallowed))
         found += self._recorded_step.close(self._steps.last if self._training.is_counted else 0)
         for note in found:
             self._journal.append(NoteRecord(note))

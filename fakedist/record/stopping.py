@@ -1,16 +1,21 @@
-"""Stops a script that a test runner or a notebook runs, without the stop looking like a failure."""
+"""Stops the script, also where a test runner, a notebook or a bare ``except:`` catches what stops it."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
+from fakedist.errors import chain_of
+from fakedist.frames import script_line
 from fakedist.patch import patched
 from fakedist.record.steps import StopRun
 
+#: How often a script may catch the stop and train on. Then its process ends.
+MOST_SWALLOWED = 3
 #: Methods by which unittest reports what a test raised, and the position of the error among their arguments.
 _REPORTS = {"addError": 2, "addFailure": 2, "addSubTest": 3}
 
@@ -21,11 +26,17 @@ class Stopping:
     - unittest catches whatever a test raises. Its results are made to stop there, without a failure.
     - pytest catches everything but its own ``Exit``. So the exception is also an ``Exit``, with exit code 0.
     - IPython prints a traceback and goes on with the next cell. Here it prints none.
+    - A bare ``except:`` around a training step swallows it, and the next step raises it again. After the third time the
+      process ends instead.
 
     A context manager: leaving it removes its patches.
+
+    Attributes:
+        num_swallowed: How often the script went on after the stop was raised.
     """
 
     def __init__(self) -> None:
+        self.num_swallowed = 0
         self._undo = ExitStack()
         self._is_first = True
 
@@ -36,7 +47,11 @@ class Stopping:
         self._undo.close()
 
     def error(self) -> StopRun:
-        """The exception to raise now."""
+        """The exception to raise now. The process ends here if the script has swallowed it too often."""
+        if not self._is_first and not _handles_stop():
+            self.num_swallowed += 1
+            if self.num_swallowed >= MOST_SWALLOWED:
+                _end_process(self.num_swallowed)
         if self._is_first:
             self._is_first = False
             for owner, name, replacement in _unittest_patches():
@@ -46,6 +61,22 @@ class Stopping:
                 shell.instance().set_custom_exc((StopRun,), lambda *error, **offset: None)
         exit_error = getattr(sys.modules.get("_pytest.outcomes"), "Exit", None)
         return _pytest_stop(exit_error) if exit_error is not None and _runs("/_pytest/runner.py") else StopRun()
+
+
+def _handles_stop() -> bool:
+    """Whether an ``except`` or ``finally`` that the stop runs through is what trains on."""
+    return any(isinstance(link, StopRun) for link in chain_of(sys.exception() or Exception()))
+
+
+def _end_process(num_swallowed: int) -> NoReturn:
+    """End the process as ``os._exit`` does, which closes the recording (:mod:`fakedist.rank.ending`)."""
+    line = script_line()
+    told = f"fakedist: the script caught the stop {num_swallowed} times and went on"
+    with suppress(OSError, ValueError):  # the script may have closed them
+        sys.stderr.write(f"{told}{f', last at {line}' if line else ''}: the process ends here\n")
+        sys.stderr.flush()
+        sys.stdout.flush()
+    os._exit(0)
 
 
 def _pytest_stop(exit_error: type) -> StopRun:

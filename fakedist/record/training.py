@@ -94,6 +94,11 @@ class Training:
         self._follow(self.steps.manual)
 
     @property
+    def num_swallowed(self) -> int:
+        """How often the script caught the stop and went on."""
+        return self._stopping.num_swallowed
+
+    @property
     def is_counted(self) -> bool:
         """Whether anything ends steps: an optimizer or the script."""
         return self.steps.optimizer_steps > 0 or self.steps.is_manual

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fakedist.errors import JobError
+from fakedist.visible import visible
 
 _ELSEWHERE = "choose another place"
 
@@ -22,7 +23,13 @@ def see_that_it_can_be_written(path: Path, *, is_directory: bool = False) -> Non
     Raises:
         JobError: It cannot be written.
     """
-    folder = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+    try:
+        folder = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+    except (OSError, ValueError) as error:  # a name of 300 letters, or with a null character
+        told = error.strerror if isinstance(error, OSError) else error
+        raise JobError(f"{visible(str(path))} cannot be written: {told}", _ELSEWHERE) from None
+    if path.is_symlink() and not path.exists():
+        raise JobError(f"{path} cannot be written: it is a link to nothing", _ELSEWHERE)
     there = folder == path.absolute()
     if folder.is_dir() is not (is_directory or not there):
         raise JobError(

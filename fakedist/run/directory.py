@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from fakedist.errors import RunDirectoryError
 from fakedist.job import Job
+from fakedist.visible import visible
 
 #: What to type about a run directory that cannot be read.
 DAMAGED = "the run directory is damaged; profile the job again"
@@ -71,14 +73,18 @@ def create_run_directory(path: Path, force: bool) -> Iterator[Path]:
         RunDirectoryError: The path holds something that may not be replaced, cannot be written, or is in use by
             another run.
     """
-    if path.exists():
-        _check_replaceable(path, force)
     try:
+        if path.exists():
+            _check_replaceable(path, force)
+        elif path.is_symlink():
+            raise RunDirectoryError(f"{path} is a link to nothing", "choose another place with -o")
         path.mkdir(parents=True, exist_ok=True)
         lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except PermissionError as error:
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
         raise RunDirectoryError(
-            f"{path} cannot be written: {error.strerror}", "choose another place with -o"
+            f"{visible(str(path))} cannot be written: {error.strerror}", "choose another place with -o"
         ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

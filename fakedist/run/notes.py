@@ -1,6 +1,7 @@
 """Notes of the report: what limits what its figures mean. Every note's text is composed here.
 
-A function makes one note. Its name is the note's code. :mod:`fakedist.run.time_notes` has the notes on times.
+A function makes one note. Its name is the note's code. :mod:`fakedist.run.time_notes` has the notes on times,
+:mod:`fakedist.run.snapshot_notes` those on snapshots of torch.
 """
 
 from __future__ import annotations
@@ -86,6 +87,16 @@ def nsys_failed(why: str, more: str) -> Note:
 def not_steady(difference: str) -> Note:
     """``--steps auto`` reached its limit before two steps ended alike."""
     return Note("not_steady", f"not steady: {difference}: --steps 10")
+
+
+def stop_swallowed(num_times: int) -> Note:
+    """The script caught what stops it, and went on."""
+    times = "once" if num_times == 1 else f"{num_times} times"
+    text = (
+        f"the script caught the stop {times} and went on, as a bare `except:` does; `except Exception:` lets it pass, "
+        "and --until end runs the script to its own end"
+    )
+    return Note("stop_swallowed", text)
 
 
 def stopped_before_the_end(num_steps: int, until: str, missing: Sequence[str]) -> Note:
@@ -204,41 +215,6 @@ def used_other_devices(others: Sequence[int], device: int) -> Note:
 def used_another_device(device: int) -> Note:
     """The rank used one device, but not its own."""
     return Note("used_another_device", f"the rank used cuda:{device}, not the device of its LOCAL_RANK")
-
-
-# ---- a snapshot of torch
-
-
-def snapshot_starts_late(num_blocks: int, bytes_: int) -> Note:
-    """The snapshot's history is cut at its beginning."""
-    were = "1 block was" if num_blocks == 1 else f"{num_blocks} blocks were"
-    text = (
-        f"{were} alive before the history begins ({bytes_} bytes): shown at its beginning, in sizes rounded to 512 "
-        "bytes; a peak before that is not in the snapshot"
-    )
-    return Note("snapshot_starts_late", text)
-
-
-def snapshot_action_unknown(name: str, count: int) -> Note:
-    """The snapshot has entries of an unknown kind."""
-    return Note("snapshot_action_unknown", f"entries of the unknown action {name!r} were left out: {count}")
-
-
-def snapshot_of_several_devices(device: int, others: Sequence[int]) -> Note:
-    """The snapshot has the history of other devices too."""
-    named = ", ".join(f"cuda:{other}" for other in others)
-    return Note("snapshot_of_several_devices", f"this is cuda:{device}; the snapshot also has a history of {named}")
-
-
-def snapshot_without_history() -> Note:
-    """The snapshot has segments alone."""
-    text = "the snapshot has no history (torch.cuda.memory._record_memory_history was off): its end is shown"
-    return Note("snapshot_without_history", text)
-
-
-def snapshot_without_layers() -> Note:
-    """A snapshot knows neither layers nor steps."""
-    return Note("snapshot_without_layers", "a snapshot of torch has no layers, phases or categories")
 
 
 # ---- made-up values

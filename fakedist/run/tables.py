@@ -78,7 +78,8 @@ def write_table(run_directory: Path, name: str, columns: Mapping[str, object]) -
     scratch = path.with_suffix(f".{os.getpid()}")
     try:
         made = pyarrow.Table.from_arrays(arrays, names=[column.name for column in table.columns])
-        pyarrow.parquet.write_table(made, scratch, compression="zstd", **_encoding(table))
+        with scratch.open("wb") as file:  # pyarrow takes no path that is not UTF-8
+            pyarrow.parquet.write_table(made, file, compression="zstd", **_encoding(table))
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)

@@ -118,7 +118,7 @@ class _Texts:
             text, text_id = ("text" if "text" in columns else "NULL"), ("textId" if self._strings else "NULL")
             query = f"SELECT domainId, {text}, {text_id} FROM NVTX_EVENTS WHERE eventType = {_DOMAIN}"
             self._domains = {
-                domain: name or self._strings.get(number, "") for domain, name, number in database.rows(query)
+                domain: str(name or self._strings.get(number, "")) for domain, name, number in database.rows(query)
             }
 
     def by_name(self, domain: npt.NDArray[np.int64], names: Sequence[str | None]) -> npt.NDArray[np.int64]:
@@ -138,7 +138,7 @@ class _Texts:
         return self._names[domain][text], number
 
     def _understand(self, text: str | None, domain: int) -> int:
-        if text is None:
+        if not isinstance(text, str):  # SQLite lets any column hold anything
             return _NO_TEXT
         said = meaning(text, self._domains.get(domain, ""))
         if said.kind == IGNORED:

@@ -71,7 +71,7 @@ class Database:
         wanted = set(ids.tolist())
         found = {}
         for rows in self.chunks("SELECT id, value FROM StringIds"):
-            found.update({number: value for number, value in rows if number in wanted})
+            found.update({number: str(value) for number, value in rows if number in wanted})
         return found
 
     def pairs(self, *tables: str) -> dict[str, str]:

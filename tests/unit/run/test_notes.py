@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from fakedist.run import notes, time_notes
+from fakedist.run import notes, snapshot_notes, time_notes
 
 
 def codes_of(module: ModuleType) -> dict[str, str]:
@@ -21,7 +21,7 @@ def codes_of(module: ModuleType) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("module", [notes, time_notes])
+@pytest.mark.parametrize("module", [notes, time_notes, snapshot_notes])
 def test_a_notes_code_is_the_name_of_the_function_that_makes_it(module: ModuleType) -> None:
     found = codes_of(module)
     assert found

@@ -1,0 +1,272 @@
+"""Files that a fuzzer changed: no traceback, nothing run, no more read than there is. pytest's timeout ends a hang."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakedist.check.baselines import Baseline, read_baseline
+from fakedist.check.config import CheckConfig, CheckJob, read_config
+from fakedist.gpu_models.files import read_gpu_file
+from fakedist.gpu_models.known import GPUS
+from fakedist.job import Job
+from fakedist.run.encoding import encode
+from fakedist.run.journal import read_journal
+from fakedist.run.tape import Awaited, GroupRecord, Guess, ScriptRecord, SentRecord, StoredRecord, Tape
+from fakedist.time.fabric import read_fabric
+from tests.hostile.fuzzing import TEXTS, VALUES, bounded, bounded_growth, changed, damaged_bytes, reads, told
+from tests.hostile.runs import records
+from tests.unit.analysis.nsys.made_up import training
+from tests.unit.report.handmade import ranged, timed
+
+pytestmark = pytest.mark.timeout(60)  # for each test, where one hangs: all of them take a minute in sum
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a timed step."""
+    return timed(tmp_path_factory.mktemp("fuzzed") / "run")
+
+
+@pytest.fixture(scope="module")
+def priced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose launches can be priced again."""
+    return ranged(tmp_path_factory.mktemp("fuzzed") / "priced")
+
+
+@pytest.fixture(scope="module")
+def copy(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A place for copies of it."""
+    return tmp_path_factory.mktemp("copies") / run.name
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_run_and_little_is_taken(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    where = tmp_path_factory.mktemp("where")
+    monkeypatch.chdir(where)
+    with bounded_growth():
+        yield
+    assert not list(where.iterdir())
+
+
+def again(run: Path, copy: Path) -> Path:
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(run, copy)
+    (copy / "report.html").unlink(missing_ok=True)
+    return copy
+
+
+COMMANDS = st.sampled_from(
+    [["report"], ["report", "--format", "html"], ["report", "--format", "markdown"], ["topology"], ["report", "--json"]]
+)
+
+
+@given(data=st.data())
+@bounded
+def test_run_json(run: Path, copy: Path, data: st.DataObject) -> None:
+    path = again(run, copy) / "run.json"
+    if data.draw(st.booleans()):
+        path.write_text(json.dumps(data.draw(changed(json.loads(path.read_text())))))
+    else:
+        path.write_bytes(data.draw(damaged_bytes(path.read_bytes())))
+    told(copy, *data.draw(COMMANDS))
+
+
+COLUMN = st.one_of(
+    st.integers(-3, 1 << 31).map(lambda number: pa.scalar(number, pa.int32() if number < 1 << 31 else pa.int64())),
+    st.sampled_from([-(1 << 63), (1 << 63) - 1, 0, -1]).map(lambda number: pa.scalar(number, pa.int64())),
+    st.sampled_from([float("nan"), float("inf"), -1e300, 0.5]).map(pa.scalar),
+    TEXTS.map(lambda text: pa.scalar(text.encode(errors="replace").decode())),
+    st.sampled_from([pa.scalar(None, pa.int64()), pa.scalar(True), pa.scalar([7], pa.list_(pa.int32()))]),
+)
+
+
+def damage_table(path: Path, data: st.DataObject) -> None:
+    """Change a column: other values of its type, or of another; or leave out rows, a column or bytes."""
+    table = pq.read_table(path)
+    name = data.draw(st.sampled_from(table.column_names))
+    place, how = table.schema.get_field_index(name), data.draw(st.integers(0, 4))
+    if how == 0:
+        path.write_bytes(data.draw(damaged_bytes(path.read_bytes())))
+        return
+    if how == 1:
+        table = table.remove_column(place)
+    elif how == 2:
+        table = table.slice(0, data.draw(st.integers(0, table.num_rows)))
+    else:
+        value = data.draw(COLUMN)
+        values = pa.array([value.as_py()] * table.num_rows, value.type)
+        if how == 3:
+            with suppress(pa.ArrowException):
+                values = values.cast(table.schema.field(place).type)
+        table = table.set_column(place, name, values)
+    pq.write_table(table, path, store_schema=False)
+
+
+@given(data=st.data())
+@bounded
+def test_columns_of_tables(run: Path, copy: Path, data: st.DataObject) -> None:
+    paths = sorted((again(run, copy) / "tables").iterdir())
+    damage_table(data.draw(st.sampled_from(paths)), data)
+    told(copy, *data.draw(COMMANDS))
+
+
+@given(data=st.data())
+@bounded
+def test_columns_of_launches(priced: Path, copy: Path, data: st.DataObject) -> None:
+    tables = again(priced, copy) / "tables"
+    damage_table(
+        tables / f"{data.draw(st.sampled_from(['launches', 'work', 'layers', 'groups', 'calls']))}.parquet", data
+    )
+    told(copy, "time")
+
+
+@given(data=st.data())
+@bounded
+def test_snapshots(run: Path, copy: Path, data: st.DataObject) -> None:
+    shutil.rmtree(copy, ignore_errors=True)
+    copy.mkdir()
+    path, whole = copy / "x.pickle", (run / "memory_snapshot.pickle").read_bytes()
+    if data.draw(st.booleans()):
+        found = pickle.loads(whole)
+        found["device_traces"] = [trace[:20] for trace in found["device_traces"]]
+        path.write_bytes(pickle.dumps(data.draw(changed(found)), data.draw(st.integers(2, 5))))
+    else:
+        path.write_bytes(data.draw(damaged_bytes(whole)))
+    told(path, *data.draw(st.sampled_from([["report"], ["report", "--format", "html"]])))
+
+
+@given(data=st.data())
+@bounded
+def test_journals(run: Path, copy: Path, data: st.DataObject) -> None:
+    values = json.loads((again(run, copy) / "run.json").read_text())
+    values.pop("summary")
+    (copy / "run.json").write_text(json.dumps(values))
+    path = copy / "journal.bin"
+    if data.draw(st.booleans()):
+        plain = [encode(record) for record in read_journal(path)]
+        at = data.draw(st.integers(0, len(plain) - 1))
+        plain[at] = data.draw(changed(plain[at]))
+        path.write_bytes(records(*plain))
+    else:
+        path.write_bytes(data.draw(damaged_bytes(path.read_bytes())))
+    told(copy, "report")
+
+
+def tape_records() -> list[dict[str, object]]:
+    """One of each record of a tape."""
+    channel = (("range", 0, 8, 1), 0)
+    awaited = Awaited("broadcast_object_list", 0, channel, -1, None, 1)
+    sent = SentRecord(0, -1, "broadcast", 1, 0, [("float32", (2,), b"12345678")], [b"x"])
+    kept = (ScriptRecord("train.py", "/job/train.py", "ab"), GroupRecord(0, channel[0], 0), sent)
+    return [
+        encode(each) for each in (*kept, StoredRecord("key", b"value"), awaited, Guess(awaited, "x", "y", "z", True))
+    ]
+
+
+@given(data=st.data())
+@bounded
+def test_tapes(copy: Path, data: st.DataObject) -> None:
+    shutil.rmtree(copy, ignore_errors=True)
+    copy.mkdir()
+    path, plain = copy / "tape.bin", tape_records()
+    at = data.draw(st.integers(0, len(plain) - 1))
+    plain[at] = data.draw(changed(plain[at]))
+    whole = records(*plain)
+    path.write_bytes(whole if data.draw(st.booleans()) else data.draw(damaged_bytes(whole)))
+    tape = Tape(copy, 0)
+    awaited = Awaited("broadcast", 0, (("range", 0, 8, 1), 0), -1, None, 1)
+    for read in (lambda: list(tape.sent_to(3)), tape.awaited, tape.guesses, tape.stored, tape.lost, tape.moved):
+        reads(read, path)
+    reads(lambda: tape.has(awaited, 3), path)
+
+
+CELL = st.one_of(
+    st.none(), st.integers(-(1 << 63), (1 << 63) - 1), st.floats(), st.binary(max_size=9), st.text(max_size=9)
+)
+
+
+@given(data=st.data())
+@bounded
+def test_reports_of_nsight_systems(copy: Path, data: st.DataObject) -> None:
+    shutil.rmtree(copy, ignore_errors=True)
+    copy.mkdir()
+    path = training().write(copy / "report.sqlite")
+    if data.draw(st.booleans()):
+        with sqlite3.connect(path) as connection:
+            names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            table = data.draw(st.sampled_from(names))
+            columns = [row[1] for row in connection.execute(f'PRAGMA table_info("{table}")')]
+            value = data.draw(CELL)
+            with suppress(UnicodeEncodeError):
+                connection.execute(f'UPDATE "{table}" SET "{data.draw(st.sampled_from(columns))}" = ?', (value,))
+        connection.close()
+    else:
+        path.write_bytes(data.draw(damaged_bytes(path.read_bytes())))
+    told(path, "nsys", "-o", str(copy / "run"))
+
+
+@given(data=st.data())
+@bounded
+def test_baselines(copy: Path, data: st.DataObject) -> None:
+    shutil.rmtree(copy, ignore_errors=True)
+    copy.mkdir()
+    job = CheckJob("job", (Job(world_size=8, rank=0, target="train.py"),), (), ())
+    config, path = CheckConfig(copy / "fakedist.toml", copy, (job,)), copy / "job.json"
+    figures = {"peak_allocated_bytes": 5, "peak_reserved_bytes": 9, "capacity_bytes": 99, "by_category": {"other": 5}}
+    plain = {"schema_version": 1, "settings": {"world_size": 8}, "ranks": {"0": figures}}
+    whole = json.dumps(data.draw(changed(plain))).encode()
+    path.write_bytes(whole if data.draw(st.booleans()) else data.draw(damaged_bytes(whole)))
+
+    def read() -> Baseline | None:
+        return read_baseline(config, job)
+
+    reads(read, path)
+
+
+TOMLS = {
+    "fakedist.toml": '[check]\nmax_increase = "1%"\n[[check.jobs]]\nname = "a"\nscript = "t.py"\nworld_size = 8\n'
+    'ranks = [0, 7]\ngpu_memory = "80GiB"\narguments = "--x 1"\nenv = { A = "1" }\n'
+    'budgets = { peak_allocated = "7 GiB" }\n',
+    "gpu.toml": 'like = "h100-80g"\nwatts = 500\nmemory = "90 GiB"\n[peak_tflops]\nbfloat16 = 900\n',
+    "fabric.toml": 'like = "p5-efa"\nnic_gbit_per_s = 100\nachieved = 0.9\n',
+}
+_VALUES_OF_TOML = st.one_of(
+    st.sampled_from(["nan", "inf", "-1", "10e400", "9" * 30, "[]", "{}", "[" * 3000, "1979-05-27", '"\\u001b[2J"']),
+    VALUES.map(lambda value: json.dumps(value)),
+)
+
+
+@pytest.mark.parametrize("name", TOMLS)
+@given(data=st.data())
+@bounded
+def test_toml(name: str, copy: Path, data: st.DataObject) -> None:
+    shutil.rmtree(copy, ignore_errors=True)
+    copy.mkdir()
+    lines = TOMLS[name].splitlines()
+    at = data.draw(st.integers(0, len(lines) - 1))
+    key, equals, _ = lines[at].partition(" = ")
+    lines[at] = f"{key} = {data.draw(_VALUES_OF_TOML)}" if equals else data.draw(TEXTS)
+    whole = "\n".join(lines).encode(errors="surrogateescape")
+    path = copy / name
+    path.write_bytes(whole if data.draw(st.booleans()) else data.draw(damaged_bytes(whole)))
+    readers = {
+        "fakedist.toml": lambda: read_config(path),
+        "gpu.toml": lambda: asdict(read_gpu_file(path, GPUS)),
+        "fabric.toml": lambda: asdict(read_fabric(path)),
+    }
+    reads(readers[name], path)

@@ -1,0 +1,56 @@
+import os
+from typing import NoReturn
+
+import pytest
+
+from fakedist.record.steps import StopRun
+from fakedist.record.stopping import MOST_SWALLOWED, Stopping
+
+
+class ProcessEnded(BaseException):
+    pass
+
+
+@pytest.fixture(autouse=True)
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The exit codes with which the process would have ended."""
+    codes: list[int] = []
+
+    def end(code: int) -> NoReturn:
+        codes.append(code)
+        raise ProcessEnded
+
+    monkeypatch.setattr(os, "_exit", end)
+    return codes
+
+
+def swallow(stopping: Stopping, times: int) -> None:
+    """Train on after the stop, as a loop with a bare ``except:`` does."""
+    for _ in range(times):
+        try:
+            raise stopping.error()
+        except StopRun:
+            pass
+
+
+def test_the_process_ends_after_the_third_swallowed_stop(ended: list[int], capsys: pytest.CaptureFixture[str]) -> None:
+    with Stopping() as stopping:
+        swallow(stopping, MOST_SWALLOWED)
+        assert ended == []
+        with pytest.raises(ProcessEnded):
+            stopping.error()
+        assert stopping.num_swallowed == MOST_SWALLOWED
+    assert ended == [0]
+    said = capsys.readouterr().err
+    assert said.startswith("fakedist: the script caught the stop 3 times and went on, last at ")
+    assert "test_stopping.py" in said
+
+
+def test_what_trains_while_the_stop_runs_through_it_swallows_nothing(ended: list[int]) -> None:
+    with Stopping() as stopping:
+        try:
+            raise stopping.error()
+        except StopRun:
+            for _ in range(10):  # a teardown that trains on
+                assert isinstance(stopping.error(), StopRun)
+    assert (stopping.num_swallowed, ended) == (0, [])
