@@ -13,6 +13,7 @@ from pathlib import Path
 
 import yaml
 
+from fakedist.bounded import UnreadableError, read_bytes
 from fakedist.errors import SweepError
 from fakedist.section import Section
 from fakedist.sweep.placeholders import Filling
@@ -88,16 +89,15 @@ def read_plain(path: Path) -> Mapping[str, object]:
         SweepError: It cannot be read, or is no table.
     """
     try:
-        data = path.read_bytes()[: _MOST_BYTES + 1]
-        if len(data) > _MOST_BYTES:
-            raise SweepError(f"{path} is larger than 16 MiB", "give a configuration file")
-        text = data.decode()
+        text = read_bytes(path, _MOST_BYTES).decode()
         if path.suffix == ".toml":
             found: object = tomllib.loads(text)
         else:
             found = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except OSError as error:
         raise SweepError(f"{path} cannot be read: {error.strerror}", "paths are relative to the sweep file") from None
+    except UnreadableError as error:
+        raise SweepError(f"{path} cannot be read: {error}", "give a configuration file") from None
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         told = (str(error).splitlines() or [type(error).__name__])[0]
         raise SweepError(f"{path} is not {path.suffix[1:].upper()}: {told}", "correct the file") from None

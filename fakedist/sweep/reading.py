@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fakedist.bounded import UnreadableError, read_toml
 from fakedist.errors import JobError, SweepError
 from fakedist.job import Door, Program
 from fakedist.job.definition import OPTIONS
@@ -21,8 +21,6 @@ from fakedist.sweep.point_files import PointFile, read_point_file
 from fakedist.sweep.space import Space
 from fakedist.sweep.template import PRICES, Template
 from fakedist.units import parse_bytes
-
-_MOST_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -72,13 +70,10 @@ def sweep_of_file(path: Path, given: Given) -> SweepPlan:
         SweepError: The file is missing, is not TOML, or something in it is not valid.
     """
     try:
-        data = path.read_bytes()[: _MOST_BYTES + 1]
-        if len(data) > _MOST_BYTES:
-            raise SweepError(f"{path} is larger than 4 MiB", "give a sweep file")
-        values = tomllib.loads(data.decode())
+        values, _ = read_toml(path)
     except OSError as error:
         raise SweepError(f"{path} cannot be read: {error.strerror}", "fakedist sweep sweep.toml") from None
-    except (ValueError, RecursionError) as error:
+    except UnreadableError as error:
         raise SweepError(f"{path} is not TOML: {error}", "docs/sweeps.md shows a sweep file") from None
     return _plan(_parts_of_file(path, values), given)
 

@@ -25,6 +25,7 @@ from fakedist.job import Job
 from fakedist.run.encoding import encode
 from fakedist.run.journal import read_journal
 from fakedist.run.tape import Awaited, GroupRecord, Guess, ScriptRecord, SentRecord, StoredRecord, Tape
+from fakedist.sweep.reading import Given, sweep_of_file
 from fakedist.time.fabric import read_fabric
 from tests.hostile.fuzzing import TEXTS, VALUES, bounded, bounded_growth, changed, damaged_bytes, reads, told
 from tests.hostile.runs import records
@@ -243,6 +244,9 @@ TOMLS = {
     'ranks = [0, 7]\ngpu_memory = "80GiB"\narguments = "--x 1"\nenv = { A = "1" }\n'
     'budgets = { peak_allocated = "7 GiB" }\n',
     "gpu.toml": 'like = "h100-80g"\nwatts = 500\nmemory = "90 GiB"\n[peak_tflops]\nbfloat16 = 900\n',
+    "sweep.toml": 'script = "train.py"\narguments = "--tp {tp} --pp {pp}"\nworld_size = 64\nranks = "stages:5"\n'
+    'keep = "best:3"\nheadroom = "8%"\ncontext = "600MiB"\ntokens_per_step = "4096 * pp"\nwhere = "tp * pp <= 8"\n'
+    "[axes]\ntp = [1, 2, 4, 8]\npp = { from = 1, to = 8, factor = 2, monotone = true }\n",
     "fabric.toml": 'like = "p5-efa"\nnic_gbit_per_s = 100\nachieved = 0.9\n',
 }
 _VALUES_OF_TOML = st.one_of(
@@ -268,5 +272,6 @@ def test_toml(name: str, copy: Path, data: st.DataObject) -> None:
         "fakedist.toml": lambda: read_config(path),
         "gpu.toml": lambda: asdict(read_gpu_file(path, GPUS)),
         "fabric.toml": lambda: asdict(read_fabric(path)),
+        "sweep.toml": lambda: sweep_of_file(path, Given()),
     }
     reads(readers[name], path)
