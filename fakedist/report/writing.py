@@ -25,9 +25,8 @@ def see_that_it_can_be_written(path: Path, *, is_directory: bool = False) -> Non
     """
     try:
         folder = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
-    except (OSError, ValueError) as error:  # a name of 300 letters, or with a null character
-        told = error.strerror if isinstance(error, OSError) else error
-        raise JobError(f"{visible(str(path))} cannot be written: {told}", _ELSEWHERE) from None
+    except OSError as error:  # a name of 300 letters
+        raise JobError(f"{visible(str(path))} cannot be written: {error.strerror}", _ELSEWHERE) from None
     if path.is_symlink() and not path.exists():
         raise JobError(f"{path} cannot be written: it is a link to nothing", _ELSEWHERE)
     there = folder == path.absolute()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fakedist.bounded import UnreadableError, read_toml
-from fakedist.errors import JobError, SweepError
+from fakedist.errors import FakedistError, JobError, SweepError
 from fakedist.job import Door, Program
 from fakedist.job.definition import OPTIONS
 from fakedist.section import Section
@@ -75,7 +75,12 @@ def sweep_of_file(path: Path, given: Given) -> SweepPlan:
         raise SweepError(f"{path} cannot be read: {error.strerror}", "fakedist sweep sweep.toml") from None
     except UnreadableError as error:
         raise SweepError(f"{path} is not TOML: {error}", "docs/sweeps.md shows a sweep file") from None
-    return _plan(_parts_of_file(path, values), given)
+    try:
+        return _plan(_parts_of_file(path, values), given)
+    except FakedistError as error:
+        if path.name in error.message or given != Given():  # then it may be an option that is wrong
+            raise
+        raise SweepError(f"{path.name}: {error.message}", error.hint) from None
 
 
 def sweep_of_command(program: Program, given: Given) -> SweepPlan:

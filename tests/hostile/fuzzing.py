@@ -77,7 +77,7 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def replaced(value: Any, at: Sequence[Any], by: Any) -> Any:
-    """The value with another one in a place."""
+    """The value with another value in a place."""
     if not at:
         return by
     key, *rest = at

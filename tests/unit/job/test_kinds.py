@@ -4,6 +4,7 @@ import pytest
 
 from fakedist.job import kinds
 from fakedist.job.kinds import RefusedError, ValueKind
+from fakedist.job.making import option_named
 
 
 @pytest.mark.parametrize(
@@ -67,3 +68,19 @@ def test_a_variable_needs_a_name_and_an_equals_sign(text: str) -> None:
 
 def test_whole_numbers_that_json_gives_are_seconds_too() -> None:
     assert kinds.seconds().read(600) == 600.0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("world_size", 10**12, "is at most 16777216, not 1000000000000"),
+        ("seed", 10**22, "is at most 18446744073709551615, not 1"),
+        ("seed", 10**4000, r"\.\.\. \(4,001 characters\)"),
+        ("gpu_memory", "999999999TiB", "is at most 64.00 TiB or unlimited"),
+        ("gpu_memory", "9" * 400 + "TiB", "is not a size with a unit"),
+        ("timeout", float("inf"), "must be more than 0 seconds, not inf"),
+    ],
+)
+def test_numbers_beyond_what_a_job_has_are_refused(name: str, value: object, said: str) -> None:
+    with pytest.raises(kinds.RefusedError, match=said):
+        option_named(name).kind.read(value)

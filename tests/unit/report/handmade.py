@@ -62,7 +62,7 @@ def talking(made: HandMade) -> HandMade:
         "groups", rows=[(0, "0", "default_pg", tuple(range(8)), 0, 1, "nccl"), (1, "3", "tp", (0, 1), 0, 1, "nccl")]
     )
     rows = [(0, "all_reduce", 0, 96 * MIB, 96 * MIB, "float32", False, 0, 1, 0, -1, 0)]
-    rows += [(n, "all_gather_into_tensor", 1, MIB, 2 * MIB, "bfloat16", True, 0, 1, 0, -1) for n in range(1, 1235)]
+    rows += [(n, "all_gather_into_tensor", 1, MIB, 2 * MIB, "bfloat16", True, 0, 1, 0, -1, 0) for n in range(1, 1235)]
     made.record("calls", rows=rows)
     made.record("note", note={"code": "told", "text": "a word that a reader of these figures must know"})
     made.ended()

@@ -63,3 +63,10 @@ def test_a_directory_without_write_permission_is_reported_first(tmp_path: Path) 
     with pytest.raises(JobError, match="Permission denied"):
         see_that_it_can_be_written(tmp_path / "deep/er")
     tmp_path.chmod(0o700)
+
+
+@pytest.mark.parametrize("place", ["a" * 300, "link"])
+def test_a_name_that_no_file_has_is_told_before_the_work(tmp_path: Path, place: str) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    with pytest.raises(JobError, match="cannot be written"):
+        see_that_it_can_be_written(tmp_path / place)

@@ -6,6 +6,7 @@ import pytest
 from fakedist.errors import RunDirectoryError
 from fakedist.job import Job
 from fakedist.run.directory import create_run_directory, default_name, is_in_use
+from fakedist.run.tables import read_table, write_table
 
 
 def make_run(path: Path) -> None:
@@ -89,3 +90,26 @@ def test_the_default_name_says_script_and_rank_and_is_free(tmp_path: Path, monke
     assert default_name(Job(world_size=8, rank=0, target="package.train", is_module=True)) == Path(
         "fakedist-train-rank0of8"
     )
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("file/run", "Not a directory"),
+        ("a" * 300, "File name too long"),
+        ("link", "is a link to nothing"),
+        ("link/run", "cannot be written"),
+    ],
+)
+def test_a_place_that_cannot_be_is_told(tmp_path: Path, place: str, said: str) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    with pytest.raises(RunDirectoryError, match=said):
+        make_run(tmp_path / place)
+
+
+def test_a_path_that_is_not_utf_8_is_a_path(tmp_path: Path) -> None:
+    run = tmp_path / "\udcff"
+    make_run(run)
+    write_table(run, "unanswered", {"function": ["cuFoo"], "num_calls": [3]})
+    assert read_table(run, "unanswered").num_rows == 1
