@@ -127,7 +127,8 @@ def time(
     if table is not None and output.format != CSV:
         raise click.UsageError("--table is for --format csv")
     if several and output.format == CSV:
-        raise click.UsageError(f"--format {CSV} is for one run, and {len(runs)} were given")
+        why = f"and {len(runs)} were given" if len(runs) > 1 else "not for the step of a job"
+        raise click.UsageError(f"--format {CSV} is for one run, {why}")
     if several and all_layers:
         raise click.UsageError("--all-layers is for one run")
     if what_ifs and output.format == CSV:

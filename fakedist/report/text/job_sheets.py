@@ -92,9 +92,10 @@ def job_figures(step: JobStep) -> list[tuple[str, str, str]]:
     rows = [("step", format_us(step.step_us), f"90 % interval {interval}" if interval else "its interval is not known")]
     done = step.throughput
     if done.tokens_per_s_per_gpu is not None:
-        rows.append(
-            ("tokens/s per GPU", f"{done.tokens_per_s_per_gpu:,.0f}", f"{done.tokens_per_step:,} tokens a step")
+        whole = (
+            f"{done.tokens_per_s_per_gpu * step.world_size:,.0f} of all GPUs, {done.tokens_per_step:,} tokens a step"
         )
+        rows.append(("tokens/s per GPU", f"{done.tokens_per_s_per_gpu:,.0f}", whole))
     for rate in done.rates:
         mfu = "" if rate.mfu is None else f"MFU {rate.mfu:.1%}, "
         how = "attention by half of the keys" if rate.convention == "Megatron-LM" else "attention by all keys"

@@ -172,6 +172,7 @@ def test_the_command_prints_the_job_in_every_format(
     text = capsys.readouterr().out
     assert "Step of the job, estimated" in text
     assert "rank 0 binds memory" in text
+    assert " of all GPUs, 24,576 tokens a step" in text
     assert main(["time", *runs, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["stages"][1]["rank"] == 4
     assert main(["time", *runs, "--format", "markdown"]) == 0
@@ -222,6 +223,11 @@ def test_what_ifs_of_a_job_are_told_each_on_its_own(
     assert "| bandwidth=nvlink:0.001x |" in capsys.readouterr().out
     assert main([*command, "--format", "html", "-o", str(tmp_path / "step.html")]) == 0
     assert "<td>no-overlap</td>" in (tmp_path / "step.html").read_text()
+
+
+def test_a_table_of_one_run_is_not_one_of_the_jobs_step(stages: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["time", str(stages[0]), "--micro-batches", "12", "--format", "csv"]) == ExitCode.USAGE
+    assert "--format csv is for one run, not for the step of a job" in capsys.readouterr().err
 
 
 def test_a_what_if_names_a_group_of_some_rank(stages: list[Path]) -> None:
