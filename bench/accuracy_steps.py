@@ -46,7 +46,8 @@ from tests.accuracy.step_jobs import NOT_SAID, STEPS, Published  # noqa: E402
 PAGE = ROOT / "docs" / "accuracy.md"
 RECORDED = ROOT / "tests" / "data" / "steps"
 TABLES = ("launches", "work", "calls", "groups")
-BEGIN, END = "<!-- make accuracy-steps: begin -->", "<!-- make accuracy-steps: end -->"
+MARKS = ("<!-- make accuracy-steps: begin -->", "<!-- make accuracy-steps: end -->")
+HOST_MARKS = ("<!-- make accuracy-steps, host: begin -->", "<!-- make accuracy-steps, host: end -->")
 #: Values of the parameter that are tried.
 HEATS = np.round(np.arange(0.5, 4.0, 0.05), 2)
 Floats = npt.NDArray[np.float64]
@@ -144,10 +145,8 @@ def main() -> None:
     found = judged(runs)
     print(table(found))
     (DATA / "accuracy_steps.json").write_text(json.dumps(asdict(found), indent=1) + "\n")
-    head, begin, rest = PAGE.read_text().partition(BEGIN)
-    if not begin or END not in rest:
-        sys.exit(f"{PAGE} lacks the marks {BEGIN} and {END}")
-    PAGE.write_text(f"{head}{BEGIN}\n{table(found)}\n{END}{rest.partition(END)[2]}")
+    page = replaced(PAGE.read_text(), MARKS, table(found))
+    PAGE.write_text(replaced(page, HOST_MARKS, host_table(found)))
 
 
 def record(packages: Path, names: Sequence[str]) -> None:
@@ -172,7 +171,7 @@ def check_work(run: Run) -> None:
     asked = run.step.script.flops()
     for name, expected in (("gemm", asked.products), ("attention", asked.attention)):
         recorded = run.flops(name)
-        if abs(recorded / expected - 1) > 1e-3:
+        if abs(recorded - expected) > 1e-3 * expected:
             sys.exit(f"{run.step.name}: {name}: {recorded / 1e12:.2f} TFLOP recorded, {expected / 1e12:.2f} expected")
 
 
@@ -194,6 +193,7 @@ def judged(runs: Sequence[Run]) -> StepAccuracy:
                 source=step.source,
                 note=f"{step.note}. {run.elsewhere(heat)}" if step.note == NOT_SAID else step.note,
                 is_fitted=step.is_fitted,
+                is_host_bound=step.is_host_bound,
                 published_s=step.step_s,
                 step_s=step_s,
                 low_s=low_s,
@@ -218,27 +218,43 @@ def table(found: StepAccuracy) -> str:
         "| job | GPU | published | estimate | error | left out | of it communication | error without it |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
-    for row in found.rows:
+    for row in found.filled:
         left_out = (
             "" if row.left_out_s is None else f"{row.left_out_s:.3f} s ({row.left_out_s / row.published_s - 1:+.1%})"
         )
         without = row.error_without_communication
-        without_text = (
-            "|"
-            if row.kernels_s is None or without is None
-            else (f"{row.step_s - row.kernels_s:.3f} s | {without:+.1%}")
-        )
+        parts = ("", "")
+        if row.kernels_s is not None and without is not None:
+            parts = (f"{row.step_s - row.kernels_s:.3f} s", f"{without:+.1%}")
         mark = f" [{list(notes(found)).index(row.note) + 1}]" if row.note else ""
         lines.append(
             f"| {row.job}{mark} | {row.gpu}, {row.watts:.0f} W | {row.published_s:.3f} s "
             f"| {row.step_s:.3f} s ({row.low_s:.2f} to {row.high_s:.2f}) | {row.error:+.1%} | {left_out} "
-            f"| {without_text} |"
+            f"| {parts[0]} | {parts[1]} |"
         )
     lines.append("")
     lines += [f"[{place}] {note[0].upper()}{note[1:]}.\n" for place, note in enumerate(notes(found), start=1)]
     sources = dict.fromkeys(row.source for row in found.rows)
     lines.append(f"Published by {'; '.join(sources)}.")
     return "\n".join(lines)
+
+
+def host_table(found: StepAccuracy) -> str:
+    """The steps that the host limits as Markdown."""
+    lines = ["| job | published | estimate | 90 % interval |", "|---|---:|---:|---:|"]
+    for row in found.rows:
+        if row.is_host_bound:
+            times = (f"{each * 1e3:.1f} ms" for each in (row.published_s, row.step_s, row.low_s, row.high_s))
+            lines.append("| {} | {} | {} | {} to {} |".format(row.job, *times))
+    return "\n".join(lines)
+
+
+def replaced(page: str, marks: tuple[str, str], text: str) -> str:
+    """The page with what is between its two marks replaced."""
+    head, begin, rest = page.partition(marks[0])
+    if not begin or marks[1] not in rest:
+        sys.exit(f"{PAGE} lacks the marks {' and '.join(marks)}")
+    return f"{head}{begin}\n{text}\n{marks[1]}{rest.partition(marks[1])[2]}"
 
 
 def notes(found: StepAccuracy) -> dict[str, None]:

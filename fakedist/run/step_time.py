@@ -60,15 +60,15 @@ class UncertainPart:
     """A part of a step's interval.
 
     Attributes:
-        kind: kernels, or collectives.
-        name: The family of kernels, or what their estimate rests on; the operation of the collectives.
-        group: The group of the collectives; empty for kernels.
-        num_nodes: NVLink domains that it spans; 0 for kernels.
+        kind: kernels, collectives, or host.
+        name: The family of kernels, or what their estimate rests on; the operation of the collectives; the host.
+        group: The group of the collectives; empty otherwise.
+        num_nodes: NVLink domains that it spans; 0 otherwise.
         half_width_us: By how much longer the step may be because of it alone.
         share: Its share of the variance of the step.
     """
 
-    kind: Literal["kernels", "collectives"]
+    kind: Literal["kernels", "collectives", "host"]
     name: str
     group: str
     num_nodes: int

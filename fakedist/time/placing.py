@@ -12,6 +12,7 @@ import pandas as pd
 
 from fakedist.run.launch_records import LAUNCH_KINDS
 from fakedist.time.communication import Communication
+from fakedist.time.host_times import HOST_RANGE, scaled
 from fakedist.time.interference import settle
 from fakedist.time.timeline import Array, HostTimes, Placed, Timeline
 
@@ -43,12 +44,14 @@ class StepInterval(NamedTuple):
         high_us: The most.
         kernels_us: By how much longer the step may be because of its kernels alone.
         calls_us: The same because of its collectives.
+        host_us: The same because of the host.
     """
 
     low_us: float | None = None
     high_us: float | None = None
     kernels_us: float = 0.0
     calls_us: float = 0.0
+    host_us: float = 0.0
 
 
 class StepLaunches:
@@ -107,7 +110,10 @@ class StepLaunches:
         end = step.placed.end_us
         ends = [[self.timeline.place(durations, host).end_us for durations in side] for side in varied]
         kernels_us, calls_us = ([abs(each - end) for each in ends[1]] + [0.0])[:2]
-        return StepInterval(*interval_of(end, ends), kernels_us, calls_us)
+        durations = np.nan_to_num(step.time_us)
+        for side, factor in zip(ends, HOST_RANGE, strict=True):
+            side.append(self.timeline.place(durations, scaled(host, factor)).end_us)
+        return StepInterval(*interval_of(end, ends), kernels_us, calls_us, abs(ends[1][-1] - end))
 
     def varied(self, step: PlacedStep, of_kernels: _KernelInterval) -> list[list[Array]] | None:
         """Durations of the rows at the least and at the most of their 90 % intervals; None if those are not known.

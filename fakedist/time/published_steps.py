@@ -27,6 +27,7 @@ class StepRow:
         source: Who published the step.
         note: What the source leaves open, or differs in ours; empty if nothing.
         is_fitted: Whether the power model's parameter was fitted on this row among others.
+        is_host_bound: Whether the host sets the step's pace.
         published_s: The published step.
         step_s: The estimate: kernels, host and communication.
         low_s: The lower end of its 90 % interval.
@@ -42,6 +43,7 @@ class StepRow:
     source: str
     note: str
     is_fitted: bool
+    is_host_bound: bool
     published_s: float
     step_s: float
     low_s: float
@@ -71,6 +73,11 @@ class StepAccuracy:
 
     heat: float
     rows: list[StepRow]
+
+    @property
+    def filled(self) -> list[StepRow]:
+        """The steps that GPUs fill, not the host."""
+        return [row for row in self.rows if not row.is_host_bound]
 
 
 @cache

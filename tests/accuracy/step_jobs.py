@@ -102,7 +102,7 @@ class Megatron:
         layers: --num-layers.
         hidden: --hidden-size.
         inner: --ffn-hidden-size.
-        heads: --num-attention-heads, each of 128.
+        heads: --num-attention-heads.
         groups: --num-query-groups.
         sequence: --seq-length.
         words: --vocab-size.
@@ -178,10 +178,13 @@ class Megatron:
     def flops(self) -> Flops:
         """The FLOPs of all stages of a replica, on one of its tensor parallel ranks."""
         tokens = self.global_batch // self.replicas * self.sequence
-        kv = 128 * self.groups
+        kv = self.hidden // self.heads * self.groups
         layer = 2 * self.hidden * self.hidden + 2 * self.hidden * kv + 2 * self.hidden * self.inner
         products = 3 * 2 * tokens * (self.layers * layer + self.hidden * self.padded_words)
-        attention = self.layers * (2 + 5) * 2 * tokens * (self.sequence + 1) / 2 * self.hidden
+        whole = self.layers * 2 * tokens * self.sequence * self.hidden  # a product of queries and all keys
+        if "--attention-backend unfused" in self.flags:
+            return Flops((products + (2 + 4) * whole) / self.tensor, 0.0)
+        attention = (2 + 5) * whole * (self.sequence + 1) / (2 * self.sequence)
         return Flops(products / self.tensor, attention / self.tensor)
 
 
@@ -200,6 +203,7 @@ class Published:
         source: Who published it.
         note: What the source leaves open, or differs in ours.
         is_fitted: Whether the parameter is fitted on it.
+        is_host_bound: Whether the host sets its pace.
     """
 
     name: str
@@ -212,6 +216,7 @@ class Published:
     source: str
     note: str = ""
     is_fitted: bool = False
+    is_host_bound: bool = False
 
 
 META_H100 = ROOT / "bench" / "jobs" / "h100-96g-500w.toml"
@@ -240,6 +245,12 @@ _GOLDEN = """
 --no-gradient-accumulation-fusion --lr 0.00015 --min-lr 1.0e-5 --weight-decay 1e-2 --clip-grad 1.0
 --lr-decay-style cosine
 """
+_GOLDEN_TINY = """
+--log-num-zeros-in-grad --transformer-impl transformer_engine --bf16 --use-distributed-optimizer --deterministic-mode
+--no-gradient-accumulation-fusion --attention-softmax-in-fp32 --lr 0.00015 --min-lr 1.0e-5 --weight-decay 1e-2
+--clip-grad 1.0 --lr-decay-style cosine
+"""
+_OVERLAP = "--overlap-grad-reduce --overlap-param-gather"
 _GOLDEN_ENVIRONMENT = {
     "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
     "NCCL_ALGO": "Ring",
@@ -267,6 +278,15 @@ def _golden(*, tensor: int, stages: int, micro_batch: int, flags: str = "") -> M
         flags=f"{_GOLDEN} {flags}", layers=32, hidden=4096, inner=16_384, heads=32, groups=8, sequence=8192,
         words=131_073, padded_words=-(-131_074 // divisor) * divisor, micro_batch=micro_batch, global_batch=8,
         tensor=tensor, stages=stages, replicas=2, environment=_GOLDEN_ENVIRONMENT,
+    )  # fmt: skip
+
+
+def _tiny(tensor: int, flags: str) -> Megatron:
+    divisor = 128 * tensor
+    return Megatron(
+        flags=f"{_GOLDEN_TINY} {flags}", layers=12, hidden=512, inner=2048, heads=8, groups=8, sequence=1024,
+        words=50_257, padded_words=-(-50_258 // divisor) * divisor, micro_batch=4, global_batch=32,
+        tensor=tensor, stages=1, replicas=8 // tensor, environment=_GOLDEN_ENVIRONMENT,
     )  # fmt: skip
 
 
@@ -321,5 +341,17 @@ STEPS = (
     Published(
         "nemotron-15b", "Nemotron-4 15B, TP 2, batch 64, 16 GPUs", "h100-80g", "dgx-h100-ndr",
         16, 2.746, _NEMOTRON_15B, _DGXC, _NEMOTRON_NOTE,
+    ),
+    Published(
+        "gpt-tiny", "GPT of 12 layers of 512, DP 8, 1 micro-batch", "h100-80g", "dgx-h100-ndr",
+        8, 0.05337, _tiny(1, ""), _MEGATRON, is_host_bound=True,
+    ),
+    Published(
+        "gpt-tiny-tp2", "the same, TP 2, 2 micro-batches", "h100-80g", "dgx-h100-ndr",
+        8, 0.16581, _tiny(2, f"{_OVERLAP} --num-distributed-optimizer-instances 2"), _MEGATRON, is_host_bound=True,
+    ),
+    Published(
+        "gpt-tiny-tp4", "the same, TP 4, attention unfused, 4 micro-batches", "h100-80g", "dgx-h100-ndr",
+        8, 0.32775, _tiny(4, f"{_OVERLAP} --attention-backend unfused"), _MEGATRON, is_host_bound=True,
     ),
 )  # fmt: skip

@@ -16,6 +16,7 @@ from fakedist.analysis.times.stage_parts import LANES, Parts, RankRows, lanes_of
 from fakedist.analysis.times.throughput import CountedFlops, StepTokens, flops_of, tokens_of
 from fakedist.errors import JobError
 from fakedist.time.communication import Communication
+from fakedist.time.host_times import HOST_RANGE, scaled
 from fakedist.time.imbalance import ImbalancedPrices
 from fakedist.time.micro_batches import Recorded, count_micro_batches, with_micro_batches
 from fakedist.time.placing import StepLaunches, interval_of
@@ -217,7 +218,7 @@ def _end_us(found: PlacedTogether) -> float:
 
 
 def _interval(alone: list[_Alone], step_us: float, prices: Prices) -> tuple[float | None, float | None]:
-    """The step's interval: kernels of all ranks are faster or slower together, and so are their collectives."""
+    """The step's interval: kernels of all ranks are faster or slower together, so are their collectives and hosts."""
     ends: list[list[float]] = []
     for side in range(2):
         ends.append([])
@@ -230,6 +231,8 @@ def _interval(alone: list[_Alone], step_us: float, prices: Prices) -> tuple[floa
                 durations = varied[part] if part < len(varied) else each.step.duration_us
                 steps.append(each.step.with_durations(durations))
             ends[-1].append(_end_us(place_together(steps, prices.host)))
+        host = scaled(prices.host, HOST_RANGE[side])
+        ends[-1].append(_end_us(place_together([each.step for each in alone], host)))
     return interval_of(step_us, ends)
 
 

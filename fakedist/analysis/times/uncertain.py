@@ -49,10 +49,10 @@ def uncertain_parts(
         spreads: The result of :func:`call_spreads`.
     """
     interval = priced.interval
-    whole = interval.kernels_us**2 + interval.calls_us**2
+    whole = interval.kernels_us**2 + interval.calls_us**2 + interval.host_us**2
     if interval.high_us is None or not whole:
         return []
-    found = []
+    found = [UncertainPart("host", "the host", "", 0, interval.host_us, interval.host_us**2 / whole)]
     of_kernels = sum(priced.variances.values())
     for family, variance in priced.variances.items():
         share = variance / of_kernels if of_kernels else 0.0

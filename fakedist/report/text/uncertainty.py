@@ -40,6 +40,8 @@ def _named(part: UncertainPart) -> str:
 def _measurement(part: UncertainPart) -> str:
     if part.kind == "kernels":
         return "a trace of more steps" if part.name == _OWN else _CALIBRATE
+    if part.kind == "host":
+        return "a profile of the job: how long the GPU waits for launches"
     if part.num_nodes > 1:
         return f"nccl-tests over {part.num_nodes:,} of your nodes: --fabric my_fabric.toml with spread"
     return "nccl-tests in one of your nodes, to compare with the time by group"

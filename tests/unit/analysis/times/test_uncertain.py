@@ -41,6 +41,15 @@ def test_shares_of_the_variance_add_up_and_the_largest_come_first() -> None:
     assert [part.half_width_us for part in found] == pytest.approx([30.0, 30 * 0.75**0.5, 10.0])
 
 
+def test_the_host_is_a_part_where_the_gpu_waits_for_it() -> None:
+    late = replace(STEP, interval=StepInterval(900.0, 1100.0, 30.0, 40.0, 120.0))
+    found = uncertain_parts(late, [DP, TP], SPREADS)
+    assert (found[0].kind, found[0].half_width_us, found[0].share) == ("host", 120.0, pytest.approx(144 / 169))
+    (sheet,) = uncertainty_sheets(replace(SOURCE, uncertain=found))
+    assert sheet.columns[0].cells[0] == "the host"
+    assert "waits for launches" in sheet.columns[3].cells[0]
+
+
 def test_a_step_without_an_interval_has_no_parts() -> None:
     assert uncertain_parts(replace(STEP, interval=StepInterval()), [DP], SPREADS) == []
 
