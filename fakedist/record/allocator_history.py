@@ -16,6 +16,7 @@ from fakedist.errors import RecordingError
 from fakedist.frames import OURS, TORCH
 from fakedist.frameworks.transformer_engine import WORKSPACE_FUNCTIONS
 from fakedist.patch import patched, present
+from fakedist.record.torch_snapshot import take_snapshot
 from fakedist.run.allocator import SETTINGS, refusal
 from fakedist.run.encoding import Record
 from fakedist.run.memory_records import EventsRecord, StatisticsRecord
@@ -137,7 +138,7 @@ class AllocatorHistory:
         self._gemms.clear()
 
     def _drain(self) -> None:
-        snapshot = torch._C._cuda_memorySnapshot(None)
+        snapshot = take_snapshot()
         traces = [(device, trace) for device, trace in enumerate(snapshot["device_traces"]) if trace]
         operations = [self._operations(device, trace) for device, trace in traces]
         self.start()
@@ -292,7 +293,7 @@ def check_allocator() -> None:
 
 def allocator_settings() -> str:
     """The allocator's settings, as in PYTORCH_ALLOC_CONF. CUDA must be initialised."""
-    found = torch._C._cuda_memorySnapshot(None).get("allocator_settings", {})
+    found = take_snapshot().get("allocator_settings", {})
     told = [found[name] for name in SETTINGS if name in found]
     return next(map(str, filter(None, told or [os.environ.get(name) for name in SETTINGS])), "")
 

@@ -1,0 +1,47 @@
+"""Takes the snapshot of torch's caching allocator, and imports no more of torch for it than the script has."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from typing import Any
+
+import torch
+
+_INDUCTOR = "torch._inductor"
+
+
+def take_snapshot() -> dict[str, Any]:  # torch's own dict; its readers say what they read of it
+    """Take torch's snapshot. CUDA must be initialised."""
+    package, _, attribute = _INDUCTOR.rpartition(".")
+    known = sys.modules[package].__dict__
+    if attribute in known or _INDUCTOR in sys.modules:
+        return _take()
+    placeholder = known[attribute] = _NotImported()
+    try:
+        return _take()
+    finally:
+        if known.get(attribute) is placeholder:  # else another thread has imported it
+            del known[attribute]
+
+
+def _take() -> dict[str, Any]:
+    taken: dict[str, Any] = torch._C._cuda_memorySnapshot(None)
+    return taken
+
+
+class _NotImported:
+    """Stands for ``torch._inductor``, and imports it for whoever asks but the snapshot.
+
+    To name the frames of a stack, torch looks for ``torch._inductor.codecache`` (``py_symbolize`` in
+    torch/csrc/profiler/python/combined_traceback.cpp). Looking alone imports Inductor, which takes 2 s.
+    """
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+
+    def __getattr__(self, name: str) -> object:
+        if name == "codecache" and threading.get_ident() == self._thread:
+            raise AttributeError(name)
+        return getattr(importlib.import_module(_INDUCTOR), name)
