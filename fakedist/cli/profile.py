@@ -36,6 +36,15 @@ _STAGES = "stages"
 )
 @click.option("--force", is_flag=True, help="Replace an existing run directory.")
 @format_options(TEXT, JSON, MARKDOWN)
+@click.option(
+    "--jobs",
+    "-j",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="How many of several ranks run at once.",
+)
 @click.option("--all-layers", is_flag=True, help="Do not fold repeated layers.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
 @click.pass_context
@@ -50,6 +59,7 @@ def profile(
     form: str | None,
     as_json: bool,
     all_layers: bool,
+    jobs: int,
     **given: object,
 ) -> int:
     """Run one rank of a job and report its memory and time.
@@ -57,34 +67,34 @@ def profile(
     SCRIPT and everything after it are what you would give to torchrun. The script's output goes to stderr unless the
     format is text. torchrun's --standalone, --node-rank, --master-addr, --master-port and --rdzv-* are ignored.
 
-    Several ranks run one after the other. Each receives what earlier ones sent (docs/tape.md). --rank stages runs rank
-    0, finds the pipeline among its groups, and runs a rank of each other stage; the step of the whole job follows
-    (docs/time.md).
+    Several ranks run one after the other, or with --jobs side by side. Each receives what those before it in the list
+    sent (docs/tape.md). --rank stages runs rank 0, finds the pipeline among its groups, and runs a rank of each other
+    stage; the step of the whole job follows (docs/time.md).
     """
     from fakedist.launch import launching
 
     output = chosen_output(form, as_json)
     by_stage = given["rank"] == (_STAGES,)
-    jobs = jobs_of(arguments, module, {**given, "rank": ("0",)} if by_stage else given)
-    if by_stage and jobs[0].with_peers:
+    asked = jobs_of(arguments, module, {**given, "rank": ("0",)} if by_stage else given)
+    if by_stage and asked[0].with_peers:
         raise click.UsageError("--with-peers is for one rank, and --rank stages runs several")
-    if (by_stage or len(jobs) > 1) and output.format == MARKDOWN:
-        number = "one of each stage was asked for" if by_stage else f"{len(jobs)} were given"
+    if (by_stage or len(asked) > 1) and output.format == MARKDOWN:
+        number = "one of each stage was asked for" if by_stage else f"{len(asked)} were given"
         raise click.UsageError(f"--format {MARKDOWN} is for one rank, and {number}")
     say_ignored(ctx)
-    launching.check(jobs[0])
+    launching.check(asked[0])
     streams = launching.Streams(
         child_stdout=STDERR if output.format != TEXT else None,
         progress=sys.stderr if sys.stderr.isatty() else None,
         say=remark,
     )
     if by_stage:
-        return _stages(jobs[0], streams, directory=directory, force=force, output=output)
-    if len(jobs) > 1:
-        return _several(jobs, streams, directory=directory, force=force, output=output)
-    run_directory, ending = run_one(jobs[0], directory, force, streams)
+        return _stages(asked[0], streams, directory=directory, force=force, output=output, jobs=jobs)
+    if len(asked) > 1:
+        return _several(asked, streams, directory=directory, force=force, output=output, jobs=jobs)
+    run_directory, ending = run_one(asked[0], directory, force, streams)
     print_report(run_directory, output, all_layers=all_layers)
-    return say_ending(ending, jobs[0], run_directory)
+    return say_ending(ending, asked[0], run_directory)
 
 
 def say_ignored(ctx: click.Context) -> None:
@@ -103,13 +113,16 @@ def run_one(job: Job, directory: Path | None, force: bool, streams: Streams) -> 
     return profile_with_peers(job, directory, force, streams)
 
 
-def _several(jobs: Sequence[Job], streams: Streams, *, directory: Path | None, force: bool, output: Output) -> int:
+def _several(
+    asked: Sequence[Job], streams: Streams, *, directory: Path | None, force: bool, output: Output, jobs: int
+) -> int:
     """Run several ranks and print one table of them."""
     from fakedist.launch.ranks import exit_code, profile_ranks
     from fakedist.report.text.rank_rows import RankRow, ranks_object, render_ranks
 
-    job, ranks = jobs[0], [job.rank for job in jobs]
-    runs = sorted(profile_ranks(job, ranks, directory, force, streams), key=lambda run: ranks.index(run.rank))
+    job, ranks = asked[0], [job.rank for job in asked]
+    found = profile_ranks(job, ranks, directory, force, streams, jobs=jobs)
+    runs = sorted(found, key=lambda run: ranks.index(run.rank))
     rows = [RankRow(run.rank, run.run_directory, run.ending, run.wall_s) for run in runs]
     if output.format == JSON:
         output.write_object(ranks_object(rows, job.world_size, exit_code(runs)))
@@ -118,7 +131,7 @@ def _several(jobs: Sequence[Job], streams: Streams, *, directory: Path | None, f
     return say_first_failure(runs, job)
 
 
-def _stages(job: Job, streams: Streams, *, directory: Path | None, force: bool, output: Output) -> int:
+def _stages(job: Job, streams: Streams, *, directory: Path | None, force: bool, output: Output, jobs: int) -> int:
     """Run a rank of each pipeline stage, and print a table of them and the step of the whole job."""
     from fakedist.errors import FakedistError
     from fakedist.launch.ranks import exit_code, profile_ranks
@@ -137,7 +150,7 @@ def _stages(job: Job, streams: Streams, *, directory: Path | None, force: bool, 
         return found.ranks
 
     directory = directory or default_name(job, which=_STAGES)
-    runs = list(profile_ranks(job, (job.rank,), directory, force, streams, more=other_stages))
+    runs = list(profile_ranks(job, (job.rank,), directory, force, streams, more=other_stages, jobs=jobs))
     rows = [RankRow(run.rank, run.run_directory, run.ending, run.wall_s) for run in runs]
     priced: JobTime | None = None
     if exit_code(runs) == 0:

@@ -1,16 +1,19 @@
-"""Runs several ranks of a job in turn. Each rank receives from the tapes of the others."""
+"""Runs several ranks of a job, in turn or side by side. Each rank receives from the tapes of the others."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from fakedist.errors import FakedistError, RunDirectoryError
 from fakedist.job import Job
 from fakedist.launch import launching
+from fakedist.launch.executors.task import TaskResult
+from fakedist.launch.ranks_together import RanksTogether, ending_of
 from fakedist.run.directory import MANIFEST_NAME, default_name, is_in_use
 from fakedist.run.outcome import Ending, Outcome
 from fakedist.run.tape import ANY_RANK, Awaited, Tape, find_tapes
@@ -44,6 +47,7 @@ def profile_ranks(
     streams: launching.Streams,
     *,
     more: Callable[[RankRun], Sequence[int]] | None = None,
+    jobs: int = 1,
 ) -> Iterator[RankRun]:
     """Run ranks of a job in the given order. Each gets the tapes of the ranks before it, and those of ``job.tapes``.
 
@@ -57,6 +61,8 @@ def profile_ranks(
         force: Whether existing runs of these ranks in it may be overwritten.
         streams: Where output goes while ranks run.
         more: Returns further ranks to run, from the first run of the first rank.
+        jobs: How many run at once. A rank begins when those before it have begun, and waits for their tapes when it
+            receives from them. So it receives what it would if they ran in turn.
 
     Yields:
         Each rank's last run, once.
@@ -67,16 +73,27 @@ def profile_ranks(
     ranks = list(ranks)
     directory = output or default_name(job, ranks)
     _check_directory(directory, ranks, force)
-    waiting = _Waiting(_Runner(job, directory, force, streams))
+    with closing(_Runner(job, directory, force, streams)) as runner:
+        yield from _in_order(runner, ranks, more, jobs)
+
+
+def _in_order(
+    runner: _Runner, ranks: list[int], more: Callable[[RankRun], Sequence[int]] | None, jobs: int
+) -> Iterator[RankRun]:
+    """The last runs of ranks: those that wait for nothing in the given order, then those that run again."""
+    waiting = _Waiting(runner)
+    if more is None:
+        runner.start_together(ranks, jobs)
     for count, rank in enumerate(ranks, 1):
-        streams.say(f"rank {rank} ({count} of {len(ranks)})")
+        runner.say(f"rank {rank} ({count} of {len(ranks)})")
         run, awaited = waiting.run(rank)
         if more is not None and count == 1:
             others = [each for each in more(run) if each not in ranks]
-            _check_directory(directory, others, force)
+            runner.check_directory(others)
             ranks += others
+            runner.start_together(others, jobs)
         if any(each.source in (ANY_RANK, *ranks) for each in awaited):
-            streams.say(f"rank {rank} waits for {_whom(awaited)}, and runs again once that tape has what it needs")
+            runner.say(f"rank {rank} waits for {_whom(awaited)}, and runs again once that tape has what it needs")
             continue
         waiting.over(rank)
         yield run
@@ -199,7 +216,7 @@ class _Waiting:
 
 
 class _Runner:
-    """Runs ranks one at a time, each with the newest tape of every other rank."""
+    """Runs ranks one at a time or side by side, each with the newest tape of every other rank."""
 
     def __init__(self, job: Job, directory: Path, force: bool, streams: launching.Streams) -> None:
         self._job = job
@@ -208,9 +225,30 @@ class _Runner:
         self._streams = streams
         self._tapes = {tape.rank: tape for tape in find_tapes(job)}
         self._wall_s: dict[int, float] = {}
+        self._together: RanksTogether | None = None
+
+    def check_directory(self, ranks: Sequence[int]) -> None:
+        """Check that runs of these ranks can be written.
+
+        Raises:
+            RunDirectoryError: They cannot.
+        """
+        _check_directory(self._directory, ranks, self._force)
+
+    def start_together(self, ranks: Sequence[int], jobs: int) -> None:
+        """Let the first runs of these ranks take place side by side. With one job at once they run in turn."""
+        if jobs > 1:
+            self._together = RanksTogether(self._job, self._directory, ranks, self._tapes, jobs=jobs)
+
+    def close(self) -> None:
+        """End the ranks that run side by side."""
+        if self._together is not None:
+            self._together.close()
 
     def run(self, rank: int, raises: bool = False) -> RankRun:
         """Run a rank, and replace its earlier run. If it cannot start, raise the error or make it the ending."""
+        if self._together is not None and rank in self._together:
+            return self._run_of(self._together.result(rank), rank)
         start, run_directory = time.monotonic(), None
         tapes = tuple(str(tape.run_directory) for tape in self._tapes.values())
         force = self._force or rank in self._wall_s
@@ -229,6 +267,16 @@ class _Runner:
             self._tapes[rank] = Tape(run_directory, rank)  # replaces a tape that was given
         self._wall_s[rank] = self._wall_s.get(rank, 0.0) + time.monotonic() - start
         return RankRun(rank, run_directory, ending, self._wall_s[rank])
+
+    def _run_of(self, result: TaskResult, rank: int) -> RankRun:
+        """The run of a rank that ran with others. The end of its output was kept, and is shown now."""
+        run_directory, ending = ending_of(result, self._directory / f"rank{rank}")
+        if run_directory is not None:
+            self._tapes[rank] = Tape(run_directory, rank)
+        if result.output:
+            self.say(f"the end of the output of rank {rank}:\n{result.output}")
+        self._wall_s[rank] = result.wall_s
+        return RankRun(rank, run_directory, ending, result.wall_s)
 
     def awaited(self, run: RankRun, after_guesses: bool) -> list[Awaited]:
         """What a failed run needed from another rank's tape, or else the guesses it made before its end."""

@@ -69,22 +69,26 @@ class JournalReader:
     Args:
         path: The file.
         kinds: The records that it may hold, by kind.
+        start: The position at which to begin, as an earlier reader left it.
 
     A rank that is killed during a write leaves an incomplete record at the end of the file. A broken record with whole
     records after it was once written correctly, so the file is damaged.
 
     Attributes:
         truncated: Whether the file ended in the middle of a record. Known after iterating.
+        position: Where the last whole record ended.
     """
 
-    def __init__(self, path: Path, kinds: Mapping[str, type[Record]]) -> None:
+    def __init__(self, path: Path, kinds: Mapping[str, type[Record]], start: int = 0) -> None:
         self._path = path
         self._kinds = kinds
         self.truncated = False
+        self.position = start
 
     def __iter__(self) -> Iterator[Record]:
         with self._open() as file:
-            magic = file.read(len(MAGIC))
+            file.seek(self.position)
+            magic = MAGIC if self.position else file.read(len(MAGIC))
             if magic != MAGIC:
                 if MAGIC.startswith(magic):
                     self.truncated = True
@@ -101,6 +105,7 @@ class JournalReader:
                         raise damaged(self._path, f"is broken at byte {start - len(head):,}, and whole records follow")
                     self.truncated = True
                     return
+                self.position = file.tell()
                 yield self._record(body)
 
     def _open(self) -> IO[bytes]:

@@ -230,23 +230,10 @@ class Tape:
         Raises:
             RunDirectoryError: The file is not a tape.
         """
-        channels: dict[int, Channel] = {}
-        mine: set[int] = set()
+        addressed = Addressed(rank)
         for record in self._records():
-            if isinstance(record, GroupRecord):
-                channels[record.number] = (record.ranks, record.nth)
-                if is_member(rank, record.ranks):
-                    mine.add(record.number)
-            elif isinstance(record, SentRecord) and record.group in mine and record.to in (-1, rank):
-                yield Sent(
-                    record.operation,
-                    channels[record.group],
-                    record.to,
-                    record.sequence,
-                    record.tag,
-                    tensors=tuple(record.tensors),
-                    objects=tuple(record.objects),
-                )
+            if (sent := addressed.sent(record)) is not None:
+                yield sent
 
     def awaited(self) -> Awaited | None:
         """The last call that the run waited for and never got; None if every call was answered."""
@@ -290,6 +277,34 @@ class Tape:
             if (sent.operation, sent.channel, sent.to) == (awaited.operation, awaited.channel, awaited.to)
         )
         return sum(awaited.tag is None or one.tag == awaited.tag for one in sent) >= awaited.nth
+
+
+class Addressed:
+    """Picks from a tape's records, in order, the calls in which its rank sent something to one rank or its groups."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._channels: dict[int, Channel] = {}
+
+    def sent(self, record: Record) -> Sent | None:
+        """The call of a record. None if it is about something else, or for others."""
+        if isinstance(record, GroupRecord):
+            if is_member(self._rank, record.ranks):
+                self._channels[record.number] = (record.ranks, record.nth)
+            return None
+        if not isinstance(record, SentRecord) or record.to not in (-1, self._rank):
+            return None
+        if (channel := self._channels.get(record.group)) is None:
+            return None
+        return Sent(
+            record.operation,
+            channel,
+            record.to,
+            record.sequence,
+            record.tag,
+            tensors=tuple(record.tensors),
+            objects=tuple(record.objects),
+        )
 
 
 def ranks_key(ranks: Sequence[int]) -> RanksKey:

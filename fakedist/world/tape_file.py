@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import empty
 
 from fakedist.run import notes
 from fakedist.run.encoding import Record
+from fakedist.run.following import TapeFollower
 from fakedist.run.notes import Note
 from fakedist.run.tape import (
     ANY_RANK,
@@ -38,6 +40,9 @@ Append = Callable[[Record], None]
 Known = Callable[[torch.Tensor], torch.Tensor | None]
 #: Limits: lines of the script recorded as guesses, and files recorded as renamed or removed.
 _MAX_SITES, _MAX_MOVED = 100, 2000
+#: Seconds between two looks at the tape of a rank that still runs.
+_POLL_S = 0.02
+Found = TypeVar("Found")
 _PLAIN = torch.Tensor.__torch_dispatch__
 
 
@@ -62,30 +67,54 @@ class Where(NamedTuple):
 
 
 class Reader:
-    """One tape of another rank: a queue for each kind of call."""
+    """One tape of another rank: a queue for each kind of call.
+
+    If that rank still runs, a question waits until the tape has the answer or is over. So the answer is the same as
+    after its run.
+    """
 
     def __init__(self, tape: Tape, rank: int) -> None:
         self.tape = tape
         self.num_answers = self.num_unknown = self.num_over = 0
-        self.stored = tape.stored()
+        self._stored: dict[str, list[bytes]] = {}
         self._queues: dict[tuple[str, Channel, int], deque[Sent]] = {}
-        for sent in tape.sent_to(rank):
-            self._queues.setdefault((sent.operation, sent.channel, sent.to), deque()).append(sent)
+        self._follower = TapeFollower(tape, rank)
+        self._read()
 
     def has(self, where: Where) -> bool:
         """Whether the tape has a matching call that has not been taken."""
-        queue = self._queue(where)
-        return any(where.tag is None or sent.tag == where.tag for sent in queue)
+        return self._wait_for(lambda: self._match(where)) is not None
 
     def take(self, where: Where) -> Sent | None:
         """Take the next matching call; None if there is none."""
-        queue = self._queue(where)
-        for sent in queue:
-            if where.tag is None or sent.tag == where.tag:
-                queue.remove(sent)
-                return sent
-        self.num_over += 1
-        return None
+        sent = self._wait_for(lambda: self._match(where))
+        if sent is None:
+            self.num_over += 1
+            return None
+        self._queue(where).remove(sent)
+        return sent
+
+    def stored(self, key: str, nth: int) -> bytes | None:
+        """The n-th value that the rank set for a store's key, from 1, or its last if there are fewer; None without."""
+        self._wait_for(lambda: self._stored.get(key, [])[nth - 1 : nth] or None)
+        values = self._stored.get(key)
+        return values[min(nth, len(values)) - 1] if values else None
+
+    def _match(self, where: Where) -> Sent | None:
+        return next((sent for sent in self._queue(where) if where.tag is None or sent.tag == where.tag), None)
+
+    def _wait_for(self, find: Callable[[], Found | None]) -> Found | None:
+        while (found := find()) is None and not self._follower.is_over:
+            time.sleep(_POLL_S)
+            self._read()
+        return found
+
+    def _read(self) -> None:
+        for record in self._follower.read():
+            if isinstance(record, Sent):
+                self._queues.setdefault((record.operation, record.channel, record.to), deque()).append(record)
+            else:
+                self._stored.setdefault(record.key, []).append(record.value)
 
     def _queue(self, where: Where) -> deque[Sent]:
         return self._queues.get((where.operation, where.channel, where.to), deque())

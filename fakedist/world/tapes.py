@@ -181,9 +181,9 @@ class Tapes:
     def stored(self, key: str, nth: int) -> bytes | None:
         """Another rank's n-th value of a key, from 1, or its last if there are fewer; None if no tape has the key."""
         for reader in self._readers.values():
-            if values := reader.stored.get(key):
+            if (value := reader.stored(key, nth)) is not None:
                 reader.num_answers += 1
-                return values[min(nth, len(values)) - 1]
+                return value
         return None
 
     def missing_key(self, key: str) -> WorldError:

@@ -45,6 +45,25 @@ def test_a_later_rank_receives_what_it_would_in_the_real_job(both: Finished, rea
     assert received(both.stderr)[1] == really[1]
 
 
+def test_ranks_side_by_side_receive_the_same(
+    run_fakedist: RunFakedist, tmp_path: Path, both: Finished, really: dict[int, Any]
+) -> None:
+    finished = run_fakedist(
+        *("profile", "--world-size=2", "--rank=0,1", "--jobs=2", "-o", "runs", "--json", JOB, "cuda"), cwd=tmp_path
+    )
+    assert received(finished.stderr)[1] == really[1]
+    assert finished.code == both.code
+    figures = [
+        [(one["rank"], one["exit"], one["peak_reserved_bytes"], one["notes"]) for one in json.loads(text)["ranks"]]
+        for text in (finished.stdout, both.stdout.replace(str(both_runs(both)), str(tmp_path / "runs")))
+    ]
+    assert figures[0] == figures[1]
+
+
+def both_runs(both: Finished) -> Path:
+    return Path(json.loads(both.stdout)["ranks"][0]["run_directory"]).parent
+
+
 def test_a_rank_run_again_with_the_tapes_of_all_receives_that_too(
     run_fakedist: RunFakedist, both: Finished, directory: Path, really: dict[int, Any]
 ) -> None:

@@ -107,7 +107,7 @@ def test_every_option_reaches_the_job(launched: Launched) -> None:
 def test_ranks_given_one_by_one_are_as_good_as_a_list(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[int] = []
     monkeypatch.setattr(
-        "fakedist.cli.profile._several", lambda jobs, *others, **more: chosen.extend(job.rank for job in jobs)
+        "fakedist.cli.profile._several", lambda asked, *others, **more: chosen.extend(job.rank for job in asked)
     )
     assert cli.main(["profile", "--world-size=8", "--rank=0", "--rank=4-5", "train.py"]) == 0
     assert chosen == [0, 4, 5]

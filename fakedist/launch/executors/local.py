@@ -9,6 +9,9 @@ from fakedist.launch.executors.process import TaskProcesses
 from fakedist.launch.executors.task import Coming, Task, TaskResult
 from fakedist.launch.machine import free_memory_bytes, num_cores
 
+#: Seconds after which tasks are asked for again, if none was ready.
+_ASK_AGAIN_S = 0.2
+
 
 class LocalExecutor:
     """Runs tasks in processes of this machine.
@@ -40,7 +43,7 @@ class LocalExecutor:
                         running[pool.submit(self._processes.run, coming.take())] = task
                     if not running:
                         return
-                    for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    for future in wait(running, _ASK_AGAIN_S, return_when=FIRST_COMPLETED).done:
                         del running[future]
                         result = future.result()
                         self._most_bytes = max(self._most_bytes or 0, result.peak_rss_bytes)

@@ -112,8 +112,8 @@ class Executor(Protocol):
         """Run tasks and yield the result of each as it ends.
 
         Args:
-            tasks: The tasks. The next is asked for only when there is room for it. None says that the next task
-                depends on a result that is still to come.
+            tasks: The tasks. The next is asked for only when there is room for it. None says that the next task is not
+                ready: it is asked for again when a result has come, and every second meanwhile.
 
         Raises:
             FakedistError: The place where tasks run cannot be used.
