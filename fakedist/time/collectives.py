@@ -57,6 +57,7 @@ class CollectiveTime:
         algorithm: What runs it: ring, tree, nvls, nvlstree, pat, pairs or send; none in a group of one.
         protocol: ll, ll128 or simple.
         spread: The 90 % interval, as the size of the logarithm of truth over estimate.
+        link_share: The fraction of the time for which its bytes would keep the links busy.
         basis: What the time rests on: measured in one domain, fitted between nodes, or one of these and the tuner.
     """
 
@@ -64,6 +65,7 @@ class CollectiveTime:
     algorithm: str
     protocol: str
     spread: float
+    link_share: float
     basis: str
 
 
@@ -121,7 +123,7 @@ class CollectiveTimes:
             shape: Where the group's ranks are.
         """
         if shape.size == 1:
-            return CollectiveTime(0.0, "none", "", 0.0, "")
+            return CollectiveTime(0.0, "none", "", 0.0, 0.0, "")
         num_bytes = max(float(num_bytes), _LEAST_BYTES)
         chosen = self._tuner.choose(operation, num_bytes, shape)
         # A barrier is an all_reduce of one value.
@@ -137,7 +139,25 @@ class CollectiveTimes:
             if slower != 1 or whole_us > time_us:
                 time_us, spread = max(time_us, whole_us) * slower, max(spread, _COUNT_SPREAD)
                 basis = f"{basis}, and NCCL's tuner"
-        return CollectiveTime(time_us, chosen.algorithm, chosen.protocol, spread, basis)
+        share = min(self._transfer_us(name, num_bytes, shape) / time_us, 1.0)
+        return CollectiveTime(time_us, chosen.algorithm, chosen.protocol, spread, share, basis)
+
+    def _transfer_us(self, name: str, num_bytes: float, shape: GroupShape) -> float:
+        """How long the links alone take for the bytes, in microseconds."""
+        if shape.num_nodes > 1 and name in ("send", "all_to_all"):
+            remote = num_bytes if name == "send" else num_bytes * (shape.size - shape.local) / shape.size
+            return remote / (self._own_nic() * self.fabric.achieved) * 1e6
+        if shape.num_nodes > 1:
+            passes = 2 if name == "all_reduce" else 1
+            return passes * num_bytes * (shape.size - 1) / shape.size / self._bandwidth(shape) * 1e6
+        if name == "send":
+            return num_bytes / self._interconnect.bandwidth * 1e6
+        largest = self._curves[name].largest
+        return num_bytes / largest * self._in_domain(name, largest, shape.size)[0]
+
+    def _own_nic(self) -> float:
+        """Bandwidth of the NIC of one GPU, or of its part of one."""
+        return self.fabric.nic_bandwidth * self.fabric.nics_per_node / self.fabric.gpus_per_node
 
     def _slower(self, kind: str, num_bytes: float, shape: GroupShape, chosen: Candidate) -> tuple[float, float]:
         """What the settings change: a factor, and the time of the collective without NVLink SHARP, or 0."""
@@ -184,8 +204,7 @@ class CollectiveTimes:
             return fabric.send_us + num_bytes / self._send_bandwidth() * 1e6
         if name == "all_to_all":
             remote = num_bytes * (shape.size - shape.local) / shape.size
-            own_nic = fabric.nic_bandwidth * fabric.nics_per_node / fabric.gpus_per_node
-            transfer = remote / (own_nic * fabric.achieved * _ALL_TO_ALL_ACHIEVED) * 1e6
+            transfer = remote / (self._own_nic() * fabric.achieved * _ALL_TO_ALL_ACHIEVED) * 1e6
             return _ALL_TO_ALL_US + _PEER_US * (shape.size - 1) + transfer
         if name == "all_reduce":
             return min(self._ring_us(num_bytes, shape, 2), self._tree_us(num_bytes, shape))

@@ -23,18 +23,10 @@ from fakedist.units import format_bytes
 
 _PAIR = "send"
 _COLUMNS = [
-    "time_us",
-    "low_us",
-    "high_us",
-    "algorithm",
-    "num_nodes",
-    "moved_bytes",
-    "kind",
-    "queue",
-    "is_uneven",
-    "text",
+    *("time_us", "low_us", "high_us", "algorithm", "num_nodes", "moved_bytes"),
+    *("link_share", "kind", "queue", "is_uneven", "text"),
 ]
-_UNKNOWN = CollectiveTime(float("nan"), "", "", float("nan"), "")
+_UNKNOWN = CollectiveTime(float("nan"), "", "", float("nan"), 0.0, "")
 
 
 @dataclass(frozen=True)
@@ -133,6 +125,7 @@ def call_times(
         - algorithm: What runs it: ring, tree, nvls, nvlstree, pat, pairs or send.
         - num_nodes: NVLink domains that it spans.
         - moved_bytes: Bytes of the whole buffer.
+        - link_share: The fraction of its time for which its bytes would keep the links busy.
         - kind: The collective that it is: all_reduce, ...; empty for an operation that is not known.
         - queue: The group, whose communicator runs one call at a time; -1 for sends, which run at once.
         - is_uneven: Whether it is an all_to_all of uneven splits: each is priced as if it were as large as the largest.
@@ -162,7 +155,8 @@ def call_times(
             text += f", largest part {format_bytes(part)}"
         queue = -1 if kind == _PAIR else group
         how_long = found.time_us, low, high
-        rows.append((*how_long, found.algorithm, shape.num_nodes, float(num_bytes), kind, queue, is_uneven, text))
+        moved = float(num_bytes), found.link_share
+        rows.append((*how_long, found.algorithm, shape.num_nodes, *moved, kind, queue, is_uneven, text))
     table = pd.DataFrame(rows, columns=_COLUMNS)
     return table.iloc[of_call].set_axis(calls.index)
 

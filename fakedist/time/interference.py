@@ -6,7 +6,8 @@ A collective's kernel holds some SMs and moves its bytes through the GPU's memor
   peak alone and 47 % next to an all_gather of 24 blocks: one wave more);
 - any other kernel with arithmetic has as many fewer SMs;
 - a kernel that memory limits loses the bandwidth that the collective uses;
-- a collective on another stream shares the links with it.
+- a collective on another stream shares the links with it. What a collective's latency leaves idle, the other can use:
+  two that keep the links busy for half of their time do not slow each other.
 
 The collective itself keeps its time (arXiv:2507.03114 measured 19 % for kernels on average, at most 40 %).
 """
@@ -74,6 +75,21 @@ def rates_with(work: pd.DataFrame, bounds: Floats, sms: int, memory_bandwidth: f
 
 
 @dataclass(frozen=True)
+class SharedLinks:
+    """Collectives that share links, and what they do to kernels.
+
+    Attributes:
+        members: Which launches they are.
+        rates: The rate that every launch keeps while one of them runs; their own are ignored.
+        shares: The fraction of its time for which each launch keeps the links busy; those of others are ignored.
+    """
+
+    members: Flags
+    rates: Floats
+    shares: Floats
+
+
+@dataclass(frozen=True)
 class Settled:
     """A step in which kernels and collectives take longer where they overlap.
 
@@ -88,7 +104,7 @@ class Settled:
     slowed_us: Floats
 
 
-def settle(place: Callable[[Floats], Floats], alone_us: Floats, groups: list[tuple[Flags, Floats]]) -> Settled:
+def settle(place: Callable[[Floats], Floats], alone_us: Floats, groups: list[SharedLinks]) -> Settled:
     """Find durations that agree with the overlaps that they lead to.
 
     A launch of which a share s runs during a collective, at rate r, takes 1 / (1 - s (1 - r)) times as long as alone.
@@ -97,8 +113,7 @@ def settle(place: Callable[[Floats], Floats], alone_us: Floats, groups: list[tup
     Args:
         place: Returns when launches of given durations begin.
         alone_us: How long each launch takes alone.
-        groups: Collectives that share links, and the rate of every launch during them; the collectives' own are
-            ignored: of two that overlap, each takes half of the other's links.
+        groups: Collectives, by the links that they share.
     """
     durations = alone_us
     starts = place(durations)
@@ -113,30 +128,31 @@ def settle(place: Callable[[Floats], Floats], alone_us: Floats, groups: list[tup
     return Settled(durations, starts, durations - alone_us)
 
 
-def _lost_rates(starts: Floats, durations: Floats, groups: list[tuple[Flags, Floats]]) -> Floats:
+def _lost_rates(starts: Floats, durations: Floats, groups: list[SharedLinks]) -> Floats:
     """The part of its rate that each launch loses on average over its time."""
     ends = starts + durations
     found = np.zeros(len(starts))
-    every_call = np.logical_or.reduce([members for members, _ in groups]) if groups else np.zeros(len(starts), bool)
-    for members, rates in groups:
+    every_call = np.logical_or.reduce([each.members for each in groups]) if groups else np.zeros(len(starts), bool)
+    for links in groups:
+        members, rates = links.members, links.rates
         kernels = ~every_call & (durations > 0)
         overlap = shared_us(starts[kernels], ends[kernels], starts[members], ends[members])
         found[kernels] += overlap / durations[kernels] * (1 - rates[kernels])
         sharing = members & (durations > 0)
-        found[sharing] += 0.5 * _overlap_of_others(starts[sharing], ends[sharing]) / durations[sharing]
+        found[sharing] += _lost_us(starts[sharing], ends[sharing], links.shares[sharing]) / durations[sharing]
     return found
 
 
-def _overlap_of_others(starts: Floats, ends: Floats) -> Floats:
-    """How long each interval overlaps at least one other of the same set."""
+def _lost_us(starts: Floats, ends: Floats, shares: Floats) -> Floats:
+    """The time that each of some collectives loses because together they ask for more than the links have."""
     if len(starts) < 2:
         return np.zeros(len(starts))
     moments = np.unique(np.concatenate([starts, ends]))
     first, last = np.searchsorted(moments, starts), np.searchsorted(moments, ends)
     change = np.zeros(len(moments) + 1)
-    np.add.at(change, first, 1)
-    np.add.at(change, last, -1)
-    crowded = np.cumsum(change)[: len(moments) - 1] >= 2
-    total = np.concatenate([[0.0], np.cumsum(np.diff(moments) * crowded)])
+    np.add.at(change, first, shares)
+    np.add.at(change, last, -shares)
+    asked = np.maximum(np.cumsum(change)[: len(moments) - 1], 1.0)
+    total = np.concatenate([[0.0], np.cumsum(np.diff(moments) * (1 - 1 / asked))])
     found: Floats = total[last] - total[first]
     return found

@@ -13,7 +13,7 @@ import pandas as pd
 from fakedist.run.launch_records import LAUNCH_KINDS
 from fakedist.time.communication import Communication
 from fakedist.time.host_times import HOST_RANGE, scaled
-from fakedist.time.interference import settle
+from fakedist.time.interference import SharedLinks, settle
 from fakedist.time.timeline import Array, HostTimes, Placed, Timeline
 
 _COLLECTIVE = LAUNCH_KINDS.index("collective")
@@ -157,10 +157,13 @@ class StepLaunches:
         over_nodes = np.zeros(len(rows), bool)
         is_call = self._is_call[rows]
         over_nodes[is_call] = communication.of_rows(self._call[rows][is_call], "num_nodes") > 1
+        shares = np.zeros(len(rows))
+        shares[is_call] = np.nan_to_num(communication.of_rows(self._call[rows][is_call], "link_share"))
         groups = []
         for members, across in ((is_call & ~over_nodes, False), (is_call & over_nodes, True)):
             if members.any():
-                groups.append((members, communication.slowed(self._work, memory_bound, over_nodes=across)[work]))
+                rates = communication.slowed(self._work, memory_bound, over_nodes=across)[work]
+                groups.append(SharedLinks(members, rates, shares))
 
         def starts(durations: Array) -> Array:
             whole = alone.copy()

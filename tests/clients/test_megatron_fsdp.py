@@ -69,6 +69,23 @@ def test_two_groups_of_the_same_ranks_overlap_where_one_does_not(sides: dict[str
     assert streams.loc["A"]["num_calls"].to_dict() == {"all_gather": 2 * (LAYERS + 2) - 1, "reduce_scatter": LAYERS + 2}
 
 
+def test_what_a_group_for_gathers_gives_is_told_without_running_it(ran: RunEntry, run_fakedist: RunFakedist) -> None:
+    def priced(name: str, *options: str) -> dict[str, Any]:
+        finished = run_fakedist("time", ran(name, RANK).directory, "--gpu", "h100-80g", "--json", *options)
+        assert finished.code == 0, finished.stderr
+        found: dict[str, Any] = json.loads(finished.stdout)
+        return found
+
+    one, two = priced(NAMES[0], "--what-if", "separate=default_pg"), priced(NAMES[1])
+    (what_if,) = one["what_ifs"]
+    assert what_if["change_us"] < 0
+    assert what_if["step_us"] == pytest.approx(two["time"]["step_us"], rel=0.01)
+    # The gathers of backward no longer wait behind reductions: they are what the step waits for less.
+    changes = {row["operation"][:10]: row["change_us"] for row in what_if["groups"]}
+    assert changes["all_gather"] < 0
+    assert changes["all_gather"] < changes["reduce_sca"]
+
+
 def calls_of_a_step(run: Ran) -> pd.DataFrame:
     """Number of calls and bytes of the second step, by group and operation."""
     calls = run.table("calls")

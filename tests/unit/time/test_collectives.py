@@ -148,3 +148,14 @@ def test_a_card_without_nvlink_has_a_wide_interval_unless_it_was_measured() -> N
     measured, other = (CollectiveTimes(GPUS[name], NDR).time("all_gather", MIB, shape) for name in ("l40s", "rtx4090"))
     assert (measured.spread, other.spread) == (0.15, 2.0)
     assert CollectiveTimes(GPUS["l40s"], NDR).time("all_gather", MIB, GroupShape(16, 1, 16)).spread == 2.0
+
+
+def test_latency_leaves_the_links_idle_and_large_messages_do_not() -> None:
+    for shape in (GroupShape(8, 1, 8), GroupShape(64, 8, 8)):
+        for operation in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all"):
+            shares = [h100().time(operation, 2.0**power, shape).link_share for power in (12, 20, 26, 40)]
+            assert shares == sorted(shares)
+            assert shares[0] < 0.1
+            assert 0.9 < shares[-1] <= 1.0
+    # A send reaches half of its NIC with NCCL's chunks.
+    assert h100().time("send", 2**30, GroupShape(2, 2, 1)).link_share == pytest.approx(0.51, abs=0.01)

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.time.interference import Contender, Floats, rates_with, settle
+from fakedist.time.interference import Contender, Floats, SharedLinks, rates_with, settle
 
 SMS, BANDWIDTH = 132, 3.35e12
 
@@ -39,7 +39,7 @@ def test_another_kernel_loses_the_sms() -> None:
 def two_streams(kernel_us: float, call_us: float, rate: float) -> tuple[float, float]:
     """A kernel and a collective that begin together: how long each takes."""
     members = np.array([False, True])
-    groups = [(members, floats(rate, 1))]
+    groups = [SharedLinks(members, floats(rate, 1), floats(0, 1))]
     found = settle(lambda durations: floats(0, 0), floats(kernel_us, call_us), groups)
     return float(found.durations_us[0]), float(found.durations_us[1])
 
@@ -55,16 +55,24 @@ def test_a_kernel_loses_only_while_the_collective_runs() -> None:
     assert (kernel, call) == (pytest.approx(102.0, rel=1e-4), 10.0)
 
 
+def two_calls(begins_us: float, shares: Floats) -> Floats:
+    """Two collectives of 10 us over one link, the second of which begins later: how long each takes."""
+    links = SharedLinks(np.array([True, True]), floats(1, 1), shares)
+    return settle(lambda durations: floats(0, begins_us), floats(10, 10), [links]).durations_us
+
+
 def test_two_collectives_at_once_share_the_links() -> None:
-    members = np.array([True, True])
-    found = settle(lambda durations: floats(0, 0), floats(10, 10), [(members, floats(1, 1))])
-    assert found.durations_us == pytest.approx([20.0, 20.0], rel=0.05)
+    assert two_calls(0.0, floats(1, 1)) == pytest.approx([20.0, 20.0], rel=0.05)
+
+
+def test_a_collective_uses_what_the_others_latency_leaves_idle() -> None:
+    assert two_calls(0.0, floats(0.5, 0.5)).tolist() == [10.0, 10.0]
+    assert two_calls(0.0, floats(0.75, 0.75)) == pytest.approx([15.0, 15.0])  # they ask for 1.5 times the link
+    assert two_calls(0.0, floats(1.0, 0.2)) == pytest.approx([12.0, 12.0])
 
 
 def test_collectives_one_after_the_other_do_not_slow_each_other() -> None:
-    members = np.array([True, True])
-    found = settle(lambda durations: floats(0, durations[0]), floats(10, 10), [(members, floats(1, 1))])
-    assert found.durations_us.tolist() == [10.0, 10.0]
+    assert two_calls(10.0, floats(1, 1)).tolist() == [10.0, 10.0]
 
 
 def test_nothing_changes_without_collectives() -> None:

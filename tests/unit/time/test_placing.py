@@ -47,6 +47,7 @@ def communication(time_us: float, *, interferes: bool = False) -> Communication:
             "high_us": [time_us * 2],
             "num_nodes": [1],
             "moved_bytes": [0.0],
+            "link_share": [1.0],
             "queue": [0],
         },
         index=[40],

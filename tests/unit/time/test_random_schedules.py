@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.time.interference import settle
+from fakedist.time.interference import SharedLinks, settle
 from fakedist.time.stages import PlacedTogether, RankStep, Transfer, place_together
 from fakedist.time.timeline import Timeline
 
@@ -177,8 +177,8 @@ def test_with_interference_a_faster_collective_can_move_another_next_to_a_kernel
     """
     calls = np.array([False, False, False, True, True])
     rates = np.array([1.0, 0.5, 1.0, 1.0, 1.0])
-    harmless = (np.array([False] * 3 + [True, False]), np.ones(5))
-    harmful = (np.array([False] * 4 + [True]), rates)
+    harmless = SharedLinks(np.array([False] * 3 + [True, False]), np.ones(5), np.ones(5))
+    harmful = SharedLinks(np.array([False] * 4 + [True]), rates, np.ones(5))
 
     def end_us(first_us: float) -> float:
         def starts(

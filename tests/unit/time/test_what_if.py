@@ -42,12 +42,13 @@ def waits(number: int) -> tuple[str, int, int, int, int]:
     return ("stream_waits", -1, 0, number, -1)
 
 
-def end_us(rows: list[tuple[str, int, int, int, int]], what_if: str = "") -> float:
-    """When the step ends with a change."""
+def end_us(rows: list[tuple[str, int, int, int, int]], what_if: str = "", link_share: float | None = None) -> float:
+    """When the step ends with a change. Calls interfere if they keep the links busy for a share of their time."""
     launches = pd.DataFrame(rows, columns=COLUMNS).assign(num_operations=0, graph=0, device=0)
     table = pd.DataFrame(CALLS, columns=["call", "kind", "queue", "time_us"]).set_index("call")
     table = table.assign(low_us=table["time_us"], high_us=table["time_us"], num_nodes=1, moved_bytes=0.0)
-    communication = Communication(table, GPUS["h100-80g"], NDR, False)
+    table = table.assign(link_share=0.0 if link_share is None else link_share)
+    communication = Communication(table, GPUS["h100-80g"], NDR, link_share is not None)
     if what_if:
         launches, communication = changed_launches(read_what_if(what_if), launches, communication, GROUPS)
     return StepLaunches(launches, WORK, PRICED, communication).place(Free()).placed.end_us
@@ -69,6 +70,18 @@ def test_separate_gives_each_kind_a_stream_and_keeps_its_waits_and_events() -> N
     behind = [PRODUCT, *call(40, 7), *call(41, 7), waits(41), PRODUCT]
     assert end_us(behind) == 100 + 60 + 90 + 100
     assert end_us(behind, "separate=dp") == 100 + 90 + 100
+
+
+def test_a_gather_no_longer_waits_behind_the_reduction_of_the_block_before() -> None:
+    """Backward as Megatron-FSDP runs it: a block's gradients go out, and the next block's weights come in."""
+    backward = [PRODUCT, *call(41, 8), *call(40, 7), waits(40), PRODUCT, waits(41), PRODUCT]
+    # One communicator: the reduction (90), then the gather (60), then the block that waits for it.
+    assert end_us(backward) == 100 + 90 + 60 + 100 + 100
+    # Two of half-idle links: the gather runs at once, and the reduction during it and the block.
+    assert end_us(backward, "separate=dp", 0.5) == 100 + 60 + 100 + 100
+    # Links that one collective fills are shared: less is gained.
+    assert 100 + 60 + 100 + 100 < end_us(backward, "separate=dp", 1.0) < end_us(backward, "", 1.0)
+    assert end_us(backward, "", 1.0) == end_us(backward)
 
 
 def test_the_stream_of_a_script_is_not_taken_apart() -> None:
