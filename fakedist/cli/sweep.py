@@ -140,11 +140,9 @@ def _is_sweep(path: Path) -> bool:
 
 def _show(directory: Path, output: Output) -> int:
     """Print what is known of a sweep that ran, runs or was ended."""
-    from fakedist.sweep.opened import open_sweep
+    from fakedist.sweep.sweeping import write_results
 
-    sweep = open_sweep(directory)
-    sweep.write_table()
-    return _print(sweep, output)
+    return _print(write_results(directory), output)
 
 
 def _print(sweep: Sweep, output: Output) -> int:

@@ -136,3 +136,14 @@ def rank_directory(sweep: Path, key: str, rank: int) -> Path:
 def files_directory(sweep: Path, key: str) -> Path:
     """Where the files of a run's point are."""
     return sweep / FILES_NAME / key
+
+
+def report_of(sweep: Path, run_directory: str) -> str:
+    """The page of a run, relative to the sweep's directory; empty if the run was not kept or has no page.
+
+    Args:
+        sweep: The sweep's directory.
+        run_directory: The run directory, relative to it.
+    """
+    path = f"{run_directory}/{PAGE_NAME}"
+    return path if run_directory and (sweep / path).is_file() else ""

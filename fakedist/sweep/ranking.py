@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -70,6 +70,7 @@ class Ranking:
 
     Attributes:
         ranked: The points that fit with the headroom that was asked for, fastest first.
+        speeds: How fast each point with a step is, by its ID.
         unit: What speeds are: "tokens/s per GPU" or "steps/s".
         front: The IDs of the points that no other beats in both memory and speed.
         effects: How much each axis matters, most first.
@@ -81,6 +82,7 @@ class Ranking:
     """
 
     ranked: Sequence[Ranked]
+    speeds: Mapping[str, Speed]
     unit: str
     front: frozenset[str]
     effects: Sequence[AxisEffect]
@@ -117,6 +119,7 @@ def rank_rows(rows: Sequence[Row], headroom: float) -> Ranking:
         ordered = []
     return Ranking(
         ranked=[Ranked(row, speeds[row.id], _place(row, ordered, speeds)) for row in ordered],
+        speeds=speeds,
         unit="tokens/s per GPU" if by_tokens else "steps/s",
         front=_front([row for row in fitting if row.id in speeds], speeds),
         effects=_effects(rows, speeds),

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fakedist.bounded import UnreadableError, read_toml
-from fakedist.errors import FakedistError, JobError, SweepError
+from fakedist.errors import FakedistError, JobError, SweepError, did_you_mean
 from fakedist.job import Door, Program
 from fakedist.job.definition import OPTIONS
 from fakedist.section import Section
-from fakedist.sweep.axes import Axis, Scalar, axis_of_text, axis_of_toml, check_name, read_scalar
+from fakedist.sweep.axes import Axis, Scalar, axis_of_text, axis_of_toml, check_name, read_scalar, text_of
 from fakedist.sweep.expressions import Expression
 from fakedist.sweep.placeholders import Texts, placeholders_of
 from fakedist.sweep.plan import SweepPlan, read_headroom, read_keep, read_ranks
@@ -158,7 +158,7 @@ def _plan(parts: _Parts, given: Given) -> SweepPlan:
     """The sweep of parts, with what the command line gave."""
     for text in given.axes:
         axis = axis_of_text(text, given.monotone)
-        parts.axes[axis.name] = axis
+        parts.axes[axis.name] = _with_arguments(axis, parts.axes.get(axis.name))
     for name in given.monotone:
         if name not in parts.axes:
             raise SweepError(f"--monotone {name}: there is no such axis", "--axis mbs=1,2,4 --monotone mbs")
@@ -197,6 +197,17 @@ def _plan(parts: _Parts, given: Given) -> SweepPlan:
         num_trials=_number(settings.get("trials"), "trials"),
         seed=_number(settings.get("sampler_seed"), "sampler_seed", least=0) or 0,
     )
+
+
+def _with_arguments(axis: Axis, old: Axis | None) -> Axis:
+    """An axis of the command line, whose values stand for what they do in the sweep file."""
+    if old is None or not old.arguments:
+        return axis
+    values = tuple(text_of(value) for value in axis.values)
+    for value in values:
+        if value not in old.arguments:
+            raise SweepError(f"axis {axis.name} has no {value}", did_you_mean(value, old.arguments))
+    return Axis(axis.name, values, old.arguments, axis.is_monotone)
 
 
 def _named(text: str, flag: str, example: str) -> tuple[str, str]:

@@ -96,7 +96,7 @@ def run_sweep(
             executor.close()
             journal.close()
             if (place / ABOUT_NAME).exists():
-                open_sweep(place).write_table()
+                write_results(place)
         return open_sweep(place)
 
 
@@ -127,6 +127,16 @@ def _run(
         listener.say(wrong)
     runner.run_every_stage()
     runner.thin()
+
+
+def write_results(directory: Path) -> Sweep:
+    """Write the table and the page of a sweep from its journal, and return it."""
+    from fakedist.sweep.page import write_sweep_page  # plotly takes a while to import
+
+    sweep = open_sweep(directory)
+    sweep.write_table()
+    write_sweep_page(sweep)
+    return sweep
 
 
 def _about(plan: SweepPlan, points: list[str] | None, ground: Ground) -> About:

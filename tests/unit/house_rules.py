@@ -7,7 +7,7 @@ LIBRARY_HOMES = {
     "torch": ("rank/surroundings", "frames", "world/", "frameworks/", "gpu/", "record/"),
     "pandas": ("time/", "analysis/", "results/", "report/", "export/", "check/", "sweep/"),
     "pyarrow": ("run/tables",),
-    "plotly": ("report/",),
+    "plotly": ("report/", "sweep/figures"),
     "jinja2": ("report/",),
     "markupsafe": ("report/",),  # what jinja2 escapes with
     "click": ("cli/",),

@@ -61,6 +61,14 @@ def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
     assert (plan.num_kept, plan.ranks.num_best) == (0, 5)
 
 
+def test_values_of_the_command_line_stand_for_the_arguments_of_the_file(tmp_path: Path) -> None:
+    plan = read(tmp_path, SWEEP, Given(axes=["rec=full", "tp=1", "pp=1"]))
+    (point,) = all_points(plan.space)
+    assert plan.template.at(plan.space, point).job.arguments[-2:] == ("--recompute", "full")
+    with pytest.raises(SweepError, match="axis rec has no ful"):
+        read(tmp_path, SWEEP, Given(axes=["rec=ful"]))
+
+
 def test_a_command_line_alone_is_a_sweep() -> None:
     given = Given(["tp=1,2"], derived=["dp=8 // tp"], prices=["gpus-per-node=4"], options={"world_size": Texts(("8",))})
     plan = sweep_of_command(Program("train.py", ("{tp}", "{dp}")), given)
