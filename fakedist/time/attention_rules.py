@@ -4,16 +4,15 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 import pandas as pd
 
-from fakedist.gpu_models.spec import GpuSpec
 from fakedist.time.attention import AttentionKernel, AttentionShapes, AttentionTimes
-from fakedist.time.gpus import MEASURED_GPUS, NearestTable, attention_roof, measured_spec
-from fakedist.time.intervals import Intervals
+from fakedist.time.gpus import MEASURED_GPUS, attention_roof, measured_spec
 from fakedist.time.measurements import Floats, load_measured
+from fakedist.time.rules import Rules
 from fakedist.time.work_arrays import Assumptions, Estimates, WorkArrays, which_limits
 
 #: What ``WorkRow.library`` says -> the kernel that is estimated.
@@ -47,24 +46,22 @@ _DETERMINISTIC_RATE, _DETERMINISTIC = 0.87, 0.15
 _DROPOUT_CLOCKS, _CUDNN_DROPOUT_CLOCKS, _DROPOUT = 0.08, 0.12, 0.12
 
 
-class AttentionRules:
-    """Prices attention on one GPU.
+class AttentionRules(Rules):
+    """Prices attention on one GPU."""
 
-    Args:
-        gpu: The GPU.
-        table: Whose measurements estimate it.
-        intervals: Their errors.
-    """
+    @cached_property
+    def _training_on(self) -> str:
+        """Where training was measured; empty if it was not, on this generation."""
+        return _training_table(self.table.name)
 
-    def __init__(self, gpu: GpuSpec, table: NearestTable, intervals: Intervals) -> None:
-        self._gpu, self._table, self._intervals = gpu, table, intervals
-        self._training_on = _training_table(table.name)
-        self._times = _measured_times(table.name)
+    @cached_property
+    def _times(self) -> AttentionTimes:
+        return _measured_times(self.table.name)
 
     def price(self, rows: WorkArrays) -> Estimates:
         """Attentions, forward and backward."""
         found = Estimates.unknown(len(rows))
-        if "bf16" not in self._gpu.peak_flops:
+        if "bf16" not in self.gpu.peak_flops:
             return found
         has_shape = (rows.numbers("heads") > 0) & (rows.numbers("queries") > 0) & (rows.numbers("keys") > 0)
         codes, combinations = rows.combinations("attention", "library")
@@ -79,19 +76,19 @@ class AttentionRules:
 
     def _with_shape(self, rows: WorkArrays, direction: str, library: str) -> Estimates:
         shapes = _shapes(rows)
-        kernel, roof = _KERNELS.get(library, "flash2"), attention_roof(self._gpu)
+        kernel, roof = _KERNELS.get(library, "flash2"), attention_roof(self.gpu)
         is_backward = direction == "backward"
         price = self._times.backward_us if is_backward else self._times.forward_us
         time_us = price(shapes, kernel, roof)
         dtypes = rows.texts("dtype")
-        own_peak = np.array([self._gpu.peak_flops.get(str(dtype), np.nan) for dtype in dtypes])
+        own_peak = np.array([self.gpu.peak_flops.get(str(dtype), np.nan) for dtype in dtypes])
         narrower = (dtypes == "fp8") | (dtypes == "bf16")  # fp8 is taken to be no faster: most kernels are not
         time_us = time_us * np.where(narrower, 1.0, roof.peak_flops / own_peak)
         time_us = np.where(rows.flags("deterministic"), time_us / _DETERMINISTIC_RATE, time_us)
         time_us = time_us + np.where(rows.flags("dropout"), self._dropout_us(shapes, kernel), 0.0)
         family = f"attention training {direction}" if self._times.has_training else "attention forward"
-        source = self._training_on or self._table.name
-        spread = self._intervals.half_width(family, time_us, gpu=source)
+        source = self._training_on or self.table.name
+        spread = self.intervals.half_width(family, time_us, gpu=source)
         assumed = self._assumed(rows, shapes, kernel, library, is_backward=is_backward)
         flops = shapes.flops("backward" if is_backward else "forward")
         compute = flops / roof.peak_flops * 1e6
@@ -105,7 +102,7 @@ class AttentionRules:
         """What random numbers for the scores take."""
         scores = (shapes.batch * shapes.heads).astype(float) * shapes.queries * shapes.met_keys()
         clocks = _CUDNN_DROPOUT_CLOCKS if kernel == "cudnn" else _DROPOUT_CLOCKS
-        return np.asarray(scores * clocks / (self._gpu.sms * self._gpu.clock_khz * 1e3) * 1e6)
+        return np.asarray(scores * clocks / (self.gpu.sms * self.gpu.clock_khz * 1e3) * 1e6)
 
     def _assumed(
         self, rows: WorkArrays, shapes: AttentionShapes, kernel: AttentionKernel, library: str, *, is_backward: bool
@@ -119,8 +116,8 @@ class AttentionRules:
             slower = _FLEX if kernel == "flex" else _EFFICIENT
             assumed.add(every, slower, f"{kernel} attention a fraction of FlashAttention-2's rate")
         assumed.add(every & (library == ""), _NO_LIBRARY, "FlashAttention-2, as the library is not known")
-        is_other = self._gpu.compute_capability != self._table.measured_on.compute_capability
-        assumed.add(every & (not self._table.is_own), _OTHER_GPU * (1 + is_other), f"like {self._table.name}")
+        is_other = self.gpu.compute_capability != self.table.measured_on.compute_capability
+        assumed.add(every & (not self.table.is_own), _OTHER_GPU * (1 + is_other), f"like {self.table.name}")
         cut = (shapes.window > 0) & (shapes.window < shapes.keys)
         assumed.add(cut & (shapes.window >= _NARROW), _WINDOW, "a window costs what its keys do")
         assumed.add(cut & (shapes.window < _NARROW), _NARROW_WINDOW, "a narrow window costs whole tiles")
@@ -132,7 +129,7 @@ class AttentionRules:
         return assumed
 
     def _without_shape(self, rows: WorkArrays) -> Estimates:
-        peak = self._gpu.peak_flops["bf16"]
+        peak = self.gpu.peak_flops["bf16"]
         time_us = _START_US + rows.numbers("flops") / (_ACHIEVED * peak) * 1e6
         texts = ("compute", "", f"assumed: attention at {_ACHIEVED:.0%} of the peak")
         filled = [np.full(len(rows), words, object) for words in texts]

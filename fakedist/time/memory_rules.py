@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 
-from fakedist.gpu_models.spec import GpuSpec
-from fakedist.time.gpus import MEASURED_GPUS, NearestTable, measured_spec
-from fakedist.time.intervals import Intervals
+from fakedist.time.gpus import MEASURED_GPUS, measured_spec
 from fakedist.time.measurements import load_measured
 from fakedist.time.moving import ELEMENTWISE, WIDE_ROW, MovingTimes, measured_moves
+from fakedist.time.rules import Rules
 from fakedist.time.work_arrays import Estimates, WorkArrays
 
 #: Fractions of the link between host and GPU that copies reach, and their start. Assumptions: pinned memory reaches 85
@@ -73,19 +72,17 @@ _EAGER_NORMS = {"forward": 0.10, "backward": 0.25}
 _BACKWARD = re.compile(r"backward|bwd|_grad|gammabeta|Gamma|cuComputePart|ln_bwd", re.I)
 
 
-class MemoryRules:
-    """Prices kernels that are limited by memory on one GPU.
+class MemoryRules(Rules):
+    """Prices kernels that are limited by memory on one GPU."""
 
-    Args:
-        gpu: The GPU.
-        table: Whose measurements estimate it.
-        intervals: Their errors.
-    """
+    @cached_property
+    def _times(self) -> MovingTimes:
+        return _moving_times(self.table.name)
 
-    def __init__(self, gpu: GpuSpec, table: NearestTable, intervals: Intervals) -> None:
-        self._gpu, self._table, self._intervals = gpu, table, intervals
-        self._times = _moving_times(table.name)
-        self.start_us = self._times.start_us(ELEMENTWISE, gpu.memory_bandwidth)
+    @cached_property
+    def start_us(self) -> float:
+        """What a kernel takes that moves nothing."""
+        return self._times.start_us(ELEMENTWISE, self.gpu.memory_bandwidth)
 
     def price(self, rows: WorkArrays) -> Estimates:
         """Kernels with bytes, and kernels with neither bytes nor FLOPs, which take a start."""
@@ -105,7 +102,7 @@ class MemoryRules:
     def over_host_link(self, rows: WorkArrays) -> Estimates:
         """Copies between host and GPU."""
         pinned, moved = rows.flags("pinned"), rows.numbers("moved_bytes")
-        rate = self._gpu.host_bandwidth * np.where(pinned, _PINNED, _PAGEABLE)
+        rate = self.gpu.host_bandwidth * np.where(pinned, _PINNED, _PAGEABLE)
         words = np.where(
             pinned, f"assumed: {_PINNED:.0%} of the link", f"assumed: pageable, {_PAGEABLE:.0%} of the link"
         )
@@ -119,17 +116,17 @@ class MemoryRules:
 
     def _by_rule(self, rows: WorkArrays, rule: MemoryRule) -> Estimates:
         moved = rows.numbers("moved_bytes")
-        time_us = self._times.time_us(rule.kind, moved, self._gpu.memory_bandwidth) * rule.slower
+        time_us = self._times.time_us(rule.kind, moved, self.gpu.memory_bandwidth) * rule.slower
         source = self._times.measured_on(rule.kind)
         family = "elementwise" if rule.kind == ELEMENTWISE else "norms"
-        spread = np.square(self._intervals.half_width(family, time_us, gpu=source)) + rule.spread**2
+        spread = np.square(self.intervals.half_width(family, time_us, gpu=source)) + rule.spread**2
         basis = f"measured: {rule.kind} on {source}"
-        if not self._table.is_own or source != self._table.name:
+        if not self.table.is_own or source != self.table.name:
             spread = spread + _OTHER_GPU**2
-            basis += f"; assumed: {self._gpu.name} reaches the same fraction of its bandwidth"
+            basis += f"; assumed: {self.gpu.name} reaches the same fraction of its bandwidth"
         if rule.words:
             basis += f"; assumed: {rule.words}"
-        start = self._times.start_us(rule.kind, self._gpu.memory_bandwidth) * rule.slower
+        start = self._times.start_us(rule.kind, self.gpu.memory_bandwidth) * rule.slower
         return Estimates(
             time_us,
             np.sqrt(np.where(np.isnan(moved), np.nan, spread)),

@@ -12,16 +12,15 @@ for what was not:
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 
-from fakedist.gpu_models.spec import GpuSpec
 from fakedist.time.experts import GroupedTimes
-from fakedist.time.gpus import NearestTable, measured_spec, product_roof
-from fakedist.time.intervals import Intervals
+from fakedist.time.gpus import measured_spec, product_roof
 from fakedist.time.measurements import load_measured
 from fakedist.time.products import START_US, ProductRoof, ProductSizes, ProductTimes
+from fakedist.time.rules import Rules
 from fakedist.time.work_arrays import Assumptions, Estimates, WorkArrays, which_limits
 
 #: Half widths of 90 % intervals (logarithms) that assumptions add.
@@ -35,20 +34,21 @@ _EXPERTS_ELSEWHERE = "h100-sxm"
 _MEASURED_LAYOUT = "TN"
 
 
-class ProductRules:
-    """Prices products on one GPU.
+class ProductRules(Rules):
+    """Prices products on one GPU."""
 
-    Args:
-        gpu: The GPU.
-        table: Whose measurements estimate it.
-        intervals: Their errors.
-    """
+    @cached_property
+    def _times(self) -> dict[str, ProductTimes]:
+        return _single_times(self.table.name)
 
-    def __init__(self, gpu: GpuSpec, table: NearestTable, intervals: Intervals) -> None:
-        self._gpu, self._table, self._intervals = gpu, table, intervals
-        self._times = _single_times(table.name)
-        self._experts = table.name if len(load_measured(table.name).experts) else _EXPERTS_ELSEWHERE
-        self._grouped = _grouped_times(self._experts)
+    @cached_property
+    def _experts(self) -> str:
+        """Whose layers of experts count."""
+        return self.table.name if len(load_measured(self.table.name).experts) else _EXPERTS_ELSEWHERE
+
+    @cached_property
+    def _grouped(self) -> GroupedTimes:
+        return _grouped_times(self._experts)
 
     def single(self, rows: WorkArrays) -> Estimates:
         """Products of one size each."""
@@ -63,7 +63,7 @@ class ProductRules:
 
     def _of_type(self, rows: WorkArrays, dtype: str, *, is_block: bool) -> Estimates:
         wanted = "fp8_block" if dtype == "fp8" and is_block else "fp8" if dtype in ("fp8", "int8") else "bf16"
-        peak = self._gpu.peak_flops.get(dtype)
+        peak = self.gpu.peak_flops.get(dtype)
         if peak is None:
             return Estimates.unknown(len(rows))
         kind = wanted if wanted in self._times else "bf16"
@@ -80,11 +80,11 @@ class ProductRules:
         is_other = dtype not in ("bf16", "fp8") or kind != wanted
         assumed.add(every & is_other, _OTHER_TYPE, f"{dtype} reaches the fraction of its peak that {kind} does")
         assumed.add((rows.texts("scaling") == "row") & (dtype == "fp8"), _ROWS_SCALED, "scales a row like one a tensor")
-        assumed.add(every & (not self._table.is_own), _OTHER_GPU, f"{self._gpu.name} like {self._table.name}")
+        assumed.add(every & (not self.table.is_own), _OTHER_GPU, f"{self.gpu.name} like {self.table.name}")
         family = f"products {kind}"
-        spread = self._intervals.half_width(family, time_us, within) + _BEYOND * beyond
+        spread = self.intervals.half_width(family, time_us, within) + _BEYOND * beyond
         compute, memory = times.limits_us(sizes, roof)
-        basis = np.full(len(rows), f"measured: {kind} products on {self._table.name}", object)
+        basis = np.full(len(rows), f"measured: {kind} products on {self.table.name}", object)
         return Estimates(
             time_us,
             assumed.spread(spread),
@@ -98,7 +98,7 @@ class ProductRules:
         dtypes = rows.texts("dtype")
         found = Estimates.unknown(len(rows))
         for dtype in sorted(set(dtypes)):
-            peak = self._gpu.peak_flops.get(dtype)
+            peak = self.gpu.peak_flops.get(dtype)
             if peak is None:
                 continue
             chosen = dtypes == dtype
@@ -113,9 +113,9 @@ class ProductRules:
         assumed, every = Assumptions(len(rows)), np.ones(len(rows), bool)
         assumed.add(rows.texts("layout") != _MEASURED_LAYOUT, _LAYOUT, f"as fast as {_MEASURED_LAYOUT}")
         assumed.add(every & (dtype != "bf16"), _OTHER_TYPE, f"{dtype} reaches the fraction of its peak that bf16 does")
-        is_own = self._table.is_own and self._experts == self._table.name
-        assumed.add(every & (not is_own), _OTHER_GPU, f"{self._gpu.name} like {self._experts}")
-        spread = self._intervals.half_width("experts bf16", time_us, gpu=self._experts)
+        is_own = self.table.is_own and self._experts == self.table.name
+        assumed.add(every & (not is_own), _OTHER_GPU, f"{self.gpu.name} like {self._experts}")
+        spread = self.intervals.half_width("experts bf16", time_us, gpu=self._experts)
         return Estimates(
             time_us,
             assumed.spread(spread),
@@ -125,7 +125,7 @@ class ProductRules:
         )
 
     def _roof(self, peak: float) -> ProductRoof:
-        return ProductRoof(self._gpu.sms, peak, self._gpu.memory_bandwidth)
+        return ProductRoof(self.gpu.sms, peak, self.gpu.memory_bandwidth)
 
 
 @cache
