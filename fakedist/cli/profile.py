@@ -158,6 +158,8 @@ def _stages(job: Job, streams: Streams, *, directory: Path | None, force: bool, 
             priced = time_job([run.run_directory for run in runs if run.run_directory is not None])
         except FakedistError as error:
             remark(f"no step of the whole job: {error.message}")
+    else:
+        remark("no step of the whole job: not every stage ended well")
     if output.format == JSON:
         found = ranks_object(rows, job.world_size, exit_code(runs))
         output.write_object(found | {"job": None if priced is None else job_object(priced)})
