@@ -86,7 +86,7 @@ class KernelSource:
         step: The timed step.
         gpu: The GPU's name.
         step_us: From the beginning of the step to the end of everything that it launched.
-        step_low_us: The least of its 90 % interval; None if the times are measured, or that is not known.
+        step_low_us: The least of its 90 % interval; None if nothing of it is estimated, or that is not known.
         step_high_us: The most of it.
         notes: What limits what these times mean.
         calibrated_on: The GPU that the model was calibrated on; None without calibration.
@@ -336,7 +336,7 @@ class StepTime:
 
     Attributes:
         step_us: The step.
-        step_low_us: The least of its 90 % interval; None if the times are measured, or that is not known.
+        step_low_us: The least of its 90 % interval; None if nothing of it is estimated, or that is not known.
         step_high_us: The most of it.
         busy_us: A stream computes.
         communication_us: Only a collective of known duration runs.
@@ -358,7 +358,7 @@ class StepTime:
         by_family: Kernels by family, most time first.
         top_kernels: Kernels by name, shape and layer, most time first.
         layers: Layers that run anything.
-        by_group: Collectives by group and operation, most exposed first; estimated times only.
+        by_group: Collectives by group and operation, most exposed first; empty if they were not priced.
         ranges: The script's own ranges, most time first.
         critical_path: What makes the step as long as it is, the longest part first; empty if it is not known what
             streams wait for.

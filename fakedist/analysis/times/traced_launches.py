@@ -6,7 +6,9 @@ that ``fakedist.time`` can price it and place everything again.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -25,6 +27,7 @@ _COPY, _FILL = "Memcpy", "Memset"
 #: The host goes on once such a copy is done.
 _TO_PAGEABLE = "-> Pageable"
 _UNKNOWN_STREAM = 1 << 32
+_HELD_UP = 1 << 61  # no correlation of a call is this large
 _WORK = ["name", "kind", "family", "operation", "flops", "moved_bytes"]
 
 
@@ -58,14 +61,10 @@ def traced_launches(kernels: pd.DataFrame, host: HostRecord, calls: pd.DataFrame
     at_us = np.where(np.isnan(at_us), kernels["start_us"].to_numpy("f8"), at_us)
     stands_in = (kernels["family"].astype(str) == "communication") & kernels["call"].isin(calls["sequence"])
     own = np.flatnonzero(~stands_in)
-    rows = pd.concat(
-        [
-            _launched(kernels.iloc[own], at_us[own]).assign(kernel=own),
-            _called(kernels[stands_in].assign(at_us=at_us[stands_in]), host, calls),
-            _waited(host),
-        ],
-        ignore_index=True,
-    )
+    launched, waited = _launched(kernels.iloc[own], at_us[own]).assign(kernel=own), _waited(host)
+    stand_ins = kernels[stands_in].assign(at_us=at_us[stands_in])
+    called = _called(_places(stand_ins, host, calls, launched, waited), calls)
+    rows = pd.concat([launched, _held_up(called, launched), called, waited], ignore_index=True)
     rows = rows.sort_values("at_us", kind="stable").reset_index(drop=True)
     last = np.flatnonzero(rows["kind"] != "").max(initial=-1)  # the tool itself waits for the device after the step
     rows = rows.iloc[: last + 1]
@@ -99,29 +98,58 @@ def _launched(kernels: pd.DataFrame, at_us: Array) -> pd.DataFrame:
     )
 
 
-def _called(stand_ins: pd.DataFrame, host: HostRecord, calls: pd.DataFrame) -> pd.DataFrame:
-    """A row for each collective call, where the first of the copies that stand for it was launched.
+class _Place(NamedTuple):
+    """Where a collective call is: when the host launched it, on which stream, and whether it copies anything."""
 
-    A call that copies nothing is where it was made, on the stream of the other calls of its group and kind.
+    at_us: float
+    stream: int
+    copies: bool
+
+
+def _places(
+    stand_ins: pd.DataFrame, host: HostRecord, calls: pd.DataFrame, launched: pd.DataFrame, waited: pd.DataFrame
+) -> dict[int, _Place]:
+    """The place of each call: where the first of the copies that stand for it was launched.
+
+    Some calls copy nothing, such as a send. Sends and asynchronous calls have a stream of their own: such a call is
+    before the event that was then recorded on it; if nothing waits for that event, it is where it was made, on the
+    stream of the other calls of its group. Any other call is on the stream that computes most, where it was made.
     """
+    found: dict[int, _Place] = {}
+    for call, rows in stand_ins.groupby("call"):
+        stream = int(rows["stream"].mode().iloc[0])
+        found[int(str(call))] = _Place(float(rows["at_us"].min()), stream, copies=True)
+    facts = calls[["sequence", "group", "asynchronous", "peer"]].itertuples(index=False, name=None)
+    of_call = {int(call): (int(group), bool(own) or peer >= 0) for call, group, own, peer in facts}
+    usual = {of_call[call][0]: place.stream for call, place in found.items() if of_call[call][1]}
+    main = _main_stream(launched)
+    recorded = waited[(waited["what"] == "stream_records") & (waited["stream"] != main)]
+    events = sorted(zip(recorded["at_us"].tolist(), recorded["stream"].tolist(), strict=True))
     marks = _columns(host.calls, HostCalls)
-    made = pd.Series(marks["at_us"], index=marks["call"])
-    made = made[made.index.isin(calls["sequence"]) & ~made.index.duplicated()]
-    first = stand_ins.groupby("call")["at_us"].min()
-    at_us = first.combine_first(made)
-    streams = stand_ins.groupby("call")["stream"].agg(lambda each: each.mode().iloc[0])
-    found = calls.set_index("sequence").loc[at_us.index.to_numpy("i8")]
-    alike = pd.MultiIndex.from_frame(found[["group", "asynchronous"]].astype("i8"))
-    known = streams.reindex(found.index)
-    usual = {key: int(stream) for key, stream in zip(alike, known, strict=True) if stream == stream}
-    stream = [
-        int(one) if one == one else usual.get(key, _UNKNOWN_STREAM + int(key[0]))
-        for one, key in zip(known, alike, strict=True)
-    ]
+    made = sorted(zip(marks["at_us"].tolist(), marks["call"].tolist(), strict=True))
+    for number, (at_us, call) in enumerate(made):
+        if call in found or call not in of_call:
+            continue
+        group, has_stream = of_call[call]
+        until = made[number + 1][0] if number + 1 < len(made) else np.inf
+        first = bisect_left(events, (at_us, 0))
+        if has_stream and first < len(events) and events[first][0] < until:
+            found[call] = _Place(*events[first], copies=False)
+        else:
+            stream = usual.get(group, _UNKNOWN_STREAM + group) if has_stream else main
+            found[call] = _Place(at_us, stream, copies=False)
+    return found
+
+
+def _called(places: dict[int, _Place], calls: pd.DataFrame) -> pd.DataFrame:
+    """A row for each collective call."""
+    found = calls.set_index("sequence").loc[list(places)]
+    at_us = np.array([place.at_us for place in places.values()], "f8")
     nothing = np.full(len(found), np.nan)
     return pd.DataFrame(
         {
-            "stream": np.array(stream, "u8"),
+            "copies": [place.copies for place in places.values()],
+            "stream": np.array([place.stream for place in places.values()], "u8"),
             "grid": "",
             "block": "",
             "op": -1,
@@ -133,8 +161,8 @@ def _called(stand_ins: pd.DataFrame, host: HostRecord, calls: pd.DataFrame) -> p
             "operation": found["operation"].astype(str).to_numpy(),
             "flops": nothing,
             "moved_bytes": nothing,
-            "at_us": at_us.to_numpy("f8"),
-            "until_us": at_us.to_numpy("f8"),
+            "at_us": at_us,
+            "until_us": at_us,
             "measured_us": nothing,
             "what": "collective",
             "kind": "collective",
@@ -142,6 +170,26 @@ def _called(stand_ins: pd.DataFrame, host: HostRecord, calls: pd.DataFrame) -> p
             "event": 0,
         }
     )
+
+
+def _main_stream(launched: pd.DataFrame) -> int:
+    """The stream that computes most."""
+    sums = launched.groupby("stream")["measured_us"].sum()
+    return int(str(sums.idxmax())) if len(sums) else 0
+
+
+def _held_up(called: pd.DataFrame, launched: pd.DataFrame) -> pd.DataFrame:
+    """Events that calls wait for which copy nothing: what was launched before them.
+
+    CUPTI's waits on streams without work are not told by torch.profiler.
+    """
+    main = _main_stream(launched)
+    calls = called[(called["stream"] != main) & ~called["copies"].astype(bool)]
+    event = _HELD_UP + calls["call"]
+    records = calls.assign(what="stream_records", stream=np.uint64(main), event=event)
+    waits = calls.assign(what="stream_waits", event=event)
+    rows = pd.concat([records, waits], ignore_index=True).sort_values(["call", "what"], kind="stable")
+    return rows.assign(kind="", call=-1, phase="other", name="")
 
 
 def _waited(host: HostRecord) -> pd.DataFrame:

@@ -27,7 +27,8 @@ CALLS = pd.DataFrame(
         "sequence": [40, 41],
         "operation": ["all_reduce", "barrier"],
         "group": [0, 0],
-        "asynchronous": [True, True],
+        "asynchronous": [True, False],
+        "peer": [-1, -1],
         "phase": ["backward", "backward"],
         "layer": [3, 0],
     }
@@ -72,7 +73,7 @@ def priced(found: TracedLaunches, time_us: float, *, interferes: bool = False) -
     calls = pd.DataFrame(
         {"time_us": time_us, "low_us": time_us / 2, "high_us": time_us * 2, "num_nodes": 1, "moved_bytes": 1e6},
         index=[40, 41],
-    ).assign(queue=0, text="")
+    ).assign(queue=0, text="", is_uneven=False)
     calls.loc[41, ["time_us", "low_us", "high_us"]] = 0.0
     communication = Communication(calls, GPUS["h100-80g"], FABRICS["dgx-h100-ndr"], interferes)
     return price_step(found.launches, found.work, MeasuredPrices("NVIDIA H100", found.launches), communication)
@@ -85,8 +86,33 @@ def test_a_call_is_one_launch_where_its_first_copy_was() -> None:
         "product",
     ]  # fmt: skip
     calls = launches[launches["what"] == "collective"]
-    assert calls[["call", "stream", "layer"]].to_numpy().tolist() == [[40, SIDE, 3], [41, SIDE, 0]]
+    assert calls[["call", "stream", "layer"]].to_numpy().tolist() == [[40, SIDE, 3], [41, COMPUTE, 0]]
     assert calls["phase"].tolist() == ["backward", "backward"]
+
+
+def test_a_send_that_copies_nothing_is_before_the_event_that_is_waited_for() -> None:
+    kernels = table(
+        kernel(10, 100, stream=COMPUTE, launch_us=5),
+        kernel(110, 5, stream=COMPUTE, launch_us=20),
+        kernel(115, 5, stream=COMPUTE, launch_us=40),
+    )
+    waits = [("stream_records", SIDE, 91, 12.0, 12.0), ("stream_waits", COMPUTE, 91, 30.0, 30.0)]
+    calls = CALLS.iloc[:1].assign(operation="send", asynchronous=False, peer=1)
+    found = traced_launches(kernels, host(waits=waits, calls=[(40, 10.0)]), calls)
+    assert list(zip(found.launches["what"], found.launches["stream"], strict=True)) == [
+        ("product", COMPUTE), ("stream_records", COMPUTE), ("stream_waits", SIDE), ("collective", SIDE),
+        ("stream_records", SIDE), ("product", COMPUTE), ("stream_waits", COMPUTE), ("product", COMPUTE),
+    ]  # fmt: skip
+    starts = priced(found, 300.0).kernels.set_index("call")["start_us"]
+    assert starts[40] == 105, "it sends what was computed before it"
+    assert starts[-1].tolist() == [5, 105, 405]
+
+
+def test_a_synchronous_call_that_copies_nothing_is_on_the_stream_that_computes() -> None:
+    kernels = table(kernel(10, 100, stream=COMPUTE, launch_us=5), kernel(10, 1, stream=9, launch_us=6))
+    calls = CALLS.iloc[:1].assign(asynchronous=False)
+    found = traced_launches(kernels, host(waits=[], calls=[(40, 10.0)]), calls)
+    assert found.launches["stream"].tolist() == [COMPUTE, 9, COMPUTE]
 
 
 def test_tables_are_those_of_a_step_on_the_virtual_gpu() -> None:
