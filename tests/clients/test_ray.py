@@ -1,10 +1,11 @@
-"""Tasks on a Ray cluster of two nodes, both on this machine: workers and nodes that die lose none of them."""
+"""A sweep on a Ray cluster of two nodes, both on this machine: workers and nodes that die lose no point of it."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import os
+import re
 import signal
 import socket
 import threading
@@ -20,8 +21,11 @@ from fakedist.job import Job
 from fakedist.launch.executors import remote
 from fakedist.launch.executors.local import LocalExecutor
 from fakedist.launch.executors.ray_cluster import RayExecutor
-from fakedist.launch.executors.task import Executor, Need, Task, TaskResult
+from fakedist.launch.executors.task import Executor, Need, Task
 from fakedist.run.outcome import Outcome
+from fakedist.sweep.reading import Given, sweep_of_file
+from fakedist.sweep.records import Row, Status
+from fakedist.sweep.sweeping import Listener, run_sweep
 
 cluster_utils = pytest.importorskip("ray.cluster_utils", reason="not installed: ray: make frameworks")
 
@@ -32,11 +36,21 @@ import os, signal, subprocess, sys, time
 subprocess.Popen(["setsid", "sleep", "{LEFT}"])
 print("point", *sys.argv[1:], flush=True)
 match sys.argv[1]:
+    case "trained" if len(sys.argv) > 2:
+        import torch
+        import torch.distributed as dist
+        dist.init_process_group("nccl")
+        weight = torch.ones(1024, 1024, device="cuda", requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for _ in range(3):
+            (weight @ weight).sum().backward()
+            dist.all_reduce(weight.grad)
+            optimizer.step()
     case "refused": assert False, "tp does not divide the heads"
     case "left": sys.exit(3)
     case "killed": os.kill(os.getpid(), signal.SIGSEGV)
     case "endless": time.sleep(600)
-    case "eats": held = b"x" * (1 << 30); time.sleep(600)
+    case "eats": held = b"x" * (2 << 30); time.sleep(600)
 """
 #: How a point of each kind ends: its outcome, code and failure.
 KINDS = {
@@ -45,13 +59,24 @@ KINDS = {
     "left": (Outcome.EXIT, 3, "it ended with exit code 3"),
     "killed": (Outcome.KILLED, 139, "killed by SIGSEGV"),
     "endless": (Outcome.TIMEOUT, 124, "it did not end within 5 s"),
-    "eats": (Outcome.HOST_MEMORY, 137, "of host memory, and 1.00 GiB is the limit"),
+    "eats": (Outcome.HOST_MEMORY, 137, "of host memory, and 2.00 GiB is the limit"),
 }
-#: 24 points.
-POINTS = [*KINDS, *(["trained"] * 12), *(["refused", "left"] * 3)]
+#: 25 points, of which two train.
+SWEEP = """
+script = "train.py"
+arguments = "{kind} {seed}"
+world_size = 8
+ranks = "0"
+where = "seed < 2 or (kind != 'trained' and kind != 'eats')"
+
+[axes]
+kind = ["refused", "trained", "left", "killed", "eats"]
+seed = SEEDS
+"""
+MEMORY_LIMIT_BYTES = 2 << 30
 
 
-NODE = {"num_cpus": 1, "memory": 4 << 30, "object_store_memory": 80 << 20, "include_log_monitor": False}
+NODE = {"num_cpus": 1, "memory": 5 << 30, "object_store_memory": 80 << 20, "include_log_monitor": False}
 
 
 @contextlib.contextmanager
@@ -90,31 +115,36 @@ def tasks(script: Path, directory: Path, kinds: list[str]) -> list[Task]:
             directory=directory / f"{number}-{kind}",
             cwd=script.parent,
             need=Need(memory_bytes=1 << 30),
-            memory_limit_bytes=1 << 30,
+            memory_limit_bytes=MEMORY_LIMIT_BYTES,
             timeout_s=5.0 if kind == "endless" else None,
         )
         for number, kind in enumerate(kinds)
     ]
 
 
-def run(
-    executor: Executor, given: list[Task], at: dict[int, Callable[[], None]] | None = None
-) -> dict[str, TaskResult]:
-    """The results by key. ``at`` says what happens once so many have come."""
-    found: dict[str, TaskResult] = {}
-    for result in executor.run(iter(given)):
-        assert result.key not in found
-        found[result.key] = result
-        if at is not None and len(found) in at:
-            at[len(found)]()
-    return found
+def swept(directory: Path, executor: Executor, seeds: int, at: dict[int, Callable[[], None]]) -> list[Row]:
+    """The rows of a sweep over this many seeds. ``at`` says what happens once so many have come."""
+    (directory / "sweep.toml").write_text(SWEEP.replace("SEEDS", str(list(range(seeds)))))
+    plan = sweep_of_file(directory / "sweep.toml", Given())
+    known: list[Row] = []
+
+    def finished(row: Row, was_known: bool) -> None:
+        known.append(row)
+        at.get(len(known), lambda: None)()
+
+    listener = Listener(begins=lambda number: None, finished=finished, say=lambda text: None)
+    place = directory / f"sweep-{type(executor).__name__}"
+    return run_sweep(plan, place, executor, listener, limit_bytes=MEMORY_LIMIT_BYTES).rows
 
 
-def told(result: TaskResult) -> tuple[object, ...]:
-    """What must not depend on where a task ran: all but the place, the time and the memory that was sampled."""
-    failure = result.failure.partition("its processes held")[2].partition(" GiB ")[2] or result.failure
-    output = "" if result.outcome is Outcome.TIMEOUT else result.output  # as far as it came
-    return (result.outcome, result.code, failure, output)
+def without_machine(row: Row) -> Row:
+    """The row without what depends on where it ran, and without the memory that a limit's error names."""
+    left_out = {"host": "", "worker": "", "wall_s": 0.0, "peak_rss_bytes": 0}
+    ranks = tuple(dataclasses.replace(each, **left_out, reason=_HELD.sub("", each.reason)) for each in row.ranks)
+    return dataclasses.replace(row, ranks=ranks, reason=_HELD.sub("", row.reason))
+
+
+_HELD = re.compile(r"held \S+ GiB")
 
 
 def pids(what: str) -> list[int]:
@@ -127,13 +157,22 @@ def pids(what: str) -> list[int]:
 
 
 def busy_worker() -> int:
-    """The process of a Ray worker that runs one of our tasks: Ray names it after the task, such as "ray::7-trained"."""
-    while not (found := [pid for number, kind in enumerate(POINTS) for pid in pids(f"ray::{number}-{kind}")]):
+    """The process of a Ray worker that runs something: Ray names it after the task, and idle ones "ray::IDLE"."""
+    while not (found := [pid for pid in pids("ray::") if not _NOT_BUSY.search(_command(pid))]):
         time.sleep(0.05)
     return found[0]
 
 
-def test_no_point_is_lost_with_a_worker_or_a_node(cluster: Any, script: Path, tmp_path: Path) -> None:
+_NOT_BUSY = re.compile("ray::(IDLE|.*Agent)|^(?!ray::)")
+
+
+def _command(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    return ""
+
+
+def test_no_point_of_a_sweep_is_lost_with_a_worker_or_a_node(cluster: Any, script: Path, tmp_path: Path) -> None:
     with handlers_as_before():
         second = cluster.add_node(**NODE)
     cluster.wait_for_nodes()
@@ -142,24 +181,30 @@ def test_no_point_is_lost_with_a_worker_or_a_node(cluster: Any, script: Path, tm
         10: lambda: cluster.remove_node(second, allow_graceful=False),
     }
     said: list[str] = []
-    with contextlib.closing(RayExecutor(cluster.address, said.append)) as executor:
-        given = tasks(script, tmp_path / "ray", POINTS)
-        there = run(executor, given, events)
+    there = swept(tmp_path, RayExecutor(cluster.address, said.append), 7, events)
     assert "Ray: Task _run_on_worker failed. There are 5 retries remaining, so the task will be retried." in said
     assert pids(f"sleep {LEFT}") == []
-    assert sorted(there) == sorted(task.key for task in given)
-    assert {result.directory for result in there.values()} == {task.directory for task in given}
-    for result in there.values():
-        outcome, code, failure = KINDS[result.key.partition("-")[2]]
-        assert (result.outcome, result.code) == (outcome, code), result
-        assert result.failure.endswith(failure)
-        assert result.host == os.uname().nodename
-    here = run(LocalExecutor(), tasks(script, tmp_path / "here", list(KINDS)))
+    status = {"trained": Status.FITS, "refused": Status.INVALID}
+    assert len({row.id for row in there}) == len(there) == 25
+    for row in there:
+        kind = str(dict(row.values)["kind"])
+        assert row.status is status.get(kind, Status.FAILED), row
+        assert [rank.outcome for rank in row.ranks] == [Outcome.STOPPED if kind == "trained" else KINDS[kind][0]]
+    here = swept(tmp_path, LocalExecutor(), 1, {})
     assert pids(f"sleep {LEFT}") == []
-    expected = {key.partition("-")[2]: told(result) for key, result in here.items()}
-    assert {key: told(result) for key, result in there.items()} == {
-        key: expected[key.partition("-")[2]] for key in there
-    }
+    same = {row.id: without_machine(row) for row in there}
+    assert [same[row.id] for row in here] == [without_machine(row) for row in here]
+
+
+def test_however_a_task_ends_it_has_a_result(cluster: Any, script: Path, tmp_path: Path) -> None:
+    with contextlib.closing(RayExecutor(cluster.address)) as executor:
+        results = list(executor.run(iter(tasks(script, tmp_path / "runs", ["trained", "endless", "left"]))))
+    assert pids(f"sleep {LEFT}") == []
+    assert len(results) == 3
+    for result in results:
+        kind = result.key.partition("-")[2]
+        assert (result.outcome, result.code, result.failure) == KINDS[kind]
+        assert result.host == os.uname().nodename
 
 
 def test_run_directories_come_back_where_no_path_is_shared(
@@ -169,7 +214,7 @@ def test_run_directories_come_back_where_no_path_is_shared(
     given = tasks(script, tmp_path / "runs", ["trained", "refused"])
     (given[0].directory / "old").mkdir(parents=True)
     with contextlib.closing(RayExecutor(cluster.address)) as executor:
-        results = run(executor, given)
+        results = {result.key: result for result in executor.run(iter(given))}
     names = {path.name for path in given[0].directory.iterdir()}
     assert {"run.json", "report.html", "tables"} <= names
     assert "old" not in names
