@@ -7,6 +7,12 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 OLDEST_TESTS := $(foreach room,frameworks gpu launch rank record world,tests/unit/$(room)) tests/unit/test_importing.py \
 	tests/unit/test_package.py tests/unit/test_patch.py \
 	$(foreach name,examples measured_path profiler,tests/integration/test_$(name).py)
+# What `make torch` adds: the value contract, replay exactness, compiled graphs, and that recording changes nothing.
+TORCH_TESTS := $(OLDEST_TESTS) $(foreach name,compiled recording_changes_nothing replay_exact values values_agree values_in_training, \
+	tests/integration/test_$(name).py)
+# PyPI's releases from the oldest supported to the newest; 2.13.0 has no CUDA build on some indexes.
+TORCHES := 2.8.0 2.9.1 2.10.0 2.11.0 2.12.1 2.14.1 2.15.0
+TORCH_ENV := .venv-torch-$(TORCH)
 # The pages' JavaScript has a linter and tests of its own. Users need neither, so they run where node is installed.
 NPM := $(shell command -v npm)
 DEMO := fakedist-demo-rank0of1024
@@ -18,7 +24,7 @@ WORKERS ?= 2
 PARALLEL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-all mutants lint types budgets check format bench accuracy accuracy-times accuracy-steps measured gallery gpu calibrate oldest clean
+.PHONY: help setup demo test test-long test-all mutants lint types budgets check format bench accuracy accuracy-times accuracy-steps measured gallery gpu calibrate oldest torch matrix clean
 .PHONY: frameworks clients clients-new clients-fast test-page plotly
 
 help: ## list the targets
@@ -132,5 +138,24 @@ oldest: .venv-oldest/.installed ## tests on the oldest supported torch
 	$(OLDEST)/python $(PIP_INSTALL) --constraint constraints-oldest.txt --no-build-isolation --editable '.[test]'
 	touch $@
 
+torch: ## tests and our own jobs on another torch, in an environment of its own (6 GB): make torch TORCH=2.9.1
+	@test -n '$(TORCH)' || { echo 'which torch? make torch TORCH=2.9.1   ($(TORCHES))'; exit 2; }
+	$(MAKE) --no-print-directory $(TORCH_ENV)/.installed
+	$(TORCH_ENV)/bin/fakedist doctor
+	$(TORCH_ENV)/bin/python -m pytest $(PARALLEL) --short $(TORCH_TESTS)
+	sed 's#"reports/baselines"#"build/baselines-$(TORCH)"#' pyproject.toml > check-torch-$(TORCH).toml
+	$(TORCH_ENV)/bin/fakedist check --config check-torch-$(TORCH).toml --update
+	rm check-torch-$(TORCH).toml
+
+.venv-torch-%/.installed: pyproject.toml
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python $(PIP_INSTALL) 'setuptools>=77' torch==$* numpy
+	$(@D)/bin/python $(PIP_INSTALL) --no-build-isolation --editable '.[test]'
+	touch $@
+
+matrix: ## make torch for every supported release, one after the other; what was seen belongs into docs/versions.md
+	failed=; for torch in $(TORCHES); do $(MAKE) --no-print-directory torch TORCH=$$torch || failed="$$failed $$torch"; done; \
+		test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
+
 clean: ## remove everything that make made
-	rm -rf .venv .venv-oldest node_modules tools/plotly/node_modules gpu-results build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache $(DEMO)
+	rm -rf .venv .venv-oldest .venv-torch-* node_modules tools/plotly/node_modules gpu-results build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache $(DEMO)

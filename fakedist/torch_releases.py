@@ -69,3 +69,8 @@ PLAN_OF_ONE_RANK = Difference(
     "`torch.distributed.checkpoint` does not require that the plan of one rank covers every tensor",
     "its other checks of a plan are made by `frameworks/checkpoints`",
 )
+PROFILER_METADATA = Difference(
+    (2, 10),
+    "the profiler's events carry CUPTI's metadata: grids, nodes of graphs, what a wait waits for",
+    "a step measured with `--device cuda` has no grids and no waits, and its collectives are not priced",
+)

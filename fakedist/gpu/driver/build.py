@@ -20,6 +20,7 @@ from pathlib import Path
 
 from fakedist.errors import SetupError
 from fakedist.gpu.native import cache_directory, compile_native, find_c_compiler
+from fakedist.torch_releases import OLDEST, release_of
 
 SOURCE_DIRECTORY = Path(__file__).parent
 #: Only the interface is exported: what the sources mark API. Assertions stay on, because a broken invariant would give
@@ -66,12 +67,14 @@ class CudaInstallation:
         torch_version: e.g. "2.15.0+cu132".
         cuda_version: What torch was built for, e.g. "13.2"; empty for a CPU build.
         include: Directory of cuda_runtime_api.h.
+        cupti_include: Directory of cupti.h: CUDA 12's wheels have one for each library. None without CUPTI.
         libraries: Shared libraries by short name, as in REFUSALS; those that are installed.
     """
 
     torch_version: str
     cuda_version: str
     include: Path
+    cupti_include: Path | None
     libraries: dict[str, Path]
 
 
@@ -79,7 +82,7 @@ def torch_build() -> tuple[str, str]:
     """Version of the installed torch and the CUDA version it was built for, read without importing it.
 
     Raises:
-        SetupError: torch is not installed.
+        SetupError: torch is not installed, or too old.
     """
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
@@ -87,7 +90,13 @@ def torch_build() -> tuple[str, str]:
     text = (Path(next(iter(spec.submodule_search_locations))) / "version.py").read_text()
     version = re.search(r"__version__\s*=\s*['\"]([^'\"]+)", text)
     cuda = re.search(r"^cuda\b[^=]*=\s*['\"]([^'\"]+)", text, re.MULTILINE)
-    return (version.group(1) if version else "unknown", cuda.group(1) if cuda else "")
+    found = version.group(1) if version else "unknown"
+    if release_of(found) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise SetupError(
+            f"torch {found} is too old: fakedist needs {oldest} or newer", f"pip install 'torch>={oldest}'"
+        )
+    return found, cuda.group(1) if cuda else ""
 
 
 def find_cuda() -> CudaInstallation:
@@ -103,7 +112,7 @@ def find_cuda() -> CudaInstallation:
             "pip install torch==2.15.0   (the PyPI file for Linux x86-64 is a CUDA build)",
         )
     roots = _search_roots(cuda_version.split(".")[0])
-    include = next((root / "include" for root in roots if (root / "include/cuda_runtime_api.h").exists()), None)
+    include, cupti = (_directory_of(header, roots) for header in ("cuda_runtime_api.h", "cupti.h"))
     libraries = {}
     for name in REFUSALS:
         found = [path for root in roots for lib in ("lib", "lib64") for path in (root / lib).glob(f"lib{name}.so.*")]
@@ -116,7 +125,11 @@ def find_cuda() -> CudaInstallation:
             f"the virtual GPU needs {what} of CUDA {cuda_version}, for torch {torch_version}; it is not installed",
             "pip install nvidia-cuda-runtime, or set CUDA_HOME to a CUDA toolkit of that version",
         )
-    return CudaInstallation(torch_version, cuda_version, include, libraries)
+    return CudaInstallation(torch_version, cuda_version, include, cupti, libraries)
+
+
+def _directory_of(header: str, roots: list[Path]) -> Path | None:
+    return next((root / "include" for root in roots if (root / "include" / header).exists()), None)
 
 
 def _search_roots(cuda_major: str) -> list[Path]:
@@ -143,7 +156,9 @@ def driver_path() -> Path:
     digest = hashlib.sha256()
     for part in (*sources(), *sorted(SOURCE_DIRECTORY.rglob("*.h")), Path(__file__)):
         digest.update(part.name.encode() + part.read_bytes())
-    digest.update(repr((cuda.torch_version, cuda.cuda_version, cuda.include, platform.machine())).encode())
+    digest.update(
+        repr((cuda.torch_version, cuda.cuda_version, cuda.include, cuda.cupti_include, platform.machine())).encode()
+    )
     for library in cuda.libraries.values():
         digest.update(f"{library} {library.stat().st_size}".encode())
     return cache_directory() / f"driver-{digest.hexdigest()[:16]}" / DRIVER_NAME
@@ -184,7 +199,8 @@ def include_flags(cuda: CudaInstallation) -> list[str]:
 
     Ours have names of their own only in quotes: ``<cupti.h>`` is NVIDIA's.
     """
-    return ["-iquote", str(SOURCE_DIRECTORY), f"-isystem{cuda.include}"]
+    directories = dict.fromkeys((cuda.include, cuda.cupti_include))
+    return ["-iquote", str(SOURCE_DIRECTORY), *(f"-isystem{path}" for path in directories if path is not None)]
 
 
 def _build(cuda: CudaInstallation, path: Path) -> None:
@@ -198,6 +214,7 @@ def _build(cuda: CudaInstallation, path: Path) -> None:
         inputs = [*include_flags(cuda), *map(str, sources()), str(generated)]
         linked = [f"-Wl,-soname,{DRIVER_NAME}", *LINK_FLAGS, "-o", str(driver)]
         compile_native([compiler, *FLAGS, *inputs, *linked], DRIVER)
+        (made / "libcuda.so").symlink_to(DRIVER_NAME)  # Triton 3.4 links its launchers with -lcuda
         for name, installed in further_libraries(cuda).items():
             behind = [str(driver)]
             if installed is not None:  # a library is depended on by its own name for itself; here that is its path
@@ -241,14 +258,14 @@ def interface_versions(include: Path) -> list[tuple[str, int, int]]:
     ]
 
 
-def traced_functions(include: Path) -> list[tuple[str, str, bool, int]]:
+def traced_functions(include: Path | None) -> list[tuple[str, str, bool, int]]:
     """Functions that CUPTI has a number for: name, CUPTI's name, whether it is the runtime's, the number.
 
     Where the runtime's interface has changed, its later form comes first. Empty where CUPTI is not installed.
     """
     found = []
-    for header in ("cupti_runtime_cbid.h", "cupti_driver_cbid.h"):
-        text = (include / header).read_text(errors="replace") if (include / header).exists() else ""
+    for header in ("cupti_runtime_cbid.h", "cupti_driver_cbid.h") if include is not None else ():
+        text = (include / header).read_text(errors="replace")
         for library, full_name, number in _TRACED.findall(text):
             if full_name not in ("INVALID", "SIZE", "FORCE_INT"):
                 name = re.sub(r"_v\d{4,}$", "", full_name) if library == "RUNTIME" else full_name
@@ -299,7 +316,7 @@ def generated_source(cuda: CudaInstallation) -> str:
     lines += ["const struct traced_function traced_functions[] = {"]
     lines += [
         f'    {{"{name}", "{full_name}", {int(is_runtime)}, {number}}},'
-        for name, full_name, is_runtime, number in traced_functions(cuda.include)
+        for name, full_name, is_runtime, number in traced_functions(cuda.cupti_include)
     ]
     lines += ["    {0, 0, 0, 0},", "};"]
     for library, exported in names.items():

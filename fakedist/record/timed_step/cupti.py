@@ -27,6 +27,7 @@ from fakedist.run.trace_records import (
     TracedOperations,
     TracedWaits,
 )
+from fakedist.torch_releases import PROFILER_METADATA
 
 _SIDES = re.compile(r'"(grid|block)": ?\[(\d+), ?(\d+), ?(\d+)\]')
 _NODE = re.compile(r'"graph node id": ?(\d+)')
@@ -105,16 +106,15 @@ class CuptiTracer:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-        # Without the first option events have no metadata: no grid, no graph. The second one traces waits.
-        config = present(torch._C._profiler, "_ExperimentalConfig")(
-            expose_kineto_event_metadata=True, enable_cuda_sync_events=True
-        )
+        # Without the option of metadata events have no grid and no graph. The other one traces waits.
+        options = {} if PROFILER_METADATA.is_missing() else {"expose_kineto_event_metadata": True}
+        config = present(torch._C._profiler, "_ExperimentalConfig")(enable_cuda_sync_events=True, **options)
         # acc_events: there is only one cycle, and some versions warn without it.
         self._profile = torch.profiler.profile(
             activities=activities, acc_events=True, with_flops=True, experimental_config=config
         )
         self._profile.start()
-        self._has_events = enable_event_records()
+        self._has_events = not PROFILER_METADATA.is_missing() and enable_event_records()
         self._mark(f"{STEP_RANGE}{step}")
 
     def place(self, place: Place) -> None:
@@ -159,12 +159,13 @@ def profiler_record(
     waits = Columns(TracedWaits)
     texts: dict[str, int] = {}
     graph_launches: set[int] = set()
+    has_metadata = not PROFILER_METADATA.is_missing()
     for event in events:
         name, start = event.name(), event.start_ns()
         end = start + event.duration_ns()
         if event.device_type() != torch._C._autograd.DeviceType.CPU:
             if event.is_user_annotation() or _NO_WORK.match(name):
-                if name in _WAITS:
+                if name in _WAITS and has_metadata:
                     _add_wait(waits, event)
                 continue
             _add_activity(activity, event, texts)
@@ -193,7 +194,7 @@ def profiler_record(
 
 
 def _add_activity(activity: Columns[TracedActivity], event: KinetoEvent, texts: dict[str, int]) -> None:
-    more, start = event.metadata_json(), event.start_ns()
+    more, start = "" if PROFILER_METADATA.is_missing() else event.metadata_json(), event.start_ns()
     shape = {side: ",".join(sizes) for side, *sizes in _SIDES.findall(more)}
     node = _NODE.search(more)
     activity.add(
