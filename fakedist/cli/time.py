@@ -124,15 +124,7 @@ def time(
     """
     output = chosen_output(form, as_json, file)
     several = len(runs) > 1 or (tokens_per_step or micro_batches) is not None or output.format == HTML
-    if table is not None and output.format != CSV:
-        raise click.UsageError("--table is for --format csv")
-    if several and output.format == CSV:
-        why = f"and {len(runs)} were given" if len(runs) > 1 else "not for the step of a job"
-        raise click.UsageError(f"--format {CSV} is for one run, {why}")
-    if several and all_layers:
-        raise click.UsageError("--all-layers is for one run")
-    if what_ifs and output.format == CSV:
-        raise click.UsageError("--what-if is not for --format csv")
+    _check_output(output, len(runs), several=several, table=table, all_layers=all_layers, what_ifs=what_ifs)
     pricing: PricingOptions = {
         "power_watts": gpu_power,
         "times": times,
@@ -155,6 +147,21 @@ def time(
             price = partial(open_run(runs[0]).priced_for, gpu, **pricing)
             _print_run(price, what_ifs, output, table=table, all_layers=all_layers)
     return 0
+
+
+def _check_output(
+    output: Output, num_runs: int, *, several: bool, table: str | None, all_layers: bool, what_ifs: Sequence[str]
+) -> None:
+    """Refuse options that do not go together."""
+    if table is not None and output.format != CSV:
+        raise click.UsageError("--table is for --format csv")
+    if several and output.format == CSV:
+        why = f"and {num_runs} were given" if num_runs > 1 else "not for the step of a job"
+        raise click.UsageError(f"--format {CSV} is for one run, {why}")
+    if several and all_layers:
+        raise click.UsageError("--all-layers is for one run")
+    if what_ifs and output.format == CSV:
+        raise click.UsageError("--what-if is not for --format csv")
 
 
 def _print_run(

@@ -62,7 +62,22 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_holds_every_source_of_the_package(wheel: Path) -> None:
-    suffixes = {".py", ".c", ".h", ".typed", ".j2", ".js", ".css", ".json", ".npz", ".csv", ".toml", ".gz", ".txt"}
+    suffixes = {
+        ".py",
+        ".c",
+        ".h",
+        ".typed",
+        ".j2",
+        ".js",
+        ".css",
+        ".json",
+        ".npz",
+        ".csv",
+        ".toml",
+        ".gz",
+        ".txt",
+        ".cpp",
+    }
     expected = {path.relative_to(ROOT).as_posix() for path in (ROOT / "fakedist").rglob("*") if path.suffix in suffixes}
     names = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("fakedist/")}
     assert names == expected

@@ -14,6 +14,7 @@ import os
 import platform
 import re
 import subprocess
+import sysconfig
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,8 +83,12 @@ def torch_build() -> tuple[str, str]:
     """Version of the installed torch and the CUDA version it was built for, read without importing it.
 
     Raises:
-        SetupError: torch is not installed, or too old.
+        SetupError: torch is not installed, or too old, or this is a system that it has no builds for.
     """
+    if "musl" in (sysconfig.get_config_var("HOST_GNU_TYPE") or ""):
+        raise SetupError(
+            "this Python is built for musl (Alpine), for which PyTorch has no builds", "use a distribution with glibc"
+        )
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         raise SetupError("torch is not installed in this Python", "pip install torch==2.15.0")
@@ -263,8 +268,10 @@ def traced_functions(include: Path | None) -> list[tuple[str, str, bool, int]]:
 
     Where the runtime's interface has changed, its later form comes first. Empty where CUPTI is not installed.
     """
-    found = []
-    for header in ("cupti_runtime_cbid.h", "cupti_driver_cbid.h") if include is not None else ():
+    found: list[tuple[str, str, bool, int]] = []
+    if include is None:
+        return found
+    for header in ("cupti_runtime_cbid.h", "cupti_driver_cbid.h"):
         text = (include / header).read_text(errors="replace")
         for library, full_name, number in _TRACED.findall(text):
             if full_name not in ("INVALID", "SIZE", "FORCE_INT"):

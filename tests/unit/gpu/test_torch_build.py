@@ -50,6 +50,12 @@ def test_a_release_that_is_too_old_is_told_with_the_line_to_type(install: Instal
     assert caught.value.hint == "pip install 'torch>=2.8'"
 
 
+def test_musl_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build.sysconfig, "get_config_var", lambda name: "x86_64-pc-linux-musl")
+    with pytest.raises(SetupError, match=r"built for musl \(Alpine\)"):
+        build.torch_build()
+
+
 def test_a_cpu_build_is_refused_before_anything_is_built(install: Install) -> None:
     install("2.13.0+cpu", None)
     with pytest.raises(SetupError, match=r"torch 2\.13\.0\+cpu is a CPU build"):
