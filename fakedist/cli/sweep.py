@@ -54,6 +54,8 @@ _TOML = ".toml"
 @click.option("--context", metavar="SIZE", help="Memory of the CUDA context.  [default: as published]")
 @click.option("--tokens-per-step", metavar="EXPR", help="Tokens of a step, of all ranks.  [default: as the runs show]")
 @executor_options
+@click.option("--trials", type=int, metavar="N", help="Run this many points, which a sampler of Optuna chooses.")
+@click.option("--sampler", metavar="NAME", help="tpe or random.  [default: tpe]")
 @click.option("--memory-limit", metavar="SIZE", help="Host memory of one rank's processes that ends it.")
 @click.option("--fresh", is_flag=True, help="Run every point again.")
 @click.option("--micro-batches", metavar="EXPR", help="Micro-batches of a step.  [default: those that run]")
@@ -79,6 +81,8 @@ def sweep(
     micro_batches: str | None,
     on: str,
     jobs: int | None,
+    trials: int | None,
+    sampler: str | None,
     memory_limit: str | None,
     fresh: bool,
     dry_run: bool,
@@ -107,6 +111,8 @@ def sweep(
         "context": context,
         "tokens_per_step": tokens_per_step,
         "micro_batches": micro_batches,
+        "trials": trials,
+        "sampler": sampler,
     }
     from fakedist.sweep.reading import Given
 

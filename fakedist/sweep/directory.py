@@ -18,6 +18,8 @@ from fakedist.sweep.journal import JOURNAL_NAME
 
 ABOUT_NAME = "sweep.json"
 TABLE_NAME = "sweep.parquet"
+#: Optuna's journal of its study.
+STORAGE_NAME = "optuna.log"
 PAGE_NAME = "report.html"
 RUNS_NAME, FILES_NAME = "runs", "files"
 _LOCK_NAME = ".lock"

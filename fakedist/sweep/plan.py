@@ -13,6 +13,7 @@ from fakedist.sweep.space import Point, Space
 from fakedist.sweep.template import Template
 from fakedist.units import parse_share
 
+SAMPLERS = ("tpe", "random")
 #: How many of the best points run every stage, with ``ranks = "stages"``.
 NUM_BEST = 10
 #: Free memory that the ranking asks for, as a share of the GPU's.
@@ -58,6 +59,7 @@ class SweepPlan:
         micro_batches: Micro-batches of a step; None for those that run.
         context_bytes: Memory of the CUDA context; None for what is published.
         num_trials: How many points a sampler chooses; None runs all.
+        sampler: Who chooses them: "tpe" or "random".
         seed: The sampler's seed.
     """
 
@@ -71,9 +73,14 @@ class SweepPlan:
     micro_batches: Expression | None = None
     context_bytes: int | None = None
     num_trials: int | None = None
+    sampler: str = "tpe"
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.sampler not in SAMPLERS:
+            raise SweepError(f"there is no sampler {self.sampler!r}", f"--sampler {' or '.join(SAMPLERS)}")
+        if self.num_trials is not None and not self.space.axes:
+            raise SweepError("a sampler has nothing to choose: there is no axis", "--axis tp=1,2,4")
         self.template.check(self.space)
 
     def counts_at(self, point: Point) -> tuple[int | None, int | None]:

@@ -16,7 +16,7 @@ from fakedist.section import Section
 from fakedist.sweep.axes import Axis, Scalar, axis_of_text, axis_of_toml, check_name, read_scalar, text_of
 from fakedist.sweep.expressions import Expression
 from fakedist.sweep.placeholders import Texts, placeholders_of
-from fakedist.sweep.plan import SweepPlan, read_headroom, read_keep, read_ranks
+from fakedist.sweep.plan import SAMPLERS, SweepPlan, read_headroom, read_keep, read_ranks
 from fakedist.sweep.point_files import PointFile, read_point_file
 from fakedist.sweep.space import Space
 from fakedist.sweep.template import PRICES, Template
@@ -121,7 +121,17 @@ def _parts_of_file(path: Path, values: dict[str, object]) -> _Parts:
 
 
 #: Keys of a sweep file that are about the sweep.
-_SETTINGS = ("ranks", "keep", "headroom", "tokens_per_step", "micro_batches", "context", "trials", "sampler_seed")
+_SETTINGS = (
+    "ranks",
+    "keep",
+    "headroom",
+    "tokens_per_step",
+    "micro_batches",
+    "context",
+    "trials",
+    "sampler",
+    "sampler_seed",
+)
 
 
 def _program(section: Section, directory: Path) -> Program:
@@ -195,6 +205,7 @@ def _plan(parts: _Parts, given: Given) -> SweepPlan:
         micro_batches=_counted(settings.get("micro_batches"), "micro_batches", space),
         context_bytes=_context(settings.get("context")),
         num_trials=_number(settings.get("trials"), "trials"),
+        sampler=_sampler(settings),
         seed=_number(settings.get("sampler_seed"), "sampler_seed", least=0) or 0,
     )
 
@@ -227,6 +238,12 @@ def _constants(options: Mapping[str, object]) -> dict[str, Scalar]:
     if isinstance(plain, Texts) and not any(placeholders_of(plain)):
         plain = int(plain.texts[-1]) if plain.texts[-1].isdecimal() else None
     return {"world_size": plain} if isinstance(plain, int) and not isinstance(plain, bool) else {}
+
+
+def _sampler(settings: Mapping[str, object]) -> str:
+    if settings.get("sampler") is not None and settings.get("trials") is None:
+        raise SweepError("a sampler chooses a number of points, and none is given", "--sampler tpe --trials 60")
+    return str(settings.get("sampler") or SAMPLERS[0])
 
 
 def _counted(plain: object, name: str, space: Space) -> Expression | None:

@@ -119,6 +119,9 @@ def reasons(rows: Sequence[Row]) -> Iterator[str]:
             yield f"{times}{status}: {reason}{at} (first {first.label})"
         if len(counted) > _NUM_REASONS:
             yield f"{status}: {len(counted) - _NUM_REASONS} other reasons"
+    without = Counter(row.why_no_step for row in rows if row.why_no_step)
+    for why, number in without.most_common(_NUM_REASONS):
+        yield f"{number:,} without a step: {why}"
 
 
 def sweep_object(sweep: Sweep) -> dict[str, object]:

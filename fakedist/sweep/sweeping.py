@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shlex
 import shutil
 import signal
@@ -12,12 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from fakedist.errors import SetupError, SweepError
 from fakedist.launch import launching
 from fakedist.launch.executors.task import Executor
 from fakedist.sweep.directory import (
     ABOUT_NAME,
     FILES_NAME,
     RUNS_NAME,
+    STORAGE_NAME,
     TABLE_NAME,
     About,
     earlier_ground,
@@ -30,7 +33,7 @@ from fakedist.sweep.opened import Sweep, open_sweep
 from fakedist.sweep.plan import SweepPlan
 from fakedist.sweep.records import Row
 from fakedist.sweep.running import SweepRunner
-from fakedist.sweep.space import all_points
+from fakedist.sweep.space import Point, all_points
 from fakedist.sweep.template import PointRun
 
 _NAMED = 4
@@ -75,7 +78,9 @@ def run_sweep(
         KeyboardInterrupt: It was interrupted. The table has what was known by then.
         OSError: The disk is full.
     """
-    runs = [plan.template.at(plan.space, point) for point in all_points(plan.space)]
+    if plan.num_trials is not None:
+        see_that_optuna_is_installed()
+    runs = [plan.template.at(plan.space, point) for point in first_points(plan)]
     launching.check(runs[0].job)
     with locked_directory(directory) as place:
         if fresh:
@@ -120,13 +125,43 @@ def _run(
         finished=listener.finished,
         limit_bytes=limit_bytes,
     )
-    points = [runner.id_of(run) for run in runs]
-    write_about(directory, _about(plan, points, ground))
-    listener.begins(len(runs))
-    if wrong := runner.run_points(runs):
-        listener.say(wrong)
+    if plan.num_trials is not None:
+        from fakedist.sweep.sampling import SampledPoints  # needs Optuna
+
+        write_about(directory, _about(plan, None, ground))
+        listener.begins(plan.num_trials)
+        runner.run_source(SampledPoints(plan, directory))
+    else:
+        write_about(directory, _about(plan, [runner.id_of(run) for run in runs], ground))
+        listener.begins(len(runs))
+        if wrong := runner.run_points(runs):
+            listener.say(wrong)
     runner.run_every_stage()
     runner.thin()
+
+
+def first_points(plan: SweepPlan) -> list[Point]:
+    """All points of the space; the first alone, if a sampler chooses them.
+
+    Raises:
+        SweepError: No point meets the conditions, or there are too many.
+    """
+    if plan.num_trials is None:
+        return all_points(plan.space)
+    first = next(plan.space.points(), None)
+    if first is None:
+        raise SweepError("no point meets the conditions", "change or leave out a condition")
+    return [first]
+
+
+def see_that_optuna_is_installed() -> None:
+    """Check that a sampler can be used.
+
+    Raises:
+        SetupError: Optuna is not installed.
+    """
+    if importlib.util.find_spec("optuna") is None:
+        raise SetupError("a sampler needs Optuna, which is not installed", "pip install fakedist[optuna]")
 
 
 def write_results(directory: Path) -> Sweep:
@@ -163,7 +198,7 @@ def _say_what_changed(journal: SweepJournal, ground: Ground, directory: Path, li
 def _empty(directory: Path) -> None:
     for name in (RUNS_NAME, FILES_NAME):
         shutil.rmtree(directory / name, ignore_errors=True)
-    for name in (JOURNAL_NAME, TABLE_NAME):
+    for name in (JOURNAL_NAME, TABLE_NAME, STORAGE_NAME):
         (directory / name).unlink(missing_ok=True)
 
 

@@ -15,6 +15,7 @@ LIBRARY_HOMES = {
     "pytest": ("check/plugin", "check/marked_test"),
     "rich": ("cli/", "report/", "check/", "sweep/"),
     "simpleeval": ("sweep/",),
+    "optuna": ("sweep/sampling",),
     "ray": ("launch/executors/",),
     "grpc": ("launch/executors/",),  # what Ray speaks
     "yaml": ("sweep/",),

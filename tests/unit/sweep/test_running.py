@@ -330,3 +330,31 @@ def test_every_stage_runs_for_the_best(tmp_path: Path) -> None:
     sweep, executor, _ = run(tmp_path / "s", ranks="stages:1")
     assert ranks(executor.tasks) == [0, 4] * 4  # a pipeline of two has no other stage
     assert {row.has_every_stage for row in sweep.rows} == {True}
+
+
+WIDE = SWEEP.replace("tp = [1, 2]", 'tp = "1..64"').replace("mbs = [1, 2]", 'mbs = "1..64"')
+
+
+def test_a_sampler_runs_as_many_points_as_trials(tmp_path: Path) -> None:
+    sweep, executor, _ = run(tmp_path / "s", text=WIDE, trials=12)
+    assert len(sweep.rows) == 12
+    assert len(executor.tasks) == 24
+    again, executor, _ = run(tmp_path / "s", text=WIDE, trials=14)
+    assert len(executor.tasks) == 4
+    assert len(again.rows) == 14
+
+
+def test_a_sampler_learns_what_does_not_fit(tmp_path: Path) -> None:
+    """Half of the space does not fit. A sampler that did not learn from that would choose from it half of the time."""
+
+    def outcome(task: Task) -> str:
+        return OUT_OF_MEMORY if argument(task, "--mbs") > 32 else RAN
+
+    sweep, _, _ = run(tmp_path / "s", outcome, text=WIDE, trials=40, ranks="0")
+    later = [row.status for row in sweep.rows][20:]
+    assert later.count(Status.DOES_NOT_FIT) < 5
+
+
+def test_a_space_that_is_used_up_ends_the_sampler(tmp_path: Path) -> None:
+    sweep, _, _ = run(tmp_path / "s", trials=50, ranks="0")
+    assert len(sweep.rows) == 4

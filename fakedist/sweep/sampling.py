@@ -1,0 +1,138 @@
+"""Points that a sampler of Optuna chooses, for spaces that are too large to run as a whole.
+
+The sampler learns from each point: its speed, and by how much it does not fit, which is a constraint that it breaks.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from pathlib import Path
+
+import optuna
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from fakedist.errors import SweepError
+from fakedist.sweep.axes import Axis, Scalar, text_of
+from fakedist.sweep.directory import STORAGE_NAME
+from fakedist.sweep.plan import SweepPlan
+from fakedist.sweep.records import Row, Status
+from fakedist.sweep.sources import Wait
+from fakedist.sweep.space import Point
+from fakedist.sweep.template import PointRun
+from fakedist.units import GIB
+
+#: How a trial says by how much it breaks its constraint.
+_EXCESS = "excess_gib"
+#: What is taken for a point that ran out of memory: how much more it would have needed is not known.
+_OUT_OF_MEMORY_GIB = 8.0
+#: Suggestions in a row that lead to no new point, after which the space counts as used up.
+_MOST_IN_VAIN = 500
+
+
+class SampledPoints:
+    """Points as a sampler suggests them.
+
+    Args:
+        plan: The sweep. It has a number of trials.
+        directory: Its directory, which gets Optuna's storage. Trials of an earlier session count.
+    """
+
+    def __init__(self, plan: SweepPlan, directory: Path) -> None:
+        self._plan = plan
+        self._axes = {axis.name: axis for axis in plan.space.axes}
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._study = optuna.create_study(
+            storage=JournalStorage(JournalFileBackend(str(directory / STORAGE_NAME))),
+            sampler=_sampler(plan.sampler, plan.seed),
+            study_name=f"sweep {sorted((axis.name, axis.values) for axis in plan.space.axes)}",
+            direction="maximize",
+            load_if_exists=True,
+        )
+        self._running: dict[Point, Trial] = {}
+        self._seen: set[Point] = set()
+        self._earlier = deque(self._earlier_points())
+        self._num_left = (plan.num_trials or 0) - len(self._earlier)
+
+    def next(self) -> PointRun | Wait:
+        """The next point to run. Those of an earlier session come first; their rows are known."""
+        if self._earlier:
+            return self._at(self._earlier.popleft())
+        if self._num_left <= 0:
+            return Wait.NO_MORE
+        for _ in range(_MOST_IN_VAIN):
+            trial = self._study.ask()
+            point = Point(tuple((name, self._suggested(trial, name)) for name in self._axes))
+            if point in self._seen or not self._plan.space.allows(point):
+                self._study.tell(trial, state=TrialState.PRUNED)
+                continue
+            self._num_left -= 1
+            self._running[point] = trial
+            return self._at(point)
+        if not self._seen:
+            raise SweepError(
+                f"no suggestion of {_MOST_IN_VAIN} meets the conditions", "change or leave out a condition"
+            )
+        self._num_left = 0
+        return Wait.NO_MORE
+
+    def done(self, run: PointRun, row: Row) -> None:
+        """Tell the sampler what came of a point."""
+        trial = self._running.pop(run.point, None)
+        if trial is None:
+            return
+        step = row.step
+        if row.status is Status.FITS and step is not None:
+            trial.set_user_attr(_EXCESS, 0.0)
+            self._study.tell(trial, step.tokens_per_s_per_gpu or 1e6 / step.step_us)
+        elif row.status in (Status.DOES_NOT_FIT, Status.MAY_NOT_FIT):
+            free = row.headroom_bytes
+            trial.set_user_attr(_EXCESS, _OUT_OF_MEMORY_GIB if free is None else -free / GIB)
+            self._study.tell(trial, 0.0)
+        else:
+            self._study.tell(trial, state=TrialState.FAIL)
+
+    def _at(self, point: Point) -> PointRun:
+        self._seen.add(point)
+        return self._plan.template.at(self._plan.space, point)
+
+    def _suggested(self, trial: Trial, name: str) -> Scalar:
+        """A value of an axis. Numbers are places in their order, so that the sampler learns of neighbours too."""
+        values = self._axes[name].values
+        if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+            return _value_of(self._axes[name], trial.suggest_int(name, 0, len(values) - 1))
+        return _value_of(self._axes[name], trial.suggest_categorical(name, [text_of(value) for value in values]))
+
+    def _earlier_points(self) -> list[Point]:
+        """The points of an earlier session that are still in the space. What it left running is given up."""
+        found = []
+        for trial in self._study.get_trials(deepcopy=False):
+            if trial.state is TrialState.RUNNING:
+                self._study.tell(trial.number, state=TrialState.FAIL)
+            elif trial.state in (TrialState.COMPLETE, TrialState.FAIL) and set(trial.params) == set(self._axes):
+                found.append(
+                    Point(tuple((name, _value_of(axis, trial.params[name])) for name, axis in self._axes.items()))
+                )
+        return [point for point in dict.fromkeys(found) if self._plan.space.allows(point)]
+
+
+def _value_of(axis: Axis, suggested: object) -> Scalar:
+    """The value of an axis for what a sampler suggested: a place among numbers, or a text."""
+    if isinstance(suggested, int):
+        return sorted(axis.values, key=float)[suggested]
+    return next(value for value in axis.values if text_of(value) == suggested)
+
+
+def _sampler(which: str, seed: int) -> BaseSampler:
+    if which == "random":
+        return RandomSampler(seed=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # constraints are experimental in Optuna
+        return TPESampler(seed=seed, constant_liar=True, constraints_func=_constraints)
+
+
+def _constraints(trial: FrozenTrial) -> tuple[float]:
+    return (float(trial.user_attrs.get(_EXCESS, 0.0)),)
