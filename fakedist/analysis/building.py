@@ -31,8 +31,11 @@ from fakedist.run.notes import Note
 from fakedist.run.outcome import Outcome
 from fakedist.run.records import GpuRecord
 from fakedist.run.rows import FrameRow, InventedRow
+from fakedist.run.schema import ACTIONS
 from fakedist.run.summary import Summary
 from fakedist.run.tables import check_tables, new_tables, write_table
+
+_ALLOC = ACTIONS.index("alloc")
 
 
 def build_tables(run_directory: Path, *, may_be_empty: bool = True) -> None:
@@ -204,8 +207,9 @@ def _notes(recording: Recording, blocks: Blocks, job: Job | None, summary: Summa
     is_before_forward = not any(scope.phase == "forward" for scope in recording.scopes)
     if is_before_forward and len(blocks.frame) and not (blocks.frame["category"] == "parameter").any():
         found.append(notes.no_forward())
-    if len(recording.events) > 1:
-        others = sorted(set(recording.events) - {recording.device})
+    # A call for all devices, such as torch.cuda.empty_cache(), leaves events where nothing was ever allocated.
+    used = [device for device, events in recording.events.items() if (events["action"] == _ALLOC).any()]
+    if others := sorted(set(used) - {recording.device}):
         found.append(notes.used_other_devices(others, recording.device))
     elif recording.events and recording.gpu is not None and recording.device != recording.gpu.device_index:
         found.append(notes.used_another_device(recording.device))

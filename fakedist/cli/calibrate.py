@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from fakedist.cli.damaged import reading
-from fakedist.cli.output import JSON, TEXT, chosen_output, format_options
+from fakedist.cli.output import JSON, ONCE, TEXT, chosen_output, format_options
 from fakedist.cli.say import say
 from fakedist.errors import JobError, ReportError
 
@@ -32,6 +32,7 @@ _EXPORT_S = 3600.0
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
     help="The table to write.  [default: RUN.times.json]",
+    **ONCE,
 )
 @click.option("--force", is_flag=True, help="Replace an existing table.")
 @click.option("--process", type=int, metavar="PID", help="The process.  [default: the one with most kernels]")

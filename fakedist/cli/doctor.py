@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from fakedist.launch.doctor import Diagnosis
 
 
+#: What needs neither torch nor a device.
+_ONLY_READS = (
+    "report, view, compare, topology RUN, time, nsys, calibrate and export work here: they read runs that were made "
+    "elsewhere.\nprofile and check do not yet: they need what is missing above"
+)
+
+
 @click.command()
 @file_option
 @format_options(TEXT, JSON)
@@ -36,5 +43,5 @@ def _text(diagnosis: Diagnosis) -> str:
         lines.append(f"{finding.state:<9} {finding.name:<12} {finding.text}")
         lines += [f"{'':<22} {finding.hint}"] if finding.hint else []
     devices = [f"--device {device}" for device in diagnosis.devices]
-    works = f"{' and '.join(devices)} work{'s' if len(devices) == 1 else ''} here" if devices else "no device works yet"
+    works = f"{' and '.join(devices)} work{'s' if len(devices) == 1 else ''} here" if devices else _ONLY_READS
     return "\n".join([*lines, "", works]) + "\n"

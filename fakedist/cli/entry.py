@@ -13,6 +13,7 @@ from fakedist._version import __version__
 from fakedist.cli.calibrate import calibrate
 from fakedist.cli.check import check
 from fakedist.cli.compare import compare
+from fakedist.cli.completion import completion
 from fakedist.cli.doctor import doctor
 from fakedist.cli.encoding import plain_where_needed
 from fakedist.cli.export import export
@@ -34,7 +35,21 @@ def cli() -> None:
     """Run one rank of a thousand-GPU PyTorch job, unmodified, on one GPU or none, and see where its memory goes."""
 
 
-for _command in (profile, sweep, report, view, compare, time, topology, check, nsys, calibrate, export, doctor):
+for _command in (
+    profile,
+    sweep,
+    report,
+    view,
+    compare,
+    time,
+    topology,
+    check,
+    nsys,
+    calibrate,
+    export,
+    doctor,
+    completion,
+):
     cli.add_command(_command)
 
 

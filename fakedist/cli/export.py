@@ -10,6 +10,7 @@ import click
 from fakedist.cli.damaged import reading
 from fakedist.cli.output import JSON, TEXT, chosen_output
 from fakedist.cli.say import remark, say
+from fakedist.run.notes import counted
 
 if TYPE_CHECKING:
     from fakedist.export.runs import Exported
@@ -87,9 +88,11 @@ def _remarks(found: Exported) -> list[str]:
     """What a reader must know before a simulation."""
     told = []
     if (missing := found.world_size - len(found.traces)) > 0:
-        told.append(f"ASTRA-sim reads a trace of each of the {found.world_size:,} ranks: {missing:,} are missing")
+        lacking = counted(missing, "is", "are")
+        told.append(f"ASTRA-sim reads a trace of each of the {found.world_size:,} ranks: {lacking} missing")
     if unknown := sum(trace.num_nodes.get("unknown", 0) for trace in found.traces):
-        told.append(f"{unknown:,} calls are invalid nodes, which do nothing: their operation or ranks are not known")
+        invalid = counted(unknown, "call is an invalid node", "calls are invalid nodes")
+        told.append(f"{invalid}: the operation or the ranks are not known")
     for kind, number in found.not_simulated.items():
-        told.append(f"ASTRA-sim refuses {kind}: {number:,} nodes")
+        told.append(f"ASTRA-sim refuses {kind}: {counted(number, 'node')}")
     return told

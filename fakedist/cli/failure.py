@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from fakedist.run.tape import Guess
 
 _MAX_GUESSES = 3
+#: What Python says of ``from . import x`` in a script.
+_RELATIVE = "attempted relative import with no known parent package"
 
 
 def say_ending(ending: Ending, job: Job, run_directory: Path) -> int:
@@ -23,6 +26,8 @@ def say_ending(ending: Ending, job: Job, run_directory: Path) -> int:
     if not ending.code:
         return 0
     _say_what_may_have_failed_it(ending, job, run_directory)
+    if _RELATIVE in ending.message and not job.is_module:
+        say(f"  a script inside a package runs as a module: {_as_module(job)}", err=True)
     meanings = {
         Outcome.OUT_OF_MEMORY: "the rank does not fit the GPU",
         Outcome.TIMEOUT: ending.message or "the time limit given with --timeout was reached",
@@ -31,6 +36,18 @@ def say_ending(ending: Ending, job: Job, run_directory: Path) -> int:
         Outcome.EXCEPTION: f"the script raised {ending.message}",
     }
     return last_line(ending.code, meanings.get(ending.outcome, "the script's own exit code"))
+
+
+def _as_module(job: Job) -> str:
+    """The command that runs the job's script as a module, and the directory to run it from."""
+    path = Path(job.target).absolute()
+    names, folder = [path.stem], path.parent
+    while (folder / "__init__.py").exists():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    module = dataclasses.replace(job, target=".".join(names), is_module=True)
+    where = f"cd {shlex.quote(str(folder))} && " if folder != Path.cwd() else ""
+    return where + profile_command(module)
 
 
 def say_first_failure(runs: Sequence[RankRun], job: Job) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from fakedist.cli.damaged import reading
-from fakedist.cli.output import JSON, MARKDOWN, TEXT, chosen_output, format_options
+from fakedist.cli.output import JSON, MARKDOWN, ONCE, TEXT, chosen_output, format_options
 from fakedist.cli.say import print_report
 from fakedist.errors import ReportError
 
@@ -19,7 +19,13 @@ _EXPORT_S = 3600.0
 @click.command()
 @click.argument("report", type=click.Path(path_type=Path))
 @click.option(
-    "-o", "--output", "directory", type=click.Path(path_type=Path), metavar="DIR", help="The run directory to write."
+    "-o",
+    "--output",
+    "directory",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="The run directory to write.",
+    **ONCE,
 )
 @click.option("--force", is_flag=True, help="Replace an existing run directory.")
 @click.option("--step", type=int, metavar="N", help="The step, by its range.  [default: the last complete one]")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -66,17 +66,39 @@ class Output:
         """
         from rich.console import Console
 
+        class PipedConsole(Console):
+            """A console that leaves a broken pipe to the program's end. rich's own ends with exit code 1."""
+
+            def on_broken_pipe(self) -> None:
+                raise BrokenPipeError
+
         if self.file is None:
-            draw(Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH))
+            draw(PipedConsole(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH))
             return
         text = StringIO()
         draw(Console(file=text, width=PIPED_WIDTH))
         self.write(text.getvalue())
 
 
+def _one(ctx: click.Context, param: click.Parameter, value: tuple[object, ...]) -> object:
+    """The one value of an option; None if it was not given.
+
+    Raises:
+        UsageError: It was given more than once.
+    """
+    if len(value) > 1:
+        raise click.UsageError(f"{param.opts[-1]} was given {len(value)} times, and takes one value", ctx)
+    return value[0] if value else None
+
+
+#: Settings of an option that says where or how a result goes: of two values, neither may be taken in silence.
+ONCE: dict[str, Any] = {"multiple": True, "callback": _one}
+
+
 def format_options(*formats: str) -> Callable[[_Command], _Command]:
     """Add ``--format``, of which a command supports these, and ``--json``."""
-    form = click.option("--format", "form", type=click.Choice(formats), help="Format of the result.  [default: text]")
+    told = "Format of the result.  [default: text]"
+    form = click.option("--format", "form", type=click.Choice(formats), help=told, **ONCE)
     short = click.option("--json", "as_json", is_flag=True, help="Short for --format json.")
     return lambda command: form(short(command))
 
@@ -84,9 +106,8 @@ def format_options(*formats: str) -> Callable[[_Command], _Command]:
 def file_option(command: _Command) -> _Command:
     """Add ``-o FILE``."""
     kind = click.Path(path_type=Path, dir_okay=False)
-    return click.option("-o", "--output", "file", type=kind, metavar="FILE", help="Write the result into a file.")(
-        command
-    )
+    told = "Write the result into a file."
+    return click.option("-o", "--output", "file", type=kind, metavar="FILE", help=told, **ONCE)(command)
 
 
 def chosen_output(form: str | None, as_json: bool, file: Path | None = None) -> Output:

@@ -11,7 +11,7 @@ import click
 
 from fakedist.cli.failure import say_ending, say_first_failure
 from fakedist.cli.job_options import ScriptCommand, ignored, job_options, jobs_of
-from fakedist.cli.output import JSON, MARKDOWN, TEXT, Output, chosen_output, format_options
+from fakedist.cli.output import JSON, MARKDOWN, ONCE, TEXT, Output, chosen_output, format_options
 from fakedist.cli.say import print_report, remark
 from fakedist.job import Job
 
@@ -32,7 +32,13 @@ _STAGES = "stages"
     params=job_options(),
 )
 @click.option(
-    "-o", "--output", "directory", type=click.Path(path_type=Path), metavar="DIR", help="The run directory to write."
+    "-o",
+    "--output",
+    "directory",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="The run directory to write.",
+    **ONCE,
 )
 @click.option("--force", is_flag=True, help="Replace an existing run directory.")
 @format_options(TEXT, JSON, MARKDOWN)

@@ -10,7 +10,7 @@ import click
 
 from fakedist.cli.executor_options import executor_options
 from fakedist.cli.job_options import ScriptCommand, job_options
-from fakedist.cli.output import JSON, TEXT, Output, chosen_output, format_options
+from fakedist.cli.output import JSON, ONCE, TEXT, Output, chosen_output, format_options
 from fakedist.cli.say import last_line, remark
 from fakedist.errors import ExitCode
 from fakedist.job import Program
@@ -61,7 +61,13 @@ _TOML = ".toml"
 @click.option("--micro-batches", metavar="EXPR", help="Micro-batches of a step.  [default: those that run]")
 @click.option("--dry-run", is_flag=True, help="Print the points and what each would run, and run nothing.")
 @click.option(
-    "-o", "--output", "directory", type=click.Path(path_type=Path), metavar="DIR", help="The directory of the sweep."
+    "-o",
+    "--output",
+    "directory",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="The directory of the sweep.",
+    **ONCE,
 )
 @format_options(TEXT, JSON)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="SWEEP.toml | SCRIPT [ARGS]...")

@@ -11,7 +11,7 @@ from click.core import ParameterSource
 from fakedist.cli.damaged import reading
 from fakedist.cli.failure import say_ending, say_first_failure
 from fakedist.cli.job_options import ScriptCommand, job_options, jobs_of
-from fakedist.cli.output import JSON, TEXT, Output, chosen_output, format_options
+from fakedist.cli.output import JSON, ONCE, TEXT, Output, chosen_output, format_options
 from fakedist.cli.profile import STDERR, run_one, say_ignored
 from fakedist.cli.say import remark
 from fakedist.errors import JobError
@@ -43,6 +43,7 @@ class _TopologyCommand(ScriptCommand):
     type=click.Path(path_type=Path),
     metavar="PATH",
     help="With a SCRIPT, the run directory to write. With RUN, write the result into a file.",
+    **ONCE,
 )
 @click.option("--force", is_flag=True, help="Replace an existing run directory.")
 @format_options(TEXT, JSON)

@@ -81,7 +81,7 @@ def check_cuda() -> MachineCheck:
     try:
         cuda = torch_build()[1]
     except SetupError:
-        cuda = ""
+        return MachineCheck("CUDA", "missing", "comes with torch, which is not installed")
     if not cuda:
         return MachineCheck("CUDA", "missing", "this torch was built without CUDA", "install a CUDA build of torch")
     return MachineCheck("CUDA", "ok", f"{cuda}, which torch was built for")

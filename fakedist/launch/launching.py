@@ -133,7 +133,7 @@ def run_child(job: Job, run_directory: Path, streams: Streams) -> Ending:
         start_new_session=True,
     )
     listener.close_writer()
-    watch = _Watch(child.pid, job.timeout_s)
+    watch = _Watch(child.pid, job.timeout_s, streams.say)
     line = ProgressLine(streams.progress) if streams.progress is not None else None
     try:
         with watch.signals():
@@ -183,7 +183,8 @@ class _Watch:
     starts.
     """
 
-    def __init__(self, pid: int, timeout_s: float | None) -> None:
+    def __init__(self, pid: int, timeout_s: float | None, say: Callable[[str], None] = _say_nothing) -> None:
+        self._say = say
         self.pid = self.rank = pid
         self.timed_out = self.rank_ended = False
         self.interrupts = 0
@@ -242,6 +243,8 @@ class _Watch:
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.interrupts += 1
+        if self.interrupts == 1:
+            self._say("stopping; writing the report (a second Ctrl-C kills the script)")
         self._signal_group(signal.SIGINT if self.interrupts == 1 else signal.SIGKILL)
 
     def _pass_on_termination(self, number: int, frame: FrameType | None) -> None:

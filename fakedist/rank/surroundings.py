@@ -32,6 +32,7 @@ from fakedist.record.recorder import Recorder
 from fakedist.record.timed_step.cupti import CuptiTracer
 from fakedist.record.timed_step.nvtx import NsysTracer
 from fakedist.record.timed_step.tracer import OperationTracer, Tracer
+from fakedist.record.warned_lines import warnings_at_the_script
 from fakedist.run import notes
 from fakedist.run.encoding import Record
 from fakedist.run.notes import Note
@@ -115,6 +116,7 @@ class Surroundings:
             self._tapes = self._make_tapes()
             faked = fake_world(self._job, self._recorder.ledger, is_undefined, self._tapes, self._process.own_ranks)
             self._world_notes = world.enter_context(faked)
+            world.enter_context(warnings_at_the_script())
             world.enter_context(adapted_frameworks())
             recording.enter_context(self._recorder)
             self._world, self._recording = world.pop_all(), recording.pop_all()

@@ -69,7 +69,8 @@ def values_off() -> Note:
 def profiler_saw_virtual_gpu(launches: int) -> Note:
     """The script's own profiler ran."""
     text = (
-        f"the script's profiler saw {launches:,} launches of the virtual GPU: their names, streams and order are the "
+        f"the script's profiler saw {counted(launches, 'launch', 'launches')} of the virtual GPU: their names, streams "
+        "and order are the "
         "job's, their times are not a GPU's (each takes 1 µs); operations on small tensors, which the host computes, "
         "launch none"
     )
@@ -223,7 +224,8 @@ def used_another_device(device: int) -> Note:
 def values_made_up(num_values: int, place: str) -> Note:
     """The script read values that no kernel computed."""
     text = (
-        f"{num_values:,} values that the script read were made up, first at {place or 'a backward'}, because no kernel "
+        f"{counted(num_values, 'value')} that the script read {'was' if num_values == 1 else 'were'} made up, first at "
+        f"{place or 'a backward'}, because no kernel "
         "had computed them (table invented): decisions that depend on them may differ on a real GPU"
     )
     return Note("values_made_up", text)
@@ -259,7 +261,8 @@ def branches_made_up(places: Sequence[str], num_more: int, loops: Sequence[str],
 def host_not_computed(num_operations: int, line: str) -> Note:
     """Operations on large host tensors were skipped; ``line`` is empty if the first was in a backward."""
     text = (
-        f"{num_operations:,} operations on host tensors of more than 4 MiB were not computed, first "
+        f"{counted(num_operations, 'operation')} on host tensors of more than 4 MiB "
+        f"{'was' if num_operations == 1 else 'were'} not computed, first "
         f"{f'at {line}' if line else 'in a backward'}: large floats have no values, neither on the virtual GPU nor, "
         "with it, on the host"
     )
@@ -278,14 +281,15 @@ _USE_TAPES = "to receive what those ranks send, use their tapes: --rank with sev
 
 def objects_made_up(count: int, first: str) -> Note:
     """This rank's own objects stood in for other ranks'."""
-    text = f"this rank's own objects stood in for {count:,} objects from other ranks, {first}; {_USE_TAPES}"
+    text = f"this rank's own objects stood in for {counted(count, 'object')} from other ranks, {first}; {_USE_TAPES}"
     return Note("objects_made_up", text)
 
 
 def tensors_made_up(count: int, num_zeros: int, first: str) -> Note:
     """Received tensors were filled with random floats or zeros."""
     zeros = f" ({num_zeros:,} of integers or flags, as zeros)" if num_zeros else ""
-    return Note("tensors_made_up", f"{count:,} tensors from other ranks were made up{zeros}, {first}; {_USE_TAPES}")
+    made_up = f"{counted(count, 'tensor')} from other ranks {'was' if count == 1 else 'were'} made up"
+    return Note("tensors_made_up", f"{made_up}{zeros}, {first}; {_USE_TAPES}")
 
 
 def tape_answered(count: int, tape: str) -> Note:

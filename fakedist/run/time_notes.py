@@ -118,7 +118,8 @@ def experts_load(imbalance: float) -> Note:
 def attention_is_dense(num_launches: int) -> Note:
     """flex_attention's masks have no values."""
     text = (
-        f"{num_launches:,} launches of flex_attention are estimated as if every query met every key, because "
+        f"{counted(num_launches, 'launch', 'launches')} of flex_attention {'is' if num_launches == 1 else 'are'} "
+        "estimated as if every query met every key, because "
         "the values of their masks are unknown"
     )
     return Note("attention_is_dense", text)
@@ -130,7 +131,8 @@ def not_estimated(launches: Mapping[str, int]) -> Note:
     more = f" and {len(names) - _MOST_NAMED} others" if len(names) > _MOST_NAMED else ""
     named = ", ".join(name[:80] or "unnamed" for name in names[:_MOST_NAMED])
     total = sum(launches.values())
-    return Note("not_estimated", f"{total:,} launches have no estimate, because their work is unknown: {named}{more}")
+    told = counted(total, "launch has", "launches have")
+    return Note("not_estimated", f"{told} no estimate, because the work is unknown: {named}{more}")
 
 
 # ---- traced times

@@ -327,3 +327,11 @@ def test_topology_shows_ranks_in_the_order_asked_for_and_says_which_could_not_be
     assert [path.name for path in shown] == ["rank5", "rank0"]
     *_, told, last = capsys.readouterr().err.splitlines()
     assert (told, last) == ("fakedist: rank 1: no room for it", "fakedist: exit 1: rank 1 ended as error")
+
+
+@pytest.mark.parametrize("twice", [("-o", "a", "-o", "b"), ("--format", "json", "--format", "html")])
+def test_of_two_outputs_none_is_taken_in_silence(
+    twice: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["report", str(tmp_path), *twice]) == 2
+    assert "was given 2 times, and takes one value" in capsys.readouterr().err

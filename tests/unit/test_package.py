@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -105,3 +106,9 @@ def test_the_wheel_runs_from_an_empty_folder(wheel: Path, tmp_path: Path) -> Non
         [sys.executable, "-m", "fakedist", "--version"], cwd=empty, env=environment, capture_output=True, text=True
     )
     assert version.stdout == f"fakedist {fakedist.__version__}\n"
+
+
+def test_the_half_that_reads_needs_all_but_torch() -> None:
+    wanted = [line for line in (ROOT / "requirements-reading.txt").read_text().splitlines() if not line.startswith("#")]
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert wanted == [each for each in declared if not each.startswith("torch")]

@@ -117,3 +117,19 @@ def test_the_first_of_several_ranks_that_failed_names_its_guess(
     assert lines[0].startswith("fakedist: rank 5 continued with a guess")
     assert commands(lines)[0][2] == "--rank=4,5"
     assert lines[-1] == "fakedist: exit 1: rank 5 ended as exception"
+
+
+def test_a_script_inside_a_package_is_told_how_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pkg" / "sub").mkdir(parents=True)
+    for folder in ("pkg", "pkg/sub"):
+        (tmp_path / folder / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    job = Job(world_size=8, rank=0, target="pkg/sub/train.py", arguments=("--lr", "1"))
+    ending = Ending(Outcome.EXCEPTION, 1, "ImportError: attempted relative import with no known parent package")
+    say_ending(ending, job, tmp_path)
+    assert " -m pkg.sub.train --lr 1\n" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path / "pkg")
+    say_ending(ending, replace(job, target="sub/train.py"), tmp_path)
+    assert f"cd {tmp_path} && fakedist profile" in capsys.readouterr().err

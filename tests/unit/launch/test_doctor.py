@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from fakedist.cli import main
 from fakedist.errors import SetupError
 from fakedist.launch import doctor
 
@@ -82,3 +83,14 @@ def test_nsys_is_looked_for_where_a_run_looks_for_it(machine: pytest.MonkeyPatch
     assert "--nsys needs it" in missing.text
     machine.setattr(doctor, "find_nsys", lambda: tmp_path / "nsys")
     assert doctor.check_nsys().text.startswith(f"{tmp_path / 'nsys'}: ")
+
+
+def test_without_torch_it_says_what_works_all_the_same(
+    machine: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine.setattr(doctor, "torch_build", _missing)
+    machine.setattr(doctor, "check_driver", lambda: doctor.MachineCheck("virtual GPU", "missing", "no torch"))
+    assert main(["doctor"]) == 1
+    *_, works, lacks = capsys.readouterr().out.splitlines()
+    assert works.startswith("report, view, compare, topology RUN, time, nsys, calibrate and export work here")
+    assert lacks.startswith("profile and check do not yet")

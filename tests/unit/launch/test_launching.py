@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -230,3 +231,13 @@ def test_an_allocator_that_keeps_no_history_is_refused_before_anything_is_writte
     with pytest.raises(SetupError, match="cudaMallocAsync") as error:
         launching.check(job)
     assert "--env PYTORCH_CUDA_ALLOC_CONF=" in error.value.hint
+
+
+def test_the_first_ctrl_c_says_that_the_report_follows() -> None:
+    said: list[str] = []
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as child:
+        watch = launching._Watch(child.pid, None, said.append)
+        watch._interrupt(signal.SIGINT, None)
+        watch._interrupt(signal.SIGINT, None)
+        child.wait()
+    assert said == ["stopping; writing the report (a second Ctrl-C kills the script)"]
