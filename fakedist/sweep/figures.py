@@ -25,6 +25,8 @@ _STATUS_COLOURS = {
     Status.MAY_NOT_FIT: CATEGORY_COLOURS["activation"],
     Status.DOES_NOT_FIT: CATEGORY_COLOURS["gradient"],
 }
+#: Without a step.
+_PALE = "#b3bac7"
 #: Pairs of axes that have a map; more would fill the page.
 _MOST_MAPS = 15
 
@@ -75,7 +77,7 @@ def parallel_axes(sweep: Sweep) -> Figure:
     for share in (0.0, 0.5, 1.0):
         _label(figure, len(names), share, speed_text(least + share * (most - least)))
     ticks = {"tickvals": [*range(len(names) + 1)], "ticktext": [*map(shown, names), sweep.ranking.unit]}
-    figure.update_xaxes(**ticks, range=[-0.3, len(names) + 0.4], side="top", zeroline=False)
+    figure.update_xaxes(**ticks, range=[-0.3, len(names) + 0.4], zeroline=False)
     figure.update_yaxes(visible=False, range=[-0.06, 1.06])
     return framed(figure, "Points over all axes", height=440)
 
@@ -170,10 +172,10 @@ def _speeds(sweep: Sweep) -> dict[str, float]:
 
 def _bins(rows: Sequence[Row], speeds: dict[str, float], least: float, most: float) -> list[tuple[str, list[Row]]]:
     """Rows by colour, the fastest last, so that they are drawn over the others."""
-    found: dict[str, list[Row]] = {colour: [] for colour in (MUTED, *_SCALE)}
+    found: dict[str, list[Row]] = {colour: [] for colour in (_PALE, *_SCALE)}
     for row in rows:
         if row.id not in speeds:
-            found[MUTED].append(row)
+            found[_PALE].append(row)
             continue
         share = (speeds[row.id] - least) / ((most - least) or 1.0)
         found[_SCALE[min(int(share * len(_SCALE)), len(_SCALE) - 1)]].append(row)
