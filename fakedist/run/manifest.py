@@ -126,6 +126,8 @@ def load_manifest(run_directory: Path) -> Manifest:
         values = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         what = "is not a run directory: it has no run.json" if run_directory.is_dir() else "does not exist"
+        if run_directory.is_file():
+            what = "is a file, and a run directory is needed here"
         raise RunDirectoryError(f"{run_directory} {what}", "fakedist profile -o RUN ... makes one") from None
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be read: {error.strerror}", DAMAGED) from error

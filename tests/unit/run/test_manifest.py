@@ -134,3 +134,9 @@ def test_a_newer_schema_is_refused_and_says_what_to_type(tmp_path: Path) -> None
     with pytest.raises(RunDirectoryError, match=f"schema version {SCHEMA_VERSION + 1}") as caught:
         load_manifest(tmp_path)
     assert "upgrade" in caught.value.hint
+
+
+def test_a_file_in_place_of_a_run_directory_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.pickle").write_bytes(b"x")
+    with pytest.raises(RunDirectoryError, match=r"a\.pickle is a file, and a run directory is needed here"):
+        load_manifest(tmp_path / "a.pickle")
