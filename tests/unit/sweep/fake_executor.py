@@ -11,7 +11,7 @@ from fakedist.analysis.building import build_tables
 from fakedist.launch.executors.task import Task, TaskResult
 from fakedist.run.manifest import load_manifest, write_manifest
 from fakedist.run.outcome import Ending, Outcome
-from tests.unit.analysis.recorded import HandMade, new_run
+from tests.unit.analysis.recorded import new_run
 from tests.unit.report.handmade import recorded
 
 #: What a task comes to. "ran" is a run with a step whose pipeline has the ranks 0 and 4.
@@ -56,12 +56,16 @@ class FakeExecutor:
         if kind == RAN:
             shutil.copytree(self._made / f"rank{task.job.rank}", task.directory)
             return result(task, Outcome.STOPPED)
-        task.directory.mkdir(parents=True)
         if kind == LOST:
             return result(task, Outcome.ERROR, "the worker was lost")
         if kind == INTERRUPTED:
             return result(task, Outcome.INTERRUPTED, "it was cancelled")
-        return _failed(task, kind)
+        outcome, message, step = _FAILURES[kind]
+        made = self._made / f"{kind} {task.job.rank}"
+        if not made.exists():
+            _make_failed(made, task.job.rank, (outcome, message, step))
+        shutil.copytree(made, task.directory)
+        return result(task, outcome, message)
 
 
 def result(task: Task, outcome: Outcome, failure: str = "") -> TaskResult:
@@ -79,19 +83,17 @@ def result(task: Task, outcome: Outcome, failure: str = "") -> TaskResult:
     )
 
 
-def _failed(task: Task, kind: str) -> TaskResult:
-    outcome, message, step = {
-        OUT_OF_MEMORY: (Outcome.OUT_OF_MEMORY, "torch.OutOfMemoryError: CUDA out of memory", 1),
-        REFUSED: (Outcome.EXCEPTION, "AssertionError: heads cannot be divided by tp", 0),
-        RAISED: (Outcome.EXCEPTION, "RuntimeError: shapes differ", 0),
-    }[kind]
+_FAILURES = {
+    OUT_OF_MEMORY: (Outcome.OUT_OF_MEMORY, "torch.OutOfMemoryError: CUDA out of memory", 1),
+    REFUSED: (Outcome.EXCEPTION, "AssertionError: heads cannot be divided by tp", 0),
+    RAISED: (Outcome.EXCEPTION, "RuntimeError: shapes differ", 0),
+}
+
+
+def _make_failed(directory: Path, rank: int, how: tuple[Outcome, str, int]) -> None:
+    outcome, message, step = how
     made = recorded()
     made.record("outcome", outcome=outcome, code=1, message=message, line="/job/train.py:7 (main)", last_step=step)
-    write_failed(new_run(task.directory, rank=task.job.rank), made, Ending(outcome, 1, message))
-    return result(task, outcome, message)
-
-
-def write_failed(directory: Path, made: HandMade, ending: Ending) -> None:
-    made.write(directory)
-    write_manifest(directory, dataclasses.replace(load_manifest(directory), exit=ending))
+    made.write(new_run(directory, rank=rank))
+    write_manifest(directory, dataclasses.replace(load_manifest(directory), exit=Ending(outcome, 1, message)))
     build_tables(directory)
