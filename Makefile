@@ -24,7 +24,7 @@ WORKERS ?= 2
 PARALLEL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-all mutants lint types budgets check format bench accuracy accuracy-times accuracy-steps measured gallery gpu calibrate oldest torch matrix clean
+.PHONY: help setup demo test test-long test-all mutants lint types budgets check format bench accuracy accuracy-times accuracy-steps measured gallery gpu calibrate oldest torch matrix dist clean
 .PHONY: frameworks clients clients-new clients-fast test-page plotly
 
 help: ## list the targets
@@ -156,6 +156,14 @@ torch: ## tests and our own jobs on another torch, in an environment of its own 
 matrix: ## make torch for every supported release, one after the other; what was seen belongs into docs/versions.md
 	failed=; for torch in $(TORCHES); do $(MAKE) --no-print-directory torch TORCH=$$torch || failed="$$failed $$torch"; done; \
 		test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
+
+dist: ## wheel and sdist into dist/, checked as a user installs them, without a network but for pip: 2 minutes
+	rm -rf dist build/dist && mkdir -p build/dist
+	$(PYTHON) -m venv build/dist/tools
+	build/dist/tools/bin/python $(PIP_INSTALL) build twine
+	build/dist/tools/bin/python -m build --outdir dist .
+	build/dist/tools/bin/twine check --strict dist/*
+	$(PYTHON) tools/check_dist.py dist build/dist
 
 clean: ## remove everything that make made
 	rm -rf .venv .venv-oldest .venv-torch-* node_modules tools/plotly/node_modules gpu-results build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache $(DEMO)

@@ -1,0 +1,83 @@
+"""Install the built files as a user does, and see that they work: python tools/check_dist.py DIST SCRATCH.
+
+- The wheel made from the sdist holds the same files as the wheel.
+- Without torch, the reading half works, and what needs torch says what to install.
+- A torch of NVIDIA's containers, 2.8.0a0+...nv, is kept.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+READING = Path(__file__).parent.parent / "requirements-reading.txt"
+#: The version of torch in NVIDIA's container 25.05.
+CONTAINERS_TORCH = "2.8.0a0+5228986c39.nv25.5"
+
+
+def main(dist: Path, scratch: Path) -> None:
+    """Run every check; a failed one ends the process."""
+    (wheel,), (sdist,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
+    python = environment(scratch / "reader")
+    run(python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(scratch / "again"), str(sdist))
+    (again,) = (scratch / "again").glob("*.whl")
+    check(names(wheel) == names(again), "the sdist's wheel has other files")
+    run(python, "-m", "pip", "install", "--quiet", "-r", str(READING))
+    run(python, "-m", "pip", "install", "--quiet", "--no-deps", str(wheel))
+    fakedist = python.parent / "fakedist"
+    run(fakedist, "--version")
+    run(python, "-c", "import fakedist, sys; fakedist.open_run; assert 'torch' not in sys.modules")
+    for command in ("report", "view", "compare", "topology", "time", "nsys", "calibrate", "export"):
+        run(fakedist, command, "--help")
+    refused = run(fakedist, "profile", "--world-size", "2", "--rank", "0", str(READING), code=2)
+    check("pip install torch" in refused, f"profile without torch says: {refused}")
+    python = environment(scratch / "container")
+    run(python, "-m", "pip", "install", "--quiet", "--no-deps", str(made_up_torch(scratch)))
+    planned = run(python, "-m", "pip", "install", "--dry-run", str(wheel))
+    check("Would install" in planned and "torch-" not in planned, f"torch would be replaced: {planned}")
+    print(f"{wheel.name} and {sdist.name} install and work")
+
+
+def environment(path: Path) -> Path:
+    """Python of a new environment."""
+    venv.create(path, with_pip=True, clear=True)
+    return path / "bin/python"
+
+
+def run(*command: object, code: int = 0) -> str:
+    """Run a command that ends with an exit code, and return what it prints."""
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    check(done.returncode == code, f"{command} ended with {done.returncode}: {done.stdout}{done.stderr}")
+    return done.stdout + done.stderr
+
+
+def check(is_true: bool, message: str) -> None:
+    """End the process with a message if it is not true."""
+    if not is_true:
+        sys.exit(f"check_dist: {message}")
+
+
+def names(wheel: Path) -> set[str]:
+    """The package's files in a wheel."""
+    return {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("fakedist/")}
+
+
+def made_up_torch(scratch: Path) -> Path:
+    """An empty wheel with the version of a container's torch."""
+    path = scratch / f"torch-{CONTAINERS_TORCH}-py3-none-any.whl"
+    info = f"torch-{CONTAINERS_TORCH}.dist-info"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("torch/__init__.py", "")
+        file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: torch\nVersion: {CONTAINERS_TORCH}\n")
+        file.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: fakedist\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        file.writestr(f"{info}/RECORD", "")
+    return path
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
