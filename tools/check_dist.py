@@ -13,7 +13,7 @@ import venv
 import zipfile
 from pathlib import Path
 
-READING = Path(__file__).parent.parent / "requirements-reading.txt"
+READING = Path(__file__).resolve().parent.parent / "requirements-reading.txt"
 #: The version of torch in NVIDIA's container 25.05.
 CONTAINERS_TORCH = "2.8.0a0+5228986c39.nv25.5"
 
@@ -29,16 +29,16 @@ def main(dist: Path, scratch: Path) -> None:
     run(python, "-m", "pip", "install", "--quiet", "--no-deps", str(wheel))
     fakedist = python.parent / "fakedist"
     run(fakedist, "--version")
-    run(python, "-c", "import fakedist, sys; fakedist.open_run; assert 'torch' not in sys.modules")
+    run(python, "-c", "import fakedist, sys; fakedist.open; assert 'torch' not in sys.modules")
     for command in ("report", "view", "compare", "topology", "time", "nsys", "calibrate", "export"):
         run(fakedist, command, "--help")
-    refused = run(fakedist, "profile", "--world-size", "2", "--rank", "0", str(READING), code=2)
+    refused = run(fakedist, "profile", "--world-size", "2", "--rank", "0", Path(__file__).resolve(), code=1)
     check("pip install torch" in refused, f"profile without torch says: {refused}")
     python = environment(scratch / "container")
     run(python, "-m", "pip", "install", "--quiet", "--no-deps", str(made_up_torch(scratch)))
     planned = run(python, "-m", "pip", "install", "--dry-run", str(wheel))
     check("Would install" in planned and "torch-" not in planned, f"torch would be replaced: {planned}")
-    print(f"{wheel.name} and {sdist.name} install and work")
+    sys.stdout.write(f"{wheel.name} and {sdist.name} install and work\n")
 
 
 def environment(path: Path) -> Path:
@@ -49,7 +49,8 @@ def environment(path: Path) -> Path:
 
 def run(*command: object, code: int = 0) -> str:
     """Run a command that ends with an exit code, and return what it prints."""
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    words = [str(part) for part in command]
+    done = subprocess.run(words, cwd="/", capture_output=True, text=True, check=False)  # not among the sources
     check(done.returncode == code, f"{command} ended with {done.returncode}: {done.stdout}{done.stderr}")
     return done.stdout + done.stderr
 
@@ -80,4 +81,4 @@ def made_up_torch(scratch: Path) -> Path:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve())
