@@ -12,7 +12,6 @@ import pandas as pd
 from fakedist.analysis import memory_tables
 from fakedist.analysis.blocks import Blocks, action_names, build_blocks, event_places
 from fakedist.analysis.calls import call_table, collective_table, group_table
-from fakedist.analysis.collector import no_collector
 from fakedist.analysis.coverage import coverage_notes
 from fakedist.analysis.layer_table import layer_table
 from fakedist.analysis.recording import Recording, read_recording
@@ -26,6 +25,7 @@ from fakedist.analysis.times.recorded_times import recorded_times, where_from
 from fakedist.analysis.times.trace import write_trace
 from fakedist.job import Job
 from fakedist.run import notes
+from fakedist.run.collector import no_collector
 from fakedist.run.manifest import load_manifest, write_manifest
 from fakedist.run.notes import Note
 from fakedist.run.outcome import Outcome

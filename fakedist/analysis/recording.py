@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fakedist.analysis.address_space import Pool, Segment
-from fakedist.analysis.collector import no_collector
 from fakedist.analysis.traces.traced_step import traced_records
+from fakedist.run.collector import no_collector
 from fakedist.run.directory import JOURNAL_NAME, KERNELS_NAME, SMI_NAME
 from fakedist.run.encoding import Record, columns_of
 from fakedist.run.journal import damaged, read_journal

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from fakedist.launch import launching
 from fakedist.launch.checked_script import ScriptSyntaxError
 from fakedist.launch.executors.process import TaskProcesses
 from fakedist.launch.executors.task import Executor, Task, TaskResult
+from fakedist.launch.interrupts import ended_like_interrupted
 from fakedist.run.manifest import load_manifest
 from fakedist.run.outcome import Ending, Outcome
 
@@ -73,7 +72,7 @@ def run_ranks(
     """
     failed: dict[str, ScriptError] = {}
     named = {rank.name: rank for rank in ranks}
-    with _ended_like_interrupted(), closing(executor):
+    with ended_like_interrupted(), closing(executor):
         for result in executor.run(rank.task(cwd) for rank in ranks):
             rank = named[result.key]
             try:
@@ -96,19 +95,6 @@ def see_that_it_can_run(job: Job) -> None:
         launching.check(job)
     except ScriptSyntaxError as error:
         raise ScriptError("the script does not compile; nothing was run", output=str(error)) from None
-
-
-@contextmanager
-def _ended_like_interrupted() -> Iterator[None]:
-    """Treat SIGTERM, which a CI service sends to cancel a job, like Ctrl-C."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def see_that_it_ran(rank: RankToRun, result: TaskResult) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from fakedist.frameworks.transformer_engine import WORKSPACE_FUNCTIONS
 from fakedist.patch import patched, present
 from fakedist.record.torch_snapshot import take_snapshot
 from fakedist.run.allocator import SETTINGS, refusal
+from fakedist.run.collector import no_collector
 from fakedist.run.encoding import Record
 from fakedist.run.memory_records import EventsRecord, StatisticsRecord
 from fakedist.run.rows import FrameRow, PoolRow
@@ -133,7 +133,7 @@ class AllocatorHistory:
         """Move everything recorded since the last call to the journal."""
         if not self.is_on:
             return
-        with _uncollected():
+        with no_collector():
             self._drain()
         self._gemms.clear()
 
@@ -252,18 +252,6 @@ class _Numbers(dict[str | None, int]):
     def __missing__(self, metadata: str | None) -> int:
         number = self[metadata] = int(metadata) if metadata and metadata.isdecimal() else -1
         return number
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Keep Python's garbage collector from walking again and again through the entries, which hold no cycles."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _private_pools(segments: list[_Segment], device: int) -> dict[int, tuple[int, int]]:

@@ -61,10 +61,10 @@ def open_snapshot(path: Path) -> Run:
     from fakedist.analysis import memory_tables
     from fakedist.analysis.blocks import build_blocks, event_places
     from fakedist.analysis.building import make_tables
-    from fakedist.analysis.collector import no_collector
     from fakedist.analysis.foreign import read_foreign
     from fakedist.analysis.snapshot_values import NoSnapshotError
     from fakedist.analysis.summing_up import summarize
+    from fakedist.run.collector import no_collector
     from fakedist.run.snapshot import SNAPSHOT_HINT, read_snapshot
 
     with no_collector():

@@ -5,17 +5,15 @@ from __future__ import annotations
 import importlib.util
 import shlex
 import shutil
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fakedist.errors import SetupError, SweepError
 from fakedist.launch import launching
 from fakedist.launch.executors.task import Executor
+from fakedist.launch.interrupts import ended_like_interrupted
 from fakedist.sweep.directory import (
     ABOUT_NAME,
     FILES_NAME,
@@ -88,7 +86,7 @@ def run_sweep(
         ground = find_ground(runs[0].job)
         journal = SweepJournal(place / JOURNAL_NAME)
         try:
-            with _ended_like_interrupted():
+            with ended_like_interrupted():
                 _run(
                     plan,
                     place,
@@ -200,16 +198,3 @@ def _empty(directory: Path) -> None:
         shutil.rmtree(directory / name, ignore_errors=True)
     for name in (JOURNAL_NAME, TABLE_NAME, STORAGE_NAME):
         (directory / name).unlink(missing_ok=True)
-
-
-@contextmanager
-def _ended_like_interrupted() -> Iterator[None]:
-    """Treat SIGTERM, which a batch system sends to end a job, like Ctrl-C."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -10,7 +10,6 @@ import pandas as pd
 
 from fakedist.analysis.calibration.calibrating import Calibrated, calibrate, with_gpu
 from fakedist.analysis.calibration.recorded_step import recorded_step
-from fakedist.analysis.collector import no_collector
 from fakedist.analysis.nsys.database import open_database
 from fakedist.analysis.nsys.tracing import read_process
 from fakedist.analysis.times.estimated import estimate_times, network_of, prices_of
@@ -20,6 +19,7 @@ from fakedist.bounded import UnreadableError, open_file
 from fakedist.gpu_models.known import GPUS
 from fakedist.gpu_models.spec import GpuSpec
 from fakedist.job import Job
+from fakedist.run.collector import no_collector
 from fakedist.time.own import OwnPrices
 from fakedist.time.own_table import OwnTable
 

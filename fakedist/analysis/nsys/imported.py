@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fakedist.analysis.building import build_tables
-from fakedist.analysis.collector import no_collector
 from fakedist.analysis.nsys.database import Database, open_database
 from fakedist.analysis.nsys.tracing import Choice, gpu_name, read_trace, tool_version
 from fakedist.analysis.recording import read_recording
 from fakedist.analysis.traces.layer_numbers import LayerNumbers
 from fakedist.analysis.traces.traced_host import host_record
 from fakedist.analysis.traces.traced_kernels import Tool, kernel_record
+from fakedist.run.collector import no_collector
 from fakedist.run.directory import JOURNAL_NAME
 from fakedist.run.journal import JournalWriter
 from fakedist.run.manifest import import_manifest

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_collector() -> Iterator[None]:
-    """Turn the cycle collector off while a recording is read or a snapshot is built.
+    """Turn the cycle collector off while a recording is read, or a snapshot is built or decoded.
 
-    Both make one object per row, in no cycles. The collector would walk them again and again: half of the time.
+    All make one object per row, in no cycles. The collector would walk them again and again: half of the time.
     """
     was_on = gc.isenabled()
     gc.disable()
