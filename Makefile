@@ -153,7 +153,7 @@ torch: ## tests and our own jobs on another torch, in an environment of its own 
 	$(@D)/bin/python $(PIP_INSTALL) --no-build-isolation --editable '.[test]'
 	touch $@
 
-matrix: ## make torch for every supported release, one after the other; what was seen belongs into docs/versions.md
+matrix: ## make torch for every supported release, one after the other; record what ran in docs/versions.md
 	failed=; for torch in $(TORCHES); do $(MAKE) --no-print-directory torch TORCH=$$torch || failed="$$failed $$torch"; done; \
 		test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 

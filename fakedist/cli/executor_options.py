@@ -25,6 +25,6 @@ def executor_options(command: _Command) -> _Command:
         "-j",
         type=click.IntRange(min=1),
         metavar="N",
-        help="How many jobs run at once on this machine.  [default: as many as its cores and free memory allow]",
+        help="How many jobs to run at once on this machine.  [default: as many as its cores and free memory allow]",
     )
     return where(how_many(command))

@@ -36,37 +36,43 @@ _TOML = ".toml"
     "--axis", "axes", multiple=True, metavar="NAME=VALUES", help="An axis: tp=1,2,4,8 or tp=1..8*2. Repeatable."
 )
 @click.option(
-    "--let", "derived", multiple=True, metavar="NAME=EXPR", help="A value that follows from axes. Repeatable."
+    "--let", "derived", multiple=True, metavar="NAME=EXPR", help="A value computed from the axes. Repeatable."
 )
-@click.option("--where", "conditions", multiple=True, metavar="EXPR", help="A condition on points. Repeatable.")
 @click.option(
-    "--monotone", multiple=True, metavar="AXIS", help="Later values of this axis always take more memory. Repeatable."
+    "--where", "conditions", multiple=True, metavar="EXPR", help="Run only points that meet this condition. Repeatable."
+)
+@click.option(
+    "--monotone", multiple=True, metavar="AXIS", help="An axis whose later values always take more memory. Repeatable."
 )
 @click.option(
     "--price",
     "prices",
     multiple=True,
     metavar="NAME=VALUE",
-    help="What steps are priced for without another run: gpus-per-node or moe-imbalance. Repeatable.",
+    help="What to price the steps for, without another run: gpus-per-node or moe-imbalance. Repeatable.",
 )
-@click.option("--keep", metavar="WHICH", help="Run directories that stay: all, none or best:10.  [default: all]")
-@click.option("--headroom", metavar="SHARE", help="Memory that the fastest point leaves free.  [default: 5%]")
+@click.option("--keep", metavar="WHICH", help="Run directories to keep: all, none or best:10.  [default: all]")
+@click.option(
+    "--headroom", metavar="SHARE", help="Share of the memory that the fastest point must leave free.  [default: 5%]"
+)
 @click.option("--context", metavar="SIZE", help="Memory of the CUDA context.  [default: as published]")
-@click.option("--tokens-per-step", metavar="EXPR", help="Tokens of a step, of all ranks.  [default: as the runs show]")
+@click.option(
+    "--tokens-per-step", metavar="EXPR", help="Tokens in a step, over all ranks.  [default: as found in the runs]"
+)
 @executor_options
-@click.option("--trials", type=int, metavar="N", help="Run this many points, which a sampler of Optuna chooses.")
-@click.option("--sampler", metavar="NAME", help="tpe or random.  [default: tpe]")
-@click.option("--memory-limit", metavar="SIZE", help="Host memory of one rank's processes that ends it.")
+@click.option("--trials", type=int, metavar="N", help="Run only this many points, chosen by an Optuna sampler.")
+@click.option("--sampler", metavar="NAME", help="Optuna's sampler: tpe or random.  [default: tpe]")
+@click.option("--memory-limit", metavar="SIZE", help="End a rank whose processes hold more host memory than this.")
 @click.option("--fresh", is_flag=True, help="Run every point again.")
-@click.option("--micro-batches", metavar="EXPR", help="Micro-batches of a step.  [default: those that run]")
-@click.option("--dry-run", is_flag=True, help="Print the points and what each would run, and run nothing.")
+@click.option("--micro-batches", metavar="EXPR", help="Price steps of this many micro-batches.  [default: as recorded]")
+@click.option("--dry-run", is_flag=True, help="Print each point with its command, and run nothing.")
 @click.option(
     "-o",
     "--output",
     "directory",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="The directory of the sweep.",
+    help="Directory of the sweep.  [default: fakedist-sweep-NAME]",
     **ONCE,
 )
 @format_options(TEXT, JSON)
@@ -97,18 +103,18 @@ def sweep(
     as_json: bool,
     **given: object,
 ) -> int:
-    r"""Run a job at every point of a space, and rank the points: which fit, and which of those is fastest.
+    """Run a job at every point of a space, and rank the points: which fit, and which of those is fastest.
 
-    The space is a sweep file, or axes and a command with placeholders:
+    The space comes from a sweep file, or from axes and a command with placeholders:
 
     \b
     fakedist sweep sweep.toml
-    fakedist sweep --world-size 64 --axis tp=1,2,4,8 --where "tp * pp <= 64" train.py --tp {tp}
+    fakedist sweep --world-size 8 --axis tp=1,2,4 train.py --tp {tp}
 
-    A sweep that was ended goes on where it stopped. The directory of a sweep in place of the file prints what is
-    known of it. --rank is ends (the first and the last pipeline stage), stages
-    (also every stage of the ten best points), or ranks (docs/sweeps.md).
-    """
+    An interrupted sweep resumes where it stopped. Give its directory in place of the file to print its results so far.
+    --rank is ends (the first and the last pipeline stage), stages (also every stage of the ten best points), or the
+    numbers of ranks (docs/sweeps.md).
+    """  # noqa: D301 - click looks for the character \b
     output = chosen_output(form, as_json)
     settings: dict[str, object] = {
         "ranks": ",".join(each) if isinstance(each := given["rank"], tuple) and each else None,

@@ -44,7 +44,7 @@ def _variables(ctx: click.Context, param: click.Parameter, values: Sequence[str]
     "--gpu-power", metavar="WATTS", callback=_power, help="Power limit of the GPU in watts.  [default: the model's]"
 )
 @click.option(
-    "--times", metavar="FILE", help="Times of your own GPU: what fakedist calibrate wrote.  [default: the run's]"
+    "--times", metavar="FILE", help="Times of your own GPU, written by fakedist calibrate.  [default: the run's]"
 )
 @click.option("--fabric", metavar="NAME", help="Interconnect: a preset, or a fabric file.  [default: the run's]")
 @click.option(
@@ -54,7 +54,7 @@ def _variables(ctx: click.Context, param: click.Parameter, values: Sequence[str]
     help="GPUs in one NVLink domain.  [default: the run's]",
 )
 @click.option(
-    "--no-interference", is_flag=True, help="Kernels and collectives that run at once do not slow each other."
+    "--no-interference", is_flag=True, help="Do not let kernels and collectives that run at once slow each other down."
 )
 @click.option(
     "--what-if",
@@ -69,26 +69,27 @@ def _variables(ctx: click.Context, param: click.Parameter, values: Sequence[str]
     multiple=True,
     metavar="KEY=VALUE",
     callback=_variables,
-    help="A variable of NCCL's, before those that the run had. Repeatable.",
+    help="Set a variable of NCCL's. It overrides the run's own. Repeatable.",
 )
 @click.option(
     "--moe-imbalance",
     type=click.FloatRange(1, 1000),
     default=1.0,
     metavar="F",
-    help="Load of the busiest rank's experts, in even shares: scales all_to_all and grouped products.  [default: 1]",
+    help="Load of the busiest rank's experts, as a multiple of an even load. It scales all_to_all and grouped "
+    "products.  [default: 1]",
 )
 @click.option(
     "--tokens-per-step",
     type=click.IntRange(1),
     metavar="N",
-    help="Tokens of a step, of all ranks.  [default: what the first embedding looks up]",
+    help="Tokens in a step, over all ranks.  [default: what the first embedding looks up]",
 )
 @click.option(
     "--micro-batches",
     type=click.IntRange(1),
     metavar="N",
-    help="Micro-batches of a step; those beyond the recorded ones repeat a steady one.  [default: those recorded]",
+    help="Price a step of this many micro-batches, by repeating a steady one.  [default: as recorded]",
 )
 @file_option
 @format_options(TEXT, JSON, MARKDOWN, CSV, HTML)
@@ -116,11 +117,12 @@ def time(
 ) -> int:
     """Estimate the timed step of a run on another GPU or interconnect, without running the script.
 
-    RUN is a run directory that was made on the virtual GPU. Its launches are priced again; its memory stays as it is,
-    and so do the kernels that PyTorch chose for the run's own GPU.
+    RUN is a run directory. The launches of a run on the virtual GPU are priced again. Its memory does not change, and
+    neither do the kernels that PyTorch chose for the run's own GPU. A run on a real GPU can be priced for another
+    interconnect only.
 
-    Several runs are ranks of one job, one of each pipeline stage: they are priced together, each waits for what the
-    others send, and the result is the step of the whole job. HTML has a figure of it.
+    Several runs are ranks of one job, one from each pipeline stage. They are priced together, and each waits for what
+    the others send. The result is the step of the whole job; --format html draws it.
     """
     output = chosen_output(form, as_json, file)
     several = len(runs) > 1 or (tokens_per_step or micro_batches) is not None or output.format == HTML
