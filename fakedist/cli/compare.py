@@ -19,21 +19,22 @@ from fakedist.cli.output import HTML, JSON, MARKDOWN, TEXT, chosen_output, file_
 def compare(a: Path, b: Path, *, file: Path | None, form: str | None, as_json: bool, all_rows: bool) -> int:
     """Show what changed from run A to run B, and why.
 
-    A and B are run directories: of two commits, two ranks, two layouts, two GPUs, two versions of torch. Markdown fits
-    a comment on a pull request, HTML is one page.
+    A and B are run directories: of two commits, two ranks, two layouts, two GPUs, two versions of torch. Each may also
+    be a memory snapshot of torch; the memory is then compared by source line. Markdown fits a comment on a pull
+    request, HTML is one page.
     """
     output = chosen_output(form, as_json, file)
     from fakedist.report.compare.change_sheets import comparison_markdown, render_comparison
-    from fakedist.report.compare.comparison import Comparison, comparison_object
+    from fakedist.report.compare.compared import compared_object, open_comparison
 
     with reading(a, b):
-        comparison = Comparison(a, b)
+        comparison = open_comparison(a, b)
         if output.format == HTML:
             from fakedist.report.compare.comparison_page import comparison_page
 
             output.write(comparison_page(comparison))
         elif output.format == JSON:
-            output.write_object(comparison_object(comparison))
+            output.write_object(compared_object(comparison))
         elif output.format == MARKDOWN:
             output.write(comparison_markdown(comparison, all_rows=all_rows))
         else:

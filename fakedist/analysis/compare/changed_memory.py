@@ -21,13 +21,13 @@ def figure_changes(a: Summary, b: Summary) -> pd.DataFrame:
         ("capacity", a.capacity_bytes, b.capacity_bytes),
         ("headroom", *(each.capacity_bytes - each.peak_reserved_bytes for each in (a, b))),
     ]
-    return _with_change(pd.DataFrame(rows, columns=["name", "a_bytes", "b_bytes"]))
+    return with_change(pd.DataFrame(rows, columns=["name", "a_bytes", "b_bytes"]))
 
 
 def category_changes(a: dict[str, int], b: dict[str, int]) -> pd.DataFrame:
     """Bytes at the peak by category, largest change first. The changes add up to the change of the peak."""
     rows = [(name, a.get(name, 0), b.get(name, 0)) for name in CATEGORIES]
-    found = _with_change(pd.DataFrame(rows, columns=["category", "a_bytes", "b_bytes"]))
+    found = with_change(pd.DataFrame(rows, columns=["category", "a_bytes", "b_bytes"]))
     return by_effect(found[(found["a_bytes"] != 0) | (found["b_bytes"] != 0)])
 
 
@@ -42,7 +42,7 @@ def phase_changes(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
     ]
     places = [*peaks[1], *(place for place in peaks[0] if place not in peaks[1])]
     rows = [(*place, peaks[0].get(place, 0), peaks[1].get(place, 0)) for place in places]
-    found = _with_change(pd.DataFrame(rows, columns=["step", "phase", "a_bytes", "b_bytes"]))
+    found = with_change(pd.DataFrame(rows, columns=["step", "phase", "a_bytes", "b_bytes"]))
     sides = [[place in side for place in places] for side in peaks]
     found.loc[[not here for here in sides[0]], "what"] = "appeared"
     found.loc[[not here for here in sides[1]], "what"] = "gone"
@@ -68,7 +68,7 @@ def layer_parts(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> pd.D
         sides = {"a_bytes": _taken(a, matches["a"], column), "b_bytes": _taken(b, matches["b"], column)}
         part = matches.assign(**sides, category=category, **paths)
         frames.append(part[(part["a_bytes"] != 0) | (part["b_bytes"] != 0)])
-    return _with_change(pd.concat(frames, ignore_index=True))
+    return with_change(pd.concat(frames, ignore_index=True))
 
 
 def layer_changes(parts: pd.DataFrame) -> pd.DataFrame:
@@ -96,7 +96,7 @@ def layer_changes(parts: pd.DataFrame) -> pd.DataFrame:
             }
         )
     columns = ["name", "was", "category", "num_layers", "a_bytes", "b_bytes", "layer_is"]
-    found = _with_change(pd.DataFrame(rows, columns=columns))
+    found = with_change(pd.DataFrame(rows, columns=columns))
     is_new_or_gone = found["layer_is"] != "both"
     found["what"] = found["what"].where(~is_new_or_gone, found["layer_is"])
     return by_effect(found.drop(columns="layer_is"))
@@ -117,7 +117,7 @@ def most_changes(a: pd.DataFrame, b: pd.DataFrame, matches: pd.DataFrame) -> pd.
     found = each.groupby("path", sort=False).agg(
         num_a=("in_a", "sum"), num_b=("in_b", "sum"), a_bytes=("a_bytes", "max"), b_bytes=("b_bytes", "max")
     )
-    found = _with_change(found.rename_axis("name").reset_index())
+    found = with_change(found.rename_axis("name").reset_index())
     return by_effect(found[found["change_bytes"] != 0])
 
 
@@ -136,7 +136,8 @@ def by_effect(found: pd.DataFrame) -> pd.DataFrame:
     return found.loc[order].reset_index(drop=True)
 
 
-def _with_change(found: pd.DataFrame) -> pd.DataFrame:
+def with_change(found: pd.DataFrame) -> pd.DataFrame:
+    """With columns change_bytes, and what: appeared, gone, grew, shrank or same, by a_bytes and b_bytes."""
     found = found.astype({"a_bytes": "int64", "b_bytes": "int64"})
     found["change_bytes"] = found["b_bytes"] - found["a_bytes"]
     grown = np.where(found["change_bytes"] > 0, "grew", np.where(found["change_bytes"] < 0, "shrank", "same"))

@@ -76,6 +76,11 @@ class Comparison:
         found = [f"{side} {phrase}" for side, each in sides if (phrase := changed_settings.incomplete(each))]
         return found + changed_settings.unlike_times(*self.summaries)
 
+    @property
+    def look_first(self) -> list[str]:
+        """Where to look first, beyond the headline: nothing, since the tables say it by layer."""
+        return []
+
     @cached_property
     def figures(self) -> pd.DataFrame:
         """Peaks, capacity, headroom."""

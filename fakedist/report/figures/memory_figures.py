@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from fakedist.analysis.compare.common_axis import common_axis, on_axis
+from fakedist.analysis.compare.common_axis import Stretch, common_axis, on_axis
 from fakedist.analysis.recording import Array
 from fakedist.report.figures.look import (
     CATEGORY_COLOURS,
@@ -127,6 +127,8 @@ def _places(curve: MemoryCurve, moves: Array, axis: str) -> Array:
 def compared_timeline(before: Run, after: Run, *, num_points: int = NUM_POINTS) -> go.Figure:
     """Allocated bytes of two runs, the same phase of the same step at the same place.
 
+    If one of them is a snapshot, both histories have the same width.
+
     Args:
         before: One run.
         after: The other.
@@ -135,9 +137,7 @@ def compared_timeline(before: Run, after: Run, *, num_points: int = NUM_POINTS) 
     Raises:
         RunDirectoryError: A table is missing or damaged.
     """
-    curves = [run.table("events", ["allocated_bytes"])["allocated_bytes"].to_numpy(np.int64) for run in (before, after)]
-    spans = [run.table("spans") if run.has("spans") else pd.DataFrame() for run in (before, after)]
-    pieces = common_axis((spans[0], spans[1]), (len(curves[0]), len(curves[1])))
+    curves, pieces = curves_on_axis(before, after)
     figure = new_figure()
     unit, size = byte_unit(max(before.peak_allocated_bytes, after.peak_allocated_bytes))
     for side, (name, run, curve) in enumerate(zip("AB", (before, after), curves, strict=True)):
@@ -169,7 +169,21 @@ def compared_timeline(before: Run, after: Run, *, num_points: int = NUM_POINTS) 
     figure.update_layout(hovermode="x unified", shapes=stretches)
     figure.update_xaxes(showticklabels=False)
     figure.update_yaxes(rangemode="tozero", ticksuffix=f" {unit}")
-    return framed(figure, "Allocated memory of two runs", x="steps and phases of both", height=460)
+    x_title = "steps and phases of both" if have_steps(before, after) else "events of each, from first to last"
+    return framed(figure, "Allocated memory of two runs", x=x_title, height=460)
+
+
+def have_steps(before: Run, after: Run) -> bool:
+    """Whether both runs know their steps. A snapshot does not."""
+    return before.has("spans") and after.has("spans")
+
+
+def curves_on_axis(before: Run, after: Run) -> tuple[list[Array], list[Stretch]]:
+    """Allocated bytes after each event of two runs, and their common axis: one piece if one of them has no steps."""
+    runs = (before, after)
+    curves = [run.table("events", ["allocated_bytes"])["allocated_bytes"].to_numpy(np.int64) for run in runs]
+    spans = [run.table("spans") if have_steps(before, after) else pd.DataFrame() for run in runs]
+    return curves, common_axis((spans[0], spans[1]), (len(curves[0]), len(curves[1])))
 
 
 def peak_by_layer(run: Run, *, kind: str = "icicle") -> go.Figure:

@@ -64,7 +64,7 @@ class CurveChart extends ZoomChart {
     const piece = this.data.meta.pieces.find(({ from, to }) => from <= share && share <= to);
     const [a, b] = [this.data.a_most[at], this.data.b_most[at]];
     const step = piece?.step ? `step ${piece.step}` : 'before the first step';
-    const where = piece ? `${step}${piece.phase ? `, ${piece.phase}` : ''}: ` : '';
+    const where = piece && this.data.meta.has_steps ? `${step}${piece.phase ? `, ${piece.phase}` : ''}: ` : '';
     return `${where}A ${bytesText(a)}, B ${bytesText(b)}, ${b > a ? '+' : ''}${bytesText(b - a)}`;
   }
 }
