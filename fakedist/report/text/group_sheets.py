@@ -12,7 +12,7 @@ from rich.text import Text
 from fakedist.analysis.calls import ranks_of
 from fakedist.analysis.topology import COMPUTE, HOST, OWN, GroupCalls, Overlap, ProcessGroup, find_topology
 from fakedist.report.text.facts import run_facts
-from fakedist.report.text.sheet import Sheet, SheetColumn, print_facts, print_long, print_remark, print_table
+from fakedist.report.text.sheet import Sheet, SheetColumn, print_facts, print_remark, print_table, print_words
 from fakedist.results.run import Run
 from fakedist.run.plain import to_plain
 from fakedist.units import format_bytes
@@ -206,7 +206,7 @@ def render_topology(topology: RunTopology, console: Console) -> None:
     print_facts(console, [fact for fact in run_facts(topology.run) if fact[0] in ("job", "rank", "ended", "run")])
     if topology.line:
         console.print()
-        print_long(console, Text(topology.line, style="bold"))
+        print_words(console, Text(topology.line, style="bold"), 0)
     for sheet in topology.sheets():
         print_table(console, sheet.title, sheet.columns)
         for remark in sheet.remarks:

@@ -174,7 +174,7 @@ def test_a_launch_without_a_tag_has_no_estimate_and_is_counted() -> None:
     (row,), step = rows_of([kernel(-1)], {})
     assert math.isnan(row["duration_us"])
     assert (row["op"], row["operation"], row["bound"]) == (-1, "", "")
-    assert step.source.notes[-1].text == "1 launches have no estimate, because their work is unknown: kernel"
+    assert step.source.notes[-1].text == "1 launch has no estimate, because the work is unknown: kernel"
 
 
 def test_a_graph_is_launched_once_for_all_that_is_in_it() -> None:
