@@ -159,13 +159,12 @@ def profiler_record(
     waits = Columns(TracedWaits)
     texts: dict[str, int] = {}
     graph_launches: set[int] = set()
-    has_metadata = not PROFILER_METADATA.is_missing()
     for event in events:
         name, start = event.name(), event.start_ns()
         end = start + event.duration_ns()
         if event.device_type() != torch._C._autograd.DeviceType.CPU:
             if event.is_user_annotation() or _NO_WORK.match(name):
-                if name in _WAITS and has_metadata:
+                if name in _WAITS and hasattr(event, "metadata_json"):
                     _add_wait(waits, event)
                 continue
             _add_activity(activity, event, texts)
@@ -194,7 +193,7 @@ def profiler_record(
 
 
 def _add_activity(activity: Columns[TracedActivity], event: KinetoEvent, texts: dict[str, int]) -> None:
-    more, start = "" if PROFILER_METADATA.is_missing() else event.metadata_json(), event.start_ns()
+    more, start = event.metadata_json() if hasattr(event, "metadata_json") else "", event.start_ns()
     shape = {side: ",".join(sizes) for side, *sizes in _SIDES.findall(more)}
     node = _NODE.search(more)
     activity.add(
