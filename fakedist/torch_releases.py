@@ -48,13 +48,13 @@ def installed() -> tuple[int, int]:
 
 ALLOCATOR_METADATA = Difference(
     (2, 10),
-    "the allocator's history carries a text of ours with each event (`torch._C._cuda_setMemoryMetadata`)",
+    "the allocator's history keeps metadata with each event (`torch._C._cuda_setMemoryMetadata`)",
     "a small C++ library follows the allocator's events and numbers them (`gpu/tracker`); it needs g++ or clang++",
 )
 FAKE_GROUP_CONSTRUCTOR = Difference(
     (2, 10),
-    "stock torch's `FakeProcessGroup` is made by `_create_internal`",
-    "it is made by its class, which later releases forbid",
+    "`_create_internal` constructs torch's own `FakeProcessGroup`",
+    "its class is called directly, which later releases forbid",
 )
 SEND_THAT_CONNECTS = Difference(
     (2, 10),
@@ -62,12 +62,12 @@ SEND_THAT_CONNECTS = Difference(
     "the integer that it sends is read as a float32, in the same block",
 )
 FAKE_GROUP_OPTIONS = Difference(
-    (2, 9), "stock torch's `FakeProcessGroup` has options of its own class", "it is made without options"
+    (2, 9), "torch's own `FakeProcessGroup` takes options", "it is constructed without options"
 )
 PLAN_OF_ONE_RANK = Difference(
     (2, 9),
     "`torch.distributed.checkpoint` does not require that the plan of one rank covers every tensor",
-    "its other checks of a plan are made by `frameworks/checkpoints`",
+    "`frameworks/checkpoints` makes the other checks of a plan",
 )
 PROFILER_METADATA = Difference(
     (2, 10),

@@ -25,7 +25,7 @@ from tests.accuracy.tables import TABLES
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "docs" / "accuracy"
 PAGE = ROOT / "docs" / "accuracy.md"
-#: Where `make gpu` puts what belongs into docs/accuracy and tests/data/gpu, and what a rehearsal calls its files.
+#: Where `make gpu` puts what goes into docs/accuracy and tests/data/gpu, and what a rehearsal calls its files.
 MEASURED, RECORDINGS, REHEARSED = "accuracy", "recordings", "rehearsal-"
 EMPTY = "*Empty: never measured.*"
 

@@ -162,7 +162,7 @@ class Head:
 
     @property
     def directory_name(self) -> str:
-        """Directory of tests/data/gpu that such a recording belongs into, e.g. ``nvidia-h200-torch2.11.0``."""
+        """Directory of tests/data/gpu that such a recording goes into, e.g. ``nvidia-h200-torch2.11.0``."""
         return f"{self.gpu.lower().replace(' ', '-')}-torch{self.torch.partition('+')[0]}"
 
 

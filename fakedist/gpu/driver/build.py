@@ -89,10 +89,7 @@ def torch_build() -> tuple[str, str]:
         raise SetupError(
             "this Python is built for musl (Alpine), for which PyTorch has no builds", "use a distribution with glibc"
         )
-    spec = importlib.util.find_spec("torch")
-    if spec is None or not spec.submodule_search_locations:
-        raise SetupError("torch is not installed in this Python", "pip install torch==2.15.0")
-    text = (Path(next(iter(spec.submodule_search_locations))) / "version.py").read_text()
+    text = (torch_directory() / "version.py").read_text()
     version = re.search(r"__version__\s*=\s*['\"]([^'\"]+)", text)
     cuda = re.search(r"^cuda\b[^=]*=\s*['\"]([^'\"]+)", text, re.MULTILINE)
     found = version.group(1) if version else "unknown"
@@ -102,6 +99,18 @@ def torch_build() -> tuple[str, str]:
             f"torch {found} is too old: fakedist needs {oldest} or newer", f"pip install 'torch>={oldest}'"
         )
     return found, cuda.group(1) if cuda else ""
+
+
+def torch_directory() -> Path:
+    """Where the installed torch is. It is not imported.
+
+    Raises:
+        SetupError: torch is not installed.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        raise SetupError("torch is not installed in this Python", "pip install torch==2.15.0")
+    return Path(next(iter(spec.submodule_search_locations)))
 
 
 def find_cuda() -> CudaInstallation:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import platform
 import tempfile
 from pathlib import Path
 
-from fakedist.errors import SetupError
 from fakedist.gpu.driver import build as driver
 from fakedist.gpu.native import cache_directory, compile_native, find_cpp_compiler
 
@@ -24,7 +22,7 @@ def ensure_tracker() -> Path:
         SetupError: No CUDA build of torch, no C++ compiler, or the compiler failed.
     """
     cuda = driver.find_cuda()
-    torch = _torch_directory()
+    torch = driver.torch_directory()
     digest = hashlib.sha256()
     for part in (_SOURCE, *sorted(_DIRECTORY.rglob("*.h")), Path(__file__)):
         digest.update(part.read_bytes())
@@ -42,10 +40,3 @@ def ensure_tracker() -> Path:
         compile_native(command, "the tracker of allocator events that torch 2.8 and 2.9 need")
         made.replace(path)  # in one step: another process sees all of it or none
     return path
-
-
-def _torch_directory() -> Path:
-    spec = importlib.util.find_spec("torch")
-    if spec is None or not spec.submodule_search_locations:
-        raise SetupError("torch is not installed in this Python", "pip install torch==2.15.0")
-    return Path(next(iter(spec.submodule_search_locations)))
