@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from fakedist.cli.damaged import reading
-from fakedist.cli.output import JSON, ONCE, TEXT, chosen_output, format_options
+from fakedist.cli.output import JSON, TEXT, chosen_output, force_option, format_options, output_option
 from fakedist.cli.say import say
 from fakedist.errors import JobError, ReportError
 
@@ -25,16 +25,8 @@ _EXPORT_S = 3600.0
     required=True,
     help="A trace of the same job on a GPU: torch.profiler's, or a report of Nsight Systems.",
 )
-@click.option(
-    "-o",
-    "--output",
-    "file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="The table to write.  [default: RUN.times.json]",
-    **ONCE,
-)
-@click.option("--force", is_flag=True, help="Replace an existing table.")
+@output_option("file", "FILE", "The table to write.  [default: RUN.times.json]", is_file=True)
+@force_option("table")
 @click.option("--process", type=int, metavar="PID", help="The process.  [default: the one with most kernels]")
 @format_options(TEXT, JSON)
 def calibrate(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fakedist.cli.damaged import reading
-from fakedist.cli.output import JSON, TEXT, chosen_output
+from fakedist.cli.output import JSON, TEXT, chosen_output, output_option
 from fakedist.cli.say import remark, say
 from fakedist.run.notes import counted
 
@@ -21,15 +21,7 @@ _ASTRA_SIM = "AstraSim_Analytical_Congestion_Aware"
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
-@click.option(
-    "-o",
-    "--output",
-    "directory",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    required=True,
-    help="The directory to write into.",
-)
+@output_option("directory", "DIR", "The directory to write into.", required=True)
 @click.option("--format", "form", type=click.Choice(["chakra"]), required=True, help="Format of the traces.")
 @click.option("--name", metavar="NAME", help="What the files' names begin with.  [default: the script's name]")
 @click.option("--force", is_flag=True, help="Replace files of the same names.")

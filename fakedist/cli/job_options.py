@@ -54,6 +54,8 @@ class ScriptCommand(GroupedCommand):
     underscores.
     """
 
+    allow_interspersed_args = False
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As click does, with the script's own arguments set apart."""
         ctx.token_normalize_func = _dashed

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from fakedist.cli.damaged import reading
-from fakedist.cli.output import JSON, MARKDOWN, ONCE, TEXT, chosen_output, format_options
+from fakedist.cli.output import JSON, MARKDOWN, TEXT, chosen_output, format_options, run_directory_options
 from fakedist.cli.say import print_report
 from fakedist.errors import ReportError
 
@@ -18,16 +18,7 @@ _EXPORT_S = 3600.0
 
 @click.command()
 @click.argument("report", type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output",
-    "directory",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="The run directory to write.",
-    **ONCE,
-)
-@click.option("--force", is_flag=True, help="Replace an existing run directory.")
+@run_directory_options
 @click.option("--step", type=int, metavar="N", help="The step, by its range.  [default: the last complete one]")
 @click.option("--process", type=int, metavar="PID", help="The process.  [default: the one with most kernels]")
 @format_options(TEXT, JSON, MARKDOWN)

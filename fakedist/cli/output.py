@@ -103,11 +103,27 @@ def format_options(*formats: str) -> Callable[[_Command], _Command]:
     return lambda command: form(short(command))
 
 
+def output_option(
+    name: str, metavar: str, told: str, *, required: bool = False, is_file: bool = False
+) -> Callable[[_Command], _Command]:
+    """Add ``-o METAVAR``, a path that reaches the command as ``name``. A file's path may not be a directory's."""
+    kind = click.Path(path_type=Path, dir_okay=not is_file)
+    return click.option("-o", "--output", name, type=kind, metavar=metavar, help=told, required=required, **ONCE)
+
+
 def file_option(command: _Command) -> _Command:
     """Add ``-o FILE``."""
-    kind = click.Path(path_type=Path, dir_okay=False)
-    told = "Write the result into a file."
-    return click.option("-o", "--output", "file", type=kind, metavar="FILE", help=told, **ONCE)(command)
+    return output_option("file", "FILE", "Write the result into a file.", is_file=True)(command)
+
+
+def force_option(what: str) -> Callable[[_Command], _Command]:
+    """Add ``--force``, without which a command replaces nothing."""
+    return click.option("--force", is_flag=True, help=f"Replace an existing {what}.")
+
+
+def run_directory_options(command: _Command) -> _Command:
+    """Add ``-o DIR`` and ``--force`` of a command that writes a run directory."""
+    return output_option("directory", "DIR", "The run directory to write.")(force_option("run directory")(command))
 
 
 def chosen_output(form: str | None, as_json: bool, file: Path | None = None) -> Output:

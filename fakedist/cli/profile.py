@@ -11,7 +11,7 @@ import click
 
 from fakedist.cli.failure import say_ending, say_first_failure
 from fakedist.cli.job_options import ScriptCommand, ignored, job_options, jobs_of
-from fakedist.cli.output import JSON, MARKDOWN, ONCE, TEXT, Output, chosen_output, format_options
+from fakedist.cli.output import JSON, MARKDOWN, TEXT, Output, chosen_output, format_options, run_directory_options
 from fakedist.cli.say import print_report, remark
 from fakedist.job import Job
 
@@ -27,20 +27,10 @@ _STAGES = "stages"
 
 @click.command(
     cls=ScriptCommand,
-    context_settings={"allow_interspersed_args": False},
     no_args_is_help=True,
     params=job_options(),
 )
-@click.option(
-    "-o",
-    "--output",
-    "directory",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="The run directory to write.",
-    **ONCE,
-)
-@click.option("--force", is_flag=True, help="Replace an existing run directory.")
+@run_directory_options
 @format_options(TEXT, JSON, MARKDOWN)
 @click.option(
     "--jobs",

@@ -10,7 +10,7 @@ import click
 
 from fakedist.cli.executor_options import executor_options
 from fakedist.cli.job_options import ScriptCommand, job_options
-from fakedist.cli.output import JSON, ONCE, TEXT, Output, chosen_output, format_options
+from fakedist.cli.output import JSON, TEXT, Output, chosen_output, format_options, output_option
 from fakedist.cli.say import last_line, remark
 from fakedist.errors import ExitCode
 from fakedist.job import Program
@@ -28,7 +28,6 @@ _TOML = ".toml"
 
 @click.command(
     cls=ScriptCommand,
-    context_settings={"allow_interspersed_args": False},
     no_args_is_help=True,
     params=job_options(),
 )
@@ -66,15 +65,7 @@ _TOML = ".toml"
 @click.option("--fresh", is_flag=True, help="Run every point again.")
 @click.option("--micro-batches", metavar="EXPR", help="Price steps of this many micro-batches.  [default: as recorded]")
 @click.option("--dry-run", is_flag=True, help="Print each point with its command, and run nothing.")
-@click.option(
-    "-o",
-    "--output",
-    "directory",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Directory of the sweep.  [default: fakedist-sweep-NAME]",
-    **ONCE,
-)
+@output_option("directory", "DIR", "Directory of the sweep.  [default: fakedist-sweep-NAME]")
 @format_options(TEXT, JSON)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="SWEEP.toml | SCRIPT [ARGS]...")
 def sweep(

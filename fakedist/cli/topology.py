@@ -11,7 +11,7 @@ from click.core import ParameterSource
 from fakedist.cli.damaged import reading
 from fakedist.cli.failure import say_ending, say_first_failure
 from fakedist.cli.job_options import ScriptCommand, job_options, jobs_of
-from fakedist.cli.output import JSON, ONCE, TEXT, Output, chosen_output, format_options
+from fakedist.cli.output import JSON, TEXT, Output, chosen_output, force_option, format_options, output_option
 from fakedist.cli.profile import STDERR, run_one, say_ignored
 from fakedist.cli.say import remark
 from fakedist.errors import JobError
@@ -32,20 +32,11 @@ class _TopologyCommand(ScriptCommand):
 
 @click.command(
     cls=_TopologyCommand,
-    context_settings={"allow_interspersed_args": False},
     no_args_is_help=True,
     params=job_options(),
 )
-@click.option(
-    "-o",
-    "--output",
-    "path",
-    type=click.Path(path_type=Path),
-    metavar="PATH",
-    help="With a SCRIPT, the run directory to write. With RUN, write the result into a file.",
-    **ONCE,
-)
-@click.option("--force", is_flag=True, help="Replace an existing run directory.")
+@output_option("path", "PATH", "With a SCRIPT, the run directory to write. With RUN, write the result into a file.")
+@force_option("run directory")
 @format_options(TEXT, JSON)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="RUN... | SCRIPT [ARGS]...")
 @click.pass_context
