@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import click
 
@@ -32,16 +33,23 @@ _IGNORED = {
 
 
 class GroupedCommand(click.Command):
-    """A command whose ``--help`` has the job's options in groups, and then those about the output."""
+    """A command whose ``--help`` has the job's options in groups, and then its own.
+
+    Attributes:
+        headings: Headings of its own options, by their names. All others are about the output.
+    """
+
+    headings: ClassVar[Mapping[str, str]] = {}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options under their headings."""
+        headings = {**_HEADINGS, **self.headings}
         groups: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             if isinstance(param, click.Option) and (record := param.get_help_record(ctx)) is not None:
                 # Padded to one width, so that the columns of all groups are aligned.
                 padded = (record[0].ljust(_NAMES_WIDTH), record[1])
-                groups.setdefault(_HEADINGS.get(str(param.name), "Output"), []).append(padded)
+                groups.setdefault(headings.get(str(param.name), "Output"), []).append(padded)
         for heading, records in groups.items():
             with formatter.section(heading):
                 formatter.write_dl(records, col_max=_NAMES_WIDTH)
@@ -62,6 +70,15 @@ class ScriptCommand(GroupedCommand):
         return super().parse_args(ctx, self._end_options_after_module(args))
 
     def _end_options_after_module(self, args: list[str]) -> list[str]:
+        place = self.end_of_options(args)
+        name = args[place].partition("=")[0] if place < len(args) else ""
+        if not _is_module(name):
+            return args
+        end = place + (2 if name == "-m" else 1)
+        return [*args[:end], "--", *args[end:]]
+
+    def end_of_options(self, args: Sequence[str]) -> int:
+        """The place of what ends the command's own options: the script, ``-m`` or ``--``. The length without one."""
         takes_value = {
             name: isinstance(option, click.Option) and not option.is_flag
             for option in self.params
@@ -70,12 +87,14 @@ class ScriptCommand(GroupedCommand):
         place = 0
         while place < len(args) and args[place].startswith("-") and args[place] != "--":
             name, _, joined = args[place].partition("=")
-            width = 2 if takes_value.get(_dashed(name)) and not joined else 1
-            if name.startswith("-m") and not name.startswith("--"):
-                end = place + (2 if name == "-m" else 1)
-                return [*args[:end], "--", *args[end:]]
-            place += width
-        return args
+            if _is_module(name):
+                break
+            place += 2 if takes_value.get(_dashed(name)) and not joined else 1
+        return min(place, len(args))
+
+
+def _is_module(name: str) -> bool:
+    return name.startswith("-m") and not name.startswith("--")
 
 
 def _dashed(name: str) -> str:

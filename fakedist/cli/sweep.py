@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import click
 
@@ -24,10 +24,27 @@ if TYPE_CHECKING:
     from fakedist.sweep.reading import Given
 
 _TOML = ".toml"
+_SWEEP_OPTIONS = (
+    *("axes", "derived", "conditions", "monotone", "prices", "keep", "headroom", "context", "tokens_per_step"),
+    *("micro_batches", "on", "jobs", "trials", "sampler", "memory_limit", "fresh", "dry_run"),
+)
+
+
+class _SweepCommand(ScriptCommand):
+    """Options may also follow a sweep file, which has no arguments of its own."""
+
+    headings: ClassVar[Mapping[str, str]] = dict.fromkeys(_SWEEP_OPTIONS, "Sweep")
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As for a script; a sweep file, or a sweep's directory, ends no options."""
+        place = self.end_of_options(args)
+        if place < len(args) and (args[place].endswith(_TOML) or _is_sweep(Path(args[place]))):
+            ctx.allow_interspersed_args = True
+        return super().parse_args(ctx, args)
 
 
 @click.command(
-    cls=ScriptCommand,
+    cls=_SweepCommand,
     no_args_is_help=True,
     params=job_options(),
 )
@@ -119,7 +136,7 @@ def sweep(
     }
     from fakedist.sweep.reading import Given
 
-    if module is None and len(arguments) == 1 and _is_sweep(Path(arguments[0])):
+    if module is None and len(arguments) == 1 and Path(arguments[0]).is_dir():
         return _show(Path(arguments[0]), output)
     asked = Given(axes, monotone, derived, conditions, prices, _options(given), settings)
     plan = _plan(arguments, module, asked)
@@ -200,7 +217,7 @@ def _plan(arguments: Sequence[str], module: str | None, given: Given) -> SweepPl
 
     if module is None and arguments and arguments[0].endswith(_TOML):
         if arguments[1:]:
-            raise click.UsageError(f"what follows the sweep file is not read: {' '.join(arguments[1:])[:60]}")
+            raise click.UsageError(f"a sweep file takes no arguments: {' '.join(arguments[1:])[:60]}")
         return sweep_of_file(Path(arguments[0]), given)
     if module is None and not arguments:
         raise click.UsageError("no sweep file and no script was given")

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,31 +77,25 @@ def run_sweep(
         KeyboardInterrupt: It was interrupted. The table has what was known by then.
         OSError: The disk is full.
     """
-    if plan.num_trials is not None:
-        see_that_optuna_is_installed()
-    runs = [plan.template.at(plan.space, point) for point in first_points(plan)]
-    launching.check(runs[0].job)
-    with locked_directory(directory) as place:
-        if fresh:
-            _empty(place)
-        ground = find_ground(runs[0].job)
-        journal = SweepJournal(place / JOURNAL_NAME)
-        try:
-            with ended_like_interrupted():
-                _run(
-                    plan,
-                    place,
-                    runs,
-                    (journal, ground, executor),
-                    listener=listener,
-                    limit_bytes=limit_bytes,
-                )
-        finally:
-            executor.close()
-            journal.close()
-            if (place / ABOUT_NAME).exists():
-                write_results(place)
-        return open_sweep(place)
+    with closing(executor):
+        if plan.num_trials is not None:
+            see_that_optuna_is_installed()
+        runs = [plan.template.at(plan.space, point) for point in first_points(plan)]
+        launching.check(runs[0].job)
+        with locked_directory(directory) as place:
+            if fresh:
+                _empty(place)
+            ground = find_ground(runs[0].job)
+            journal = SweepJournal(place / JOURNAL_NAME)
+            try:
+                with ended_like_interrupted():
+                    _run(plan, place, runs, (journal, ground, executor), listener=listener, limit_bytes=limit_bytes)
+            finally:
+                executor.close()  # before the table is made, which takes a while
+                journal.close()
+                if (place / ABOUT_NAME).exists():
+                    write_results(place)
+            return open_sweep(place)
 
 
 def _run(

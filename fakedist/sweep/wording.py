@@ -30,8 +30,12 @@ def sentences(ranking: Ranking) -> Iterator[str]:
 def counts_text(ranking: Ranking) -> str:
     """How many points came to what: "48 points: 30 fit, 10 do not fit, 8 invalid layout"."""
     number = sum(ranking.counts.values())
-    words = {Status.FITS: "fit", Status.MAY_NOT_FIT: "may not fit", Status.DOES_NOT_FIT: "do not fit"}
-    parts = [f"{ranking.counts[status]:,} {words.get(status, status)}" for status in Status if status in ranking.counts]
+    several = {Status.FITS: "fit", Status.DOES_NOT_FIT: "do not fit"}
+    parts = [
+        f"{count:,} {status if count == 1 else several.get(status, status)}"
+        for status in Status
+        if (count := ranking.counts.get(status))
+    ]
     return f"{number:,} point{'' if number == 1 else 's'}: {', '.join(parts) or 'none ran'}"
 
 

@@ -23,6 +23,23 @@ def test_a_dry_run_prints_the_points_and_their_commands(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("more", [[], ["--axis", "tp=1,2,4", "-o", "elsewhere"]])
+def test_options_may_follow_a_sweep_file(
+    more: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sweep.toml").write_text('script = "train.py"\narguments = "{tp}"\nworld_size = 8\naxes.tp = [1, 2]\n')
+    assert main(["sweep", "--steps", "2", "sweep.toml", "--dry-run", *more]) == 0
+    text = capsys.readouterr().out
+    assert ("3 points of 3" if more else "2 points of 2") in text
+    assert f"into {'elsewhere' if more else 'fakedist-sweep-sweep'};" in text
+
+
+def test_options_after_a_script_are_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, "train.py", "{tp}{fabric}", "--json", "-o", "x", "conf.toml"]) == 0
+    assert "-o x conf.toml" in capsys.readouterr().out
+
+
 def test_a_dry_run_as_json_has_every_point(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, "--json", "--fabric", "{fabric}", "-m", "pkg.train", "{tp}"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -43,7 +60,9 @@ def test_a_dry_run_as_json_has_every_point(capsys: pytest.CaptureFixture[str]) -
         (["--keep", "5", "train.py", "{tp}{fabric}"], "keep is all, none or best:10", "best:10"),
         (["--rank", "first", "train.py", "{tp}{fabric}"], "ranks is ends, stages or a list", "ends"),
         (["sweep.toml"], "sweep.toml cannot be read", "fakedist sweep sweep.toml"),
-        (["sweep.toml", "--axis", "x=1"], "what follows the sweep file is not read", "--help"),
+        (["sweep.toml", "--tp", "4"], "No such option '--tp'", "--help"),
+        (["sweep.toml", "train.py"], "a sweep file takes no arguments: train.py", "--help"),
+        (["."], ". is not the directory of a sweep", "fakedist sweep -o DIR"),
         ([], "no sweep file and no script", "--help"),
     ],
 )

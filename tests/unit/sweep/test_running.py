@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fakedist.errors import SweepError
+from fakedist.errors import FakedistError, SweepError
 from fakedist.launch.executors.task import Task
 from fakedist.sweep.opened import Sweep, open_sweep
 from fakedist.sweep.reading import Given, sweep_of_file
@@ -289,6 +289,26 @@ def test_two_sweeps_do_not_share_a_directory(tmp_path: Path) -> None:
         return RAN
 
     run(tmp_path / "s", nested)
+
+
+@pytest.mark.parametrize("wrong", ["script", "directory", "journal"])
+def test_a_sweep_that_cannot_begin_leaves_no_executor_open(
+    tmp_path: Path, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "s").mkdir()
+    if wrong == "script":
+        monkeypatch.undo()  # the script is looked for again
+        monkeypatch.chdir(tmp_path)
+    elif wrong == "directory":
+        (tmp_path / "s" / "thesis.tex").touch()
+    else:
+        (tmp_path / "s" / "journal.jsonl").write_text("{}\n")
+    Path("sweep.toml").write_text(SWEEP)
+    executor = FakeExecutor(MADE[0])
+    with pytest.raises(FakedistError):
+        run_sweep(sweep_of_file(Path("sweep.toml"), Given()), tmp_path / "s", executor, Told().listener())
+    assert executor.is_closed
+    assert executor.tasks == []
 
 
 def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
