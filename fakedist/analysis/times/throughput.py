@@ -63,10 +63,19 @@ def tokens_of(launches: pd.DataFrame, work: pd.DataFrame) -> StepTokens:
     # A model that embeds twice in one forward pass (multi-token prediction, encoder and decoder) runs the first product
     # after its embedding once for each micro-batch.
     same = after[(after["work"] == after["work"].iloc[0]) & (after["layer"] == after["layer"].iloc[0])]
-    if same["op"].nunique() != len(own):
+    if _num_runs(same["op"]) != len(own):
         return StepTokens(0, 0, "the first embedding and the product after it do not run equally often")
     rows = work["m"].to_numpy("i8")[own["work"].to_numpy("i8")]
     return StepTokens(int(rows.sum()), len(own))
+
+
+def _num_runs(operations: pd.Series) -> int:
+    """How often a product ran, by the operation of each of its launches. Outside of one, each launch is a run.
+
+    Transformer Engine launches its products from extensions of its own, where no torch operation runs.
+    """
+    inside = operations[operations >= 0]
+    return int(inside.nunique()) + len(operations) - len(inside)
 
 
 def flops_of(launches: pd.DataFrame, work: pd.DataFrame) -> CountedFlops:

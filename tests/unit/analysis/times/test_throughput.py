@@ -45,6 +45,14 @@ def test_an_operation_of_two_kernels_counts_once() -> None:
     assert tokens_of(*tables(*rows)).number == 2048
 
 
+def test_products_outside_of_torchs_operations_count_each() -> None:
+    launches, work = tables(*micro_batch(), *micro_batch())
+    is_product = (work["family"] == "gemm").to_numpy()[launches["work"]]
+    launches.loc[is_product, "op"] = -1
+    assert tokens_of(launches, work).num_micro_batches == 2
+    assert tokens_of(launches[launches["layer"] != 3].iloc[:-1], work).why.endswith("do not run equally often")
+
+
 @pytest.mark.parametrize(
     ("rows", "why"),
     [
