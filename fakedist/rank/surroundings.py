@@ -117,7 +117,7 @@ class Surroundings:
             faked = fake_world(self._job, self._recorder.ledger, is_undefined, self._tapes, self._process.own_ranks)
             self._world_notes = world.enter_context(faked)
             world.enter_context(warnings_at_the_script())
-            world.enter_context(adapted_frameworks())
+            world.enter_context(adapted_frameworks(sooner=self._gpu is not None))
             recording.enter_context(self._recorder)
             self._world, self._recording = world.pop_all(), recording.pop_all()
 
