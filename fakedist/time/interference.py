@@ -10,6 +10,9 @@ A collective's kernel holds some SMs and moves its bytes through the GPU's memor
   two that keep the links busy for half of their time do not slow each other.
 
 The collective itself keeps its time (arXiv:2507.03114 measured 19 % for kernels on average, at most 40 %).
+
+Kernels that arithmetic limits share the SMs with each other. Transformer Engine launches the products of experts on
+four streams: each alone fills the GPU, so that four at once take as long as one after another.
 """
 
 from __future__ import annotations
@@ -104,7 +107,23 @@ class Settled:
     slowed_us: Floats
 
 
-def settle(place: Callable[[Floats], Floats], alone_us: Floats, groups: list[SharedLinks]) -> Settled:
+def filled_sms(work: pd.DataFrame, sms: int) -> Floats:
+    """The fraction of the SMs that each kernel fills if arithmetic limits it; a product by its tiles, any other all.
+
+    Args:
+        work: The table ``work``: m, n, batch, groups.
+        sms: SMs of the GPU.
+    """
+    m, n = work["m"].to_numpy("f8"), work["n"].to_numpy("f8")
+    number = np.maximum(work["batch"].to_numpy("f8"), work["groups"].to_numpy("f8"))
+    tiles = np.ceil(m / _TILE[0]) * np.ceil(n / _TILE[1]) * np.maximum(number, 1.0)
+    found: Floats = np.where(tiles > 0, np.minimum(tiles / sms, 1.0), 1.0)
+    return found
+
+
+def settle(
+    place: Callable[[Floats], Floats], alone_us: Floats, groups: list[SharedLinks], filled: Floats | None = None
+) -> Settled:
     """Find durations that agree with the overlaps that they lead to.
 
     A launch of which a share s runs during a collective, at rate r, takes 1 / (1 - s (1 - r)) times as long as alone.
@@ -114,12 +133,16 @@ def settle(place: Callable[[Floats], Floats], alone_us: Floats, groups: list[Sha
         place: Returns when launches of given durations begin.
         alone_us: How long each launch takes alone.
         groups: Collectives, by the links that they share.
+        filled: The fraction of the SMs that each launch needs of those that arithmetic limits; 0 for all others. None
+            if no two of them run at once.
     """
     durations = alone_us
     starts = place(durations)
     for _ in range(_MOST_ROUNDS):
-        lost = _lost_rates(starts, durations, groups)
-        changed = alone_us / np.clip(1 - lost, _LEAST_RATE, 1.0)
+        rates = np.clip(1 - _lost_rates(starts, durations, groups), _LEAST_RATE, 1.0)
+        if filled is not None:
+            rates = rates * (1 - _lost_to_kernels(starts, durations, filled))
+        changed = alone_us / rates
         is_settled = np.abs(changed - durations).sum() <= _SETTLED * durations.sum()
         durations = changed
         starts = place(durations)
@@ -143,8 +166,16 @@ def _lost_rates(starts: Floats, durations: Floats, groups: list[SharedLinks]) ->
     return found
 
 
+def _lost_to_kernels(starts: Floats, durations: Floats, filled: Floats) -> Floats:
+    """The part of its rate that each launch loses to kernels of other streams that need the same SMs."""
+    found = np.zeros(len(starts))
+    own = (filled > 0) & (durations > 0)
+    found[own] = _lost_us(starts[own], (starts + durations)[own], filled[own]) / durations[own]
+    return found
+
+
 def _lost_us(starts: Floats, ends: Floats, shares: Floats) -> Floats:
-    """The time that each of some collectives loses because together they ask for more than the links have."""
+    """The time that each of some launches loses because together they ask for more than there is: links, or SMs."""
     if len(starts) < 2:
         return np.zeros(len(starts))
     moments = np.unique(np.concatenate([starts, ends]))

@@ -21,6 +21,7 @@ from fakedist.time.attention_rules import AttentionRules
 from fakedist.time.clocks import CLOCK_SPREAD, HEAT, PowerModel, SustainedClock
 from fakedist.time.gpus import nearest_table
 from fakedist.time.host_times import HostCosts
+from fakedist.time.interference import filled_sms
 from fakedist.time.intervals import Intervals
 from fakedist.time.memory_rules import MemoryRules
 from fakedist.time.product_rules import ProductRules
@@ -76,7 +77,8 @@ class KernelTimes:
         Returns:
             A row for each row of work, in its order: time_us and its 90 % interval low_us to high_us, NaN where the
             work is unknown; bound (compute, memory, launch, or empty); basis, the measurement or rule; accuracy, the
-            family of ``accuracy.json`` whose errors made the interval, or empty.
+            family of ``accuracy.json`` whose errors made the interval, or empty; filled, the fraction of the SMs that
+            it needs if arithmetic limits it, else 0.
         """
         found = self.burst(work)
         computes = np.asarray(found.bound == "compute", bool)
@@ -92,6 +94,7 @@ class KernelTimes:
                 "bound": found.bound,
                 "basis": found.basis,
                 "accuracy": found.accuracy,
+                "filled": np.where(computes, filled_sms(work, self._gpu.sms), 0.0),
             }
         )
 

@@ -60,7 +60,7 @@ class StepLaunches:
     Args:
         launches: The table ``launches``. What was measured of a launch goes before its price.
         work: The table ``work``.
-        priced: Prices of the rows of work: time_us, bound.
+        priced: Prices of the rows of work: time_us, bound, filled.
         communication: What collectives take; None if they take no time.
 
     Attributes:
@@ -81,17 +81,21 @@ class StepLaunches:
         self._is_call = timeline.has_work & (timeline.what == _COLLECTIVE)
         is_kernel = timeline.has_work & ~self._is_call
         self._alone_us = np.where(is_kernel, priced["time_us"].to_numpy("f8")[self._of_work], np.nan)
+        filled = priced["filled"].to_numpy("f8") if "filled" in priced else np.zeros(len(priced))
+        self._filled = np.where(is_kernel, filled[self._of_work], 0.0)
         if "measured_us" in launches:
             measured = launches["measured_us"].to_numpy("f8")
-            self._alone_us = np.where(is_kernel & np.isfinite(measured), measured, self._alone_us)
+            is_measured = is_kernel & np.isfinite(measured)
+            self._alone_us = np.where(is_measured, measured, self._alone_us)
+            self._filled[is_measured] = 0.0  # measured next to whatever ran on other streams
         if communication is not None:
             self._alone_us[self._is_call] = communication.of_rows(self._call[self._is_call], "time_us")
 
     def place(self, host: HostTimes) -> PlacedStep:
-        """Place the launches. Where kernels and collectives overlap, both take as long as they leave each other."""
+        """Place the launches. Where kernels and collectives overlap, they take as long as they leave each other."""
         durations = np.nan_to_num(self._alone_us)
         communication = self._communication
-        if communication is not None and communication.interferes and self._is_call.any():
+        if communication is None or communication.interferes:
             durations = self._settled(durations, host, communication)
         placed = self.timeline.place(durations, host)
         return PlacedStep(placed, np.where(np.isnan(self._alone_us), np.nan, durations))
@@ -150,8 +154,27 @@ class StepLaunches:
             return (bound == "memory").to_numpy(bool)
         return (~self._work["family"].isin(_ARITHMETIC)).to_numpy(bool)
 
-    def _settled(self, alone: Array, host: HostTimes, communication: Communication) -> Array:
+    def _settled(self, alone: Array, host: HostTimes, communication: Communication | None) -> Array:
         rows = np.flatnonzero(self.timeline.has_work)
+        groups = self._shared_links(rows, communication) if communication is not None else []
+        filled: Array | None = self._filled[rows]
+        streams, _ = self.timeline.streams_and_queues()
+        if len(np.unique(streams[self._filled[rows] > 0])) < 2:
+            filled = None
+        if not groups and filled is None:
+            return alone
+
+        def starts(durations: Array) -> Array:
+            whole = alone.copy()
+            whole[rows] = durations
+            return self.timeline.place(whole, host).start_us
+
+        durations = alone.copy()
+        durations[rows] = settle(starts, alone[rows], groups, filled).durations_us
+        return durations
+
+    def _shared_links(self, rows: Array, communication: Communication) -> list[SharedLinks]:
+        """The collectives among some rows, by whether they leave the node."""
         work = self._of_work[rows]
         memory_bound = self._memory_bound().astype("f8")
         over_nodes = np.zeros(len(rows), bool)
@@ -164,15 +187,7 @@ class StepLaunches:
             if members.any():
                 rates = communication.slowed(self._work, memory_bound, over_nodes=across)[work]
                 groups.append(SharedLinks(members, rates, shares))
-
-        def starts(durations: Array) -> Array:
-            whole = alone.copy()
-            whole[rows] = durations
-            return self.timeline.place(whole, host).start_us
-
-        durations = alone.copy()
-        durations[rows] = settle(starts, alone[rows], groups).durations_us
-        return durations
+        return groups
 
 
 def interval_of(end_us: float, ends_us: Sequence[Sequence[float]]) -> tuple[float, float]:

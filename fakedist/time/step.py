@@ -43,6 +43,8 @@ class Prices(Protocol):
     def price(self, work: pd.DataFrame, counts: Array) -> pd.DataFrame:
         """How long each row of work takes: time_us, low_us, high_us, bound, basis; NaN and "" where not known.
 
+        A model also says which SMs it needs (``filled``), a measurement does not.
+
         Args:
             work: The table ``work``.
             counts: How many launches each row has.

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fakedist.time.interference import Contender, Floats, SharedLinks, rates_with, settle
+from fakedist.time.interference import Contender, Floats, SharedLinks, filled_sms, rates_with, settle
 
 SMS, BANDWIDTH = 132, 3.35e12
 
@@ -79,3 +79,27 @@ def test_nothing_changes_without_collectives() -> None:
     found = settle(lambda durations: floats(0, 5), floats(5, 7), [])
     assert found.durations_us.tolist() == [5, 7]
     assert found.slowed_us.tolist() == [0, 0]
+
+
+def at_once(filled: Floats, *alone: float) -> list[float]:
+    """Kernels on streams of their own that begin together: how long each takes."""
+    begins = np.zeros(len(alone))
+    return settle(lambda durations: begins, floats(*alone), [], filled).durations_us.tolist()
+
+
+def test_products_that_fill_the_gpu_take_as_long_at_once_as_one_after_another() -> None:
+    assert at_once(floats(1, 1), 10, 10) == [20, 20]
+    assert at_once(floats(1, 1, 1, 1), 10, 10, 10, 10) == [40] * 4
+    assert at_once(floats(1, 1), 10, 20) == pytest.approx([20, 30], rel=0.03)
+
+
+def test_kernels_that_leave_sms_to_each_other_run_side_by_side() -> None:
+    assert at_once(floats(0.5, 0.5), 10, 10) == [10, 10]
+    assert at_once(floats(1, 0), 10, 10) == [10, 10]  # memory limits the other one
+
+
+def test_a_product_fills_as_many_sms_as_it_has_tiles() -> None:
+    table = work(("product", 33 * 128, 256), ("product", 132 * 128, 512), ("kernel", 0, 0)).assign(groups=0)
+    assert filled_sms(table, SMS).tolist() == [0.25, 1.0, 1.0]
+    assert filled_sms(table.assign(batch=2), SMS).tolist() == [0.5, 1.0, 1.0]
+    assert filled_sms(table.assign(groups=3), SMS).tolist() == [0.75, 1.0, 1.0]

@@ -103,3 +103,18 @@ def test_an_interval_that_is_not_known_stays_so() -> None:
 def test_a_faster_collective_never_makes_the_step_longer() -> None:
     ends = [placed(time_us, interferes=True).placed.end_us for time_us in (10.0, 60.0, 100.0, 150.0, 400.0, 1000.0)]
     assert ends == sorted(ends)
+
+
+def test_products_on_two_streams_share_the_gpu() -> None:
+    rows = [("product", 0, stream, 0, -1) for stream in (0, 7)]
+    launches = pd.DataFrame(rows, columns=LAUNCHES.columns[:5]).assign(num_operations=0, graph=0, device=0)
+
+    def end_us(filled: float, found: Communication | None = None, **measured: object) -> float:
+        priced = PRICED.assign(filled=[filled, 0.0])
+        return StepLaunches(launches.assign(**measured), WORK, priced, found).place(Free()).placed.end_us
+
+    assert end_us(1.0) == 200.0
+    assert end_us(0.5) == 100.0
+    assert end_us(1.0, communication(1.0, interferes=True)) == 200.0
+    assert end_us(1.0, communication(1.0)) == 100.0
+    assert end_us(1.0, measured_us=[100.0, 100.0]) == 100.0  # as long as they took next to each other
