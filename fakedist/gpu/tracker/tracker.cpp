@@ -22,6 +22,8 @@ std::mutex lock; // the allocator has one lock per device
 std::vector<Event> events[MAX_DEVICES];
 
 void keep(const c10::cuda::CUDACachingAllocator::TraceEntry &entry) {
+    // Torch reports a snapshot of any device as one of device 0, but writes it into that device's own history.
+    if (entry.action_ == c10::cuda::CUDACachingAllocator::TraceEntry::SNAPSHOT) return;
     const std::lock_guard<std::mutex> held(lock);
     if (entry.device_ >= 0 && entry.device_ < MAX_DEVICES)
         events[entry.device_].push_back({running.load(std::memory_order_relaxed), entry.action_});

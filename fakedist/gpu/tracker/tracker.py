@@ -14,6 +14,7 @@ _TORCHS_ACTIONS = (
     *("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free"),
     *("segment_map", "segment_unmap", "snapshot", "oom"),
 )
+_SNAPSHOT = "snapshot"
 assert set(_TORCHS_ACTIONS) <= set(ACTIONS)
 
 
@@ -39,7 +40,7 @@ class EventTracker:
         self._set(int(number))
 
     def operations(self, device: int, actions: Sequence[str]) -> Sequence[int]:
-        """The operation of each event of a device since :meth:`forget`.
+        """The operation of each event of a device since :meth:`forget`; -1 for snapshots, which it does not track.
 
         Args:
             device: Index of the device.
@@ -48,16 +49,21 @@ class EventTracker:
         Raises:
             RecordingError: The history has other events.
         """
-        count = len(actions)
+        kept = [action for action in actions if action != _SNAPSHOT]
+        count = len(kept)
         found = (ctypes.c_int64 * (2 * count))()
         known = self._library.fakedist_events(device, found, count)
         tracked = [_TORCHS_ACTIONS[action] for action in found[1 : 2 * count : 2]] if known >= count else []
-        if tracked != list(actions):
+        if tracked != kept:
             raise RecordingError(
                 f"the allocator's history has other events on cuda:{device} than its tracker saw",
                 "this is a bug in fakedist; torch 2.10 and newer need no tracker",
             )
-        return found[0 : 2 * count : 2]
+        numbers = found[0 : 2 * count : 2]
+        if count == len(actions):
+            return numbers
+        following = iter(numbers)
+        return [-1 if action == _SNAPSHOT else next(following) for action in actions]
 
     def forget(self) -> None:
         """Begin again, as the history does."""

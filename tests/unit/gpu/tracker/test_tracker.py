@@ -51,8 +51,13 @@ def test_events_have_the_operation_that_ran(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_events_after_the_history_was_read_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, _ = tracked(monkeypatch, (4, 0), (5, 7))
+    found, _ = tracked(monkeypatch, (4, 0), (5, 1))
     assert list(found.operations(0, ["alloc"])) == [4]
+
+
+def test_a_snapshot_has_no_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = tracked(monkeypatch, (4, 0), (5, 1))
+    assert list(found.operations(0, ["alloc", "snapshot", "free_requested", "snapshot"])) == [4, -1, 5, -1]
 
 
 @pytest.mark.parametrize("actions", [["alloc", "alloc"], ["free_requested", "alloc"], ["alloc"] * 3])
