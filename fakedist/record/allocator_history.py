@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import Protocol, TypedDict
+from typing import NamedTuple, Protocol, TypedDict
 
 import torch
 
@@ -57,7 +58,16 @@ class _Segment(TypedDict):
 
     device: int
     address: int
+    total_size: int
     segment_pool_id: tuple[int, int]
+
+
+class _PoolRange(NamedTuple):
+    """Addresses of a private pool: from ``start`` up to ``end``."""
+
+    start: int
+    end: int
+    pool: tuple[int, int]
 
 
 class EventTracker(Protocol):
@@ -159,7 +169,7 @@ class AllocatorHistory:
         return [numbers[entry.get("user_metadata")] for entry in trace]
 
     def _events(
-        self, device: int, trace: list[_Entry], operations: Sequence[int], private: dict[int, tuple[int, int]]
+        self, device: int, trace: list[_Entry], operations: Sequence[int], private: list[_PoolRange]
     ) -> EventsRecord:
         first_frame, first_stack = len(self._frames), len(self._stacks)
         # One pass for each column is twice as fast as one pass for all, and there may be 100,000 entries a second.
@@ -173,7 +183,7 @@ class AllocatorHistory:
             PoolRow(row, *pool)
             for row, entry in enumerate(trace)
             if entry["action"] in _GAINS
-            and (pool := entry.get("pool_id") or private.get(address[row], _COMMON_POOL)) != _COMMON_POOL
+            and (pool := entry.get("pool_id") or _pool_at(address[row], private)) != _COMMON_POOL
         ]
         highest = array("q", accumulate(op, max, initial=self._highest))
         for row in [row for row, code in enumerate(action) if code == _ALLOC]:
@@ -254,13 +264,19 @@ class _Numbers(dict[str | None, int]):
         return number
 
 
-def _private_pools(segments: list[_Segment], device: int) -> dict[int, tuple[int, int]]:
-    """Private pools of the segments that are held now, by address: older versions of torch name no pool in events."""
-    return {
-        segment["address"]: segment["segment_pool_id"]
+def _private_pools(segments: list[_Segment], device: int) -> list[_PoolRange]:
+    """The segments of private pools that are held now, by address: older versions of torch name no pool in events."""
+    return sorted(
+        _PoolRange(segment["address"], segment["address"] + segment["total_size"], segment["segment_pool_id"])
         for segment in segments
         if segment["device"] == device and segment["segment_pool_id"] != _COMMON_POOL
-    }
+    )
+
+
+def _pool_at(address: int, private: list[_PoolRange]) -> tuple[int, int]:
+    """The pool of an address. Pages that are mapped later begin in the middle of an expandable segment."""
+    place = bisect_right(private, address, key=lambda held: held.start) - 1
+    return private[place].pool if place >= 0 and address < private[place].end else _COMMON_POOL
 
 
 def check_allocator() -> None:
