@@ -16,6 +16,9 @@ LOOP_LIMIT = 1_000
 #: The most lines that the note names.
 _NAMED = 4
 
+#: Torch before 2.10 cannot assign to chosen elements of these, but to the same bits as a signed integer.
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
 #: A file and a line of the script.
 _Line = tuple[str, int]
 
@@ -43,7 +46,7 @@ class Inventions:
         vanishing = self._is_in_loop(script_line()) and host.is_floating_point()
         count = int(missing.sum())
         drawn = _drawn(host.dtype, count, self._generator, non_negative=non_negative)
-        host[missing] = drawn.fill_(torch.finfo(host.dtype).tiny) if vanishing else drawn
+        _put(host, missing, drawn.fill_(torch.finfo(host.dtype).tiny) if vanishing else drawn)
 
     def _is_in_loop(self, line: _Line) -> bool:
         draws = self._draws[line] = self._draws.get(line, 0) + 1
@@ -81,7 +84,7 @@ class Inventions:
         """Make up and count a host tensor's missing elements: normal floats, integers 0, bools by a coin flip."""
         count = int(missing.sum())
         self.count(operation, count)
-        host[missing] = _drawn(host.dtype, count, self._generator, non_negative=non_negative)
+        _put(host, missing, _drawn(host.dtype, count, self._generator, non_negative=non_negative))
 
     def element(self, tensor: torch.Tensor, operation: str, *, non_negative: bool = False) -> torch.Tensor:
         """Make up one element of a large tensor, on the host. No memory keeps it: its address seeds it every time."""
@@ -135,6 +138,12 @@ def _named(line: _Line) -> str:
 def _times(reads: int, true: int) -> str:
     times = "once" if reads == 1 else f"{reads:,} times"
     return f"{times}, {'true' if true else 'false'}" if true in (0, reads) else f"{times}, {true:,} of them true"
+
+
+def _put(host: torch.Tensor, missing: torch.Tensor, values: torch.Tensor) -> None:
+    if (signed := _SIGNED.get(host.dtype)) is not None:
+        host, values = host.view(signed), values.view(signed)
+    host[missing] = values
 
 
 def _drawn(dtype: torch.dtype, count: int, generator: torch.Generator, *, non_negative: bool) -> torch.Tensor:

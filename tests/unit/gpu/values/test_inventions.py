@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from fakedist.gpu.values.inventions import Inventions, script_line
@@ -18,6 +19,13 @@ def test_integers_are_zero_floats_finite_bools_a_coin() -> None:
     assert integers.tolist() == [0] * 4
     assert torch.isfinite(floats).all()
     assert 0 < bools.sum() < 64
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+def test_unsigned_integers_are_made_up_too(dtype: torch.dtype) -> None:
+    tensor = torch.tensor([5, 6, 7]).to(dtype)
+    Inventions(0).fill(tensor, torch.tensor([False, True, False]), "op")
+    assert tensor.tolist() == [5, 0, 7]
 
 
 def test_only_what_is_missing_is_made_up() -> None:
