@@ -60,6 +60,7 @@ def test_a_database_of_something_else(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "report.sqlite")
     connection.execute("CREATE TABLE photos (id)")
     connection.commit()
+    connection.close()
     assert "no StringIds" in error_of(tmp_path / "report.sqlite")
 
 
