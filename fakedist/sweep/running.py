@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,6 +69,7 @@ class SweepRunner:
         self._source: Source = ListedPoints([])
         self._checked: set[str] = set()
         self._ids: set[str] = set()
+        self._done: set[str] = set()
 
     @property
     def rows(self) -> list[Row]:
@@ -131,15 +132,18 @@ class SweepRunner:
 
     def thin(self) -> None:
         """Delete the run directories of all but the best points, if the plan asks for that."""
+        self._thin({folder.name for folder in (self._directory / RUNS_NAME).glob("*")})
+
+    def _thin(self, keys: Set[str]) -> None:
+        """Delete those of some runs that are not among the best."""
         if (number := self._plan.num_kept) is None:
             return
         if self._plan.ranks.which == "stages":
             number = max(number, self._plan.ranks.num_best or 0)
         kept = {each.row.key for each in rank_rows(self.rows, self._plan.headroom).ranked[:number]}
         kept |= {one.key for one in self._runs.values() if one.is_running}
-        for folder in (self._directory / RUNS_NAME).glob("*"):
-            if folder.name not in kept:
-                shutil.rmtree(folder, ignore_errors=True)
+        for key in keys - kept:
+            shutil.rmtree(self._directory / RUNS_NAME / key, ignore_errors=True)
 
     def _tasks(self) -> Iterator[Task | None]:
         """What the executor runs next. None while the next task depends on a result."""
@@ -235,7 +239,8 @@ class SweepRunner:
             self._journal.add_row(row)
             self._finished(row, False)
             self._source.done(run, row)
-        self.thin()
+        self._done.add(one.key)
+        self._thin(self._done)  # an earlier session's other runs may still make rows, priced anew
 
     def _skip(self, run: PointRun, beyond: str) -> None:
         """Write down that a point was not run, unless it ran before."""

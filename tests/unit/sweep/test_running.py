@@ -282,6 +282,15 @@ def test_only_the_best_keep_their_runs(tmp_path: Path) -> None:
     assert run(tmp_path / "s", keep="best:2")[1].tasks == []
 
 
+def test_runs_that_were_kept_are_priced_anew_and_do_not_run_again(tmp_path: Path) -> None:
+    run(tmp_path / "s", keep="best:4", ranks="0")
+    # None is among the best before it has its new row.
+    sweep, executor, _ = run(tmp_path / "s", keep="best:1", ranks="0", micro_batches="4")
+    assert executor.tasks == []
+    assert len(sweep.rows) == 4
+    assert [folder.name for folder in (tmp_path / "s" / "runs").iterdir()] == [sweep.ranking.ranked[0].row.key]
+
+
 def test_two_sweeps_do_not_share_a_directory(tmp_path: Path) -> None:
     def nested(task: Task) -> str:
         with pytest.raises(SweepError, match="is in use by another sweep"):
