@@ -83,7 +83,7 @@ def parallel_axes(sweep: Sweep) -> Figure:
 
 
 def memory_against_speed(sweep: Sweep) -> Figure:
-    """Memory against speed by status, the front as a line, and the GPU's memory."""
+    """Memory against speed by status, the front as a line, the GPU's memory, and the fastest point's interval."""
     speeds = _speeds(sweep)
     figure = new_figure()
     timed = [row for row in sweep.rows if row.id in speeds and row.fullest is not None]
@@ -112,7 +112,12 @@ def memory_against_speed(sweep: Sweep) -> Figure:
         )
     capacities = {row.fullest.capacity_bytes for row in timed if row.fullest is not None}
     for capacity in sorted(capacities):
-        figure.add_vline(x=capacity / GIB, line={"color": MUTED, "width": 1})
+        text = {"annotation_text": f"memory of the GPU, {capacity / GIB:.1f} GiB", "annotation_position": "bottom left"}
+        figure.add_vline(x=capacity / GIB, line={"color": MUTED, "width": 1}, **text, annotation_textangle=-90)
+    best = sweep.ranking.best
+    if best is not None and best.speed.low < best.speed.high:
+        band = {"y0": best.speed.low, "y1": best.speed.high, "fillcolor": _PALE, "opacity": 0.2}
+        figure.add_hrect(**band, line_width=0, layer="below")
     return framed(figure, "Memory against speed", x="GiB, NCCL and CUDA context included", y=sweep.ranking.unit)
 
 
@@ -201,8 +206,9 @@ def _gib(row: Row) -> float:
 
 def _hover(row: Row, sweep: Sweep) -> str:
     lines = [shown(row.label), str(row.status) + (f": {shown(row.reason)}" if row.reason else "")]
-    if row.id in sweep.ranking.speeds:
-        lines.append(f"{speed_text(sweep.ranking.speeds[row.id].value)} {sweep.ranking.unit}")
+    if (speed := sweep.ranking.speeds.get(row.id)) is not None:
+        interval = f" ({speed_text(speed.low)} to {speed_text(speed.high)})" if speed.low < speed.high else ""
+        lines.append(f"{speed_text(speed.value)} {sweep.ranking.unit}{interval}")
     if row.fullest is not None:
         lines.append(memory_text(row.fullest))
     return "<br>".join(lines)

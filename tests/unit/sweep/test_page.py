@@ -63,6 +63,14 @@ def test_the_front_is_a_line_from_least_memory_to_most_speed(kept: Sweep) -> Non
     assert points[0]["customdata"] == [f"{ROWS[0].run_directory}/report.html", "", ""]
 
 
+def test_a_band_shows_what_is_about_as_fast_as_the_fastest(kept: Sweep) -> None:
+    best = kept.ranking.best
+    assert best is not None
+    memory, band = json.loads(memory_against_speed(kept).to_json())["layout"]["shapes"]
+    assert memory["x0"] == memory["x1"] == 80.0
+    assert (band["y0"], band["y1"]) == (best.speed.low, best.speed.high)
+
+
 def test_every_point_is_a_line_over_the_axes(kept: Sweep) -> None:
     figure = parallel_axes(kept)
     lines = sum(list(trace["x"]).count(None) for trace in traces(figure))  # type: ignore[call-overload]
