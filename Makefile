@@ -13,6 +13,9 @@ TORCH_TESTS := $(OLDEST_TESTS) $(foreach name,compiled recording_changes_nothing
 # PyPI's releases from the oldest supported to the newest; 2.13.0 has no CUDA build on some indexes.
 TORCHES := 2.8.0 2.9.1 2.10.0 2.11.0 2.12.1 2.14.1 2.15.0
 TORCH_ENV := .venv-torch-$(TORCH)
+# CI has 3.11, the oldest.
+PYTHONS := 3.12 3.13
+PYTHON_ENV := .venv-python-$(VERSION)
 # The pages' JavaScript has a linter and tests of its own. Users need neither, so they run where node is installed.
 NPM := $(shell command -v npm)
 DEMO := fakedist-demo-rank0of1024
@@ -24,7 +27,7 @@ WORKERS ?= 2
 PARALLEL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-all mutants lint types budgets check format bench accuracy accuracy-times accuracy-steps measured gallery gpu calibrate oldest torch matrix dist clean
+.PHONY: help setup demo test test-long test-all mutants lint types budgets check format bench accuracy accuracy-times accuracy-steps measured gallery gpu calibrate oldest torch python matrix dist clean
 .PHONY: frameworks clients clients-new clients-fast test-page plotly
 
 help: ## list the targets
@@ -153,8 +156,20 @@ torch: ## tests and our own jobs on another torch, in an environment of its own 
 	$(@D)/bin/python $(PIP_INSTALL) --no-build-isolation --editable '.[test]'
 	touch $@
 
-matrix: ## make torch for every supported release, one after the other; record what ran in docs/versions.md
-	failed=; for torch in $(TORCHES); do $(MAKE) --no-print-directory torch TORCH=$$torch || failed="$$failed $$torch"; done; \
+python: ## make test on another Python, in an environment of its own (6 GB): make python VERSION=3.13; TESTS= chooses
+	@test -n '$(VERSION)' || { echo 'which Python? make python VERSION=3.13   ($(PYTHONS))'; exit 2; }
+	$(MAKE) --no-print-directory $(PYTHON_ENV)/.installed
+	$(PYTHON_ENV)/bin/python -m pytest $(PARALLEL) --short $(TESTS)
+
+.venv-python-%/.installed: pyproject.toml constraints.txt
+	test -x $(@D)/bin/python || python$* -m venv $(@D)
+	$(@D)/bin/python $(PIP_INSTALL) --constraint constraints.txt setuptools
+	$(@D)/bin/python $(PIP_INSTALL) --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	touch $@
+
+matrix: ## make torch and make python for all that is supported, one after the other; record what ran in docs/versions.md
+	failed=; for torch in $(TORCHES); do $(MAKE) --no-print-directory torch TORCH=$$torch || failed="$$failed torch-$$torch"; done; \
+		for version in $(PYTHONS); do $(MAKE) --no-print-directory python VERSION=$$version || failed="$$failed python-$$version"; done; \
 		test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 dist: ## wheel and sdist into dist/, checked as a user installs them, without a network but for pip: 2 minutes
@@ -166,4 +181,4 @@ dist: ## wheel and sdist into dist/, checked as a user installs them, without a 
 	$(PYTHON) tools/check_dist.py dist build/dist
 
 clean: ## remove everything that make made
-	rm -rf .venv .venv-oldest .venv-torch-* node_modules tools/plotly/node_modules gpu-results build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache $(DEMO)
+	rm -rf .venv .venv-oldest .venv-torch-* .venv-python-* node_modules tools/plotly/node_modules gpu-results build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache $(DEMO)
