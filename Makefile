@@ -146,7 +146,7 @@ torch: ## tests and our own jobs on another torch, in an environment of its own 
 	$(MAKE) --no-print-directory $(TORCH_ENV)/.installed
 	$(TORCH_ENV)/bin/fakedist doctor
 	$(TORCH_ENV)/bin/python -m pytest $(PARALLEL) --short $(TORCH_TESTS)
-	sed 's#"reports/baselines"#"build/baselines-$(TORCH)"#' pyproject.toml > check-torch-$(TORCH).toml
+	sed 's#"reports/baselines"#"build/baselines-$(TORCH)"#; s/tool.fakedist.check/check/' pyproject.toml > check-torch-$(TORCH).toml
 	$(TORCH_ENV)/bin/fakedist check --config check-torch-$(TORCH).toml --update
 	rm check-torch-$(TORCH).toml
 
