@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import _io
-import gc
-import io
 import os
 import signal
 import sys
@@ -12,7 +9,7 @@ import sysconfig
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -159,21 +156,3 @@ def quiet_stop_in_threads(stopped: Callable[[], None], failed: type[BaseExceptio
         yield
     finally:
         threading.excepthook = original
-
-
-def without_last_collection() -> None:
-    """Spare Python the walk over millions of objects as the process ends: a sixteenth of a short run.
-
-    That walk frees what is in cycles, so it closes a file that only a cycle holds. Files are written out here instead.
-    """
-    files = [each for each in gc.get_objects() if issubclass(type(each), _io._IOBase)]
-    kept = {id(each) for each in (sys.stdin, sys.stdout, sys.stderr)}
-    kept |= {id(each) for each in files if type(each).__module__ == io.TextIOWrapper.__module__}
-    for each in files:
-        with suppress(Exception):  # closed, or a device that refuses
-            each.flush()
-    for each in files:
-        if id(each) not in kept:  # such as a compressed file, which ends with a checksum
-            with suppress(Exception):
-                each.close()
-    gc.freeze()

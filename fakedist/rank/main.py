@@ -35,7 +35,6 @@ from fakedist.rank.ending import (
     terminate,
     uninterrupted,
     watched_exit,
-    without_last_collection,
 )
 from fakedist.rank.script import run_as_main, without_our_frames
 from fakedist.rank.teller import Ended, Failed, Started, Teller
@@ -167,7 +166,6 @@ class Rank:
         self._before_torch.close()
         self._tape_file.close()
         self._journal.close()
-        without_last_collection()
 
     def _torch_is_imported(self, module: ModuleType) -> None:
         """Set up torch's surroundings, once. A forked process is not the rank."""

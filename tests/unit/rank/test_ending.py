@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import gzip
 import os
 import runpy
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -86,37 +83,3 @@ def test_signals_wait_until_the_records_are_written() -> None:
     with pytest.raises(KeyboardInterrupt):
         write()
     assert written
-
-
-_HELD = """
-import atexit, gzip, sys, weakref
-sys.path.insert(0, sys.argv[1])
-from fakedist.rank.ending import without_last_collection
-
-class Holder:
-    def __init__(self, file):
-        self.file, self.itself = file, self
-
-atexit.register(without_last_collection)
-plain, packed = Holder(open("plain", "w")), Holder(gzip.open("packed", "wt"))
-plain.file.write("lines")
-packed.file.write("packed lines")
-gone = Holder(open("gone", "w"))
-gone.file.close()
-print("said", end="")
-del plain, packed, gone
-import gc; gc.disable()
-kept = Holder(None)
-Holder.__del__ = lambda self: open("collected", "w").close()
-"""
-
-
-def test_files_that_only_a_cycle_holds_are_written_and_nothing_is_collected(tmp_path: Path) -> None:
-    root = str(Path(ending.__file__).parents[2])
-    ended = subprocess.run(
-        [sys.executable, "-c", _HELD, root], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert (ended.stdout, ended.stderr) == ("said", "")
-    assert (tmp_path / "plain").read_text() == "lines"
-    assert gzip.decompress((tmp_path / "packed").read_bytes()) == b"packed lines"
-    assert not (tmp_path / "collected").exists()
