@@ -165,10 +165,16 @@ def _is_sweep(path: Path) -> bool:
 
 
 def _show(directory: Path, output: Output) -> int:
-    """Print what is known of a sweep that ran, runs or was ended."""
+    """Print what is known of a sweep that ran, runs or was ended. Its table and page are made again if that can be."""
+    from fakedist.sweep.opened import open_sweep
     from fakedist.sweep.sweeping import write_results
 
-    return _print(write_results(directory), output)
+    try:
+        sweep = write_results(directory)
+    except OSError as error:  # a full disk, a directory of someone else
+        remark(f"the table and the page in {directory} stay as they are: {error.strerror}")
+        sweep = open_sweep(directory)
+    return _print(sweep, output)
 
 
 def _print(sweep: Sweep, output: Output) -> int:

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from fakedist.cli import main
+from fakedist.sweep.directory import About, write_about
+from fakedist.sweep.journal import JOURNAL_NAME, SweepJournal
+from tests.unit.sweep.rows_by_hand import row
 
 COMMAND = ["sweep", "--dry-run", "--world-size", "8", "--axis", "tp=1,2", "--axis", "fabric=p5-efa,dgx-h100-ndr"]
 
@@ -33,6 +38,25 @@ def test_options_may_follow_a_sweep_file(
     text = capsys.readouterr().out
     assert ("3 points of 3" if more else "2 points of 2") in text
     assert f"into {'elsewhere' if more else 'fakedist-sweep-sweep'};" in text
+
+
+def test_results_are_printed_where_nothing_can_be_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about = About(command=[], program="train.py", axes={"tp": [1]}, ranks="0", headroom=0.05, points=None)
+    write_about(tmp_path, about)
+    journal = SweepJournal(tmp_path / JOURNAL_NAME)
+    journal.add_row(row(1000.0, tp=1))
+    journal.close()
+
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("fakedist.sweep.page.replace_file", full)
+    assert main(["sweep", str(tmp_path)]) == 0
+    printed = capsys.readouterr()
+    assert "1 point: 1 fits" in printed.out
+    assert f"the table and the page in {tmp_path} stay as they are: No space left on device" in printed.err
 
 
 def test_options_after_a_script_are_its_own(capsys: pytest.CaptureFixture[str]) -> None:
