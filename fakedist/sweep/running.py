@@ -271,7 +271,7 @@ def next_rank(plan: SweepPlan, results: dict[int, RankResult], *, every_stage: b
     if 0 not in results:
         return 0
     stages = results[0].pipeline
-    wanted = [*stages[-1:], *(stages if every_stage else ())]
+    wanted = stages if every_stage else stages[-1:]  # in order: a stage may need what the one before it sent
     return next((rank for rank in wanted if rank not in results), None)
 
 
