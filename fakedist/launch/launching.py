@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -306,7 +307,6 @@ def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tup
     Raises:
         FakedistError: The run directory cannot be written, or the child could not be set up.
     """
-    from fakedist.analysis.building import build_tables
     from fakedist.run.directory import create_run_directory, default_name
     from fakedist.run.manifest import load_manifest, new_manifest, write_manifest
 
@@ -316,14 +316,37 @@ def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tup
         except OSError:
             shutil.rmtree(run_directory, ignore_errors=True)
             raise
-        ending = run_child(job, run_directory, streams)
+        with _importing_ahead(job.page):
+            ending = run_child(job, run_directory, streams)
         write_manifest(run_directory, dataclasses.replace(load_manifest(run_directory), exit=ending))
         if job.nsys:
             under_nsys.join_report(run_directory)
+        from fakedist.analysis.building import build_tables
+
         build_tables(run_directory)
         if job.page:
             _write_page(run_directory)
     return run_directory, ending
+
+
+@contextmanager
+def _importing_ahead(page: bool) -> Iterator[None]:
+    """Import what makes the tables and the page while the rank runs on another core: it takes half a second."""
+
+    def import_() -> None:
+        with suppress(ImportError):  # raised again where it is needed
+            import fakedist.analysis.building
+            import fakedist.results.opening
+
+            if page:
+                import fakedist.report.page.run_page  # noqa: F401
+
+    thread = threading.Thread(target=import_, name="imports")
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()  # two threads must not import modules that import each other
 
 
 def _write_page(run_directory: Path) -> None:

@@ -38,17 +38,20 @@ class Copies:
     def __init__(self, layers: LayerTable, marks: Marks) -> None:
         self._layers = layers
         self._marks = marks
-        self._looked = -1
+        self._looked = self._op = -1
         self._names: dict[tuple[int, int, int], str] = {}
 
-    def mark_once(self, step: int) -> None:
+    def mark_once(self, step: int, op: int) -> None:
         """Mark every copy that is alive now, at most once per step."""
         if step != self._looked:
             self._looked = step
-            self.mark()
+            self.mark(op)
 
-    def mark(self) -> None:
-        """Mark every copy that is alive now."""
+    def mark(self, op: int) -> None:
+        """Mark every copy that is alive now. Nothing new is, as long as the next operation is the same."""
+        if op == self._op:
+            return
+        self._op = op
         trained = [root for root in self._layers.roots() if any(p.requires_grad for p in nn.Module.parameters(root))]
         if not trained:
             return

@@ -212,7 +212,7 @@ class Recorder:
             self._marks.optimizers()
             for root in self._layers.roots():
                 self._marks.scan(root)
-            self._copies.mark()
+            self._copies.mark(self._position.op)
             self._position.close()
         self._steps.close()
         if self._records:
@@ -296,7 +296,7 @@ class Recorder:
         self._training.optimizer_begins(optimizer)
         if self._records:
             self._marks.optimizer(optimizer)
-            self._copies.mark_once(self._position.step)
+            self._copies.mark_once(self._position.step, self._position.op)
         self._position.optimizer_begins()
 
     def _optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
@@ -311,7 +311,7 @@ class Recorder:
         if self._records:
             for root in self._layers.roots():
                 self._marks.scan(root)
-            self._copies.mark()
+            self._copies.mark(self._position.op)
             self._marks.step_ended()
             self._drain.all()
             self._journal.append(StepRecord(step, start_us, end_us))
