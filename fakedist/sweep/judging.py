@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from fakedist.errors import JobError, RunDirectoryError
+from fakedist.errors import JobError, RunDirectoryError, WorldError
 from fakedist.launch.executors.task import TaskResult
 from fakedist.results.opening import open_run_directory
 from fakedist.results.run import Run
@@ -77,7 +77,11 @@ def _with_run(found: RankResult, run: Run, context_bytes: int | None) -> RankRes
             return replace(found, reason="the script allocated nothing on the GPU")
         return replace(found, kind=RankKind.RAN, reason="", pipeline=_pipeline(run))
     told = next((each for each in read_journal(run.path / JOURNAL_NAME) if isinstance(each, OutcomeRecord)), None)
-    found = replace(found, reason=summary.exit.message or found.reason, line="" if told is None else told.line)
+    reason = summary.exit.message or found.reason
+    if reason.startswith(f"{WorldError.__name__}:"):
+        reason += " (--rank stages:all or --with-peers runs more ranks)"
+    line = "" if told is None or told.line.startswith(_PACKAGE) else told.line
+    found = replace(found, reason=reason, line=line)
     is_refusal = (
         summary.exit.outcome is Outcome.EXCEPTION
         and summary.exit.message.partition(":")[0] in _REFUSALS

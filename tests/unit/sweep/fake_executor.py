@@ -63,7 +63,7 @@ class FakeExecutor:
         outcome, message, step = _FAILURES[kind]
         made = self._made / f"{kind} {task.job.rank}"
         if not made.exists():
-            _make_failed(made, task.job.rank, (outcome, message, step))
+            make_failed(made, task.job.rank, (outcome, message, step))
         shutil.copytree(made, task.directory)
         return result(task, outcome, message)
 
@@ -90,10 +90,13 @@ _FAILURES = {
 }
 
 
-def _make_failed(directory: Path, rank: int, how: tuple[Outcome, str, int]) -> None:
+def make_failed(
+    directory: Path, rank: int, how: tuple[Outcome, str, int], line: str = "/job/train.py:7 (main)"
+) -> None:
+    """Write the run of a rank that failed: its outcome, its message and the last step, and the line."""
     outcome, message, step = how
     made = recorded()
-    made.record("outcome", outcome=outcome, code=1, message=message, line="/job/train.py:7 (main)", last_step=step)
+    made.record("outcome", outcome=outcome, code=1, message=message, line=line, last_step=step)
     made.write(new_run(directory, rank=rank))
     write_manifest(directory, dataclasses.replace(load_manifest(directory), exit=Ending(outcome, 1, message)))
     build_tables(directory)
