@@ -61,6 +61,11 @@ SEND_THAT_CONNECTS = Difference(
     "a pipeline stage's first send, which only connects it, has the dtype that the next stage receives",
     "the integer that it sends is read as a float32, in the same block",
 )
+VOTE_OF_STAGES = Difference(
+    (2, 15),
+    "pipeline stages vote with one all-reduce on whether all were told their shapes beforehand",
+    "where the vote goes from stage to stage, the other stages are taken to vote as this one does",
+)
 FAKE_GROUP_OPTIONS = Difference(
     (2, 9), "torch's own `FakeProcessGroup` takes options", "it is constructed without options"
 )

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from types import ModuleType
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import torch
 
-from fakedist.torch_releases import SEND_THAT_CONNECTS
+from fakedist.torch_releases import SEND_THAT_CONNECTS, VOTE_OF_STAGES
 from fakedist.world.objects import standing_in
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 def stages_alone(module: ModuleType) -> dict[str, object]:
     """For ``torch.distributed.pipelining.stage``: what a stage needs that runs without its neighbours."""
-    return {**_gradients_like_outputs(module), **_first_sends_as_received(module)}
+    return {**_gradients_like_outputs(module), **_first_sends_as_received(module), **_votes_alike(module)}
 
 
 def _first_sends_as_received(module: ModuleType) -> dict[str, object]:
@@ -40,6 +41,27 @@ def _first_sends_as_received(module: ModuleType) -> dict[str, object]:
         return found
 
     return {f"_PipelineStageBase.{name}": connect}
+
+
+def _votes_alike(module: ModuleType) -> dict[str, object]:
+    """Stages infer each other's shapes unless all were told theirs. The vote on it goes down the pipeline and back."""
+    if not VOTE_OF_STAGES.is_missing() or not hasattr(module.PipelineStage, "_warmup_forward_vote"):
+        return {}
+    forward, backward = module.PipelineStage._warmup_forward_vote, module.PipelineStage._warmup_backward_result
+    votes: WeakKeyDictionary[PipelineStage, int] = WeakKeyDictionary()
+
+    def vote(self: PipelineStage, has_backward: bool, received_acc: torch.Tensor | None = None) -> torch.Tensor:
+        product: torch.Tensor = forward(self, has_backward, received_acc)
+        votes[self] = not module.InferenceMode.needs_dynamic(self._user_meta, has_backward)
+        is_received = not self.is_first and not self._is_same_rank(self.stage_index - 1)
+        return product.fill_(votes[self]) if is_received else product
+
+    def result(self: PipelineStage, received_result: torch.Tensor | None = None) -> torch.Tensor:
+        found: torch.Tensor = backward(self, received_result)
+        is_received = not self.is_last and not self._is_same_rank(self.stage_index + 1)
+        return found.fill_(votes[self]) if is_received else found
+
+    return {"PipelineStage._warmup_forward_vote": vote, "PipelineStage._warmup_backward_result": result}
 
 
 def _gradients_like_outputs(module: ModuleType) -> dict[str, object]:
