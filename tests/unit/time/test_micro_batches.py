@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -103,6 +105,28 @@ def test_micro_batches_that_come_in_rounds_are_repeated_in_rounds() -> None:
 def test_fewer_than_were_recorded_are_refused() -> None:
     with pytest.raises(JobError, match="recorded 4 micro-batches, and 3 is fewer"):
         with_micro_batches(recorded(Shape("1F1B", 1, 1, 4), 0), 3)
+
+
+def with_idle_records(launches: pd.DataFrame, seed: int) -> pd.DataFrame:
+    """Records of events that nothing waits for, here and there, each after an operation of the host."""
+    places = np.random.default_rng(seed).choice(len(launches), 20) + 0.5
+    idle = launches.iloc[:20].assign(what="stream_records", work=-1, call=-1, event=1 << 40, num_operations=1)
+    idle = idle.set_index(pd.Index(places))
+    return pd.concat([launches, idle]).sort_index(kind="stable").reset_index(drop=True)
+
+
+def test_records_that_nothing_waits_for_do_not_hide_what_repeats() -> None:
+    step = recorded(Shape("Interleaved1F1B", 4, 2, 20), 1)
+    untidy = dataclasses.replace(step, launches=with_idle_records(step.launches, seed=0))
+    with pytest.raises(JobError, match="none of its 20 micro-batches is steady"):
+        with_micro_batches(dataclasses.replace(untidy, launches=untidy.launches.assign(host_us=1.0)), 28)
+    found, expected = with_micro_batches(untidy, 28), with_micro_batches(step, 28)
+    others = [
+        plain(step, each).drop(columns=["num_operations", "waits_for"])[each["what"].astype(str) != "stream_records"]
+        for each in (found, expected)
+    ]
+    pd.testing.assert_frame_equal(*(each.reset_index(drop=True) for each in others))
+    assert found["num_operations"].sum() >= expected["num_operations"].sum() + 20 - 1  # one may come last
 
 
 def test_sizes_that_the_routing_made_up_do_not_hide_what_repeats() -> None:
