@@ -1,28 +1,64 @@
-"""Whole profiles, from one tensor to 405B: seconds from start to report, CPU seconds and host memory.
+"""Whole runs, from one tensor to a sweep: seconds from start to report, CPU seconds, host memory, and the goal.
 
-python bench/whole_runs.py
+    python bench/whole_runs.py [--only NAME]
+
+A goal is wall time on two cores that do nothing else. The line says how loaded they were. The runs of DeepSeek-V3 need
+megatron-core, and Transformer Engine for the layers of the published job.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 LLAMA = [str(ROOT / "examples" / "llama_fsdp2.py"), "--tp", "8", "--checkpoint", "full"]
+MEGATRON = [str(ROOT / "examples" / "megatron_gpt.py"), "--preset", "deepseek-v3", "--exit-interval", "2"]
+LAYOUTS = ["--axis", "tp=1,2,4,8", "--axis", "checkpoint=none,selective,full", "--axis", "batch=1,2"]
+SWEPT = ["--model", "70b", "--tp", "{tp}", "--checkpoint", "{checkpoint}", "--batch-size", "{batch}"]
 ONE_TENSOR = "import torch; torch.ones(3, device='cuda')"
 SMALL, LARGE, LARGEST = (["--world-size", str(size), "--rank", "0"] for size in (8, 1024, 16384))
-#: Options and script of each.
+H200 = ["--gpu", "h200", "--gpu-memory", "unlimited"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One line of the benchmark.
+
+    Attributes:
+        options: Options of fakedist.
+        script: The script and its arguments.
+        goal_s: Wall time that the run should not exceed. None if there is no goal.
+        command: The command.
+        needs: A module that the script imports.
+    """
+
+    options: list[str]
+    script: list[str]
+    goal_s: float | None = None
+    command: str = "profile"
+    needs: str = "torch"
+
+
 RUNS = {
-    "one tensor, no page": ([*SMALL, "--no-page"], ["one_tensor.py"]),
-    "70B at world 1,024 (make demo)": (LARGE, [*LLAMA, "--model", "70b"]),
-    "the same, no page": ([*LARGE, "--no-page"], [*LLAMA, "--model", "70b"]),
-    "405B at world 16,384": (LARGEST, [*LLAMA, "--model", "405b"]),
+    "one tensor, no page": Run([*SMALL, "--no-page"], ["one_tensor.py"]),
+    "70B at world 1,024 (make demo)": Run(LARGE, [*LLAMA, "--model", "70b"], 8),
+    "the same, no page": Run([*LARGE, "--no-page"], [*LLAMA, "--model", "70b"]),
+    "24 layouts of 70B, a sweep": Run(
+        ["--world-size", "1024", "--rank", "0", *LAYOUTS], [LLAMA[0], *SWEPT], 144, command="sweep"
+    ),
+    "405B at world 16,384": Run(LARGEST, [*LLAMA, "--model", "405b"], 60),
+    "DeepSeek-V3 at world 1,024, rank 0": Run([*LARGE, *H200], MEGATRON, 25, needs="megatron"),
+    "its 16 pipeline stages": Run(
+        ["--world-size", "1024", "--rank", "0-960:64", *H200], MEGATRON, 150, needs="megatron"
+    ),
 }
 
 
@@ -31,25 +67,45 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="run those whose name contains this")
     only = parser.parse_args().only
-    for name, (options, script) in RUNS.items():
+    for name, run in RUNS.items():
         if only not in name:
             continue
-        with tempfile.TemporaryDirectory() as directory:
-            (Path(directory) / "one_tensor.py").write_text(ONE_TENSOR)
-            started = time.perf_counter()
-            process = subprocess.Popen(
-                [sys.executable, "-m", "fakedist", "profile", *options, "--device", "virtual", "-o", "run", *script],
-                cwd=directory,
-                env=os.environ | {"PYTHONPATH": str(ROOT)},
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-            _, status, usage = os.wait4(process.pid, 0)  # it counts the processes that this one waited for, too
-            process.returncode = os.waitstatus_to_exitcode(status)
-            elapsed_s = time.perf_counter() - started
-        cpu_s, host_gb = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e9
-        told = f"{elapsed_s:6.1f} s {cpu_s:6.1f} s of CPU {host_gb:6.2f} GB of host memory, exit {process.returncode}"
-        print(f"{name:<32} {told}", flush=True)
+        if importlib.util.find_spec(run.needs) is None:
+            print(f"{name:<36} needs {run.needs}, which is not installed")
+            continue
+        print(f"{name:<36} {measured(run)}", flush=True)
+
+
+def measured(run: Run) -> str:
+    """Make a run, and say what it took."""
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "one_tensor.py").write_text(ONE_TENSOR)
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "fakedist",
+                run.command,
+                *run.options,
+                "--device",
+                "virtual",
+                "-o",
+                "run",
+                *run.script,
+            ],
+            cwd=directory,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        _, status, usage = os.wait4(process.pid, 0)  # it counts the processes that this one waited for, too
+        process.returncode = os.waitstatus_to_exitcode(status)
+        elapsed_s = time.perf_counter() - started
+    cpu_s, host_gb = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e9
+    goal = "" if run.goal_s is None else f" (goal {run.goal_s:.0f} s)"
+    told = f"{elapsed_s:6.1f} s{goal}, {cpu_s:.1f} s of CPU, {host_gb:.2f} GB of host memory, exit {process.returncode}"
+    return f"{told}, load {os.getloadavg()[0]:.1f}"
 
 
 if __name__ == "__main__":
