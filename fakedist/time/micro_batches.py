@@ -103,7 +103,7 @@ def _without_idle_records(launches: pd.DataFrame) -> pd.DataFrame:
         return launches  # each row has its own measured time of the host
     # The host's operations before a row that goes count before the next one that stays.
     reached = np.cumsum(launches["num_operations"].to_numpy("i8"))[kept]
-    found = launches[kept].reset_index(drop=True)
+    found: pd.DataFrame = launches[kept].reset_index(drop=True)
     return found.assign(num_operations=np.diff(reached, prepend=0))
 
 
