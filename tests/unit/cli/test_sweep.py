@@ -10,8 +10,10 @@ import pytest
 from fakedist.cli import main
 from fakedist.sweep.directory import About, write_about
 from fakedist.sweep.journal import JOURNAL_NAME, SweepJournal
+from tests.conftest import ROOT
 from tests.unit.sweep.rows_by_hand import row
 
+EXAMPLES = ROOT / "examples" / "sweeps"
 COMMAND = ["sweep", "--dry-run", "--world-size", "8", "--axis", "tp=1,2", "--axis", "fabric=p5-efa,dgx-h100-ndr"]
 
 
@@ -26,6 +28,14 @@ def test_a_dry_run_prints_the_points_and_their_commands(
     assert "fakedist profile --world-size=8 --rank=0 --device=virtual --steps=auto train.py --tp=2" in text
     assert "priced for fabric=p5-efa" in text
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
+def test_the_ready_spaces_can_be_swept(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", str(file), "--dry-run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert 0 < found["num_points"] <= 500
+    assert f"{file.name}`" in (ROOT / "docs" / "sweeps.md").read_text()
 
 
 @pytest.mark.parametrize("more", [[], ["--axis", "tp=1,2,4", "-o", "elsewhere"]])
