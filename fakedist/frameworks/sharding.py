@@ -5,7 +5,7 @@ parameter. Nothing here allocates on the device, so memory stays the same. The h
 so a rank on a real GPU, whose steps are measured, keeps torch's own functions.
 
 A replacement calls the original and keeps its answer, or gives it less to go through. Only FSDP2's list of chunks is
-our own: it makes a chunk when it is asked for one.
+our own: it makes a chunk when it is asked for one. A torch without one of these functions runs without its replacement.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, overload
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from fakedist.patch import present
-
 if TYPE_CHECKING:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
     from torch.distributed.tensor._op_schema import OpSchema, OpStrategy
@@ -34,7 +32,7 @@ def first_shard_sizes_once(module: ModuleType) -> dict[str, object]:
     """For ``torch.distributed.tensor._random``, which asks for the first shard's size before each random operation.
 
     If FSDP2 and tensor parallelism shard the same dim, torch cuts a list of indices for every rank.
-    Torch 2.8 does not ask.
+    Torch 2.8 has another function.
     """
     name = "_calc_first_shard_size"
     if not hasattr(module, name):
@@ -58,7 +56,9 @@ def first_shard_sizes_once(module: ModuleType) -> dict[str, object]:
 def chunks_when_asked(module: ModuleType) -> dict[str, object]:
     """For ``torch.distributed.fsdp._fully_shard._fsdp_param``, which reads two of as many chunks as there are ranks."""
     name = "_chunk_with_empty"
-    original: Callable[..., list[Tensor]] = present(module, name)
+    if not hasattr(module, name):
+        return {}
+    original: Callable[..., list[Tensor]] = getattr(module, name)
 
     def chunk_with_empty(tensor: Tensor, num_chunks: int, dim: int) -> Sequence[Tensor]:
         if type(tensor) not in _PLAIN or not tensor.numel():
@@ -130,13 +130,13 @@ _propagation: ContextVar[_Propagation | None] = ContextVar("the operation whose 
 def flags_once(module: ModuleType) -> dict[str, object]:
     """For ``torch.distributed.tensor._sharding_prop``: operations on lists of tensors, such as a fused optimizer's.
 
-    For each tensor of the list, torch reads a flag from all of them. Torch 2.11 and older have no such flag.
+    For each tensor of the list, torch reads a flag from all of them. Older releases have no such flag.
     """
     name, propagate_name = "_propagate_use_strided_shard_flag", "propagate_op_sharding_non_cached"
-    if not hasattr(module, name):
+    if not hasattr(module, name) or not hasattr(module.ShardingPropagator, propagate_name):
         return {}
     original: Callable[[OpStrategy, OpSchema | _Specs], None] = getattr(module, name)
-    propagate: Callable[[ShardingPropagator, OpSchema], object] = present(module.ShardingPropagator, propagate_name)
+    propagate: Callable[[ShardingPropagator, OpSchema], object] = getattr(module.ShardingPropagator, propagate_name)
 
     def remembering(self: ShardingPropagator, op_schema: OpSchema) -> object:
         token = _propagation.set(_Propagation())
@@ -169,7 +169,9 @@ def strategies_once(module: ModuleType) -> dict[str, object]:
     Torch looks up one schema for all of them, then makes each one's strategy from it.
     """
     name = "expand_to_full_mesh_op_strategy"
-    original: Callable[..., OpStrategy] = present(module, name)
+    if not hasattr(module, name):
+        return {}
+    original: Callable[..., OpStrategy] = getattr(module, name)
 
     def expand(mesh: object, op_schema: OpSchema, strategies: list[list[object]], **options: object) -> OpStrategy:
         now = _propagation.get()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from torch.distributed.tensor._ops import utils
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from fakedist.frameworks.adapting import adapted_frameworks
+from fakedist.frameworks.sharding import chunks_when_asked, first_shard_sizes_once, flags_once, strategies_once
 
 Enter = Callable[..., None]
 Schema = Any  # torch's own
@@ -227,3 +229,10 @@ def test_a_strategy_is_kept_for_its_own_schema_and_operation_only(monkeypatch: p
         assert [found.index(each) for each in found] == [0, 0, 2, 3, 4, 4]
         propagator.propagate_op_sharding_non_cached(None)
     assert len(made) == 8
+
+
+def test_a_torch_without_these_functions_keeps_its_own() -> None:
+    bare = ModuleType("bare")
+    bare.ShardingPropagator = object  # type: ignore[attr-defined]
+    for adapter in (chunks_when_asked, first_shard_sizes_once, flags_once, strategies_once):
+        assert adapter(bare) == {}
