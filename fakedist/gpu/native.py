@@ -27,16 +27,19 @@ def find_c_compiler() -> str:
     )
 
 
-def find_cpp_compiler() -> str:
+def find_cpp_compiler(use: str) -> str:
     """The C++ compiler: $CXX, else g++, c++ or clang++.
+
+    Args:
+        use: What needs it, as the error says.
 
     Raises:
         SetupError: No C++ compiler is installed.
     """
     return _find(
         (os.environ.get("CXX"), "g++", "c++", "clang++"),
-        "no C++ compiler was found; torch 2.8 and 2.9 need one, to count the events of their allocator",
-        "apt-get install g++   (or: dnf install gcc-c++), or install torch 2.10 or newer",
+        f"no C++ compiler was found; {use}",
+        "apt-get install g++   (or: dnf install gcc-c++)",
     )
 
 

@@ -11,6 +11,7 @@ from typing import Literal
 
 from fakedist.errors import SetupError
 from fakedist.gpu.driver.build import driver_path, ensure_driver, torch_build
+from fakedist.gpu.fast_path.build import ensure_fast_path
 from fakedist.gpu.native import find_c_compiler
 from fakedist.launch.machine import count_real_gpus, host_memory_bytes
 from fakedist.launch.nsight import find_nsys
@@ -56,7 +57,8 @@ def diagnose() -> Diagnosis:
         devices.append("cuda")
     if driver.state == "ok":
         devices.append("virtual")
-    findings = (check_python(), torch, check_cuda(), gpu, check_compiler(), driver, check_nsys(), check_memory())
+    compiled = (check_compiler(), driver, check_fast_path())
+    findings = (check_python(), torch, check_cuda(), gpu, *compiled, check_nsys(), check_memory())
     return Diagnosis(findings, tuple(devices))
 
 
@@ -112,6 +114,15 @@ def check_driver() -> MachineCheck:
         return f"built now in {time.monotonic() - start:.1f} s: {path}"
 
     return _found("virtual GPU", build)
+
+
+def check_fast_path() -> MachineCheck:
+    """Check the compiled part of the recorder, and build it if it is not in the cache."""
+    try:
+        return MachineCheck("fast path", "ok", f"built: {ensure_fast_path()}")
+    except SetupError as error:
+        text = f"not built, so recorded steps are slower, with the same results: {error.message.splitlines()[0]}"
+        return MachineCheck("fast path", "optional", text, error.hint)
 
 
 def check_nsys() -> MachineCheck:

@@ -19,6 +19,7 @@ from typing import TextIO
 
 from fakedist.errors import ExitCode, RecordingError, SetupError
 from fakedist.gpu.driver.build import ensure_driver, torch_build
+from fakedist.gpu.fast_path.build import ensure_fast_path
 from fakedist.gpu.smi.offer import ensure_smi, smi_environment
 from fakedist.gpu_models.known import find_gpu
 from fakedist.job import Job
@@ -101,6 +102,8 @@ def check(job: Job) -> None:
             check_own_table(Path(job.times), gpu.product)
         ensure_driver()
         ensure_smi()
+        with suppress(SetupError):  # the rank runs without it, too
+            ensure_fast_path()
         return
     version, cuda = torch_build()
     if not cuda:

@@ -19,6 +19,7 @@ from typing import Protocol
 import torch
 
 from fakedist.frameworks.adapting import adapted_frameworks
+from fakedist.gpu.fast_path.compiled import make_fast_path
 from fakedist.gpu.tracker.tracker import EventTracker
 from fakedist.gpu.tuning import FirstConfigurations
 from fakedist.gpu.values import ValueEngine
@@ -166,6 +167,7 @@ class Surroundings:
             self._model_tracer(),
             until=job.until,
             make_tracker=None if keeps_metadata() else EventTracker,
+            fast_path=make_fast_path(self._values),
         )
         if tracer := _later_tracer(job):
             recorder.trace_later_step(tracer)

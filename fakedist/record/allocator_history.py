@@ -16,6 +16,7 @@ from fakedist.errors import RecordingError
 from fakedist.frames import OURS, TORCH
 from fakedist.frameworks.transformer_engine import WORKSPACE_FUNCTIONS
 from fakedist.patch import patched, present
+from fakedist.record.numbering import Gemms
 from fakedist.record.torch_snapshot import take_snapshot
 from fakedist.run.allocator import SETTINGS, refusal
 from fakedist.run.collector import no_collector
@@ -28,6 +29,8 @@ _ACTION_CODES = {name: code for code, name in enumerate(ACTIONS)}
 _GAINS = frozenset(("segment_alloc", "segment_map"))
 _ALLOC = _ACTION_CODES["alloc"]
 _COMMON_POOL = (0, 0)
+#: Has ``OpOverload.__call__``.
+_OPS = str(torch._ops.__file__)
 _RECORD = "_record_memory_history"
 _RESET_PEAK = "_cuda_resetPeakMemoryStats"
 _SET_METADATA = "_cuda_setMemoryMetadata"
@@ -93,7 +96,7 @@ class AllocatorHistory:
 
     Args:
         append: Receives the records.
-        gemms: For the number of a matrix product: the address of its output, and the bytes of its operands.
+        take_gemms: Returns the matrix products since the last call.
         make_tracker: Makes what numbers the events if the history keeps no metadata. Called once CUDA is initialised.
 
     Attributes:
@@ -107,7 +110,7 @@ class AllocatorHistory:
     def __init__(
         self,
         append: Callable[[Record], None],
-        gemms: dict[int, tuple[int, ...]],
+        take_gemms: Callable[[], Gemms],
         make_tracker: Callable[[], EventTracker] | None = None,
     ) -> None:
         self.is_on = False
@@ -115,7 +118,8 @@ class AllocatorHistory:
         self.requests_ignored = 0
         self.on_workspace: Callable[[int, int, int], None] = lambda address, op, bytes_: None
         self._append = append
-        self._gemms = gemms
+        self._take_gemms = take_gemms
+        self._gemms: Gemms = {}
         self._frames: dict[FrameRow, int] = {}
         self._stacks: dict[tuple[int, ...], int] = {}
         self._workspace_stacks: set[int] = set()
@@ -144,8 +148,8 @@ class AllocatorHistory:
         if not self.is_on:
             return
         with no_collector():
+            self._gemms = self._take_gemms()
             self._drain()
-        self._gemms.clear()
 
     def _drain(self) -> None:
         snapshot = take_snapshot()
@@ -214,7 +218,7 @@ class AllocatorHistory:
         found = []
         for entry in trace:
             frames = entry.get("frames")
-            if not frames:
+            if frames is None:
                 found.append(-1)
                 continue
             key = tuple(map(id, frames))
@@ -225,9 +229,9 @@ class AllocatorHistory:
         return found
 
     def _stack(self, frames: list[_Frame]) -> int:
-        """The number of a stack, innermost frame first, without this package's frames."""
+        """The number of a stack, innermost frame first, without our frames. It is empty in autograd's threads."""
         rows = [FrameRow(frame["filename"], frame["line"], frame["name"]) for frame in frames]
-        others = [row for row in rows if not row.filename.startswith((OURS, "<frozen "))]
+        others = _without_ours(rows)
         numbers = tuple(self._frames.setdefault(row, len(self._frames)) for row in others)
         stack = self._stacks.setdefault(numbers, len(self._stacks))
         caller = next((row for row in rows if not row.filename.startswith((OURS, TORCH, "<"))), None)
@@ -262,6 +266,16 @@ class _Numbers(dict[str | None, int]):
     def __missing__(self, metadata: str | None) -> int:
         number = self[metadata] = int(metadata) if metadata and metadata.isdecimal() else -1
         return number
+
+
+def _without_ours(rows: list[FrameRow]) -> list[FrameRow]:
+    """The frames of a stack that are there without us: not this package's, nor torch's by which we call an operator."""
+    callers = [*(row.filename for row in rows), ""][1:]
+    return [
+        row
+        for row, caller in zip(rows, callers, strict=True)
+        if not row.filename.startswith((OURS, "<frozen ")) and not (row.filename == _OPS and caller.startswith(OURS))
+    ]
 
 
 def _private_pools(segments: list[_Segment], device: int) -> list[_PoolRange]:

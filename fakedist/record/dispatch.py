@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fakedist.errors import RecordingError
 from fakedist.patch import patched, present
 from fakedist.record.compiled import is_followed, is_tracing
+from fakedist.record.numbering import FastPath
 
 #: Runs one operation: ``run(func, args, kwargs) -> result``.
 Run = Callable[[OpOverload, tuple[object, ...], dict[str, object]], object]
@@ -38,6 +39,8 @@ Read = Callable[[torch.Tensor], object]
 #: The ``__torch_dispatch__`` of plain tensors, whose type also appears among the types.
 _PLAIN = torch.Tensor.__torch_dispatch__
 _PYTHON = torch._C.DispatchKey.Python
+#: Our key's name.
+_FAKE = "Fake"
 #: Views that ``nn.Parameter(data)`` and ``as_subclass`` take inside torch, of tensors that Python must not see yet.
 _INSIDE_OF_CONSTRUCTORS = frozenset({"aten::detach", "aten::alias"})
 #: Views, which allocate nothing and compute nothing. FSDP2 cuts each parameter into as many as there are ranks. Torch
@@ -68,18 +71,21 @@ class Interception:
     Args:
         key: The dispatch key.
         fallback: Its kernel: ``fallback(keyset, func, *args, **kwargs)``.
+        fast_path: The compiled kernel that comes before it. None if there is none.
     """
 
-    def __init__(self, key: DispatchKey, fallback: Callable[..., object]) -> None:
-        self._key, self._fallback = key, fallback
+    def __init__(self, key: DispatchKey, fallback: Callable[..., object], fast_path: FastPath | None) -> None:
+        self._key, self._fallback, self._fast_path = key, fallback, fast_path
         # Where the key is above "Python", a view may be a DTensor's, which redistributes it.
         is_above_python = torch._C._dispatch_keyset_full_after(key).has(_PYTHON)
         self._names = frozenset(torch._C._dispatch_get_all_op_names())
         self._views = frozenset() if is_above_python else _VIEWS & self._names
         self._threads: set[threading.Thread] = set()
         self._sees_views = False
-        self._libraries = self._of_all()
+        self._libraries = self._of_all(_FAKE if fast_path is None else fast_path.python_key)
         self._of_views = _unseen(self._views)
+        if fast_path is not None:
+            fast_path.install(True)
 
     def this_thread(self) -> None:
         """Have the operations of this thread run by the function, too."""
@@ -92,30 +98,32 @@ class Interception:
             return
         self._sees_views = seen
         _destroy(self._of_views)
-        self._of_views = self._own_kernels(self._views) if seen else _unseen(self._views)
+        self._of_views = self._own_kernels(self._views, _FAKE) if seen else _unseen(self._views)
 
     def end(self) -> None:
         """Switch it off in this thread, and take the kernels away unless another thread needs them."""
         torch._C._dispatch_tls_set_dispatch_key_included(self._key, False)
         if not any(thread.is_alive() for thread in self._threads - {threading.current_thread()}):
+            if self._fast_path is not None:
+                self._fast_path.install(False)
             _destroy([*self._libraries, *self._of_views])
 
-    def _of_all(self) -> list[torch.library.Library]:
-        """Make the fallback the key's kernel for all operations but views.
+    def _of_all(self, key: str) -> list[torch.library.Library]:
+        """Make the fallback a key's kernel for all operations but views: ours, or the one that the fast path uses.
 
         Each existing operation gets its own kernel. Torch finds kernels by name alone where an argument is a tensor
         subclass whose dispatch is off (a compiler asks it for shapes), or where the key comes before tensor subclasses.
         """
         fallback = torch.library.Library("_", "IMPL")
-        fallback.fallback(self._fallback, "Fake", with_keyset=True)
-        own = self._own_kernels(self._names - self._views - _INSIDE_OF_CONSTRUCTORS)
+        fallback.fallback(self._fallback, key, with_keyset=True)
+        own = self._own_kernels(self._names - self._views - _INSIDE_OF_CONSTRUCTORS, key)
         return [fallback, *own, *_unseen(_INSIDE_OF_CONSTRUCTORS)]
 
-    def _own_kernels(self, names: Iterable[str]) -> list[torch.library.Library]:
+    def _own_kernels(self, names: Iterable[str], key: str) -> list[torch.library.Library]:
         libraries: dict[str, torch.library.Library] = {}
         for name in names:
             kernel = _OneOperation(name, self._fallback)
-            _library_of(name, libraries).m.impl(name, "Fake", kernel, True)  # type: ignore[union-attr, unused-ignore]
+            _library_of(name, libraries).m.impl(name, key, kernel, True)  # type: ignore[union-attr, unused-ignore]
         return list(libraries.values())
 
 
@@ -123,7 +131,7 @@ def _unseen(names: Iterable[str]) -> list[torch.library.Library]:
     """Have these operations pass by the key."""
     libraries: dict[str, torch.library.Library] = {}
     for name in names:
-        _library_of(name, libraries).impl(name, torch.library.fallthrough_kernel, "Fake")
+        _library_of(name, libraries).impl(name, torch.library.fallthrough_kernel, _FAKE)
     return list(libraries.values())
 
 
@@ -140,11 +148,11 @@ def _destroy(libraries: Iterable[torch.library.Library]) -> None:
 
 
 @contextmanager
-def every_operation(run: Run) -> Iterator[Interception]:
+def every_operation(run: Run, fast_path: FastPath | None = None) -> Iterator[Interception]:
     """Have ``run`` run every operation on plain tensors that reaches a kernel in this thread or its autograd threads.
 
     Operations inside ``run`` are not seen, nor are those that torch traces with shapes alone, nor views as long as
-    :meth:`Interception.see_views` was not called.
+    :meth:`Interception.see_views` was not called, nor those that ``fast_path`` runs.
 
     Raises:
         RecordingError: This version of torch has no such dispatch key.
@@ -170,7 +178,7 @@ def every_operation(run: Run) -> Iterator[Interception]:
                 args, kwargs = (), {}
                 raise error.with_traceback(None)  # noqa: B904
 
-    interception = Interception(key, fallback)
+    interception = Interception(key, fallback, fast_path)
     interception.this_thread()
     try:
         with (
@@ -291,7 +299,7 @@ def _beneath_others(beneath: _Beneath, key: DispatchKey) -> Iterator[None]:
 
 def _unused_key() -> DispatchKey:
     try:
-        found: DispatchKey = present(torch._C, "_parse_dispatch_key")("Fake")
+        found: DispatchKey = present(torch._C, "_parse_dispatch_key")(_FAKE)
     except RuntimeError as error:
         raise RecordingError(
             f"torch {torch.__version__} has no dispatch key of its own that is free to use", "pip install torch==2.15.0"

@@ -90,7 +90,7 @@ class Drain:
             append(OperationNamesRecord(operations.names))
             operations.names = []
         sources.history.drain()
-        if (ran := operations.take()).operation:
+        if (ran := operations.numbering.take()).operation:
             append(ran)
         if (marks := sources.marks.take()).op:
             append(marks)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -10,10 +9,10 @@ import torch
 from torch._ops import OpOverload
 
 from fakedist.record.dispatch import Interception, every_operation
+from fakedist.record.numbering import FastPath, Numbering, PythonNumbering
 from fakedist.record.placing import Placed
 from fakedist.record.position import Position
 from fakedist.record.timed_step.tracer import OperationTracer
-from fakedist.run.records import OperationsRecord
 from fakedist.run.rows import OperationRow, Place
 
 Execute = Callable[[OpOverload, tuple[object, ...], dict[str, object]], object]
@@ -50,40 +49,50 @@ class Operations:
         execute: Runs an operation: ``execute(func, args, kwargs) -> result``.
         tick: Called every 256 operations.
         tell_allocator: Sets the text that the allocator's history keeps with what this thread allocates from now on.
+        fast_path: Runs operations that do not need Python. None runs all of them here.
 
     Attributes:
         names: Operations seen for the first time.
-        records: Whether operations are numbered and recorded, or only run.
+        numbering: Numbers the operations.
         tracer: Receives each operation. None while no recorded step is timed.
-        gemms: For each GEMM, by its number: address of its output, then bytes of its operands.
     """
 
     def __init__(
-        self, position: Position, execute: Execute, tick: Callable[[], None], tell_allocator: Callable[[str], None]
+        self,
+        position: Position,
+        execute: Execute,
+        tick: Callable[[], None],
+        tell_allocator: Callable[[str], None],
+        *,
+        fast_path: FastPath | None = None,
     ) -> None:
         self.names: list[OperationRow] = []
-        self.records = True
-        self.gemms: dict[int, tuple[int, ...]] = {}
+        self._fast_path = fast_path
+        self.numbering: Numbering = fast_path or PythonNumbering(position.cells)
+        self._number_next = self.numbering.number
+        self._cuda_is_on = False
+        self._records = True
         self.tracer: OperationTracer | None = None
         self._interception: Interception | None = None
         self._position = position
         self._execute = execute
         self._tick = tick
         self._kinds: dict[OpOverload | str, _Kind] = {}
-        self._operation, self._scope = array("I"), array("I")
-        self._first = 0
         self._tell_allocator = tell_allocator
         self._graph: str | None = None
         self._placed: Placed | None = None
         self._exit = ExitStack()
 
     def __enter__(self) -> Operations:
-        self._interception = self._exit.enter_context(every_operation(self.run))
+        if self._fast_path is not None:
+            self._fast_path.begin(self._position.cells, self._position.whereabouts)
+        self._interception = self._exit.enter_context(every_operation(self.run, self._fast_path))
         self.trace(self.tracer)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._interception = None
+        self._switch()
         self._exit.close()
 
     def also_this_thread(self) -> None:
@@ -96,20 +105,35 @@ class Operations:
         self.tracer = tracer
         if self._interception is not None:
             self._interception.see_views(tracer is not None)
+        self._switch()
 
     def cuda_begins(self, execute: Execute, tell_allocator: Callable[[str], None]) -> None:
         """From now on, run operations with ``execute`` and pass their numbers to the allocator."""
         self._execute, self._tell_allocator = execute, tell_allocator
+        self._cuda_is_on = True
+        self._switch()
+
+    def stop_recording(self) -> None:
+        """From now on, only run operations. They are neither numbered nor recorded."""
+        self._records = False
+        self._switch()
+
+    def _switch(self) -> None:
+        """Use the fast path while operations are recorded and only the allocator is told of them."""
+        if self._fast_path is not None:
+            is_told = self.tracer is not None or self._graph is not None
+            is_on = self._interception is not None and self._cuda_is_on and self._records and not is_told
+            self._fast_path.switch(is_on)
 
     def run(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Number one operation and run it."""
-        if not self.records:
+        if not self._records:
             return self._execute(func, args, kwargs)
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._new_kind(func)
-        op = self._number(kind)
-        scope = self._scope[-1]
+        scope = self._scope_now()
+        op = self._number(kind, scope)
         if not op & 255:
             self._tick()  # may drain the numbers
         tracer = self.tracer
@@ -123,7 +147,7 @@ class Operations:
             self._tell_allocator(self._graph)
         if kind.is_gemm and isinstance(result, torch.Tensor) and result.is_cuda:
             operands = [value.nbytes for value in args if isinstance(value, torch.Tensor)]
-            self.gemms[op] = (result.data_ptr(), *operands)
+            self.numbering.gemm(op, (result.data_ptr(), *operands))
         return result
 
     @contextmanager
@@ -135,36 +159,27 @@ class Operations:
         """
         op = self._number_own(GRAPH)
         before, self._graph = self._graph, str(op)
+        self._switch()
         placed_before, self._placed = self._placed, begins(op)
         self._tell_tracer(op, GRAPH)
         try:
             yield
         finally:
             self._graph, self._placed = before, placed_before
+            self._switch()
             self._tell_tracer(-1 if before is None else int(before), "" if before is None else GRAPH)
 
     def place_in_graph(self) -> Place | None:
         """The place of what a compiled graph launches now in this thread. None outside one."""
         return None if self._placed is None else self._position.places[self._scope_now()]
 
-    def take(self) -> OperationsRecord:
-        """The operations since the last call."""
-        taken = OperationsRecord(self._first, self._operation.tobytes(), self._scope.tobytes())
-        self._first += len(self._operation)
-        self._operation, self._scope = array("I"), array("I")
-        return taken
-
     def _tell_tracer(self, op: int, operation: str) -> None:
         if self.tracer is not None:
             self.tracer.graph(op, operation, self._position.places[self._position.scope()])
 
-    def _number(self, kind: _Kind) -> int:
+    def _number(self, kind: _Kind, scope: int) -> int:
         """Record the next operation and return its number."""
-        position = self._position
-        self._operation.append(kind.number)
-        self._scope.append(self._scope_now())
-        op = position.op
-        position.op = op + 1
+        op = self._number_next(kind.number, scope)
         if not kind.is_view:
             self._tell_allocator(str(op))
         return op
@@ -174,9 +189,11 @@ class Operations:
         return self._position.scope(None if placed is None else placed.layer_here())
 
     def _number_own(self, name: str) -> int:
-        return self._number(self._kinds.get(name) or self._new_kind(name))
+        return self._number(self._kinds.get(name) or self._new_kind(name), self._scope_now())
 
     def _new_kind(self, func: OpOverload | str) -> _Kind:
         kind = self._kinds[func] = _Kind(len(self._kinds), func)
         self.names.append(OperationRow(kind.number, str(func)))
+        if self._fast_path is not None and isinstance(func, OpOverload):
+            self._fast_path.new_kind(func, kind.number, is_view=kind.is_view, is_gemm=kind.is_gemm)
         return kind

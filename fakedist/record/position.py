@@ -10,7 +10,11 @@ from dataclasses import dataclass, field
 import torch
 
 from fakedist.record.module_names import OUTSIDE
+from fakedist.record.numbering import Cells, Whereabouts
 from fakedist.run.rows import Place, RegionRow, ScopeRow
+
+#: Numbers of autograd nodes are lower, except AccumulateGrad's: the largest possible, so that it runs first.
+_LAST_NODE = 1 << 62
 
 
 @dataclass
@@ -49,16 +53,15 @@ class Position:
     """Step, phase and layer of the operation that runs now.
 
     Attributes:
-        op: Number of the next operation.
-        step: Current step. 0 is ``init``.
+        cells: The number of the next operation, and a version that changes whenever the position does.
         places: The place of each scope, by its number.
         new_scopes: Scopes since the list was last taken.
         regions: Ranges of operations that saved activations, and that ended since the list was last taken.
     """
 
     def __init__(self, phase_changed: Callable[[str], None] | None = None) -> None:
-        self.op = 0
-        self.step = 0
+        self.cells = Cells()
+        self._step = 0
         self.places: list[Place] = []
         self.regions: list[RegionRow] = []
         self.new_scopes: list[ScopeRow] = []
@@ -74,6 +77,22 @@ class Position:
         self._recompute_layer = OUTSIDE
         self._phase_changed = phase_changed or (lambda phase: None)
 
+    @property
+    def op(self) -> int:
+        """Number of the next operation."""
+        return self.cells.op
+
+    @property
+    def step(self) -> int:
+        """Current step. 0 is ``init``."""
+        return self._step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        """Begin another step."""
+        self._step = step
+        self._changed()
+
     # ---- read by every operation
 
     def scope(self, inside: int | None = None) -> int:
@@ -87,13 +106,32 @@ class Position:
             layer = self._layer_in_backward() if inside is None else inside
             if recompute != (self._recompute_from >= 0):
                 self._recompute_switched(recompute, layer)
-            key = (self.step, "backward", layer, recompute)
+            key = (self._step, "backward", layer, recompute)
         else:
             thread = self._threads.get(threading.get_ident())
             layer = thread.stack[-1] if thread and thread.stack else OUTSIDE
-            key = (self.step, self.phase, layer if inside is None else inside, False)
+            key = (self._step, self.phase, layer if inside is None else inside, False)
         scope = self._scopes.get(key)
         return self._new_scope(key) if scope is None else scope
+
+    def whereabouts(self) -> Whereabouts:
+        """The scope of the operation that runs now in this thread, and as long as what it stays that scope."""
+        version = self.cells.version
+        scope = self.scope()
+        if self.cells.version != version:
+            return Whereabouts(scope, -1)
+        if not self._engines:
+            return Whereabouts(scope, version)
+        grad = torch.is_grad_enabled()
+        if self._module_in_backward() is not None:
+            return Whereabouts(scope, version, 1, grad)
+        node = torch._C._current_autograd_node()
+        if node is None or (sequence := node._sequence_nr()) >= _LAST_NODE:
+            return Whereabouts(scope, -1)
+        bounds = self._engines[-1].tape.bounds
+        after = bisect_right(bounds, sequence)
+        low, high = bounds[after - 1] if after else 0, bounds[after] if after < len(bounds) else _LAST_NODE
+        return Whereabouts(scope, version, 2, grad, low, high)
 
     @property
     def phase(self) -> str:
@@ -126,6 +164,7 @@ class Position:
         thread = self._threads.setdefault(threading.get_ident(), _Thread())
         thread.stack.append(layer)
         thread.entered(layer)
+        self._changed()
 
     def module_ended(self, layer: int) -> None:
         """Leave a module, and any modules above it on the stack that an exception cut short."""
@@ -134,6 +173,7 @@ class Position:
             while thread.stack.pop() != layer:
                 pass
         thread.entered(thread.stack[-1] if thread.stack else OUTSIDE)
+        self._changed()
         if not thread.stack and not self._engines and self._forward_from < 0:
             self._set_phase(self._resting)  # an evaluation: nothing was saved for a backward
 
@@ -158,6 +198,7 @@ class Position:
         if self._recompute_from >= 0:
             self._recompute_switched(False, OUTSIDE)
         self._engines.append(_Engine(ident, thread, len(thread.stack), creates_graph))
+        self._changed()
         if len(self._engines) == 1:
             self._phase_changed("backward")
 
@@ -166,6 +207,7 @@ class Position:
         if self._recompute_from >= 0:
             self._recompute_switched(False, OUTSIDE)
         self._engines.pop()
+        self._changed()
         if not self._engines:
             for ident, thread in self._threads.items():
                 if ident != self._main:
@@ -177,6 +219,7 @@ class Position:
         self._optimizer_depth += 1
         self._steps_in_backward = bool(self._engines)
         self._phase = "optimizer"
+        self._changed()
         self._phase_changed("optimizer")
 
     def optimizer_ended(self) -> None:
@@ -184,6 +227,7 @@ class Position:
         self._optimizer_depth = max(0, self._optimizer_depth - 1)
         if not self._optimizer_depth:
             self._steps_in_backward = False
+            self._changed()
             self._rest()
 
     def step_went_on(self, step: int) -> None:
@@ -191,6 +235,7 @@ class Position:
         self.step = step
         self.places = [place._replace(step=min(place.step, step)) for place in self.places]
         self._scopes = {key: scope for key, scope in self._scopes.items() if key[0] <= step}
+        self._changed()
 
     def close(self) -> None:
         """End the open regions. A backward would have used what they allocated and is still alive."""
@@ -202,14 +247,19 @@ class Position:
 
     # ---- inside
 
+    def _changed(self) -> None:
+        self.cells.version += 1
+
     def _set_phase(self, phase: str) -> None:
         if phase != self._phase:
             self._phase = phase
+            self._changed()
             self._phase_changed(phase)
 
     def _rest(self) -> None:
         """Return to the resting phase after a backward or an optimizer's step. Reported even if it does not change."""
         self._phase = self._resting
+        self._changed()
         self._phase_changed(self.phase)
 
     @property
@@ -218,25 +268,33 @@ class Position:
         return "optimizer" if self._optimizer_depth else "other"
 
     def _recompute_switched(self, on: bool, layer: int) -> None:
+        self._changed()
         if on:
             self._recompute_from, self._recompute_layer = self.op, layer
         else:
             self.regions.append(RegionRow(self._recompute_from, self.op - 1, self._recompute_layer))
             self._recompute_from = -1
 
-    def _layer_in_backward(self) -> int:
+    def _module_in_backward(self) -> int | None:
+        """The module that runs again in this thread, inside a backward. None if an autograd node runs."""
         engine = self._engines[-1]
         ident = threading.get_ident()
         thread = self._threads.get(ident)
         if thread and len(thread.stack) > (engine.depth if ident == engine.thread else 0):
             return thread.stack[-1]
+        return None
+
+    def _layer_in_backward(self) -> int:
+        layer = self._module_in_backward()
+        if layer is not None:
+            return layer
         node = torch._C._current_autograd_node()
         if node is None:
             return OUTSIDE
-        sequence = node._sequence_nr()
-        at = bisect_right(engine.tape.bounds, sequence) - 1
-        if sequence < 1 << 62:  # AccumulateGrad has the largest possible number, so that it runs first
-            return engine.tape.layers[at] if at >= 0 else OUTSIDE
+        tape, sequence = self._engines[-1].tape, node._sequence_nr()
+        at = bisect_right(tape.bounds, sequence) - 1
+        if sequence < _LAST_NODE:
+            return tape.layers[at] if at >= 0 else OUTSIDE
         return self.owner_of_node(node)
 
     def _new_scope(self, key: tuple[int, str, int, bool]) -> int:

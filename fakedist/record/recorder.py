@@ -32,6 +32,7 @@ from fakedist.record.inductor import Modules, Watched
 from fakedist.record.ledger import Journal, Ledger
 from fakedist.record.marks import KEEP_LAYER, Marks, Piece
 from fakedist.record.module_names import OUTSIDE, LayerTable, remember_parents
+from fakedist.record.numbering import FastPath
 from fakedist.record.operations import Execute, Operations
 from fakedist.record.placing import Placing, is_dynamos, layers_of
 from fakedist.record.position import Position
@@ -75,6 +76,7 @@ class Recorder:
         progress: Called with (phase, step, allocated peak in bytes), at most ten times a second.
         tracer: Traces the last of the steps. None traces no recorded step.
         until: What ends the recording instead: a step, "validation", "save" or "end" (the script's own end).
+        fast_path: Runs operations that do not need Python. None runs all of them in Python.
         make_tracker: Numbers the allocator's events if :func:`~fakedist.record.allocator_history.keeps_metadata` is
             false.
 
@@ -93,6 +95,7 @@ class Recorder:
         *,
         until: int | Until | None = None,
         make_tracker: Callable[[], EventTracker] | None = None,
+        fast_path: FastPath | None = None,
     ) -> None:
         self._journal = journal
         self._layers = LayerTable()
@@ -103,13 +106,15 @@ class Recorder:
         self.cuda = Beginning()
         self._execute = execute or _run_plainly
         # Before CUDA is initialised, the allocator cannot take the number of an operation: it would ask for the device.
-        self._operations = Operations(self._position, self._execute_before_cuda, self._tick, lambda text: None)
+        self._operations = Operations(
+            self._position, self._execute_before_cuda, self._tick, lambda text: None, fast_path=fast_path
+        )
         self._executes = execute is not None
         self._watched = Watched(self._compiles, lambda: self._position.layer)
         self._placing = Placing(self._layers, self._watched)
         if tracer is not None:
             tracer.inside = self._operations.place_in_graph
-        self._history = AllocatorHistory(journal.append, self._operations.gemms, make_tracker)
+        self._history = AllocatorHistory(journal.append, self._operations.numbering.take_gemms, make_tracker)
         self._history.on_workspace = self._workspace
         self._later_step = LaterStep(self._layers.name)
         self._training = Training(self._position, steps, until)
@@ -334,7 +339,8 @@ class Recorder:
         self._position.close()
         self._drain.all()
         self._write_statistics()
-        self._records = self._operations.records = False
+        self._records = False
+        self._operations.stop_recording()
         self._drain.is_recording = False
         self._memory.close()
 

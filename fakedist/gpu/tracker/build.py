@@ -36,7 +36,8 @@ def ensure_tracker() -> Path:
     libraries = [f"-L{torch / 'lib'}", "-lc10_cuda", "-lc10"]
     with tempfile.TemporaryDirectory(prefix="build-", dir=path.parent) as scratch:
         made = Path(scratch) / path.name
-        command = [find_cpp_compiler(), *_FLAGS, *include, str(_SOURCE), "-o", str(made), *libraries]
+        compiler = find_cpp_compiler("torch 2.8 and 2.9 need one, to count the events of their allocator")
+        command = [compiler, *_FLAGS, *include, str(_SOURCE), "-o", str(made), *libraries]
         compile_native(command, "the tracker of allocator events that torch 2.8 and 2.9 need")
         made.replace(path)  # in one step: another process sees all of it or none
     return path

@@ -70,6 +70,7 @@ def replayed(defined: Defined) -> Iterator[None]:
         for place, values in kept.get(graph, ()):
             place.copy_(values)
             defined.replayed[place.data_ptr()] = place.numel()
+            defined.watch.replayed()
         return result
 
     graphs = torch.cuda.CUDAGraph

@@ -47,14 +47,31 @@ def _host_storage(address: int, num_bytes: int) -> torch.types.Storage:
     return torch._C._construct_storage_from_data_pointer(address, torch.device("cpu"), num_bytes)
 
 
+class Watch:
+    """Follows which storages something is known about.
+
+    Attributes:
+        told: Called with a storage's identity and 1 for a new fact, -1 for one that was dropped.
+        replayed: Called when a CUDA graph was replayed: memory may now hold values that no storage is known for.
+    """
+
+    def __init__(self) -> None:
+        self.told: Callable[[int, int], object] = lambda storage, more: None
+        self.replayed: Callable[[], object] = lambda: None
+
+
 class Storages(Generic[Fact]):
     """Facts by storage.
 
     Memory that is freed and allocated again is another storage, and the old facts do not apply to it. A weak reference
     keeps the StorageImpl (not its memory) alive, so no other can take its address.
+
+    Args:
+        watch: Follows the storages.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
         self._facts: dict[int, tuple[int, Fact]] = {}
         self._sweep_at = 4096
 
@@ -71,25 +88,43 @@ class Storages(Generic[Fact]):
         key = storage_of(tensor)[0]
         if key not in self._facts:
             hold_weakly(tensor)
-            if len(self._facts) >= self._sweep_at:
-                self._sweep()
+            self._add(key)
         self._facts[key] = (storage_address(tensor), fact)
+
+    def put_at(self, key: int, address: int, fact: Fact) -> None:
+        """Store a fact about a storage at an address. Its weak reference is the caller's, who leaves it here."""
+        if key in self._facts:
+            _free_weak_ref(key)
+        else:
+            self._add(key)
+        self._facts[key] = (address, fact)
+
+    def _add(self, key: int) -> None:
+        if len(self._facts) >= self._sweep_at:
+            self._sweep()
+        self._watch.told(key, 1)
 
     def drop(self, tensor: torch.Tensor) -> None:
         """Drop the fact about a tensor's storage."""
         key = storage_of(tensor)[0]
+        self._remove(key)
+
+    def _remove(self, key: int) -> None:
         if self._facts.pop(key, None) is not None:
+            self._watch.told(key, -1)
             _free_weak_ref(key)
 
     def _sweep(self) -> None:
         for key in [key for key in list(self._facts) if _expired(key)]:
-            if self._facts.pop(key, None) is not None:
-                _free_weak_ref(key)
+            self._remove(key)
         self._sweep_at = 2 * len(self._facts) + 4096
 
 
 class Defined:
     """Which small storages hold values: entirely, or with one flag per byte.
+
+    Args:
+        watch: Follows those storages.
 
     Attributes:
         written: While a CUDA graph is captured, where values were written: bytes by address of the storage.
@@ -97,11 +132,12 @@ class Defined:
             Transformer Engine makes tensors from the addresses, so that the pool can reuse the memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Watch) -> None:
         self.written: dict[int, int] | None = None
         self.replayed: dict[int, int] = {}
-        self._flags: Storages[torch.Tensor] = Storages()
-        self._whole: Storages[bool] = Storages()
+        self.watch = watch
+        self._flags: Storages[torch.Tensor] = Storages(watch)
+        self._whole: Storages[bool] = Storages(watch)
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether every element holds a value."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import ones, zeros
 
-from fakedist.gpu.values.contents import Storages, covers, elements
+from fakedist.gpu.values.contents import Storages, Watch, covers, elements
 from fakedist.gpu.values.storage import storage_of
 
 
@@ -51,10 +51,14 @@ class _DoubtedBytes:
 
 
 class Doubts:
-    """Remembers doubts by storage."""
+    """Remembers doubts by storage.
 
-    def __init__(self) -> None:
-        self._records: Storages[_DoubtedBytes] = Storages()
+    Args:
+        watch: Follows those storages.
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        self._records: Storages[_DoubtedBytes] = Storages(watch)
 
     def __len__(self) -> int:
         return len(self._records)

@@ -36,7 +36,7 @@ from fakedist.gpu.values.hollow import Hollow, is_hollow
 from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.host_reads import INDEXING, READS, HostReads
 from fakedist.gpu.values.inside import Inside
-from fakedist.gpu.values.operators import Method, Operator, Run
+from fakedist.gpu.values.operators import LISTED, Method, Operator, Run
 from fakedist.gpu.values.randoms import Randoms, SeedAndOffset
 from fakedist.gpu.values.storage import storage_of
 from fakedist.run.notes import Note
@@ -54,18 +54,22 @@ class ValueEngine:
     Args:
         seed: Seed of random numbers and of made-up values.
         strict: Raise InventedValueError instead of making up a value.
+
+    Attributes:
+        host: What is known of device memory.
+        composites: Runs operations that read values midway.
     """
 
     def __init__(self, seed: int, *, strict: bool = False) -> None:
         self._runs: dict[OpOverload, Run] = {}
-        self._host = Host(seed, strict=strict)
+        self.host = Host(seed, strict=strict)
         self._randoms = Randoms(seed)
-        self._reads = HostReads(self._host)
-        self._foreach = Foreach(self._host)
-        self._following = Following(self._host)
-        self._hollow = Hollow(self._host)
+        self._reads = HostReads(self.host)
+        self._foreach = Foreach(self.host)
+        self._following = Following(self.host)
+        self._hollow = Hollow(self.host)
         self._inside = Inside(self.execute)
-        self._composites = Composites(self._host, self._inside.run, self._kernel)
+        self.composites = Composites(self.host, self._inside.run, self._kernel)
 
     def execute(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> object:
         """Run one operation and return what the device operation returned."""
@@ -81,16 +85,16 @@ class ValueEngine:
         Raises:
             RecordingError: This torch prints tensors or captures graphs in another way.
         """
-        with printed(self.on_host), replayed(self._host.defined):
+        with printed(self.on_host), replayed(self.host.defined):
             yield
 
     def is_undefined(self, tensor: torch.Tensor) -> bool:
         """Whether a device tensor lacks values: it is large, or no kernel computed it."""
-        return tensor.is_cuda and not self._host.holds(tensor)
+        return tensor.is_cuda and not self.host.holds(tensor)
 
     def on_host(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A small device tensor's values, with missing ones made up; None for a large tensor."""
-        return self._host.settle(tensor.detach(), "print") if is_small(tensor) else None
+        return self.host.settle(tensor.detach(), "print") if is_small(tensor) else None
 
     def known(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A plain tensor's values, over the same memory; None if kernels did not compute all of them and the script
@@ -98,18 +102,18 @@ class ValueEngine:
         """
         if not tensor.is_cuda:
             return None if is_hollow(tensor) else tensor
-        if not self._host.holds(tensor):
+        if not self.host.holds(tensor):
             return None
-        doubt = self._host.doubts.of(tensor)
+        doubt = self.host.doubts.of(tensor)
         return host_view(tensor.detach()) if doubt is None or doubt.teller else None
 
     def invented(self) -> list[InventedRow]:
         """Values made up since the last call."""
-        return self._host.inventions.take()
+        return self.host.inventions.take()
 
     def branches(self) -> Note | None:
         """The report's note on decisions of the script that depend on made-up values; None without any."""
-        return self._host.inventions.branches()
+        return self.host.inventions.branches()
 
     def not_computed_on_host(self) -> tuple[int, str]:
         """How many operations on large host floats were not computed, and ``file:line`` of the first; empty if that
@@ -120,7 +124,7 @@ class ValueEngine:
 
     def _run_for(self, operator: Operator) -> Run:
         """Return the function that runs an operator."""
-        if (method := self._composites.method(operator)) is not None:
+        if (method := self.composites.method(operator)) is not None:
             return partial(method, operator)
         if operator.name != "empty" and (operator.is_view or operator.empty):
             return _plain(operator.func)
@@ -134,7 +138,7 @@ class ValueEngine:
             return self._inside.run
         if name in ("lift_fresh", "lift"):
             return self._lifted
-        if name.startswith(("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach")):
+        if name.startswith(LISTED):
             return self._listed
         if name == "copy_":
             return self._copied_into
@@ -144,13 +148,11 @@ class ValueEngine:
             return self._indexed
         return self._read if operator.dynamic or name in READS else self._kernel
 
-    # ---- ways to run an operation
-
     def _empty(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """New memory holds nothing, unless its future contents are known."""
         result = operator.func(*args, **kwargs)
         if kwargs.get("dtype") is torch.bool and result.is_cuda and (share := routed_share(result)) is not None:
-            self._host.shares.know(result, share)
+            self.host.shares.know(result, share)
         return result
 
     def _kernel(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
@@ -175,7 +177,7 @@ class ValueEngine:
     def _computed(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """Run on the device, and on the host over the same memory."""
         drawn_at = self._drawn_at(args, kwargs) if operator.random else None
-        doubt = self._host.doubt(self._inputs(operator, args, kwargs))
+        doubt = self.host.doubt(self._inputs(operator, args, kwargs))
         result = operator.func(*args, **kwargs)
         outputs = list(device_tensors((result,)))
         written = self._written(operator, args, kwargs) if operator.written else []
@@ -190,14 +192,14 @@ class ValueEngine:
             return result
         if written:
             for tensor in written:
-                self._host.defined.define(tensor)
+                self.host.defined.define(tensor)
                 if doubt is None:
-                    self._host.doubts.clear(tensor)
-                    self._host.shares.forget(tensor)
+                    self.host.doubts.clear(tensor)
+                    self.host.shares.forget(tensor)
         else:
             for output, host in zip(outputs, values, strict=False):
                 if host.shape == output.shape and 0 not in output.stride():  # expanded: a view of an argument
-                    self._host.write(output, host)
+                    self.host.write(output, host)
         if doubt is not None:
             self._following.mark(operator, args, written or outputs, doubt)
         return result
@@ -211,7 +213,7 @@ class ValueEngine:
                 self._choose(operator, args, kwargs, result)
             self._holds_nothing(operator, args, result, written)
         if isinstance(result, torch.Tensor) and result.numel() == 1 and _is_loss(result, args):
-            self._host.shares.know_non_negative(result)
+            self.host.shares.know_non_negative(result)
         return result
 
     def _listed(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
@@ -223,7 +225,7 @@ class ValueEngine:
         """``torch.tensor(list, device="cuda")`` copies below the dispatcher. This is the only operation visible."""
         result = operator.func(*args, **kwargs)
         if result.is_cuda and is_small(result):
-            self._host.defined.define(result)
+            self.host.defined.define(result)
         return result
 
     def _read(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
@@ -249,7 +251,7 @@ class ValueEngine:
         if not source.is_cuda or target is None or target.type != "cpu":
             return self._kernel(operator, args, kwargs)
         if is_small(source):
-            return operator.func(self._host.settle(source, operator.full_name), **kwargs)
+            return operator.func(self.host.settle(source, operator.full_name), **kwargs)
         result = operator.func(*args, **kwargs)
         self._dropped(operator, source, result)
         return result
@@ -262,12 +264,10 @@ class ValueEngine:
         if target.is_cuda or not source.is_cuda:
             return self._kernel(operator, args, kwargs)
         if is_small(source):
-            return operator.func(target, self._host.settle(source, operator.full_name), *args[2:], **kwargs)
+            return operator.func(target, self.host.settle(source, operator.full_name), *args[2:], **kwargs)
         result = operator.func(*args, **kwargs)
         self._dropped(operator, source, result)
         return result
-
-    # ---- what happens to the values
 
     def _drawn_at(self, args: Arguments, kwargs: Keywords) -> SeedAndOffset | None:
         """Where the generator is that an operation draws from; None for an operation on the host."""
@@ -281,7 +281,7 @@ class ValueEngine:
 
         Random numbers come from ``drawn_at``, if it is given.
         """
-        host_args, host_kwargs = self._host.arguments(args), self._host.keywords(kwargs)
+        host_args, host_kwargs = self.host.arguments(args), self.host.keywords(kwargs)
         drawing: AbstractContextManager[None] = nullcontext()
         if drawn_at is not None and operator.takes_generator:
             host_kwargs["generator"] = self._randoms.generator(drawn_at)
@@ -295,7 +295,7 @@ class ValueEngine:
 
     def _holds_nothing(self, operator: Operator, args: Arguments, result: object, written: list[torch.Tensor]) -> None:
         """The values are not computed. Keep what else is known about the result."""
-        shares = self._host.shares
+        shares = self.host.shares
         if isinstance(result, tuple) and result:
             result = result[0]  # a loss comes with its total weight, an extreme with its index
         followed = result if operator.followed and isinstance(result, torch.Tensor) and result.is_cuda else None
@@ -304,7 +304,7 @@ class ValueEngine:
         share = None if followed is None else shares.follow(operator.name, args, followed)
         for tensor in written:
             if is_small(tensor):
-                self._host.defined.spoil(tensor)
+                self.host.defined.spoil(tensor)
             if followed is None:
                 shares.forget(tensor)
         if followed is not None and share is not None and is_small(followed) and not followed.is_complex():
@@ -315,9 +315,9 @@ class ValueEngine:
         constant = share in (0.0, 1.0) and operator.name not in _COUNTED
         if constant or (operator.name in _COUNTED and result.dtype != torch.bool):
             whole = not result.is_floating_point()
-            if not constant and self._host.shares.of(tensor_at(args, 0)) not in (0.0, 1.0):
-                self._host.inventions.count(operator.full_name, result.numel())
-            self._host.write(result, new_tensor(round(share) if whole else share))
+            if not constant and self.host.shares.of(tensor_at(args, 0)) not in (0.0, 1.0):
+                self.host.inventions.count(operator.full_name, result.numel())
+            self.host.write(result, new_tensor(round(share) if whole else share))
 
     def _choose(self, operator: Operator, args: Arguments, kwargs: Keywords, result: object) -> None:
         indices = next(reversed(list(device_tensors((result,)))), None)
@@ -325,25 +325,25 @@ class ValueEngine:
             return
         if indices is result and operator.name not in ("argmax", "argmin", "argsort"):
             return  # max() of integers
-        self._host.inventions.count(operator.full_name, indices.numel())
-        self._host.write(indices, choose(operator, args, kwargs, indices))
+        self.host.inventions.count(operator.full_name, indices.numel())
+        self.host.write(indices, choose(operator, args, kwargs, indices))
 
     def _dropped(self, operator: Operator, source: torch.Tensor, result: torch.Tensor) -> None:
         """A large tensor came to the host. It gets the known values, else made-up floats, or zeros for integers."""
         if is_hollow(result):
             self._hollow.count()
             return
-        share = self._host.shares.of(source)
+        share = self.host.shares.of(source)
         if share == 1.0:
             result.fill_(1)
         elif share != 0.0 and (result.is_floating_point() or result.is_complex()):
-            non_negative = self._host.shares.is_non_negative(source)
-            self._host.inventions.draw(result, source, operator.full_name, non_negative=non_negative)
+            non_negative = self.host.shares.is_non_negative(source)
+            self.host.inventions.draw(result, source, operator.full_name, non_negative=non_negative)
             return
         elif storage_of(result)[1] <= _FRESH_BYTES:
             result.zero_()
         if share not in (0.0, 1.0):
-            self._host.inventions.count(operator.full_name, source.numel())
+            self.host.inventions.count(operator.full_name, source.numel())
 
     def _inputs(self, operator: Operator, args: Arguments, kwargs: Keywords) -> Iterable[torch.Tensor]:
         """Tensors whose values the result depends on."""

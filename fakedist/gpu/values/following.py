@@ -21,9 +21,9 @@ from fakedist.gpu.values.shares import FOLLOWED, followed_name
 
 #: Largest operand that any operation makes up: losses, rewards, statistics of a batch. Making one up and computing
 #: with it takes 50 us on the host, too much for the bias gradients of a model with many layers.
-_FEW = 256
+FEW = 256
 #: Largest operand that comparisons and reductions make up: losses of each token.
-_MANY = 16_384
+MANY = 16_384
 #: The most operands made up for one operation. The stacked norms of all gradients have more.
 _MAX_OPERANDS = 8
 _COMPARE = {"eq", "ne", "lt", "le", "gt", "ge", "isclose", "logical_not", "logical_and", "logical_or", "logical_xor"}
@@ -43,7 +43,8 @@ _REDUCE = {
     "std",
 }
 _REDUCE |= {"logsumexp", "count_nonzero", "argmax", "argmin", "nansum", "aminmax", "median", "dot"}
-_CONDENSING = {*_COMPARE, *_REDUCE}
+#: Comparisons and reductions.
+CONDENSING = {*_COMPARE, *_REDUCE}
 #: A router picks experts with these. With several rows, each row picks others (:mod:`fakedist.gpu.values.choices`).
 _ROUTING = {"topk", "argmax", "argmin"}
 
@@ -61,7 +62,7 @@ class Following:
     def complete(self, operator: Operator, inputs: Iterable[torch.Tensor]) -> bool:
         """Whether all inputs hold values, after making up the missing ones if they are few."""
         missing: list[torch.Tensor] = []
-        limit = _MANY if operator.name in _CONDENSING else _FEW
+        limit = MANY if operator.name in CONDENSING else FEW
         for tensor in inputs:
             if tensor.is_cuda and not self._host.holds(tensor):
                 if len(missing) >= _MAX_OPERANDS or not self._can_be_made_up(tensor, limit):

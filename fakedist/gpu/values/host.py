@@ -8,7 +8,7 @@ import torch
 
 from fakedist.gpu.values.arguments import Keywords
 from fakedist.gpu.values.choices import spread
-from fakedist.gpu.values.contents import Defined, host_view, is_small
+from fakedist.gpu.values.contents import Defined, Watch, host_view, is_small
 from fakedist.gpu.values.doubts import Doubt, Doubts
 from fakedist.gpu.values.inventions import Inventions
 from fakedist.gpu.values.shares import Shares
@@ -22,12 +22,16 @@ class Host:
     Args:
         seed: Seed of made-up values.
         strict: Raise InventedValueError instead of making up a value.
+
+    Attributes:
+        watch: Follows which storages something is known about.
     """
 
     def __init__(self, seed: int, *, strict: bool = False) -> None:
-        self.defined = Defined()
-        self.doubts = Doubts()
-        self.shares = Shares(self._seen)
+        self.watch = Watch()
+        self.defined = Defined(self.watch)
+        self.doubts = Doubts(self.watch)
+        self.shares = Shares(self._seen, self.watch)
         self.inventions = Inventions(seed, strict=strict)
 
     def holds(self, tensor: torch.Tensor) -> bool:

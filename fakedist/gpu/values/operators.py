@@ -18,6 +18,8 @@ _LIKE = {"zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "ran
 _LIKE |= {"new_zeros", "new_ones", "new_full"}
 #: These return memory that holds nothing yet, or move a tensor's memory. Nothing is computed.
 _EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_", "set_"}
+#: How the names of operators on lists of tensors begin.
+LISTED = ("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach")
 #: The namespaces of PyTorch's own kernels, as opposed to operations made of others.
 _KERNELS = {"aten", "prims", "prim"}
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 
 from fakedist.gpu.values.arguments import Arguments, tensor_at, tensors
-from fakedist.gpu.values.contents import Storages
+from fakedist.gpu.values.contents import Storages, Watch
 
 _ALWAYS = {"isfinite": 1.0, "isnan": 0.0, "isinf": 0.0, "isposinf": 0.0, "isneginf": 0.0}
 _ABOVE_ZERO = {"gt": 1.0, "ne": 1.0, "le": 0.0, "eq": 0.0}
@@ -26,7 +26,8 @@ _FULL = {"full": 1, "full_like": 1, "new_full": 2, "fill_": 1, "fill": 1}
 _AND, _OR = {"mul", "bitwise_and", "logical_and"}, {"bitwise_or", "logical_or"}
 _KEEP = {"clone", "_to_copy", "copy_", "cat", "stack", "mean"}
 _NOT = {"logical_not", "bitwise_not"}
-_COUNT = {"sum", "count_nonzero"}
+#: Operations that count a mask.
+COUNTING = {"sum", "count_nonzero"}
 _LEAST, _MOST = {"all", "_is_all_true", "min", "amin"}, {"any", "_is_any_true", "max", "amax"}
 _SCATTER = {"scatter", "scatter_"}
 #: Operations whose results are never negative.
@@ -52,8 +53,14 @@ _KEEPS_SIGN = {"stack", "cat", "sum", "mean", "_to_copy", "clone", "max", "min",
 
 #: Operations whose results something may be known about.
 FOLLOWED = frozenset(
-    {*_ALWAYS, *_SAME, *_ZEROS, *_ONES, *_FULL, *_AND, *_OR, *_KEEP, *_NOT, *_COUNT, *_LEAST, *_MOST, *_SCATTER}
+    {*_ALWAYS, *_SAME, *_ZEROS, *_ONES, *_FULL, *_AND, *_OR, *_KEEP, *_NOT, *COUNTING, *_LEAST, *_MOST, *_SCATTER}
     | {*NON_NEGATIVE, *_KEEPS_SIGN, "pow", "clamp", "masked_fill", "where"}
+)
+
+
+#: Of those, the ones whose result nothing is known about if nothing is known about any argument.
+FOLLOWING = frozenset(
+    {*_KEEP, *_AND, *_OR, *_NOT, *COUNTING, *_LEAST, *_MOST, *_KEEPS_SIGN, "masked_fill"} - NON_NEGATIVE - {"clamp"}
 )
 
 
@@ -67,13 +74,14 @@ class Shares:
 
     Args:
         seen: Returns a tensor's values on the host; None if the tensor does not hold them.
+        watch: Follows the storages.
     """
 
-    def __init__(self, seen: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+    def __init__(self, seen: Callable[[torch.Tensor], torch.Tensor | None], watch: Watch) -> None:
         self._seen = seen
-        self._shares: Storages[float] = Storages()
+        self._shares: Storages[float] = Storages(watch)
         #: True if nothing is zero either.
-        self._non_negative: Storages[bool] = Storages()
+        self._non_negative: Storages[bool] = Storages(watch)
 
     def of(self, tensor: torch.Tensor) -> float | None:
         """The mean of all elements, which is a mask's share of ones; None if unknown."""
@@ -135,6 +143,10 @@ class Shares:
         """Record that nothing in the tensor is negative."""
         self._non_negative.put(tensor, False)
 
+    def know_loss(self, storage: int, address: int) -> None:
+        """Record that nothing in a storage is negative. A weak reference to it is left here."""
+        self._non_negative.put_at(storage, address, False)
+
     def _share(self, name: str, args: Arguments, result: torch.Tensor) -> float | None:
         if name in _ALWAYS:
             return _ALWAYS[name]
@@ -147,7 +159,7 @@ class Shares:
             return self._scattered(args)
         if name in _SAME and len(args) > 1:
             return self._compared(name, tensor_at(args, 0), args[1])
-        if name in _COUNT and (mask := tensor_at(args, 0)).dtype == torch.bool and self.of(mask) is None:
+        if name in COUNTING and (mask := tensor_at(args, 0)).dtype == torch.bool and self.of(mask) is None:
             self.know(mask, 0.5)  # as where a mask decides the size of a selection
         known = [self.of(value) for value in tensors(args)]
         if name == "copy_":
@@ -229,7 +241,7 @@ def _combined(name: str, shares: list[float], args: Arguments, result: torch.Ten
             return None
         both = shares[0] * shares[1]
         return both if name in _AND else shares[0] + shares[1] - both
-    if name in _COUNT:
+    if name in COUNTING:
         return shares[0] * float(tensor_at(args, 0).numel() / max(1, result.numel()))
     if name in _LEAST or name in _MOST:
         return shares[0] if shares[0] in (0.0, 1.0) else None

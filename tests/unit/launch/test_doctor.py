@@ -21,6 +21,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPat
     monkeypatch.setattr(doctor, "count_real_gpus", lambda: 0)
     monkeypatch.setattr(doctor, "find_c_compiler", lambda: "/usr/bin/gcc")
     monkeypatch.setattr(doctor, "driver_path", lambda: tmp_path / "driver.so")
+    monkeypatch.setattr(doctor, "ensure_fast_path", lambda: tmp_path / "fast-path.so")
     return monkeypatch
 
 
@@ -48,6 +49,13 @@ def test_a_cpu_build_of_torch_is_named_with_what_to_install(machine: pytest.Monk
 def test_a_driver_in_the_cache_needs_no_compiler(machine: pytest.MonkeyPatch) -> None:
     machine.setattr(doctor, "find_c_compiler", _missing)
     assert _states()["C compiler"] == "missing"
+    assert doctor.diagnose().devices == ("virtual",)
+
+
+def test_without_a_cpp_compiler_everything_works(machine: pytest.MonkeyPatch) -> None:
+    assert _states()["fast path"] == "ok"
+    machine.setattr(doctor, "ensure_fast_path", _missing)
+    assert _states()["fast path"] == "optional"
     assert doctor.diagnose().devices == ("virtual",)
 
 

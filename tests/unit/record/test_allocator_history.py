@@ -28,7 +28,7 @@ def drained(monkeypatch: pytest.MonkeyPatch, trace: list[dict[str, Any]], *segme
     monkeypatch.setattr(allocator_history, "take_snapshot", lambda: snapshot)
     monkeypatch.setattr(allocator_history.torch.cuda.memory, "_record_memory_history", lambda **options: None)
     records: list[Record] = []
-    history = AllocatorHistory(records.append, {})
+    history = AllocatorHistory(records.append, dict)
     history.start()
     history.drain()
     (record,) = records

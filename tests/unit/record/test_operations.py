@@ -30,7 +30,7 @@ def test_a_timed_step_goes_on_when_the_numbers_are_taken_away_in_it() -> None:
     taken: list[bytes] = []
 
     def drained() -> None:
-        taken.append(operations.take().operation)
+        taken.append(operations.numbering.take().operation)
 
     tracer = Told()
     operations.trace(tracer)  # type: ignore[arg-type]

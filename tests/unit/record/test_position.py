@@ -56,7 +56,7 @@ class Watch:
 
     def where(self, operation: str) -> list[Where]:
         """(phase, layer, recompute) of each run of an operation, in order."""
-        taken = self.operations.take()
+        taken = self.operations.numbering.take()
         operations, scopes = taken.operation, taken.scope
         names = dict(self.operations.names)
         table = {
@@ -124,7 +124,7 @@ def test_the_forward_region_ends_where_backward_begins(watch: Watch) -> None:
     run(watch, Model())
     assert len(watch.position.regions) == 1
     first, last, _ = watch.position.regions[0]
-    operations = watch.operations.take().operation
+    operations = watch.operations.numbering.take().operation
     names = dict(watch.operations.names)
     ran = [names[number] for number in memoryview(operations).cast("I")]
     assert "aten.sum.default" in ran[first : last + 1]

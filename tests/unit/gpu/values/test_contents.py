@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import torch
 
-from fakedist.gpu.values.contents import LIMIT_BYTES, MASK_LIMIT_BYTES, Defined, Storages, is_small
+from fakedist.gpu.values.contents import LIMIT_BYTES, MASK_LIMIT_BYTES, Defined, Storages, Watch, is_small
 
 
 def test_fresh_memory_holds_nothing() -> None:
-    defined = Defined()
+    defined = Defined(Watch())
     tensor = torch.empty(4)
     assert not defined.holds(tensor)
     assert defined.missing(tensor).tolist() == [True] * 4
 
 
 def test_an_empty_tensor_holds_all_it_has() -> None:
-    assert Defined().holds(torch.empty(0))
+    assert Defined(Watch()).holds(torch.empty(0))
 
 
 def test_views_share_what_their_storage_holds() -> None:
-    defined = Defined()
+    defined = Defined(Watch())
     tensor = torch.empty(4, 4)
     defined.define(tensor)
     assert defined.holds(tensor.t())
@@ -27,7 +27,7 @@ def test_views_share_what_their_storage_holds() -> None:
 
 
 def test_a_part_is_defined_and_spoiled_by_itself() -> None:
-    defined = Defined()
+    defined = Defined(Watch())
     tensor = torch.empty(3, 4)
     defined.define(tensor[:, 1])
     assert defined.holds(tensor[:, 1])
@@ -42,7 +42,7 @@ def test_a_part_is_defined_and_spoiled_by_itself() -> None:
 
 
 def test_a_part_without_elements_changes_nothing() -> None:
-    defined = Defined()
+    defined = Defined(Watch())
     tensor = torch.empty(8)
     defined.define(tensor[:4])
     for change in (defined.define, defined.spoil):
@@ -54,7 +54,7 @@ def test_a_part_without_elements_changes_nothing() -> None:
 
 
 def test_parts_add_up_to_the_whole() -> None:
-    defined = Defined()
+    defined = Defined(Watch())
     tensor = torch.empty(4)
     defined.define(tensor[:2])
     defined.define(tensor[2:])
@@ -62,7 +62,7 @@ def test_parts_add_up_to_the_whole() -> None:
 
 
 def test_another_type_over_the_same_bytes_sees_the_same() -> None:
-    defined = Defined()
+    defined = Defined(Watch())
     tensor = torch.empty(4, dtype=torch.int32)
     defined.define(tensor[1:2])
     assert defined.holds(tensor.view(torch.uint8)[4:8])
@@ -70,7 +70,7 @@ def test_another_type_over_the_same_bytes_sees_the_same() -> None:
 
 
 def test_an_expanded_tensor_defines_only_what_it_has() -> None:
-    defined = Defined()
+    defined = Defined(Watch())
     tensor = torch.empty(2)
     defined.define(tensor[:1].expand(8))
     assert defined.holds(tensor[:1])
@@ -78,7 +78,7 @@ def test_an_expanded_tensor_defines_only_what_it_has() -> None:
 
 
 def test_memory_that_was_given_back_is_another_storage() -> None:
-    defined = Defined()
+    defined = Defined(Watch())
     for _ in range(50):
         tensor = torch.empty(1000)
         assert not defined.holds(tensor)
@@ -87,14 +87,14 @@ def test_memory_that_was_given_back_is_another_storage() -> None:
 
 
 def test_facts_of_freed_storages_do_not_pile_up() -> None:
-    facts: Storages[int] = Storages()
+    facts: Storages[int] = Storages(Watch())
     for number in range(20_000):
         facts.put(torch.empty(1), number)
     assert len(facts) < 10_000
 
 
 def test_a_storage_that_moved_is_not_known() -> None:
-    facts: Storages[int] = Storages()
+    facts: Storages[int] = Storages(Watch())
     tensor = torch.empty(1)
     facts.put(tensor, 7)
     assert facts.get(tensor) == 7

@@ -1,0 +1,126 @@
+"""Numbers operations: in Python, or in compiled code that also runs most of them (the fast path)."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from torch._ops import OpOverload
+
+from fakedist.run.records import OperationsRecord
+
+#: For the number of a matrix product: the address of its output, and the bytes of its operands.
+Gemms = dict[int, tuple[int, ...]]
+
+
+class Cells(ctypes.Structure):
+    """Numbers that compiled code shares with Python.
+
+    Attributes:
+        op: Number of the next operation.
+        version: Changes whenever the position does.
+    """
+
+    _fields_ = [("op", ctypes.c_int64), ("version", ctypes.c_int64)]
+    op: int
+    version: int
+
+
+class Whereabouts(NamedTuple):
+    """The scope of what runs now in a thread, and as long as what that is true.
+
+    Attributes:
+        scope: The scope's number.
+        version: That of the position. -1 if the scope is true only of this operation.
+        needs: 0, or 1 if it also depends on the grad mode, or 2 if it depends on the autograd node too.
+        grad: The grad mode.
+        low: The lowest sequence number of the node.
+        high: The number above its highest.
+    """
+
+    scope: int
+    version: int
+    needs: int = 0
+    grad: bool = False
+    low: int = 0
+    high: int = 0
+
+
+class Numbering(Protocol):
+    """Numbers operations, and keeps their kinds and scopes until they are taken."""
+
+    def number(self, kind: int, scope: int) -> int:
+        """Record the next operation and return its number."""
+
+    def gemm(self, op: int, numbers: tuple[int, ...]) -> None:
+        """Record a matrix product: the address of its output, and the bytes of its operands."""
+
+    def take(self) -> OperationsRecord:
+        """The operations since the last call."""
+
+    def take_gemms(self) -> Gemms:
+        """The matrix products since the last call."""
+
+
+class FastPath(Numbering, Protocol):
+    """Runs operations in compiled code if nothing about them needs Python. gpu/fast_path implements it."""
+
+    #: The dispatch key under which it expects the Python function that runs the others.
+    python_key: str
+
+    def begin(self, cells: Cells, where: Callable[[], Whereabouts]) -> None:
+        """Begin a run. Nothing runs here yet.
+
+        Args:
+            cells: Are kept up to date.
+            where: Asked in the thread of an operation.
+        """
+
+    def install(self, wanted: bool) -> None:
+        """Become the kernel of the dispatch key, or cease to be."""
+
+    def switch(self, on: bool) -> None:
+        """Say whether operations may run here. Otherwise all of them go to Python."""
+
+    def new_kind(self, func: OpOverload, number: int, *, is_view: bool, is_gemm: bool) -> None:
+        """An operator was seen for the first time. Its later calls may run here."""
+
+
+class PythonNumbering:
+    """Numbers operations that all run in Python.
+
+    Args:
+        cells: Are kept up to date.
+    """
+
+    def __init__(self, cells: Cells) -> None:
+        self._cells = cells
+        self._kinds, self._scopes = array("I"), array("I")
+        self._first = cells.op
+        self._gemms: Gemms = {}
+
+    def number(self, kind: int, scope: int) -> int:
+        """Record the next operation and return its number."""
+        self._kinds.append(kind)
+        self._scopes.append(scope)
+        op = self._cells.op
+        self._cells.op = op + 1
+        return op
+
+    def gemm(self, op: int, numbers: tuple[int, ...]) -> None:
+        """Record a matrix product: the address of its output, and the bytes of its operands."""
+        self._gemms[op] = numbers
+
+    def take(self) -> OperationsRecord:
+        """The operations since the last call."""
+        taken = OperationsRecord(self._first, self._kinds.tobytes(), self._scopes.tobytes())
+        self._first += len(self._kinds)
+        self._kinds, self._scopes = array("I"), array("I")
+        return taken
+
+    def take_gemms(self) -> Gemms:
+        """The matrix products since the last call."""
+        taken, self._gemms = self._gemms, {}
+        return taken
