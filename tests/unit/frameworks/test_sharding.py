@@ -21,6 +21,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from fakedist.frameworks.adapting import adapted_frameworks
 from fakedist.frameworks.sharding import chunks_when_asked, first_shard_sizes_once, flags_once, strategies_once
+from fakedist.torch_releases import installed
 
 Enter = Callable[..., None]
 Schema = Any  # torch's own
@@ -156,7 +157,7 @@ def test_shardings_of_operations_on_lists_are_torchs(enter_world: Enter, monkeyp
     assert [str(each) for each in ours] == [str(each) for each in theirs]
     assert [each.output_spec for each in ours] == [each.output_spec for each in theirs]
     assert [flags(each) for each in ours] == [flags(each) for each in theirs]
-    assert calls.total() < before.total()
+    assert calls.total() < before.total() or installed() < (2, 14)  # older ones make these strategies elsewhere
 
 
 def flags(sharding: Any) -> list[tuple[object, object]]:
@@ -182,7 +183,7 @@ def test_a_flag_of_many_specs_is_torchs(enter_world: Enter, told: list[bool]) ->
     others = [DTensorSpec(mesh, (Shard(0), Shard(1)), meta((16, 16)))]
     args = [each for flag in told for each in (spec(flag), *others)] + others
 
-    def propagated(*, sooner: bool) -> list[bool | None]:
+    def propagated(*, sooner: bool) -> list[bool | None] | str:
         from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy
 
         strategy = OpStrategy([OpSpec(output_specs=spec(flag), input_specs=[spec(flag)]) for flag in (True, False)])
@@ -197,7 +198,10 @@ def test_a_flag_of_many_specs_is_torchs(enter_world: Enter, told: list[bool]) ->
             patch.setattr(_sharding_prop.ShardingPropagator, "propagate_op_sharding_non_cached", set_flags)
             with adapted_frameworks(sooner=sooner):
                 propagator = DTensor._op_dispatcher.sharding_propagator
-                propagator.propagate_op_sharding_non_cached(schema)
+                try:
+                    propagator.propagate_op_sharding_non_cached(schema)
+                except ValueError as refused:  # before torch 2.14, of flags that differ
+                    return str(refused)
         return found
 
     assert propagated(sooner=True) == propagated(sooner=False)
