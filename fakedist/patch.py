@@ -4,10 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 from fakedist.errors import RecordingError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replaced:
+    """An attribute that is replaced now.
+
+    Attributes:
+        owner: What has the attribute.
+        name: The attribute's name.
+        original: What it was before.
+    """
+
+    owner: object
+    name: str
+    original: object
+
+
+_replaced: list[Replaced] = []
+
+
+def replacements() -> tuple[Replaced, ...]:
+    """What is replaced now, in the order in which it was."""
+    return tuple(_replaced)
 
 
 def present(owner: object, name: str) -> Any:  # torch's own attribute, of any type
@@ -36,7 +60,9 @@ def patched(owner: object, name: str, replacement: object) -> Iterator[Any]:  # 
     """
     original = present(owner, name)
     setattr(owner, name, replacement)
+    _replaced.append(replaced := Replaced(owner, name, original))
     try:
         yield original
     finally:
+        _replaced.remove(replaced)
         setattr(owner, name, original)

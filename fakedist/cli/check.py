@@ -57,6 +57,7 @@ def check(
     runs: Path | None,
     on: str,
     jobs: int | None,
+    cold: bool,
 ) -> int:
     """Run the jobs of [tool.fakedist.check], and fail if one takes more than it may.
 
@@ -80,7 +81,8 @@ def check(
         see_that_it_can_be_written(runs, is_directory=True)
     with tempfile.TemporaryDirectory(prefix="fakedist-check-") as scratch:
         try:
-            running = Running(runs or Path(scratch), make_executor(on, jobs, remark), _say_finished)
+            executor = make_executor(on, jobs, remark, cold=cold)
+            running = Running(runs or Path(scratch), executor, _say_finished)
             checked = run_check(configured, running, update=update)
         except ScriptError as error:
             click.echo(error.output, err=True)

@@ -10,8 +10,18 @@ import click
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
 
+cold_option = click.option(
+    "--cold",
+    is_flag=True,
+    help="Start every rank in a new interpreter. Otherwise ranks fork from a process that has imported torch.",
+)
+
+
 def executor_options(command: _Command) -> _Command:
-    """Give a command ``--on`` and ``--jobs``, for :func:`fakedist.launch.executors.choosing.make_executor`."""
+    """Give a command ``--on``, ``--jobs`` and ``--cold``.
+
+    They are for :func:`fakedist.launch.executors.choosing.make_executor`.
+    """
     where = click.option(
         "--on",
         default="local",
@@ -27,4 +37,4 @@ def executor_options(command: _Command) -> _Command:
         metavar="N",
         help="How many jobs to run at once on this machine.  [default: as many as its cores and free memory allow]",
     )
-    return where(how_many(command))
+    return where(how_many(cold_option(command)))

@@ -12,6 +12,7 @@ from fakedist.cli.profile import STDERR, run_one
 from fakedist.cli.say import remark
 from fakedist.job import Job, profile_arguments
 from fakedist.launch.launching import Streams, check
+from fakedist.launch.templates import RankTemplate
 
 
 def run_handed_job(path: str) -> int:
@@ -23,13 +24,15 @@ def run_handed_job(path: str) -> int:
     Returns:
         The exit code.
     """
+    template = RankTemplate.from_environment()
     handed = json.loads(Path(path).read_text())
     job = Job.from_dict(handed["job"])
     sys.argv = ["fakedist", "profile", *profile_arguments(job)]  # run.json's command, to be typed again
 
     def run() -> int:
         check(job)  # this machine may not be the one that checked it
-        run_directory, ending = run_one(job, Path(handed["directory"]), True, Streams(child_stdout=STDERR, say=remark))
+        streams = Streams(child_stdout=STDERR, say=remark, template=template)
+        run_directory, ending = run_one(job, Path(handed["directory"]), True, streams)
         return say_ending(ending, job, run_directory)
 
     return exit_code_of(run)

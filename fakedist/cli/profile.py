@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fakedist.cli.executor_options import cold_option
 from fakedist.cli.failure import say_ending, say_first_failure
 from fakedist.cli.job_options import ScriptCommand, ignored, job_options, jobs_of
 from fakedist.cli.output import JSON, MARKDOWN, TEXT, Output, chosen_output, format_options, run_directory_options
@@ -41,6 +42,7 @@ _STAGES = "stages"
     metavar="N",
     help="How many of several ranks run at once.",
 )
+@cold_option
 @click.option("--all-layers", is_flag=True, help="Do not fold repeated layers.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
 @click.pass_context
@@ -56,6 +58,7 @@ def profile(
     as_json: bool,
     all_layers: bool,
     jobs: int,
+    cold: bool,
     **given: object,
 ) -> int:
     """Run one rank of a job and report its memory and time.
@@ -85,9 +88,9 @@ def profile(
         say=remark,
     )
     if by_stage:
-        return _stages(asked[0], streams, directory=directory, force=force, output=output, jobs=jobs)
+        return _stages(asked[0], streams, directory=directory, force=force, output=output, jobs=jobs, cold=cold)
     if len(asked) > 1:
-        return _several(asked, streams, directory=directory, force=force, output=output, jobs=jobs)
+        return _several(asked, streams, directory=directory, force=force, output=output, jobs=jobs, cold=cold)
     run_directory, ending = run_one(asked[0], directory, force, streams)
     print_report(run_directory, output, all_layers=all_layers)
     return say_ending(ending, asked[0], run_directory)
@@ -110,14 +113,21 @@ def run_one(job: Job, directory: Path | None, force: bool, streams: Streams) -> 
 
 
 def _several(
-    asked: Sequence[Job], streams: Streams, *, directory: Path | None, force: bool, output: Output, jobs: int
+    asked: Sequence[Job],
+    streams: Streams,
+    *,
+    directory: Path | None,
+    force: bool,
+    output: Output,
+    jobs: int,
+    cold: bool,
 ) -> int:
     """Run several ranks and print one table of them."""
     from fakedist.launch.ranks import exit_code, profile_ranks
     from fakedist.report.text.rank_rows import RankRow, ranks_object, render_ranks
 
     job, ranks = asked[0], [job.rank for job in asked]
-    found = profile_ranks(job, ranks, directory, force, streams, jobs=jobs)
+    found = profile_ranks(job, ranks, directory, force, streams, jobs=jobs, cold=cold)
     runs = sorted(found, key=lambda run: ranks.index(run.rank))
     rows = [RankRow(run.rank, run.run_directory, run.ending, run.wall_s) for run in runs]
     if output.format == JSON:
@@ -127,7 +137,9 @@ def _several(
     return say_first_failure(runs, job)
 
 
-def _stages(job: Job, streams: Streams, *, directory: Path | None, force: bool, output: Output, jobs: int) -> int:
+def _stages(
+    job: Job, streams: Streams, *, directory: Path | None, force: bool, output: Output, jobs: int, cold: bool
+) -> int:
     """Run a rank of each pipeline stage, and print a table of them and the step of the whole job."""
     from fakedist.errors import FakedistError
     from fakedist.launch.ranks import exit_code, profile_ranks
@@ -146,7 +158,7 @@ def _stages(job: Job, streams: Streams, *, directory: Path | None, force: bool, 
         return found.ranks
 
     directory = directory or default_name(job, which=_STAGES)
-    runs = list(profile_ranks(job, (job.rank,), directory, force, streams, more=other_stages, jobs=jobs))
+    runs = list(profile_ranks(job, (job.rank,), directory, force, streams, more=other_stages, jobs=jobs, cold=cold))
     rows = [RankRow(run.rank, run.run_directory, run.ending, run.wall_s) for run in runs]
     priced: JobTime | None = None
     if exit_code(runs) == 0:

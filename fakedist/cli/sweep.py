@@ -101,6 +101,7 @@ def sweep(
     micro_batches: str | None,
     on: str,
     jobs: int | None,
+    cold: bool,
     trials: int | None,
     sampler: str | None,
     memory_limit: str | None,
@@ -143,8 +144,7 @@ def sweep(
     directory = directory or Path(f"fakedist-sweep-{plan.name}")
     if dry_run:
         return _dry_run(plan, directory, output)
-    limit = None if memory_limit is None else parse_bytes(memory_limit)
-    return _run(plan, directory, output, place=(on, jobs), fresh=fresh, limit_bytes=limit)
+    return _run(plan, directory, output, place=(on, jobs, cold), fresh=fresh, memory_limit=memory_limit)
 
 
 def _dry_run(plan: SweepPlan, directory: Path, output: Output) -> int:
@@ -198,20 +198,21 @@ def _run(
     directory: Path,
     output: Output,
     *,
-    place: tuple[str, int | None],
+    place: tuple[str, int | None, bool],
     fresh: bool,
-    limit_bytes: int | None,
+    memory_limit: str | None,
 ) -> int:
     from fakedist.cli.sweep_progress import SweepProgress
     from fakedist.launch.executors.choosing import make_executor
     from fakedist.sweep.sweeping import Listener, run_sweep
 
+    limit = None if memory_limit is None else parse_bytes(memory_limit)
+    on, jobs, cold = place
+    executor = make_executor(on, jobs, remark, cold=cold)
     progress = SweepProgress(directory)
     listener = Listener(begins=progress.begins, finished=progress.finished, say=remark)
     try:
-        sweep = run_sweep(
-            plan, directory, make_executor(*place, remark), listener, fresh=fresh, limit_bytes=limit_bytes
-        )
+        sweep = run_sweep(plan, directory, executor, listener, fresh=fresh, limit_bytes=limit)
     except KeyboardInterrupt:
         progress.interrupted()
         raise

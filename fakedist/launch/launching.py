@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -24,13 +23,16 @@ from fakedist.gpu.smi.offer import ensure_smi, smi_environment
 from fakedist.gpu_models.known import find_gpu
 from fakedist.job import Job
 from fakedist.launch import under_nsys
+from fakedist.launch.ahead import importing_ahead
 from fakedist.launch.checked_script import check_script
+from fakedist.launch.children import Child, OwnChild
 from fakedist.launch.machine import count_real_gpus, first_visible_gpu
 from fakedist.launch.nsight import find_nsys
 from fakedist.launch.progress import Listener, ProgressLine
+from fakedist.launch.templates import RankTemplate
 from fakedist.rank.teller import PIPE_VARIABLE, Ended
 from fakedist.run.allocator import refusal
-from fakedist.run.directory import SMI_NAME
+from fakedist.run.directory import MANIFEST_NAME, SMI_NAME
 from fakedist.run.nccl import check_variable
 from fakedist.run.outcome import Ending, Outcome
 from fakedist.run.tape import find_tapes
@@ -68,11 +70,13 @@ class Streams:
         child_stdout: Descriptor for the script's output. None inherits the parent's.
         progress: Terminal for the progress line. None shows no line.
         say: When several ranks run, called with a line that names the next one.
+        template: What ranks fork from. None starts each on its own.
     """
 
     child_stdout: int | None = None
     progress: TextIO | None = None
     say: Callable[[str], None] = _say_nothing
+    template: RankTemplate | None = None
 
 
 def check(job: Job) -> None:
@@ -117,55 +121,99 @@ def check(job: Job) -> None:
 def run_child(job: Job, run_directory: Path, streams: Streams) -> Ending:
     """Run the rank in a child process until it ends. No process of it is left running.
 
+    A rank forks from a template if there is one for it. If it then turns out to differ, it runs again on its own.
+
     Raises:
         RecordingError: The child could not set itself up (the run directory is then removed) or could not write.
     """
-    listener = Listener()
     environment = smi_environment(job, run_directory / SMI_NAME, child_environment(job))
-    environment[PIPE_VARIABLE] = str(listener.writer)
-    around: list[str] = []
-    if job.nsys:
-        around, environment = under_nsys.around(job, run_directory, environment)
-    root = str(Path(__file__).parents[2])
-    sys.stdout.flush()
-    # The child gets its own session. A Ctrl-C on the terminal reaches only this process, which forwards it once.
-    child = subprocess.Popen(
-        [*around, sys.executable, "-c", _BOOT, root, os.fspath(run_directory)],
-        env=environment,
-        stdout=streams.child_stdout,
-        pass_fds=(listener.writer,),
-        start_new_session=True,
-    )
-    listener.close_writer()
-    watch = _Watch(child.pid, job.timeout_s, streams.say)
-    line = ProgressLine(streams.progress) if streams.progress is not None else None
+    if streams.template is None:
+        return _Running(job, run_directory, streams).run(environment)
     try:
-        with watch.signals():
-            while not watch.ended():
-                listener.wait(_POLL_S)
-                watch.listen(listener)
-                if line is not None and listener.progress is not None:
-                    line.show(listener.progress)
-    finally:
-        watch.end_group()
-        child.wait()
-        listener.close()
-        if line is not None:
-            line.clear()
-    if failed := listener.failed:
-        if failed.before_start:
+        return _Running(job, run_directory, streams, streams.template).run(environment)
+    except _DiffersError as error:
+        for path in run_directory.iterdir():
+            if path.name != MANIFEST_NAME:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        environment |= streams.template.learning(job, str(error))
+        return _Running(job, run_directory, streams).run(environment)
+
+
+class _DiffersError(Exception):
+    """A rank that forked from a template differs from it."""
+
+
+class _Running:
+    """One child process from its start to its end."""
+
+    def __init__(self, job: Job, run_directory: Path, streams: Streams, template: RankTemplate | None = None) -> None:
+        self._job, self._run_directory, self._streams, self._template = job, run_directory, streams, template
+        self._listener = Listener()
+
+    def run(self, environment: dict[str, str]) -> Ending:
+        """Run it. Raises as :func:`run_child`, and :class:`_DiffersError`."""
+        listener, streams = self._listener, self._streams
+        child = self._start(environment)
+        listener.close_writer()
+        watch = _Watch(child, self._job.timeout_s, streams.say)
+        line = ProgressLine(streams.progress) if streams.progress is not None else None
+        try:
+            with watch.signals():
+                while not watch.ended():
+                    listener.wait(_POLL_S)
+                    watch.listen(listener)
+                    if line is not None and listener.progress is not None:
+                        line.show(listener.progress)
+        finally:
+            watch.end_group()
+            returncode = child.wait()
+            listener.close()
+            if line is not None:
+                line.clear()
+        return self._ended(returncode, watch)
+
+    def _start(self, environment: dict[str, str]) -> Child:
+        """Start it. It gets its own session: a Ctrl-C on the terminal reaches only this process, which forwards it."""
+        stdout, pipe = self._streams.child_stdout, self._listener.writer
+        sys.stdout.flush()
+        if self._template is not None:
+            forked = self._template.fork(self._job, self._run_directory, environment, stdout=stdout, pipe=pipe)
+            if forked is not None:
+                return forked
+            environment = environment | self._template.learning(self._job, "")
+        environment = environment | {PIPE_VARIABLE: str(pipe)}
+        around: list[str] = []
+        if self._job.nsys:
+            around, environment = under_nsys.around(self._job, self._run_directory, environment)
+        root = str(Path(__file__).parents[2])
+        process = subprocess.Popen(
+            [*around, sys.executable, "-c", _BOOT, root, os.fspath(self._run_directory)],
+            env=environment,
+            stdout=stdout,
+            pass_fds=(pipe,),
+            start_new_session=True,
+        )
+        return OwnChild(process)
+
+    def _ended(self, returncode: int, watch: _Watch) -> Ending:
+        """How it ended, once nothing of it runs."""
+        listener, run_directory = self._listener, self._run_directory
+        if failed := listener.failed:
+            if failed.before_start:
+                shutil.rmtree(run_directory, ignore_errors=True)
+            raise RecordingError(failed.error, failed.hint)
+        if listener.restarted is not None and not watch.interrupts and not watch.terminated_by:
+            raise _DiffersError(listener.restarted.what)
+        code = under_nsys.code_of_rank(returncode, listener.ended) if self._job.nsys else returncode
+        ending = _ending(code, watch, listener.ended)
+        if listener.started is None:
             shutil.rmtree(run_directory, ignore_errors=True)
-        raise RecordingError(failed.error, failed.hint)
-    code = under_nsys.code_of_rank(child.returncode, listener.ended) if around else child.returncode
-    ending = _ending(code, watch, listener.ended)
-    if listener.started is None:
-        shutil.rmtree(run_directory, ignore_errors=True)
-        if watch.interrupts:
-            raise KeyboardInterrupt
-        how = ending.message or f"exit code {ending.code}"
-        hint = "nsys's own messages are above; check --nsys-args" if job.nsys else "fakedist doctor"
-        raise RecordingError(f"the rank's process ended before the script began: {how}", hint)
-    return ending
+            if watch.interrupts:
+                raise KeyboardInterrupt
+            how = ending.message or f"exit code {ending.code}"
+            hint = "nsys's own messages are above; check --nsys-args" if self._job.nsys else "fakedist doctor"
+            raise RecordingError(f"the rank's process ended before the script began: {how}", hint)
+        return ending
 
 
 def child_environment(job: Job) -> dict[str, str]:
@@ -187,9 +235,9 @@ class _Watch:
     starts.
     """
 
-    def __init__(self, pid: int, timeout_s: float | None, say: Callable[[str], None] = _say_nothing) -> None:
-        self._say = say
-        self.pid = self.rank = pid
+    def __init__(self, child: Child, timeout_s: float | None, say: Callable[[str], None] = _say_nothing) -> None:
+        self._child, self._say = child, say
+        self.pid = self.rank = child.pid
         self.timed_out = self.rank_ended = False
         self.interrupts = 0
         self.terminated_by = ""
@@ -207,7 +255,7 @@ class _Watch:
             self._kill_at = time.monotonic() + under_nsys.FINISH_S
 
     def ended(self) -> bool:
-        """Whether the child has ended. It is not reaped, so its process group keeps its number."""
+        """Whether the child has ended. Its process group keeps its number."""
         now = time.monotonic()
         if self._timeout_at is not None and now > self._timeout_at:
             self.timed_out, self._timeout_at = True, None
@@ -215,7 +263,7 @@ class _Watch:
         if self._kill_at is not None and now > self._kill_at:
             self._kill_at = None
             self._signal_group(signal.SIGKILL)
-        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        return self._child.has_ended()
 
     def end_group(self) -> None:
         """End what the child left running, such as DataLoader workers of a killed rank, and the child if it runs."""
@@ -319,7 +367,7 @@ def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tup
         except OSError:
             shutil.rmtree(run_directory, ignore_errors=True)
             raise
-        with _importing_ahead(job.page):
+        with importing_ahead(job.page):
             ending = run_child(job, run_directory, streams)
         write_manifest(run_directory, dataclasses.replace(load_manifest(run_directory), exit=ending))
         if job.nsys:
@@ -330,26 +378,6 @@ def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tup
         if job.page:
             _write_page(run_directory)
     return run_directory, ending
-
-
-@contextmanager
-def _importing_ahead(page: bool) -> Iterator[None]:
-    """Import what makes the tables and the page while the rank runs on another core: it takes half a second."""
-
-    def import_() -> None:
-        with suppress(ImportError):  # raised again where it is needed
-            import fakedist.analysis.building
-            import fakedist.results.opening
-
-            if page:
-                import fakedist.report.page.run_page  # noqa: F401
-
-    thread = threading.Thread(target=import_, name="imports")
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()  # two threads must not import modules that import each other
 
 
 def _write_page(run_directory: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 _PAGE_BYTES = resource.getpagesize()
@@ -18,27 +19,32 @@ class ProcessTree:
 
     Args:
         root: Process ID of their ancestor. As a subreaper it also adopts those whose parents have ended.
+        besides: Returns a descendant to leave out; None leaves out none. What descends from it counts.
     """
 
-    def __init__(self, root: int) -> None:
+    def __init__(self, root: int, besides: Callable[[], int | None] = lambda: None) -> None:
         self._root = root
+        self._besides = besides
         self._known: set[int] = set()
         self._rescan_at = 0.0
 
     def rss_bytes(self) -> int:
         """Resident memory of all of them. A page that several share counts for each. New ones are seen in a second."""
         if (now := time.monotonic()) >= self._rescan_at:  # reading all of /proc takes 5 ms
-            self._known, self._rescan_at = descendants(self._root), now + _RESCAN_S
+            self._known, self._rescan_at = self._descendants(), now + _RESCAN_S
         return sum(map(_rss_bytes, self._known))
 
     def kill(self) -> None:
         """Kill all of them, also those that are started meanwhile. Whoever started them still has to reap them."""
         until = time.monotonic() + _END_S  # a process that hangs in the kernel does not end
-        while (left := descendants(self._root)) and time.monotonic() < until:
+        while (left := self._descendants()) and time.monotonic() < until:
             for pid in left:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
+
+    def _descendants(self) -> set[int]:
+        return descendants(self._root) - {self._besides()}
 
 
 def descendants(root: int) -> set[int]:

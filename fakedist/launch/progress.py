@@ -8,11 +8,11 @@ import select
 import shutil
 from typing import TextIO
 
-from fakedist.rank.teller import Ended, Failed, Message, Progress, Started
+from fakedist.rank.teller import Ended, Failed, Message, Progress, Restarted, Started
 from fakedist.run.plain import PlainValueError, from_plain
 from fakedist.units import format_bytes
 
-_MESSAGES: dict[str, type[Message]] = {kind.__name__: kind for kind in (Started, Progress, Ended, Failed)}
+_MESSAGES: dict[str, type[Message]] = {kind.__name__: kind for kind in (Started, Progress, Ended, Restarted, Failed)}
 
 
 class Listener:
@@ -22,6 +22,7 @@ class Listener:
         started: The rank is set up.
         progress: Where the script is.
         ended: How the script ended.
+        restarted: The rank has to be started again, on its own.
         failed: The error of fakedist's own that ended the run.
     """
 
@@ -33,6 +34,7 @@ class Listener:
         self.started: Started | None = None
         self.progress: Progress | None = None
         self.ended: Ended | None = None
+        self.restarted: Restarted | None = None
         self.failed: Failed | None = None
 
     def wait(self, seconds: float) -> None:
@@ -79,6 +81,8 @@ class Listener:
                 self.progress = message
             case Ended():
                 self.ended = message
+            case Restarted():
+                self.restarted = message
             case Failed():
                 self.failed = message
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from fakedist.errors import FakedistError, RunDirectoryError
 from fakedist.job import Job
 from fakedist.launch import launching
+from fakedist.launch.executors.local import LocalExecutor
 from fakedist.launch.executors.task import TaskResult
+from fakedist.launch.keeping import TemplateKeeper
 from fakedist.launch.ranks_together import RanksTogether, ending_of
+from fakedist.launch.templates import offered
 from fakedist.run.directory import MANIFEST_NAME, default_name, is_in_use
 from fakedist.run.outcome import Ending, Outcome
 from fakedist.run.tape import ANY_RANK, Awaited, Tape, find_tapes
@@ -48,6 +52,7 @@ def profile_ranks(
     *,
     more: Callable[[RankRun], Sequence[int]] | None = None,
     jobs: int = 1,
+    cold: bool = False,
 ) -> Iterator[RankRun]:
     """Run ranks of a job in the given order. Each gets the tapes of the ranks before it, and those of ``job.tapes``.
 
@@ -63,6 +68,7 @@ def profile_ranks(
         more: Returns further ranks to run, from the first run of the first rank.
         jobs: How many run at once. A rank begins when those before it have begun, and waits for their tapes when it
             receives from them. So it receives what it would if they ran in turn.
+        cold: Whether each rank starts on its own. Otherwise ranks fork from a template, from the second on.
 
     Yields:
         Each rank's last run, once.
@@ -73,7 +79,12 @@ def profile_ranks(
     ranks = list(ranks)
     directory = output or default_name(job, ranks)
     _check_directory(directory, ranks, force)
-    with closing(_Runner(job, directory, force, streams)) as runner:
+    with ExitStack() as stack:
+        keeper = None
+        if not cold:
+            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="fakedist-template-"))
+            keeper = stack.enter_context(closing(TemplateKeeper(Path(scratch) / "learned.json", streams.child_stdout)))
+        runner = stack.enter_context(closing(_Runner(job, directory, force, streams, keeper)))
         yield from _in_order(runner, ranks, more, jobs)
 
 
@@ -218,8 +229,16 @@ class _Waiting:
 class _Runner:
     """Runs ranks one at a time or side by side, each with the newest tape of every other rank."""
 
-    def __init__(self, job: Job, directory: Path, force: bool, streams: launching.Streams) -> None:
+    def __init__(
+        self,
+        job: Job,
+        directory: Path,
+        force: bool,
+        streams: launching.Streams,
+        keeper: TemplateKeeper | None = None,
+    ) -> None:
         self._job = job
+        self._keeper = keeper
         self._directory = directory
         self._force = force
         self._streams = streams
@@ -238,7 +257,8 @@ class _Runner:
     def start_together(self, ranks: Sequence[int], jobs: int) -> None:
         """Let the first runs of these ranks take place side by side. With one job at once they run in turn."""
         if jobs > 1:
-            self._together = RanksTogether(self._job, self._directory, ranks, self._tapes, jobs=jobs)
+            executor = LocalExecutor(jobs, cold=self._keeper is None)
+            self._together = RanksTogether(self._job, self._directory, ranks, self._tapes, executor=executor)
 
     def close(self) -> None:
         """End the ranks that run side by side."""
@@ -252,13 +272,11 @@ class _Runner:
         start, run_directory = time.monotonic(), None
         tapes = tuple(str(tape.run_directory) for tape in self._tapes.values())
         force = self._force or rank in self._wall_s
+        job = dataclasses.replace(self._job, rank=rank, tapes=tapes)
         try:
-            run_directory, ending = launching.profile(
-                dataclasses.replace(self._job, rank=rank, tapes=tapes),
-                self._directory / f"rank{rank}",
-                force,
-                self._streams,
-            )
+            with offered(self._keeper, job) as template:
+                streams = dataclasses.replace(self._streams, template=template)
+                run_directory, ending = launching.profile(job, self._directory / f"rank{rank}", force, streams)
         except FakedistError as error:
             if raises:
                 raise

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from fakedist.errors import RunDirectoryError
 from fakedist.job import Job
-from fakedist.launch.executors.local import LocalExecutor
-from fakedist.launch.executors.task import Task, TaskResult
+from fakedist.launch.executors.task import Executor, Task, TaskResult
 from fakedist.run.directory import MANIFEST_NAME, TAPE_NAME, create_run_directory
 from fakedist.run.journal import read_journal
 from fakedist.run.manifest import load_manifest
@@ -29,14 +28,14 @@ class RanksTogether:
         directory: The directory of the run directories ``rank0``, ``rank4``, ... Runs of these ranks are replaced.
         ranks: The ranks.
         tapes: The tapes of other ranks, which all of them have.
-        jobs: How many run at once.
+        executor: What runs them. It is closed afterwards.
 
     Raises:
         RunDirectoryError: A run directory cannot be replaced.
     """
 
     def __init__(
-        self, job: Job, directory: Path, ranks: Sequence[int], tapes: Mapping[int, Tape], *, jobs: int
+        self, job: Job, directory: Path, ranks: Sequence[int], tapes: Mapping[int, Tape], *, executor: Executor
     ) -> None:
         self._job = job
         self._directory = directory
@@ -47,7 +46,7 @@ class RanksTogether:
             if (run := self._run_directory(rank)).exists():
                 with create_run_directory(run, True):
                     pass
-        self._results = _run(LocalExecutor(jobs), self._tasks(tuple(ranks)))
+        self._results = _run(executor, self._tasks(tuple(ranks)))
 
     def __contains__(self, rank: int) -> bool:
         """Whether the rank's result has not been taken."""
@@ -90,7 +89,7 @@ def ending_of(result: TaskResult, run_directory: Path) -> tuple[Path | None, End
     return run_directory, ending if ending.outcome is result.outcome else seen
 
 
-def _run(executor: LocalExecutor, tasks: Iterator[Task | None]) -> Generator[TaskResult, None, None]:
+def _run(executor: Executor, tasks: Iterator[Task | None]) -> Generator[TaskResult, None, None]:
     with contextlib.closing(executor):
         yield from executor.run(tasks)
 

@@ -67,38 +67,53 @@ def other_threads() -> bool:
     return any(not thread.daemon and thread is not threading.main_thread() for thread in threading.enumerate())
 
 
+class _Lineage:
+    """This process and the one that wants it, which is not its parent if it forked from a template."""
+
+    def __init__(self) -> None:
+        self.is_of(os.getppid())
+
+    def is_of(self, wanted_by: int) -> None:
+        self.own, self.parent, self.wanted_by = os.getpid(), os.getppid(), wanted_by
+
+
+_lineage = _Lineage()
+
+
 def terminate(number: int, frame: FrameType | None) -> None:
     """Handle SIGTERM: the rank raises :class:`Terminated`, a forked child dies of the signal as usual."""
-    if os.getpid() != _main_pid:  # forked, such as a DataLoader worker
+    if os.getpid() != _lineage.own:  # forked, such as a DataLoader worker
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
         return
     raise Terminated(ExitCode.TERMINATED)
 
 
-_main_pid = os.getpid()
-_parent_pid = os.getppid()
+def end_with_parent(wanted_by: int | None = None) -> None:
+    """Have the kernel send this process SIGTERM when its parent dies.
 
-
-def end_with_parent() -> None:
-    """Have the kernel send this process SIGTERM when its parent dies."""
+    Args:
+        wanted_by: The process that asked for this one, if that is not its parent. The parent watches it.
+    """
     import ctypes
 
+    if wanted_by is not None:
+        _lineage.is_of(wanted_by)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if parent_is_gone():  # it died before the prctl call
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 def parent_is_gone() -> bool:
-    """Whether the process that started this one has ended or is ending.
+    """Whether the process that wants this one has ended or is ending.
 
     The parent's main thread dies first, and its death sends SIGTERM here. The process stays the parent until its last
     thread is gone.
     """
-    if os.getppid() != _parent_pid:
+    if os.getppid() != _lineage.parent:
         return True
     try:
-        stat = Path(f"/proc/{_parent_pid}/stat").read_text()
+        stat = Path(f"/proc/{_lineage.wanted_by}/stat").read_text()
     except OSError:
         return True
     return bool(int(stat.rpartition(") ")[2].split()[6]) & _PF_EXITING)  # proc(5): flags are the ninth field

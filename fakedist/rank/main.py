@@ -8,7 +8,6 @@ live, because they hold the tensors that were alive.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import os
 import signal
@@ -37,7 +36,8 @@ from fakedist.rank.ending import (
     watched_exit,
 )
 from fakedist.rank.script import run_as_main, without_our_frames
-from fakedist.rank.teller import Ended, Failed, Started, Teller
+from fakedist.rank.teller import Ended, Failed, Restarted, Started, Teller
+from fakedist.rank.template.starting import Start
 from fakedist.run import notes
 from fakedist.run.directory import TAPE_NAME
 from fakedist.run.encoding import Record
@@ -50,6 +50,7 @@ from fakedist.world.spawned import OwnRanks, own_ranks
 if TYPE_CHECKING:
     from fakedist.rank.surroundings import Surroundings
 
+_exit = os._exit  # not what watches the script's calls of it
 _MAKE_ROOM = "make room on the disk, or write elsewhere with -o"
 
 
@@ -99,8 +100,9 @@ class Rank:
         has_failed: Whether the surroundings could not be set up.
     """
 
-    def __init__(self, job: Job, run_directory: Path, teller: Teller) -> None:
+    def __init__(self, job: Job, run_directory: Path, teller: Teller, start: Start) -> None:
         self._job = job
+        self._start = start
         self._teller = teller
         self._pid = os.getpid()
         self._journal = OwnJournal(run_directory / "journal.bin")
@@ -117,7 +119,7 @@ class Rank:
         Raises:
             FakedistError: This machine cannot run the job.
         """
-        atexit.register(self.leave)
+        self._start.at_exit(self.leave)
         enter, job = self._before_torch.enter_context, self._job
         if job.device == "virtual":
             gpu = virtual_gpu(find_gpu(job.gpu), devices=job.gpus_per_node, memory_bytes=job.gpu_memory_bytes)
@@ -126,6 +128,8 @@ class Rank:
         enter(watched_exit(self._exits_at_once))
         enter(quiet_stop_in_threads(self._stopped_in_thread, SetupFailed))
         enter(when_imported(lambda name: name == "torch", self._torch_is_imported))
+        self._start.begin(job, self._restart)
+        enter(when_imported(self._start.asked, self._start.imported))
 
     def close(self, ending: Ending, line: str = "") -> None:
         """Write what is still in memory, and how and where the script ended. Only the first call has an effect."""
@@ -139,6 +143,7 @@ class Rank:
             try:
                 if self._surroundings is not None:
                     self._surroundings.close(ending, line)
+                    self._start.over()
                 else:
                     self._write_without_torch(ending, line)
             except JournalFailed as error:
@@ -181,12 +186,28 @@ class Rank:
 
         if self._gpu is not None:
             self._gpu.set_environment()
-        process = Process(self._job, self._journal, self._tape_file, self._teller, self._gpu, self._own_ranks)
+        process = Process(
+            job=self._job,
+            journal=self._journal,
+            tape=self._tape_file,
+            teller=self._teller,
+            gpu=self._gpu,
+            own_ranks=self._own_ranks,
+            cuda_begins=self._start.cuda_begins,
+        )
+        if self._start.restarted:
+            self._journal.append(NoteRecord(notes.started_again(self._start.restarted)))
         surroundings = Surroundings(process, self._guarded)
         surroundings.enter()
         self._surroundings = surroundings
         if threading.current_thread() is not threading.main_thread():
             _in_main_thread(surroundings.record_this_thread)
+
+    def _restart(self, what: str) -> None:
+        """End this process, whatever the script catches. The parent starts the rank again, without a template."""
+        if os.getpid() == self._pid:
+            self._teller.tell(Restarted(what))
+            _exit(0)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """Run setup work. If it fails, the run ends, whatever the script catches.
@@ -220,13 +241,22 @@ class Rank:
         self.close(Ending(Outcome.STOPPED, 0, "in a thread"))
 
 
-def main(run_directory: str) -> int | str | None:
-    """Run the job of ``run_directory`` in this process. Returns the argument for ``sys.exit``."""
+def main(run_directory: str, start: Start | None = None) -> int | str | None:
+    """Run the job of ``run_directory`` in this process.
+
+    Args:
+        run_directory: Its run directory.
+        start: How a fork of a template starts. None for a process of its own.
+
+    Returns:
+        The argument for ``sys.exit``.
+    """
     teller = Teller.from_environment()
-    end_with_parent()
+    start = start or Start.from_environment()
+    end_with_parent(start.parent)
     try:
         job = load_job(Path(run_directory))
-        rank = Rank(job, Path(run_directory), teller)
+        rank = Rank(job, Path(run_directory), teller, start)
         rank.enter()
     except FakedistError as error:
         _tell_error(teller, error.message, error.hint, before_start=True)

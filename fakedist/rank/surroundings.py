@@ -67,6 +67,7 @@ class Process:
         teller: Sends messages to the parent.
         gpu: The virtual GPU. None on a real GPU.
         own_ranks: The ranks that the script itself starts.
+        cuda_begins: Called when CUDA is initialised, before anything is allocated.
     """
 
     job: Job
@@ -75,6 +76,7 @@ class Process:
     teller: Teller
     gpu: VirtualGpu | None
     own_ranks: OwnRanks
+    cuda_begins: Callable[[], None]
 
 
 class Surroundings:
@@ -174,6 +176,7 @@ class Surroundings:
         return recorder
 
     def _cuda_begins(self) -> None:
+        self._process.cuda_begins()
         check_allocator()
         self._settings = allocator_settings()
         self._write_gpu()

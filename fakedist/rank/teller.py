@@ -61,6 +61,17 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class Restarted:
+    """The rank forked from a template that differs from it, and has to be started on its own.
+
+    Attributes:
+        what: What differs: an environment variable, "sys.path" or an import.
+    """
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """An error of fakedist's own ended the run.
 
@@ -75,7 +86,7 @@ class Failed:
     before_start: bool
 
 
-Message = Started | Progress | Ended | Failed
+Message = Started | Progress | Ended | Restarted | Failed
 
 
 class Teller:

@@ -51,6 +51,12 @@ def torch_import_not_seen() -> Note:
     return Note("torch_import_not_seen", text)
 
 
+def started_again(what: str) -> Note:
+    """The rank forked from a template at first."""
+    text = f"{what} was not as in the template that the rank forked from, so the rank was started again on its own"
+    return Note("started_again", text)
+
+
 def history_requests_ignored() -> Note:
     """The script asked torch for a memory history of its own."""
     text = "the script's own calls of _record_memory_history were ignored: fakedist records the history itself"

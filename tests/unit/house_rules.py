@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "api": ("check", "results"),
     "cli": ("launch", "run", "analysis", "results", "report", "check", "time", "export", "sweep"),
     "launch": ("rank", "run", "gpu", "world", "time", "analysis", "results", "report"),
-    "rank": ("importing", "run", "gpu", "world", "frameworks", "record"),
+    "rank": ("importing", "patch", "run", "gpu", "world", "frameworks", "record"),
     "run": (),
     "world": ("run", "patch", "frames"),
     "frameworks": ("world", "patch", "importing"),

@@ -20,12 +20,13 @@ class LocalExecutor:
         jobs: How many to run at once, whatever they need. None chooses by the cores and by the free memory: a task that
             does not say what it needs is taken to need what those before it held. Tasks on a real GPU run one by one,
             because they would take each other's memory and time.
+        cold: Whether each rank starts on its own. Otherwise ranks fork from a template, from the second on.
     """
 
-    def __init__(self, jobs: int | None = None) -> None:
+    def __init__(self, jobs: int | None = None, *, cold: bool = False) -> None:
         self._jobs = jobs
         self._cores = num_cores()
-        self._processes = TaskProcesses()
+        self._processes = TaskProcesses(templates=not cold)
         self._most_bytes: int | None = None
 
     def run(self, tasks: Iterable[Task | None]) -> Iterator[TaskResult]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from fakedist.errors import ExitCode, RunDirectoryError
 from fakedist.launch.executors.supervising import Order, Supervised
 from fakedist.launch.executors.task import Task, TaskResult
+from fakedist.rank.template.learned import key_of
 from fakedist.run.manifest import load_manifest
 from fakedist.run.outcome import Ending, Outcome
 from fakedist.units import format_bytes
@@ -43,12 +44,14 @@ class TaskProcesses:
 
     Args:
         environment: The environment of the tasks. None for this process's own.
+        templates: Whether ranks fork from a template that has imported what the first one imported.
     """
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        self._environment = environment
+    def __init__(self, environment: Mapping[str, str] | None = None, templates: bool = False) -> None:
+        self._environment, self._templates = environment, templates
         self._lock = threading.Lock()
-        self._supervisors: set[subprocess.Popen[bytes]] = set()
+        self._supervisors: set[_Supervisor] = set()
+        self._idle: list[_Supervisor] = []
         self._is_over = False
 
     def run(self, task: Task) -> TaskResult:
@@ -59,21 +62,28 @@ class TaskProcesses:
             if not task.cwd.is_dir():
                 ending = Ending(Outcome.ERROR, ExitCode.ERROR, f"{platform.node()} has no directory {task.cwd}")
                 return _result(task, ending, Supervised("itself", 0, 0.0, 0), log)
-            with self._supervisor(scratch) as supervisor:
-                said = b"" if supervisor is None else _ask(supervisor, self._order(task, Path(scratch), log))
+            with self._supervisor() as supervisor:
+                said = b"" if supervisor is None else supervisor.ask(self._order(task, Path(scratch), log))
             if not said:
                 return _result(task, self._unsupervised(), Supervised("cancelled", 0, 0.0, 0), log)
             supervised = Supervised(**json.loads(said))
             return _result(task, _ending(task, supervised, log), supervised, log)
+
+    def close(self) -> None:
+        """End the supervisors that wait for tasks."""
+        with self._lock:
+            while self._idle:
+                supervisor = self._idle.pop()
+                self._supervisors.discard(supervisor)
+                supervisor.end()
 
     def cancel(self) -> None:
         """End every task that runs, and start no more."""
         with self._lock:
             self._is_over = True
             for supervisor in self._supervisors:
-                with suppress(OSError, ValueError):
-                    assert supervisor.stdin is not None
-                    supervisor.stdin.close()
+                supervisor.cancel()
+        self.close()
 
     def _order(self, task: Task, scratch: Path, log: Path) -> Order:
         data = scratch / "job.json"
@@ -85,24 +95,29 @@ class TaskProcesses:
             log=os.fspath(log),
             memory_limit_bytes=task.memory_limit_bytes,
             timeout_s=task.timeout_s,
+            script=key_of(task.job) if self._templates and task.job.device == "virtual" else "",
         )
 
     @contextmanager
-    def _supervisor(self, scratch: str) -> Iterator[subprocess.Popen[bytes] | None]:
-        """Start a supervisor. It is over when the context ends. None if tasks were cancelled."""
+    def _supervisor(self) -> Iterator[_Supervisor | None]:
+        """A supervisor that has nothing to do. None if tasks were cancelled."""
         with self._lock:
             if self._is_over:
                 supervisor = None
             else:
-                supervisor = start_supervisor(Path(scratch) / "log")
+                supervisor = self._idle.pop() if self._idle else _Supervisor()
                 self._supervisors.add(supervisor)
         try:
             yield supervisor
         finally:
             if supervisor is not None:
                 with self._lock:
-                    self._supervisors.discard(supervisor)
-                _end(supervisor)
+                    if stays := self._templates and not self._is_over and supervisor.can_go_on:
+                        self._idle.append(supervisor)
+                    else:
+                        self._supervisors.discard(supervisor)
+                if not stays:
+                    supervisor.end()
 
     def _unsupervised(self) -> Ending:
         """How a task ended whose supervisor said nothing."""
@@ -111,11 +126,44 @@ class TaskProcesses:
         return Ending(Outcome.ERROR, ExitCode.ERROR, "the process that supervises it was killed")
 
 
-def start_supervisor(log: Path) -> subprocess.Popen[bytes]:
-    """Start the process that starts and watches a task's processes. It has its own session, as Ctrl-C is not for it."""
-    with log.open("wb") as errors:
+class _Supervisor:
+    """A supervisor's process."""
+
+    def __init__(self) -> None:
+        self._scratch = tempfile.TemporaryDirectory(prefix="fakedist-supervisor-")
+        self._process = start_supervisor(Path(self._scratch.name))
+        self.can_go_on = True
+
+    def ask(self, order: Order) -> bytes:
+        """Give it an order, and wait for its account of the end. It is empty if it was killed, or was never asked."""
+        said = _ask(self._process, order)
+        self.can_go_on = bool(said)
+        return said
+
+    def cancel(self) -> None:
+        """Let it end its task, as it does when the pipe closes."""
+        assert self._process.stdin is not None
+        with suppress(OSError, ValueError):
+            self._process.stdin.close()
+
+    def end(self) -> None:
+        """Let it end its task, and wait for it."""
+        assert self._process.stdout is not None
+        self.cancel()
+        self._process.wait()
+        self._process.stdout.close()
+        self._scratch.cleanup()
+
+
+def start_supervisor(scratch: Path) -> subprocess.Popen[bytes]:
+    """Start the process that starts and watches tasks' processes. It has its own session, as Ctrl-C is not for it.
+
+    Args:
+        scratch: A directory for what it keeps while it runs, and for its errors, which are in "log".
+    """
+    with (scratch / "log").open("wb") as errors:
         return subprocess.Popen(
-            [sys.executable, "-S", "-c", _SUPERVISOR, _ROOT],
+            [sys.executable, "-S", "-c", _SUPERVISOR, _ROOT, os.fspath(scratch / "learned.json")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -131,21 +179,12 @@ def _ask(supervisor: subprocess.Popen[bytes], order: Order) -> bytes:
         supervisor.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
         supervisor.stdin.flush()
     said = b""
-    while True:  # in short waits: where Ray cancels a task, Python sees the interrupt only between them
+    while not said.endswith(b"\n"):  # in short waits: where Ray cancels a task, Python sees the interrupt only between
         if select.select([supervisor.stdout], [], [], _WAIT_S)[0]:
             if not (read := os.read(supervisor.stdout.fileno(), 65536)):
-                return said
+                return b""
             said += read
-
-
-def _end(supervisor: subprocess.Popen[bytes]) -> None:
-    """Let the supervisor end its task, as it does when the pipe closes, and wait for it."""
-    assert supervisor.stdout is not None
-    with suppress(OSError, ValueError):
-        assert supervisor.stdin is not None
-        supervisor.stdin.close()
-    supervisor.wait()
-    supervisor.stdout.close()
+    return said
 
 
 def _ending(task: Task, supervised: Supervised, log: Path) -> Ending:

@@ -1,7 +1,8 @@
-"""The supervisor: a small process between an executor and a task's processes. It needs the standard library alone.
+"""The supervisor: a small process between an executor and the processes of tasks, one task after the other.
 
-It adopts every process that the task leaves behind, samples how much memory they hold together, and ends all of them at
-a limit, when the task is over, and when the executor closes the pipe or dies.
+It adopts every process that a task leaves behind, samples how much memory they hold together, and ends all of them at
+a limit, when the task is over, and when the executor closes the pipe or dies. It keeps the template that the ranks of
+its tasks fork from. It needs the standard library alone.
 """
 
 from __future__ import annotations
@@ -9,17 +10,21 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import resource
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import FrameType
 from typing import BinaryIO, Literal
 
+from fakedist.launch.keeping import TemplateKeeper
 from fakedist.launch.process_tree import ProcessTree
+from fakedist.launch.template_variable import told_of_template
 
 Ended = Literal["itself", "memory", "timeout", "cancelled"]
 
@@ -39,6 +44,7 @@ class Order:
         cwd: The directory in which it runs.
         log: The file that takes its output.
         memory_limit_bytes, timeout_s: As for :class:`fakedist.launch.executors.task.Task`.
+        script: What its ranks run, as templates are told apart by. Empty if they do not fork from a template.
     """
 
     command: list[str]
@@ -47,6 +53,7 @@ class Order:
     log: str
     memory_limit_bytes: int | None
     timeout_s: float | None
+    script: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,40 +74,39 @@ class Supervised:
 
 
 def main() -> int:
-    """Run the order that the first line on stdin holds, and print how it ended."""
-    order = Order(**json.loads(sys.stdin.buffer.readline()))
-    supervised = supervise(order, sys.stdin.buffer)
-    sys.stdout.write(json.dumps(asdict(supervised)))
-    sys.stdout.flush()
-    return 0
-
-
-def supervise(order: Order, line: BinaryIO) -> Supervised:
-    """Run a program until it and all of its descendants are over. This process becomes a subreaper.
-
-    Args:
-        order: What to run.
-        line: The executor's end of a pipe. Once it is closed, the program is ended.
-    """
+    """Run the orders on stdin, one a line. Print how each ended, one a line. This process becomes a subreaper."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     child_ends, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, _hear)
-    return _Supervision(order, line, child_ends).run()
+    keeper = TemplateKeeper(Path(sys.argv[2]), output=sys.stderr.fileno())
+    while line := sys.stdin.buffer.readline():
+        supervised = _Supervision(Order(**json.loads(line)), sys.stdin.buffer, child_ends, keeper).run()
+        sys.stdout.write(json.dumps(asdict(supervised)) + "\n")
+        sys.stdout.flush()
+    keeper.close()
+    return 0
 
 
 def _hear(number: int, frame: FrameType | None) -> None:
     """Only a handled signal reaches the wakeup descriptor."""
 
 
-def start(order: Order) -> subprocess.Popen[bytes]:
+def start(order: Order, keeper: TemplateKeeper) -> subprocess.Popen[bytes]:
     """Start the program in a session of its own."""
-    with open(order.log, "wb") as log:
+    environment = dict(order.environment)
+    with open(order.log, "wb") as log, ExitStack() as stack:
+        channel: socket.socket | None = None
+        if order.script:
+            if (channel := keeper.open_channel(order.script)) is not None:
+                stack.enter_context(channel)
+            environment |= told_of_template(keeper.learned, channel)
         return subprocess.Popen(
             order.command,
             cwd=order.cwd,
-            env=order.environment,
+            env=environment,
+            pass_fds=() if channel is None else (channel.fileno(),),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -117,16 +123,18 @@ def _end_with_parent() -> None:
 class _Supervision:
     """One program that is being watched."""
 
-    def __init__(self, order: Order, line: BinaryIO, child_ends: int) -> None:
+    def __init__(self, order: Order, line: BinaryIO, child_ends: int, keeper: TemplateKeeper) -> None:
         self._order = order
+        self._keeper = keeper
         self._readers: list[int] = [child_ends, line.fileno()]
         self._line = line.fileno()
-        self._tree = ProcessTree(os.getpid())
+        self._tree = ProcessTree(os.getpid(), besides=lambda: keeper.pid)
         self._peak_bytes = 0
+        keeper.most_bytes()  # of ranks of the task before, which it may have reaped late
         self._ended: Ended = "itself"
         self._begun = time.monotonic()
         self._kill_at: float | None = None
-        self._program = start(order)  # kept: without the object, subprocess would reap the process
+        self._program = start(order, keeper)  # kept: without the object, subprocess would reap the process
         self._pid = self._program.pid
 
     def run(self) -> Supervised:
@@ -137,8 +145,9 @@ class _Supervision:
             status = self._reaped()
         wall_s = time.monotonic() - self._begun
         self._tree.kill()
-        largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024  # between two samples
-        return Supervised(self._ended, os.waitstatus_to_exitcode(status), wall_s, max(self._peak_bytes, largest))
+        self._reaped()
+        peak_bytes = max(self._peak_bytes, self._keeper.most_bytes())
+        return Supervised(self._ended, os.waitstatus_to_exitcode(status), wall_s, peak_bytes)
 
     def _wait(self) -> None:
         """Wait for a sample's time, for a process that ends, or for the executor."""
@@ -170,9 +179,15 @@ class _Supervision:
         """Reap every process that has ended. Returns the program's wait status if it is among them."""
         found = None
         while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return found
             if not pid:
                 return found
+            if pid == self._keeper.pid:
+                self._keeper.reaped(pid)
+                continue
+            self._peak_bytes = max(self._peak_bytes, usage.ru_maxrss * 1024)  # it may lie between two samples
             if pid == self._pid:
-                return status
-        return found
+                found = status

@@ -12,6 +12,7 @@ import pytest
 from fakedist.errors import JobError, RecordingError, SetupError
 from fakedist.job import Device, Job
 from fakedist.launch import launching
+from fakedist.launch.children import OwnChild
 from fakedist.launch.launching import Streams
 from fakedist.rank.teller import PIPE_VARIABLE, Failed, Message
 from fakedist.rank.teller import Ended as Told
@@ -236,7 +237,7 @@ def test_an_allocator_that_keeps_no_history_is_refused_before_anything_is_writte
 def test_the_first_ctrl_c_says_that_the_report_follows() -> None:
     said: list[str] = []
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as child:
-        watch = launching._Watch(child.pid, None, said.append)
+        watch = launching._Watch(OwnChild(child), None, said.append)
         watch._interrupt(signal.SIGINT, None)
         watch._interrupt(signal.SIGINT, None)
         child.wait()

@@ -7,7 +7,6 @@ import pytest
 
 from fakedist.errors import RunDirectoryError
 from fakedist.job import Job
-from fakedist.launch import ranks_together
 from fakedist.launch.executors.task import Task, TaskResult
 from fakedist.launch.ranks_together import RanksTogether
 from fakedist.run.directory import TAPE_NAME
@@ -78,15 +77,13 @@ class Executor:
 
 
 @pytest.fixture
-def executor(monkeypatch: pytest.MonkeyPatch) -> Executor:
-    made = Executor()
-    monkeypatch.setattr(ranks_together, "LocalExecutor", lambda jobs: made)
-    return made
+def executor() -> Executor:
+    return Executor()
 
 
 def test_each_rank_has_the_tapes_of_those_before_it_though_they_still_run(executor: Executor, tmp_path: Path) -> None:
     given = {9: Tape(tmp_path / "given", 9)}
-    together = RanksTogether(JOB, tmp_path, (4, 0, 1), given, jobs=3)
+    together = RanksTogether(JOB, tmp_path, (4, 0, 1), given, executor=executor)
     assert [together.result(rank).key for rank in (4, 0, 1)] == ["4", "0", "1"]
     assert executor.log == ["start 4", "start 0", "start 1", "end 1", "end 0", "end 4"]
     assert executor.tapes == {"4": ["given"], "0": ["given", "rank4"], "1": ["given", "rank4", "rank0"]}
@@ -94,14 +91,14 @@ def test_each_rank_has_the_tapes_of_those_before_it_though_they_still_run(execut
 
 def test_a_rank_starts_when_the_one_before_it_has_begun_its_tape(executor: Executor, tmp_path: Path) -> None:
     executor.slow = {"0": 2}
-    together = RanksTogether(JOB, tmp_path, (0, 1), {}, jobs=2)
+    together = RanksTogether(JOB, tmp_path, (0, 1), {}, executor=executor)
     together.result(0)
     assert executor.log == ["start 0", "wait", "wait", "start 1", "end 1", "end 0"]
 
 
 def test_a_rank_that_cannot_start_holds_up_no_other(executor: Executor, tmp_path: Path) -> None:
     executor.broken = {"0"}
-    together = RanksTogether(JOB, tmp_path, (0, 1), {}, jobs=2)
+    together = RanksTogether(JOB, tmp_path, (0, 1), {}, executor=executor)
     assert together.result(0).outcome is Outcome.ERROR
     assert 1 in together
     together.result(1)
@@ -112,7 +109,7 @@ def test_a_rank_that_cannot_start_holds_up_no_other(executor: Executor, tmp_path
 def test_the_tape_of_an_earlier_run_is_not_followed(executor: Executor, tmp_path: Path) -> None:
     new_manifest_at(tmp_path / "rank0")
     JournalWriter(tmp_path / "rank0" / TAPE_NAME).append(GroupRecord(0, (0, 1), 0))
-    RanksTogether(JOB, tmp_path, (0,), {}, jobs=2)
+    RanksTogether(JOB, tmp_path, (0,), {}, executor=executor)
     assert list((tmp_path / "rank0").iterdir()) == []
 
 
@@ -120,12 +117,12 @@ def test_a_directory_of_something_else_is_refused_before_any_rank_starts(executo
     (tmp_path / "rank1").mkdir()
     (tmp_path / "rank1" / "thesis.txt").write_text("mine")
     with pytest.raises(RunDirectoryError, match="neither empty nor a run directory"):
-        RanksTogether(JOB, tmp_path, (0, 1), {}, jobs=2)
+        RanksTogether(JOB, tmp_path, (0, 1), {}, executor=executor)
     assert executor.log == []
 
 
 def test_closing_ends_the_ranks_that_run(executor: Executor, tmp_path: Path) -> None:
-    together = RanksTogether(JOB, tmp_path, (0, 1), {}, jobs=2)
+    together = RanksTogether(JOB, tmp_path, (0, 1), {}, executor=executor)
     together.result(1)
     together.close()
     assert executor.is_closed

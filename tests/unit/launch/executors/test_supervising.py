@@ -23,7 +23,7 @@ def order(tmp_path: Path, script: str, memory_limit_bytes: int | None = None, ti
 
 
 def started(tmp_path: Path, given: Order) -> subprocess.Popen[bytes]:
-    supervisor = start_supervisor(tmp_path / "log")
+    supervisor = start_supervisor(tmp_path)
     assert supervisor.stdin is not None
     supervisor.stdin.write(json.dumps(asdict(given)).encode() + b"\n")
     supervisor.stdin.flush()
@@ -33,7 +33,7 @@ def started(tmp_path: Path, given: Order) -> subprocess.Popen[bytes]:
 def ended(supervisor: subprocess.Popen[bytes], tmp_path: Path) -> Supervised:
     with supervisor:
         assert supervisor.stdout is not None
-        said = supervisor.stdout.read()
+        said = supervisor.stdout.readline()
     assert said, (tmp_path / "log").read_text()
     return Supervised(**json.loads(said))
 

@@ -1,0 +1,122 @@
+"""Keeps a template process for ranks that run one after the other. It needs the standard library alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from fakedist.rank.template.channel import PEAK
+
+# As launching._BOOT, and main is called on the same line: memory's stacks show where a process began.
+_BOOT = """
+import sys
+if sys.path[:1] == [""]:
+    del sys.path[0]
+known = sys.argv[1] in sys.path
+if not known:
+    sys.path.insert(0, sys.argv[1])
+from fakedist.rank.main import main
+if not known:
+    sys.path.append(sys.path.pop(0))
+from fakedist.rank.template.serving import forked_rank; sys.exit(main(*forked_rank(*sys.argv[2:])))
+"""
+#: Templates that are started for one script. What its ranks import may differ each time, and no template would do.
+_MOST_TEMPLATES = 3
+_ROOT = os.fspath(Path(__file__).parents[2])
+
+
+class TemplateKeeper:
+    """Starts a template once it is known what to import, and a new one when that changes.
+
+    Args:
+        learned: The file that takes what a rank's script imported (:mod:`fakedist.rank.template.learned`).
+        output: The descriptor for what the template prints. None for this process's stdout and stderr.
+    """
+
+    def __init__(self, learned: Path, output: int | None = None) -> None:
+        self.learned = learned
+        self._output = output
+        self._text = self._key = ""
+        self._num_started = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The template's process. None if there is none."""
+        return None if self._process is None else self._process.pid
+
+    def open_channel(self, key: str) -> socket.socket | None:
+        """A channel to a template for a script. None if it is not known yet what the script imports."""
+        try:
+            text = self.learned.read_text()
+            found = json.loads(text)
+        except (OSError, ValueError):
+            return None
+        if found["key"] != key:
+            return None
+        if key != self._key:
+            self._key, self._num_started = key, 0
+        if (text != self._text or self._process is None) and self._num_started < _MOST_TEMPLATES:
+            self.close()
+            self._start(found, text)
+        if self._control is None:
+            return None
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                socket.send_fds(self._control, [b"c"], [theirs.fileno()])
+            except OSError:  # it was killed
+                ours.close()
+                self.close()
+                return None
+        return ours
+
+    def most_bytes(self) -> int:
+        """The most resident memory of a rank that ended since this was asked last."""
+        most = 0
+        if self._control is not None:
+            with suppress(BlockingIOError, ConnectionError):
+                while data := self._control.recv(PEAK.size, socket.MSG_DONTWAIT):
+                    most = max(most, PEAK.unpack(data)[0] * 1024)
+        return most
+
+    def reaped(self, pid: int) -> None:
+        """A child of this process was reaped."""
+        if self._process is not None and self._process.pid == pid:
+            self._process.returncode = 0  # else subprocess would wait for it
+            self._process = None
+            self.close()
+
+    def close(self) -> None:
+        """End the template. Its ranks are over."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _start(self, found: dict[str, object], text: str) -> None:
+        ours, theirs = socket.socketpair()
+        environment, cwd = found["environment"], found["cwd"]
+        assert isinstance(environment, dict)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _BOOT, _ROOT, os.fspath(self.learned), str(theirs.fileno())],
+                env=environment,
+                cwd=str(cwd),
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        self._text, self._control = text, ours
+        self._num_started += 1

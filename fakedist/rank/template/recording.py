@@ -1,0 +1,240 @@
+"""Records imports: which module asked for which, and what of the environment each read and changed.
+
+From the record, a rank that forked from the template can make modules appear as if they were imported one by one
+(:mod:`fakedist.rank.template.hidden`).
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import importlib.abc
+import importlib.util
+import os
+import sys
+from collections.abc import ItemsView, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from fakedist.rank.template.learned import Scene
+
+_Names = Mapping[str, object] | None
+
+
+@dataclass
+class Imported:
+    """What one module did while it was imported.
+
+    Attributes:
+        name: Its full name.
+        scene: The scene when its import began.
+        asked: The modules it asked for, in order, whether they were already imported or not.
+        took: The names it took from modules, each with its module. "*" is all.
+        made: Modules that it put into ``sys.modules`` itself.
+        read: Variables that it read.
+        written: Variables that it set; None for those it deleted.
+    """
+
+    name: str
+    scene: Scene
+    asked: dict[str, None] = field(default_factory=dict)
+    took: set[tuple[str, str]] = field(default_factory=set)
+    made: list[str] = field(default_factory=list)
+    read: set[str] = field(default_factory=set)
+    written: dict[str, str | None] = field(default_factory=dict)
+
+
+class Recording:
+    """The imports of this process while it is :meth:`on`.
+
+    Attributes:
+        imported: Each module that was imported, in the order in which the imports began.
+    """
+
+    def __init__(self) -> None:
+        self.imported: dict[str, Imported] = {}
+        self._open: list[Imported] = []
+        self._known: set[str] = set()
+        self._scene: Scene | None = None
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Record until the context ends."""
+        self._known = set(sys.modules)
+        finder = _Finder(self)
+        import_, import_module = builtins.__import__, importlib.import_module
+
+        def recorded_import(name: str, *given: Any, **named: Any) -> ModuleType:
+            found = import_(name, *given, **named)
+            if self._open:
+                self._ask(*_imported(name, *given, **named))
+            return found
+
+        def recorded_import_module(name: str, package: str | None = None) -> ModuleType:
+            found = import_module(name, package)
+            if self._open:
+                self._ask(importlib.util.resolve_name(name, package), ())
+            return found
+
+        sys.meta_path.insert(0, finder)
+        builtins.__import__ = recorded_import
+        importlib.import_module = recorded_import_module
+        try:
+            with _watched_environment(self):
+                yield
+        finally:
+            sys.meta_path.remove(finder)
+            builtins.__import__, importlib.import_module = import_, import_module
+            _replace_everywhere(recorded_import_module, import_module)
+
+    def begin(self, name: str) -> None:
+        """The code of a module begins to run."""
+        if self._open:
+            self._open[-1].asked[name] = None
+        self._known.add(name)
+        self.imported[name] = Imported(name, self._scene_now())
+        self._open.append(self.imported[name])
+
+    def end(self) -> None:
+        """The code of the module that began last has run."""
+        over = self._open.pop()
+        if new := sys.modules.keys() - self._known:
+            over.made += [name for name in sys.modules if name in new]
+            self._known |= new
+
+    def drop(self) -> None:
+        """The code of the module that began last has failed."""
+        over = self._open.pop()
+        del self.imported[over.name]
+        if self._open:
+            self._open[-1].asked.pop(over.name, None)
+            self._open[-1].asked.update(over.asked)  # what it imported by then stays imported
+
+    def read(self, name: str) -> None:
+        """The module that runs reads a variable."""
+        if self._open:
+            self._open[-1].read.add(name)
+
+    def wrote(self, name: str, value: str | None) -> None:
+        """The module that runs sets a variable, or deletes it."""
+        if self._open:
+            self._open[-1].written[name] = value
+
+    def _scene_now(self) -> Scene:
+        """The scene. It is the one object as long as it does not change."""
+        open_, self._open = self._open, []  # what is read here is not read by a module
+        scene = Scene.now()
+        self._open = open_
+        if self._scene is None or self._scene != scene:
+            self._scene = scene
+        return self._scene
+
+    def _ask(self, name: str, names: Sequence[str]) -> None:
+        open_ = self._open[-1]
+        open_.asked[name] = None
+        open_.took.update((name, each) for each in names)
+        for each in getattr(sys.modules.get(name), "__all__", ()) if "*" in names else names:
+            if (child := f"{name}.{each}") in sys.modules:
+                open_.asked[child] = None
+
+
+def _imported(
+    name: str, among: _Names = None, local: _Names = None, fromlist: Sequence[str] | None = (), level: int = 0
+) -> tuple[str, Sequence[str]]:
+    """The full name of the module that a call of ``__import__`` means, and the names that it takes."""
+    if not level:
+        return name, fromlist or ()
+    known = among or {}
+    package = known.get("__package__")
+    if package is None:
+        package = known["__name__"] if "__path__" in known else str(known["__name__"]).rpartition(".")[0]
+    return importlib.util.resolve_name("." * level + name, str(package)), fromlist or ()
+
+
+def _replace_everywhere(old: object, new: object) -> None:
+    """Undo copies of a function that ``from importlib import import_module`` made."""
+    for module in list(sys.modules.values()):
+        names: dict[str, object] = getattr(module, "__dict__", {})
+        for name in [each for each, value in names.items() if value is old]:
+            names[name] = new
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds what the finders behind it find, and lets the recording hear when the module's code runs."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec of any module that is found."""
+        for finder in [each for each in sys.meta_path if each is not self]:
+            find = getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = None if find is None else find(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None and hasattr(spec.loader, "exec_module"):
+                    spec.loader = _Loader(spec.loader, self._recording)
+                return spec
+        return None
+
+
+class _Loader(importlib.abc.Loader):
+    """Wraps a loader. The module looks as without it."""
+
+    def __init__(self, loader: importlib.abc.Loader, recording: Recording) -> None:
+        self._loader = loader
+        self._recording = recording
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Same as the wrapped loader."""
+        made: ModuleType | None = self._loader.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module, between two notes of the recording."""
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._recording.begin(module.__name__)
+        try:
+            self._loader.exec_module(module)
+        except BaseException:
+            self._recording.drop()
+            raise
+        self._recording.end()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._loader, name)
+
+
+@contextmanager
+def _watched_environment(recording: Recording) -> Iterator[None]:
+    """Let the recording hear of what is read from ``os.environ`` by name, and of all changes."""
+    kind: Any = type(os.environ)
+
+    class Watched(kind):  # type: ignore[misc]
+        def __getitem__(self, name: str) -> str:
+            recording.read(name)
+            return str(kind.__getitem__(self, name))
+
+        def items(self) -> ItemsView[str, str]:  # to pick by the beginning of the name, as tqdm does
+            return {name: kind.__getitem__(self, name) for name in self}.items()
+
+        def __setitem__(self, name: str, value: str) -> None:
+            kind.__setitem__(self, name, value)
+            recording.wrote(name, value)
+
+        def __delitem__(self, name: str) -> None:
+            kind.__delitem__(self, name)
+            recording.wrote(name, None)
+
+    environment: Any = os.environ
+    environment.__class__ = Watched
+    try:
+        yield
+    finally:
+        environment.__class__ = kind

@@ -1,0 +1,92 @@
+"""Ranks that fork from a template: every table of their runs is that of a rank that started on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from fakedist.job import Job
+from fakedist.launch.executors.process import TaskProcesses
+from fakedist.launch.executors.task import Task, TaskResult
+from fakedist.run.manifest import load_manifest
+from tests.conftest import ROOT, clean_environment
+
+pytestmark = pytest.mark.integration
+
+TOLD = ROOT / "tests" / "integration" / "jobs" / "told.py"
+TRIALS = ROOT.parent / "shared" / "trials"
+EXAMPLES = ROOT / "examples"
+#: When something happened, and addresses: a stream is named by its own, which differs from one process to the next.
+MAY_DIFFER = {"time_us", "start_us", "wall_us", "stream"}
+
+
+@pytest.fixture
+def processes() -> Iterator[TaskProcesses]:
+    made = TaskProcesses(clean_environment(), templates=True)
+    yield made
+    made.close()
+
+
+def ran(processes: TaskProcesses, cwd: Path, name: str, script: Path, *arguments: str) -> TaskResult:
+    job = Job.from_dict(
+        {"world_size": 8, "rank": 4, "device": "virtual", "page": False, "target": str(TOLD)}
+        | {"arguments": [str(script), *arguments]}
+    )
+    return processes.run(Task(key=name, job=job, directory=cwd / name, cwd=cwd))
+
+
+def assert_same_tables(one: Path, other: Path) -> None:
+    names = sorted(path.name for path in (one / "tables").iterdir())
+    assert names == sorted(path.name for path in (other / "tables").iterdir())
+    for name in names:
+        first, second = (pd.read_parquet(run / "tables" / name) for run in (one, other))
+        kept = [column for column in first.columns if column not in MAY_DIFFER]
+        pd.testing.assert_frame_equal(first[kept], second[kept], obj=name)
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments"),
+    [
+        (TRIALS / "late.py", ()),
+        (TRIALS / "lazy.py", ()),
+        (EXAMPLES / "llama_fsdp2.py", ("--num-layers=2", "--tp=4")),
+    ],
+    ids=["late", "lazy", "fsdp2"],
+)
+def test_every_table_of_a_forked_rank_is_that_of_a_cold_start(
+    processes: TaskProcesses, tmp_path: Path, script: Path, arguments: tuple[str, ...]
+) -> None:
+    if not script.exists():
+        pytest.skip(f"{script} is not on this machine")
+    cold, forked = (ran(processes, tmp_path, name, script, *arguments) for name in ("cold", "forked"))
+    assert (cold.failure, forked.failure) == ("", "")
+    first, second = cold.output.splitlines(), forked.output.splitlines()
+    assert (first[0], second[0]) == ("COLD", "FORKED")
+    assert first[1] == second[1] == "SEEN []"
+    assert [line for line in second[2:] if "STATE" in line or "SNAP" in line] == [
+        line for line in first[2:] if "STATE" in line or "SNAP" in line
+    ]
+    assert_same_tables(cold.directory, forked.directory)
+    assert not any(note.code == "started_again" for note in load_manifest(forked.directory).notes)
+
+
+SETS = "import os, sys\nos.environ['OF_POINT'] = sys.argv[1]\nimport torch\ntorch.ones(3, device='cuda')\n"
+
+
+def test_a_rank_that_differs_from_its_template_starts_again_and_says_why(
+    processes: TaskProcesses, tmp_path: Path
+) -> None:
+    (tmp_path / "sets.py").write_text(SETS)
+    script = tmp_path / "sets.py"
+    results = [ran(processes, tmp_path, f"{number}", script, value) for number, value in enumerate("aab")]
+    starts = [[line for line in each.output.splitlines() if line in ("COLD", "FORKED")] for each in results]
+    assert starts == [["COLD"], ["FORKED"], ["FORKED", "COLD"]]
+    notes = [
+        [note.text for note in load_manifest(each.directory).notes if note.code == "started_again"] for each in results
+    ]
+    assert (notes[0], notes[1]) == ([], [])
+    assert notes[2][0].startswith("OF_POINT was not as in the template")
+    assert_same_tables(results[0].directory, results[1].directory)
