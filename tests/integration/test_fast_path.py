@@ -179,6 +179,7 @@ def _values() -> list[object]:
     unknown = large.sum(0)[:600]
     torch._foreach_mul_([known, large], 2.0)  # known ones are computed
     read.append(known.sum().item())
+    read.append(torch._foreach_add([known, large], 1.0)[0].sum().item())
     torch._foreach_add_([other, large], [unknown, large])  # and spoiled by what is not known
     read.append(other.sum().item())
     known.add_(unknown)
