@@ -25,7 +25,7 @@ if not known:
     sys.path.append(sys.path.pop(0))
 from fakedist.rank.template.serving import forked_rank; sys.exit(main(*forked_rank(*sys.argv[2:])))
 """
-#: Templates that are started for one script. What its ranks import may differ each time, and no template would do.
+#: Templates that are started for one script. If ranks start again on their own even so, no template fits them.
 _MOST_TEMPLATES = 3
 _ROOT = os.fspath(Path(__file__).parents[2])
 
@@ -41,7 +41,8 @@ class TemplateKeeper:
     def __init__(self, learned: Path, output: int | None = None) -> None:
         self.learned = learned
         self._output = output
-        self._text = self._key = ""
+        self._key = ""
+        self._version = (0, 0)
         self._num_started = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -52,19 +53,26 @@ class TemplateKeeper:
         return None if self._process is None else self._process.pid
 
     def open_channel(self, key: str) -> socket.socket | None:
-        """A channel to a template for a script. None if it is not known yet what the script imports."""
+        """A channel to a template for a script.
+
+        None if it is not known yet what the script imports, or if no template fits its ranks: a rank that starts again
+        writes once more what it imports.
+        """
         try:
-            text = self.learned.read_text()
-            found = json.loads(text)
+            found = json.loads(self.learned.read_text())
+            status = self.learned.stat()
         except (OSError, ValueError):
             return None
         if found["key"] != key:
             return None
         if key != self._key:
             self._key, self._num_started = key, 0
-        if (text != self._text or self._process is None) and self._num_started < _MOST_TEMPLATES:
+        version = status.st_ino, status.st_mtime_ns
+        if version != self._version or self._process is None:
             self.close()
-            self._start(found, text)
+            if self._num_started < _MOST_TEMPLATES:
+                self._start(found)
+        self._version = version
         if self._control is None:
             return None
         ours, theirs = socket.socketpair()
@@ -103,7 +111,7 @@ class TemplateKeeper:
             self._process.wait()
             self._process = None
 
-    def _start(self, found: dict[str, object], text: str) -> None:
+    def _start(self, found: dict[str, object]) -> None:
         ours, theirs = socket.socketpair()
         environment, cwd = found["environment"], found["cwd"]
         assert isinstance(environment, dict)
@@ -118,5 +126,5 @@ class TemplateKeeper:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
-        self._text, self._control = text, ours
+        self._control = ours
         self._num_started += 1

@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from fakedist.patch import replacements
-from fakedist.rank.template.learned import Scene
+from fakedist.rank.template.learned import TORCH, Scene
 from fakedist.rank.template.recording import Imported
 from fakedist.rank.template.scenes import difference
 
@@ -170,10 +170,12 @@ def _take_replacements(module: ModuleType, done: Imported) -> None:
     """Give a module what stands in for names that it took from others.
 
     We replace names in torch once torch is imported. Whoever takes one of them afterwards gets what stands in for it.
+    A framework takes all of them afterwards, also without a ``from``; torch's own modules took some before.
     """
+    is_torchs = done.name.partition(".")[0] in TORCH
     for replaced in replacements():
         source, name = getattr(replaced.owner, "__name__", ""), replaced.name
-        if (source, name) in done.took or (source, "*") in done.took:
+        if not is_torchs or (source, name) in done.took or (source, "*") in done.took:
             for each, value in list(vars(module).items()):
                 if value is replaced.original:
                     vars(module)[each] = getattr(replaced.owner, name)

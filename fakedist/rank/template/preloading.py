@@ -14,22 +14,34 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from fakedist.gpu.virtual import VirtualGpu, virtual_gpu
 from fakedist.gpu_models.known import find_gpu
 from fakedist.rank.template.hidden import HiddenModules
-from fakedist.rank.template.learned import Learned, Scene, is_installed
+from fakedist.rank.template.learned import TORCH, Learned, Scene, is_installed
 from fakedist.rank.template.recording import Recording
 from fakedist.rank.template.starting import Ready
 
 _OURS = Path(__file__).parents[2]
+#: The attribute by which ``torch.compile`` marks a function that it returns (torch/_dynamo/eval_frame.py).
+_COMPILED = "_torchdynamo_orig_callable"
 _LIBRARIES = tuple(sysconfig.get_path(each) for each in ("stdlib", "platstdlib"))
 
 
 class CannotForkError(Exception):
-    """Ranks cannot fork from this process. The message says which import is why."""
+    """Ranks cannot fork from this process. The message says which import is why.
+
+    Args:
+        message: The message.
+        without: What not to import, so that ranks may fork: a module of torch's, or a framework. Empty if it is not
+            known.
+    """
+
+    def __init__(self, message: str, without: str = "") -> None:
+        super().__init__(message)
+        self.without = without
 
 
 def preload(learned: Learned, path: Path) -> Ready:
@@ -62,6 +74,7 @@ def preload(learned: Learned, path: Path) -> Ready:
     if _handlers() != handlers:
         raise CannotForkError("an import handles signals")
     _see_that_all_is_installed(ready.hidden)
+    see_that_nothing_is_compiled(ready.hidden)
     _see_that_forks_work(ready.hidden)
     gc.collect()  # a rank then walks only what it makes itself
     return ready
@@ -95,11 +108,17 @@ def _import_root(name: str, recording: Recording, ready: Ready) -> None:
 
 def _check(name: str, gpu: VirtualGpu, path: list[str]) -> None:
     if gpu.visible():
-        raise CannotForkError(f"import {name} asks CUDA for its devices")
+        raise CannotForkError(f"import {name} asks CUDA for its devices", _left_out(name))
     if threading.active_count() > 1:
-        raise CannotForkError(f"import {name} starts a thread")
+        raise CannotForkError(f"import {name} starts a thread", _left_out(name))
     if sys.path != path:
-        raise CannotForkError(f"import {name} changes sys.path")
+        raise CannotForkError(f"import {name} changes sys.path", _left_out(name))
+
+
+def _left_out(name: str) -> str:
+    """What to leave out because of a module. A framework's modules would import what they need of it again."""
+    top = name.partition(".")[0]
+    return name if top in TORCH else top
 
 
 def _set_scene(scene: Scene) -> None:
@@ -121,6 +140,22 @@ def _see_that_all_is_installed(hidden: HiddenModules) -> None:
         place = getattr(hidden.modules.get(name), "__file__", None)
         if place and not (is_installed(place) or _OURS in Path(place).parents or place.startswith(_LIBRARIES)):
             raise CannotForkError(f"{name} is the script's own")
+
+
+def see_that_nothing_is_compiled(hidden: HiddenModules) -> None:
+    """See that no framework called ``torch.compile``. The recorder follows what its own stand-in for it compiled.
+
+    Raises:
+        CannotForkError: A function or a class's method was compiled.
+    """
+    for name in hidden.imported:
+        if name.partition(".")[0] in TORCH:
+            continue
+        values = list(getattr(hidden.modules.get(name), "__dict__", {}).values())
+        values += [member for value in values if isinstance(value, type) for member in vars(value).values()]
+        functions = (each.__func__ if isinstance(each, staticmethod | classmethod) else each for each in values)
+        if any(isinstance(each, FunctionType) and _COMPILED in vars(each) for each in functions):
+            raise CannotForkError(f"import {name} compiles a function", _left_out(name))
 
 
 def _see_that_forks_work(hidden: HiddenModules) -> None:

@@ -10,7 +10,7 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,12 +24,14 @@ from fakedist.rank.template.starting import ForkedStart, Ready, Start
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _GRACE_S = 10.0
-_ALONE = "torch-alone"
+#: Stands for all frameworks, among the modules that a template leaves out.
+_FRAMEWORKS = "frameworks"
+_MOST_LEFT_OUT = 6
 
 _last_of_all: list[Callable[[], None]] = []
 
 
-def forked_rank(learned: str, control: str, *only: str) -> tuple[str, Start]:
+def forked_rank(learned: str, control: str, *left_out: str) -> tuple[str, Start]:
     """Be a template: fork ranks until the keeper closes its end.
 
     This returns in each rank, and never in the template itself.
@@ -37,7 +39,7 @@ def forked_rank(learned: str, control: str, *only: str) -> tuple[str, Start]:
     Args:
         learned: The file with what to import.
         control: The descriptor of the socket that the keeper sends channels over.
-        only: Whether to leave out frameworks, which is tried if nothing can fork with them.
+        left_out: Modules, each with those below it, because of which nothing could fork.
 
     Returns:
         The rank's run directory, and how it starts.
@@ -48,18 +50,36 @@ def forked_rank(learned: str, control: str, *only: str) -> tuple[str, Start]:
     if (wanted := Learned.read(path)) is None:
         os._exit(1)
     path_of_modules = list(sys.path)
-    if only:
-        wanted = replace(
-            wanted, modules=[each for each in wanted.modules if each.partition(".")[0] in (*TORCH, "fakedist")]
-        )
     try:
-        ready = preload(wanted, path)
+        ready = preload(without(wanted, left_out), path)
     except CannotForkError as error:
-        if not only:
-            os.execve(sys.executable, [*sys.orig_argv, _ALONE], wanted.environment)
+        more = error.without or _FRAMEWORKS
+        if more not in left_out and len(left_out) < _MOST_LEFT_OUT:
+            os.execve(sys.executable, [*sys.orig_argv, more], wanted.environment)
         why = str(error)
     sys.path[:] = path_of_modules
     return _Template(socket.socket(fileno=int(control)), ready, why).serve()
+
+
+def without(learned: Learned, left_out: Collection[str]) -> Learned:
+    """What is left to import without some modules and those below them, or without all frameworks.
+
+    The scene that one of them was to begin with begins with the next that is left.
+    """
+    if _FRAMEWORKS in left_out:
+        tops = {each.partition(".")[0] for each in learned.modules}
+        left_out = {*left_out, *(tops - {*TORCH, "fakedist"})}
+    scenes, scene = dict(learned.scenes), None
+    modules, moved = [], []
+    for name in learned.modules:
+        scene = scenes.get(name, scene)
+        if any(f"{name}.".startswith(f"{each}.") for each in left_out):
+            continue
+        modules.append(name)
+        if scene is not None:
+            moved.append((name, scene))
+            scene = None
+    return replace(learned, modules=modules, scenes=moved)
 
 
 def _leave() -> None:

@@ -22,6 +22,7 @@ FILES = {
     "whole/shape.py": "from whole import part\nLOG = []\n",
     "whole/late.py": "from whole.shape import LOG\nfrom importlib import import_module\nimport_module('whole.lazy')\n",
     "whole/lazy.py": "VALUE = 7\n",
+    "attribute.py": "import whole.shape\nMINE = whole.shape.LOG\n",
     "keeps.py": "import __main__ as main\n",
     "alone.py": "from whole.shape import LOG\ntry:\n    import nowhere\nexcept ImportError:\n    pass\n",
 }
@@ -143,6 +144,14 @@ def test_a_name_taken_from_a_module_is_what_stands_in_for_it_now(template: Templ
         shape = importlib.import_module("whole.shape")
         with patched(shape, "LOG", ["ours"]):
             assert importlib.import_module("whole.late").LOG == ["ours"]
+
+
+def test_what_a_framework_took_as_an_attribute_is_what_stands_in_for_it_now(template: Template) -> None:
+    template.load("attribute")
+    with template.rank():
+        shape = importlib.import_module("whole.shape")
+        with patched(shape, "LOG", ["ours"]):
+            assert importlib.import_module("attribute").MINE == ["ours"]
 
 
 def test_another_environment_is_named(template: Template, monkeypatch: pytest.MonkeyPatch) -> None:
