@@ -7,6 +7,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple, Protocol, TypedDict
 
@@ -16,8 +17,8 @@ from fakedist.errors import RecordingError
 from fakedist.frames import OURS, TORCH
 from fakedist.frameworks.transformer_engine import WORKSPACE_FUNCTIONS
 from fakedist.patch import patched, present
-from fakedist.record.numbering import Gemms
-from fakedist.record.torch_snapshot import take_snapshot
+from fakedist.record.numbering import Gemms, HistoryReader
+from fakedist.record.torch_snapshot import take_snapshot, without_inductor
 from fakedist.run.allocator import SETTINGS, refusal
 from fakedist.run.collector import no_collector
 from fakedist.run.encoding import Record
@@ -98,6 +99,7 @@ class AllocatorHistory:
         append: Receives the records.
         take_gemms: Returns the matrix products since the last call.
         make_tracker: Makes what numbers the events if the history keeps no metadata. Called once CUDA is initialised.
+        reader: Reads the history instead of :meth:`AllocatorHistory.read`, unless its events must be numbered.
 
     Attributes:
         is_on: Whether allocations are recorded.
@@ -112,11 +114,13 @@ class AllocatorHistory:
         append: Callable[[Record], None],
         take_gemms: Callable[[], Gemms],
         make_tracker: Callable[[], EventTracker] | None = None,
+        reader: HistoryReader | None = None,
     ) -> None:
         self.is_on = False
         self.peaks_were_reset = False
         self.requests_ignored = 0
         self.on_workspace: Callable[[int, int, int], None] = lambda address, op, bytes_: None
+        self._reader = reader
         self._append = append
         self._take_gemms = take_gemms
         self._gemms: Gemms = {}
@@ -152,12 +156,24 @@ class AllocatorHistory:
             self._drain()
 
     def _drain(self) -> None:
+        taken = None
+        if self._reader is not None and self._tracker is None:
+            with without_inductor():
+                taken = self._reader.read_history()
+        if taken is None:
+            taken = self.read()
+        self.start()
+        for record in taken:
+            self._append(self._numbered(record))
+
+    def read(self) -> list[EventsRecord]:
+        """The history of each device that has one, with frames and stacks of its own. It is still there afterwards."""
         snapshot = take_snapshot()
         traces = [(device, trace) for device, trace in enumerate(snapshot["device_traces"]) if trace]
-        operations = [self._operations(device, trace) for device, trace in traces]
-        self.start()
-        for (device, trace), numbers in zip(traces, operations, strict=True):
-            self._append(self._events(device, trace, numbers, _private_pools(snapshot["segments"], device)))
+        return [
+            _events(device, trace, self._operations(device, trace), _private_pools(snapshot["segments"], device))
+            for device, trace in traces
+        ]
 
     @property
     def tell(self) -> Callable[[str], None]:
@@ -172,65 +188,31 @@ class AllocatorHistory:
         numbers = _Numbers()
         return [numbers[entry.get("user_metadata")] for entry in trace]
 
-    def _events(
-        self, device: int, trace: list[_Entry], operations: Sequence[int], private: list[_PoolRange]
-    ) -> EventsRecord:
+    def _numbered(self, record: EventsRecord) -> EventsRecord:
+        """A history with the numbers of frames and stacks in the journal. Also reports the workspaces in it."""
         first_frame, first_stack = len(self._frames), len(self._stacks)
-        # One pass for each column is twice as fast as one pass for all, and there may be 100,000 entries a second.
-        action = array("B", [_ACTION_CODES[entry["action"]] for entry in trace])
-        address = array("Q", [entry["addr"] if "addr" in entry else entry.get("device_free", 0) for entry in trace])
-        size, stream = array("q", [entry["size"] for entry in trace]), array("Q", [entry["stream"] for entry in trace])
-        time_us = array("q", [entry.get("time_us", 0) for entry in trace])
-        op = array("q", operations)
-        stack = array("i", self._stacks_of(trace))
-        pools = [
-            PoolRow(row, *pool)
-            for row, entry in enumerate(trace)
-            if entry["action"] in _GAINS
-            and (pool := entry.get("pool_id") or _pool_at(address[row], private)) != _COMMON_POOL
-        ]
+        rows = record.frames
+        numbers = [self._stack([rows[frame] for frame in frames]) for frames in record.stacks]
+        numbers.append(-1)  # for an event without a stack, which has number -1
+        stack = array("i", [numbers[number] for number in memoryview(record.stack).cast("i")])
+        address, size, op = (memoryview(column).cast("q") for column in (record.address, record.size, record.op))
         highest = array("q", accumulate(op, max, initial=self._highest))
-        for row in [row for row, code in enumerate(action) if code == _ALLOC]:
+        for row in [row for row, code in enumerate(record.action) if code == _ALLOC]:
             gemm = self._gemms.get(op[row])
             # A block of an operand's size would be a contiguous copy of that operand.
             is_product_workspace = gemm is not None and address[row] != gemm[0] and size[row] not in gemm[1:]
             if is_product_workspace or stack[row] in self._workspace_stacks:
                 self.on_workspace(address[row], highest[row + 1], size[row])
         self._highest = highest[-1]
-        return EventsRecord(
-            device,
+        return replace(
+            record,
             frames=list(self._frames)[first_frame:],
             stacks=list(self._stacks)[first_stack:],
-            action=action.tobytes(),
-            address=address.tobytes(),
-            size=size.tobytes(),
-            stream=stream.tobytes(),
-            time_us=time_us.tobytes(),
-            op=op.tobytes(),
             stack=stack.tobytes(),
-            pools=pools,
         )
 
-    def _stacks_of(self, trace: list[_Entry]) -> list[int]:
-        """The number of each entry's stack. -1 for one without."""
-        # Each allocation has a list of its own. Equal frames of a snapshot are one object.
-        known: dict[tuple[int, ...], int] = {}
-        found = []
-        for entry in trace:
-            frames = entry.get("frames")
-            if frames is None:
-                found.append(-1)
-                continue
-            key = tuple(map(id, frames))
-            number = known.get(key)
-            if number is None:
-                number = known[key] = self._stack(frames)
-            found.append(number)
-        return found
-
-    def _stack(self, frames: list[_Frame]) -> int:
+    def _stack(self, rows: list[FrameRow]) -> int:
         """The number of a stack, innermost frame first, without our frames. It is empty in autograd's threads."""
-        rows = [FrameRow(frame["filename"], frame["line"], frame["name"]) for frame in frames]
         others = _without_ours(rows)
         numbers = tuple(self._frames.setdefault(row, len(self._frames)) for row in others)
         stack = self._stacks.setdefault(numbers, len(self._stacks))
@@ -266,6 +248,52 @@ class _Numbers(dict[str | None, int]):
     def __missing__(self, metadata: str | None) -> int:
         number = self[metadata] = int(metadata) if metadata and metadata.isdecimal() else -1
         return number
+
+
+def _events(device: int, trace: list[_Entry], operations: Sequence[int], private: list[_PoolRange]) -> EventsRecord:
+    """The history of a device, with frames and stacks of its own."""
+    # One pass for each column is twice as fast as one pass for all, and there may be 100,000 entries a second.
+    address = array("Q", [entry["addr"] if "addr" in entry else entry.get("device_free", 0) for entry in trace])
+    stack, stacks, frames = _stacks_of(trace)
+    return EventsRecord(
+        device,
+        frames,
+        stacks,
+        action=bytes([_ACTION_CODES[entry["action"]] for entry in trace]),
+        address=address.tobytes(),
+        size=array("q", [entry["size"] for entry in trace]).tobytes(),
+        stream=array("Q", [entry["stream"] for entry in trace]).tobytes(),
+        time_us=array("q", [entry.get("time_us", 0) for entry in trace]).tobytes(),
+        op=array("q", operations).tobytes(),
+        stack=stack.tobytes(),
+        pools=[
+            PoolRow(row, *pool)
+            for row, entry in enumerate(trace)
+            if entry["action"] in _GAINS
+            and (pool := entry.get("pool_id") or _pool_at(address[row], private)) != _COMMON_POOL
+        ],
+    )
+
+
+def _stacks_of(trace: list[_Entry]) -> tuple[array[int], list[tuple[int, ...]], list[FrameRow]]:
+    """The number of each entry's stack, -1 for one without; the stacks, innermost frame first; and the frames."""
+    # Each allocation has a list of its own. Equal frames of a snapshot are one object.
+    known: dict[tuple[int, ...], int] = {}
+    frames: dict[int, _Frame] = {}
+    found = array("i")
+    for entry in trace:
+        if (own := entry.get("frames")) is None:
+            found.append(-1)
+            continue
+        key = tuple(map(id, own))
+        number = known.get(key)
+        if number is None:
+            number = known[key] = len(known)
+            frames.update(zip(key, own, strict=True))
+        found.append(number)
+    places = {key: place for place, key in enumerate(frames)}
+    rows = [FrameRow(frame["filename"], frame["line"], frame["name"]) for frame in frames.values()]
+    return found, [tuple(map(places.__getitem__, key)) for key in known], rows
 
 
 def _without_ours(rows: list[FrameRow]) -> list[FrameRow]:

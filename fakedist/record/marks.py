@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
@@ -23,6 +23,8 @@ _CODES = {name: code for code, name in enumerate(CATEGORIES)} | {SHARD: SHARD_CO
 KEEP_LAYER = -1
 #: Attributes of a parameter that hold a gradient.
 _GRADIENTS = ("grad", megatron.GRADIENT)
+#: A tensor of one of these types is one piece of one storage.
+_PLAIN = frozenset((torch.Tensor, nn.Parameter))
 
 
 class Piece(NamedTuple):
@@ -60,21 +62,29 @@ class _Gather(NamedTuple):
     start: int
 
 
-def device_pieces(tensor: object) -> Iterator[Piece]:
+def device_pieces(tensor: object) -> Sequence[Piece]:
     """Locate every CUDA tensor in a tensor or wrapper."""
-    if not isinstance(tensor, torch.Tensor):
-        return
-    local = getattr(tensor, "_local_tensor", None)  # DTensor
-    if local is not None:
-        yield from device_pieces(local)
-    elif hasattr(tensor, "__tensor_flatten__"):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from device_pieces(getattr(tensor, name))
-    elif tensor.is_cuda and (bytes_ := tensor.numel() * tensor.element_size()):
-        # Not untyped_storage(): its Python object would count as a user of the storage from then on.
-        start = int(tensor.storage_offset()) * tensor.element_size()
-        if address := tensor.data_ptr() - start:  # a freed storage has none
-            yield Piece(address, start, bytes_)
+    # Called a dozen times per parameter and step, mostly with None or a plain tensor.
+    if tensor is None or not isinstance(tensor, torch.Tensor):
+        return ()
+    if type(tensor) not in _PLAIN:
+        local = getattr(tensor, "_local_tensor", None)  # DTensor
+        if local is not None:
+            return device_pieces(local)
+        if hasattr(tensor, "__tensor_flatten__"):
+            names = tensor.__tensor_flatten__()[0]
+            return [piece for name in names for piece in device_pieces(getattr(tensor, name))]
+    if not tensor.is_cuda or not (bytes_ := tensor.numel() * (width := tensor.element_size())):
+        return ()
+    # Not untyped_storage(): its Python object would count as a user of the storage from then on.
+    start = int(tensor.storage_offset()) * width
+    address = tensor.data_ptr() - start
+    return (Piece(address, start, bytes_),) if address else ()  # a freed storage has none
+
+
+def _is_bare(parameter: torch.Tensor) -> bool:
+    """Whether no framework has set attributes of a parameter, in which it may keep further tensors."""
+    return type(parameter) in _PLAIN and not parameter.__dict__
 
 
 class Marks:
@@ -97,22 +107,20 @@ class Marks:
         self._handles: list[RemovableHandle] = []
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self._watched: dict[int, weakref.ref[torch.Tensor]] = {}
-        self._columns = Columns(MarksRecord)
+        self._rows: list[tuple[int, ...]] = []
 
     def take(self) -> MarksRecord:
         """The marks since the last call."""
-        taken, self._columns = self._columns, Columns(MarksRecord)
-        return taken.made()
+        rows, self._rows = self._rows, []
+        columns = Columns(MarksRecord)
+        columns.extend(rows)
+        return columns.made()
 
     def mark(self, piece: Piece, category: str, layer: int, op: int | None = None) -> None:
         """Mark a block, of which the layer uses this piece."""
-        columns = self._columns.arrays
-        columns["op"].append(self._position.op - 1 if op is None else op)
-        columns["address"].append(piece.address)
-        columns["category"].append(_CODES[category])
-        columns["layer"].append(layer)
-        columns["start"].append(piece.start)
-        columns["size"].append(piece.size)
+        address, start, size = piece
+        last = self._position.op - 1 if op is None else op
+        self._rows.append((last, address, _CODES[category], layer, start, size))
 
     def mark_tensor(self, tensor: object, category: str, layer: int) -> None:
         """Mark every block that holds a tensor."""
@@ -123,7 +131,7 @@ class Marks:
 
     def gathered(self, mine: torch.Tensor, whole: torch.Tensor, place: int) -> None:
         """Remember an all_gather that copies this rank's part, of flat parameters for example, into the whole."""
-        own, gathered = next(device_pieces(mine)), next(device_pieces(whole))
+        own, gathered = device_pieces(mine)[0], device_pieces(whole)[0]
         if own.address != gathered.address:
             self._gathers[gathered.address] = _Gather(own, gathered.start + place * own.size)
 
@@ -197,10 +205,13 @@ class Marks:
         self._where_it_is(parameter, layer)
 
     def _where_it_is(self, parameter: torch.Tensor, layer: int) -> None:
+        if _is_bare(parameter):
+            self.mark_tensor(parameter, "parameter", layer)
+            self.mark_tensor(parameter.grad, "gradient", layer)
+            return
         for tensor in (parameter, deepspeed.part_of(parameter)):
             self.mark_tensor(tensor, "parameter", layer)
-        gradients = [getattr(parameter, name, None) for name in _GRADIENTS]
-        for tensor in (*gradients, *deepspeed.gradients_of(parameter)):
+        for tensor in (*_gradients(parameter), *deepspeed.gradients_of(parameter)):
             self.mark_tensor(tensor, "gradient", layer)
         for buffer in deepspeed.gradient_buffers(parameter):
             for piece in device_pieces(buffer):
@@ -219,8 +230,8 @@ class Marks:
                 if layer == KEEP_LAYER:
                     self._state(parameter, known.parts(parameter))
                     self._watch(parameter)
-                for name in _GRADIENTS:
-                    self.mark_tensor(getattr(parameter, name, None), "gradient", layer)
+                for gradient in _gradients(parameter):
+                    self.mark_tensor(gradient, "gradient", layer)
         for parameter, state in optimizer.state.items():
             layer = self.owner(parameter) if isinstance(parameter, torch.Tensor) else KEEP_LAYER
             parts = known.parts(parameter) if layer == KEEP_LAYER else []
@@ -236,12 +247,16 @@ class Marks:
 
     def claimed(self) -> dict[tuple[int, int], int]:
         """Bytes of known parameters, gradients and optimizer tensors, by (address of the storage, start)."""
-        known = [reference() for reference, _ in self._owners.values()]
-        attributes = (*_GRADIENTS, megatron.MASTER)
-        tensors = [each for p in known for each in (p, *(getattr(p, name, None) for name in attributes))]
+        known = [p for reference, _ in self._owners.values() if (p := reference()) is not None]
+        tensors: list[object] = [*known]
+        for p in known:
+            tensors += _gradients(p)
+            if not _is_bare(p):
+                tensors.append(getattr(p, megatron.MASTER, None))
+        ids = set(map(id, known))
         for reference in self._optimizers.values():
             if (optimizer := reference()) is not None:
-                tensors += [p for group in optimizer.param_groups for p in group["params"]]
+                tensors += [p for group in optimizer.param_groups for p in group["params"] if id(p) not in ids]
                 tensors += [value for state in optimizer.state.values() for value in _tensors(state)]
         return {(address, start): size for each in tensors for address, start, size in device_pieces(each)}
 
@@ -256,13 +271,8 @@ class Marks:
 
     def _state(self, tensor: torch.Tensor, parts: Sequence[Part], layer: int = KEEP_LAYER) -> None:
         """Mark a tensor of an optimizer: each part for its layer or, without parts, all of it for one layer."""
-        width = tensor.element_size()
         for whole in device_pieces(tensor):
-            shared = [
-                (owner, Piece(whole.address, whole.start + first * width, number * width))
-                for owner, first, number in parts
-            ]
-            for owner, piece in shared or [(layer, whole)]:
+            for owner, piece in _shared(whole, tensor.element_size(), parts) if parts else ((layer, whole),):
                 state = (id(tensor), owner, piece)
                 if state not in self._states:  # the owner may become known later
                     self._states.add(state)
@@ -275,16 +285,36 @@ class Marks:
         self._handles.clear()
 
 
+def _gradients(parameter: torch.Tensor) -> Sequence[object]:
+    """What the attributes of a parameter for gradients hold: tensors, or None."""
+    if _is_bare(parameter):
+        return (parameter.grad,)
+    return [getattr(parameter, name, None) for name in _GRADIENTS]
+
+
+def _shared(whole: Piece, width: int, parts: Iterable[Part]) -> list[tuple[int, Piece]]:
+    """The piece of each part's layer. An element has ``width`` bytes."""
+    address, start, _ = whole
+    return [(layer, Piece(address, start + first * width, number * width)) for layer, first, number in parts]
+
+
 class _OwnedMemory:
     """Ranges of device memory that belong to layers.
 
     Args:
-        ranges: (first byte, byte after the last, layer) of each.
+        ranges: (first byte, byte after the last, layer) of each. Not looked at before they are needed.
     """
 
     def __init__(self, ranges: Iterable[tuple[int, int, int]]) -> None:
-        self._ranges = sorted(ranges)
-        self._starts = [first for first, _, _ in self._ranges]
+        self._given = ranges
+
+    @cached_property
+    def _ranges(self) -> list[tuple[int, int, int]]:
+        return sorted(self._given)
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [first for first, _, _ in self._ranges]
 
     def parts(self, tensor: object) -> list[Part]:
         """The elements of a tensor that lie in each layer's memory. Empty if it is not one piece on a device."""
@@ -303,13 +333,16 @@ class _OwnedMemory:
         return found
 
 
-def _tensors(state: object) -> Iterable[torch.Tensor]:
+def _tensors(state: object) -> list[torch.Tensor]:
     """The tensors in an optimizer's state of one parameter, however nested."""
     if isinstance(state, torch.Tensor):
-        yield state
-    elif isinstance(state, dict):
-        for value in state.values():
-            yield from _tensors(value)
-    elif isinstance(state, (list, tuple)):
-        for value in state:
-            yield from _tensors(value)
+        return [state]
+    if not isinstance(state, (dict, list, tuple)):
+        return []
+    found = []
+    for value in state.values() if isinstance(state, dict) else state:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        else:
+            found += _tensors(value)
+    return found

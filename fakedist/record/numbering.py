@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from torch._ops import OpOverload
 
+from fakedist.run.memory_records import EventsRecord
 from fakedist.run.records import OperationsRecord
 
 #: For the number of a matrix product: the address of its output, and the bytes of its operands.
@@ -64,7 +65,17 @@ class Numbering(Protocol):
         """The matrix products since the last call."""
 
 
-class FastPath(Numbering, Protocol):
+class HistoryReader(Protocol):
+    """Does what :meth:`record.allocator_history.AllocatorHistory.read` does, sooner. gpu/fast_path implements it."""
+
+    def read_history(self) -> list[EventsRecord] | None:
+        """The history of each device that has one, with frames and stacks of its own. It is still there afterwards.
+
+        None if torch cannot tell it. CUDA must be initialised.
+        """
+
+
+class FastPath(Numbering, HistoryReader, Protocol):
     """Runs operations in compiled code if nothing about them needs Python. gpu/fast_path implements it."""
 
     #: The dispatch key under which it expects the Python function that runs the others.

@@ -114,7 +114,7 @@ class Recorder:
         self._placing = Placing(self._layers, self._watched)
         if tracer is not None:
             tracer.inside = self._operations.place_in_graph
-        self._history = AllocatorHistory(journal.append, self._operations.numbering.take_gemms, make_tracker)
+        self._history = AllocatorHistory(journal.append, self._operations.numbering.take_gemms, make_tracker, fast_path)
         self._history.on_workspace = self._workspace
         self._later_step = LaterStep(self._layers.name)
         self._training = Training(self._position, steps, until)

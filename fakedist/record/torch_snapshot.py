@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,21 +16,25 @@ _INDUCTOR = "torch._inductor"
 
 def take_snapshot() -> dict[str, Any]:  # torch's own dict; its readers say what they read of it
     """Take torch's snapshot. CUDA must be initialised."""
+    with without_inductor():
+        taken: dict[str, Any] = torch._C._cuda_memorySnapshot(None)
+    return taken
+
+
+@contextmanager
+def without_inductor() -> Iterator[None]:
+    """While torch names the frames of stacks, keep it from importing Inductor."""
     package, _, attribute = _INDUCTOR.rpartition(".")
     known = sys.modules[package].__dict__
     if attribute in known or _INDUCTOR in sys.modules:
-        return _take()
+        yield
+        return
     placeholder = known[attribute] = _NotImported()
     try:
-        return _take()
+        yield
     finally:
         if known.get(attribute) is placeholder:  # else another thread has imported it
             del known[attribute]
-
-
-def _take() -> dict[str, Any]:
-    taken: dict[str, Any] = torch._C._cuda_memorySnapshot(None)
-    return taken
 
 
 class _NotImported:

@@ -12,7 +12,7 @@ from fakedist.gpu.driver import build as driver
 from fakedist.gpu.native import cache_directory, compile_native, find_cpp_compiler
 from fakedist.torch_releases import ALLOCATOR_METADATA
 
-_SOURCE = Path(__file__).with_name("fast_path.cpp")
+_SOURCES = tuple(map(Path(__file__).with_name, ("fast_path.cpp", "history.cpp")))
 #: Where torch's headers find the one of CUDA's that its wheels leave out.
 _TRACKER = Path(__file__).parents[1] / "tracker"
 _FLAGS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-fvisibility=hidden")
@@ -26,14 +26,14 @@ def library_path() -> Path:
     """
     cuda = driver.find_cuda()
     digest = hashlib.sha256()
-    for part in (_SOURCE, Path(__file__)):
+    for part in (*_SOURCES, Path(__file__)):
         digest.update(part.read_bytes())
     digest.update(repr((cuda.torch_version, cuda.include, driver.torch_directory(), platform.machine())).encode())
     return cache_directory() / f"fast-path-{digest.hexdigest()[:16]}.so"
 
 
 def ensure_fast_path() -> Path:
-    """Path of the library. Builds it first if it is not in the cache. That takes ten seconds.
+    """Path of the library. Builds it first if it is not in the cache. That takes twenty seconds.
 
     Raises:
         SetupError: No CUDA build of torch, or too old a one, no C++ compiler, or it failed, now or before.
@@ -53,7 +53,7 @@ def ensure_fast_path() -> Path:
     libraries = [f"-L{torch / 'lib'}", "-lc10_cuda", "-lc10", "-ltorch_cpu"]
     with tempfile.TemporaryDirectory(prefix="build-", dir=path.parent) as scratch:
         made = Path(scratch) / path.name
-        command = [compiler, *_FLAGS, *include, str(_SOURCE), "-o", str(made), *libraries]
+        command = [compiler, *_FLAGS, *include, *map(str, _SOURCES), "-o", str(made), *libraries]
         try:
             compile_native(command, "the fast path of recorded operations")
         except SetupError as error:

@@ -9,12 +9,14 @@ from torch._ops import OpOverload
 
 from fakedist.errors import SetupError
 from fakedist.gpu.fast_path.build import ensure_fast_path
+from fakedist.gpu.fast_path.history import read_history
 from fakedist.gpu.fast_path.rules import EVERYTHING, Flag, rule_of
 from fakedist.gpu.values import ValueEngine
 from fakedist.gpu.values.contents import LIMIT_BYTES, MASK_LIMIT_BYTES
 from fakedist.gpu.values.following import FEW, MANY
 from fakedist.gpu.values.hollow import HOST_LIMIT_BYTES
 from fakedist.gpu.values.operators import Operator
+from fakedist.run.memory_records import EventsRecord
 from fakedist.run.records import OperationsRecord
 
 
@@ -154,6 +156,13 @@ class CompiledFastPath:
             taken[numbers[at + 1]] = tuple(numbers[at + 2 : at + 1 + follow])
             at += 1 + follow
         return taken
+
+    def read_history(self) -> list[EventsRecord] | None:
+        """The allocator's history of each device that has one, with frames and stacks of its own. CUDA is initialised.
+
+        None if torch cannot tell it.
+        """
+        return read_history(self._library)
 
 
 def make_fast_path(engine: ValueEngine | None) -> CompiledFastPath | None:
