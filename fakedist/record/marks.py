@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, partial
@@ -15,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from fakedist.frameworks import deepspeed, megatron, transformer_engine
 from fakedist.record.module_names import OUTSIDE, LayerTable
 from fakedist.record.position import Position
-from fakedist.run.encoding import Columns
+from fakedist.run.encoding import columns_of
 from fakedist.run.memory_records import MarksRecord
 from fakedist.run.schema import ALIKE, ALIKE_CODE, CATEGORIES, SHARD, SHARD_CODE
 
@@ -107,20 +108,20 @@ class Marks:
         self._handles: list[RemovableHandle] = []
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self._watched: dict[int, weakref.ref[torch.Tensor]] = {}
-        self._rows: list[tuple[int, ...]] = []
+        self._rows = array("q")  # one after the other: thousands of tuples would keep the cycle collector busy
 
     def take(self) -> MarksRecord:
         """The marks since the last call."""
-        rows, self._rows = self._rows, []
-        columns = Columns(MarksRecord)
-        columns.extend(rows)
-        return columns.made()
+        rows, self._rows = self._rows, array("q")
+        codes = columns_of(MarksRecord)
+        columns = [array(code, rows[place :: len(codes)]) for place, code in enumerate(codes.values())]
+        return MarksRecord(*(column.tobytes() for column in columns))
 
     def mark(self, piece: Piece, category: str, layer: int, op: int | None = None) -> None:
         """Mark a block, of which the layer uses this piece."""
         address, start, size = piece
         last = self._position.op - 1 if op is None else op
-        self._rows.append((last, address, _CODES[category], layer, start, size))
+        self._rows.extend((last, address, _CODES[category], layer, start, size))
 
     def mark_tensor(self, tensor: object, category: str, layer: int) -> None:
         """Mark every block that holds a tensor."""
