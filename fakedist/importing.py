@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import importlib.abc
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 Told = Callable[[ModuleType], None]
+#: Returns the context in which a module's code runs.
+Around = Callable[[ModuleType], AbstractContextManager[None]]
 
 
 @contextmanager
@@ -52,22 +54,38 @@ class _Finder(importlib.abc.MetaPathFinder):
         if not self._wanted(fullname):
             return None
         behind = sys.meta_path[sys.meta_path.index(self) + 1 :] if self in sys.meta_path else sys.meta_path[:]
-        for finder in behind:
-            find = getattr(finder, "find_spec", None)
-            spec: ModuleSpec | None = None if find is None else find(fullname, path, target)
-            if spec is not None:
-                if spec.loader is not None and hasattr(spec.loader, "exec_module"):
-                    spec.loader = _Loader(spec.loader, self._imported)
-                return spec
-        return None
+        return find_watched(behind, self._told, fullname, path, target)
+
+    @contextmanager
+    def _told(self, module: ModuleType) -> Iterator[None]:
+        yield
+        self._imported(module)
+
+
+def find_watched(
+    finders: Iterable[object],
+    around: Around,
+    fullname: str,
+    path: Sequence[str] | None,
+    target: ModuleType | None = None,
+) -> ModuleSpec | None:
+    """The spec that the first of some finders has for a module, whose code then runs inside ``around(module)``."""
+    for finder in finders:
+        find = getattr(finder, "find_spec", None)
+        spec: ModuleSpec | None = None if find is None else find(fullname, path, target)
+        if spec is not None:
+            if spec.loader is not None and hasattr(spec.loader, "exec_module"):
+                spec.loader = _Loader(spec.loader, around)
+            return spec
+    return None
 
 
 class _Loader(importlib.abc.Loader):
-    """Wraps a loader: calls the callback after each module, and forwards everything else."""
+    """Wraps a loader: runs each module inside a context, and forwards everything else. The module looks unwatched."""
 
-    def __init__(self, loader: importlib.abc.Loader, imported: Told) -> None:
+    def __init__(self, loader: importlib.abc.Loader, around: Around) -> None:
         self._loader = loader
-        self._imported = imported
+        self._around = around
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """Same as the wrapped loader."""
@@ -75,12 +93,12 @@ class _Loader(importlib.abc.Loader):
         return made
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the module, then call the callback."""
+        """Run the module inside the context."""
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        self._imported(module)
+        with self._around(module):
+            self._loader.exec_module(module)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._loader, name)

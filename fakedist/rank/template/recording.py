@@ -19,6 +19,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from fakedist.importing import find_watched
 from fakedist.rank.template.learned import Scene
 
 _Names = Mapping[str, object] | None
@@ -172,43 +173,18 @@ class _Finder(importlib.abc.MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The spec of any module that is found."""
-        for finder in [each for each in sys.meta_path if each is not self]:
-            find = getattr(finder, "find_spec", None)
-            spec: ModuleSpec | None = None if find is None else find(fullname, path, target)
-            if spec is not None:
-                if spec.loader is not None and hasattr(spec.loader, "exec_module"):
-                    spec.loader = _Loader(spec.loader, self._recording)
-                return spec
-        return None
+        behind = [each for each in sys.meta_path if each is not self]
+        return find_watched(behind, self._recorded, fullname, path, target)
 
-
-class _Loader(importlib.abc.Loader):
-    """Wraps a loader. The module looks as without it."""
-
-    def __init__(self, loader: importlib.abc.Loader, recording: Recording) -> None:
-        self._loader = loader
-        self._recording = recording
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Same as the wrapped loader."""
-        made: ModuleType | None = self._loader.create_module(spec)
-        return made
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Run the module, between two notes of the recording."""
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
+    @contextmanager
+    def _recorded(self, module: ModuleType) -> Iterator[None]:
         self._recording.begin(module.__name__)
         try:
-            self._loader.exec_module(module)
+            yield
         except BaseException:
             self._recording.drop()
             raise
         self._recording.end()
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._loader, name)
 
 
 @contextmanager
