@@ -10,21 +10,9 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from fakedist.launch.boot import OF_A_TEMPLATE
 from fakedist.rank.template.channel import PEAK
 
-# As launching._BOOT, and main is called on the same line: memory's stacks show where a process began.
-_BOOT = """
-import sys
-if sys.path[:1] == [""]:
-    del sys.path[0]
-known = sys.argv[1] in sys.path
-if not known:
-    sys.path.insert(0, sys.argv[1])
-from fakedist.rank.main import main
-if not known:
-    sys.path.append(sys.path.pop(0))
-from fakedist.rank.template.serving import forked_rank; sys.exit(main(*forked_rank(*sys.argv[2:])))
-"""
 #: Templates that are started for one script. If ranks start again on their own even so, no template fits them.
 _MOST_TEMPLATES = 3
 _ROOT = os.fspath(Path(__file__).parents[2])
@@ -117,7 +105,7 @@ class TemplateKeeper:
         assert isinstance(environment, dict)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, _ROOT, os.fspath(self.learned), str(theirs.fileno())],
+                [sys.executable, "-c", OF_A_TEMPLATE, _ROOT, os.fspath(self.learned), str(theirs.fileno())],
                 env=environment,
                 cwd=str(cwd),
                 stdin=subprocess.DEVNULL,

@@ -24,6 +24,7 @@ from fakedist.gpu_models.known import find_gpu
 from fakedist.job import Job
 from fakedist.launch import under_nsys
 from fakedist.launch.ahead import importing_ahead
+from fakedist.launch.boot import OF_A_RANK
 from fakedist.launch.checked_script import check_script
 from fakedist.launch.children import Child, OwnChild
 from fakedist.launch.machine import count_real_gpus, first_visible_gpu
@@ -41,21 +42,6 @@ from fakedist.world.environ import rank_environment
 #: Seconds between asking the child to end and killing it.
 GRACE_S = 10.0
 _POLL_S = 0.05
-
-# With this the child imports the same fakedist as the parent, even from a bare clone. No module next to the script can
-# shadow one of ours, and afterwards the directory that contains fakedist is searched last.
-_BOOT = """
-import sys
-if sys.path[:1] == [""]:
-    del sys.path[0]
-known = sys.argv[1] in sys.path
-if not known:
-    sys.path.insert(0, sys.argv[1])
-from fakedist.rank.main import main
-if not known:
-    sys.path.append(sys.path.pop(0))
-sys.exit(main(sys.argv[2]))
-"""
 
 
 def _say_nothing(text: str) -> None:
@@ -187,7 +173,7 @@ class _Running:
             around, environment = under_nsys.around(self._job, self._run_directory, environment)
         root = str(Path(__file__).parents[2])
         process = subprocess.Popen(
-            [*around, sys.executable, "-c", _BOOT, root, os.fspath(self._run_directory)],
+            [*around, sys.executable, "-c", OF_A_RANK, root, os.fspath(self._run_directory)],
             env=environment,
             stdout=stdout,
             pass_fds=(pipe,),

@@ -13,7 +13,7 @@ from fakedist.launch.keeping import TemplateKeeper
 
 @pytest.fixture
 def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TemplateKeeper]:
-    monkeypatch.setattr(keeping, "_BOOT", "import time; time.sleep(60)")
+    monkeypatch.setattr(keeping, "OF_A_TEMPLATE", "import time; time.sleep(60)")
     made = TemplateKeeper(tmp_path / "learned.json")
     yield made
     made.close()

@@ -40,7 +40,7 @@ def child(monkeypatch: pytest.MonkeyPatch, code: str, started: bool = True) -> N
     lines = ["import os, sys, signal, time, subprocess", f"pipe = int(os.environ['{PIPE_VARIABLE}'])"]
     if started:
         lines.append('os.write(pipe, b\'{"Started": {"pid": %d}}\\n\' % os.getpid())')
-    monkeypatch.setattr(launching, "_BOOT", "\n".join([*lines, code]))
+    monkeypatch.setattr(launching, "OF_A_RANK", "\n".join([*lines, code]))
 
 
 class Clock:
