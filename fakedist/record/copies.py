@@ -6,13 +6,13 @@ and the shapes of one that did, and lists and dicts of tensors that have the sha
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
 
+from fakedist.record.alive import alive
 from fakedist.record.marks import Marks, Piece, device_pieces
 from fakedist.record.module_names import LayerTable, class_name, unwrapped
 from fakedist.record.variables import variable_name
@@ -59,15 +59,15 @@ class Copies:
         known = sum(pieces.values())
         if torch.cuda.memory_allocated() - known < known * _LEAST:
             return
-        alive = gc.get_objects()
+        found = alive(_may_be_a_copy)
         claimed = {address for address, _ in pieces}
-        for module in self._strangers(alive):
+        for module in self._strangers(found):
             tensors = [t for t in _state(module).values() if not set(_addresses([t])) <= claimed]
             if tensors and _is_like_one_of(module, trained):
                 self._mark(module, tensors, "other", class_name(module))
                 claimed |= set(_addresses(tensors))
         wanted = [counts for root in trained for counts in _counts(root)]
-        for holder in alive:
+        for holder in found:
             tensors = _tensors_of(holder)
             is_alike = bool(tensors) and Counter(tuple(t.shape) for t in tensors) in wanted
             if is_alike and not claimed.intersection(_addresses(tensors)):
@@ -86,13 +86,17 @@ class Copies:
         for (address, start), bytes_ in pieces.items():
             self._marks.mark(Piece(address, start, bytes_), category, layer)
 
-    def _strangers(self, alive: list[object]) -> list[nn.Module]:
+    def _strangers(self, found: list[object]) -> list[nn.Module]:
         """Modules that never ran and are part of neither a module that did nor another stranger."""
         # The type first: asking a stranger for its class may run its own code.
-        found = (each for each in alive if issubclass(type(each), nn.Module) and isinstance(each, nn.Module))
-        modules = [each for each in found if not self._layers.knows(each)]
+        all_modules = (each for each in found if issubclass(type(each), nn.Module) and isinstance(each, nn.Module))
+        modules = [each for each in all_modules if not self._layers.knows(each)]
         inner = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}
         return [module for module in modules if id(module) not in inner and "_parameters" in module.__dict__]
+
+
+def _may_be_a_copy(of: type) -> bool:
+    return of is list or issubclass(of, dict | nn.Module)
 
 
 def _is_a_copys(of_class: str) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Container
 
 import torch
+
+from fakedist.record.alive import alive
 
 
 def any_waits(stepped: Container[int]) -> bool:
@@ -17,10 +18,14 @@ def any_waits(stepped: Container[int]) -> bool:
     Args:
         stepped: The ``id`` of each optimizer that stepped.
     """
-    found = [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
+    found = [each for each in alive(_is_optimizer) if isinstance(each, torch.optim.Optimizer)]
     known = {id(parameter) for each in found if id(each) in stepped for parameter in _parameters(each)}
     waiting = [each for each in found if id(each) not in stepped]
     return any(id(parameter) not in known for each in waiting for parameter in _parameters(each))
+
+
+def _is_optimizer(of: type) -> bool:
+    return issubclass(of, torch.optim.Optimizer)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -25,6 +25,25 @@ def test_a_small_computation_is_that_of_the_host(engine: ValueEngine) -> None:
 
 
 @on_virtual_gpu
+def test_zeros_replace_what_a_tensor_held(engine: ValueEngine) -> None:
+    import torch
+
+    used = torch.full((64, 1024), 3.0, device="cuda")
+    address = used.data_ptr()
+    del used
+    fresh = torch.zeros(64, 1024, device="cuda")  # the same block
+    assert fresh.data_ptr() == address
+    assert fresh.sum().item() == 0
+    part = torch.ones(8, 8, device="cuda")
+    part[:, ::2].zero_()  # not contiguous
+    assert part.sum().item() == 32
+    part[2:4].zero_()
+    assert part.sum().item() == 24
+    assert torch.zeros_like(part).count_nonzero().item() == 0
+    assert invented_values(engine) == 0
+
+
+@on_virtual_gpu
 def test_random_numbers_follow_the_generator_of_the_device(engine: ValueEngine) -> None:
     import torch
 

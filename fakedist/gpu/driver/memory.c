@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #ifndef RANGE_BASE /* AddressSanitizer builds set another: it keeps its own memory here */
 #define RANGE_BASE 0x100000000000ull /* 16 TiB: far from where Linux puts libraries, heaps and stacks */
@@ -19,6 +20,7 @@
 #define NUM_GRANULES (RANGE_SPAN / GRANULE)
 #define SMALL_SEGMENT (2ull << 20) /* kSmallBuffer in c10/core/AllocatorConfig.h */
 #define LARGE_COPY_LIMIT (64ull << 10) /* host copies into a slice of a large tensor (flags, counters) */
+#define PAGES_LIMIT (64ull << 10)      /* from here on, zeros are pages that nobody has touched */
 #ifndef MAP_FIXED_NOREPLACE
 #define MAP_FIXED_NOREPLACE 0x100000
 #endif
@@ -269,6 +271,23 @@ void memory_copy(void *to, const void *from, size_t size) {
     }
 }
 
-void memory_fill(void *to, int value, size_t size) {
-    if (size <= COPY_LIMIT && holds_data(to, 0, size)) memset(to, value, size);
+/* Whole pages go back to the kernel, which gives zeros when somebody reads them. An optimizer's state is zeroed, and
+ * rarely read: writing it would take a page fault for each page, and host memory. */
+static void zero_pages(char *to, size_t size) {
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    char *first = (char *)(((uintptr_t)to + page - 1) / page * page);
+    char *last = (char *)(((uintptr_t)to + size) / page * page);
+    assert(memory_device_of(to) >= 0 && first <= last);
+    if (madvise(first, (size_t)(last - first), MADV_DONTNEED)) memset(first, 0, (size_t)(last - first));
+    memset(to, 0, (size_t)(first - to));
+    memset(last, 0, (size_t)(to + size - last));
 }
+
+void memory_fill(void *to, int value, size_t size) {
+    if (size > COPY_LIMIT || !holds_data(to, 0, size)) return;
+    if (value || size < PAGES_LIMIT || memory_device_of(to) < 0) memset(to, value, size);
+    else zero_pages(to, size);
+}
+
+/* The value engine writes zeros. */
+API void fakedist_zero(void *to, size_t size) { memory_fill(to, 0, size); }

@@ -186,6 +186,9 @@ class ValueEngine:
         if not all(is_small(tensor) for tensor in outputs):
             self._holds_nothing(operator, args, result, written)
             return result
+        if operator.zeros:
+            self.host.zero(written or outputs)
+            return result
         values = self._on_host(operator, _shape_alone(args) if operator.like else args, kwargs, drawn_at)
         if values is None:
             self._holds_nothing(operator, args, result, written)
@@ -352,8 +355,7 @@ class ValueEngine:
         if not (operator.overwrites and operator.written):
             return plain_tensors((args, tuple(kwargs.values())))
         read = [value for index, value in enumerate(args) if index not in operator.written]
-        named = [value for name, value in kwargs.items() if name not in operator.written_names]
-        return plain_tensors((read, named))
+        return plain_tensors((read, [value for name, value in kwargs.items() if name not in operator.written_names]))
 
     def _written(self, operator: Operator, args: Arguments, kwargs: Keywords) -> list[torch.Tensor]:
         values = [args[index] for index in operator.written if index < len(args)]

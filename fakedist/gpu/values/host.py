@@ -12,6 +12,7 @@ from fakedist.gpu.values.contents import Defined, Watch, host_view, is_small
 from fakedist.gpu.values.doubts import Doubt, Doubts
 from fakedist.gpu.values.inventions import Inventions
 from fakedist.gpu.values.shares import Shares
+from fakedist.gpu.values.storage import zero_memory
 
 _CPU = torch.device("cpu")
 
@@ -50,6 +51,15 @@ class Host:
         host_view(tensor).copy_(values)
         self.defined.define(tensor)
         self.doubts.clear(tensor)
+
+    def zero(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Write zeros to small device tensors."""
+        for tensor in tensors:
+            if not zero_memory(tensor):
+                host_view(tensor).zero_()
+            self.defined.define(tensor)
+            self.doubts.clear(tensor)
+            self.shares.forget(tensor)
 
     def spoil(self, tensor: torch.Tensor) -> None:
         """Drop what is known about a device tensor: a kernel that did not run should have written to it."""

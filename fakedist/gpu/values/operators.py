@@ -8,7 +8,7 @@ import torch
 from torch._ops import OpOverload
 
 from fakedist.gpu.values.arguments import Arguments, Keywords
-from fakedist.gpu.values.shares import FOLLOWED, followed_name
+from fakedist.gpu.values.shares import FOLLOWED, ZEROS, followed_name
 
 #: What these write does not depend on the previous contents.
 _OVERWRITES = {"fill_", "zero_", "copy_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_", "log_normal_"}
@@ -36,6 +36,7 @@ class Operator:
         is_kernel: It is one of PyTorch's own. Others show their effect in the operations they are made of.
         empty: It returns memory that holds nothing.
         like: It uses only the shape of its first argument.
+        zeros: Its result is zero.
         overwrites: What it writes does not depend on the previous contents.
         written: Positions of the arguments that it writes to.
         written_names: The names of those arguments, which may be passed by keyword.
@@ -62,6 +63,7 @@ class Operator:
         "takes_generator",
         "written",
         "written_names",
+        "zeros",
     )
 
     def __init__(self, func: OpOverload) -> None:
@@ -84,6 +86,7 @@ class Operator:
         self.is_view = looks_on and not written and not name.startswith("lift")
         self.empty = name in _EMPTY
         self.like = name in _LIKE
+        self.zeros = name in ZEROS
         self.overwrites = name in _OVERWRITES or any(arguments[i].kwarg_only for i in written)
         self.dynamic = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
         self.random = torch.Tag.nondeterministic_seeded in tags

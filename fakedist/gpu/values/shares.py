@@ -19,7 +19,8 @@ from fakedist.gpu.values.contents import Storages, Watch
 _ALWAYS = {"isfinite": 1.0, "isnan": 0.0, "isinf": 0.0, "isposinf": 0.0, "isneginf": 0.0}
 _ABOVE_ZERO = {"gt": 1.0, "ne": 1.0, "le": 0.0, "eq": 0.0}
 _SAME = {"eq": 1.0, "ne": 0.0, "le": 1.0, "ge": 1.0, "lt": 0.0, "gt": 0.0}
-_ZEROS = {"zeros", "zeros_like", "new_zeros", "zero_", "zero"}
+#: Operations whose results are zero.
+ZEROS = {"zeros", "zeros_like", "new_zeros", "zero_", "zero"}
 _ONES = {"ones", "ones_like", "new_ones"}
 #: The position of the value among the arguments.
 _FULL = {"full": 1, "full_like": 1, "new_full": 2, "fill_": 1, "fill": 1}
@@ -53,7 +54,7 @@ _KEEPS_SIGN = {"stack", "cat", "sum", "mean", "_to_copy", "clone", "max", "min",
 
 #: Operations whose results something may be known about.
 FOLLOWED = frozenset(
-    {*_ALWAYS, *_SAME, *_ZEROS, *_ONES, *_FULL, *_AND, *_OR, *_KEEP, *_NOT, *COUNTING, *_LEAST, *_MOST, *_SCATTER}
+    {*_ALWAYS, *_SAME, *ZEROS, *_ONES, *_FULL, *_AND, *_OR, *_KEEP, *_NOT, *COUNTING, *_LEAST, *_MOST, *_SCATTER}
     | {*NON_NEGATIVE, *_KEEPS_SIGN, "pow", "clamp", "masked_fill", "where"}
 )
 
@@ -150,7 +151,7 @@ class Shares:
     def _share(self, name: str, args: Arguments, result: torch.Tensor) -> float | None:
         if name in _ALWAYS:
             return _ALWAYS[name]
-        if name in _ZEROS or name in _ONES:
+        if name in ZEROS or name in _ONES:
             return float(name in _ONES)
         if name in _FULL:
             value = args[_FULL[name]]
@@ -195,7 +196,7 @@ class Shares:
         return 1 - share if (name, second) in (("eq", 0), ("le", 0), ("ne", 1), ("lt", 1)) else 0.5
 
     def _stays_non_negative(self, name: str, args: Arguments) -> bool:
-        if name in NON_NEGATIVE or name in _ZEROS or name in _ONES:
+        if name in NON_NEGATIVE or name in ZEROS or name in _ONES:
             return True
         if name in _FULL:
             return self._has_no_negative(args[_FULL[name]])

@@ -78,9 +78,9 @@ def _weak_count() -> int:
 
 
 @functools.cache
-def _add() -> Callable[..., object] | None:
-    """The virtual GPU driver's atomic add; None if the driver is not loaded."""
-    return getattr(ctypes.CDLL(None), "fakedist_add", None)
+def _of_driver(name: str) -> Callable[..., object] | None:
+    """A function of the virtual GPU's driver; None if the driver is not loaded."""
+    return getattr(ctypes.CDLL(None), name, None)
 
 
 def hold_weakly(tensor: torch.Tensor) -> None:
@@ -89,7 +89,7 @@ def hold_weakly(tensor: torch.Tensor) -> None:
     Raises:
         RecordingError: This torch counts references in an unknown way.
     """
-    add = _add()
+    add = _of_driver("fakedist_add")
     if add is None:
         tensor.untyped_storage()._weak_ref()
     else:
@@ -101,3 +101,16 @@ def storage_address(tensor: torch.Tensor) -> int:
     if not tensor.numel():
         return tensor.untyped_storage().data_ptr()  # data_ptr() of a tensor without elements is 0
     return tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size()
+
+
+def zero_memory(tensor: torch.Tensor) -> bool:
+    """Write zeros to the memory of a contiguous device tensor. Pages that nobody reads then take no host memory.
+
+    Returns:
+        Whether they were written.
+    """
+    zero = _of_driver("fakedist_zero") if tensor.is_contiguous() and tensor.is_cuda else None
+    if zero is None:
+        return False
+    zero(ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.nbytes))
+    return True

@@ -45,6 +45,20 @@ found["on the host"] = copies(address, address, 2 * MIB)
 found["fills of a small segment"] = [fills(size, small()) for size in (MIB, MIB + 1)]
 found["fills of a large segment"] = fills(1, large())
 
+def pages_in_use():
+    return int(open("/proc/self/statm").read().split()[1])
+
+def zeros(offset, size, address):
+    "Whether zeros replace exactly those bytes of memory that holds ones, and whether the pages are given back."
+    whole = 2 * MIB
+    ctypes.memset(address, 1, whole)
+    before = pages_in_use()
+    driver.cudaMemsetAsync(c_void_p(address + offset), 0, c_size_t(size), None)
+    given_back = before - pages_in_use()
+    expected = bytes([1]) * offset + bytes(size) + bytes([1]) * (whole - offset - size)
+    return ctypes.string_at(address, whole) == expected, given_back >= size // 4096 - 16
+found["zeros"] = [zeros(*where, small()) for where in ((0, MIB), (512, 300 * KIB + 9), (4096, 64 * KIB), (7, 1 * KIB))]
+
 def pattern(count):
     address = small()
     driver.cuMemsetD32Async(c_void_p(address), c_uint(0x01020304), c_size_t(count), None)
@@ -169,6 +183,10 @@ def test_fills_are_done_in_small_segments(found: dict[str, Any]) -> None:
     assert found["fills of a small segment"] == [True, False]  # 1 MiB, and one byte more
     assert found["fills of a large segment"] is False
     assert found["patterns"] == [True, False]
+
+
+def test_zeros_replace_what_memory_held_and_take_no_pages(found: dict[str, Any]) -> None:
+    assert found["zeros"] == [[True, True]] * 4
 
 
 def test_a_tensor_may_span_two_mapped_segments(found: dict[str, Any]) -> None:
