@@ -23,8 +23,14 @@ from types import ModuleType
 import torch
 
 _OPTIMIZERS = ("_zero_optimizer", "_z3_optimizer")
+_ATTRIBUTES = frozenset(("ds_tensor", "_hp_mapping", "grad_accum", *_OPTIMIZERS))
 #: Partitions of gradients by parameter, in ZeRO-3's optimizer.
 _PARTS = "_DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition"
+
+
+def keeps_tensors(parameter: torch.Tensor) -> bool:
+    """Whether it keeps anything for a parameter."""
+    return not _ATTRIBUTES.isdisjoint(parameter.__dict__)
 
 
 def part_of(parameter: torch.Tensor) -> object:

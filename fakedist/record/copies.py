@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from fakedist.record.alive import alive
-from fakedist.record.marks import Marks, Piece, device_pieces
+from fakedist.record.marks import Marks
 from fakedist.record.module_names import LayerTable, class_name, unwrapped
+from fakedist.record.pieces import PLAIN, Piece, device_pieces
 from fakedist.record.variables import variable_name
 from fakedist.run.schema import ALIKE
 
-_PLAIN = (torch.Tensor, nn.Parameter)
 _COPY = "copy of the parameters"
 _LEAST = 0.01  # share of known memory below which no search is made: it takes a tenth of a second
 Shapes = dict[str, tuple[int, ...]]
@@ -55,9 +55,11 @@ class Copies:
         trained = [root for root in self._layers.roots() if any(p.requires_grad for p in nn.Module.parameters(root))]
         if not trained:
             return
-        pieces = self._marks.claimed() | _pieces(buffer for root in trained for buffer in nn.Module.buffers(root))
-        known = sum(pieces.values())
-        if torch.cuda.memory_allocated() - known < known * _LEAST:
+        buffers = [buffer for root in trained for buffer in nn.Module.buffers(root)]
+        if not _leaves_any(self._marks.claimed_bytes(buffers)):
+            return
+        pieces = self._marks.claimed() | _pieces(buffers)
+        if not _leaves_any(sum(pieces.values())):
             return
         found = alive(_may_be_a_copy)
         claimed = {address for address, _ in pieces}
@@ -99,6 +101,17 @@ def _may_be_a_copy(of: type) -> bool:
     return of is list or issubclass(of, dict | nn.Module)
 
 
+def _leaves_any(known: int | None) -> bool:
+    """Whether enough memory is allocated besides the known bytes. True as long as those are not known."""
+    if known is None:
+        return True
+    allocated = 0
+    if torch.cuda.is_initialized():  # not memory_allocated(), which lists all statistics for one
+        stats = torch._C._cuda_memoryStats(torch.cuda.current_device())
+        allocated = stats["allocated_bytes"]["all"]["current"]
+    return allocated - known >= known * _LEAST
+
+
 def _is_a_copys(of_class: str) -> bool:
     return any(word in of_class.lower() for word in ("ema", "average"))
 
@@ -138,10 +151,10 @@ def _tensors_of(holder: object) -> list[torch.Tensor]:
         values = holder
     elif issubclass(type(holder), dict) and isinstance(holder, dict):
         values = dict.values(holder)
-    if type(next(iter(values), None)) not in _PLAIN:
+    if type(next(iter(values), None)) not in PLAIN:
         return []
     held = list(values)
-    tensors = [each for each in held if type(each) in _PLAIN and isinstance(each, torch.Tensor) and each.is_cuda]
+    tensors = [each for each in held if type(each) in PLAIN and isinstance(each, torch.Tensor) and each.is_cuda]
     return tensors if len(tensors) == len(held) else []
 
 

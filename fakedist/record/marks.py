@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, partial
@@ -14,9 +13,10 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from fakedist.frameworks import deepspeed, megatron, transformer_engine
+from fakedist.record.marker import WHAT_BITS, Marker, PythonMarker, What
 from fakedist.record.module_names import OUTSIDE, LayerTable
+from fakedist.record.pieces import PLAIN, Piece, device_pieces
 from fakedist.record.position import Position
-from fakedist.run.encoding import columns_of
 from fakedist.run.memory_records import MarksRecord
 from fakedist.run.schema import ALIKE, ALIKE_CODE, CATEGORIES, SHARD, SHARD_CODE
 
@@ -24,22 +24,6 @@ _CODES = {name: code for code, name in enumerate(CATEGORIES)} | {SHARD: SHARD_CO
 KEEP_LAYER = -1
 #: Attributes of a parameter that hold a gradient.
 _GRADIENTS = ("grad", megatron.GRADIENT)
-#: A tensor of one of these types is one piece of one storage.
-_PLAIN = frozenset((torch.Tensor, nn.Parameter))
-
-
-class Piece(NamedTuple):
-    """A piece of a block of device memory.
-
-    Attributes:
-        address: Address of the block: a storage.
-        start: The piece's first byte in it.
-        size: Bytes.
-    """
-
-    address: int
-    start: int
-    size: int
 
 
 class Part(NamedTuple):
@@ -63,29 +47,9 @@ class _Gather(NamedTuple):
     start: int
 
 
-def device_pieces(tensor: object) -> Sequence[Piece]:
-    """Locate every CUDA tensor in a tensor or wrapper."""
-    # Called a dozen times per parameter and step, mostly with None or a plain tensor.
-    if tensor is None or not isinstance(tensor, torch.Tensor):
-        return ()
-    if type(tensor) not in _PLAIN:
-        local = getattr(tensor, "_local_tensor", None)  # DTensor
-        if local is not None:
-            return device_pieces(local)
-        if hasattr(tensor, "__tensor_flatten__"):
-            names = tensor.__tensor_flatten__()[0]
-            return [piece for name in names for piece in device_pieces(getattr(tensor, name))]
-    if not tensor.is_cuda or not (bytes_ := tensor.numel() * (width := tensor.element_size())):
-        return ()
-    # Not untyped_storage(): its Python object would count as a user of the storage from then on.
-    start = int(tensor.storage_offset()) * width
-    address = tensor.data_ptr() - start
-    return (Piece(address, start, bytes_),) if address else ()  # a freed storage has none
-
-
 def _is_bare(parameter: torch.Tensor) -> bool:
     """Whether no framework has set attributes of a parameter, in which it may keep further tensors."""
-    return type(parameter) in _PLAIN and not parameter.__dict__
+    return type(parameter) in PLAIN and not parameter.__dict__
 
 
 class Marks:
@@ -97,31 +61,28 @@ class Marks:
     Args:
         position: Where the rank is.
         layers: Names of modules.
+        marker: Makes the marks. None makes them in Python.
     """
 
-    def __init__(self, position: Position, layers: LayerTable) -> None:
+    def __init__(self, position: Position, layers: LayerTable, marker: Marker | None = None) -> None:
         self._position = position
         self._layers = layers
+        self._marker = marker or PythonMarker(position.cells)
+        self._tensors: list[torch.Tensor] = []  # to mark at the next flush,
+        self._wanted: list[int] = []  # and as what
         self._owners: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
-        self._states: set[tuple[int, int, Piece]] = set()
         self._gathers: dict[int, _Gather] = {}
         self._handles: list[RemovableHandle] = []
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self._watched: dict[int, weakref.ref[torch.Tensor]] = {}
-        self._rows = array("q")  # one after the other: thousands of tuples would keep the cycle collector busy
 
     def take(self) -> MarksRecord:
         """The marks since the last call."""
-        rows, self._rows = self._rows, array("q")
-        codes = columns_of(MarksRecord)
-        columns = [array(code, rows[place :: len(codes)]) for place, code in enumerate(codes.values())]
-        return MarksRecord(*(column.tobytes() for column in columns))
+        return self._marker.take_marks()
 
     def mark(self, piece: Piece, category: str, layer: int, op: int | None = None) -> None:
         """Mark a block, of which the layer uses this piece."""
-        address, start, size = piece
-        last = self._position.op - 1 if op is None else op
-        self._rows.extend((last, address, _CODES[category], layer, start, size))
+        self._marker.mark(self._position.op - 1 if op is None else op, piece, _CODES[category], layer)
 
     def mark_tensor(self, tensor: object, category: str, layer: int) -> None:
         """Mark every block that holds a tensor."""
@@ -147,29 +108,69 @@ class Marks:
         if first < last:
             self.mark(Piece(mine.address, mine.start + first - start, last - first), SHARD, layer)
 
+    # ---- where tensors are
+
+    def _want(self, tensor: object, what: What, layer: int) -> None:
+        """Have a tensor marked at the next flush."""
+        if isinstance(tensor, torch.Tensor):
+            self._tensors.append(tensor)
+            self._wanted.append(layer << WHAT_BITS | what)
+
+    def _flush(self) -> None:
+        """Mark what is wanted."""
+        tensors, each = self._tensors, self._wanted
+        self._tensors, self._wanted = [], []
+        if not self._gathers:
+            self._marker.mark_tensors(tensors, each, self._locate)
+            return
+        for tensor, wanted in zip(tensors, each, strict=True):  # the shards among them are marked, too
+            self._locate(tensor, wanted)
+
+    def _locate(self, tensor: torch.Tensor, wanted: int) -> None:
+        """Mark one tensor as wanted: what compiled code does, where it can."""
+        what, layer = wanted & (1 << WHAT_BITS) - 1, wanted >> WHAT_BITS
+        if what in (What.PARAMETER, What.PARAMETER_AND_ITS_GRADIENT):
+            self.mark_tensor(tensor, "parameter", layer)
+        if what == What.GRADIENT:
+            self.mark_tensor(tensor, "gradient", layer)
+        if what in (What.ITS_GRADIENT, What.PARAMETER_AND_ITS_GRADIENT):
+            self.mark_tensor(tensor.grad, "gradient", layer)
+        if what == What.STATE:
+            for piece in device_pieces(tensor):
+                self._marker.mark_state(tensor, piece, layer)
+
     # ---- parameters and gradients
 
     def scan(self, root: nn.Module) -> None:
         """Mark the parameters, buffers and gradients of a model. The first module that has a tensor owns it."""
         self._layers.layer(root)
         for module in root.modules():
-            self.module(module, self._layers.layer(module))
+            self._module(module, self._layers.layer(module))
+        self._flush()
 
     def module(self, module: nn.Module, layer: int) -> None:
         """Mark a module's own parameters, their copies and its buffers as they are now, and gradients from now on."""
+        self._module(module, layer)
+        self._flush()
+
+    def _module(self, module: nn.Module, layer: int) -> None:
         for parameter in module._parameters.values():
             if parameter is not None:
-                self.parameter(parameter, layer)
+                self._where_it_is(parameter, self._owned(parameter, layer))
         for buffer in module._buffers.values():
-            if buffer is not None:
-                self.mark_tensor(buffer, "parameter", layer)
+            self._want(buffer, What.PARAMETER, layer)
         for copy in module.__dict__.get(transformer_engine.COPIES, {}).values():
             # Not always a tensor: inside a module Transformer Engine keeps only the parts of one.
             for tensor in (copy,) if isinstance(copy, torch.Tensor) else vars(copy).values():
-                self.mark_tensor(tensor, "parameter", layer)
+                self._want(tensor, What.PARAMETER, layer)
 
     def parameter(self, parameter: torch.Tensor, layer: int) -> None:
         """Mark one parameter and its gradients."""
+        self._where_it_is(parameter, self._owned(parameter, layer))
+        self._flush()
+
+    def _owned(self, parameter: torch.Tensor, layer: int) -> int:
+        """The layer that owns a parameter: this one, unless another was first. Gradients are marked from now on."""
         known = self._owners.get(id(parameter))
         if known is None or known[0]() is not parameter:
             self._owners[id(parameter)] = (weakref.ref(parameter), layer)
@@ -179,8 +180,8 @@ class Marks:
         elif known[1] == OUTSIDE != layer:  # a module owns it after all
             self._owners[id(parameter)] = (known[0], layer)
         else:
-            layer = known[1]
-        self._where_it_is(parameter, layer)
+            return known[1]
+        return layer
 
     def _watch(self, parameter: torch.Tensor) -> None:
         """Watch a tensor without a module. If a backward adds a gradient to it, it is a parameter and not a copy."""
@@ -203,21 +204,32 @@ class Marks:
         return max(0, self.owner(getattr(node, "variable", None)))
 
     def _gradient_ready(self, layer: int, parameter: torch.Tensor) -> None:
-        self._where_it_is(parameter, layer)
+        if _is_bare(parameter) and not self._gathers:
+            self._marker.mark_tensor(parameter, layer << WHAT_BITS | What.PARAMETER_AND_ITS_GRADIENT, self._locate)
+        else:
+            self._where_it_is(parameter, layer)
+            self._flush()
 
     def _where_it_is(self, parameter: torch.Tensor, layer: int) -> None:
+        """Have a parameter and its gradients marked at the next flush."""
         if _is_bare(parameter):
-            self.mark_tensor(parameter, "parameter", layer)
-            self.mark_tensor(parameter.grad, "gradient", layer)
+            self._tensors.append(parameter)
+            self._wanted.append(layer << WHAT_BITS | What.PARAMETER_AND_ITS_GRADIENT)
             return
-        for tensor in (parameter, deepspeed.part_of(parameter)):
-            self.mark_tensor(tensor, "parameter", layer)
-        for tensor in (*_gradients(parameter), *deepspeed.gradients_of(parameter)):
-            self.mark_tensor(tensor, "gradient", layer)
-        for buffer in deepspeed.gradient_buffers(parameter):
-            for piece in device_pieces(buffer):
-                # Bytes that hold no gradient belong to no layer.
-                self.mark(Piece(piece.address, 0, 0), "gradient", OUTSIDE)
+        self._want(parameter, What.PARAMETER, layer)
+        of_deepspeed = deepspeed.keeps_tensors(parameter)
+        if of_deepspeed:
+            self._want(deepspeed.part_of(parameter), What.PARAMETER, layer)
+        for tensor in _gradients(parameter):
+            self._want(tensor, What.GRADIENT, layer)
+        if of_deepspeed:
+            for tensor in deepspeed.gradients_of(parameter):
+                self._want(tensor, What.GRADIENT, layer)
+            self._flush()
+            for buffer in deepspeed.gradient_buffers(parameter):
+                for piece in device_pieces(buffer):
+                    # Bytes that hold no gradient belong to no layer.
+                    self.mark(Piece(piece.address, 0, 0), "gradient", OUTSIDE)
 
     # ---- optimizer state
 
@@ -231,14 +243,25 @@ class Marks:
                 if layer == KEEP_LAYER:
                     self._state(parameter, known.parts(parameter))
                     self._watch(parameter)
-                for gradient in _gradients(parameter):
-                    self.mark_tensor(gradient, "gradient", layer)
+                if _is_bare(parameter):
+                    self._tensors.append(parameter)
+                    self._wanted.append(layer << WHAT_BITS | What.ITS_GRADIENT)
+                else:
+                    for gradient in _gradients(parameter):
+                        self._want(gradient, What.GRADIENT, layer)
         for parameter, state in optimizer.state.items():
             layer = self.owner(parameter) if isinstance(parameter, torch.Tensor) else KEEP_LAYER
-            parts = known.parts(parameter) if layer == KEEP_LAYER else []
-            for value in _tensors(state):
-                alike = bool(parts) and value.shape == parameter.shape
-                self._state(value, parts if alike else [], parts[0].layer if parts else layer)
+            if layer == KEEP_LAYER and (parts := known.parts(parameter)):
+                for value in _tensors(state):
+                    if value.shape == parameter.shape:
+                        self._state(value, parts)
+                    else:
+                        self._want(value, What.STATE, parts[0].layer)
+            else:
+                before = len(self._tensors)
+                _add_tensors(state, self._tensors)
+                self._wanted += [layer << WHAT_BITS | What.STATE] * (len(self._tensors) - before)
+        self._flush()
 
     def optimizers(self) -> None:
         """Mark the state of every optimizer that ever stepped, including one that ran out of memory in its step."""
@@ -248,18 +271,33 @@ class Marks:
 
     def claimed(self) -> dict[tuple[int, int], int]:
         """Bytes of known parameters, gradients and optimizer tensors, by (address of the storage, start)."""
+        tensors, wanted = self._claimed()
+        gradients = [t.grad for t, each in zip(tensors, wanted, strict=True) if each == What.PARAMETER_AND_ITS_GRADIENT]
+        known = (piece for tensor in (*tensors, *gradients) for piece in device_pieces(tensor))
+        return {(address, start): size for address, start, size in known}
+
+    def claimed_bytes(self, others: Sequence[torch.Tensor]) -> int | None:
+        """The sum of :meth:`claimed`, with other tensors, none twice. None if it is not known without locating all."""
+        tensors, wanted = self._claimed()
+        return self._marker.bytes_of([*tensors, *others], wanted + [What.PARAMETER] * len(others))
+
+    def _claimed(self) -> tuple[list[torch.Tensor], list[int]]:
+        """Known parameters and optimizer tensors, and which of them count with their gradients."""
         known = [p for reference, _ in self._owners.values() if (p := reference()) is not None]
-        tensors: list[object] = [*known]
-        for p in known:
-            tensors += _gradients(p)
-            if not _is_bare(p):
-                tensors.append(getattr(p, megatron.MASTER, None))
         ids = set(map(id, known))
+        others: list[object] = []
+        wanted: list[int] = [What.PARAMETER_AND_ITS_GRADIENT] * len(known)
+        for place, parameter in enumerate(known):
+            if not _is_bare(parameter):
+                wanted[place] = What.PARAMETER
+                others += [*_gradients(parameter), getattr(parameter, megatron.MASTER, None)]
+        tensors = [*known, *(each for each in others if isinstance(each, torch.Tensor))]
         for reference in self._optimizers.values():
             if (optimizer := reference()) is not None:
                 tensors += [p for group in optimizer.param_groups for p in group["params"] if id(p) not in ids]
-                tensors += [value for state in optimizer.state.values() for value in _tensors(state)]
-        return {(address, start): size for each in tensors for address, start, size in device_pieces(each)}
+                for state in optimizer.state.values():
+                    _add_tensors(state, tensors)
+        return tensors, wanted + [What.PARAMETER] * (len(tensors) - len(known))
 
     def _memory_of_parameters(self) -> Iterator[tuple[int, int, int]]:
         """(first byte, byte after the last, layer) of every parameter and of its copies for the optimizer."""
@@ -270,14 +308,11 @@ class Marks:
                 for address, start, size in device_pieces(tensor):
                     yield address + start, address + start + size, layer
 
-    def _state(self, tensor: torch.Tensor, parts: Sequence[Part], layer: int = KEEP_LAYER) -> None:
-        """Mark a tensor of an optimizer: each part for its layer or, without parts, all of it for one layer."""
+    def _state(self, tensor: torch.Tensor, parts: Sequence[Part]) -> None:
+        """Mark a tensor of an optimizer: each part for its layer or, without parts, all of it for no layer."""
         for whole in device_pieces(tensor):
-            for owner, piece in _shared(whole, tensor.element_size(), parts) if parts else ((layer, whole),):
-                state = (id(tensor), owner, piece)
-                if state not in self._states:  # the owner may become known later
-                    self._states.add(state)
-                    self.mark(piece, "optimizer_state", owner)
+            for owner, piece in _shared(whole, tensor.element_size(), parts) if parts else ((KEEP_LAYER, whole),):
+                self._marker.mark_state(tensor, piece, owner)
 
     def close(self) -> None:
         """Remove the hooks from the parameters."""
@@ -336,14 +371,17 @@ class _OwnedMemory:
 
 def _tensors(state: object) -> list[torch.Tensor]:
     """The tensors in an optimizer's state of one parameter, however nested."""
-    if isinstance(state, torch.Tensor):
-        return [state]
-    if not isinstance(state, (dict, list, tuple)):
-        return []
-    found = []
-    for value in state.values() if isinstance(state, dict) else state:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        else:
-            found += _tensors(value)
+    found: list[torch.Tensor] = []
+    _add_tensors(state, found)
     return found
+
+
+def _add_tensors(state: object, found: list[torch.Tensor]) -> None:
+    if isinstance(state, torch.Tensor):
+        found.append(state)
+    elif isinstance(state, (dict, list, tuple)):
+        for value in state.values() if isinstance(state, dict) else state:
+            if type(value) is torch.Tensor:
+                found.append(value)
+            else:
+                _add_tensors(value, found)

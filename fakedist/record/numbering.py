@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from torch._ops import OpOverload
 
+from fakedist.record.marker import Marker
 from fakedist.run.memory_records import EventsRecord
 from fakedist.run.records import OperationsRecord
 
@@ -80,6 +81,10 @@ class FastPath(Numbering, HistoryReader, Protocol):
 
     #: The dispatch key under which it expects the Python function that runs the others.
     python_key: str
+
+    @property
+    def marker(self) -> Marker:
+        """Marks tensors."""
 
     def begin(self, cells: Cells, where: Callable[[], Whereabouts]) -> None:
         """Begin a run. Nothing runs here yet.

@@ -12,8 +12,8 @@ import torch
 from fakedist.patch import present
 from fakedist.record.generated import Generated, parse_generated
 from fakedist.record.inductor import Modules, Watched
-from fakedist.record.marks import device_pieces
 from fakedist.record.module_names import OUTSIDE, LayerTable
+from fakedist.record.pieces import device_pieces
 from fakedist.run.encoding import Record
 from fakedist.run.memory_records import GeneratedRecord, GraphsRecord, HeldRecord, PlacingsRecord
 from fakedist.run.rows import GraphRow, HeldRow, LineRow, PlacingRow

@@ -30,10 +30,11 @@ from fakedist.record.hooks import (
 )
 from fakedist.record.inductor import Modules, Watched
 from fakedist.record.ledger import Journal, Ledger
-from fakedist.record.marks import KEEP_LAYER, Marks, Piece
+from fakedist.record.marks import KEEP_LAYER, Marks
 from fakedist.record.module_names import OUTSIDE, LayerTable, remember_parents
 from fakedist.record.numbering import FastPath
 from fakedist.record.operations import Execute, Operations
+from fakedist.record.pieces import Piece
 from fakedist.record.placing import Placing, is_dynamos, layers_of
 from fakedist.record.position import Position
 from fakedist.record.timed_step.later_step import LaterStep
@@ -100,16 +101,15 @@ class Recorder:
         self._journal = journal
         self._layers = LayerTable()
         self._position = Position(self._phase_changed)
-        self._marks = Marks(self._position, self._layers)
+        self._marks = Marks(self._position, self._layers, None if fast_path is None else fast_path.marker)
         self._copies = Copies(self._layers, self._marks)
         self._position.owner_of_node = self._marks.owner_of_node
         self.cuda = Beginning()
-        self._execute = execute or _run_plainly
+        self._execute, self._executes = execute or _run_plainly, execute is not None
         # Before CUDA is initialised, the allocator cannot take the number of an operation: it would ask for the device.
         self._operations = Operations(
             self._position, self._execute_before_cuda, self._tick, lambda text: None, fast_path=fast_path
         )
-        self._executes = execute is not None
         self._watched = Watched(self._compiles, lambda: self._position.layer)
         self._placing = Placing(self._layers, self._watched)
         if tracer is not None:

@@ -12,7 +12,7 @@ from fakedist.gpu.driver import build as driver
 from fakedist.gpu.native import cache_directory, compile_native, find_cpp_compiler
 from fakedist.torch_releases import ALLOCATOR_METADATA
 
-_SOURCES = tuple(map(Path(__file__).with_name, ("fast_path.cpp", "history.cpp")))
+_SOURCES = tuple(map(Path(__file__).with_name, ("fast_path.cpp", "history.cpp", "marks.cpp")))
 #: Where torch's headers find the one of CUDA's that its wheels leave out.
 _TRACKER = Path(__file__).parents[1] / "tracker"
 _FLAGS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-fvisibility=hidden")

@@ -10,6 +10,7 @@ from torch._ops import OpOverload
 from fakedist.errors import SetupError
 from fakedist.gpu.fast_path.build import ensure_fast_path
 from fakedist.gpu.fast_path.history import read_history
+from fakedist.gpu.fast_path.marks import CompiledMarker
 from fakedist.gpu.fast_path.rules import EVERYTHING, Flag, rule_of
 from fakedist.gpu.values import ValueEngine
 from fakedist.gpu.values.contents import LIMIT_BYTES, MASK_LIMIT_BYTES
@@ -76,6 +77,7 @@ class CompiledFastPath:
         library.fakedist_fast_passed.restype = ctypes.c_int64
         for name in ("fakedist_fast_count", "fakedist_fast_gemms"):
             getattr(library, name).restype = ctypes.c_size_t
+        self.marker = CompiledMarker(library)
         self._limits = _Limits(LIMIT_BYTES, MASK_LIMIT_BYTES, HOST_LIMIT_BYTES, FEW, MANY)
         self._first = 0
         self._gemms: _Gemms = {}
@@ -105,6 +107,7 @@ class CompiledFastPath:
         self._kept = (cells, *callbacks)
         self._first = ctypes.c_int64.from_address(ctypes.addressof(cells)).value
         self._library.fakedist_fast_begin(ctypes.addressof(cells), ctypes.addressof(self._limits), *callbacks)
+        self.marker.begin(cells)
         if self._engine is not None:
             watch = self._engine.host.watch
             watch.told, watch.replayed = self._known, self._library.fakedist_fast_replays

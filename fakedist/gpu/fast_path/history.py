@@ -6,21 +6,9 @@ import ctypes
 from collections.abc import Iterator
 from itertools import accumulate
 
+from fakedist.gpu.fast_path.views import View
 from fakedist.run.memory_records import EventsRecord
 from fakedist.run.rows import FrameRow, PoolRow
-
-
-class _View(ctypes.Structure):
-    """``View`` of history.cpp, field by field."""
-
-    _fields_ = [("data", ctypes.c_void_p), ("size", ctypes.c_size_t)]
-    data: int
-    size: int
-
-    def copied(self) -> bytes:
-        """A copy of it."""
-        return ctypes.string_at(self.data, self.size)
-
 
 #: Columns of a device's events, in the order of history.cpp.
 _NUM_COLUMNS = 10
@@ -34,7 +22,7 @@ def read_history(library: ctypes.CDLL) -> list[EventsRecord] | None:
     num_devices = library.fakedist_history_read()
     if num_devices < 0:
         return None
-    named = _View()
+    named = View()
     library.fakedist_history_frames(ctypes.byref(named))
     texts = named.copied().decode().split("\0")[:-1]
     frames = list(map(FrameRow, texts[::3], map(int, texts[1::3]), texts[2::3]))
@@ -43,7 +31,7 @@ def read_history(library: ctypes.CDLL) -> list[EventsRecord] | None:
 
 
 def _events(library: ctypes.CDLL, device: int, frames: list[FrameRow]) -> EventsRecord:
-    views = (_View * _NUM_COLUMNS)()
+    views = (View * _NUM_COLUMNS)()
     library.fakedist_history_events(device, views)
     action, address, size, stream, time_us, op, stack, lengths, numbers, pools = (view.copied() for view in views)
     flat = memoryview(pools).cast("q").tolist()
