@@ -62,6 +62,8 @@ class LaunchLog:
         library.fakedist_launches.restype = library.fakedist_num_launches.restype = ctypes.c_size_t
         #: ``tag(number)``: what this thread launches from now on carries this tag; -1 for none.
         self.tag = library.fakedist_tag
+        #: Address of that function, for compiled code.
+        self.tag_address = ctypes.cast(library.fakedist_tag, ctypes.c_void_p).value or 0
         #: ``tag_call(number)``: what this thread launches from now on is part of this collective; -1 for none.
         self.tag_call = library.fakedist_tag_call
         self._library = library

@@ -18,6 +18,7 @@ from fakedist.gpu.extension_calls import watched_calls
 from fakedist.gpu.launch_log import Launch, LaunchLog
 from fakedist.gpu.launch_rows import LaunchRows
 from fakedist.gpu.step_ranges import StepRanges
+from fakedist.gpu.tags import Tags
 from fakedist.gpu.values.arguments import Arguments, Keywords
 from fakedist.patch import patched, present
 from fakedist.run.launch_records import LaunchesRecord
@@ -44,27 +45,37 @@ class ModelTracer:
 
     Args:
         known: Returns a tensor's values, or None if no kernel computed them.
+        numbers: Gives tags. Those of the fast path also tag what it runs. None gives them in Python.
 
     Attributes:
         inside: Returns the place of what a compiled graph is launching in this thread; None outside of one.
+        place_of: Returns the place of a scope.
     """
 
-    def __init__(self, known: Known = lambda tensor: None) -> None:
+    def __init__(self, known: Known = lambda tensor: None, numbers: Tags | None = None) -> None:
         self.inside: Callable[[], Place | None] = lambda: None
+        self.place_of: Callable[[int], Place] = lambda scope: _Outside.place
         self._known = known
         self._kernels: dict[str, TritonKernel] = {}
         self._log = LaunchLog()
         self._tags: dict[int, Tagged] = {}
         self._captured: dict[int, Tagged] = {}
-        self._next = 0
+        self._numbers = Tags() if numbers is None else numbers
         self._outsides: dict[tuple[Place, int], int] = {}
         self._counters: dict[OpOverload, DemandCounter] = {}
         self._thread = _Outside()
         self._step = 0
+        self._is_on = False
         self._launches: list[Launch] = []
         self._num_captures = 0
         self._watched = ExitStack()
         self._ranges = StepRanges(self._log.num_launches)
+        self._numbers.begin(self._log.tag_address, self._outside_of)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether compiled code may run operations of the step."""
+        return self._numbers.is_compiled
 
     # ---- the step, and the captures of graphs that it may replay
 
@@ -72,13 +83,17 @@ class ModelTracer:
         """The step begins."""
         self._step = step
         self._tags = dict(self._captured)
-        self._outsides = {}
+        self._is_on = True
+        self._forget()
         self._watch()
         self._log.begin()
         self._ranges.step_begins()
 
     def end(self) -> None:
         """The step is over. What it launched is kept, and looked at only if its records are asked for."""
+        self._is_on = False
+        self._forget()
+        self._tags |= self._numbers.take(self.place_of)
         self._launches = self._log.end()
         self._ranges.step_ended(len(self._launches))
         self._watched.close()
@@ -92,13 +107,13 @@ class ModelTracer:
     def capture_begins(self) -> None:
         """The capture of a CUDA graph begins. Its kernels run when the graph is launched, perhaps in the timed step."""
         self._num_captures += 1
-        self._outsides = {}
+        self._forget()
         self._watch()
 
     def capture_ended(self) -> None:
         """The capture is over."""
         self._num_captures -= 1
-        self._outsides = {}
+        self._forget()
         self._watched.close()
 
     # ---- what the recorder reports
@@ -106,7 +121,7 @@ class ModelTracer:
     def operation(self, op: int, operation: str, place: Place) -> int:
         """An operation begins in this thread. Return its tag."""
         self._thread.place = place
-        tag = self._tag(Tagged(op, operation, place))
+        tag = self._keep(self._numbers.operation(), Tagged(op, operation, place))
         self._log.tag(tag)
         return tag
 
@@ -115,14 +130,17 @@ class ModelTracer:
         counter = self._counters.get(func)
         if counter is None:
             counter = self._counters[func] = DemandCounter(func, self._known)
-        self._set_demand(tag, counter.demand(args, kwargs, result))
-        if read := counter.read_bytes(args, result):
+        demand, read = counter.demand(args, kwargs, result), counter.read_bytes(args, result)
+        self._set_demand(tag, demand)
+        self._numbers.learn(tag, str(func), demand if counter.is_alike and not read else None)
+        if read:
             self._log.tag(tag)
             self._log.read(read, torch.cuda.current_stream().cuda_stream)
         self._log.tag(self._outside())
 
     def place(self, place: Place) -> None:
         """This thread is at another place now, outside of operations."""
+        self._numbers.take_scope()
         self._thread.place = place
         self._log.tag(self._outside())
 
@@ -157,22 +175,33 @@ class ModelTracer:
     def call_begins(self, operation: str) -> int:
         """A function of an extension begins in this thread. Return its tag."""
         thread, inside = self._thread, self.inside()
-        tag = self._tag(Tagged(thread.op, operation, thread.place if inside is None else inside))
+        tag = self._tag(Tagged(thread.op, operation, self._place() if inside is None else inside))
         thread.calls.append(tag)
+        self._numbers.called(tag)
         self._log.tag(tag)
         return tag
 
     def call_ended(self, tag: int, demand: Demand | None) -> None:
         """The function with that tag ended; without a demand if it failed."""
-        self._thread.calls.remove(tag)
+        calls = self._thread.calls
+        calls.remove(tag)
+        self._numbers.called(calls[-1] if calls else -1)
         if demand is not None:
             self._set_demand(tag, demand)
         self._log.tag(self._outside())
 
     # ---- inside
 
+    def _forget(self) -> None:
+        """Give new tags to what is outside of operations. Captures run in Python: their tags outlast the step."""
+        self._outsides = {}
+        self._numbers.forget_outsides()
+        self._numbers.switch(traced=self._is_on, captured=self._num_captures > 0)
+
     def _tag(self, tagged: Tagged) -> int:
-        tag, self._next = self._next, self._next + 1
+        return self._keep(self._numbers.tag(), tagged)
+
+    def _keep(self, tag: int, tagged: Tagged) -> int:
         self._tags[tag] = tagged
         if self._num_captures:
             self._captured[tag] = tagged
@@ -188,11 +217,24 @@ class ModelTracer:
         thread = self._thread
         if thread.calls:
             return thread.calls[-1]
-        key = (thread.place, thread.op)
-        tag = self._outsides.get(key)
+        return self._outside_at(self._place(), thread.op, thread.operation)
+
+    def _outside_at(self, place: Place, op: int, operation: str) -> int:
+        tag = self._outsides.get((place, op))
         if tag is None:
-            tag = self._outsides[key] = self._tag(Tagged(thread.op, thread.operation, thread.place, counts=False))
+            tag = self._outsides[place, op] = self._tag(Tagged(op, operation, place, counts=False))
         return tag
+
+    def _outside_of(self, scope: int) -> int:
+        """The tag for what is launched after an operation in compiled code, which runs none of a compiled graph."""
+        return self._outside_at(self.place_of(scope), _Outside.op, _Outside.operation)
+
+    def _place(self) -> Place:
+        """Where this thread is."""
+        scope = self._numbers.take_scope()
+        if scope >= 0:
+            self._thread.place = self.place_of(scope)
+        return self._thread.place
 
     def _watch(self) -> None:
         """Watch what launches kernels and is not seen by the dispatcher."""
@@ -210,7 +252,7 @@ class ModelTracer:
             given = dict(zip(getattr(function, "arg_names", ()), args, strict=False)) | kwargs
             demand = self._kernel(function).demand(given, self._known)
             inside = self.inside()
-            place = thread.place if inside is None else inside
+            place = self._place() if inside is None else inside
             self._log.tag(self._tag(Tagged(thread.op, thread.operation, place, demand, counts=False)))
             try:
                 return original(launcher, *args, **kwargs)

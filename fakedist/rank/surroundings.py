@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 
 from fakedist.frameworks.adapting import adapted_frameworks
-from fakedist.gpu.fast_path.compiled import make_fast_path
+from fakedist.gpu.fast_path.compiled import CompiledFastPath, make_fast_path
 from fakedist.gpu.tracker.tracker import EventTracker
 from fakedist.gpu.tuning import FirstConfigurations
 from fakedist.gpu.values import ValueEngine
@@ -161,15 +161,16 @@ class Surroundings:
         if self._gpu is not None and job.values != "off":
             self._values = ValueEngine(job.seed, strict=job.values == "strict")
         execute = None if self._values is None else self._values.execute
+        fast_path = make_fast_path(self._values)
         recorder = Recorder(
             self._journal,
             job.steps,
             execute,
             self._progress,
-            self._model_tracer(),
+            self._model_tracer(fast_path),
             until=job.until,
             make_tracker=None if keeps_metadata() else EventTracker,
-            fast_path=make_fast_path(self._values),
+            fast_path=fast_path,
         )
         if tracer := _later_tracer(job):
             recorder.trace_later_step(tracer)
@@ -203,13 +204,14 @@ class Surroundings:
         for note in (*self._world_notes(), *self._tuning.notes()):
             self._journal.append(NoteRecord(note))
 
-    def _model_tracer(self) -> OperationTracer | None:
+    def _model_tracer(self, fast_path: CompiledFastPath | None) -> OperationTracer | None:
         """The tracer for a recorded step, or None if the job wants no estimated times."""
         if not self._job.kernels or self._gpu is None or _rehearses():
             return None
         from fakedist.gpu.model_tracer import ModelTracer
 
-        return ModelTracer() if self._values is None else ModelTracer(self._values.known)
+        numbers = None if fast_path is None else fast_path.tags()
+        return ModelTracer(numbers=numbers) if self._values is None else ModelTracer(self._values.known, numbers)
 
     def _write_gpu(self) -> None:
         """Write what is known of the rank's GPU. A real GPU is queried only once CUDA is initialised."""

@@ -82,7 +82,8 @@ class Interception:
         self._views = frozenset() if is_above_python else _VIEWS & self._names
         self._threads: set[threading.Thread] = set()
         self._sees_views = False
-        self._libraries = self._of_all(_FAKE if fast_path is None else fast_path.python_key)
+        self._python_key = _FAKE if fast_path is None else fast_path.python_key
+        self._libraries = self._of_all(self._python_key)
         self._of_views = _unseen(self._views)
         if fast_path is not None:
             fast_path.install(True)
@@ -98,7 +99,7 @@ class Interception:
             return
         self._sees_views = seen
         _destroy(self._of_views)
-        self._of_views = self._own_kernels(self._views, _FAKE) if seen else _unseen(self._views)
+        self._of_views = self._own_kernels(self._views, self._python_key) if seen else _unseen(self._views)
 
     def end(self) -> None:
         """Switch it off in this thread, and take the kernels away unless another thread needs them."""

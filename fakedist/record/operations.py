@@ -119,9 +119,9 @@ class Operations:
         self._switch()
 
     def _switch(self) -> None:
-        """Use the fast path while operations are recorded and only the allocator is told of them."""
+        """Use the fast path while operations are recorded and no one but the allocator need be told in Python."""
         if self._fast_path is not None:
-            is_told = self.tracer is not None or self._graph is not None
+            is_told = (self.tracer is not None and not self.tracer.is_compiled) or self._graph is not None
             is_on = self._interception is not None and self._cuda_is_on and self._records and not is_told
             self._fast_path.switch(is_on)
 

@@ -113,7 +113,7 @@ class Recorder:
         self._watched = Watched(self._compiles, lambda: self._position.layer)
         self._placing = Placing(self._layers, self._watched)
         if tracer is not None:
-            tracer.inside = self._operations.place_in_graph
+            tracer.inside, tracer.place_of = self._operations.place_in_graph, lambda scope: self._position.places[scope]
         self._history = AllocatorHistory(journal.append, self._operations.numbering.take_gemms, make_tracker, fast_path)
         self._history.on_workspace = self._workspace
         self._later_step = LaterStep(self._layers.name)

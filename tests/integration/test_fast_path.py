@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import gc
 from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tests.integration.training import training
 from tests.integration.virtual_worker import on_virtual_gpu
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
     from fakedist.gpu.values import ValueEngine
 
 #: A program returns what it read.
@@ -109,65 +109,9 @@ def _agree(program: Program, least: float) -> None:
     assert compiled.read == python.read
 
 
-def _network(width: int = 512) -> nn.Module:
-    import torch
-    from torch import nn
-    from torch.utils.checkpoint import checkpoint
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm, self.up, self.down = (
-                nn.LayerNorm(width),
-                nn.Linear(width, 4 * width),
-                nn.Linear(4 * width, width),
-            )
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
-
-    class Network(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding, self.blocks = nn.Embedding(1000, width), nn.ModuleList(Block() for _ in range(3))
-            self.head = nn.Linear(width, 1000)
-
-        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-            x = self.embedding(tokens)
-            for place, block in enumerate(self.blocks):
-                x = checkpoint(block, x, use_reentrant=place == 1) if place else block(x)
-            return torch.as_tensor(self.head(x))
-
-    return Network()
-
-
-def _training() -> list[object]:
-    import torch
-
-    read: list[object] = []
-    with torch.device("cuda"):
-        model = _network()
-        tokens = torch.randint(1000, (4, 257))
-    read.append(tokens.sum().item())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for step in range(4):
-        for micro in range(2):
-            with torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False):
-                logits = model(tokens[:, :-1])
-                loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-            loss.backward()
-            read.append((step, micro, loss.item()))
-        read.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=bool(step % 2))
-        bias = next(p for name, p in model.named_parameters() if name.endswith("norm.bias"))
-        read.append(bias.sum().item())
-    return read
-
-
 @on_virtual_gpu
 def test_training_with_recomputation_and_accumulated_gradients() -> None:
-    _agree(_training, 0.8)
+    _agree(training, 0.8)
 
 
 def _values() -> list[object]:
@@ -342,6 +286,52 @@ def test_a_backward_that_runs_in_two_threads() -> None:
     assert found.passed > 100
     numbers = [number for number, *_ in found.rows["operation"]]  # type: ignore[misc]
     assert len(numbers) == len(_recorded(_in_threads, compiled=False).rows["operation"])
+
+
+def _launched(*, compiled: bool) -> tuple[Any, int]:
+    """The journal's record of a timed step's launches, and how many operations compiled code ran.
+
+    Compiled code runs operations of the other steps in any case.
+    """
+    from fakedist.gpu.fast_path.compiled import CompiledFastPath
+    from fakedist.gpu.model_tracer import ModelTracer
+    from fakedist.gpu.values import ValueEngine
+    from fakedist.record.recorder import Recorder
+    from fakedist.record.steps import StopRun
+    from fakedist.run.collector import no_collector
+    from fakedist.run.launch_records import LaunchesRecord
+
+    class Journal:
+        def append(self, record: Any) -> None:
+            if isinstance(record, LaunchesRecord):
+                found.append(record)
+
+    found: list[Any] = []
+    engine = ValueEngine(0)
+    fast_path = CompiledFastPath(engine)
+    tracer = ModelTracer(engine.known, fast_path.tags() if compiled else None)
+    recorder = Recorder(Journal(), 3, engine.execute, tracer=tracer, fast_path=fast_path)
+    with engine.below_dispatch(), recorder, no_collector(), contextlib.suppress(StopRun):
+        training()
+    assert len(found) == 1
+    return found[0], fast_path.passed
+
+
+@on_virtual_gpu
+def test_launches_of_the_timed_step_are_the_same_wherever_an_operation_ran() -> None:
+    import torch
+
+    both = []
+    for compiled in (False, True):
+        gc.collect()
+        torch.cuda.empty_cache()
+        both.append(_launched(compiled=compiled))
+    (python, passed), (fast, passed_more) = both
+    assert passed_more > passed + 300
+    assert len(python.work) > 300
+    for field in dataclasses.fields(python):
+        if field.name != "event":  # a process numbers its events
+            assert repr(getattr(fast, field.name)) == repr(getattr(python, field.name)), field.name
 
 
 @on_virtual_gpu

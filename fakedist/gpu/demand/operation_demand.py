@@ -93,6 +93,9 @@ class DemandCounter:
     Args:
         func: The operator.
         known: Returns a tensor's values, or None if no kernel computed them: where packed sequences begin.
+
+    Attributes:
+        is_alike: Whether calls with arguments of the same types and sizes demand the same, whatever their values.
     """
 
     def __init__(self, func: OpOverload, known: Known = lambda tensor: None) -> None:
@@ -114,6 +117,8 @@ class DemandCounter:
         self._puts_into = name in _PUT_INTO
         self._copies_first = name in _COPIES_FIRST
         self._grads_position = 1 if name.startswith(_FUSED_OPTIMIZERS) else -1
+        has_settings = self._formula is not None and "conv" in name
+        self.is_alike = self._attention is None and not has_settings and not (operator.is_view and self._reads)
 
     def demand(self, args: Arguments, kwargs: Keywords, result: object) -> Demand:
         """The demand of one call that has returned.

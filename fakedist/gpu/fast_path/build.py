@@ -12,7 +12,8 @@ from fakedist.gpu.driver import build as driver
 from fakedist.gpu.native import cache_directory, compile_native, find_cpp_compiler
 from fakedist.torch_releases import ALLOCATOR_METADATA
 
-_SOURCES = tuple(map(Path(__file__).with_name, ("fast_path.cpp", "history.cpp", "marks.cpp")))
+_SOURCES = tuple(map(Path(__file__).with_name, ("fast_path.cpp", "history.cpp", "marks.cpp", "trace.cpp")))
+_HEADER = Path(__file__).with_name("trace.h")
 #: Where torch's headers find the one of CUDA's that its wheels leave out.
 _TRACKER = Path(__file__).parents[1] / "tracker"
 _FLAGS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-fvisibility=hidden")
@@ -26,7 +27,7 @@ def library_path() -> Path:
     """
     cuda = driver.find_cuda()
     digest = hashlib.sha256()
-    for part in (*_SOURCES, Path(__file__)):
+    for part in (*_SOURCES, _HEADER, Path(__file__)):
         digest.update(part.read_bytes())
     digest.update(repr((cuda.torch_version, cuda.include, driver.torch_directory(), platform.machine())).encode())
     return cache_directory() / f"fast-path-{digest.hexdigest()[:16]}.so"

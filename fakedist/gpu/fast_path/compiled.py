@@ -12,6 +12,7 @@ from fakedist.gpu.fast_path.build import ensure_fast_path
 from fakedist.gpu.fast_path.history import read_history
 from fakedist.gpu.fast_path.marks import CompiledMarker
 from fakedist.gpu.fast_path.rules import EVERYTHING, Flag, rule_of
+from fakedist.gpu.fast_path.trace import CompiledTags
 from fakedist.gpu.values import ValueEngine
 from fakedist.gpu.values.contents import LIMIT_BYTES, MASK_LIMIT_BYTES
 from fakedist.gpu.values.following import FEW, MANY
@@ -122,10 +123,16 @@ class CompiledFastPath:
 
     def new_kind(self, func: OpOverload, number: int, *, is_view: bool, is_gemm: bool) -> None:
         """An operator was seen for the first time. Its later calls may run here."""
-        rule = EVERYTHING if self._engine is None else rule_of(Operator(func), self._engine.composites)
+        operator = Operator(func)
+        rule = EVERYTHING if self._engine is None else rule_of(operator, self._engine.composites)
         flags = rule.flags | (Flag.IS_VIEW if is_view else Flag.NONE) | (Flag.IS_GEMM if is_gemm else Flag.NONE)
+        flags |= Flag.LOOKS_ON if operator.is_view else Flag.NONE
         name, overload = func._schema.name.encode(), func._schema.overload_name.encode()
         self._library.fakedist_fast_rule(name, overload, number, rule.method, flags)
+
+    def tags(self) -> CompiledTags:
+        """The tags of a timed step's operations, those that run here included."""
+        return CompiledTags(self._library)
 
     @property
     def passed(self) -> int:

@@ -6,6 +6,8 @@
 // tensor has, and reached by redispatching.
 //
 // Backward runs without Python's lock, so one lock guards what this file keeps. It is never held while Python is called.
+#include "trace.h"
+
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -23,6 +25,7 @@
 #include <vector>
 
 namespace {
+namespace trace = fakedist::trace;
 using c10::DispatchKey;
 using c10::DispatchKeySet;
 using torch::jit::Stack;
@@ -54,6 +57,7 @@ enum Flag {
     MAKES_MASK = 128, // not if the result is a mask
     IS_VIEW = 256,   // allocates nothing
     IS_GEMM = 512,
+    LOOKS_ON = 1024, // a view: its result takes nothing, whatever its arguments
 };
 
 // The limits of gpu/values, in its words.
@@ -291,7 +295,12 @@ void keep_gemm(std::vector<int64_t> &found, const Stack &stack) {
 }
 
 void run(const c10::OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
-    const auto to_python = [&] { op.redispatchBoxed(keys.add(PYTHONS), stack); };
+    const auto to_python = [&](const trace::Key *key = nullptr) {
+        const trace::Asked asked(key);
+        op.redispatchBoxed(keys.add(PYTHONS), stack);
+    };
+    const int tracing = trace::mode.load(std::memory_order_relaxed);
+    if (tracing == trace::PYTHON) return to_python();
     if (!is_on.load(std::memory_order_relaxed) || keys.has(DispatchKey::Python)) return to_python();
     if (!(cells->op.load(std::memory_order_relaxed) & 255)) return to_python(); // which also drains
     if (c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python) || c10::impl::TorchDispatchModeTLS::stack_len())
@@ -312,6 +321,13 @@ void run(const c10::OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
     const int64_t now = is_ours ? scope() : -1;
     if (now < 0) return to_python();
     const Rule &rule = *found;
+    int64_t demand = -1;
+    if (tracing) {
+        trace::Key key;
+        if (!trace::make_key(rule.kind, rule.flags & LOOKS_ON, arguments, rule.num_arguments, key)) return to_python();
+        demand = trace::find_demand(key);
+        if (demand < 0) return to_python(&key); // Python tells the demand of all calls with this key
+    }
     int64_t this_op = 0;
     {
         const std::lock_guard<std::mutex> held(lock);
@@ -322,10 +338,12 @@ void run(const c10::OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
     const bool needs_gradient = seen.num_device && may_be_loss(rule, op, arguments);
     std::vector<int64_t> product;
     if (rule.flags & IS_GEMM) product = gemm(rule, this_op, arguments);
+    const size_t traced = tracing ? trace::operation_begins(this_op, now, demand) : 0;
     {
         const c10::impl::ExcludeDispatchKeyGuard guard(ABOVE);
         op.redispatchBoxed(keys & BELOW, stack);
     }
+    if (tracing) trace::operation_ended(traced, now);
     if (rule.flags & IS_GEMM) keep_gemm(product, *stack);
     look_for_loss(needs_gradient, *stack);
 }

@@ -40,6 +40,7 @@ class Flag(enum.IntFlag):
     MAKES_MASK = 128
     IS_VIEW = 256
     IS_GEMM = 512
+    LOOKS_ON = 1024
 
 
 @dataclass(frozen=True)

@@ -42,9 +42,16 @@ class OperationTracer(Tracer, Protocol):
 
     Attributes:
         inside: Returns the place of what a compiled graph launches now in this thread. None outside one.
+        place_of: Returns the place of a scope.
+        is_compiled: Whether the fast path tells it of the operations that it runs.
     """
 
     inside: Callable[[], Place | None]
+    place_of: Callable[[int], Place]
+
+    @property
+    def is_compiled(self) -> bool:
+        """See above."""
 
     def operation(self, op: int, operation: str, place: Place) -> int:
         """Begin an operation in this thread. Returns a tag for it."""
