@@ -6,7 +6,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 _PAGE_BYTES = resource.getpagesize()
@@ -19,10 +19,10 @@ class ProcessTree:
 
     Args:
         root: Process ID of their ancestor. As a subreaper it also adopts those whose parents have ended.
-        besides: Returns a descendant to leave out; None leaves out none. What descends from it counts.
+        besides: Returns descendants to leave out. What descends from them counts.
     """
 
-    def __init__(self, root: int, besides: Callable[[], int | None] = lambda: None) -> None:
+    def __init__(self, root: int, besides: Callable[[], Collection[int | None]] = tuple) -> None:
         self._root = root
         self._besides = besides
         self._known: set[int] = set()
@@ -44,7 +44,7 @@ class ProcessTree:
             time.sleep(0.01)
 
     def _descendants(self) -> set[int]:
-        return descendants(self._root) - {self._besides()}
+        return descendants(self._root).difference(self._besides())
 
 
 def descendants(root: int) -> set[int]:

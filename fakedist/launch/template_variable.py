@@ -9,9 +9,9 @@ from pathlib import Path
 _VARIABLE = "FAKEDIST_TEMPLATE"
 
 
-def told_of_template(learned: Path, channel: socket.socket | None) -> dict[str, str]:
+def told_of_template(learned: Path, channel: int | None) -> dict[str, str]:
     """The variable that names a channel, and the file with what the template imports or that takes it."""
-    return {_VARIABLE: f"{'' if channel is None else channel.fileno()}:{learned}"}
+    return {_VARIABLE: f"{'' if channel is None else channel}:{learned}"}
 
 
 def hear_of_template() -> tuple[Path, socket.socket | None] | None:

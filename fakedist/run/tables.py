@@ -58,6 +58,11 @@ def check_tables(run_directory: Path) -> None:
         raise RunDirectoryError(f"{tables} is not a directory", "remove it, then report again")
 
 
+def import_parquet() -> None:
+    """Import what writes and reads tables."""
+    import pyarrow.parquet  # noqa: F401
+
+
 def write_table(run_directory: Path, name: str, columns: Mapping[str, object]) -> None:
     """Write one table.
 

@@ -28,15 +28,21 @@ _OUTPUT_BYTES = 8_000
 _WAIT_S = 0.5
 _ERROR = "fakedist: error: "
 _ROOT = os.fspath(Path(__file__).parents[3])
-# Both run the same fakedist, even from a bare clone, and nothing next to the script can shadow it. The supervisor skips
+# All run the same fakedist, even from a bare clone, and nothing next to the script can shadow it. The supervisor skips
 # site-packages, so that it starts in 30 ms.
 _SUPERVISOR = "import sys; sys.path[0] = sys.argv[1]; from fakedist.launch.executors.supervising import main; main()"
-_TASK = """
+_IMPORTS = """
 import sys
 sys.path[0] = sys.argv[1]
 from fakedist.cli.handed import run_handed_job
-sys.exit(run_handed_job(sys.argv[2]))
 """
+_FORKED = """
+from fakedist.launch.ahead import import_ahead
+from fakedist.launch.executors.task_template import forked_task
+sys.argv[2:] = forked_task(int(sys.argv[3]), lambda: import_ahead(sys.argv[2] == "page"))
+"""
+_RUN = "sys.exit(run_handed_job(sys.argv[2]))\n"
+_TASK, _TEMPLATE = f"{_IMPORTS}{_RUN}", f"{_IMPORTS}{_FORKED}{_RUN}"
 
 
 class TaskProcesses:
@@ -44,7 +50,8 @@ class TaskProcesses:
 
     Args:
         environment: The environment of the tasks. None for this process's own.
-        templates: Whether ranks fork from a template that has imported what the first one imported.
+        templates: Whether tasks fork from a template that has imported what they need, and their ranks from one that
+            has imported what the first one imported.
     """
 
     def __init__(self, environment: Mapping[str, str] | None = None, templates: bool = False) -> None:
@@ -87,15 +94,18 @@ class TaskProcesses:
 
     def _order(self, task: Task, scratch: Path, log: Path) -> Order:
         data = scratch / "job.json"
+        templates = self._templates and task.job.device == "virtual"
         data.write_text(json.dumps({"job": task.job.to_dict(), "directory": os.fspath(task.directory.absolute())}))
         return Order(
-            command=[sys.executable, "-c", _TASK, _ROOT, os.fspath(data)],
+            command=[sys.executable, "-c", _TASK, _ROOT],
+            arguments=[os.fspath(data)],
+            template=[sys.executable, "-c", _TEMPLATE, _ROOT, "page" if task.job.page else ""] if templates else [],
             environment=dict(os.environ if self._environment is None else self._environment),
             cwd=os.fspath(task.cwd),
             log=os.fspath(log),
             memory_limit_bytes=task.memory_limit_bytes,
             timeout_s=task.timeout_s,
-            script=key_of(task.job) if self._templates and task.job.device == "virtual" else "",
+            script=key_of(task.job) if templates else "",
         )
 
     @contextmanager

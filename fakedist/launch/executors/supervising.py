@@ -1,8 +1,8 @@
 """The supervisor: a small process between an executor and the processes of tasks, one task after the other.
 
 It adopts every process that a task leaves behind, samples how much memory they hold together, and ends all of them at
-a limit, when the task is over, and when the executor closes the pipe or dies. It keeps the template that the ranks of
-its tasks fork from. It needs the standard library alone.
+a limit, when the task is over, and when the executor closes the pipe or dies. It keeps the templates that its tasks and
+their ranks fork from. It needs the standard library alone.
 """
 
 from __future__ import annotations
@@ -12,26 +12,27 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import BinaryIO, Literal
 
+from fakedist.launch.executors.task_template import TaskTemplate, end_with_supervisor
 from fakedist.launch.keeping import TemplateKeeper
 from fakedist.launch.process_tree import ProcessTree
 from fakedist.launch.template_variable import told_of_template
+from fakedist.rank.template.channel import Forked, ForkTask
 
 Ended = Literal["itself", "memory", "timeout", "cancelled"]
 
 #: Seconds that a task may take to leave after SIGTERM: its rank has 10, then the tables are built.
 LEAVE_S = 20.0
 _SAMPLE_S = 0.2
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class Order:
         log: The file that takes its output.
         memory_limit_bytes, timeout_s: As for :class:`fakedist.launch.executors.task.Task`.
         script: What its ranks run, as templates are told apart by. Empty if they do not fork from a template.
+        arguments: Further arguments, which a fork of the template gets.
+        template: The command of a template that forks processes like it. Empty if each starts on its own.
     """
 
     command: list[str]
@@ -54,6 +57,8 @@ class Order:
     memory_limit_bytes: int | None
     timeout_s: float | None
     script: str = ""
+    arguments: list[str] = field(default_factory=list)
+    template: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -80,12 +85,12 @@ def main() -> int:
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, _hear)
-    keeper = TemplateKeeper(Path(sys.argv[2]), output=sys.stderr.fileno())
+    templates = Templates(TemplateKeeper(Path(sys.argv[2]), output=sys.stderr.fileno()), TaskTemplate())
     while line := sys.stdin.buffer.readline():
-        supervised = _Supervision(Order(**json.loads(line)), sys.stdin.buffer, child_ends, keeper).run()
+        supervised = _Supervision(Order(**json.loads(line)), sys.stdin.buffer, child_ends, templates).run()
         sys.stdout.write(json.dumps(asdict(supervised)) + "\n")
         sys.stdout.flush()
-    keeper.close()
+    templates.close()
     return 0
 
 
@@ -93,48 +98,75 @@ def _hear(number: int, frame: FrameType | None) -> None:
     """Only a handled signal reaches the wakeup descriptor."""
 
 
-def start(order: Order, keeper: TemplateKeeper) -> subprocess.Popen[bytes]:
-    """Start the program in a session of its own."""
-    environment = dict(order.environment)
+@dataclass(frozen=True)
+class Templates:
+    """The templates of a supervisor's tasks.
+
+    Attributes:
+        ranks: Keeps the one that ranks fork from.
+        tasks: The one that the tasks' own processes fork from.
+    """
+
+    ranks: TemplateKeeper
+    tasks: TaskTemplate
+
+    def pids(self) -> set[int | None]:
+        """Their processes, of which none belongs to a task."""
+        return {self.ranks.pid, self.tasks.pid}
+
+    def reaped(self, pid: int) -> None:
+        """A child of this process was reaped."""
+        self.ranks.reaped(pid)
+        self.tasks.reaped(pid)
+
+    def close(self) -> None:
+        """End them."""
+        self.ranks.close()
+        self.tasks.close()
+
+
+def start(order: Order, templates: Templates) -> subprocess.Popen[bytes] | Forked:
+    """Start the program in a session of its own, or fork it from its template."""
     with open(order.log, "wb") as log, ExitStack() as stack:
-        channel: socket.socket | None = None
+        channel, learned = None, ""
         if order.script:
-            if (channel := keeper.open_channel(order.script)) is not None:
-                stack.enter_context(channel)
-            environment |= told_of_template(keeper.learned, channel)
+            learned = os.fspath(templates.ranks.learned)
+            if (opened := templates.ranks.open_channel(order.script)) is not None:
+                channel = stack.enter_context(opened).fileno()
+        channels = () if channel is None else (channel,)
+        if order.template:
+            task = ForkTask(order.arguments, order.environment, order.cwd, learned)
+            if (forked := templates.tasks.fork(order.template, task, (log.fileno(), *channels))) is not None:
+                return forked
+        own = os.getpid()
         return subprocess.Popen(
-            order.command,
+            [*order.command, *order.arguments],
             cwd=order.cwd,
-            env=environment,
-            pass_fds=() if channel is None else (channel.fileno(),),
+            env=order.environment | (told_of_template(Path(learned), channel) if learned else {}),
+            pass_fds=channels,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=_end_with_parent,
+            preexec_fn=lambda: end_with_supervisor(own),
         )
-
-
-def _end_with_parent() -> None:
-    """End the program, and by its own doing the rank, if even the supervisor is killed."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 class _Supervision:
     """One program that is being watched."""
 
-    def __init__(self, order: Order, line: BinaryIO, child_ends: int, keeper: TemplateKeeper) -> None:
+    def __init__(self, order: Order, line: BinaryIO, child_ends: int, templates: Templates) -> None:
         self._order = order
-        self._keeper = keeper
+        self._templates = templates
         self._readers: list[int] = [child_ends, line.fileno()]
         self._line = line.fileno()
-        self._tree = ProcessTree(os.getpid(), besides=lambda: keeper.pid)
+        self._tree = ProcessTree(os.getpid(), besides=templates.pids)
         self._peak_bytes = 0
-        keeper.most_bytes()  # of ranks of the task before, which it may have reaped late
+        templates.ranks.most_bytes()  # of ranks of the task before, which it may have reaped late
         self._ended: Ended = "itself"
         self._begun = time.monotonic()
         self._kill_at: float | None = None
-        self._program = start(order, keeper)  # kept: without the object, subprocess would reap the process
+        self._program = start(order, templates)  # kept: without the object, subprocess would reap the process
         self._pid = self._program.pid
 
     def run(self) -> Supervised:
@@ -146,7 +178,7 @@ class _Supervision:
         wall_s = time.monotonic() - self._begun
         self._tree.kill()
         self._reaped()
-        peak_bytes = max(self._peak_bytes, self._keeper.most_bytes())
+        peak_bytes = max(self._peak_bytes, self._templates.ranks.most_bytes())
         return Supervised(self._ended, os.waitstatus_to_exitcode(status), wall_s, peak_bytes)
 
     def _wait(self) -> None:
@@ -185,8 +217,8 @@ class _Supervision:
                 return found
             if not pid:
                 return found
-            if pid == self._keeper.pid:
-                self._keeper.reaped(pid)
+            if pid in self._templates.pids():
+                self._templates.reaped(pid)
                 continue
             self._peak_bytes = max(self._peak_bytes, usage.ru_maxrss * 1024)  # it may lie between two samples
             if pid == self._pid:

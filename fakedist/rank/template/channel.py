@@ -1,4 +1,4 @@
-"""The socket between a template and the process that wants ranks of it: messages, and open files along with them."""
+"""The socket between a template and the process that wants forks of it: messages, and open files along with them."""
 
 from __future__ import annotations
 
@@ -34,8 +34,26 @@ class Fork:
 
 
 @dataclass(frozen=True, slots=True)
+class ForkTask:
+    """Asks for the process of a task, which runs ranks. The file for its output comes along.
+
+    Attributes:
+        arguments: The arguments of its program.
+        environment: Its environment.
+        cwd: The directory in which it starts.
+        learned: The file of the template that its ranks fork from. Empty if they start on their own. A channel to that
+            template comes along if there is one.
+    """
+
+    arguments: list[str]
+    environment: dict[str, str]
+    cwd: str
+    learned: str
+
+
+@dataclass(frozen=True, slots=True)
 class Forked:
-    """The rank runs.
+    """The process runs.
 
     Attributes:
         pid: Its process.
@@ -76,8 +94,10 @@ class Released:
     """The rank's process ID is free."""
 
 
-Message = Fork | Forked | Refused | Over | Release | Released
-_KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in (Fork, Forked, Refused, Over, Release, Released)}
+Message = Fork | ForkTask | Forked | Refused | Over | Release | Released
+_KINDS: dict[str, type[Message]] = {
+    kind.__name__: kind for kind in (Fork, ForkTask, Forked, Refused, Over, Release, Released)
+}
 
 
 class Channel:
