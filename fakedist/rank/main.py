@@ -35,6 +35,7 @@ from fakedist.rank.ending import (
     uninterrupted,
     watched_exit,
 )
+from fakedist.rank.leaving import leave_at_once
 from fakedist.rank.script import run_as_main, without_our_frames
 from fakedist.rank.teller import Ended, Failed, Restarted, Started, Teller
 from fakedist.rank.template.starting import Start
@@ -112,6 +113,7 @@ class Rank:
         self._own_ranks = OwnRanks(job)
         self._surroundings: Surroundings | None = None
         self._closed = self.has_failed = False
+        self._exit_code: int | None = None
 
     def enter(self) -> None:
         """Set up everything outside torch. The rest follows when the script imports torch.
@@ -171,6 +173,13 @@ class Rank:
         self._before_torch.close()
         self._tape_file.close()
         self._journal.close()
+        if self._exit_code is not None:
+            leave_at_once(self._exit_code)
+
+    def exits_with(self, code: int | str | None) -> None:
+        """The argument for ``sys.exit`` is known. Python prints a text itself."""
+        if self._job.device == "virtual" and not self._job.nsys:  # tools that trace a GPU write their files at the end
+            self._exit_code = 1 if isinstance(code, str) else (code or 0) & 0xFF
 
     def _torch_is_imported(self, module: ModuleType) -> None:
         """Set up torch's surroundings, once. A forked process is not the rank."""
@@ -268,14 +277,17 @@ def main(run_directory: str, start: Start | None = None) -> int | str | None:
         return ExitCode.INTERRUPTED
     signal.signal(signal.SIGTERM, terminate)
     teller.tell(Started(os.getpid()))
+    code: int | str | None = 0
     try:
         run_as_main(job)
     except BaseException as error:
-        return _ended(rank, error)
-    if not other_threads():
-        rank.close(Ending(Outcome.FINISHED, 0))
-        rank.stop_recording()
-    return 0
+        code = _ended(rank, error)
+    else:
+        if not other_threads():
+            rank.close(Ending(Outcome.FINISHED, 0))
+            rank.stop_recording()
+    rank.exits_with(code)
+    return code
 
 
 def _ended(rank: Rank, error: BaseException) -> int | str | None:

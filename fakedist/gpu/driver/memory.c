@@ -20,7 +20,7 @@
 #define NUM_GRANULES (RANGE_SPAN / GRANULE)
 #define SMALL_SEGMENT (2ull << 20) /* kSmallBuffer in c10/core/AllocatorConfig.h */
 #define LARGE_COPY_LIMIT (64ull << 10) /* host copies into a slice of a large tensor (flags, counters) */
-#define PAGES_LIMIT (64ull << 10)      /* from here on, zeros are pages that nobody has touched */
+#define PAGES_LIMIT (64ull << 10)      /* from here on, zeros are pages that hold nothing yet */
 #ifndef MAP_FIXED_NOREPLACE
 #define MAP_FIXED_NOREPLACE 0x100000
 #endif
@@ -271,8 +271,8 @@ void memory_copy(void *to, const void *from, size_t size) {
     }
 }
 
-/* Whole pages go back to the kernel, which gives zeros when somebody reads them. An optimizer's state is zeroed, and
- * rarely read: writing it would take a page fault for each page, and host memory. */
+/* Whole pages go back to the kernel, which gives zeros when they are read. An optimizer's state is zeroed, and rarely
+ * read: writing it would take a page fault for each page, and host memory. */
 static void zero_pages(char *to, size_t size) {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     char *first = (char *)(((uintptr_t)to + page - 1) / page * page);

@@ -104,7 +104,7 @@ def storage_address(tensor: torch.Tensor) -> int:
 
 
 def zero_memory(tensor: torch.Tensor) -> bool:
-    """Write zeros to the memory of a contiguous device tensor. Pages that nobody reads then take no host memory.
+    """Write zeros to the memory of a contiguous device tensor. Pages that are not read then take no host memory.
 
     Returns:
         Whether they were written.

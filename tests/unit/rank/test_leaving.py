@@ -1,0 +1,94 @@
+"""A process that leaves at once, against one that Python takes down."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+_SCRIPT = """
+import atexit, ctypes, gzip, json, tempfile
+import helper
+
+class Told:
+    def __init__(self, name, file=None):
+        self.name, self.file, self.own = name, file, None
+    def __del__(self):
+        print("destroyed", self.name)
+
+held = Told("held by the main module")
+circle = Told("in a cycle")
+circle.own = circle
+del circle
+_private = Told("private")
+log = open("log.txt", "w")
+log.write("a line without an end")
+packed = gzip.open("packed.gz", "wb")
+packed.write(b"packed bytes")
+temporary = tempfile.NamedTemporaryFile(prefix="temporary", dir=".")
+closed = open("closed.txt", "w"); closed.close()
+json.kept = open("kept.txt", "w")  # an installed module keeps it
+json.kept.write("kept by another module")
+json.told = Told("held by an installed module")
+atexit.register(print, "atexit")
+ctypes.CDLL(None).printf(b"printed by C\\n")
+"""
+_HELPER = """
+file = open("helper.txt", "w")
+file.write("helper")
+class Told:
+    def __del__(self):
+        print("destroyed by the helper")
+told = Told()
+"""
+_AT_ONCE = """
+import atexit, runpy, sys
+from fakedist.rank.leaving import leave_at_once
+atexit.register(leave_at_once, 7)
+sys.path.insert(0, ".")
+main = sys.modules["__main__"]
+exec(compile(open("script.py").read(), "script.py", "exec"), main.__dict__)
+"""
+
+
+def _run(directory: Path, program: list[str], **streams: int) -> subprocess.CompletedProcess[str]:
+    directory.mkdir()
+    (directory / "script.py").write_text(_SCRIPT)
+    (directory / "helper.py").write_text(_HELPER)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment.pop("PYTHONUNBUFFERED", None)
+    streams = streams or {"stdout": subprocess.PIPE}
+    return subprocess.run(
+        [sys.executable, *program], cwd=directory, env=environment, text=True, stderr=subprocess.PIPE, **streams
+    )
+
+
+def test_a_script_notices_no_difference(tmp_path: Path) -> None:
+    usual = _run(tmp_path / "usual", ["script.py"])
+    at_once = _run(tmp_path / "at_once", ["-c", _AT_ONCE])
+    assert (usual.returncode, at_once.returncode) == (0, 7), at_once.stderr
+    assert usual.stderr == at_once.stderr == ""
+    told = "destroyed held by an installed module"
+    assert told in usual.stdout
+    assert told not in at_once.stdout  # that would take a whole teardown
+    assert sorted(at_once.stdout.splitlines()) == sorted(set(usual.stdout.splitlines()) - {told})
+    assert "printed by C" in at_once.stdout
+    files = [{p.name: p.read_bytes() for p in (tmp_path / each).glob("*.txt")} for each in ("usual", "at_once")]
+    assert files[0] == files[1]
+    assert files[1]["kept.txt"] == b"kept by another module"
+    assert gzip.decompress((tmp_path / "at_once" / "packed.gz").read_bytes()) == b"packed bytes"
+    assert not list((tmp_path / "at_once").glob("temporary*"))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_output_that_cannot_be_written_is_told_by_the_teardown(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        run = _run(tmp_path / "full", ["-c", _AT_ONCE], stdout=full.fileno())
+    assert run.returncode == 120  # Python's own code for it
+    assert "No space left on device" in run.stderr
