@@ -87,25 +87,27 @@ class JournalReader:
 
     def __iter__(self) -> Iterator[Record]:
         with self._open() as file:
+            # What is written from now on is left for the next reader: its last record may be half there.
+            size = os.fstat(file.fileno()).st_size
             file.seek(self.position)
-            magic = MAGIC if self.position else file.read(len(MAGIC))
+            magic = MAGIC if self.position else file.read(min(len(MAGIC), size))
             if magic != MAGIC:
                 if MAGIC.startswith(magic):
                     self.truncated = True
                     return
                 raise damaged(self._path, "is not a journal of fakedist")
-            size = os.fstat(file.fileno()).st_size
-            while head := file.read(_HEAD.size):
-                start = file.tell()
+            self.position = self.position or len(MAGIC)
+            while head := file.read(min(_HEAD.size, size - self.position)):
+                start = self.position + len(head)
                 length, crc = _HEAD.unpack(head) if len(head) == _HEAD.size else (-1, 0)
                 body = file.read(length) if 0 < length <= size - start else b""
                 if not body or zlib.crc32(body) != crc:
                     file.seek(start)
-                    if _has_record(file.read()):
-                        raise damaged(self._path, f"is broken at byte {start - len(head):,}, and whole records follow")
+                    if _has_record(file.read(size - start)):
+                        raise damaged(self._path, f"is broken at byte {self.position:,}, and whole records follow")
                     self.truncated = True
                     return
-                self.position = file.tell()
+                self.position = start + length
                 yield self._record(body)
 
     def _open(self) -> IO[bytes]:

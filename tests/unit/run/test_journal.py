@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from fakedist.errors import RunDirectoryError
-from fakedist.run.journal import MAGIC, JournalWriter, read_journal
+from fakedist.run.journal import MAGIC, JournalReader, JournalWriter, read_journal
 from fakedist.run.notes import Note
 from fakedist.run.records import NoteRecord, OperationsRecord
+from fakedist.run.tape import TAPE_RECORDS, StoredRecord
 
 RECORDS = [NoteRecord(Note("first", "the first")), OperationsRecord(0, b"\x01\x00\x00\x00", bytes(4))]
 
@@ -43,6 +44,19 @@ def test_cut_off_anywhere_the_whole_records_before_the_cut_are_read(journal: Pat
         reader = read_journal(journal)
         assert list(reader) == RECORDS[: int(length >= first_end)]
         assert reader.truncated == (length not in (len(MAGIC), first_end))
+
+
+def test_what_is_written_during_the_reading_is_left_for_the_next(tmp_path: Path) -> None:
+    writer = JournalWriter(tmp_path / "tape.bin")
+    records = [StoredRecord("key", bytes([number]) * number) for number in range(1, 5)]
+    writer.append(records[0])
+    reading = read_journal(tmp_path / "tape.bin", TAPE_RECORDS)
+    begun = iter(reading)
+    assert next(begun) == records[0]
+    for record in records[1:]:
+        writer.append(record)
+    assert list(begun) == []
+    assert list(JournalReader(tmp_path / "tape.bin", TAPE_RECORDS, reading.position)) == records[1:]
 
 
 def test_a_damaged_record_ends_the_reading(journal: Path) -> None:
