@@ -27,7 +27,8 @@ from fakedist.gpu.virtual import VirtualGpu
 from fakedist.gpu_models.known import find_gpu, gpu_of_product
 from fakedist.job import Job, profile_command
 from fakedist.rank.teller import Progress, Teller
-from fakedist.record.allocator_history import allocator_settings, check_allocator, keeps_metadata
+from fakedist.record.allocator_history import keeps_metadata
+from fakedist.record.allocator_settings import allocator_settings, check_allocator
 from fakedist.record.device_memory import nccl_record, outside_record
 from fakedist.record.recorder import Recorder
 from fakedist.record.timed_step.cupti import CuptiTracer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
@@ -13,13 +13,11 @@ from typing import NamedTuple, Protocol, TypedDict
 
 import torch
 
-from fakedist.errors import RecordingError
 from fakedist.frames import OURS, TORCH
 from fakedist.frameworks.transformer_engine import WORKSPACE_FUNCTIONS
 from fakedist.patch import patched, present
-from fakedist.record.numbering import Gemms, HistoryReader
+from fakedist.record.numbering import Gemms, HistoryReader, Read
 from fakedist.record.torch_snapshot import take_snapshot, without_inductor
-from fakedist.run.allocator import SETTINGS, refusal
 from fakedist.run.collector import no_collector
 from fakedist.run.encoding import Record
 from fakedist.run.memory_records import EventsRecord, StatisticsRecord
@@ -156,15 +154,29 @@ class AllocatorHistory:
             self._drain()
 
     def _drain(self) -> None:
-        taken = None
-        if self._reader is not None and self._tracker is None:
-            with without_inductor():
-                taken = self._reader.read_history()
-        if taken is None:
-            taken = self.read()
+        read = self._read_sooner()
+        taken = self.read() if read is None else []
         self.start()
         for record in taken:
-            self._append(self._numbered(record))
+            numbered = self._numbered(record)
+            self._report_workspaces(numbered, self._may_be_workspaces(numbered))
+            self._highest = max(self._highest, *memoryview(record.op).cast("q"))
+            self._append(numbered)
+        for record, products, highest in read or ():
+            self._know(record)
+            self._report_workspaces(record, self._may_be_workspaces(record) if self._workspace_stacks else products)
+            self._highest = highest
+            self._append(record)
+
+    def _read_sooner(self) -> list[Read] | None:
+        """What compiled code reads and numbers. None if it cannot."""
+        if self._reader is None or self._tracker is not None:
+            return None
+        with without_inductor():
+            read = self._reader.read_history(self._gemms, self._highest)
+        if read is None:
+            self._reader = None  # from now on the numbers here count
+        return read
 
     def read(self) -> list[EventsRecord]:
         """The history of each device that has one, with frames and stacks of its own. It is still there afterwards."""
@@ -189,21 +201,12 @@ class AllocatorHistory:
         return [numbers[entry.get("user_metadata")] for entry in trace]
 
     def _numbered(self, record: EventsRecord) -> EventsRecord:
-        """A history with the numbers of frames and stacks in the journal. Also reports the workspaces in it."""
+        """A history with the numbers of frames and stacks in the journal."""
         first_frame, first_stack = len(self._frames), len(self._stacks)
         rows = record.frames
         numbers = [self._stack([rows[frame] for frame in frames]) for frames in record.stacks]
         numbers.append(-1)  # for an event without a stack, which has number -1
         stack = array("i", [numbers[number] for number in memoryview(record.stack).cast("i")])
-        address, size, op = (memoryview(column).cast("q") for column in (record.address, record.size, record.op))
-        highest = array("q", accumulate(op, max, initial=self._highest))
-        for row in [row for row, code in enumerate(record.action) if code == _ALLOC]:
-            gemm = self._gemms.get(op[row])
-            # A block of an operand's size would be a contiguous copy of that operand.
-            is_product_workspace = gemm is not None and address[row] != gemm[0] and size[row] not in gemm[1:]
-            if is_product_workspace or stack[row] in self._workspace_stacks:
-                self.on_workspace(address[row], highest[row + 1], size[row])
-        self._highest = highest[-1]
         return replace(
             record,
             frames=list(self._frames)[first_frame:],
@@ -215,11 +218,42 @@ class AllocatorHistory:
         """The number of a stack, innermost frame first, without our frames. It is empty in autograd's threads."""
         others = _without_ours(rows)
         numbers = tuple(self._frames.setdefault(row, len(self._frames)) for row in others)
+        return self._number(numbers, others)
+
+    def _know(self, record: EventsRecord) -> None:
+        """Keep the frames and stacks that compiled code has numbered."""
+        for row in record.frames:
+            self._frames[row] = len(self._frames)
+        if record.stacks:
+            rows = list(self._frames)
+            for numbers in record.stacks:
+                self._number(numbers, [rows[number] for number in numbers])
+
+    def _number(self, numbers: tuple[int, ...], rows: list[FrameRow]) -> int:
+        """The number of a stack of these frames."""
         stack = self._stacks.setdefault(numbers, len(self._stacks))
         caller = next((row for row in rows if not row.filename.startswith((OURS, TORCH, "<"))), None)
         if caller is not None and caller.function in WORKSPACE_FUNCTIONS:
             self._workspace_stacks.add(stack)
         return stack
+
+    def _may_be_workspaces(self, record: EventsRecord) -> list[tuple[int, int]]:
+        """(row, highest operation so far) of what a product of matrices or a library's own function allocated."""
+        stack, op = memoryview(record.stack).cast("i"), memoryview(record.op).cast("q")
+        highest = array("q", accumulate(op, max, initial=self._highest))
+        rows = [row for row, code in enumerate(record.action) if code == _ALLOC]
+        return [(r, highest[r + 1]) for r in rows if op[r] in self._gemms or stack[r] in self._workspace_stacks]
+
+    def _report_workspaces(self, record: EventsRecord, rows: Iterable[tuple[int, int]]) -> None:
+        """Report the workspaces among these blocks."""
+        stack = memoryview(record.stack).cast("i")
+        address, size, op = (memoryview(column).cast("q") for column in (record.address, record.size, record.op))
+        for row, highest in rows:
+            gemm = self._gemms.get(op[row])
+            # A block of an operand's size would be a contiguous copy of that operand.
+            is_product_workspace = gemm is not None and address[row] != gemm[0] and size[row] not in gemm[1:]
+            if is_product_workspace or stack[row] in self._workspace_stacks:
+                self.on_workspace(address[row], highest, size[row])
 
     def statistics(self) -> list[StatisticsRecord]:
         """The allocator's own statistics for every device in use. The replay of the journal is checked against them."""
@@ -319,29 +353,6 @@ def _pool_at(address: int, private: list[_PoolRange]) -> tuple[int, int]:
     """The pool of an address. Pages that are mapped later begin in the middle of an expandable segment."""
     place = bisect_right(private, address, key=lambda held: held.start) - 1
     return private[place].pool if place >= 0 and address < private[place].end else _COMMON_POOL
-
-
-def check_allocator() -> None:
-    """Check that the allocator keeps a history. CUDA need not be initialised.
-
-    Raises:
-        RecordingError: It keeps none.
-    """
-    backend = torch.cuda.get_allocator_backend()
-    if backend != "native":
-        raise RecordingError(
-            f"the allocator backend {backend} keeps no history; fakedist reads the native caching allocator's",
-            "take backend:cudaMallocAsync out of PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF",
-        )
-    if refused := refusal({name: text for name, text in os.environ.items() if name not in SETTINGS}):
-        raise RecordingError(*refused)
-
-
-def allocator_settings() -> str:
-    """The allocator's settings, as in PYTORCH_ALLOC_CONF. CUDA must be initialised."""
-    found = take_snapshot().get("allocator_settings", {})
-    told = [found[name] for name in SETTINGS if name in found]
-    return next(map(str, filter(None, told or [os.environ.get(name) for name in SETTINGS])), "")
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 from torch._ops import OpOverload
@@ -66,13 +66,22 @@ class Numbering(Protocol):
         """The matrix products since the last call."""
 
 
+#: The history of a device, with the numbers that frames and stacks have in the journal; (row, highest operation so far)
+#: of each block that a product of matrices allocated; and the highest operation at the end.
+Read = tuple[EventsRecord, list[tuple[int, int]], int]
+
+
 class HistoryReader(Protocol):
-    """Does what :meth:`record.allocator_history.AllocatorHistory.read` does, sooner. gpu/fast_path implements it."""
+    """Reads and numbers the allocator's history as ``record.allocator_history`` does. gpu/fast_path implements it."""
 
-    def read_history(self) -> list[EventsRecord] | None:
-        """The history of each device that has one, with frames and stacks of its own. It is still there afterwards.
+    def read_history(self, gemms: Iterable[int], highest: int) -> list[Read] | None:
+        """The new history of each device that has any. It is still there afterwards. CUDA must be initialised.
 
-        None if torch cannot tell it. CUDA must be initialised.
+        None if torch cannot tell it.
+
+        Args:
+            gemms: The operations that are products of matrices.
+            highest: The highest operation so far.
         """
 
 

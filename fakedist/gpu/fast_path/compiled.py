@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from torch._ops import OpOverload
 
 from fakedist.errors import SetupError
 from fakedist.gpu.fast_path.build import ensure_fast_path
-from fakedist.gpu.fast_path.history import read_history
+from fakedist.gpu.fast_path.history import Read, begin_history, read_history
 from fakedist.gpu.fast_path.marks import CompiledMarker
 from fakedist.gpu.fast_path.rules import EVERYTHING, Flag, rule_of
 from fakedist.gpu.fast_path.trace import CompiledTags
@@ -18,7 +18,6 @@ from fakedist.gpu.values.contents import LIMIT_BYTES, MASK_LIMIT_BYTES
 from fakedist.gpu.values.following import FEW, MANY
 from fakedist.gpu.values.hollow import HOST_LIMIT_BYTES
 from fakedist.gpu.values.operators import Operator
-from fakedist.run.memory_records import EventsRecord
 from fakedist.run.records import OperationsRecord
 
 
@@ -109,6 +108,7 @@ class CompiledFastPath:
         self._first = ctypes.c_int64.from_address(ctypes.addressof(cells)).value
         self._library.fakedist_fast_begin(ctypes.addressof(cells), ctypes.addressof(self._limits), *callbacks)
         self.marker.begin(cells)
+        begin_history(self._library)
         if self._engine is not None:
             watch = self._engine.host.watch
             watch.told, watch.replayed = self._known, self._library.fakedist_fast_replays
@@ -159,20 +159,23 @@ class CompiledFastPath:
     def take_gemms(self) -> _Gemms:
         """The matrix products since the last call."""
         taken, self._gemms = self._gemms, {}
-        numbers = (ctypes.c_int64 * self._library.fakedist_fast_gemms(None, 0))()
-        at, end = 0, self._library.fakedist_fast_gemms(numbers, len(numbers))
+        room = (ctypes.c_int64 * self._library.fakedist_fast_gemms(None, 0))()
+        at, end = 0, self._library.fakedist_fast_gemms(room, len(room))
+        numbers = room[:]
         while at < end:
-            follow = numbers[at]
-            taken[numbers[at + 1]] = tuple(numbers[at + 2 : at + 1 + follow])
-            at += 1 + follow
+            after = at + 1 + numbers[at]
+            taken[numbers[at + 1]] = tuple(numbers[at + 2 : after])
+            at = after
         return taken
 
-    def read_history(self) -> list[EventsRecord] | None:
-        """The allocator's history of each device that has one, with frames and stacks of its own. CUDA is initialised.
+    def read_history(self, gemms: Iterable[int], highest: int) -> list[Read] | None:
+        """The allocator's new history of each device that has any. CUDA is initialised. None if torch cannot tell it.
 
-        None if torch cannot tell it.
+        Args:
+            gemms: The operations that are products of matrices.
+            highest: The highest operation so far.
         """
-        return read_history(self._library)
+        return read_history(self._library, gemms, highest)
 
 
 def make_fast_path(engine: ValueEngine | None) -> CompiledFastPath | None:

@@ -3,11 +3,14 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <torch/csrc/profiler/combined_traceback.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <map>
 #include <string>
-#include <utility>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 namespace {
@@ -21,16 +24,19 @@ static_assert(Entry::SEGMENT_FREE == 4 && Entry::SEGMENT_MAP == 5 && Entry::SEGM
 static_assert(Entry::SNAPSHOT == 7 && Entry::OOM == 8);
 constexpr int MOST_DIGITS = 18; // of a number that fits into 64 bits
 
-// The events of one device.
+// The events of one device. Numbers of frames and stacks are those of the run.
 struct Events {
     std::vector<uint8_t> action;
     std::vector<uint64_t> address;
     std::vector<int64_t> size;
     std::vector<uint64_t> stream;
     std::vector<int64_t> time_us, op;
-    std::vector<int32_t> stack;           // place among this device's stacks, -1 without one
-    std::vector<uint32_t> lengths, frames; // of each stack: how many frames, and which, innermost first
-    std::vector<int64_t> pools;           // of each segment of a private pool: place of the event, both numbers of the pool
+    std::vector<int32_t> stack;            // -1 without one
+    std::vector<uint32_t> lengths, frames; // of each new stack: how many frames, and which, innermost first
+    std::string named;                     // of each new frame: file, line and function, each ended by a zero byte
+    std::vector<int64_t> pools;    // of each segment of a private pool: place of the event, both numbers of the pool
+    std::vector<int64_t> products; // of each block that a product of matrices allocated: place of the event, `highest`
+    int64_t highest = -1;          // operation so far
 };
 
 // Memory that Python copies.
@@ -40,7 +46,9 @@ struct View {
 };
 
 std::vector<Events> devices;
-std::string frames; // of each frame: file, line and function, each ended by a zero byte
+std::string ours, operators;                       // the package's path, and the file by which it calls operators
+std::unordered_map<std::string, uint32_t> frames;  // of the run, by name
+std::map<std::vector<uint32_t>, int32_t> stacks;   // of the run
 
 // The number of the operation, which the recorder sets as metadata.
 int64_t number(const std::string &metadata) {
@@ -68,41 +76,84 @@ void add(Events &to, const Entry &entry) {
     to.op.push_back(number(entry.user_metadata_));
 }
 
+bool begins(std::string_view text, std::string_view with) { return text.substr(0, with.size()) == with; }
+
+// Whether a frame is there because of us: allocator_history._without_ours.
+bool is_ours(const torch::unwind::Frame &frame, const torch::unwind::Frame *caller) {
+    if (begins(frame.filename, ours) || begins(frame.filename, "<frozen ")) return true;
+    return frame.filename == operators && caller && begins(caller->filename, ours);
+}
+
+// The number of a stack in the run, which may be new.
+int32_t numbered(Events &to, const std::vector<torch::unwind::Frame> &all, const std::vector<uint64_t> &traceback) {
+    std::vector<uint32_t> found;
+    for (size_t i = 0; i < traceback.size(); i++) {
+        const auto &frame = all[traceback[i]];
+        if (is_ours(frame, i + 1 < traceback.size() ? &all[traceback[i + 1]] : nullptr)) continue;
+        std::string name;
+        for (const auto &text : {frame.filename, std::to_string(frame.lineno), frame.funcname})
+            name.append(text).push_back('\0');
+        const auto [at, is_new] = frames.emplace(name, static_cast<uint32_t>(frames.size()));
+        if (is_new) to.named += name;
+        found.push_back(at->second);
+    }
+    const auto [at, is_new] = stacks.emplace(found, static_cast<int32_t>(stacks.size()));
+    if (is_new) {
+        to.lengths.push_back(static_cast<uint32_t>(found.size()));
+        to.frames.insert(to.frames.end(), found.begin(), found.end());
+    }
+    return at->second;
+}
+
 template <typename T> View view(const std::vector<T> &column) { return {column.data(), column.size() * sizeof(T)}; }
 } // namespace
 
 #define API extern "C" __attribute__((visibility("default")))
 
-// Read the history. Returns the number of devices, or -1 if torch raised an error. Needs Python's lock.
-API int fakedist_history_read() try {
-    devices.clear(), frames.clear();
+// Begin a run: no frame and no stack has a number.
+API void fakedist_history_begin(const char *package, const char *calls_operators) {
+    ours = package, operators = calls_operators;
+    frames.clear(), stacks.clear();
+}
+
+// Read the history. `gemms` are the operations that are products of matrices, `highest` the highest number so far.
+// Returns the number of devices, or -1 if torch raised an error. Needs Python's lock.
+API int fakedist_history_read(const int64_t *gemms, size_t num_gemms, int64_t highest) try {
+    devices.clear();
     const Snapshot snapshot = c10::cuda::CUDACachingAllocator::snapshot();
+    // A block's events share one context: naming each once takes a third of the time.
+    std::unordered_map<const void *, size_t> places;
     std::vector<torch::CapturedTraceback *> found;
     for (const auto &trace : snapshot.device_traces)
         for (const auto &entry : trace)
-            if (entry.context_) found.push_back(dynamic_cast<torch::CapturedTraceback *>(entry.context_.get()));
-    for (const auto *each : found)
-        if (!each) return -1;
+            if (entry.context_ && places.emplace(entry.context_.get(), found.size()).second)
+                found.push_back(dynamic_cast<torch::CapturedTraceback *>(entry.context_.get()));
+    if (std::find(found.begin(), found.end(), nullptr) != found.end()) return -1;
     const auto named = torch::symbolize(found);
-    for (const auto &frame : named.all_frames)
-        for (const auto &text : {frame.filename, std::to_string(frame.lineno), frame.funcname})
-            frames.append(text).push_back('\0');
-    auto traceback = named.tracebacks.begin();
+    const std::unordered_set<int64_t> products(gemms, gemms + num_gemms);
+    constexpr int32_t UNKNOWN = -2;
+    std::vector<int32_t> known(found.size(), UNKNOWN);                  // the stack of each context
+    std::map<std::vector<uint64_t>, int32_t> raw;                       // and of each traceback
     for (const auto &trace : snapshot.device_traces) {
         auto &to = devices.emplace_back();
-        std::map<std::vector<uint64_t>, int32_t> known;
         for (const auto &entry : trace) {
             add(to, entry);
+            highest = std::max(highest, to.op.back());
+            if (entry.action_ == Entry::ALLOC && products.count(to.op.back()))
+                to.products.insert(to.products.end(), {static_cast<int64_t>(to.op.size()) - 1, highest});
             if (!entry.context_) {
                 to.stack.push_back(-1);
                 continue;
             }
-            const auto [at, is_new] = known.emplace(*traceback++, static_cast<int32_t>(known.size()));
-            to.stack.push_back(at->second);
-            if (!is_new) continue;
-            to.lengths.push_back(static_cast<uint32_t>(at->first.size()));
-            to.frames.insert(to.frames.end(), at->first.begin(), at->first.end());
+            const size_t place = places.at(entry.context_.get());
+            if (known[place] == UNKNOWN) {
+                const auto [at, is_new] = raw.emplace(named.tracebacks[place], UNKNOWN);
+                if (is_new) at->second = numbered(to, named.all_frames, at->first);
+                known[place] = at->second;
+            }
+            to.stack.push_back(known[place]);
         }
+        to.highest = highest;
     }
     return static_cast<int>(devices.size());
 } catch (const std::exception &) {
@@ -110,12 +161,12 @@ API int fakedist_history_read() try {
 }
 
 // The columns of a device's events, in the order of `Events`. They stay where they are until the next call of read.
-API void fakedist_history_events(int device, View *to) {
+// Returns the highest operation up to the last of them.
+API int64_t fakedist_history_events(int device, View *to) {
     const Events &from = devices[static_cast<size_t>(device)];
     for (const View &column : {view(from.action), view(from.address), view(from.size), view(from.stream),
-                               view(from.time_us), view(from.op), view(from.stack), view(from.lengths),
-                               view(from.frames), view(from.pools)})
+                               view(from.time_us), view(from.op), view(from.stack), view(from.lengths), view(from.frames),
+                               View{from.named.data(), from.named.size()}, view(from.pools), view(from.products)})
         *to++ = column;
+    return from.highest;
 }
-
-API void fakedist_history_frames(View *to) { *to = {frames.data(), frames.size()}; }
