@@ -7,6 +7,7 @@ experts do on average.
 
 from __future__ import annotations
 
+import functools
 import sys
 from types import FrameType
 
@@ -41,8 +42,12 @@ def choose(operator: Operator, args: Arguments, kwargs: Keywords, indices: torch
     return flat.view([*rows_first, picked]).movedim(-1, dim)
 
 
+@functools.lru_cache(maxsize=8)  # a router makes the same mask for each layer and microbatch
 def spread(shape: torch.Size, share: float) -> torch.Tensor:
-    """Return a host mask of which ``share`` is true: as many in every row, each row's after those of the previous."""
+    """Return a host mask of which ``share`` is true: as many in every row, each row's after those of the previous.
+
+    Do not write to it.
+    """
     columns = shape[-1]
     rows = arange(shape.numel() // columns)
     ends = torch.round((rows + 1) * share * columns).long()

@@ -113,6 +113,10 @@ class Doubts:
         key, num_bytes = storage_of(tensor)
         if record.doubt.teller not in (0, key):
             return 0
+        if record.counted is None and record.flags is None and covers(tensor, num_bytes):
+            record.counted = ones(num_bytes, dtype=torch.uint8)
+            record.doubt.tell(key)
+            return tensor.numel()
         if record.counted is None:
             record.counted = zeros(num_bytes, dtype=torch.uint8)
         counted = elements(record.counted, tensor)
@@ -121,4 +125,4 @@ class Doubts:
             fresh &= elements(record.flags, tensor)[..., 0] != 0
         counted.fill_(1)
         record.doubt.tell(key)
-        return int(fresh.sum())
+        return int(fresh.count_nonzero())

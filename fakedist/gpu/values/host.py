@@ -83,15 +83,16 @@ class Host:
         tensor = _distinct(tensor)
         host = host_view(tensor)
         missing, share = self.defined.missing(tensor), self.shares.of(tensor)
+        is_empty = bool(missing.all())
         # Sums of the mask have already used its share. A share says nothing about a single element.
-        if host.dtype == torch.bool and share is not None and host.numel() > 1 and missing.all():
+        if host.dtype == torch.bool and share is not None and host.numel() > 1 and is_empty:
             host.copy_(spread(host.shape, share))
         else:
             is_loss = tensor.numel() == 1 and tensor.requires_grad
             non_negative = is_loss or self.shares.is_non_negative(tensor)
             self.inventions.draw_missing(host, missing, non_negative=non_negative)
         self.defined.define(tensor)
-        self.doubts.mark(tensor, Doubt(), missing)
+        self.doubts.mark(tensor, Doubt(), None if is_empty else missing)
         return whole
 
     def doubt(self, tensors: Iterable[torch.Tensor]) -> Doubt | None:

@@ -7,6 +7,9 @@ result of that size. For masks too large to hold values, the share of true eleme
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import torch
 from torch import arange, empty, full
 
@@ -21,6 +24,12 @@ READS = {"_local_scalar_dense", "equal", "is_nonzero", "item", "allclose", "mult
 #: Operators that take masks, which their kernels convert to positions.
 INDEXING = {"index", "index_put", "index_put_", "_unsafe_index", "_unsafe_index_put", "_index_put_impl_"}
 _MASKS = (torch.bool, torch.uint8)
+
+
+def _broadcast_numel(*shapes: torch.Size) -> int:
+    """Elements of tensors of these shapes, broadcast against each other. torch's own function imports SymPy."""
+    dims = itertools.zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)
+    return math.prod(next((size for size in sizes if size != 1), 1) for sizes in dims)
 
 
 class HostReads:
@@ -122,7 +131,7 @@ class HostReads:
             return self._positions(first, operation, None)
         if operator.name == "masked_select":
             mask = tensor_at(args, 1)
-            repeats = torch.broadcast_shapes(first.shape, mask.shape).numel() // max(1, mask.numel())
+            repeats = _broadcast_numel(first.shape, mask.shape) // max(1, mask.numel())
             return first.new_empty((self._count(mask, operation) * repeats,))
         self._host.inventions.count(operation, 1)
         if operator.name in ("equal", "allclose"):
