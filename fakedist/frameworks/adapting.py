@@ -28,7 +28,13 @@ from fakedist.frameworks.dynamo import nothing_of_ours
 from fakedist.frameworks.megatron_fsdp import uneven_parts
 from fakedist.frameworks.pipelining import stages_alone
 from fakedist.frameworks.safetensors import sparse_safetensors
-from fakedist.frameworks.sharding import chunks_when_asked, first_shard_sizes_once, flags_once, strategies_once
+from fakedist.frameworks.sharding import (
+    chunks_when_asked,
+    fakes_once,
+    first_shard_sizes_once,
+    flags_once,
+    strategies_once,
+)
 from fakedist.frameworks.symmetric_memory import no_symmetric_memory
 from fakedist.importing import when_imported
 from fakedist.patch import patched
@@ -52,6 +58,7 @@ _ADAPTERS: dict[str, Adapter] = {
 #: Adapters that only save the host time.
 _SOONER: dict[str, Adapter] = {
     "torch.distributed.fsdp._fully_shard._fsdp_param": chunks_when_asked,
+    "torch.distributed.tensor._op_schema": fakes_once,
     "torch.distributed.tensor._ops.utils": strategies_once,
     "torch.distributed.tensor._random": first_shard_sizes_once,
     "torch.distributed.tensor._sharding_prop": flags_once,

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
 _PLAIN = (Tensor, nn.Parameter)
+#: Tensors in a long list.
+_MANY = 8
 
 
 def first_shard_sizes_once(module: ModuleType) -> dict[str, object]:
@@ -126,6 +128,9 @@ class _Propagation:
 
 _propagation: ContextVar[_Propagation | None] = ContextVar("the operation whose shardings are worked out", default=None)
 
+#: Fake tensors of the operation whose arguments are made, by shape.
+_fakes: ContextVar[dict[Hashable, object] | None] = ContextVar("fake tensors that are made once", default=None)
+
 
 def flags_once(module: ModuleType) -> dict[str, object]:
     """For ``torch.distributed.tensor._sharding_prop``: operations on lists of tensors, such as a fused optimizer's.
@@ -187,3 +192,35 @@ def strategies_once(module: ModuleType) -> dict[str, object]:
         return now.strategies[key]
 
     return {name: expand}
+
+
+def fakes_once(module: ModuleType) -> dict[str, object]:
+    """For ``torch.distributed.tensor._op_schema``: the fake tensors with which an operation is asked for its shapes.
+
+    Torch makes one for each tensor. Those of a long list that are alike become one, passed several times.
+    """
+    name, make_all_name = "_rebuild_tensor_from_dtensor_meta", "gen_fake_args"
+    if not hasattr(module, name) or not hasattr(module.OpSchema, make_all_name):
+        return {}
+    make: Callable[[DTensorSpec], object] = getattr(module, name)
+    make_all: Callable[[OpSchema], object] = getattr(module.OpSchema, make_all_name)
+
+    def make_once(spec: DTensorSpec) -> object:
+        made, meta = _fakes.get(), spec.tensor_meta
+        if made is None or meta is None or not all(type(size) is int for size in (*meta.shape, *meta.stride)):
+            return make(spec)
+        key = (meta, spec.mesh.device_type)
+        if key not in made:
+            made[key] = make(spec)
+        return made[key]
+
+    def make_all_once(self: OpSchema) -> object:
+        if not any(isinstance(each, (list, tuple)) and len(each) >= _MANY for each in self.args_schema):
+            return make_all(self)
+        token = _fakes.set({})
+        try:
+            return make_all(self)
+        finally:
+            _fakes.reset(token)
+
+    return {name: make_once, f"OpSchema.{make_all_name}": make_all_once}

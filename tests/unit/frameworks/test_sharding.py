@@ -207,6 +207,28 @@ def test_a_flag_of_many_specs_is_torchs(enter_world: Enter, told: list[bool]) ->
     assert propagated(sooner=True) == propagated(sooner=False)
 
 
+def test_fake_tensors_of_a_long_list_that_are_alike_are_one(enter_world: Enter) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.distributed.tensor._op_schema import OpSchema
+
+    enter_world(8, 3)
+    mesh = init_device_mesh("cpu", (8,))
+
+    def fakes(shapes: list[tuple[int, ...]], *, sooner: bool = True) -> list[torch.Tensor]:
+        specs = tuple(DTensorSpec(mesh, (Shard(0),), meta(shape)) for shape in shapes)
+        with adapted_frameworks(sooner=sooner), FakeTensorMode():
+            (made,) = OpSchema(torch.ops.aten.cat.default, (specs,), {}).gen_fake_args()
+        return list(made)
+
+    shapes = [(16, 8), (8, 16), (16, 8)]
+    ours, theirs = fakes(3 * shapes), fakes(3 * shapes, sooner=False)
+    assert [(each.shape, each.stride(), each.dtype) for each in ours] == [
+        (each.shape, each.stride(), each.dtype) for each in theirs
+    ]
+    assert (len(set(map(id, ours))), len(set(map(id, theirs)))) == (2, 9)
+    assert len(set(map(id, fakes(shapes)))) == 3  # a short list
+
+
 @needs_flag
 def test_a_strategy_is_kept_for_its_own_schema_and_operation_only(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[object, ...]] = []
