@@ -14,7 +14,7 @@ from torch import nn
 
 from fakedist.record.alive import alive
 from fakedist.record.marks import Marks
-from fakedist.record.module_names import LayerTable, class_name, unwrapped
+from fakedist.record.module_names import LayerTable, class_name, modules_of, unwrapped
 from fakedist.record.pieces import PLAIN, Piece, device_pieces
 from fakedist.record.variables import variable_name
 from fakedist.run.schema import ALIKE
@@ -55,7 +55,8 @@ class Copies:
         trained = [root for root in self._layers.roots() if any(p.requires_grad for p in nn.Module.parameters(root))]
         if not trained:
             return
-        buffers = [buffer for root in trained for buffer in nn.Module.buffers(root)]
+        modules = [module for root in trained for module in modules_of(root)]
+        buffers = [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
         if not _leaves_any(self._marks.claimed_bytes(buffers)):
             return
         pieces = self._marks.claimed() | _pieces(buffers)

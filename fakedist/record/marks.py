@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fakedist.frameworks import deepspeed, megatron, transformer_engine
 from fakedist.record.marker import WHAT_BITS, Marker, PythonMarker, What
-from fakedist.record.module_names import OUTSIDE, LayerTable
+from fakedist.record.module_names import OUTSIDE, LayerTable, modules_of
 from fakedist.record.pieces import PLAIN, Piece, device_pieces
 from fakedist.record.position import Position
 from fakedist.run.memory_records import MarksRecord
@@ -22,6 +22,8 @@ from fakedist.run.schema import ALIKE, ALIKE_CODE, CATEGORIES, SHARD, SHARD_CODE
 
 _CODES = {name: code for code, name in enumerate(CATEGORIES)} | {SHARD: SHARD_CODE, ALIKE: ALIKE_CODE}
 KEEP_LAYER = -1
+# As numbers: a member of an enumeration takes longer to find than all else about a tensor.
+_STATE, _ITS_GRADIENT, _BOTH = int(What.STATE), int(What.ITS_GRADIENT), int(What.PARAMETER_AND_ITS_GRADIENT)
 #: Attributes of a parameter that hold a gradient.
 _GRADIENTS = ("grad", megatron.GRADIENT)
 
@@ -119,6 +121,8 @@ class Marks:
     def _flush(self) -> None:
         """Mark what is wanted."""
         tensors, each = self._tensors, self._wanted
+        if not tensors:
+            return
         self._tensors, self._wanted = [], []
         if not self._gathers:
             self._marker.mark_tensors(tensors, each, self._locate)
@@ -144,7 +148,7 @@ class Marks:
     def scan(self, root: nn.Module) -> None:
         """Mark the parameters, buffers and gradients of a model. The first module that has a tensor owns it."""
         self._layers.layer(root)
-        for module in root.modules():
+        for module in modules_of(root):
             self._module(module, self._layers.layer(module))
         self._flush()
 
@@ -205,7 +209,7 @@ class Marks:
 
     def _gradient_ready(self, layer: int, parameter: torch.Tensor) -> None:
         if _is_bare(parameter) and not self._gathers:
-            self._marker.mark_tensor(parameter, layer << WHAT_BITS | What.PARAMETER_AND_ITS_GRADIENT, self._locate)
+            self._marker.mark_tensor(parameter, layer << WHAT_BITS | _BOTH, self._locate)
         else:
             self._where_it_is(parameter, layer)
             self._flush()
@@ -214,7 +218,7 @@ class Marks:
         """Have a parameter and its gradients marked at the next flush."""
         if _is_bare(parameter):
             self._tensors.append(parameter)
-            self._wanted.append(layer << WHAT_BITS | What.PARAMETER_AND_ITS_GRADIENT)
+            self._wanted.append(layer << WHAT_BITS | _BOTH)
             return
         self._want(parameter, What.PARAMETER, layer)
         of_deepspeed = deepspeed.keeps_tensors(parameter)
@@ -236,7 +240,7 @@ class Marks:
     def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Mark an optimizer's gradients and state. Parameters that no module has (fp32 copies) count as state."""
         self._optimizers[id(optimizer)] = weakref.ref(optimizer)
-        known = _OwnedMemory(self._memory_of_parameters())
+        known, tensors, wanted = _OwnedMemory(self._memory_of_parameters()), self._tensors, self._wanted
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 layer = self.owner(parameter)
@@ -244,8 +248,8 @@ class Marks:
                     self._state(parameter, known.parts(parameter))
                     self._watch(parameter)
                 if _is_bare(parameter):
-                    self._tensors.append(parameter)
-                    self._wanted.append(layer << WHAT_BITS | What.ITS_GRADIENT)
+                    tensors.append(parameter)
+                    wanted.append(layer << WHAT_BITS | _ITS_GRADIENT)
                 else:
                     for gradient in _gradients(parameter):
                         self._want(gradient, What.GRADIENT, layer)
@@ -258,9 +262,9 @@ class Marks:
                     else:
                         self._want(value, What.STATE, parts[0].layer)
             else:
-                before = len(self._tensors)
-                _add_tensors(state, self._tensors)
-                self._wanted += [layer << WHAT_BITS | What.STATE] * (len(self._tensors) - before)
+                before = len(tensors)
+                _add_tensors(state, tensors)
+                wanted += [layer << WHAT_BITS | _STATE] * (len(tensors) - before)
         self._flush()
 
     def optimizers(self) -> None:
@@ -377,11 +381,15 @@ def _tensors(state: object) -> list[torch.Tensor]:
 
 
 def _add_tensors(state: object, found: list[torch.Tensor]) -> None:
-    if isinstance(state, torch.Tensor):
+    if isinstance(state, dict):
+        state = state.values()
+    elif isinstance(state, torch.Tensor):
         found.append(state)
-    elif isinstance(state, (dict, list, tuple)):
-        for value in state.values() if isinstance(state, dict) else state:
-            if type(value) is torch.Tensor:
-                found.append(value)
-            else:
-                _add_tensors(value, found)
+        return
+    elif not isinstance(state, (list, tuple)):
+        return
+    for value in state:
+        if type(value) is torch.Tensor:
+            found.append(value)
+        else:
+            _add_tensors(value, found)

@@ -15,6 +15,7 @@ from fakedist.run.rows import Place, RegionRow, ScopeRow
 
 #: Numbers of autograd nodes are lower, except AccumulateGrad's: the largest possible, so that it runs first.
 _LAST_NODE = 1 << 62
+_next_node = torch._C._autograd._get_sequence_nr
 
 
 @dataclass
@@ -31,7 +32,7 @@ class _Thread:
 
     def entered(self, layer: int) -> None:
         """Make ``layer`` the innermost layer from the next autograd node on."""
-        sequence = torch._C._autograd._get_sequence_nr()
+        sequence = _next_node()
         if self.bounds and self.bounds[-1] == sequence:
             self.layers[-1] = layer
         else:
@@ -110,7 +111,7 @@ class Position:
         else:
             thread = self._threads.get(threading.get_ident())
             layer = thread.stack[-1] if thread and thread.stack else OUTSIDE
-            key = (self._step, self.phase, layer if inside is None else inside, False)
+            key = (self._step, self._phase, layer if inside is None else inside, False)
         scope = self._scopes.get(key)
         return self._new_scope(key) if scope is None else scope
 
@@ -145,8 +146,15 @@ class Position:
         """The innermost layer in this thread."""
         if self._engines:
             return self._layer_in_backward()
-        stack = self._threads.get(threading.get_ident(), _Thread()).stack
-        return stack[-1] if stack else OUTSIDE
+        thread = self._threads.get(threading.get_ident())
+        return thread.stack[-1] if thread and thread.stack else OUTSIDE
+
+    def calling(self) -> int | None:
+        """The layer that calls a module which starts now. None if no module does, outside any backward."""
+        if self._engines:
+            return self._layer_in_backward()
+        thread = self._threads.get(threading.get_ident())
+        return thread.stack[-1] if thread and thread.stack else None
 
     @property
     def place(self) -> Place:
@@ -161,26 +169,26 @@ class Position:
 
     def module_begins(self, layer: int) -> None:
         """Enter a module: its forward starts in this thread."""
-        thread = self._threads.setdefault(threading.get_ident(), _Thread())
+        thread = self._thread()
         thread.stack.append(layer)
         thread.entered(layer)
         self._changed()
 
     def module_ended(self, layer: int) -> None:
         """Leave a module, and any modules above it on the stack that an exception cut short."""
-        thread = self._threads.setdefault(threading.get_ident(), _Thread())
-        if layer in thread.stack:
-            while thread.stack.pop() != layer:
+        thread = self._thread()
+        stack = thread.stack
+        if layer in stack:
+            while stack.pop() != layer:
                 pass
-        thread.entered(thread.stack[-1] if thread.stack else OUTSIDE)
+        thread.entered(stack[-1] if stack else OUTSIDE)
         self._changed()
-        if not thread.stack and not self._engines and self._forward_from < 0:
+        if not stack and not self._engines and self._forward_from < 0:
             self._set_phase(self._resting)  # an evaluation: nothing was saved for a backward
 
     def is_root_call(self) -> bool:
         """Whether a module that starts now is called by no other module and outside any backward."""
-        thread = self._threads.get(threading.get_ident())
-        return not self._engines and not (thread and thread.stack)
+        return self.calling() is None
 
     def root_forward(self) -> None:
         """Begin a root module's forward. With grad enabled, what it leaves alive is saved for backward."""
@@ -193,11 +201,10 @@ class Position:
         if not self._engines and self._forward_from >= 0:
             self.regions.append(RegionRow(self._forward_from, self.op - 1, OUTSIDE))
             self._forward_from = -1
-        ident = threading.get_ident()
-        thread = self._threads.setdefault(ident, _Thread())
+        thread = self._thread()
         if self._recompute_from >= 0:
             self._recompute_switched(False, OUTSIDE)
-        self._engines.append(_Engine(ident, thread, len(thread.stack), creates_graph))
+        self._engines.append(_Engine(threading.get_ident(), thread, len(thread.stack), creates_graph))
         self._changed()
         if len(self._engines) == 1:
             self._phase_changed("backward")
@@ -246,6 +253,13 @@ class Position:
             self._forward_from = -1
 
     # ---- inside
+
+    def _thread(self) -> _Thread:
+        ident = threading.get_ident()
+        thread = self._threads.get(ident)
+        if thread is None:
+            thread = self._threads[ident] = _Thread()
+        return thread
 
     def _changed(self) -> None:
         self.cells.version += 1

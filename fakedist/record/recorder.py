@@ -126,10 +126,9 @@ class Recorder:
         )
         self._training.moved = self._recorded_step.follow
         self._exit, self._memory = ExitStack(), ExitStack()
-        self._records = True
+        self._records, self._closed = True, False
         sources = Sources(self._layers, self._operations, self._history, self._marks, self._placing, ledger=self.ledger)
         self._drain = Drain(journal, self._position, sources, progress or (lambda phase, step, allocated_bytes: None))
-        self._closed = False
         self._scanned: set[int] = set()
         self._watches_fsdp = False
 
@@ -245,13 +244,14 @@ class Recorder:
 
     def _module_begins(self, module: nn.Module) -> None:
         position = self._position
-        if is_dynamos(module) and not position.is_root_call():
-            return
-        if position.is_root_call():
+        calling = position.calling()
+        if calling is None:
             self._training.root_forward(module)
             self._scan_once(module)
             position.root_forward()
-        layer = self._layers.layer(module, position.layer)
+        elif is_dynamos(module):
+            return
+        layer = self._layers.layer(module, calling or OUTSIDE)
         position.module_begins(layer)
         if self._later_step.is_on:
             self._later_step.layer_begins(layer)

@@ -16,7 +16,7 @@ _SOURCES = tuple(map(Path(__file__).with_name, ("fast_path.cpp", "history.cpp", 
 _HEADER = Path(__file__).with_name("trace.h")
 #: Where torch's headers find the one of CUDA's that its wheels leave out.
 _TRACKER = Path(__file__).parents[1] / "tracker"
-_FLAGS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-fvisibility=hidden")
+_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
 
 
 def library_path() -> Path:

@@ -3,11 +3,10 @@
 // All of it is called with Python's lock held. What cannot be located here, Python locates (record/pieces.py).
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <unordered_set>
-#include <utility>
 #include <vector>
 
 namespace {
@@ -136,15 +135,20 @@ API size_t fakedist_mark_tensors(c10::TensorImpl *const *tensors, const int64_t 
 
 // Bytes of tensors, each piece once. Returns -1 if Python must locate one.
 API int64_t fakedist_marks_bytes(c10::TensorImpl *const *tensors, const int64_t *wanted, size_t number) {
-    std::map<std::pair<uint64_t, int64_t>, int64_t> pieces;
+    std::vector<Piece> pieces;
     for (size_t i = 0; i < number; i++) {
         Piece own, gradient;
         if (!locate_wanted(tensors[i], wanted[i], own, gradient)) return -1;
         for (const Piece &piece : {own, gradient})
-            if (piece.bytes) pieces[{piece.address, piece.start}] = piece.bytes;
+            if (piece.bytes) pieces.push_back(piece);
     }
+    const auto before = [](const Piece &a, const Piece &b) {
+        return a.address != b.address ? a.address < b.address : a.start < b.start;
+    };
+    std::stable_sort(pieces.begin(), pieces.end(), before); // of pieces at one place, the last counts
     int64_t sum = 0;
-    for (const auto &[place, bytes] : pieces) sum += bytes;
+    for (size_t i = 0; i < pieces.size(); i++)
+        if (i + 1 == pieces.size() || before(pieces[i], pieces[i + 1])) sum += pieces[i].bytes;
     return sum;
 }
 

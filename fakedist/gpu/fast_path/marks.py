@@ -13,6 +13,7 @@ from fakedist.run.memory_records import MarksRecord
 from fakedist.run.schema import CATEGORIES
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_FEW = 3  # so many are passed sooner one by one than as arrays
 #: ``record.marker.Locate``
 _Locate = Callable[[torch.Tensor, int], None]
 
@@ -58,11 +59,15 @@ class CompiledMarker:
 
     def mark_tensor(self, tensor: torch.Tensor, wanted: int, locate: _Locate) -> None:
         """Mark a tensor where it is now."""
-        if not self._mark_tensor(tensor._cdata, wanted):
+        if not self._mark_tensor((tensor if type(tensor) in _PLAIN else _held(tensor))._cdata, wanted):
             locate(tensor, wanted)
 
     def mark_tensors(self, tensors: Sequence[torch.Tensor], wanted: Sequence[int], locate: _Locate) -> None:
         """Mark tensors where they are now, in order."""
+        if len(tensors) <= _FEW:
+            for tensor, what in zip(tensors, wanted, strict=True):
+                self.mark_tensor(tensor, what, locate)
+            return
         places, each = _addresses(tensors), array("q", wanted)
         at, end = 0, len(tensors)
         while (at := self._mark_tensors(places.buffer_info()[0], each.buffer_info()[0], end, at)) < end:
@@ -88,5 +93,11 @@ class CompiledMarker:
 
 
 def _addresses(tensors: Sequence[torch.Tensor]) -> array[int]:
-    """Where C++ has each tensor; of a DTensor, what it holds."""
-    return array("Q", [(t if type(t) in _PLAIN else getattr(t, "_local_tensor", t))._cdata for t in tensors])
+    """Where C++ has each tensor."""
+    return array("Q", [(tensor if type(tensor) in _PLAIN else _held(tensor))._cdata for tensor in tensors])
+
+
+def _held(tensor: torch.Tensor) -> torch.Tensor:
+    """What a DTensor holds; any other tensor itself."""
+    found: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return found

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from fakedist.record.module_names import OUTSIDE, LayerTable, remember_parents
+from fakedist.record.module_names import OUTSIDE, LayerTable, modules_of, remember_parents
 
 
 class Block(nn.Module):
@@ -195,3 +195,11 @@ def test_roots_are_the_topmost_modules_alive() -> None:
     table.layer(model.head)
     table.layer(model)
     assert table.roots() == [model]
+
+
+def test_modules_come_in_torchs_order_and_each_once() -> None:
+    shared = nn.Linear(2, 2)
+    root = nn.Sequential(nn.Sequential(shared, nn.Linear(2, 2)), nn.ModuleList([nn.ReLU(), shared]), shared)
+    root.nothing = None
+    root.register_module("none", None)
+    assert [*map(id, modules_of(root))] == [*map(id, root.modules())]
