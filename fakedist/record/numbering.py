@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from torch._ops import OpOverload
 
+from fakedist.record.alive import TypeFinder
 from fakedist.record.marker import Marker
 from fakedist.run.memory_records import EventsRecord
 from fakedist.run.records import OperationsRecord
@@ -94,6 +95,10 @@ class FastPath(Numbering, HistoryReader, Protocol):
     @property
     def marker(self) -> Marker:
         """Marks tensors."""
+
+    @property
+    def types(self) -> TypeFinder | None:
+        """Finds Python's objects by their types, if it can."""
 
     def begin(self, cells: Cells, where: Callable[[], Whereabouts]) -> None:
         """Begin a run. Nothing runs here yet.

@@ -354,3 +354,31 @@ def test_rules_follow_the_engine(engine: ValueEngine) -> None:
     assert Flag.OVERWRITES in rule(Operator(aten._foreach_copy_.default)).flags
     assert rule(Operator(torch.ops._c10d_functional.all_reduce.default)).method is Method.PYTHON
     assert rule(Operator(aten.masked_scatter.default)).method is Method.PYTHON
+
+
+@on_virtual_gpu
+def test_objects_are_found_by_their_types_as_in_python() -> None:
+    from fakedist.gpu.fast_path.compiled import CompiledFastPath
+    from fakedist.record import alive
+
+    class Hostile(type):
+        def __eq__(cls, other: object) -> bool:
+            raise RuntimeError
+
+        def __hash__(cls) -> int:
+            raise RuntimeError
+
+    class Held(dict[str, int], metaclass=Hostile):
+        pass
+
+    held: list[object] = [Held(a=1), [], {}, Held(), "text", 1.5, Hostile]
+    compiled, python = CompiledFastPath(None).types, alive._InPython()
+    assert compiled is not None
+    for objects in (held, [], gc.get_objects()):
+        types = python.types(objects)
+        assert list(map(id, compiled.types(objects))) == list(map(id, types))
+        for wanted in ([each for each in types if issubclass(each, dict)], types, []):
+            found = compiled.of_types(objects, wanted)
+            assert list(map(id, found)) == list(map(id, python.of_types(objects, wanted)))
+    with alive.finding_types(compiled):
+        assert [id(each) for each in alive.alive(lambda of: of is Held)] == [id(held[0]), id(held[3])]

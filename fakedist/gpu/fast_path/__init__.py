@@ -2,6 +2,7 @@
 
 ``rules`` says which operations those may be. ``fast_path.cpp`` looks at a call's arguments and runs it, or leaves it to
 Python. ``trace.cpp`` and ``trace`` tag the operations of the timed step, ``history.cpp`` reads the allocator's history,
-and ``marks.cpp`` locates the tensors that the recorder marks.
+``marks.cpp`` locates the tensors that the recorder marks,
+and ``objects.cpp`` finds Python's objects by type.
 ``build`` compiles all of it for the installed torch.
 """

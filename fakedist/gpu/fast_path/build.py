@@ -12,7 +12,8 @@ from fakedist.gpu.driver import build as driver
 from fakedist.gpu.native import cache_directory, compile_native, find_cpp_compiler
 from fakedist.torch_releases import ALLOCATOR_METADATA
 
-_SOURCES = tuple(map(Path(__file__).with_name, ("fast_path.cpp", "history.cpp", "marks.cpp", "trace.cpp")))
+_NAMES = ("fast_path.cpp", "history.cpp", "marks.cpp", "objects.cpp", "trace.cpp")
+_SOURCES = tuple(map(Path(__file__).with_name, _NAMES))
 _HEADER = Path(__file__).with_name("trace.h")
 #: Where torch's headers find the one of CUDA's that its wheels leave out.
 _TRACKER = Path(__file__).parents[1] / "tracker"

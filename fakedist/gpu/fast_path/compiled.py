@@ -11,6 +11,7 @@ from fakedist.errors import SetupError
 from fakedist.gpu.fast_path.build import ensure_fast_path
 from fakedist.gpu.fast_path.history import Read, begin_history, read_history
 from fakedist.gpu.fast_path.marks import CompiledMarker
+from fakedist.gpu.fast_path.objects import find_objects_by_type
 from fakedist.gpu.fast_path.rules import EVERYTHING, Flag, rule_of
 from fakedist.gpu.fast_path.trace import CompiledTags
 from fakedist.gpu.values import ValueEngine
@@ -55,6 +56,9 @@ class CompiledFastPath:
     Args:
         engine: Runs the other operations. None if torch runs all of them alone.
 
+    Attributes:
+        types: Finds Python's objects by their types. None in a Python whose objects have another layout.
+
     Raises:
         SetupError: It cannot be built.
     """
@@ -78,6 +82,7 @@ class CompiledFastPath:
         for name in ("fakedist_fast_count", "fakedist_fast_gemms"):
             getattr(library, name).restype = ctypes.c_size_t
         self.marker = CompiledMarker(library)
+        self.types = find_objects_by_type(library)
         self._limits = _Limits(LIMIT_BYTES, MASK_LIMIT_BYTES, HOST_LIMIT_BYTES, FEW, MANY)
         self._first = 0
         self._gemms: _Gemms = {}
