@@ -101,7 +101,7 @@ class TaskProcesses:
             arguments=[os.fspath(data)],
             template=[sys.executable, "-c", _TEMPLATE, _ROOT, "page" if task.job.page else ""] if templates else [],
             environment=dict(os.environ if self._environment is None else self._environment),
-            cwd=os.fspath(task.cwd),
+            cwd=os.fspath(task.cwd.absolute()),
             log=os.fspath(log),
             memory_limit_bytes=task.memory_limit_bytes,
             timeout_s=task.timeout_s,

@@ -12,9 +12,10 @@ import importlib
 import importlib.abc
 import os
 import sys
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping, Set
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 from fakedist.patch import replacements
 from fakedist.rank.template.learned import TORCH, Scene
@@ -48,6 +49,7 @@ class HiddenModules:
         self._made: dict[str, list[str]] = {}
         self._main: ModuleType | None = None
         self._depth = 0
+        self._has_compiled = False
         self._written: set[tuple[str, str | None]] = set()
 
     def hide(self) -> None:
@@ -105,6 +107,8 @@ class HiddenModules:
         """Do what the import of a module did."""
         module = sys.modules[name] = self.modules.pop(name)
         done = self.imported[name]
+        sys.path[:0] = [each for each in done.path_first if each not in sys.path]
+        sys.path += [each for each in done.path_last if each not in sys.path]  # there may be modules that it asks for
         self._depth += 1
         try:
             for asked in done.asked:
@@ -127,11 +131,23 @@ class HiddenModules:
                 vars(module).pop(child, None)
             else:
                 vars(module)[child] = value
+        self._repeat(done)
         _take_replacements(module, done)
         if "__main__" in done.asked:
             for each in [each for each, value in vars(module).items() if value is self._main]:
                 vars(module)[each] = sys.modules["__main__"]
         self.appeared(name)
+
+    def _repeat(self, done: Imported) -> None:
+        """Do to the process what the import of a module did to the template's, and what it did not do there."""
+        torch: Any = sys.modules.get("torch")
+        if done.devices is not None and torch._C._cuda_getDeviceCount() != done.devices and self.differs is not None:
+            self.differs("CUDA_VISIBLE_DEVICES")
+        for _ in range(done.operations):
+            torch.empty(0, device="cpu")  # the recorder numbers operations
+        if done.compiled and not self._has_compiled:
+            self._has_compiled = True
+            torch.compile(_nothing)  # the recorder's stand-in follows compilations from the first call on
 
     def _make(self, name: str) -> None:
         """Let a module appear that another module made."""
@@ -151,7 +167,8 @@ class HiddenModules:
         read: set[str] = set().union(*(each.read for each in needed))
         written = set(self._written) | {pair for each in needed for pair in each.written.items()}
         scenes = {id(each.scene): each.scene for each in needed}
-        found = (difference(here, _as_here(there, here, written), read) for there in scenes.values())
+        added = {entry for each in needed for entry in (*each.path_first, *each.path_last)}
+        found = (difference(here, _as_here(there, here, written, added), read) for there in scenes.values())
         return next(filter(None, found), "")
 
     def _needed(self, name: str) -> list[Imported]:
@@ -181,13 +198,17 @@ def _take_replacements(module: ModuleType, done: Imported) -> None:
                     vars(module)[each] = getattr(replaced.owner, name)
 
 
-def _as_here(there: Scene, here: Scene, written: Iterable[tuple[str, str | None]]) -> Scene:
-    """The template's scene, with variables as they are here if they are as imports have set them there."""
+def _as_here(there: Scene, here: Scene, written: Iterable[tuple[str, str | None]], added: Set[str]) -> Scene:
+    """The template's scene, with variables as they are here if they are as imports have set them there.
+
+    What the import itself adds to ``sys.path`` may be there already.
+    """
     environment = dict(there.environment)
     for variable, text in written:
         if there.environment.get(variable) == text:
             _put(environment, variable, here.environment.get(variable))
-    return Scene(environment, there.path)
+    path = [each for each in there.path if each not in added or each in here.path]
+    return Scene(environment, path)
 
 
 def _put(environment: MutableMapping[str, str], variable: str, text: str | None) -> None:
@@ -198,6 +219,10 @@ def _put(environment: MutableMapping[str, str], variable: str, text: str | None)
 
 
 def _ignore(name: str) -> None:
+    pass
+
+
+def _nothing() -> None:
     pass
 
 

@@ -55,26 +55,24 @@ def preload(learned: Learned, path: Path) -> Ready:
         CannotForkError: A module asked CUDA for its devices, started a thread, or did something else that forked
             ranks would not find as if they had imported it.
     """
-    recording = Recording()
-    ready = Ready(learned, path, HiddenModules(recording.imported))
-    before, handlers = Scene.now(), _handlers()
-    scenes, expected = dict(learned.scenes), before.path
     name, devices, memory_bytes = learned.gpu
+    recording = Recording(devices)
+    ready = Ready(learned, path, HiddenModules(recording.imported))
+    before, handlers, scenes = Scene.now(), _handlers(), dict(learned.scenes)
     gpus = virtual_gpu(find_gpu(name), devices=devices, memory_bytes=memory_bytes)
     with _main_of_script(learned), gpus as gpu:
         for each in learned.modules:
             if (scene := scenes.get(each)) is not None:
                 _set_scene(scene)
-                expected = scene.path
             if each not in sys.modules:
                 _import_root(each, recording, ready)
-                _check(each, gpu, expected)
+                _check(each, gpu, recording)
         ready.hidden.hide()
     _set_scene(before)
     if _handlers() != handlers:
         raise CannotForkError("an import handles signals")
     _see_that_all_is_installed(ready.hidden)
-    see_that_nothing_is_compiled(ready.hidden)
+    note_what_is_compiled(ready.hidden)
     _see_that_forks_work(ready.hidden)
     gc.collect()  # a rank then walks only what it makes itself
     return ready
@@ -106,12 +104,12 @@ def _import_root(name: str, recording: Recording, ready: Ready) -> None:
         ready.said[name] = texts
 
 
-def _check(name: str, gpu: VirtualGpu, path: list[str]) -> None:
+def _check(name: str, gpu: VirtualGpu, recording: Recording) -> None:
     if gpu.visible():
         raise CannotForkError(f"import {name} asks CUDA for its devices", _left_out(name))
     if threading.active_count() > 1:
         raise CannotForkError(f"import {name} starts a thread", _left_out(name))
-    if sys.path != path:
+    if any(each.path_differs for each in recording.imported.values()):
         raise CannotForkError(f"import {name} changes sys.path", _left_out(name))
 
 
@@ -142,20 +140,15 @@ def _see_that_all_is_installed(hidden: HiddenModules) -> None:
             raise CannotForkError(f"{name} is the script's own")
 
 
-def see_that_nothing_is_compiled(hidden: HiddenModules) -> None:
-    """See that no framework called ``torch.compile``. The recorder follows what its own stand-in for it compiled.
-
-    Raises:
-        CannotForkError: A function or a class's method was compiled.
-    """
-    for name in hidden.imported:
+def note_what_is_compiled(hidden: HiddenModules) -> None:
+    """Note which frameworks' modules called ``torch.compile``: their functions, or methods of their classes, are."""
+    for name, done in hidden.imported.items():
         if name.partition(".")[0] in TORCH:
             continue
         values = list(getattr(hidden.modules.get(name), "__dict__", {}).values())
         values += [member for value in values if isinstance(value, type) for member in vars(value).values()]
         functions = (each.__func__ if isinstance(each, staticmethod | classmethod) else each for each in values)
-        if any(isinstance(each, FunctionType) and _COMPILED in vars(each) for each in functions):
-            raise CannotForkError(f"import {name} compiles a function", _left_out(name))
+        done.compiled = any(isinstance(each, FunctionType) and _COMPILED in vars(each) for each in functions)
 
 
 def _see_that_forks_work(hidden: HiddenModules) -> None:

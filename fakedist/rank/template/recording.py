@@ -12,7 +12,7 @@ import importlib.abc
 import importlib.util
 import os
 import sys
-from collections.abc import ItemsView, Iterator, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
@@ -37,6 +37,11 @@ class Imported:
         made: Modules that it put into ``sys.modules`` itself.
         read: Variables that it read.
         written: Variables that it set; None for those it deleted.
+        path_first, path_last: What it put before all of ``sys.path``, and behind it.
+        path_differs: Whether it changed ``sys.path`` in another way.
+        devices: How many CUDA devices it was told that there are. None if it did not ask.
+        compiled: Whether it called ``torch.compile``.
+        operations: How many of torch's operations it ran.
     """
 
     name: str
@@ -46,17 +51,36 @@ class Imported:
     made: list[str] = field(default_factory=list)
     read: set[str] = field(default_factory=set)
     written: dict[str, str | None] = field(default_factory=dict)
+    path_first: list[str] = field(default_factory=list)
+    path_last: list[str] = field(default_factory=list)
+    path_differs: bool = False
+    devices: int | None = None
+    compiled: bool = False
+    operations: int = 0
+
+    def takes(self, other: Imported) -> None:
+        """What an import that failed has left behind was done by the one that asked for it."""
+        self.asked |= other.asked
+        self.path_first, self.path_last = other.path_first + self.path_first, self.path_last + other.path_last
+        self.path_differs |= other.path_differs
+        self.devices = other.devices if self.devices is None else self.devices
+        self.operations += other.operations
 
 
 class Recording:
     """The imports of this process while it is :meth:`on`.
 
+    Args:
+        devices: How many CUDA devices there are, if none is hidden. A process that has asked CUDA cannot fork.
+
     Attributes:
         imported: Each module that was imported, in the order in which the imports began.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, devices: int = 0) -> None:
         self.imported: dict[str, Imported] = {}
+        self._devices = devices
+        self._path: list[str] = []
         self._open: list[Imported] = []
         self._known: set[str] = set()
         self._scene: Scene | None = None
@@ -64,7 +88,7 @@ class Recording:
     @contextmanager
     def on(self) -> Iterator[None]:
         """Record until the context ends."""
-        self._known = set(sys.modules)
+        self._known, self._path = set(sys.modules), sys.path[:]
         finder = _Finder(self)
         import_, import_module = builtins.__import__, importlib.import_module
 
@@ -84,7 +108,7 @@ class Recording:
         builtins.__import__ = recorded_import
         importlib.import_module = recorded_import_module
         try:
-            with _watched_environment(self):
+            with _watched_environment(self), _answered_devices(self), _counted_operations(self):
                 yield
         finally:
             sys.meta_path.remove(finder)
@@ -93,6 +117,7 @@ class Recording:
 
     def begin(self, name: str) -> None:
         """The code of a module begins to run."""
+        self._note_path()
         if self._open:
             self._open[-1].asked[name] = None
         self._known.add(name)
@@ -101,6 +126,7 @@ class Recording:
 
     def end(self) -> None:
         """The code of the module that began last has run."""
+        self._note_path()
         over = self._open.pop()
         if new := sys.modules.keys() - self._known:
             over.made += [name for name in sys.modules if name in new]
@@ -108,11 +134,12 @@ class Recording:
 
     def drop(self) -> None:
         """The code of the module that began last has failed."""
+        self._note_path()
         over = self._open.pop()
         del self.imported[over.name]
         if self._open:
             self._open[-1].asked.pop(over.name, None)
-            self._open[-1].asked.update(over.asked)  # what it imported by then stays imported
+            self._open[-1].takes(over)  # what it imported by then stays imported
 
     def read(self, name: str) -> None:
         """The module that runs reads a variable."""
@@ -123,6 +150,30 @@ class Recording:
         """The module that runs sets a variable, or deletes it."""
         if self._open:
             self._open[-1].written[name] = value
+
+    def count_devices(self, count: Callable[[], int]) -> int:
+        """The number of CUDA devices, for the module that runs. Only if some may be hidden is CUDA asked."""
+        if not self._open or "CUDA_VISIBLE_DEVICES" in os.environ:
+            return count()
+        self._open[-1].devices = self._devices
+        return self._devices
+
+    def ran_operation(self) -> None:
+        """The module that runs has run an operation of torch's."""
+        if self._open:
+            self._open[-1].operations += 1
+
+    def _note_path(self) -> None:
+        """Note what the module that runs has done to ``sys.path``."""
+        before, self._path = self._path, sys.path[:]
+        if before == self._path or not self._open:
+            return
+        for first in range(len(self._path) - len(before) + 1):
+            if self._path[first : first + len(before)] == before:
+                self._open[-1].path_first[:0] = self._path[:first]
+                self._open[-1].path_last += self._path[first + len(before) :]
+                return
+        self._open[-1].path_differs = True
 
     def _scene_now(self) -> Scene:
         """The scene. It is the one object as long as it does not change."""
@@ -185,6 +236,37 @@ class _Finder(importlib.abc.MetaPathFinder):
             self._recording.drop()
             raise
         self._recording.end()
+
+
+@contextmanager
+def _answered_devices(recording: Recording) -> Iterator[None]:
+    """Let the recording answer how many CUDA devices there are, as ``torch.cuda.is_available`` asks."""
+    torch_c: Any = sys.modules.get("torch._C")
+    count = getattr(torch_c, "_cuda_getDeviceCount", None)
+    if count is None:
+        yield
+        return
+    torch_c._cuda_getDeviceCount = lambda: recording.count_devices(count)
+    try:
+        yield
+    finally:
+        torch_c._cuda_getDeviceCount = count
+
+
+@contextmanager
+def _counted_operations(recording: Recording) -> Iterator[None]:
+    """Let the recording hear of torch's operations, once torch is imported. Ranks number them."""
+    modes: Any = sys.modules.get("torch.utils._python_dispatch")
+    if modes is None:
+        yield
+        return
+
+    def run(mode: object, operation: Any, kinds: object, given: Any = (), named: Any = None) -> object:
+        recording.ran_operation()
+        return operation(*given, **(named or {}))
+
+    with type("Counting", (modes.TorchDispatchMode,), {"__torch_dispatch__": run})():
+        yield
 
 
 @contextmanager

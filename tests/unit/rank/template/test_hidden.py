@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -32,7 +33,7 @@ class Template:
     """Modules of files, imported once and hidden."""
 
     def __init__(self) -> None:
-        self.recording = Recording()
+        self.recording = Recording(devices=8)
         self.hidden = HiddenModules(self.recording.imported)
         self.differing: list[str] = []
 
@@ -170,6 +171,72 @@ def test_another_path_is_named(template: Template, monkeypatch: pytest.MonkeyPat
         monkeypatch.syspath_prepend("/elsewhere")
         importlib.import_module("whole")
     assert template.differing == ["sys.path"]
+
+
+def test_what_an_import_adds_to_sys_path_is_added_when_it_appears(
+    template: Template, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "more" / "space").mkdir(parents=True)
+    (tmp_path / "more" / "space" / "deep.py").write_text("VALUE = 3\n")
+    adds = f"import sys\nsys.path.append({str(tmp_path / 'more')!r})\nsys.path.insert(0, 'first')\nimport space.deep\n"
+    (tmp_path / "adds.py").write_text(adds)
+    before = sys.path[:]
+    template.load("adds")
+    after = sys.path[:]
+    monkeypatch.setattr(sys, "path", before)
+    with template.rank() as appeared:
+        import adds  # type: ignore[import-not-found]
+
+        assert (sys.path, adds.space.deep.VALUE) == (after, 3)
+        assert appeared == ["space.deep", "adds"]
+        importlib.import_module("whole.part")
+    assert template.differing == []
+
+
+def test_an_import_that_takes_from_sys_path_is_told(template: Template, tmp_path: Path) -> None:
+    (tmp_path / "takes.py").write_text("import sys\ndel sys.path[0]\n")
+    template.load("takes")
+    assert template.recording.imported["takes"].path_differs
+
+
+@pytest.mark.parametrize(("devices", "differing"), [(8, []), (2, ["CUDA_VISIBLE_DEVICES"])])
+def test_an_import_that_counts_devices_asks_cuda_when_it_appears(
+    template: Template, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: int, differing: list[str]
+) -> None:
+    asked = []
+    torch, torch_c = ModuleType("torch"), ModuleType("torch._C")
+    monkeypatch.setattr(torch, "_C", torch_c, raising=False)
+    monkeypatch.setattr(torch_c, "_cuda_getDeviceCount", lambda: asked.append("CUDA") or devices, raising=False)
+    for each in (torch, torch_c):
+        monkeypatch.setitem(sys.modules, each.__name__, each)
+    monkeypatch.delitem(sys.modules, "torch.utils._python_dispatch", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (tmp_path / "counts.py").write_text("import torch\nNUMBER = torch._C._cuda_getDeviceCount()\n")
+    template.load("counts")
+    assert asked == []
+    with template.rank():
+        import counts  # type: ignore[import-not-found]
+
+        assert (counts.NUMBER, asked) == (8, ["CUDA"])
+    assert template.differing == differing
+
+
+def test_an_import_that_compiles_or_runs_operations_does_so_when_it_appears(
+    template: Template, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch, done = ModuleType("torch"), []
+    monkeypatch.setattr(torch, "compile", lambda function: done.append("compile"), raising=False)
+    monkeypatch.setattr(torch, "empty", lambda size, device: done.append(device), raising=False)
+    template.load("whole.late")
+    template.recording.imported["whole.shape"].compiled = True
+    template.recording.imported["whole.lazy"].compiled = True
+    template.recording.imported["whole.lazy"].operations = 2
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    with template.rank():
+        importlib.import_module("whole.shape")
+        assert done == ["compile"]
+        importlib.import_module("whole.late")
+        assert done == ["compile", "cpu", "cpu"]
 
 
 @pytest.mark.parametrize(("module", "differing"), [("whole", ["RANK"]), ("alone", ["RANK"])])
