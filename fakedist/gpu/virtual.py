@@ -6,7 +6,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,6 +74,12 @@ class VirtualGpu:
             **spec.driver_fields(),
         )
         self._library.fakedist_configure(ctypes.byref(model))
+
+    def keep_plans(self, directory: Path) -> None:
+        """Keep in a directory what cuDNN answers about its execution plans. It compiles a kernel for each."""
+        with suppress(OSError):  # then cuDNN is asked in each process
+            directory.mkdir(parents=True, exist_ok=True)
+            self._library.fakedist_keep_plans(os.fsencode(directory))
 
     def set_environment(self) -> None:
         """Set the variables. It runs at torch's import too, because the script may have cleared them since."""
@@ -143,6 +149,7 @@ def virtual_gpu(spec: GpuSpec, devices: int = 1, memory_bytes: int | None = None
     gpu = VirtualGpu(library, _variables(driver), _wishes(driver))
     for name in further_libraries(find_cuda()):
         ctypes.CDLL(os.fspath(driver.parent / name), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
+    gpu.keep_plans(driver.parent.parent / "compiled" / "cudnn")
     gpu.configure(spec, devices, memory_bytes or spec.memory_bytes)
     before = {name: os.environ.get(name) for name in (*_variables(driver), *_wishes(driver))}
     gpu.set_environment()

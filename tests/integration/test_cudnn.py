@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -60,6 +61,25 @@ def test_attention_forward_takes_the_output_the_logsumexp_and_cudnns_workspace()
 
 def test_attention_backward_takes_three_gradients_and_a_float32_accumulator_of_dq() -> None:
     assert _attention()["backward"] == [OUT_BYTES, OUT_BYTES, OUT_BYTES, 2 * OUT_BYTES + ROWS_BYTES + 256]
+
+
+def test_a_plan_is_kept_for_later_processes_and_for_no_other_plan(tmp_path: Path) -> None:
+    """cuDNN compiles a kernel for a plan, which takes it half a second."""
+    body = f"from pathlib import Path\ngpu.keep_plans(Path({str(tmp_path)!r}))\n{ATTENTION}"
+    first = _found(body)
+    assert first == _attention()
+    kept, cut = sorted(tmp_path.iterdir())
+    assert kept.read_text() == cut.read_text() == "workspace 256 bytes\n"
+    kept.write_text("workspace 4096 bytes\n")
+    cut.write_text("workspace 4096")
+    second = _found(body)
+    taken = [sum(found["forward"]) + sum(found["backward"]) for found in (first, second)]
+    assert taken[1] - taken[0] == 4096 - 256
+    assert cut.read_text() == "workspace 256 bytes\n"
+    _found(body.replace("1024", "2048").replace("is_causal=True", "is_causal=False"))
+    assert len(list(tmp_path.iterdir())) == 4
+    _found(body, "b200")
+    assert len(list(tmp_path.iterdir())) == 6
 
 
 BACKENDS = """

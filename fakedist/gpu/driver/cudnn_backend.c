@@ -7,6 +7,7 @@
 #include "cudnn.h"
 
 #include "events.h"
+#include "plans.h"
 #include "refuse.h"
 
 #include <stdio.h>
@@ -16,11 +17,12 @@
 enum { ENGINE = 2, HEURISTICS = 4, EXECUTION_PLAN = 5, DEVICE_PROPERTIES = 38 };
 enum {
     HEURISTICS_DEVICE = 204,
+    PLAN_WORKSPACE = 402,
     PLAN_DEVICE = 407,
     ENGINE_DEVICE = 1307,
     DEVICE_JSON = 2702,
 };
-enum { TYPE_HANDLE = 0, TYPE_DESCRIPTOR = 15, TYPE_CHAR = 24 };
+enum { TYPE_HANDLE = 0, TYPE_INT64 = 3, TYPE_DESCRIPTOR = 15, TYPE_CHAR = 24 };
 
 /* The model in cuDNN's JSON form of a device (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION). cuDNN names missing keys. */
 static int describe_device(char *text, size_t size) {
@@ -51,6 +53,11 @@ static int real_finalize(void *descriptor) {
     return finalize ? finalize(descriptor) : CUDNN_NOT_SUPPORTED;
 }
 
+static int real_get(void *descriptor, int attribute, int type, int64_t wanted, int64_t *count, void *values) {
+    int (*get)(void *, int, int, int64_t, int64_t *, void *) = cudnn_function("cudnnBackendGetAttribute");
+    return get ? get(descriptor, attribute, type, wanted, count, values) : CUDNN_NOT_SUPPORTED;
+}
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static void *device_properties; /* one descriptor serves every plan of the process */
 
@@ -77,6 +84,7 @@ static void *device_descriptor(void) {
 struct plan {
     void *descriptor;
     uint64_t order;
+    int64_t workspace; /* as an earlier process was told; -1 if this one asks cuDNN */
     int executions;
     struct plan *next;
 };
@@ -93,7 +101,7 @@ static struct plan **find_plan(const void *descriptor) {
 static void remember_plan(void *descriptor) {
     struct plan *plan = gpu_new_handle(sizeof *plan);
     pthread_mutex_lock(&lock);
-    *plan = (struct plan){descriptor, 0, 0, plans};
+    *plan = (struct plan){descriptor, 0, -1, 0, plans};
     plans = plan;
     pthread_mutex_unlock(&lock);
 }
@@ -121,13 +129,44 @@ static void try_plan(const void *descriptor) {
     pthread_mutex_unlock(&lock);
 }
 
+/* ---- plans that an earlier process finalized ---- */
+
+/* Whether a descriptor is a plan; its workspace if that is known from before, else -1. */
+static int is_plan(const void *descriptor, int64_t *workspace) {
+    pthread_mutex_lock(&lock);
+    const struct plan *plan = *find_plan(descriptor);
+    *workspace = plan ? plan->workspace : -1;
+    pthread_mutex_unlock(&lock);
+    return plan != NULL;
+}
+
+static void set_workspace(const void *descriptor, int64_t workspace) {
+    pthread_mutex_lock(&lock);
+    struct plan *plan = *find_plan(descriptor);
+    if (plan) plan->workspace = workspace;
+    pthread_mutex_unlock(&lock);
+}
+
+static int finalize_plan(void *plan) {
+    int64_t workspace = -1, count = 0;
+    if (plans_find(plan, cudnn_version(), &workspace)) return set_workspace(plan, workspace), OK;
+    int status = real_finalize(plan);
+    if (status == OK && real_get(plan, PLAN_WORKSPACE, TYPE_INT64, 1, &count, &workspace) == OK && count == 1)
+        plans_keep(plan, cudnn_version(), workspace);
+    return status;
+}
+
 /* ---- descriptors ---- */
 
 API int cudnnBackendCreateDescriptor(int type, void **out) {
     int status = real_create(type, out);
     if (status == OK && type == EXECUTION_PLAN) remember_plan(*out);
     int attribute = type == HEURISTICS ? HEURISTICS_DEVICE : type == ENGINE ? ENGINE_DEVICE : PLAN_DEVICE;
-    if (status != OK || (type != HEURISTICS && type != ENGINE && type != EXECUTION_PLAN)) return status;
+    int wants_device = type == HEURISTICS || type == ENGINE || type == EXECUTION_PLAN;
+    char text[1024] = "";
+    if (wants_device) describe_device(text, sizeof text);
+    if (status == OK) plans_created(*out, type, text);
+    if (status != OK || !wants_device) return status;
     void *device = device_descriptor();
     if (!device || real_set(*out, attribute, TYPE_DESCRIPTOR, 1, &device) != OK)
         return refuse_call("cudnnBackendCreateDescriptor for a described device", CUDNN_NOT_SUPPORTED);
@@ -137,23 +176,39 @@ API int cudnnBackendCreateDescriptor(int type, void **out) {
 API int cudnnBackendDestroyDescriptor(void *descriptor) {
     int (*destroy)(void *) = cudnn_function("cudnnBackendDestroyDescriptor");
     forget_plan(descriptor);
+    plans_destroyed(descriptor);
     return destroy ? destroy(descriptor) : CUDNN_NOT_SUPPORTED;
 }
 
 /* Our handles mean nothing to the installed library. It gets the device's description instead. */
 API int cudnnBackendSetAttribute(void *descriptor, int attribute, int type, int64_t count, const void *values) {
+    plans_set(descriptor, attribute, type, count, values);
     return type == TYPE_HANDLE ? OK : real_set(descriptor, attribute, type, count, values);
 }
 
 API int cudnnBackendGetAttribute(void *descriptor, int attribute, int type, int64_t wanted, int64_t *count,
                                  void *values) {
-    int (*get)(void *, int, int, int64_t, int64_t *, void *) = cudnn_function("cudnnBackendGetAttribute");
     if (type == TYPE_HANDLE) return refuse_call("cudnnBackendGetAttribute of a handle", CUDNN_NOT_SUPPORTED);
-    return get ? get(descriptor, attribute, type, wanted, count, values) : CUDNN_NOT_SUPPORTED;
+    int64_t workspace, filled = 0;
+    if (is_plan(descriptor, &workspace) && workspace >= 0) {
+        if (attribute == PLAN_WORKSPACE && type == TYPE_INT64 && wanted >= 1 && values) {
+            if (count) *count = 1;
+            return *(int64_t *)values = workspace, OK;
+        }
+        set_workspace(descriptor, -1); /* only the plan itself can answer this */
+        int status = real_finalize(descriptor);
+        if (status != OK) return status;
+    }
+    int status = real_get(descriptor, attribute, type, wanted, &filled, values);
+    if (count) *count = filled;
+    if (status == OK && type == TYPE_DESCRIPTOR && values)
+        plans_filled(descriptor, attribute, filled < wanted ? filled : wanted, values);
+    return status;
 }
 
 API int cudnnBackendFinalize(void *descriptor) {
-    int status = real_finalize(descriptor);
+    int64_t workspace;
+    int status = is_plan(descriptor, &workspace) ? finalize_plan(descriptor) : real_finalize(descriptor);
     if (status == OK) order_plan(descriptor);
     return status;
 }
