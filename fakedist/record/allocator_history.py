@@ -138,12 +138,16 @@ class AllocatorHistory:
             self._tracker = self._make_tracker()
         if self._tracker is not None:
             self._tracker.forget()
+        elif self._reader is not None:
+            self._reader.watch_history()
 
     def stop(self) -> None:
         """Stop recording."""
         if self.is_on:
             self.is_on = False
             self._record(enabled=None)
+            if self._reader is not None:
+                self._reader.stop_history()
 
     def drain(self) -> None:
         """Move everything recorded since the last call to the journal."""
@@ -175,6 +179,7 @@ class AllocatorHistory:
         with without_inductor():
             read = self._reader.read_history(self._gemms, self._highest)
         if read is None:
+            self._reader.stop_history()
             self._reader = None  # from now on the numbers here count
         return read
 

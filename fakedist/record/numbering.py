@@ -75,8 +75,14 @@ Read = tuple[EventsRecord, list[tuple[int, int]], int]
 class HistoryReader(Protocol):
     """Reads and numbers the allocator's history as ``record.allocator_history`` does. gpu/fast_path implements it."""
 
+    def watch_history(self) -> None:
+        """The history has begun, or begun again after it was read. CUDA must be initialised."""
+
+    def stop_history(self) -> None:
+        """The history has ended."""
+
     def read_history(self, gemms: Iterable[int], highest: int) -> list[Read] | None:
-        """The new history of each device that has any. It is still there afterwards. CUDA must be initialised.
+        """The history of each device that has any. Read it once, then begin it again.
 
         None if torch cannot tell it.
 

@@ -173,6 +173,14 @@ class CompiledFastPath:
             at = after
         return taken
 
+    def watch_history(self) -> None:
+        """The allocator's history has begun, or begun again after it was read. CUDA is initialised."""
+        self._library.fakedist_history_watch()
+
+    def stop_history(self) -> None:
+        """The history has ended."""
+        self._library.fakedist_history_stop()
+
     def read_history(self, gemms: Iterable[int], highest: int) -> list[Read] | None:
         """The allocator's new history of each device that has any. CUDA is initialised. None if torch cannot tell it.
 

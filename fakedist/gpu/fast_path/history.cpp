@@ -1,12 +1,19 @@
 // The history of torch's caching allocator, as columns. torch gives Python the same as one dict for each event and each
 // frame; making those and reading them took most of the time of a recorded step's end.
+//
+// The events are kept as the allocator reports them. Where that is not all of the history, torch's snapshot has them: it
+// copies every event and every block, which takes three times as long.
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/util/ApproximateClock.h>
 #include <torch/csrc/profiler/combined_traceback.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -15,8 +22,7 @@
 
 namespace {
 using Snapshot = c10::cuda::CUDACachingAllocator::SnapshotInfo;
-using Trace = decltype(Snapshot::device_traces)::value_type;
-using Entry = Trace::value_type;
+using Entry = decltype(Snapshot::device_traces)::value_type::value_type;
 
 // Python names the actions in this order (run/schema.py).
 static_assert(Entry::ALLOC == 0 && Entry::FREE_REQUESTED == 1 && Entry::FREE_COMPLETED == 2 && Entry::SEGMENT_ALLOC == 3);
@@ -61,19 +67,76 @@ int64_t number(const std::string &metadata) {
     return found;
 }
 
-void add(Events &to, const Entry &entry) {
-    if ((entry.action_ == Entry::SEGMENT_ALLOC || entry.action_ == Entry::SEGMENT_MAP) &&
-        (entry.mempool_.first || entry.mempool_.second)) {
-        to.pools.push_back(static_cast<int64_t>(to.action.size()));
-        to.pools.push_back(static_cast<int64_t>(entry.mempool_.first));
-        to.pools.push_back(static_cast<int64_t>(entry.mempool_.second));
+// What is read of an event.
+struct Event {
+    uint8_t action;
+    uint64_t address;
+    int64_t size;
+    uint64_t stream;
+    decltype(Entry::time_) time; // ticks as long as it is in `seen`, then Unix time in microseconds
+    int64_t op;
+    decltype(Entry::mempool_) pool;
+    std::shared_ptr<c10::GatheredContext> context;
+
+    explicit Event(const Entry &entry)
+        : action(static_cast<uint8_t>(entry.action_)), address(entry.addr_), size(static_cast<int64_t>(entry.size_)),
+          stream(reinterpret_cast<uint64_t>(entry.stream_)), time(entry.time_), op(number(entry.user_metadata_)),
+          pool(entry.mempool_), context(entry.context_) {}
+};
+using Traces = std::vector<std::vector<Event>>; // by device
+
+std::atomic<bool> is_watching{false};
+std::mutex lock; // the allocator has one for each device
+Traces seen;
+bool is_whole = true; // whether `seen` is all that happened
+
+void keep(const Entry &entry) {
+    if (!is_watching.load(std::memory_order_relaxed)) return;
+    const std::lock_guard<std::mutex> held(lock);
+    // torch reports a snapshot of any device as one of device 0, but writes it into that device's own history.
+    if (entry.action_ == Entry::SNAPSHOT || entry.action_ > Entry::OOM) is_whole = false;
+    const auto device = static_cast<size_t>(entry.device_);
+    if (seen.size() <= device) seen.resize(device + 1);
+    seen[device].emplace_back(entry);
+}
+
+c10::ApproximateClockToUnixTimeConverter &ticks() {
+    static c10::ApproximateClockToUnixTimeConverter converter;
+    return converter;
+}
+
+// The events since the last call, or since the history began.
+Traces taken() {
+    Traces found;
+    if (is_watching) {
+        const std::lock_guard<std::mutex> held(lock);
+        if (is_whole) found.swap(seen);
+        if (is_whole && found.empty()) return found;
     }
-    to.action.push_back(static_cast<uint8_t>(entry.action_));
-    to.address.push_back(entry.addr_);
-    to.size.push_back(static_cast<int64_t>(entry.size_));
-    to.stream.push_back(reinterpret_cast<uint64_t>(entry.stream_));
-    to.time_us.push_back(entry.time_.t_);
-    to.op.push_back(number(entry.user_metadata_));
+    if (!found.empty()) {
+        const auto unix_time = ticks().makeConverter();
+        for (auto &trace : found)
+            for (auto &event : trace) event.time.t_ = unix_time(event.time.approx_t_) / 1000;
+        return found;
+    }
+    const Snapshot snapshot = c10::cuda::CUDACachingAllocator::snapshot();
+    for (const auto &trace : snapshot.device_traces) found.emplace_back(trace.begin(), trace.end());
+    return found;
+}
+
+void add(Events &to, const Event &event) {
+    if ((event.action == Entry::SEGMENT_ALLOC || event.action == Entry::SEGMENT_MAP) &&
+        (event.pool.first || event.pool.second)) {
+        to.pools.push_back(static_cast<int64_t>(to.action.size()));
+        to.pools.push_back(static_cast<int64_t>(event.pool.first));
+        to.pools.push_back(static_cast<int64_t>(event.pool.second));
+    }
+    to.action.push_back(event.action);
+    to.address.push_back(event.address);
+    to.size.push_back(event.size);
+    to.stream.push_back(event.stream);
+    to.time_us.push_back(event.time.t_);
+    to.op.push_back(event.op);
 }
 
 bool begins(std::string_view text, std::string_view with) { return text.substr(0, with.size()) == with; }
@@ -116,36 +179,54 @@ API void fakedist_history_begin(const char *package, const char *calls_operators
     frames.clear(), stacks.clear();
 }
 
+// The history has begun again, or goes on after it was read: keep its events. CUDA is initialised.
+API void fakedist_history_watch() {
+    static bool is_attached = false; // torch cannot detach
+    if (!is_attached) c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker(keep);
+    is_attached = true;
+    ticks();
+    const std::lock_guard<std::mutex> held(lock);
+    if (!is_watching || !is_whole) seen.clear();
+    is_watching = is_whole = true;
+}
+
+// The history has ended.
+API void fakedist_history_stop() {
+    is_watching = false;
+    const std::lock_guard<std::mutex> held(lock);
+    seen.clear();
+}
+
 // Read the history. `gemms` are the operations that are products of matrices, `highest` the highest number so far.
 // Returns the number of devices, or -1 if torch raised an error. Needs Python's lock.
 API int fakedist_history_read(const int64_t *gemms, size_t num_gemms, int64_t highest) try {
     devices.clear();
-    const Snapshot snapshot = c10::cuda::CUDACachingAllocator::snapshot();
+    const Traces traces = taken();
     // A block's events share one context: naming each once takes a third of the time.
     std::unordered_map<const void *, size_t> places;
     std::vector<torch::CapturedTraceback *> found;
-    for (const auto &trace : snapshot.device_traces)
-        for (const auto &entry : trace)
-            if (entry.context_ && places.emplace(entry.context_.get(), found.size()).second)
-                found.push_back(dynamic_cast<torch::CapturedTraceback *>(entry.context_.get()));
+    for (const auto &trace : traces)
+        for (const auto &event : trace)
+            if (event.context && places.emplace(event.context.get(), found.size()).second)
+                found.push_back(dynamic_cast<torch::CapturedTraceback *>(event.context.get()));
     if (std::find(found.begin(), found.end(), nullptr) != found.end()) return -1;
     const auto named = torch::symbolize(found);
     const std::unordered_set<int64_t> products(gemms, gemms + num_gemms);
     constexpr int32_t UNKNOWN = -2;
     std::vector<int32_t> known(found.size(), UNKNOWN);                  // the stack of each context
     std::map<std::vector<uint64_t>, int32_t> raw;                       // and of each traceback
-    for (const auto &trace : snapshot.device_traces) {
+    for (const auto &trace : traces) {
         auto &to = devices.emplace_back();
-        for (const auto &entry : trace) {
-            add(to, entry);
+        for (const auto &event : trace) {
+            add(to, event);
             highest = std::max(highest, to.op.back());
-            if (entry.action_ == Entry::ALLOC && products.count(to.op.back()))
+            if (event.action == Entry::ALLOC && products.count(to.op.back()))
                 to.products.insert(to.products.end(), {static_cast<int64_t>(to.op.size()) - 1, highest});
-            if (!entry.context_) {
+            if (!event.context) {
                 to.stack.push_back(-1);
                 continue;
             }
-            const size_t place = places.at(entry.context_.get());
+            const size_t place = places.at(event.context.get());
             if (known[place] == UNKNOWN) {
                 const auto [at, is_new] = raw.emplace(named.tracebacks[place], UNKNOWN);
                 if (is_new) at->second = numbered(to, named.all_frames, at->first);
