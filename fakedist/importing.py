@@ -26,7 +26,20 @@ def when_imported(wanted: Callable[[str], bool], imported: Told) -> Iterator[Non
 
     If ``imported`` raises, the import raises. Modules that are already imported do not trigger it.
     """
-    finder = _Finder(wanted, imported)
+
+    @contextmanager
+    def around(module: ModuleType) -> Iterator[None]:
+        yield
+        imported(module)
+
+    with imported_within(wanted, around):
+        yield
+
+
+@contextmanager
+def imported_within(wanted: Callable[[str], bool], around: Around) -> Iterator[None]:
+    """Run the code of each module whose full name is ``wanted`` inside ``around(module)``."""
+    finder = _Finder(wanted, around)
     sys.meta_path.insert(0, finder)
     try:
         yield
@@ -39,9 +52,9 @@ def when_imported(wanted: Callable[[str], bool], imported: Told) -> Iterator[Non
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds what the finders behind it find, and adds the watching loader."""
 
-    def __init__(self, wanted: Callable[[str], bool], imported: Told) -> None:
+    def __init__(self, wanted: Callable[[str], bool], around: Around) -> None:
         self._wanted = wanted
-        self._imported = imported
+        self._around = around
 
     def stop(self) -> None:
         """Stop watching."""
@@ -54,12 +67,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         if not self._wanted(fullname):
             return None
         behind = sys.meta_path[sys.meta_path.index(self) + 1 :] if self in sys.meta_path else sys.meta_path[:]
-        return find_watched(behind, self._told, fullname, path, target)
-
-    @contextmanager
-    def _told(self, module: ModuleType) -> Iterator[None]:
-        yield
-        self._imported(module)
+        return find_watched(behind, self._around, fullname, path, target)
 
 
 def find_watched(

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NoReturn
 from fakedist.errors import ExitCode, FakedistError
 from fakedist.gpu.virtual import VirtualGpu, virtual_gpu
 from fakedist.gpu_models.known import find_gpu
-from fakedist.importing import when_imported
+from fakedist.importing import imported_within, when_imported
 from fakedist.job import Job
 from fakedist.rank.ending import (
     end_with_parent,
@@ -40,6 +40,7 @@ from fakedist.rank.script import run_as_main, without_our_frames
 from fakedist.rank.teller import Ended, Failed, Restarted, Started, Teller
 from fakedist.rank.template.starting import Start
 from fakedist.run import notes
+from fakedist.run.collector import rare_collections
 from fakedist.run.directory import TAPE_NAME
 from fakedist.run.encoding import Record
 from fakedist.run.journal import JournalWriter
@@ -52,6 +53,11 @@ if TYPE_CHECKING:
     from fakedist.rank.surroundings import Surroundings
 
 _exit = os._exit  # not what watches the script's calls of it
+#: Modules whose import makes hundreds of thousands of objects.
+_LARGE = frozenset({
+    "torch", "torch._dynamo", "torch._inductor", "torch.distributed.fsdp", "torch.distributed.tensor", "sympy",
+    "accelerate", "deepspeed", "lightning", "megatron.core", "torchtitan", "transformer_engine", "transformers",
+})  # fmt: skip
 _MAKE_ROOM = "make room on the disk, or write elsewhere with -o"
 
 
@@ -130,6 +136,7 @@ class Rank:
         enter(watched_exit(self._exits_at_once))
         enter(quiet_stop_in_threads(self._stopped_in_thread, SetupFailed))
         enter(when_imported(lambda name: name == "torch", self._torch_is_imported))
+        enter(imported_within(_LARGE.__contains__, lambda module: rare_collections()))
         self._start.begin(job, self._restart)
         enter(when_imported(self._start.asked, self._start.imported))
 
