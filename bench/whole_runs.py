@@ -25,6 +25,22 @@ LAYOUTS = ["--axis", "tp=1,2,4,8", "--axis", "checkpoint=none,selective,full", "
 SWEPT = ["--model", "70b", "--tp", "{tp}", "--checkpoint", "{checkpoint}", "--batch-size", "{batch}"]
 ONE_TENSOR = "import torch; torch.ones(3, device='cuda')"
 SMALL, LARGE, LARGEST = (["--world-size", str(size), "--rank", "0"] for size in (8, 1024, 16384))
+#: Runs a script's rank on the virtual GPU with torch's own fake process group, and records nothing.
+ALONE = """
+import os, runpy, sys
+from fakedist.gpu_models.known import find_gpu
+from fakedist.gpu.virtual import virtual_gpu
+os.environ.update(OMP_NUM_THREADS="1", LOCAL_RANK="0", RANK="0", WORLD_SIZE=sys.argv[1])
+with virtual_gpu(find_gpu("h100-80g"), 8):
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+    init, size = dist.init_process_group, int(sys.argv[1])
+    dist.init_process_group = lambda *args, **options: init("fake", rank=0, world_size=size, store=FakeStore())
+    sys.argv = sys.argv[2:]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+    sys.stdout.flush()
+    os._exit(0)
+"""
 H200 = ["--gpu", "h200", "--gpu-memory", "unlimited"]
 
 
@@ -36,7 +52,7 @@ class Run:
         options: Options of fakedist.
         script: The script and its arguments.
         goal_s: Wall time that the run should not exceed. None if there is no goal.
-        command: The command.
+        command: fakedist's command; empty for the script alone.
         needs: A module that the script imports.
     """
 
@@ -51,6 +67,7 @@ RUNS = {
     "one tensor, no page": Run([*SMALL, "--no-page"], ["one_tensor.py"]),
     "70B at world 1,024 (make demo)": Run(LARGE, [*LLAMA, "--model", "70b"], 8),
     "the same, no page": Run([*LARGE, "--no-page"], [*LLAMA, "--model", "70b"]),
+    "the 70B script alone, torch's fake group": Run(["1024"], [*LLAMA, "--model", "70b", "--steps", "2"], command=""),
     "24 layouts of 70B, a sweep": Run(
         ["--world-size", "1024", "--rank", "0", *LAYOUTS], [LLAMA[0], *SWEPT], 144, command="sweep"
     ),
@@ -71,9 +88,9 @@ def main() -> None:
         if only not in name:
             continue
         if importlib.util.find_spec(run.needs) is None:
-            print(f"{name:<36} needs {run.needs}, which is not installed")
+            print(f"{name:<41} needs {run.needs}, which is not installed")
             continue
-        print(f"{name:<36} {measured(run)}", flush=True)
+        print(f"{name:<41} {measured(run)}", flush=True)
 
 
 def measured(run: Run) -> str:
@@ -81,19 +98,9 @@ def measured(run: Run) -> str:
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "one_tensor.py").write_text(ONE_TENSOR)
         started = time.perf_counter()
+        command = ["-m", "fakedist", run.command, *run.options, "--device", "virtual", "-o", "run", *run.script]
         process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "fakedist",
-                run.command,
-                *run.options,
-                "--device",
-                "virtual",
-                "-o",
-                "run",
-                *run.script,
-            ],
+            [sys.executable, *(command if run.command else ["-c", ALONE, *run.options, *run.script])],
             cwd=directory,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
             stdout=subprocess.DEVNULL,
