@@ -11,9 +11,9 @@ from rich.text import Text
 
 from fakedist.job import profile_command
 from fakedist.report.text.sheet import print_heading, print_remark
+from fakedist.sweep.command import PointRun, PricedFor
 from fakedist.sweep.plan import RankChoice, SweepPlan
 from fakedist.sweep.space import Point, all_points
-from fakedist.sweep.template import PointRun, PricedFor
 
 _RANKS = {
     "ends": "rank 0, then the last stage of its pipeline",
@@ -43,7 +43,7 @@ def dry_run(plan: SweepPlan) -> DryRun:
         SweepError: A point is not valid, no point meets the conditions, or there are too many.
     """
     points: Sequence[Point] = [] if plan.num_trials is not None else all_points(plan.space)
-    found = [plan.template.at(plan.space, point) for point in points]
+    found = [plan.command.at(plan.space, point) for point in points]
     return DryRun(plan, found, len({run.job for run in found}))
 
 

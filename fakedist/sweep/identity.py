@@ -16,8 +16,8 @@ from pathlib import Path
 
 from fakedist._version import __version__
 from fakedist.job import Job
+from fakedist.sweep.command import PointRun, PricedFor
 from fakedist.sweep.plan import SweepPlan
-from fakedist.sweep.template import PointRun, PricedFor
 
 #: Inherited variables that differ from one terminal to the next, and that no training script goes by.
 _OF_TERMINALS = {

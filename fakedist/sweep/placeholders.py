@@ -38,13 +38,13 @@ class Filling:
     values: Mapping[str, Scalar]
     arguments: Mapping[str, tuple[str, ...]]
 
-    def text(self, template: str) -> str:
+    def text(self, pattern: str) -> str:
         """A text with its placeholders filled.
 
         Raises:
             SweepError: A value of several words stands within a text.
         """
-        return _PLACEHOLDER.sub(self._one, template)
+        return _PLACEHOLDER.sub(self._one, pattern)
 
     def _one(self, found: re.Match[str]) -> str:
         if found[1]:
@@ -59,42 +59,42 @@ class Filling:
             )
         return words[0]
 
-    def plain(self, template: object) -> object:
+    def plain(self, pattern: object) -> object:
         """A plain value with its placeholders filled. A text that is one placeholder becomes the value itself."""
-        if isinstance(template, str):
-            whole = _PLACEHOLDER.fullmatch(template)
+        if isinstance(pattern, str):
+            whole = _PLACEHOLDER.fullmatch(pattern)
             if whole is not None and whole[2] and whole[2] not in self.arguments:
                 return self.values[whole[2]]
-            return self.text(template)
-        if isinstance(template, list | tuple):
-            return [self.plain(each) for each in template]
-        if isinstance(template, dict):
-            return {str(key): self.plain(each) for key, each in template.items()}
-        if isinstance(template, Texts):
-            return Texts(tuple(self.text(text) for text in template.texts))
-        return template
+            return self.text(pattern)
+        if isinstance(pattern, list | tuple):
+            return [self.plain(each) for each in pattern]
+        if isinstance(pattern, dict):
+            return {str(key): self.plain(each) for key, each in pattern.items()}
+        if isinstance(pattern, Texts):
+            return Texts(tuple(self.text(text) for text in pattern.texts))
+        return pattern
 
-    def command(self, templates: Sequence[str]) -> tuple[str, ...]:
+    def command(self, patterns: Sequence[str]) -> tuple[str, ...]:
         """Arguments with their placeholders filled. One that is a placeholder may become several, or none."""
         found: list[str] = []
-        for template in templates:
-            whole = _PLACEHOLDER.fullmatch(template)
+        for pattern in patterns:
+            whole = _PLACEHOLDER.fullmatch(pattern)
             if whole is not None and whole[2] in self.arguments:
                 found += self.arguments[whole[2]]
             else:
-                found.append(self.text(template))
+                found.append(self.text(pattern))
         return tuple(found)
 
 
-def placeholders_of(template: object) -> Iterator[str]:
+def placeholders_of(pattern: object) -> Iterator[str]:
     """The names of all placeholders in a plain value, in order."""
-    if isinstance(template, str):
-        yield from (found[2] for found in _PLACEHOLDER.finditer(template) if found[2])
-    elif isinstance(template, list | tuple):
-        for each in template:
+    if isinstance(pattern, str):
+        yield from (found[2] for found in _PLACEHOLDER.finditer(pattern) if found[2])
+    elif isinstance(pattern, list | tuple):
+        for each in pattern:
             yield from placeholders_of(each)
-    elif isinstance(template, dict):
-        for each in template.values():
+    elif isinstance(pattern, dict):
+        for each in pattern.values():
             yield from placeholders_of(each)
-    elif isinstance(template, Texts):
-        yield from placeholders_of(template.texts)
+    elif isinstance(pattern, Texts):
+        yield from placeholders_of(pattern.texts)

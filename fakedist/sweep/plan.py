@@ -8,9 +8,9 @@ from typing import Literal
 
 from fakedist.errors import JobError, SweepError
 from fakedist.rank_list import parse_rank_list
+from fakedist.sweep.command import SweptCommand
 from fakedist.sweep.expressions import Expression
 from fakedist.sweep.space import Point, Space
-from fakedist.sweep.template import Template
 from fakedist.units import parse_share
 
 SAMPLERS = ("tpe", "random")
@@ -51,7 +51,7 @@ class SweepPlan:
     Attributes:
         name: What its directory is called after.
         space: The points.
-        template: What each runs.
+        command: What each runs.
         ranks: Which ranks of each.
         num_kept: Of how many of the best points the run directories stay; None for all.
         headroom: Free memory that the ranking asks for, as a share of the GPU's.
@@ -65,7 +65,7 @@ class SweepPlan:
 
     name: str
     space: Space
-    template: Template
+    command: SweptCommand
     ranks: RankChoice = RankChoice()
     num_kept: int | None = None
     headroom: float = HEADROOM
@@ -81,7 +81,7 @@ class SweepPlan:
             raise SweepError(f"there is no sampler {self.sampler!r}", f"--sampler {' or '.join(SAMPLERS)}")
         if self.num_trials is not None and not self.space.axes:
             raise SweepError("a sampler has nothing to choose: there is no axis", "--axis tp=1,2,4")
-        self.template.check(self.space)
+        self.command.check(self.space)
 
     def counts_at(self, point: Point) -> tuple[int | None, int | None]:
         """Tokens and micro-batches of a step at a point, as the sweep gives them.

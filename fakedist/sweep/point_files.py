@@ -45,8 +45,8 @@ class PointFile:
             SweepError: A place to set is inside something that is no table, or the format has no such value.
         """
         found = copy.deepcopy(dict(self.content))
-        for keys, template in self.changes:
-            _set(found, keys, filling.plain(template), f"{self.name}: {'.'.join(keys)}")
+        for keys, pattern in self.changes:
+            _set(found, keys, filling.plain(pattern), f"{self.name}: {'.'.join(keys)}")
         if self.file_name.endswith(".toml"):
             return toml_text(found)
         try:

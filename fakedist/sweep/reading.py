@@ -14,12 +14,12 @@ from fakedist.job import Door, Program
 from fakedist.job.definition import OPTIONS
 from fakedist.section import Section
 from fakedist.sweep.axes import Axis, Scalar, axis_of_text, axis_of_toml, check_name, read_scalar, text_of
+from fakedist.sweep.command import PRICES, SweptCommand
 from fakedist.sweep.expressions import Expression
 from fakedist.sweep.placeholders import Texts, placeholders_of
 from fakedist.sweep.plan import SAMPLERS, SweepPlan, read_headroom, read_keep, read_ranks
 from fakedist.sweep.point_files import PointFile, read_point_file
 from fakedist.sweep.space import Space
-from fakedist.sweep.template import PRICES, Template
 from fakedist.units import parse_bytes
 
 
@@ -191,13 +191,13 @@ def _plan(parts: _Parts, given: Given) -> SweepPlan:
     space = Space(
         tuple(parts.axes.values()), tuple(parts.derived.items()), tuple(parts.conditions), _constants(parts.options)
     )
-    template = Template(
+    command = SweptCommand(
         parts.program, parts.options, tuple(parts.files), _without_none(parts.price), parts.door, parts.directory
     )
     return SweepPlan(
         name=parts.name,
         space=space,
-        template=template,
+        command=command,
         ranks=read_ranks(settings.get("ranks")),
         num_kept=read_keep(settings.get("keep")),
         headroom=read_headroom(settings.get("headroom")),

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from fakedist.run.outcome import Outcome
 from fakedist.sweep.axes import Scalar
-from fakedist.sweep.template import PricedFor
+from fakedist.sweep.command import PricedFor
 
 
 class Status(StrEnum):

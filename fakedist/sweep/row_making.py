@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from fakedist.sweep.command import PointRun
 from fakedist.sweep.plan import SweepPlan
 from fakedist.sweep.records import RankKind, RankResult, Row, Status
 from fakedist.sweep.step import estimate_step
-from fakedist.sweep.template import PointRun
 from fakedist.units import format_bytes
 
 _OF_KINDS = {

@@ -12,6 +12,7 @@ from pathlib import Path
 from fakedist.launch.executors.task import Executor, Task, TaskResult
 from fakedist.run.directory import MANIFEST_NAME
 from fakedist.run.outcome import Outcome
+from fakedist.sweep.command import PointRun
 from fakedist.sweep.directory import RUNS_NAME, files_directory, rank_directory
 from fakedist.sweep.identity import Ground, id_of, key_of
 from fakedist.sweep.journal import SweepJournal
@@ -21,7 +22,6 @@ from fakedist.sweep.ranking import rank_rows
 from fakedist.sweep.records import RankKind, RankResult, Row, Status
 from fakedist.sweep.row_making import make_row
 from fakedist.sweep.sources import ListedPoints, MonotonePoints, Source, Wait, sample_to_check
-from fakedist.sweep.template import PointRun
 
 
 @dataclass

@@ -17,12 +17,12 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from fakedist.errors import SweepError
 from fakedist.sweep.axes import Axis, Scalar, text_of
+from fakedist.sweep.command import PointRun
 from fakedist.sweep.directory import STORAGE_NAME
 from fakedist.sweep.plan import SweepPlan
 from fakedist.sweep.records import Row, Status
 from fakedist.sweep.sources import Wait
 from fakedist.sweep.space import Point
-from fakedist.sweep.template import PointRun
 from fakedist.units import GIB
 
 #: How a trial says by how much it breaks its constraint.
@@ -97,7 +97,7 @@ class SampledPoints:
 
     def _at(self, point: Point) -> PointRun:
         self._seen.add(point)
-        return self._plan.template.at(self._plan.space, point)
+        return self._plan.command.at(self._plan.space, point)
 
     def _suggested(self, trial: Trial, name: str) -> Scalar:
         """A value of an axis. Numbers are places in their order, so that the sampler learns of neighbours too."""

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from fakedist.sweep.axes import Scalar
+from fakedist.sweep.command import PointRun
 from fakedist.sweep.records import Row, Status
 from fakedist.sweep.space import Point, Space
-from fakedist.sweep.template import PointRun
 
 #: One skipped point in this many runs, to check that the axis is monotone.
 _ONE_CHECKED_OF = 10

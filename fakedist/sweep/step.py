@@ -12,8 +12,8 @@ from fakedist.rank_list import parse_rank_list
 from fakedist.results.job_time import JobTime, time_job
 from fakedist.results.run import Run
 from fakedist.run.job_time import StageTime
+from fakedist.sweep.command import PricedFor
 from fakedist.sweep.records import RankResult, StepEstimate
-from fakedist.sweep.template import PricedFor
 
 _IN_PIPELINE = ("forward", "recompute", "backward")
 

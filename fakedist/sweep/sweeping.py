@@ -15,6 +15,7 @@ from fakedist.errors import SetupError, SweepError
 from fakedist.launch import launching
 from fakedist.launch.executors.task import Executor
 from fakedist.launch.interrupts import ended_like_interrupted
+from fakedist.sweep.command import PointRun
 from fakedist.sweep.directory import (
     ABOUT_NAME,
     FILES_NAME,
@@ -33,7 +34,6 @@ from fakedist.sweep.plan import SweepPlan
 from fakedist.sweep.records import Row
 from fakedist.sweep.running import SweepRunner
 from fakedist.sweep.space import Point, all_points
-from fakedist.sweep.template import PointRun
 
 _NAMED = 4
 
@@ -80,7 +80,7 @@ def run_sweep(
     with closing(executor):
         if plan.num_trials is not None:
             see_that_optuna_is_installed()
-        runs = [plan.template.at(plan.space, point) for point in first_points(plan)]
+        runs = [plan.command.at(plan.space, point) for point in first_points(plan)]
         launching.check(runs[0].job)
         with locked_directory(directory) as place:
             if fresh:
@@ -168,7 +168,7 @@ def write_results(directory: Path) -> Sweep:
 
 
 def _about(plan: SweepPlan, points: list[str] | None, ground: Ground) -> About:
-    program = plan.template.program
+    program = plan.command.program
     return About(
         command=list(sys.argv),
         program=shlex.join([*(["-m"] if program.is_module else []), program.target, *program.arguments]),

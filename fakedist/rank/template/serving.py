@@ -95,7 +95,9 @@ class _Template:
 
     def serve(self) -> tuple[str, Start]:
         while True:
-            _, files, *_ = socket.recv_fds(self._control, 1, 1)
+            files: list[int] = []
+            with suppress(ConnectionError):  # the keeper left without reading how much memory ranks held
+                _, files, *_ = socket.recv_fds(self._control, 1, 1)
             if not files:
                 os._exit(0)  # handlers of modules that were not used have nothing to do
             channel = Channel(socket.socket(fileno=files[0]))

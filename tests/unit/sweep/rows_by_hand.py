@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fakedist.run.outcome import Outcome
 from fakedist.sweep.axes import Scalar
+from fakedist.sweep.command import PricedFor
 from fakedist.sweep.records import RankKind, RankResult, Row, Status, StepEstimate
-from fakedist.sweep.template import PricedFor
 from fakedist.units import GIB
 
 CAPACITY = 80 * GIB

@@ -36,7 +36,7 @@ def read(tmp_path: Path, text: str, given: Given | None = None) -> SweepPlan:
 
 def test_a_sweep_file_is_read(tmp_path: Path) -> None:
     plan = read(tmp_path, SWEEP)
-    assert plan.template.program == Program(str(tmp_path / "train.py"), ("--tp", "{tp}", "--pp", "{pp}", "{rec}"))
+    assert plan.command.program == Program(str(tmp_path / "train.py"), ("--tp", "{tp}", "--pp", "{pp}", "{rec}"))
     assert plan.space.constants == {"world_size": 64}
     assert len(all_points(plan.space)) == 20
     assert plan.ranks == RankChoice("stages", num_best=5)
@@ -64,7 +64,7 @@ def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
 def test_values_of_the_command_line_stand_for_the_arguments_of_the_file(tmp_path: Path) -> None:
     plan = read(tmp_path, SWEEP, Given(axes=["rec=full", "tp=1", "pp=1"]))
     (point,) = all_points(plan.space)
-    assert plan.template.at(plan.space, point).job.arguments[-2:] == ("--recompute", "full")
+    assert plan.command.at(plan.space, point).job.arguments[-2:] == ("--recompute", "full")
     with pytest.raises(SweepError, match="axis rec has no ful"):
         read(tmp_path, SWEEP, Given(axes=["rec=ful"]))
 
@@ -73,7 +73,7 @@ def test_a_command_line_alone_is_a_sweep() -> None:
     given = Given(["tp=1,2"], derived=["dp=8 // tp"], prices=["gpus-per-node=4"], options={"world_size": Texts(("8",))})
     plan = sweep_of_command(Program("train.py", ("{tp}", "{dp}")), given)
     assert (plan.name, plan.ranks) == ("train", RankChoice())
-    run = plan.template.at(plan.space, all_points(plan.space)[1])
+    run = plan.command.at(plan.space, all_points(plan.space)[1])
     assert run.job.arguments == ("2", "4")
     assert run.pricing.gpus_per_node == 4
 
@@ -119,7 +119,7 @@ def test_a_hostile_file_runs_nothing(tmp_path: Path) -> None:
         try:
             plan = read(tmp_path, sweep)
             for point in all_points(plan.space):
-                plan.template.at(plan.space, point)
+                plan.command.at(plan.space, point)
         except FakedistError:
             pass
     assert not (tmp_path / "ran").exists()

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from fakedist.run.outcome import Outcome
+from fakedist.sweep.command import PricedFor
 from fakedist.sweep.records import RankKind, RankResult
 from fakedist.sweep.step import estimate_step
-from fakedist.sweep.template import PricedFor
 from tests.unit.results.test_job_time import NUM_BATCHES, stage
 
 RESULT = RankResult(rank=0, kind=RankKind.RAN, outcome=Outcome.STOPPED, pipeline=(0, 4))

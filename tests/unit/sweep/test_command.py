@@ -7,26 +7,26 @@ import pytest
 from fakedist.errors import SweepError
 from fakedist.job import Door, Program
 from fakedist.sweep.axes import Axis, axis_of_text
+from fakedist.sweep.command import PointRun, PricedFor, SweptCommand
 from fakedist.sweep.expressions import Expression
 from fakedist.sweep.point_files import PointFile
 from fakedist.sweep.space import Point, Space, all_points
-from fakedist.sweep.template import PointRun, PricedFor, Template
 
 
-def template(
+def swept(
     *arguments: str, files: tuple[PointFile, ...] = (), price: dict[str, object] | None = None, **options: object
-) -> Template:
-    return Template(Program("train.py", arguments), {"world_size": 8, **options}, files, price or {})
+) -> SweptCommand:
+    return SweptCommand(Program("train.py", arguments), {"world_size": 8, **options}, files, price or {})
 
 
-def runs(one: Template, *axes: str) -> list[PointRun]:
+def runs(one: SweptCommand, *axes: str) -> list[PointRun]:
     space = Space(tuple(map(axis_of_text, axes)))
     one.check(space)
     return [one.at(space, point) for point in all_points(space)]
 
 
 def test_a_point_fills_arguments_environment_and_options() -> None:
-    one = template("--tp", "{tp}", world_size="{n}", env={"TP": "{tp}", "ON": True}, gpu_memory="{n}GiB")
+    one = swept("--tp", "{tp}", world_size="{n}", env={"TP": "{tp}", "ON": True}, gpu_memory="{n}GiB")
     (run,) = runs(one, "tp=4", "n=16")
     assert run.job.arguments == ("--tp", "4")
     assert run.job.environment == (("ON", "true"), ("TP", "4"))
@@ -34,7 +34,7 @@ def test_a_point_fills_arguments_environment_and_options() -> None:
 
 
 def test_what_only_prices_makes_no_other_run() -> None:
-    one = template("{tp}", fabric="{fabric}", gpu_power="{watts}", price={"gpus_per_node": "{n}"})
+    one = swept("{tp}", fabric="{fabric}", gpu_power="{watts}", price={"gpus_per_node": "{n}"})
     found = runs(one, "tp=1", "fabric=p5-efa,dgx-h100-ndr", "watts=400,700", "n=4,8")
     assert len(found) == 8
     assert len({run.job for run in found}) == 1
@@ -42,7 +42,7 @@ def test_what_only_prices_makes_no_other_run() -> None:
 
 
 def test_what_every_point_has_is_part_of_the_run() -> None:
-    (run,) = runs(template("{tp}", fabric="p5-efa"), "tp=1")
+    (run,) = runs(swept("{tp}", fabric="p5-efa"), "tp=1")
     assert (run.job.fabric, run.pricing) == ("p5-efa", PricedFor())
 
 
@@ -50,16 +50,16 @@ def test_a_gpu_that_differs_in_its_clocks_alone_is_priced(tmp_path: Path) -> Non
     slow, small = tmp_path / "slow.toml", tmp_path / "small.toml"
     slow.write_text('like = "h100-80g"\nwatts = 400\nclock_mhz = 1000\nmemory_gb_s = 2000\n')
     small.write_text('like = "h100-80g"\nmemory = "40GiB"\n')
-    found = runs(template("{x}", gpu="{gpu}"), "x=1", f"gpu=h100,h200,{slow},{small}")
+    found = runs(swept("{x}", gpu="{gpu}"), "x=1", f"gpu=h100,h200,{slow},{small}")
     assert [run.job.gpu for run in found] == ["h100", "h200", "h100", str(small)]
     assert [run.pricing.gpu for run in found] == [None, None, str(slow), None]
 
 
 def test_an_unknown_placeholder_is_named_with_its_place() -> None:
     for one, where in (
-        (template("--tp", "{tpp}"), "the arguments"),
-        (template("{tp}", env={"X": "{tpp}"}), "the option env"),
-        (template("{tp}", price={"gpus_per_node": "{tpp}"}), "price gpus_per_node"),
+        (swept("--tp", "{tpp}"), "the arguments"),
+        (swept("{tp}", env={"X": "{tpp}"}), "the option env"),
+        (swept("{tp}", price={"gpus_per_node": "{tpp}"}), "price gpus_per_node"),
     ):
         with pytest.raises(SweepError, match=f"unknown placeholder {{tpp}} in {where}") as raised:
             runs(one, "tp=1")
@@ -68,19 +68,19 @@ def test_an_unknown_placeholder_is_named_with_its_place() -> None:
 
 def test_an_axis_that_is_used_nowhere_is_refused() -> None:
     with pytest.raises(SweepError, match="axis pp is used nowhere"):
-        runs(template("{tp}"), "tp=1", "pp=1,2")
+        runs(swept("{tp}"), "tp=1", "pp=1,2")
 
 
 def test_an_axis_that_only_a_derived_value_uses_is_used() -> None:
     space = Space((Axis("tp", (1, 2)),), (("dp", Expression("8 // tp", "let:")),))
-    one = template("{dp}")
+    one = swept("{dp}")
     one.check(space)
     assert [one.at(space, point).job.arguments for point in all_points(space)] == [("8",), ("4",)]
 
 
 def test_a_file_stands_for_its_content_until_it_has_a_place(tmp_path: Path) -> None:
     file = PointFile("config", "c.json", {}, ((("tp",), "{tp}"),))
-    one, two = runs(template("--config={config}", files=(file,), env={"C": "{config}"}), "tp=1,2")
+    one, two = runs(swept("--config={config}", files=(file,), env={"C": "{config}"}), "tp=1,2")
     assert one.job.arguments != two.job.arguments
     one.write_files(tmp_path / "a")
     assert one.placed(tmp_path / "a").arguments == (f"--config={tmp_path}/a/c.json",)
@@ -90,7 +90,7 @@ def test_a_file_stands_for_its_content_until_it_has_a_place(tmp_path: Path) -> N
 
 def test_a_file_that_no_argument_names_is_refused() -> None:
     with pytest.raises(SweepError, match="the file config is used nowhere"):
-        runs(template("{tp}", files=(PointFile("config", "c.json", {}, ()),)), "tp=1")
+        runs(swept("{tp}", files=(PointFile("config", "c.json", {}, ()),)), "tp=1")
 
 
 @pytest.mark.parametrize(
@@ -103,12 +103,12 @@ def test_a_file_that_no_argument_names_is_refused() -> None:
 )
 def test_a_value_that_an_option_refuses_names_the_point(options: dict[str, object], message: str) -> None:
     with pytest.raises(SweepError, match=message):
-        runs(template("{n}", **options), "n=x")
+        runs(swept("{n}", **options), "n=x")
 
 
 def test_a_real_gpu_is_refused() -> None:
     with pytest.raises(SweepError, match="a sweep runs on the virtual GPU"):
-        runs(template("{n}", device="cuda"), "n=1")
+        runs(swept("{n}", device="cuda"), "n=1")
 
 
 def test_the_command_line_gives_texts() -> None:
@@ -116,7 +116,7 @@ def test_the_command_line_gives_texts() -> None:
 
     space = Space((Axis("n", (8, 16)),))
     options = {"world_size": Texts(("{n}",)), "env": Texts(("A={n}", "B=1"))}
-    one = Template(Program("train.py"), options, door=Door.COMMAND_LINE)
+    one = SweptCommand(Program("train.py"), options, door=Door.COMMAND_LINE)
     found = one.at(space, Point((("n", 16),)))
     assert found.job.world_size == 16
     assert found.job.environment == (("A", "16"), ("B", "1"))

@@ -86,7 +86,7 @@ class PointRun:
 
 
 @dataclass(frozen=True)
-class Template:
+class SweptCommand:
     """What every point runs, with placeholders.
 
     Attributes:
@@ -113,8 +113,8 @@ class Template:
         """
         known = [*space.names, *(file.name for file in self.files)]
         used: set[str] = set()
-        for where, template in self._places():
-            for name in placeholders_of(template):
+        for where, pattern in self._places():
+            for name in placeholders_of(pattern):
                 used.add(name)
                 if name not in known:
                     close = did_you_mean(name, known) if known else ""
@@ -163,13 +163,13 @@ class Template:
         """What the point is priced for by options of the job, and the job's other options, as plain values."""
         priced: dict[str, object] = {}
         options: dict[str, object] = {}
-        for name, template in self.options.items():
-            plain = filling.plain(template)
+        for name, pattern in self.options.items():
+            plain = filling.plain(pattern)
             if isinstance(plain, Texts):
                 plain = option_named(name).read_texts(plain.texts)
             if name in ("env", "nccl_env") and isinstance(plain, dict):
                 plain = {key: text_of(value) if isinstance(value, bool) else value for key, value in plain.items()}
-            if name in _ONLY_PRICES and any(placeholders_of(template)):
+            if name in _ONLY_PRICES and any(placeholders_of(pattern)):
                 stored = option_named(name).read(plain, self.door)
                 if name != "gpu_power":
                     stored = self._path(str(stored))
@@ -180,8 +180,8 @@ class Template:
 
     def _shared_gpu(self, space: Space, job: Job) -> tuple[Job, str | None]:
         """The job on the first GPU of its axis that a script cannot tell from its own, and its own if that differs."""
-        template = self.options.get("gpu")
-        (text,) = template.texts[-1:] if isinstance(template, Texts) else (template,)
+        pattern = self.options.get("gpu")
+        (text,) = pattern.texts[-1:] if isinstance(pattern, Texts) else (pattern,)
         names = list(placeholders_of(text))
         axis = next((each for each in space.axes if names == [each.name] and text == f"{{{each.name}}}"), None)
         if axis is None or axis.arguments:
