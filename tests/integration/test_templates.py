@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pandas as pd
@@ -19,6 +20,10 @@ pytestmark = pytest.mark.integration
 TOLD = ROOT / "tests" / "integration" / "jobs" / "told.py"
 TRIALS = ROOT.parent / "shared" / "trials"
 EXAMPLES = ROOT / "examples"
+MEGATRON = (
+    "--num-layers 2 --hidden-size 256 --ffn-hidden-size 512 --num-attention-heads 4 --seq-length 128 --bf16 --lr 1e-4 "
+    "--max-position-embeddings 128 --micro-batch-size 1 --global-batch-size 8 --vocab-size 1024 --exit-interval 2"
+)
 #: When something happened, and addresses: a stream is named by its own, which differs from one process to the next.
 MAY_DIFFER = {"time_us", "start_us", "wall_us", "stream"}
 
@@ -71,6 +76,23 @@ def test_every_table_of_a_forked_rank_is_that_of_a_cold_start(
     ]
     assert_same_tables(cold.directory, forked.directory)
     assert not any(note.code == "started_again" for note in load_manifest(forked.directory).notes)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(find_spec("megatron") is None, reason="not installed: pip install --no-deps megatron-core==0.16.1")
+def test_ranks_of_megatron_core_fork(processes: TaskProcesses, tmp_path: Path) -> None:
+    """Importing it counts devices, adds to sys.path, runs an operation and compiles functions."""
+    script, arguments = EXAMPLES / "megatron_gpt.py", MEGATRON.split()
+    first = TaskProcesses(clean_environment())  # fills Inductor's cache
+    results = [ran(each, tmp_path, name, script, *arguments) for each, name in ((first, "first"), (processes, "cold"))]
+    results.append(ran(processes, tmp_path, "forked", script, *arguments))
+    assert [(each.failure, each.output.splitlines()[0]) for each in results] == [
+        ("", "COLD"),
+        ("", "COLD"),
+        ("", "FORKED"),
+    ]
+    assert_same_tables(results[1].directory, results[2].directory)
+    assert not any(note.code == "started_again" for note in load_manifest(results[2].directory).notes)
 
 
 SETS = "import os, sys\nos.environ['OF_POINT'] = sys.argv[1]\nimport torch\ntorch.ones(3, device='cuda')\n"
