@@ -33,9 +33,9 @@ class _Limits(ctypes.Structure):
 class _Where(ctypes.Structure):
     """``Where`` of fast_path.cpp, field by field."""
 
-    _fields_ = [(name, ctypes.c_int64) for name in ("version", "scope", "needs", "grad", "low", "high")]
-    version: int
+    _fields_ = [(name, ctypes.c_int64) for name in ("scope", "version", "needs", "grad", "low", "high")]
     scope: int
+    version: int
     needs: int
     grad: int
     low: int
@@ -98,8 +98,7 @@ class CompiledFastPath:
 
         def ask(found: ctypes._Pointer[_Where]) -> int:
             try:
-                here, out = where(), found.contents
-                out.scope, out.version, out.needs, out.grad, out.low, out.high = here
+                found[0] = _Where(*where())
             except Exception:  # Python runs the operation and meets the error again
                 return 1
             return 0

@@ -38,7 +38,7 @@ struct Cells {
 
 // Where a thread is: its scope, and as long as what this is true.
 struct Where {
-    int64_t version, scope;
+    int64_t scope, version;
     int64_t needs; // NOTHING, GRAD_MODE: the same grad mode; NODE: also an autograd node numbered within the bounds
     int64_t grad, low, high;
 };
@@ -86,7 +86,7 @@ Cells *cells = nullptr;
 Limits limits{};
 int (*ask_where)(Where *) = nullptr;
 void (*tell_loss)(uint64_t storage, uint64_t address) = nullptr;
-thread_local Where here{-1, 0, NOTHING, 0, 0, 0};
+thread_local Where here{0, -1, NOTHING, 0, 0, 0};
 
 std::mutex lock;
 std::unordered_map<c10::OperatorHandle, Rule> rules;

@@ -118,10 +118,12 @@ API void fakedist_marks_begin(const int64_t *op, const Codes *given) {
     states.clear();
 }
 
-API void fakedist_mark(int64_t op, const Piece *piece, int64_t category, int64_t layer) { mark(op, *piece, category, layer); }
+API void fakedist_mark(int64_t op, uint64_t address, int64_t start, int64_t bytes, int64_t category, int64_t layer) {
+    mark(op, {address, start, bytes}, category, layer);
+}
 
-API void fakedist_mark_state(const c10::TensorImpl *tensor, const Piece *piece, int64_t layer) {
-    mark_state(tensor, *piece, layer);
+API void fakedist_mark_state(const c10::TensorImpl *tensor, uint64_t address, int64_t start, int64_t bytes, int64_t layer) {
+    mark_state(tensor, {address, start, bytes}, layer);
 }
 
 // Mark one tensor. Returns 0 if Python must.

@@ -18,12 +18,6 @@ _FEW = 3  # so many are passed sooner one by one than as arrays
 _Locate = Callable[[torch.Tensor, int], None]
 
 
-class _Piece(ctypes.Structure):
-    """``Piece`` of marks.cpp, field by field."""
-
-    _fields_ = [("address", ctypes.c_uint64), ("start", ctypes.c_int64), ("size", ctypes.c_int64)]
-
-
 class CompiledMarker:
     """Implements protocol ``record.marker.Marker``.
 
@@ -34,8 +28,10 @@ class CompiledMarker:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         number, at, size = ctypes.c_int64, ctypes.c_void_p, ctypes.c_size_t
-        library.fakedist_mark.argtypes = [number, at, number, number]
-        library.fakedist_mark_state.argtypes = [at, at, number]
+        piece = [ctypes.c_uint64, number, number]
+        self._mark = library.fakedist_mark
+        self._mark.argtypes, self._mark.restype = [number, *piece, number, number], None
+        library.fakedist_mark_state.argtypes = [at, *piece, number]
         self._mark_tensor = library.fakedist_mark_tensor
         self._mark_tensor.argtypes = [at, number]
         self._mark_tensors = library.fakedist_mark_tensors
@@ -51,11 +47,11 @@ class CompiledMarker:
 
     def mark(self, op: int, piece: tuple[int, int, int], category: int, layer: int) -> None:
         """Mark a piece of a block."""
-        self._library.fakedist_mark(op, ctypes.byref(_Piece(*piece)), category, layer)
+        self._mark(op, *piece, category, layer)
 
     def mark_state(self, tensor: torch.Tensor, piece: tuple[int, int, int], layer: int) -> None:
         """Mark a piece of an optimizer's tensor as state, unless the same was marked before."""
-        self._library.fakedist_mark_state(tensor._cdata, ctypes.byref(_Piece(*piece)), layer)
+        self._library.fakedist_mark_state(tensor._cdata, *piece, layer)
 
     def mark_tensor(self, tensor: torch.Tensor, wanted: int, locate: _Locate) -> None:
         """Mark a tensor where it is now."""
