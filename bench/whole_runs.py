@@ -68,8 +68,8 @@ RUNS = {
     "70B at world 1,024 (make demo)": Run(LARGE, [*LLAMA, "--model", "70b"], 8),
     "the same, no page": Run([*LARGE, "--no-page"], [*LLAMA, "--model", "70b"]),
     "the 70B script alone, torch's fake group": Run(["1024"], [*LLAMA, "--model", "70b", "--steps", "2"], command=""),
-    "24 layouts of 70B, a sweep": Run(
-        ["--world-size", "1024", "--rank", "0", *LAYOUTS], [LLAMA[0], *SWEPT], 144, command="sweep"
+    "24 layouts of 70B, a sweep, no page": Run(
+        [*LARGE, "--no-page", *LAYOUTS], [LLAMA[0], *SWEPT], 144, command="sweep"
     ),
     "405B at world 16,384": Run(LARGEST, [*LLAMA, "--model", "405b"], 60),
     "DeepSeek-V3 at world 1,024, rank 0": Run([*LARGE, *H200], MEGATRON, 25, needs="megatron"),
