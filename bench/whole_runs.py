@@ -74,7 +74,10 @@ RUNS = {
     "405B at world 16,384": Run(LARGEST, [*LLAMA, "--model", "405b"], 60),
     "DeepSeek-V3 at world 1,024, rank 0": Run([*LARGE, *H200], MEGATRON, 25, needs="megatron"),
     "its 16 pipeline stages": Run(
-        ["--world-size", "1024", "--rank", "0-960:64", *H200], MEGATRON, 150, needs="megatron"
+        ["--world-size", "1024", "--rank", "0-960:64", "--jobs", "2", "--no-page", *H200],
+        MEGATRON,
+        150,
+        needs="megatron",
     ),
 }
 
