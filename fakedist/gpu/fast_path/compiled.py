@@ -98,7 +98,8 @@ class CompiledFastPath:
 
         def ask(found: ctypes._Pointer[_Where]) -> int:
             try:
-                found[0] = _Where(*where())
+                here, out = where(), found.contents  # sooner than making a structure of it
+                out.scope, out.version, out.needs, out.grad, out.low, out.high = here
             except Exception:  # Python runs the operation and meets the error again
                 return 1
             return 0
