@@ -119,6 +119,7 @@ class Rank:
         self._own_ranks = OwnRanks(job)
         self._surroundings: Surroundings | None = None
         self._closed = self.has_failed = False
+        self._is_last = False
         self._exit_code: int | None = None
 
     def enter(self) -> None:
@@ -127,7 +128,7 @@ class Rank:
         Raises:
             FakedistError: This machine cannot run the job.
         """
-        self._start.at_exit(self.leave)
+        self._is_last = self._start.at_exit(self.leave)
         enter, job = self._before_torch.enter_context, self._job
         if job.device == "virtual":
             gpu = virtual_gpu(find_gpu(job.gpu), devices=job.gpus_per_node, memory_bytes=job.gpu_memory_bytes)
@@ -185,7 +186,8 @@ class Rank:
 
     def exits_with(self, code: int | str | None) -> None:
         """The argument for ``sys.exit`` is known. Python prints a text itself."""
-        if self._job.device == "virtual" and not self._job.nsys:  # tools that trace a GPU write their files at the end
+        # Tools that trace a GPU write their files later.
+        if self._is_last and self._job.device == "virtual" and not self._job.nsys:
             self._exit_code = 1 if isinstance(code, str) else (code or 0) & 0xFF
 
     def _torch_is_imported(self, module: ModuleType) -> None:

@@ -160,6 +160,24 @@ def test_a_script_without_torch_ends_with_its_own_code(tmp_path: Path, run_faked
     assert "left the job during init" not in finished.stdout
 
 
+@pytest.mark.parametrize("registered", ["", "import atexit; atexit.register(print, 'registered by the site')"])
+def test_handlers_that_are_registered_before_ours_run(tmp_path: Path, registered: str) -> None:
+    """Python imports ``sitecustomize`` first. Coverage of child processes begins there."""
+    (tmp_path / "sitecustomize.py").write_text(registered)
+    (tmp_path / "script.py").write_text(
+        "import json\nclass Told:\n    def __del__(self): print('taken down')\njson.held = Told()\n"
+    )
+    environment = clean_environment()
+    environment["PYTHONPATH"] = f"{tmp_path}:{environment['PYTHONPATH']}"
+    rank = ("profile", "--world-size", "8", "--rank", "5", "--no-page", "-o", "run", "script.py")
+    command = [sys.executable, "-m", "fakedist", *rank]
+    finished = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    lines = finished.stdout.splitlines()
+    assert lines.count("registered by the site") == (2 if registered else 0)  # in the command's own process, too
+    assert ("taken down" in lines) == bool(registered)
+
+
 @pytest.mark.parametrize("swallows", ["except Exception: pass", "except: pass"])
 def test_no_script_swallows_that_its_rank_cannot_be_set_up(
     swallows: str, tmp_path: Path, run_fakedist: RunFakedist

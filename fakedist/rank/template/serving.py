@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import importlib
 import os
@@ -20,15 +19,13 @@ from fakedist.rank.template.channel import PEAK, Channel, Fork, Forked, Over, Re
 from fakedist.rank.template.hidden import HiddenFinder
 from fakedist.rank.template.learned import TORCH, Learned
 from fakedist.rank.template.preloading import CannotForkError, preload
-from fakedist.rank.template.starting import ForkedStart, Ready, Start
+from fakedist.rank.template.starting import ForkedStart, Ready, Start, register_last
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _GRACE_S = 10.0
 #: Stands for all frameworks, among the modules that a template leaves out.
 _FRAMEWORKS = "frameworks"
 _MOST_LEFT_OUT = 6
-
-_last_of_all: list[Callable[[], None]] = []
 
 
 def forked_rank(learned: str, control: str, *left_out: str) -> tuple[str, Start]:
@@ -45,7 +42,7 @@ def forked_rank(learned: str, control: str, *left_out: str) -> tuple[str, Start]
         The rank's run directory, and how it starts.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    atexit.register(_leave)  # before any import registers a handler, so that it runs last
+    _last.is_last_of_all = register_last(_last.run)  # before any import registers a handler
     path, why, ready = Path(learned), "", None
     if (wanted := Learned.read(path)) is None:
         os._exit(1)
@@ -82,9 +79,23 @@ def without(learned: Learned, left_out: Collection[str]) -> Learned:
     return replace(learned, modules=modules, scenes=moved)
 
 
-def _leave() -> None:
-    for each in _last_of_all:
-        each()
+class _Last:
+    """What runs when a rank's process ends, after the handlers of all imports."""
+
+    def __init__(self) -> None:
+        self.is_last_of_all = False
+        self._handlers: list[Callable[[], None]] = []
+
+    def register(self, handler: Callable[[], None]) -> bool:
+        self._handlers.append(handler)
+        return self.is_last_of_all
+
+    def run(self) -> None:
+        for each in self._handlers:
+            each()
+
+
+_last = _Last()
 
 
 class _Template:
@@ -160,4 +171,4 @@ def _become(asked: Fork, files: list[int], ready: Ready) -> Start:
     os.environ.update(asked.environment | {PIPE_VARIABLE: str(pipe)})
     sys.meta_path.insert(0, HiddenFinder(ready.hidden))
     importlib.invalidate_caches()
-    return ForkedStart(ready, asked.parent, _last_of_all.append)
+    return ForkedStart(ready, asked.parent, _last.register)

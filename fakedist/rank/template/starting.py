@@ -48,9 +48,9 @@ class Start:
         told = json.loads(os.environ.pop(START_VARIABLE, "{}"))
         return cls(Path(told["learn"]) if told.get("learn") else None, told.get("restarted", ""))
 
-    def at_exit(self, leave: Callable[[], None]) -> None:
-        """Call this when the process ends, after what is registered from now on."""
-        atexit.register(leave)
+    def at_exit(self, leave: Callable[[], None]) -> bool:
+        """Call this when the process ends, after what is registered from now on. Returns whether it is last of all."""
+        return register_last(leave)
 
     def begin(self, job: Job, restart: Callable[[str], None]) -> None:
         """The job is known, and the script has not begun.
@@ -83,6 +83,13 @@ class Start:
                 self._learner.write()
 
 
+def register_last(leave: Callable[[], None]) -> bool:
+    """Call this when the process ends. Returns whether nothing follows: ``sitecustomize`` may come before us."""
+    is_last = not atexit._ncallbacks()
+    atexit.register(leave)
+    return is_last
+
+
 def start_variable(learn: Path | None, restarted: str) -> dict[str, str]:
     """The variable that :meth:`Start.from_environment` reads."""
     return {START_VARIABLE: json.dumps({"learn": None if learn is None else str(learn), "restarted": restarted})}
@@ -113,10 +120,10 @@ class ForkedStart(Start):
     Args:
         ready: What the template has imported.
         parent: The process that asked for the rank.
-        at_exit: Registers what is called last of all when the process ends.
+        at_exit: Registers what is called last when the process ends. Returns whether it is last of all.
     """
 
-    def __init__(self, ready: Ready, parent: int, at_exit: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, ready: Ready, parent: int, at_exit: Callable[[Callable[[], None]], bool]) -> None:
         super().__init__()
         self.parent = parent
         self._ready = ready
@@ -125,10 +132,10 @@ class ForkedStart(Start):
         self._restart: Callable[[str], None] | None = None
         ready.hidden.appeared = self._appeared
 
-    def at_exit(self, leave: Callable[[], None]) -> None:
+    def at_exit(self, leave: Callable[[], None]) -> bool:
         """Call this after the handlers that the template's imports registered, as these were not yet registered."""
-        self._register(leave)
         atexit.register(self._ready.hidden.show_all)
+        return self._register(leave)
 
     def begin(self, job: Job, restart: Callable[[str], None]) -> None:
         """From now on, imports that find something else than the template's start the rank again."""
