@@ -12,7 +12,7 @@ import sysconfig
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -27,6 +27,8 @@ from fakedist.rank.template.starting import Ready
 _OURS = Path(__file__).parents[2]
 #: The attribute by which ``torch.compile`` marks a function that it returns (torch/_dynamo/eval_frame.py).
 _COMPILED = "_torchdynamo_orig_callable"
+#: What compilers hash to tell apart what they cache: all sources of their own, in half a second. They remember it.
+_KEYS = (("triton.runtime.cache", "triton_key"), ("torch._inductor.codecache", "torch_key"))
 _LIBRARIES = tuple(sysconfig.get_path(each) for each in ("stdlib", "platstdlib"))
 
 
@@ -67,6 +69,7 @@ def preload(learned: Learned, path: Path) -> Ready:
             if each not in sys.modules:
                 _import_root(each, recording, ready)
                 _check(each, gpu, recording)
+        compute_keys()
         ready.hidden.hide()
     _set_scene(before)
     if _handlers() != handlers:
@@ -76,6 +79,14 @@ def preload(learned: Learned, path: Path) -> Ready:
     _see_that_forks_work(ready.hidden)
     gc.collect()  # a rank then walks only what it makes itself
     return ready
+
+
+def compute_keys() -> None:
+    """Have the compilers that were imported compute what every rank would compute again."""
+    for module, name in _KEYS:
+        if callable(key := getattr(sys.modules.get(module), name, None)):
+            with suppress(Exception):  # raised again in the rank
+                key()
 
 
 @contextmanager

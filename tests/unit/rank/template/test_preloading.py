@@ -3,13 +3,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 
 import pytest
 
 from fakedist.rank.template.hidden import HiddenModules
 from fakedist.rank.template.learned import Learned, Scene
-from fakedist.rank.template.preloading import note_what_is_compiled
+from fakedist.rank.template.preloading import compute_keys, note_what_is_compiled
 from fakedist.rank.template.recording import Recording
 from fakedist.rank.template.serving import without
 
@@ -49,6 +49,25 @@ def test_a_framework_that_compiles_nothing_is_not_marked(imported: HiddenModules
 def test_a_framework_that_compiles_is_marked(imported: HiddenModules) -> None:
     note_what_is_compiled(imported)
     assert all(each.compiled for each in imported.imported.values())
+
+
+def test_keys_of_compilers_that_were_imported_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[str] = []
+
+    def fails() -> None:
+        computed.append("torch")
+        raise OSError("no sources")
+
+    triton, inductor = ModuleType("triton.runtime.cache"), ModuleType("torch._inductor.codecache")
+    triton.triton_key = lambda: computed.append("triton")  # type: ignore[attr-defined]
+    inductor.torch_key = fails  # type: ignore[attr-defined]
+    monkeypatch.delitem(sys.modules, inductor.__name__, raising=False)
+    monkeypatch.setitem(sys.modules, triton.__name__, triton)
+    compute_keys()
+    assert computed == ["triton"]
+    monkeypatch.setitem(sys.modules, inductor.__name__, inductor)
+    compute_keys()
+    assert computed == ["triton", "triton", "torch"]
 
 
 def learned(names: Sequence[str], scenes: dict[str, Scene]) -> Learned:
