@@ -12,11 +12,14 @@ from fakedist.cli.profile import STDERR, run_one
 from fakedist.cli.say import remark
 from fakedist.job import Job, profile_arguments
 from fakedist.launch.launching import Streams, check
+from fakedist.launch.process_tree import nothing_left
 from fakedist.launch.templates import RankTemplate
 
 
 def run_handed_job(path: str) -> int:
     """Run the job and leave its run directory, and print on stderr what ``fakedist profile`` would.
+
+    It leaves no process behind, even if its supervisor was killed, as Ray kills the children of a worker that exits.
 
     Args:
         path: A file of JSON: the ``job`` (:meth:`fakedist.job.Job.to_dict`) and the run's ``directory``.
@@ -35,4 +38,5 @@ def run_handed_job(path: str) -> int:
         run_directory, ending = run_one(job, Path(handed["directory"]), True, streams)
         return say_ending(ending, job, run_directory)
 
-    return exit_code_of(run)
+    with nothing_left():
+        return exit_code_of(run)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import signal
 import time
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _PAGE_BYTES = resource.getpagesize()
 _RESCAN_S = 1.0
 _END_S = 10.0
@@ -45,6 +47,21 @@ class ProcessTree:
 
     def _descendants(self) -> set[int]:
         return descendants(self._root).difference(self._besides())
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parents end. Their children do not inherit this."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+@contextmanager
+def nothing_left() -> Iterator[None]:
+    """At the end, kill all descendants of this process, also those that have left its session."""
+    adopt_orphans()
+    try:
+        yield
+    finally:
+        ProcessTree(os.getpid()).kill()
 
 
 def descendants(root: int) -> set[int]:

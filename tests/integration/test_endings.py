@@ -8,12 +8,18 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from fakedist.job import Job
+from fakedist.launch.executors.process import TaskProcesses
+from fakedist.launch.executors.task import Task
 
 pytestmark = pytest.mark.integration
 
@@ -232,3 +238,37 @@ def test_a_bad_request_leaves_nothing_behind(tmp_path: Path, options: list[str],
     assert told in done.stderr
     assert "Traceback" not in done.stderr
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_task_leaves_no_process_even_with_a_killed_supervisor(tmp_path: Path) -> None:
+    """Ray kills the children of a worker that exits because its node is gone."""
+    script, told = tmp_path / "script.py", tmp_path / "told"
+    script.write_text(
+        "import os, subprocess, time\n"
+        "left = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        f"open({str(told)!r}, 'w').write(f'{{left.pid}} {{os.getpid()}}\\n')\n"
+        "time.sleep(600)\n"
+    )
+    job = Job(world_size=8, rank=0, target=str(script), device="virtual")
+    task = Task(key="task", job=job, directory=tmp_path / "run", cwd=tmp_path)
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(TaskProcesses().run, task)
+        while not (told.exists() and told.read_text().endswith("\n")):
+            time.sleep(0.01)
+        left, rank = map(int, told.read_text().split())
+        os.kill(_parent(_parent(rank)), signal.SIGKILL)
+        assert result.result().failure == "the process that supervises it was killed"
+    until = time.monotonic() + 120  # the rank has ten seconds to leave, and then the tables are made
+    while _is_alive(left):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
+
+
+def _is_alive(pid: int) -> bool:
+    with suppress(OSError):
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    return False

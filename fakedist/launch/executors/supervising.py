@@ -7,7 +7,6 @@ their ranks fork from. It needs the standard library alone.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import select
@@ -23,7 +22,7 @@ from typing import BinaryIO, Literal
 
 from fakedist.launch.executors.task_template import TaskTemplate, end_with_supervisor
 from fakedist.launch.keeping import TemplateKeeper
-from fakedist.launch.process_tree import ProcessTree
+from fakedist.launch.process_tree import ProcessTree, adopt_orphans
 from fakedist.launch.template_variable import told_of_template
 from fakedist.rank.template.channel import Forked, ForkTask
 
@@ -32,7 +31,6 @@ Ended = Literal["itself", "memory", "timeout", "cancelled"]
 #: Seconds that a task may take to leave after SIGTERM: its rank has 10, then the tables are built.
 LEAVE_S = 20.0
 _SAMPLE_S = 0.2
-_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ class Supervised:
 
 def main() -> int:
     """Run the orders on stdin, one a line. Print how each ended, one a line. This process becomes a subreaper."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    adopt_orphans()
     child_ends, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
