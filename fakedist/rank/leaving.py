@@ -11,26 +11,37 @@ import io
 import os
 import sys
 import sysconfig
+import threading
 from contextlib import suppress
-from types import ModuleType
+from pathlib import Path
+from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
 
 from fakedist.record.alive import alive
 
 _exit = os._exit  # not what watches the script's calls of it
 _OURS = "fakedist"
+_INSTALLED = ("site-packages", "dist-packages")
+#: What destructors use, so it goes last.
+_CODE = (ModuleType, FunctionType, BuiltinFunctionType, type)
 
 
 def leave_at_once(code: int) -> None:
     """End this process. Call this last of all: after the script's threads and its ``atexit`` functions.
 
-    Returns only if standard output or standard error cannot be written: the teardown reports that.
+    Returns if a teardown is needed: a daemon thread runs the script's code, which only a teardown stops, or standard
+    output or standard error cannot be written, which it reports.
 
     Args:
         code: The exit code.
     """
-    for module in _modules_of_script():
-        _clear(module)
-    gc.collect()  # what is part of a cycle is destroyed here
+    modules = _modules_of_script()
+    if _run_in_a_thread(modules):
+        return
+    for is_code in (False, True):
+        for module in modules:
+            _clear(module, is_code)
+        if not is_code:
+            gc.collect()  # what is part of a cycle is destroyed here
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -42,14 +53,21 @@ def leave_at_once(code: int) -> None:
 
 
 def _modules_of_script() -> list[ModuleType]:
-    """The main module, and others that are neither installed, nor Python's, nor ours; the last imported first."""
-    installed = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    """The main module, and those from its directory and below that are not installed there; the last imported first."""
+    main = sys.modules["__main__"]
+    directory = os.path.dirname(_file_of(main))
+    library = os.path.realpath(sysconfig.get_path("stdlib"))
+
+    def is_scripts(name: str, module: ModuleType) -> bool:
+        path = Path(_file_of(module))
+        if not directory or name.partition(".")[0] == _OURS or not path.is_relative_to(directory):
+            return False
+        return not path.is_relative_to(library) and not any(part in _INSTALLED for part in path.parts)
+
     found = [
         module
         for name, module in list(sys.modules.items())
-        if isinstance(module, ModuleType)
-        and name.partition(".")[0] != _OURS
-        and (name == "__main__" or not (_file_of(module) or installed[0]).startswith(installed))
+        if isinstance(module, ModuleType) and (module is main or is_scripts(name, module))
     ]
     return found[::-1]
 
@@ -60,11 +78,29 @@ def _file_of(module: ModuleType) -> str:
     return os.path.realpath(file) if isinstance(file, str) else ""
 
 
-def _clear(module: ModuleType) -> None:
-    """Drop a module's values in Python's order: private names first (``_PyModule_ClearDict``)."""
-    names = [name for name in module.__dict__ if isinstance(name, str) and name != "__builtins__"]
-    for name in sorted(names, key=lambda name: not name.startswith("_") or name.startswith("__")):
-        module.__dict__[name] = None
+def _run_in_a_thread(modules: list[ModuleType]) -> bool:
+    """Whether another thread runs code of these modules."""
+    theirs = {id(module.__dict__) for module in modules}
+    for thread, frame in sys._current_frames().items():
+        at: FrameType | None = frame if thread != threading.get_ident() else None
+        while at is not None:
+            if id(at.f_globals) in theirs:
+                return True
+            at = at.f_back
+    return False
+
+
+def _clear(module: ModuleType, is_code: bool) -> None:
+    """Drop a module's code, or its other values; private names first, as Python does (``_PyModule_ClearDict``)."""
+    values = module.__dict__
+    names = [
+        name
+        for name, value in values.items()
+        if isinstance(name, str) and not name.startswith("__") and is_code == isinstance(value, _CODE)
+    ]
+    for name in sorted(names, key=lambda name: not name.startswith("_")):
+        if is_code or gc.is_tracked(values[name]) or hasattr(type(values[name]), "__del__"):
+            values[name] = None
 
 
 def _write_files() -> None:

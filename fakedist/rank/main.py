@@ -185,10 +185,10 @@ class Rank:
             leave_at_once(self._exit_code)
 
     def exits_with(self, code: int | str | None) -> None:
-        """The argument for ``sys.exit`` is known. Python prints a text itself."""
+        """The argument for ``sys.exit`` is known. If it is neither None nor an integer, Python prints it."""
         # Tools that trace a GPU write their files later.
         if self._is_last and self._job.device == "virtual" and not self._job.nsys:
-            self._exit_code = 1 if isinstance(code, str) else (code or 0) & 0xFF
+            self._exit_code = 0 if code is None else code & 0xFF if isinstance(code, int) else 1
 
     def _torch_is_imported(self, module: ModuleType) -> None:
         """Set up torch's surroundings, once. A forked process is not the rank."""

@@ -283,11 +283,12 @@ static void zero_pages(char *to, size_t size) {
     memset(last, 0, (size_t)(to + size - last));
 }
 
-void memory_fill(void *to, int value, size_t size) {
-    if (size > COPY_LIMIT || !holds_data(to, 0, size)) return;
+int memory_fill(void *to, int value, size_t size) {
+    if (size > COPY_LIMIT || !holds_data(to, 0, size)) return 0;
     if (value || size < PAGES_LIMIT || memory_device_of(to) < 0) memset(to, value, size);
     else zero_pages(to, size);
+    return 1;
 }
 
 /* The value engine writes zeros. */
-API void fakedist_zero(void *to, size_t size) { memory_fill(to, 0, size); }
+API int fakedist_zero(void *to, size_t size) { return memory_fill(to, 0, size); }

@@ -21,5 +21,5 @@ LOCAL uint64_t memory_close(void *address); /* returns its span; 0: no segment b
 #define COPY_LIMIT (1ull << 20) /* kSmallSize: larger tensors live in large segments and hold no data */
 /* Where memory holds no data, they change nothing, and a copy is counted as dropped. */
 LOCAL void memory_copy(void *to, const void *from, size_t size);
-LOCAL void memory_fill(void *to, int value, size_t size);
+LOCAL int memory_fill(void *to, int value, size_t size); /* 0: nothing was written */
 #endif

@@ -112,5 +112,4 @@ def zero_memory(tensor: torch.Tensor) -> bool:
     zero = _of_driver("fakedist_zero") if tensor.is_contiguous() and tensor.is_cuda else None
     if zero is None:
         return False
-    zero(ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.nbytes))
-    return True
+    return bool(zero(ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.nbytes)))

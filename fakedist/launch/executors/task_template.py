@@ -57,7 +57,8 @@ class TaskTemplate:
         """
         self._num_tasks += 1
         if self._num_tasks == 2:
-            self._start(program, task)
+            with suppress(OSError):  # no memory, or no process more
+                self._start(program, task)
         if self._channel is None or task.environment != self._environment:
             return None
         with suppress(OSError):
@@ -88,6 +89,7 @@ class TaskTemplate:
 
     def _start(self, program: Sequence[str], task: ForkTask) -> None:
         ours, theirs = socket.socketpair()
+        self._channel, self._environment = Channel(ours), task.environment
         with theirs:
             self._process = subprocess.Popen(
                 [*program, str(theirs.fileno())],
@@ -98,7 +100,6 @@ class TaskTemplate:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
-        self._channel, self._environment = Channel(ours), task.environment
 
 
 def forked_task(control: int, import_: Callable[[], None]) -> list[str]:
@@ -117,6 +118,8 @@ def forked_task(control: int, import_: Callable[[], None]) -> list[str]:
     supervisor = os.getppid()
     begun = {name: value for name, value in os.environ.items() if name not in _NO_THREADS}  # Python may set LC_CTYPE
     import_()
+    sys.stdout.flush()
+    sys.stderr.flush()
     gc.collect()
     gc.freeze()
     channel = Channel(socket.socket(fileno=control))

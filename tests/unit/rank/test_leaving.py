@@ -20,8 +20,12 @@ class Told:
     def __init__(self, name, file=None):
         self.name, self.file, self.own = name, file, None
     def __del__(self):
-        print("destroyed", self.name)
+        print(json.dumps(["destroyed", described(self.name)]))
 
+def described(name):
+    return NOTE + name
+
+NOTE = "with its imports: "
 held = Told("held by the main module")
 circle = Told("in a cycle")
 circle.own = circle
@@ -48,18 +52,21 @@ class Told:
 told = Told()
 """
 _AT_ONCE = """
-import atexit, runpy, sys
+import atexit, sys
 from fakedist.rank.leaving import leave_at_once
 atexit.register(leave_at_once, 7)
 sys.path.insert(0, ".")
 main = sys.modules["__main__"]
+main.__file__ = "script.py"
 exec(compile(open("script.py").read(), "script.py", "exec"), main.__dict__)
 """
 
 
-def _run(directory: Path, program: list[str], **streams: int) -> subprocess.CompletedProcess[str]:
+def _run(
+    directory: Path, program: list[str], script: str = _SCRIPT, **streams: int
+) -> subprocess.CompletedProcess[str]:
     directory.mkdir()
-    (directory / "script.py").write_text(_SCRIPT)
+    (directory / "script.py").write_text(script)
     (directory / "helper.py").write_text(_HELPER)
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     environment.pop("PYTHONUNBUFFERED", None)
@@ -74,7 +81,7 @@ def test_a_script_notices_no_difference(tmp_path: Path) -> None:
     at_once = _run(tmp_path / "at_once", ["-c", _AT_ONCE])
     assert (usual.returncode, at_once.returncode) == (0, 7), at_once.stderr
     assert usual.stderr == at_once.stderr == ""
-    told = "destroyed held by an installed module"
+    told = '["destroyed", "with its imports: held by an installed module"]'
     assert told in usual.stdout
     assert told not in at_once.stdout  # that would take a whole teardown
     assert sorted(at_once.stdout.splitlines()) == sorted(set(usual.stdout.splitlines()) - {told})
@@ -84,6 +91,29 @@ def test_a_script_notices_no_difference(tmp_path: Path) -> None:
     assert files[1]["kept.txt"] == b"kept by another module"
     assert gzip.decompress((tmp_path / "at_once" / "packed.gz").read_bytes()) == b"packed bytes"
     assert not list((tmp_path / "at_once").glob("temporary*"))
+
+
+_THREADED = """
+import json, threading, time
+class Told:
+    def __del__(self):
+        print("taken down", flush=True)
+json.told = Told()
+def poll():
+    while True:
+        time.sleep(0.001)
+        assert poll is not None
+"""
+
+
+@pytest.mark.parametrize(("target", "by_teardown"), [("poll", True), ("time.sleep, args=(600,)", False)])
+def test_only_a_thread_that_runs_the_scripts_code_needs_a_teardown(
+    tmp_path: Path, target: str, by_teardown: bool
+) -> None:
+    code = f"{_THREADED}threading.Thread(target={target}, daemon=True).start()\ntime.sleep(0.1)\n"
+    run = _run(tmp_path / "threaded", ["-c", _AT_ONCE], script=code)
+    assert (run.returncode, run.stderr) == (0 if by_teardown else 7, "")
+    assert ("taken down" in run.stdout) == by_teardown
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
