@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fakedist.launch.boot import OF_A_TEMPLATE
+from fakedist.launch.template_process import TemplateProcess
 from fakedist.rank.template.channel import PEAK
 
 #: Templates that are started for one script. If ranks start again on their own even so, no template fits them.
@@ -18,7 +19,7 @@ _MOST_TEMPLATES = 3
 _ROOT = os.fspath(Path(__file__).parents[2])
 
 
-class TemplateKeeper:
+class TemplateKeeper(TemplateProcess[socket.socket]):
     """Starts a template once it is known what to import, and a new one when that changes.
 
     Args:
@@ -27,18 +28,12 @@ class TemplateKeeper:
     """
 
     def __init__(self, learned: Path, output: int | None = None) -> None:
+        super().__init__()
         self.learned = learned
         self._output = output
         self._key = ""
         self._version = (0, 0)
         self._num_started = 0
-        self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """The template's process. None if there is none."""
-        return None if self._process is None else self._process.pid
 
     def open_channel(self, key: str) -> socket.socket | None:
         """A channel to a template for a script.
@@ -61,12 +56,12 @@ class TemplateKeeper:
             if self._num_started < _MOST_TEMPLATES:
                 self._start(found)
         self._version = version
-        if self._control is None:
+        if self._connection is None:
             return None
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                socket.send_fds(self._control, [b"c"], [theirs.fileno()])
+                socket.send_fds(self._connection, [b"c"], [theirs.fileno()])
             except OSError:  # it was killed
                 ours.close()
                 self.close()
@@ -76,28 +71,11 @@ class TemplateKeeper:
     def most_bytes(self) -> int:
         """The most resident memory of a rank that ended since this was asked last."""
         most = 0
-        if self._control is not None:
+        if self._connection is not None:
             with suppress(BlockingIOError, ConnectionError):
-                while data := self._control.recv(PEAK.size, socket.MSG_DONTWAIT):
+                while data := self._connection.recv(PEAK.size, socket.MSG_DONTWAIT):
                     most = max(most, PEAK.unpack(data)[0] * 1024)
         return most
-
-    def reaped(self, pid: int) -> None:
-        """A child of this process was reaped."""
-        if self._process is not None and self._process.pid == pid:
-            self._process.returncode = 0  # else subprocess would wait for it
-            self._process = None
-            self.close()
-
-    def close(self) -> None:
-        """End the template. Its ranks are over."""
-        if self._control is not None:
-            self._control.close()
-            self._control = None
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
 
     def _start(self, found: dict[str, object]) -> None:
         ours, theirs = socket.socketpair()
@@ -114,5 +92,5 @@ class TemplateKeeper:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
-        self._control = ours
+        self._connection = ours
         self._num_started += 1

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from fakedist.launch.template_process import TemplateProcess
 from fakedist.launch.template_variable import told_of_template
 from fakedist.rank.template.channel import Channel, Forked, ForkTask
 
@@ -30,22 +31,16 @@ _PID = struct.Struct("<i")
 _NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 
-class TaskTemplate:
+class TaskTemplate(TemplateProcess[Channel]):
     """The supervisor's half. There is one template, from the second task on: the first may be the only one.
 
     If the template ends, tasks start on their own.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._num_tasks = 0
         self._environment: dict[str, str] = {}
-        self._process: subprocess.Popen[bytes] | None = None
-        self._channel: Channel | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """The template's process. None if there is none."""
-        return None if self._process is None else self._process.pid
 
     def fork(self, program: Sequence[str], task: ForkTask, files: Sequence[int]) -> Forked | None:
         """Fork the process of a task. None if it has to start on its own.
@@ -59,37 +54,20 @@ class TaskTemplate:
         if self._num_tasks == 2:
             with suppress(OSError):  # no memory, or no process more
                 self._start(program, task)
-        if self._channel is None or task.environment != self._environment:
+        if self._connection is None or task.environment != self._environment:
             return None
         with suppress(OSError):
-            self._channel.send(task, files)
-            if self._channel.has_message(_ANSWER_S):
-                answer, _ = self._channel.receive()
+            self._connection.send(task, files)
+            if self._connection.has_message(_ANSWER_S):
+                answer, _ = self._connection.receive()
                 if isinstance(answer, Forked):
                     return answer
         self.close()  # it ended: something cannot be imported, or starts threads
         return None
 
-    def reaped(self, pid: int) -> None:
-        """A child of this process was reaped."""
-        if self._process is not None and self._process.pid == pid:
-            self._process.returncode = 0  # else subprocess would wait for it
-            self._process = None
-            self.close()
-
-    def close(self) -> None:
-        """End the template."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
     def _start(self, program: Sequence[str], task: ForkTask) -> None:
         ours, theirs = socket.socketpair()
-        self._channel, self._environment = Channel(ours), task.environment
+        self._connection, self._environment = Channel(ours), task.environment
         with theirs:
             self._process = subprocess.Popen(
                 [*program, str(theirs.fileno())],
