@@ -16,11 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
 
+from fakedist.rank.template.learned import is_installed
 from fakedist.record.alive import alive
 
 _exit = os._exit  # not what watches the script's calls of it
 _OURS = "fakedist"
-_INSTALLED = ("site-packages", "dist-packages")
 #: What destructors use, so it goes last.
 _CODE = (ModuleType, FunctionType, BuiltinFunctionType, type)
 
@@ -62,7 +62,7 @@ def _modules_of_script() -> list[ModuleType]:
         path = Path(_file_of(module))
         if not directory or name.partition(".")[0] == _OURS or not path.is_relative_to(directory):
             return False
-        return not path.is_relative_to(library) and not any(part in _INSTALLED for part in path.parts)
+        return not path.is_relative_to(library) and not is_installed(str(path))
 
     found = [
         module

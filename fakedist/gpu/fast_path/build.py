@@ -14,7 +14,7 @@ from fakedist.torch_releases import ALLOCATOR_METADATA
 
 _NAMES = ("fast_path.cpp", "history.cpp", "marks.cpp", "objects.cpp", "trace.cpp")
 _SOURCES = tuple(map(Path(__file__).with_name, _NAMES))
-_HEADER = Path(__file__).with_name("trace.h")
+_HEADERS = tuple(map(Path(__file__).with_name, ("trace.h", "view.h")))
 #: Where torch's headers find the one of CUDA's that its wheels leave out.
 _TRACKER = Path(__file__).parents[1] / "tracker"
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
@@ -28,7 +28,7 @@ def library_path() -> Path:
     """
     cuda = driver.find_cuda()
     digest = hashlib.sha256()
-    for part in (*_SOURCES, _HEADER, Path(__file__)):
+    for part in (*_SOURCES, *_HEADERS, Path(__file__)):
         digest.update(part.read_bytes())
     digest.update(repr((cuda.torch_version, cuda.include, driver.torch_directory(), platform.machine())).encode())
     return cache_directory() / f"fast-path-{digest.hexdigest()[:16]}.so"

@@ -3,6 +3,8 @@
 //
 // The events are kept as the allocator reports them. Where that is not all of the history, torch's snapshot has them: it
 // copies every event and every block, which takes three times as long.
+#include "view.h"
+
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/util/ApproximateClock.h>
 #include <torch/csrc/profiler/combined_traceback.h>
@@ -21,6 +23,8 @@
 #include <vector>
 
 namespace {
+using fakedist::View;
+using fakedist::view;
 using Snapshot = c10::cuda::CUDACachingAllocator::SnapshotInfo;
 using Entry = decltype(Snapshot::device_traces)::value_type::value_type;
 
@@ -43,12 +47,6 @@ struct Events {
     std::vector<int64_t> pools;    // of each segment of a private pool: place of the event, both numbers of the pool
     std::vector<int64_t> products; // of each block that a product of matrices allocated: place of the event, `highest`
     int64_t highest = -1;          // operation so far
-};
-
-// Memory that Python copies.
-struct View {
-    const void *data;
-    size_t bytes;
 };
 
 std::vector<Events> devices;
@@ -167,8 +165,6 @@ int32_t numbered(Events &to, const std::vector<torch::unwind::Frame> &all, const
     }
     return at->second;
 }
-
-template <typename T> View view(const std::vector<T> &column) { return {column.data(), column.size() * sizeof(T)}; }
 } // namespace
 
 #define API extern "C" __attribute__((visibility("default")))

@@ -1,6 +1,8 @@
 // Marks of what blocks of memory are for. Locating thousands of tensors in Python took a third of a recorded step's cost.
 //
 // All of it is called with Python's lock held. What cannot be located here, Python locates (record/pieces.py).
+#include "view.h"
+
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
@@ -10,6 +12,8 @@
 #include <vector>
 
 namespace {
+using fakedist::View;
+using fakedist::view;
 using c10::DispatchKey;
 
 // What to mark of a tensor, in the lower bits of a number; the layer is above them. As in record/marker.py.
@@ -45,12 +49,6 @@ struct Marks {
     std::vector<uint8_t> category;
     std::vector<int32_t> layer;
     std::vector<int64_t> start, bytes;
-};
-
-// Memory that Python copies.
-struct View {
-    const void *data;
-    size_t bytes;
 };
 
 // Codes of categories (run/schema.py).
@@ -106,8 +104,6 @@ bool mark_wanted(const c10::TensorImpl *impl, int64_t wanted) {
     if (gradient.bytes) mark(op, gradient, codes.gradient, layer);
     return true;
 }
-
-template <typename T> View view(const std::vector<T> &column) { return {column.data(), column.size() * sizeof(T)}; }
 } // namespace
 
 #define API extern "C" __attribute__((visibility("default")))

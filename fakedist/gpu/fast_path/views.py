@@ -6,7 +6,7 @@ import ctypes
 
 
 class View(ctypes.Structure):
-    """``View`` of history.cpp and marks.cpp, field by field."""
+    """``View`` of view.h, field by field."""
 
     _fields_ = [("data", ctypes.c_void_p), ("size", ctypes.c_size_t)]
     data: int
