@@ -25,24 +25,32 @@ _MAX_FRAMES = 32
 
 
 def choose(operator: Operator, args: Arguments, kwargs: Keywords, indices: torch.Tensor) -> torch.Tensor:
-    """Return an operation's index result as a host tensor. Indices are distinct along the dimension picked from."""
+    """Return an operation's index result as a host tensor. Indices are distinct along the dimension picked from.
+
+    Do not write to it.
+    """
     source, dim = tensor_at(args, 0), operator.argument("dim", args, kwargs)
     if not isinstance(dim, int) or not source.dim():
         return zeros(indices.shape, dtype=torch.int64)
-    num_choices = source.shape[dim]
-    keeps_dim = indices.dim() == source.dim()
-    picked = indices.shape[dim] if keeps_dim else 1
+    return _evenly(source.shape, dim, indices.shape)
+
+
+@functools.lru_cache(maxsize=8)  # a router makes the same choice and the same mask for each layer and microbatch
+def _evenly(source: torch.Size, dim: int, wanted: torch.Size) -> torch.Tensor:
+    num_choices = source[dim]
+    keeps_dim = len(wanted) == len(source)
+    picked = wanted[dim] if keeps_dim else 1
     if picked == num_choices:  # a sort: every index once
-        order = arange(picked).view([-1 if axis == dim % source.dim() else 1 for axis in range(source.dim())])
-        return order.expand(indices.shape)
-    flat = arange(indices.numel()) % max(1, num_choices)
+        order = arange(picked).view([-1 if axis == dim % len(source) else 1 for axis in range(len(source))])
+        return order.expand(wanted)
+    flat = arange(wanted.numel()) % max(1, num_choices)
     if not keeps_dim:
-        return flat.view(indices.shape)
-    rows_first = [size for axis, size in enumerate(indices.shape) if axis != dim % source.dim()]
+        return flat.view(wanted)
+    rows_first = [size for axis, size in enumerate(wanted) if axis != dim % len(source)]
     return flat.view([*rows_first, picked]).movedim(-1, dim)
 
 
-@functools.lru_cache(maxsize=8)  # a router makes the same mask for each layer and microbatch
+@functools.lru_cache(maxsize=8)
 def spread(shape: torch.Size, share: float) -> torch.Tensor:
     """Return a host mask of which ``share`` is true: as many in every row, each row's after those of the previous.
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import torch
-from torch import empty, full, ones, zeros
+from torch import empty, ones, zeros
 
+from fakedist.gpu.values.scans import all_true
 from fakedist.gpu.values.storage import hold_weakly, storage_address, storage_of
 
 #: Floats in larger storages are not computed. A router's logits for 4,096 tokens and 16 experts fit, and a product of
@@ -146,7 +147,7 @@ class Defined:
         flags = self._flags.get(tensor)
         if flags is None and self.replayed:
             return 0 < storage_of(tensor)[1] <= self.replayed.get(storage_address(tensor), 0)
-        return flags is not None and bool(elements(flags, tensor).all())
+        return flags is not None and all_true(elements(flags, tensor))
 
     def define(self, tensor: torch.Tensor) -> None:
         """Record that every element holds a value now."""
@@ -181,12 +182,13 @@ class Defined:
         if flags is not None:
             elements(flags, tensor).fill_(0)
 
-    def missing(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a bool tensor of the same shape that is true where an element holds no value."""
+    def missing(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Where a tensor that lacks values lacks them: a mask of its shape. None if no element holds a value."""
         flags = self._flags.get(tensor)
         if flags is None:
-            return full(tensor.shape, not self._whole.get(tensor), dtype=torch.bool)
-        return (elements(flags, tensor) == 0).any(-1)
+            return None
+        missing = (elements(flags, tensor) == 0).any(-1)
+        return None if all_true(missing) else missing
 
 
 def covers(tensor: torch.Tensor, storage_bytes: int) -> bool:

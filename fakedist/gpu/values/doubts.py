@@ -10,6 +10,7 @@ import torch
 from torch import ones, zeros
 
 from fakedist.gpu.values.contents import Storages, Watch, covers, elements
+from fakedist.gpu.values.scans import any_true
 from fakedist.gpu.values.storage import storage_of
 
 
@@ -40,14 +41,14 @@ class Doubt:
 
 
 class _DoubtedBytes:
-    """One storage: its doubt, and one flag per byte. ``flags`` None: all doubtful. ``counted`` None: none counted."""
+    """One storage: its doubt, and one flag per byte. ``flags`` None: all doubtful. ``counted``: of all, or of none."""
 
     __slots__ = ("counted", "doubt", "flags")
 
     def __init__(self, doubt: Doubt, flags: torch.Tensor | None) -> None:
         self.doubt = doubt
         self.flags = flags
-        self.counted: torch.Tensor | None = None
+        self.counted: torch.Tensor | bool = False
 
 
 class Doubts:
@@ -68,7 +69,7 @@ class Doubts:
         if not len(self._records):
             return None
         record = self._records.get(tensor)
-        if record is None or (record.flags is not None and not bool(elements(record.flags, tensor).any())):
+        if record is None or (record.flags is not None and not any_true(elements(record.flags, tensor))):
             return None
         return record.doubt
 
@@ -84,8 +85,10 @@ class Doubts:
             self._records.put(tensor, record)
         elif record.doubt is not doubt:
             record.doubt = Doubt((record.doubt, doubt))
+        if record.counted is True:
+            record.counted = ones(num_bytes, dtype=torch.uint8)
         for flags, value in ((record.flags, 1), (record.counted, 0)):
-            if flags is not None:
+            if isinstance(flags, torch.Tensor):
                 places = elements(flags, tensor)
                 places[... if where is None else where] = value
 
@@ -111,13 +114,13 @@ class Doubts:
         record = self._records.get(tensor)
         assert record is not None
         key, num_bytes = storage_of(tensor)
-        if record.doubt.teller not in (0, key):
+        if record.doubt.teller not in (0, key) or record.counted is True:
             return 0
-        if record.counted is None and record.flags is None and covers(tensor, num_bytes):
-            record.counted = ones(num_bytes, dtype=torch.uint8)
+        if record.counted is False and record.flags is None and covers(tensor, num_bytes):
+            record.counted = True
             record.doubt.tell(key)
             return tensor.numel()
-        if record.counted is None:
+        if record.counted is False:
             record.counted = zeros(num_bytes, dtype=torch.uint8)
         counted = elements(record.counted, tensor)
         fresh = counted[..., 0] == 0

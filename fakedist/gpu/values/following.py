@@ -17,6 +17,7 @@ from fakedist.gpu.values.contents import host_view, is_small
 from fakedist.gpu.values.doubts import Doubt
 from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.operators import Operator
+from fakedist.gpu.values.scans import is_finite
 from fakedist.gpu.values.shares import FOLLOWED, followed_name
 
 #: Largest operand that any operation makes up: losses, rewards, statistics of a batch. Making one up and computing
@@ -93,11 +94,10 @@ class Following:
         if not result.is_floating_point() or result.dtype.itemsize == 1:
             return
         values = host_view(result)
-        missing = ~torch.isfinite(values)
-        if not missing.any() or not all(_is_finite(value) for value in args):
+        if is_finite(values) or not all(map(_is_finite, args)):
             return
         non_negative = self._host.shares.is_non_negative(result)
-        self._host.inventions.draw_missing(values, missing, non_negative=non_negative)
+        self._host.inventions.draw_missing(values, ~torch.isfinite(values), non_negative=non_negative)
 
     def routes(self, operator: Operator, args: Arguments) -> bool:
         """Whether an operation picks indices for several rows by made-up values."""
@@ -134,4 +134,4 @@ def _is_finite(value: object) -> bool:
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return True
     values = host_view(value) if value.is_cuda and is_small(value) else value
-    return values.is_cuda or bool(torch.isfinite(values).all())
+    return values.is_cuda or is_finite(values)

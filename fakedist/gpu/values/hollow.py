@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeGuard
 
 import torch
-from torch import ones, zeros
+from torch import zeros
 
 from fakedist.gpu.values.arguments import Arguments, Keywords, as_device, plain_tensors
 from fakedist.gpu.values.host import Host
@@ -105,7 +105,7 @@ class Hollow:
             if tensor.is_cuda:
                 self._host.spoil(tensor)
             elif not lists and not is_hollow(tensor):
-                self._host.inventions.fill(tensor, torch.ones_like(tensor, dtype=torch.bool), operator.full_name)
+                self._host.inventions.fill(tensor, operator.full_name)
         returns = operator.func._schema.returns
         if not returns:
             return None
@@ -120,8 +120,7 @@ class Hollow:
             return shaped
         made = torch.empty_strided(shaped.shape, shaped.stride(), dtype=shaped.dtype, pin_memory=pinned)
         if not is_hollow(made) and made.numel():
-            everything = ones(made.shape, dtype=torch.bool)
-            self._host.inventions.fill(made, everything, operator.full_name, non_negative=operator.name in NON_NEGATIVE)
+            self._host.inventions.fill(made, operator.full_name, non_negative=operator.name in NON_NEGATIVE)
         return made
 
 

@@ -11,6 +11,7 @@ from fakedist.gpu.values.choices import spread
 from fakedist.gpu.values.contents import Defined, Watch, host_view, is_small
 from fakedist.gpu.values.doubts import Doubt, Doubts
 from fakedist.gpu.values.inventions import Inventions
+from fakedist.gpu.values.scans import distinct
 from fakedist.gpu.values.shares import Shares
 from fakedist.gpu.values.storage import zero_memory
 
@@ -70,8 +71,8 @@ class Host:
 
     def settle(self, tensor: torch.Tensor, operation: str) -> torch.Tensor:
         """Return the host view of a small device tensor that the script reads, and count its made-up values."""
-        host, distinct = self.complete(tensor), _distinct(tensor)
-        if made_up := self.doubts.read(distinct):
+        host = self.complete(tensor)
+        if made_up := self.doubts.read(distinct(tensor)):
             self.inventions.count(operation, made_up)
         return host
 
@@ -80,19 +81,18 @@ class Host:
         whole = host_view(tensor)
         if self.defined.holds(tensor):
             return whole
-        tensor = _distinct(tensor)
+        tensor = distinct(tensor)
         host = host_view(tensor)
         missing, share = self.defined.missing(tensor), self.shares.of(tensor)
-        is_empty = bool(missing.all())
         # Sums of the mask have already used its share. A share says nothing about a single element.
-        if host.dtype == torch.bool and share is not None and host.numel() > 1 and is_empty:
+        if host.dtype == torch.bool and share is not None and host.numel() > 1 and missing is None:
             host.copy_(spread(host.shape, share))
         else:
             is_loss = tensor.numel() == 1 and tensor.requires_grad
             non_negative = is_loss or self.shares.is_non_negative(tensor)
             self.inventions.draw_missing(host, missing, non_negative=non_negative)
         self.defined.define(tensor)
-        self.doubts.mark(tensor, Doubt(), None if is_empty else missing)
+        self.doubts.mark(tensor, Doubt(), missing)
         return whole
 
     def doubt(self, tensors: Iterable[torch.Tensor]) -> Doubt | None:
@@ -128,11 +128,3 @@ class Host:
             found["device"] = _CPU
         found.pop("pin_memory", None)
         return found
-
-
-def _distinct(tensor: torch.Tensor) -> torch.Tensor:
-    """A view with each element of an expanded tensor once."""
-    if 0 not in tensor.stride():
-        return tensor
-    sizes = [min(size, 1) if not stride else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
-    return tensor.as_strided(sizes, tensor.stride(), tensor.storage_offset())

@@ -17,6 +17,7 @@ from fakedist.gpu.values.arguments import Arguments, Keywords, device_tensors, t
 from fakedist.gpu.values.contents import is_small
 from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.operators import Operator
+from fakedist.gpu.values.scans import selected
 
 #: Operators that read values on the host, although their schema does not show it: multinomial checks probabilities
 #: with ``item()``.
@@ -30,6 +31,13 @@ def _broadcast_numel(*shapes: torch.Size) -> int:
     """Elements of tensors of these shapes, broadcast against each other. torch's own function imports SymPy."""
     dims = itertools.zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)
     return math.prod(next((size for size in sizes if size != 1), 1) for sizes in dims)
+
+
+def _selected(args: list[object]) -> torch.Tensor | None:
+    values, mask = args
+    assert isinstance(values, torch.Tensor)
+    assert isinstance(mask, torch.Tensor)
+    return selected(values, mask) if mask.dtype == torch.bool else None  # torch raises for other masks
 
 
 class HostReads:
@@ -93,7 +101,9 @@ class HostReads:
         return host.inventions.element(tensor, operation, non_negative=host.shares.is_non_negative(tensor))
 
     def _on_host(self, operator: Operator, args: list[object], kwargs: Keywords, device: torch.device) -> object:
-        computed = operator.func(*args, **self._host.keywords(kwargs))
+        computed = _selected(args) if operator.name == "masked_select" and not kwargs else None
+        if computed is None:
+            computed = operator.func(*args, **self._host.keywords(kwargs))
         if isinstance(computed, torch.Tensor):
             return self._host.to_device(computed, device)
         if isinstance(computed, (tuple, list)):

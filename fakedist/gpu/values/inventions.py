@@ -41,10 +41,10 @@ class Inventions:
         self._runs: dict[_Line, tuple[bool, int]] = {}
         self._cut: set[_Line] = set()
 
-    def draw_missing(self, host: torch.Tensor, missing: torch.Tensor, *, non_negative: bool) -> None:
-        """Make up the missing elements of a host tensor. They are counted when the script reads them."""
+    def draw_missing(self, host: torch.Tensor, missing: torch.Tensor | None, *, non_negative: bool) -> None:
+        """Make up a host tensor's missing elements, or all of them. They are counted when the script reads them."""
         vanishing = self._is_in_loop(script_line()) and host.is_floating_point()
-        count = int(missing.sum())
+        count = host.numel() if missing is None else int(missing.sum())
         drawn = _drawn(host.dtype, count, self._generator, non_negative=non_negative)
         _put(host, missing, drawn.fill_(torch.finfo(host.dtype).tiny) if vanishing else drawn)
 
@@ -80,11 +80,10 @@ class Inventions:
         cut = sorted(map(_named, self._cut))
         return branches_made_up(named, max(len(lines) - _NAMED, 0), cut, LOOP_LIMIT)
 
-    def fill(self, host: torch.Tensor, missing: torch.Tensor, operation: str, *, non_negative: bool = False) -> None:
-        """Make up and count a host tensor's missing elements: normal floats, integers 0, bools by a coin flip."""
-        count = int(missing.sum())
-        self.count(operation, count)
-        _put(host, missing, _drawn(host.dtype, count, self._generator, non_negative=non_negative))
+    def fill(self, host: torch.Tensor, operation: str, *, non_negative: bool = False) -> None:
+        """Make up and count a host tensor's elements: normal floats, integers 0, bools by a coin flip."""
+        self.count(operation, host.numel())
+        _put(host, None, _drawn(host.dtype, host.numel(), self._generator, non_negative=non_negative))
 
     def element(self, tensor: torch.Tensor, operation: str, *, non_negative: bool = False) -> torch.Tensor:
         """Make up one element of a large tensor, on the host. No memory keeps it: its address seeds it every time."""
@@ -140,7 +139,10 @@ def _times(reads: int, true: int) -> str:
     return f"{times}, {'true' if true else 'false'}" if true in (0, reads) else f"{times}, {true:,} of them true"
 
 
-def _put(host: torch.Tensor, missing: torch.Tensor, values: torch.Tensor) -> None:
+def _put(host: torch.Tensor, missing: torch.Tensor | None, values: torch.Tensor) -> None:
+    if missing is None:
+        host.copy_(values.view(host.shape))
+        return
     if (signed := _SIGNED.get(host.dtype)) is not None:
         host, values = host.view(signed), values.view(signed)
     host[missing] = values

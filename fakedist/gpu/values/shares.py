@@ -15,6 +15,7 @@ import torch
 
 from fakedist.gpu.values.arguments import Arguments, tensor_at, tensors
 from fakedist.gpu.values.contents import Storages, Watch
+from fakedist.gpu.values.scans import all_true, any_true, has_no_negative
 
 _ALWAYS = {"isfinite": 1.0, "isnan": 0.0, "isinf": 0.0, "isposinf": 0.0, "isneginf": 0.0}
 _ABOVE_ZERO = {"gt": 1.0, "ne": 1.0, "le": 0.0, "eq": 0.0}
@@ -99,12 +100,14 @@ class Shares:
         if self.is_non_negative(value):
             return True
         values = self._seen(value)
-        return values is not None and not values.is_complex() and bool((values >= 0).all())
+        return values is not None and has_no_negative(values)
 
     def _is_all(self, mask: torch.Tensor, value: bool) -> bool:
         """Whether every element of a mask is known, or seen, to be ``value``."""
         values = self._seen(mask)
-        return self.of(mask) == float(value) if values is None else bool((values == value).all())
+        if values is None:
+            return self.of(mask) == float(value)
+        return all_true(values) if value else not any_true(values)
 
     def forget(self, tensor: torch.Tensor) -> None:
         """Forget what is known about a tensor that was written to."""

@@ -7,15 +7,13 @@ import torch
 
 from fakedist.gpu.values.inventions import Inventions, script_line
 
-MISSING = torch.ones(4, dtype=torch.bool)
-
 
 def test_integers_are_zero_floats_finite_bools_a_coin() -> None:
     inventions = Inventions(0)
     integers, floats, bools = torch.full((4,), 9), torch.full((4,), torch.nan), torch.zeros(64, dtype=torch.bool)
-    inventions.fill(integers, MISSING, "op")
-    inventions.fill(floats, MISSING, "op")
-    inventions.fill(bools, torch.ones(64, dtype=torch.bool), "op")
+    inventions.fill(integers, "op")
+    inventions.fill(floats, "op")
+    inventions.fill(bools, "op")
     assert integers.tolist() == [0] * 4
     assert torch.isfinite(floats).all()
     assert 0 < bools.sum() < 64
@@ -24,27 +22,34 @@ def test_integers_are_zero_floats_finite_bools_a_coin() -> None:
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
 def test_unsigned_integers_are_made_up_too(dtype: torch.dtype) -> None:
     tensor = torch.tensor([5, 6, 7]).to(dtype)
-    Inventions(0).fill(tensor, torch.tensor([False, True, False]), "op")
+    Inventions(0).draw_missing(tensor, torch.tensor([False, True, False]), non_negative=False)
     assert tensor.tolist() == [5, 0, 7]
 
 
 def test_only_what_is_missing_is_made_up() -> None:
     tensor = torch.tensor([5, 6, 7])
-    Inventions(0).fill(tensor, torch.tensor([False, True, False]), "op")
+    Inventions(0).draw_missing(tensor, torch.tensor([False, True, False]), non_negative=False)
     assert tensor.tolist() == [5, 0, 7]
 
 
 def test_a_norm_is_not_negative() -> None:
     tensor = torch.empty(64)
-    Inventions(0).fill(tensor, torch.ones(64, dtype=torch.bool), "op", non_negative=True)
+    Inventions(0).fill(tensor, "op", non_negative=True)
     assert (tensor >= 0).all()
+
+
+def test_what_lacks_all_values_gets_the_same_as_where_each_is_named() -> None:
+    all_of_them, each = torch.empty(4, 3).t(), torch.empty(3, 4)
+    Inventions(0).draw_missing(all_of_them, None, non_negative=False)
+    Inventions(0).draw_missing(each, torch.ones(3, 4, dtype=torch.bool), non_negative=False)
+    assert torch.equal(all_of_them, each)
 
 
 def test_the_seed_decides() -> None:
     drawn = []
     for seed in (0, 0, 1):
         tensor = torch.empty(4)
-        Inventions(seed).fill(tensor, MISSING, "op")
+        Inventions(seed).fill(tensor, "op")
         drawn.append(tensor.tolist())
     assert drawn[0] == drawn[1] != drawn[2]
 
