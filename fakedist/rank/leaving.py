@@ -6,6 +6,7 @@ What a script can notice of a teardown happens: destructors of what its own modu
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import io
 import os
@@ -13,16 +14,28 @@ import sys
 import sysconfig
 import threading
 from contextlib import suppress
-from pathlib import Path
-from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
+from types import (
+    AsyncGeneratorType,
+    BuiltinFunctionType,
+    CoroutineType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    ModuleType,
+)
 
-from fakedist.rank.template.learned import is_installed
+from fakedist.rank.template.learned import TORCH, is_installed
 from fakedist.record.alive import alive
 
 _exit = os._exit  # not what watches the script's calls of it
 _OURS = "fakedist"
 #: What destructors use, so it goes last.
 _CODE = (ModuleType, FunctionType, BuiltinFunctionType, type)
+_SUSPENDED = (GeneratorType, CoroutineType, AsyncGeneratorType)
+_FRAMES = ("gi_frame", "cr_frame", "ag_frame")
+#: Packages whose destructors only release what the process has. Files are written apart.
+_RELEASING = TORCH | {"_io", "filelock"}
+_File = io.IOBase.__base__  # an abstract class would note each type that it is asked about
 
 
 def leave_at_once(code: int) -> None:
@@ -35,12 +48,13 @@ def leave_at_once(code: int) -> None:
         code: The exit code.
     """
     modules = _modules_of_script()
-    if _run_in_a_thread(modules):
+    theirs = {id(module.__dict__) for module in modules}
+    if _run_in_a_thread(theirs):
         return
     for is_code in (False, True):
         for module in modules:
             _clear(module, is_code)
-        if not is_code:
+        if not is_code and _any_end_is_noticed(theirs):
             gc.collect()  # what is part of a cycle is destroyed here
     try:
         sys.stdout.flush()
@@ -54,15 +68,17 @@ def leave_at_once(code: int) -> None:
 
 def _modules_of_script() -> list[ModuleType]:
     """The main module, and those from its directory and below that are not installed there; the last imported first."""
-    main = sys.modules["__main__"]
-    directory = os.path.dirname(_file_of(main))
-    library = os.path.realpath(sysconfig.get_path("stdlib"))
+    main, real = sys.modules["__main__"], functools.cache(os.path.realpath)
+    library = f"{real(sysconfig.get_path('stdlib'))}{os.sep}"
+    file = _file_of(main)
+    directory = os.path.dirname(real(file))
 
     def is_scripts(name: str, module: ModuleType) -> bool:
-        path = Path(_file_of(module))
-        if not directory or name.partition(".")[0] == _OURS or not path.is_relative_to(directory):
+        at, own = os.path.split(_file_of(module))
+        place = os.path.join(real(at), own)
+        if not (file and own and place.startswith(os.path.join(directory, ""))) or place.startswith(library):
             return False
-        return not path.is_relative_to(library) and not is_installed(str(path))
+        return name.partition(".")[0] != _OURS and not is_installed(place)
 
     found = [
         module
@@ -75,12 +91,11 @@ def _modules_of_script() -> list[ModuleType]:
 def _file_of(module: ModuleType) -> str:
     """Where a module comes from; empty if it has no file. A module's ``__getattr__`` is not asked."""
     file = module.__dict__.get("__file__")
-    return os.path.realpath(file) if isinstance(file, str) else ""
+    return file if isinstance(file, str) else ""
 
 
-def _run_in_a_thread(modules: list[ModuleType]) -> bool:
-    """Whether another thread runs code of these modules."""
-    theirs = {id(module.__dict__) for module in modules}
+def _run_in_a_thread(theirs: set[int]) -> bool:
+    """Whether another thread runs code of modules whose dicts have one of these ``id``."""
     for thread, frame in sys._current_frames().items():
         at: FrameType | None = frame if thread != threading.get_ident() else None
         while at is not None:
@@ -88,6 +103,25 @@ def _run_in_a_thread(modules: list[ModuleType]) -> bool:
                 return True
             at = at.f_back
     return False
+
+
+def _any_end_is_noticed(theirs: set[int]) -> bool:
+    """Whether the end of an object would run code: a ``__del__``, or the rest of a generator of the script's.
+
+    Collecting walks a million objects for a third of a second, and most jobs have no such object.
+    """
+    for each in alive(_may_be_noticed):
+        frames = [getattr(each, name) for name in _FRAMES if isinstance(each, _SUSPENDED) and hasattr(each, name)]
+        if not frames or any(id(getattr(frame, "f_globals", None)) in theirs for frame in frames):
+            return True
+    return False
+
+
+def _may_be_noticed(of: type) -> bool:
+    if any(of is each for each in _SUSPENDED):
+        return True
+    owners = [str(each.__module__).partition(".")[0] for each in of.__mro__ if "__del__" in vars(each)]
+    return any(owner not in _RELEASING for owner in owners)
 
 
 def _clear(module: ModuleType, is_code: bool) -> None:
@@ -105,8 +139,12 @@ def _clear(module: ModuleType, is_code: bool) -> None:
 
 def _write_files() -> None:
     """Write what files that are still open hold, text before the bytes that it becomes."""
-    files = [each for each in alive(lambda of: issubclass(of, io.IOBase)) if isinstance(each, io.IOBase)]
+    files = [each for each in alive(_is_file) if isinstance(each, io.IOBase)]
     for file in sorted(files, key=lambda each: not isinstance(each, io.TextIOBase)):
         with suppress(Exception):  # a teardown does not report it either
             if not file.closed and file.writable():
                 file.flush()
+
+
+def _is_file(of: type) -> bool:
+    return any(each is _File for each in of.__mro__)

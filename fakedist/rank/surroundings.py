@@ -20,7 +20,9 @@ import torch
 
 from fakedist.frameworks.adapting import adapted_frameworks
 from fakedist.gpu.fast_path.compiled import CompiledFastPath, make_fast_path
+from fakedist.gpu.native import cache_directory
 from fakedist.gpu.tracker.tracker import EventTracker
+from fakedist.gpu.triton_key import kept_triton_key
 from fakedist.gpu.tuning import FirstConfigurations
 from fakedist.gpu.values import ValueEngine
 from fakedist.gpu.virtual import VirtualGpu
@@ -114,6 +116,7 @@ class Surroundings:
         with ExitStack() as recording, ExitStack() as world:
             if self._gpu is not None:
                 world.enter_context(self._tuning.taken())
+                world.enter_context(kept_triton_key(cache_directory() / "compiled" / "triton-key"))
             if self._values is not None:
                 world.enter_context(self._values.below_dispatch())
             is_undefined = None if self._values is None else self._values.is_undefined

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import compress
 from typing import Protocol
 
@@ -37,15 +36,10 @@ class _InPython:
 _finder: TypeFinder = _InPython()
 
 
-@contextmanager
-def finding_types(finder: TypeFinder | None) -> Iterator[None]:
-    """Search with ``finder``. None searches in Python."""
+def find_types_with(finder: TypeFinder | None) -> None:
+    """Search with ``finder`` from now on. None goes on as before."""
     global _finder
-    before, _finder = _finder, finder or _finder
-    try:
-        yield
-    finally:
-        _finder = before
+    _finder = finder or _finder
 
 
 def alive(is_wanted: Callable[[type], bool]) -> list[object]:

@@ -70,8 +70,9 @@ class Copies:
                 self._mark(module, tensors, "other", class_name(module))
                 claimed |= set(_addresses(tensors))
         wanted = [counts for root in trained for counts in _counts(root)]
+        lengths = {counts.total() for counts in wanted}
         for holder in found:
-            tensors = _tensors_of(holder)
+            tensors = _tensors_of(holder, lengths)
             is_alike = bool(tensors) and Counter(tuple(t.shape) for t in tensors) in wanted
             if is_alike and not claimed.intersection(_addresses(tensors)):
                 self._mark(holder, tensors, ALIKE, "")
@@ -145,12 +146,12 @@ def _counts(root: nn.Module) -> Iterator[Counter[tuple[int, ...]]]:
     yield Counter(tuple(t.shape) for t in (*parameters, *nn.Module.buffers(root)))
 
 
-def _tensors_of(holder: object) -> list[torch.Tensor]:
-    """The tensors of a list or dict that holds only plain tensors, all of them on the device."""
+def _tensors_of(holder: object, lengths: set[int]) -> list[torch.Tensor]:
+    """The tensors of a list or dict that holds one of so many, only plain ones, all of them on the device."""
     values: Iterable[object] = ()
     if type(holder) is list:
-        values = holder
-    elif issubclass(type(holder), dict) and isinstance(holder, dict):
+        values = holder if len(holder) in lengths else ()
+    elif issubclass(type(holder), dict) and isinstance(holder, dict) and dict.__len__(holder) in lengths:
         values = dict.values(holder)
     if type(next(iter(values), None)) not in PLAIN:
         return []

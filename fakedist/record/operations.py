@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch._ops import OpOverload
 
-from fakedist.record.alive import finding_types
+from fakedist.record.alive import find_types_with
 from fakedist.record.dispatch import Interception, every_operation
 from fakedist.record.numbering import FastPath, Numbering, PythonNumbering
 from fakedist.record.placing import Placed
@@ -87,7 +87,7 @@ class Operations:
     def __enter__(self) -> Operations:
         if self._fast_path is not None:
             self._fast_path.begin(self._position.cells, self._position.whereabouts)
-            self._exit.enter_context(finding_types(self._fast_path.types))
+            find_types_with(self._fast_path.types)
         self._interception = self._exit.enter_context(every_operation(self.run, self._fast_path))
         self.trace(self.tracer)
         return self

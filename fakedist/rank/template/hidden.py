@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from fakedist.patch import replacements
+from fakedist.patch import Replaced, replacements
 from fakedist.rank.template.learned import TORCH, Scene
 from fakedist.rank.template.recording import Imported
 from fakedist.rank.template.scenes import difference
@@ -190,12 +190,16 @@ def _take_replacements(module: ModuleType, done: Imported) -> None:
     A framework takes all of them afterwards, also without a ``from``; torch's own modules took some before.
     """
     is_torchs = done.name.partition(".")[0] in TORCH
+    taken: dict[int, Replaced] = {}
     for replaced in replacements():
         source, name = getattr(replaced.owner, "__name__", ""), replaced.name
         if not is_torchs or (source, name) in done.took or (source, "*") in done.took:
-            for each, value in list(vars(module).items()):
-                if value is replaced.original:
-                    vars(module)[each] = getattr(replaced.owner, name)
+            taken.setdefault(id(replaced.original), replaced)
+    if not taken:
+        return
+    for each, value in list(vars(module).items()):
+        if (found := taken.get(id(value))) is not None:
+            vars(module)[each] = getattr(found.owner, found.name)
 
 
 def _as_here(there: Scene, here: Scene, written: Iterable[tuple[str, str | None]], added: Set[str]) -> Scene:

@@ -27,8 +27,8 @@ from fakedist.rank.template.starting import Ready
 _OURS = Path(__file__).parents[2]
 #: The attribute by which ``torch.compile`` marks a function that it returns (torch/_dynamo/eval_frame.py).
 _COMPILED = "_torchdynamo_orig_callable"
-#: What compilers hash to tell apart what they cache: all sources of their own, in half a second. They remember it.
-_KEYS = (("triton.runtime.cache", "triton_key"), ("torch._inductor.codecache", "torch_key"))
+#: What Inductor hashes to tell apart what it caches: all of torch's sources. It remembers it.
+_KEY = ("torch._inductor.codecache", "torch_key")
 _LIBRARIES = tuple(sysconfig.get_path(each) for each in ("stdlib", "platstdlib"))
 
 
@@ -69,7 +69,7 @@ def preload(learned: Learned, path: Path) -> Ready:
             if each not in sys.modules:
                 _import_root(each, recording, ready)
                 _check(each, gpu, recording)
-        compute_keys()
+        compute_key()
         ready.hidden.hide()
     _set_scene(before)
     if _handlers() != handlers:
@@ -81,12 +81,12 @@ def preload(learned: Learned, path: Path) -> Ready:
     return ready
 
 
-def compute_keys() -> None:
-    """Have the compilers that were imported compute what every rank would compute again."""
-    for module, name in _KEYS:
-        if callable(key := getattr(sys.modules.get(module), name, None)):
-            with suppress(Exception):  # raised again in the rank
-                key()
+def compute_key() -> None:
+    """Have Inductor, if it was imported, compute what every rank would compute again."""
+    module, name = _KEY
+    if callable(key := getattr(sys.modules.get(module), name, None)):
+        with suppress(Exception):  # raised again in the rank
+            key()
 
 
 @contextmanager

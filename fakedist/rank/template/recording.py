@@ -12,7 +12,7 @@ import importlib.abc
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
@@ -84,11 +84,13 @@ class Recording:
         self._open: list[Imported] = []
         self._known: set[str] = set()
         self._scene: Scene | None = None
+        self._is_as_before = False
 
     @contextmanager
     def on(self) -> Iterator[None]:
         """Record until the context ends."""
-        self._known, self._path = set(sys.modules), sys.path[:]
+        before = set(sys.modules)
+        self._known, self._path, self._is_as_before = set(before), sys.path[:], False
         finder = _Finder(self)
         import_, import_module = builtins.__import__, importlib.import_module
 
@@ -113,7 +115,7 @@ class Recording:
         finally:
             sys.meta_path.remove(finder)
             builtins.__import__, importlib.import_module = import_, import_module
-            _replace_everywhere(recorded_import_module, import_module)
+            _replace_in(sys.modules.keys() - before, recorded_import_module, import_module)
 
     def begin(self, name: str) -> None:
         """The code of a module begins to run."""
@@ -128,7 +130,8 @@ class Recording:
         """The code of the module that began last has run."""
         self._note_path()
         over = self._open.pop()
-        if new := sys.modules.keys() - self._known:
+        if not self._known.issuperset(sys.modules):
+            new = sys.modules.keys() - self._known
             over.made += [name for name in sys.modules if name in new]
             self._known |= new
 
@@ -148,6 +151,7 @@ class Recording:
 
     def wrote(self, name: str, value: str | None) -> None:
         """The module that runs sets a variable, or deletes it."""
+        self._is_as_before = False
         if self._open:
             self._open[-1].written[name] = value
 
@@ -177,11 +181,12 @@ class Recording:
 
     def _scene_now(self) -> Scene:
         """The scene. It is the one object as long as it does not change."""
-        open_, self._open = self._open, []  # what is read here is not read by a module
-        scene = Scene.now()
-        self._open = open_
-        if self._scene is None or self._scene != scene:
-            self._scene = scene
+        if self._scene is None or not self._is_as_before or self._scene.path != sys.path:
+            open_, self._open = self._open, []  # what is read here is not read by a module
+            scene = Scene.now()
+            self._open, self._is_as_before = open_, True
+            if self._scene is None or self._scene != scene:
+                self._scene = scene
         return self._scene
 
     def _ask(self, name: str, names: Sequence[str]) -> None:
@@ -206,9 +211,9 @@ def _imported(
     return importlib.util.resolve_name("." * level + name, str(package)), fromlist or ()
 
 
-def _replace_everywhere(old: object, new: object) -> None:
+def _replace_in(modules: Iterable[str], old: object, new: object) -> None:
     """Undo copies of a function that ``from importlib import import_module`` made."""
-    for module in list(sys.modules.values()):
+    for module in map(sys.modules.get, modules):
         names: dict[str, object] = getattr(module, "__dict__", {})
         for name in [each for each, value in names.items() if value is old]:
             names[name] = new

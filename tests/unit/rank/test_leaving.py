@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
 
+from fakedist.rank import leaving
 from tests.conftest import ROOT
 
 _SCRIPT = """
@@ -91,6 +94,50 @@ def test_a_script_notices_no_difference(tmp_path: Path) -> None:
     assert files[1]["kept.txt"] == b"kept by another module"
     assert gzip.decompress((tmp_path / "at_once" / "packed.gz").read_bytes()) == b"packed bytes"
     assert not list((tmp_path / "at_once").glob("temporary*"))
+
+
+#: Objects that only the collector destroys, as each is part of a cycle.
+_IN_CYCLES = {
+    "a generator that waits": """
+def waits(held):
+    try:
+        yield
+    finally:
+        print("finally")
+held = []
+held.append(waits(held))
+next(held[0])
+""",
+    "a file with a destructor": """
+import io
+class Told(io.StringIO):
+    def __del__(self):
+        print("destroyed")
+told = Told()
+told.own = told
+""",
+}
+
+
+@pytest.mark.parametrize("what", _IN_CYCLES)
+def test_what_a_cycle_holds_is_destroyed(tmp_path: Path, what: str) -> None:
+    usual = _run(tmp_path / "usual", ["script.py"], script=_IN_CYCLES[what])
+    at_once = _run(tmp_path / "at_once", ["-c", _AT_ONCE], script=_IN_CYCLES[what])
+    assert at_once.returncode == 7
+    assert usual.stdout == at_once.stdout != ""
+
+
+def test_without_destructors_nothing_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Quiet:
+        pass
+
+    ours = {id(globals())}
+    held: list[object] = [Quiet(), weakref.ref(Quiet), io.StringIO(), os.walk(".")]
+    monkeypatch.setattr(leaving, "alive", lambda wanted: [each for each in held if wanted(type(each))])
+    assert not leaving._any_end_is_noticed(ours)
+    held.append(each for each in ours)
+    assert leaving._any_end_is_noticed(ours)
+    assert not leaving._any_end_is_noticed({1})
 
 
 _THREADED = """

@@ -9,7 +9,7 @@ import pytest
 
 from fakedist.rank.template.hidden import HiddenModules
 from fakedist.rank.template.learned import Learned, Scene
-from fakedist.rank.template.preloading import compute_keys, note_what_is_compiled
+from fakedist.rank.template.preloading import compute_key, note_what_is_compiled
 from fakedist.rank.template.recording import Recording
 from fakedist.rank.template.serving import without
 
@@ -51,23 +51,21 @@ def test_a_framework_that_compiles_is_marked(imported: HiddenModules) -> None:
     assert all(each.compiled for each in imported.imported.values())
 
 
-def test_keys_of_compilers_that_were_imported_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_of_inductor_is_computed_if_it_was_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[str] = []
 
     def fails() -> None:
         computed.append("torch")
         raise OSError("no sources")
 
-    triton, inductor = ModuleType("triton.runtime.cache"), ModuleType("torch._inductor.codecache")
-    triton.triton_key = lambda: computed.append("triton")  # type: ignore[attr-defined]
+    inductor = ModuleType("torch._inductor.codecache")
     inductor.torch_key = fails  # type: ignore[attr-defined]
     monkeypatch.delitem(sys.modules, inductor.__name__, raising=False)
-    monkeypatch.setitem(sys.modules, triton.__name__, triton)
-    compute_keys()
-    assert computed == ["triton"]
+    compute_key()
+    assert not computed
     monkeypatch.setitem(sys.modules, inductor.__name__, inductor)
-    compute_keys()
-    assert computed == ["triton", "triton", "torch"]
+    compute_key()
+    assert computed == ["torch"]
 
 
 def learned(names: Sequence[str], scenes: dict[str, Scene]) -> Learned:
