@@ -6,8 +6,8 @@ Device memory is host memory, so PyTorch's CPU kernels can compute over it. Who 
   ``arguments`` finds the tensors of a call.
 - What device memory holds: ``contents`` (which elements hold a value), ``doubts`` (which values are made up or computed
   from made-up ones), ``shares`` (what is known of large tensors: how much of a mask is true, what is not negative).
-  All three keep facts by ``storage``. ``host`` is the view of the three through which values are read and written,
-  and ``scans`` says what holds for all values of a tensor.
+  All three keep their facts in ``known``, by ``storage``. ``host`` is the view of the three through which values are
+  read and written, and ``scans`` says what holds for all values of a tensor.
 - Values that no kernel computed: ``inventions`` makes them up and counts them, ``choices`` picks indices (a router's
   experts), ``randoms`` draws where the device's generator would.
 - Operations that need more than a kernel: ``host_reads`` (their result, or its size, comes to the host), ``following``

@@ -42,19 +42,21 @@ def tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
             yield from tensors(value)
 
 
-def plain_tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
+def plain_tensors(values: Iterable[object]) -> list[torch.Tensor]:
     """Tensors with memory of their own: no wrappers (AsyncCollectiveTensor), none made of others (sparse)."""
+    found: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
             if type(value).__torch_dispatch__ is PLAIN and value.layout is torch.strided and not value.is_nested:
-                yield value
+                found.append(value)
         elif isinstance(value, (list, tuple)):
-            yield from plain_tensors(value)
+            found += plain_tensors(value)
+    return found
 
 
-def device_tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
+def device_tensors(values: Iterable[object]) -> list[torch.Tensor]:
     """Those of :func:`plain_tensors` that are on a device."""
-    return (tensor for tensor in plain_tensors(values) if tensor.is_cuda)
+    return [tensor for tensor in plain_tensors(values) if tensor.is_cuda]
 
 
 def cuda_device(args: Arguments, kwargs: Keywords) -> torch.device | None:

@@ -8,7 +8,7 @@ the script reads but no kernel computed are made up (:mod:`fakedist.gpu.values.i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -29,13 +29,14 @@ from fakedist.gpu.values.arguments import (
 from fakedist.gpu.values.below_dispatch import printed, replayed
 from fakedist.gpu.values.choices import CHOOSING, choose, routed_share
 from fakedist.gpu.values.composites import Composites
-from fakedist.gpu.values.contents import LIMIT_BYTES, MASK_LIMIT_BYTES, host_view, is_small
+from fakedist.gpu.values.contents import LIMIT_BYTES, host_view, is_large, is_small
 from fakedist.gpu.values.following import Following
 from fakedist.gpu.values.foreach import Foreach
 from fakedist.gpu.values.hollow import Hollow, is_hollow
 from fakedist.gpu.values.host import Host
 from fakedist.gpu.values.host_reads import INDEXING, READS, HostReads
 from fakedist.gpu.values.inside import Inside
+from fakedist.gpu.values.known import Doubt
 from fakedist.gpu.values.operators import LISTED, Method, Operator, Run
 from fakedist.gpu.values.randoms import Randoms, SeedAndOffset
 from fakedist.gpu.values.storage import storage_of
@@ -164,22 +165,23 @@ class ValueEngine:
                 if isinstance(value, torch.Tensor):
                     if value.layout is not torch.strided or value.is_nested:
                         return operator.func(*args, **kwargs)
-                    if value.nbytes > LIMIT_BYTES and _is_large(value):
+                    if value.nbytes > LIMIT_BYTES and is_large(value):
                         return self._not_computed(operator, args, kwargs)
                 elif isinstance(value, (list, tuple)) and _any_large(value):
                     return self._not_computed(operator, args, kwargs)
-        if not self._following.complete(operator, self._inputs(operator, args, kwargs)):
+        inputs = self._inputs(operator, args, kwargs)
+        complete = self._following.complete(operator, inputs)
+        if complete is None:
             return self._not_computed(operator, args, kwargs)
         if self._following.routes(operator, args):
             return self._following.route(operator, args, kwargs)
-        return self._computed(operator, args, kwargs)
+        return self._computed(operator, args, kwargs, self.host.doubt(complete))
 
-    def _computed(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
-        """Run on the device, and on the host over the same memory."""
+    def _computed(self, operator: Operator, args: Arguments, kwargs: Keywords, doubt: Doubt | None) -> object:
+        """Run on the device, and on the host over the same memory. ``doubt`` is that of the values that are read."""
         drawn_at = self._drawn_at(args, kwargs) if operator.random else None
-        doubt = self.host.doubt(self._inputs(operator, args, kwargs))
         result = operator.func(*args, **kwargs)
-        outputs = list(device_tensors((result,)))
+        outputs = device_tensors((result,))
         written = self._written(operator, args, kwargs) if operator.written else []
         if not outputs and not written:
             return result  # an operation of the host alone
@@ -204,7 +206,7 @@ class ValueEngine:
                 if host.shape == output.shape and 0 not in output.stride():  # expanded: a view of an argument
                     self.host.write(output, host)
         if doubt is not None:
-            self._following.mark(operator, args, written or outputs, doubt)
+            self._following.mark(operator, args, written or outputs, doubt, computed=() if written else values)
         return result
 
     def _not_computed(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
@@ -285,14 +287,14 @@ class ValueEngine:
         Random numbers come from ``drawn_at``, if it is given.
         """
         host_args, host_kwargs = self.host.arguments(args), self.host.keywords(kwargs)
-        drawing: AbstractContextManager[None] = nullcontext()
         if drawn_at is not None and operator.takes_generator:
             host_kwargs["generator"] = self._randoms.generator(drawn_at)
-        elif drawn_at is not None:
-            drawing = self._randoms.as_default(drawn_at)
+            drawn_at = None
         try:
-            with drawing:
-                return list(plain_tensors((operator.func(*host_args, **host_kwargs),)))
+            if drawn_at is None:
+                return plain_tensors((operator.func(*host_args, **host_kwargs),))
+            with self._randoms.as_default(drawn_at):
+                return plain_tensors((operator.func(*host_args, **host_kwargs),))
         except Exception:  # no CPU kernel, or none for these types: the result holds nothing
             return None
 
@@ -323,7 +325,7 @@ class ValueEngine:
             self.host.write(result, new_tensor(round(share) if whole else share))
 
     def _choose(self, operator: Operator, args: Arguments, kwargs: Keywords, result: object) -> None:
-        indices = next(reversed(list(device_tensors((result,)))), None)
+        indices = next(reversed(device_tensors((result,))), None)
         if indices is None or indices.dtype != torch.int64 or not is_small(indices):
             return
         if indices is result and operator.name not in ("argmax", "argmin", "argsort"):
@@ -348,7 +350,7 @@ class ValueEngine:
         if share not in (0.0, 1.0):
             self.host.inventions.count(operator.full_name, source.numel())
 
-    def _inputs(self, operator: Operator, args: Arguments, kwargs: Keywords) -> Iterable[torch.Tensor]:
+    def _inputs(self, operator: Operator, args: Arguments, kwargs: Keywords) -> list[torch.Tensor]:
         """Tensors whose values the result depends on."""
         if operator.like:
             return plain_tensors(args[1:])
@@ -360,7 +362,7 @@ class ValueEngine:
     def _written(self, operator: Operator, args: Arguments, kwargs: Keywords) -> list[torch.Tensor]:
         values = [args[index] for index in operator.written if index < len(args)]
         values += [value for name, value in kwargs.items() if name in operator.written_names]
-        return list(device_tensors(values))
+        return device_tensors(values)
 
 
 def _plain(func: OpOverload) -> Run:
@@ -384,11 +386,6 @@ def _is_upload(operator: Operator, args: Arguments, kwargs: Keywords) -> bool:
     return operator.name == "_to_copy" and target is not None and target.type == "cuda"
 
 
-def _is_large(tensor: torch.Tensor) -> bool:
-    """Whether a tensor of more than LIMIT_BYTES is on the device and too large to be computed."""
-    return tensor.is_cuda and (tensor.is_floating_point() or tensor.nbytes > MASK_LIMIT_BYTES)
-
-
 def _is_loss(result: torch.Tensor, args: Arguments) -> bool:
     """Whether a backward may begin at a one-element result. Its own ``requires_grad`` is not set yet."""
     if not result.is_floating_point() or not result.is_cuda or not torch.is_grad_enabled():
@@ -397,4 +394,4 @@ def _is_loss(result: torch.Tensor, args: Arguments) -> bool:
 
 
 def _any_large(values: Iterable[object]) -> bool:
-    return any(isinstance(value, torch.Tensor) and value.nbytes > LIMIT_BYTES and _is_large(value) for value in values)
+    return any(isinstance(value, torch.Tensor) and value.nbytes > LIMIT_BYTES and is_large(value) for value in values)

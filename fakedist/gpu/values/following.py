@@ -7,15 +7,15 @@ sum, the loss itself gets a value, so ``bool(loss > 0)`` and ``loss.item()`` agr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import torch
 
 from fakedist.gpu.values.arguments import Arguments, Keywords, device_tensors, tensor_at
 from fakedist.gpu.values.choices import choose
 from fakedist.gpu.values.contents import host_view, is_small
-from fakedist.gpu.values.doubts import Doubt
 from fakedist.gpu.values.host import Host
+from fakedist.gpu.values.known import Doubt
 from fakedist.gpu.values.operators import Operator
 from fakedist.gpu.values.scans import is_finite
 from fakedist.gpu.values.shares import FOLLOWED, followed_name
@@ -60,38 +60,61 @@ class Following:
     def __init__(self, host: Host) -> None:
         self._host = host
 
-    def complete(self, operator: Operator, inputs: Iterable[torch.Tensor]) -> bool:
-        """Whether all inputs hold values, after making up the missing ones if they are few."""
+    def complete(self, operator: Operator, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+        """Make up the missing values of inputs, if they are few. Return the inputs whose doubts decide the result's.
+
+        None if not all inputs hold values.
+        """
+        found: list[torch.Tensor] = []
         missing: list[torch.Tensor] = []
         limit = MANY if operator.name in CONDENSING else FEW
-        for tensor in inputs:
+        for tensor in self._host.unlike(inputs):
             if tensor.is_cuda and not self._host.holds(tensor):
                 if len(missing) >= _MAX_OPERANDS or not self._can_be_made_up(tensor, limit):
-                    return False
+                    return None
                 missing.append(tensor)
+            found.append(tensor)
         if missing and operator.name in _ROUTING and _picks_for_rows(operator, missing[0]):
-            return False
+            return None
         for tensor in missing:
             self._host.complete(tensor)
-        return True
+        return found
 
     def _can_be_made_up(self, tensor: torch.Tensor, limit: int) -> bool:
         return tensor.numel() <= limit and is_small(tensor) and self._host.shares.of(tensor) is None
 
-    def mark(self, operator: Operator, args: Arguments, results: list[torch.Tensor], doubt: Doubt) -> None:
-        """Mark results computed from made-up values as doubtful too, unless any values would give the same result."""
+    def mark(
+        self,
+        operator: Operator,
+        args: Arguments,
+        results: Sequence[torch.Tensor],
+        doubt: Doubt,
+        *,
+        computed: Sequence[torch.Tensor],
+    ) -> None:
+        """Mark results computed from made-up values as doubtful too, unless any values would give the same result.
+
+        Args:
+            operator: What computed them.
+            args: Its arguments.
+            results: Device tensors.
+            doubt: The arguments' doubt.
+            computed: What the host computed and wrote to these results; empty if it computed in place.
+        """
         for index, result in enumerate(results):
             if index or followed_name(operator.name) not in FOLLOWED:
                 self._host.shares.forget(result)
             elif self._host.shares.is_certain(operator.name, args, result):
                 self._host.doubts.clear(result)
                 continue
-            self._stay_finite(args, result)
+            self._stay_finite(args, result, computed[index] if index < len(computed) else None)
             self._host.doubts.mark(result, doubt)
 
-    def _stay_finite(self, args: Arguments, result: torch.Tensor) -> None:
+    def _stay_finite(self, args: Arguments, result: torch.Tensor, computed: torch.Tensor | None) -> None:
         """Keep the root or logarithm of a made-up value, or a quotient, finite, as in a trained model."""
         if not result.is_floating_point() or result.dtype.itemsize == 1:
+            return
+        if computed is not None and computed.dtype == result.dtype and is_finite(computed):
             return
         values = host_view(result)
         if is_finite(values) or not all(map(_is_finite, args)):
@@ -109,7 +132,7 @@ class Following:
     def route(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """Pick each index equally often, and the values at those indices."""
         result = operator.func(*args, **kwargs)
-        tensors = list(device_tensors((result,)))
+        tensors = device_tensors((result,))
         indices = tensors[-1]
         chosen = choose(operator, args, kwargs, indices)
         self._host.inventions.count(operator.full_name, indices.numel())

@@ -8,8 +8,8 @@ import torch
 
 from fakedist.gpu.values.arguments import Arguments, Keywords, device_tensors
 from fakedist.gpu.values.contents import host_view, is_small
-from fakedist.gpu.values.doubts import Doubt
 from fakedist.gpu.values.host import Host
+from fakedist.gpu.values.known import Doubt
 from fakedist.gpu.values.operators import Operator
 from fakedist.gpu.values.shares import NON_NEGATIVE
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
 from fakedist.gpu.values.arguments import Keywords
 from fakedist.gpu.values.choices import spread
-from fakedist.gpu.values.contents import Defined, Watch, host_view, is_small
-from fakedist.gpu.values.doubts import Doubt, Doubts
+from fakedist.gpu.values.contents import LIMIT_BYTES, Defined, host_view, host_views, is_small
+from fakedist.gpu.values.doubts import Doubts
 from fakedist.gpu.values.inventions import Inventions
+from fakedist.gpu.values.known import Doubt, Storages, Watch
 from fakedist.gpu.values.scans import distinct
 from fakedist.gpu.values.shares import Shares
-from fakedist.gpu.values.storage import zero_memory
+from fakedist.gpu.values.storage import storage_of, zero_memory
 
 _CPU = torch.device("cpu")
+#: Most operations have no more inputs. Many are often parts of one buffer, as a router's counts of each expert are.
+_FEW = 8
 
 
 class Host:
@@ -31,9 +34,10 @@ class Host:
 
     def __init__(self, seed: int, *, strict: bool = False) -> None:
         self.watch = Watch()
-        self.defined = Defined(self.watch)
-        self.doubts = Doubts(self.watch)
-        self.shares = Shares(self._seen, self.watch)
+        self._storages = Storages(self.watch)
+        self.defined = Defined(self._storages)
+        self.doubts = Doubts(self._storages)
+        self.shares = Shares(self._seen, self._storages)
         self.inventions = Inventions(seed, strict=strict)
 
     def holds(self, tensor: torch.Tensor) -> bool:
@@ -50,16 +54,19 @@ class Host:
     def write(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
         """Write values to a small device tensor."""
         host_view(tensor).copy_(values)
-        self.defined.define(tensor)
-        self.doubts.clear(tensor)
+        self._define(tensor)
+
+    def _define(self, tensor: torch.Tensor) -> None:
+        known = self.defined.define(tensor)
+        if known is not None and known.doubted is not None:
+            self.doubts.clear(tensor)
 
     def zero(self, tensors: Iterable[torch.Tensor]) -> None:
         """Write zeros to small device tensors."""
         for tensor in tensors:
             if not zero_memory(tensor):
                 host_view(tensor).zero_()
-            self.defined.define(tensor)
-            self.doubts.clear(tensor)
+            self._define(tensor)
             self.shares.forget(tensor)
 
     def spoil(self, tensor: torch.Tensor) -> None:
@@ -102,6 +109,20 @@ class Host:
         found = {doubt for tensor in tensors if tensor.is_cuda and (doubt := self.doubts.of(tensor)) is not None}
         return found.pop() if len(found) == 1 else Doubt(tuple(found)) if found else None
 
+    def unlike(self, tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """Those without tensors that hold values and have doubts as one before does: other parts of the same buffer."""
+        if len(tensors) <= _FEW:
+            yield from tensors
+            return
+        even: set[int] = set()
+        for tensor in tensors:
+            key, num_bytes = storage_of(tensor)
+            if key not in even:
+                known = self._storages.get(tensor)
+                if known is not None and known.is_even and num_bytes <= LIMIT_BYTES and tensor.is_cuda:
+                    even.add(key)
+                yield tensor
+
     def to_device(self, values: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Return a device tensor with these values, or without values if it is not small."""
         result = torch.empty_like(values, device=device)
@@ -113,16 +134,19 @@ class Host:
         """Arguments for a CPU kernel: host views instead of device tensors."""
         found: list[object] = []
         for value in values:
-            if isinstance(value, torch.Tensor) and value.is_cuda:
-                found.append(host_view(value))
+            if isinstance(value, torch.Tensor):
+                found.append(host_view(value) if value.is_cuda else value)
             elif isinstance(value, (list, tuple)):
-                found.append(self.arguments(value))
+                is_on_device = bool(value) and all(isinstance(each, torch.Tensor) and each.is_cuda for each in value)
+                found.append(host_views(value) if is_on_device else self.arguments(value))
             else:
                 found.append(_CPU if isinstance(value, torch.device) else value)
         return found
 
     def keywords(self, keywords: Keywords) -> Keywords:
         """Keyword arguments for a CPU kernel."""
+        if not keywords:
+            return {}
         found = dict(zip(keywords, self.arguments(keywords.values()), strict=True))
         if found.get("device") is not None:
             found["device"] = _CPU

@@ -52,7 +52,7 @@ class HostReads:
 
     def answer(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """Run an operation that reads device tensors. ``kwargs`` are for the host."""
-        tensors = list(device_tensors((args, tuple(kwargs.values()))))
+        tensors = device_tensors((args, tuple(kwargs.values())))
         result = self._answer(operator, args, kwargs, tensors)
         if isinstance(result, int) and not all(map(self._is_sure, tensors)):
             return self._host.inventions.decide(result)

@@ -31,7 +31,7 @@ class Inside(TorchDispatchMode):
     def run(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """Run an operation's device kernel with this mode on."""
         sparse = any(isinstance(value, torch.Tensor) and value.is_cuda and value.is_sparse for value in args)
-        if not sparse and next(device_tensors((args, tuple(kwargs.values()))), None) is None:
+        if not sparse and not device_tensors((args, tuple(kwargs.values()))):
             return operator.func(*args, **kwargs)
         with self:
             return operator.func.redispatch(_SPARSE if sparse else _ON_DEVICE, *args, **kwargs)

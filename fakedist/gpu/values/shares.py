@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 
 from fakedist.gpu.values.arguments import Arguments, tensor_at, tensors
-from fakedist.gpu.values.contents import Storages, Watch
+from fakedist.gpu.values.known import Storages
 from fakedist.gpu.values.scans import all_true, any_true, has_no_negative
 
 _ALWAYS = {"isfinite": 1.0, "isnan": 0.0, "isinf": 0.0, "isposinf": 0.0, "isneginf": 0.0}
@@ -76,22 +76,26 @@ class Shares:
 
     Args:
         seen: Returns a tensor's values on the host; None if the tensor does not hold them.
-        watch: Follows the storages.
+        storages: What is known about storages.
     """
 
-    def __init__(self, seen: Callable[[torch.Tensor], torch.Tensor | None], watch: Watch) -> None:
+    def __init__(self, seen: Callable[[torch.Tensor], torch.Tensor | None], storages: Storages) -> None:
         self._seen = seen
-        self._shares: Storages[float] = Storages(watch)
-        #: True if nothing is zero either.
-        self._non_negative: Storages[bool] = Storages(watch)
+        self._storages = storages
 
     def of(self, tensor: torch.Tensor) -> float | None:
         """The mean of all elements, which is a mask's share of ones; None if unknown."""
-        return self._shares.get(tensor)
+        known = self._storages.get(tensor)
+        return None if known is None else known.share
 
     def is_non_negative(self, tensor: torch.Tensor) -> bool:
         """Whether values made up for the tensor must not be negative."""
-        return self._non_negative.get(tensor) is not None
+        known = self._storages.get(tensor)
+        return known is not None and known.is_positive is not None
+
+    def _is_positive(self, tensor: torch.Tensor) -> bool:
+        known = self._storages.get(tensor)
+        return known is not None and bool(known.is_positive)
 
     def _has_no_negative(self, value: object) -> bool:
         """Whether a number, or every value of a tensor (made up or seen), is not negative."""
@@ -111,19 +115,21 @@ class Shares:
 
     def forget(self, tensor: torch.Tensor) -> None:
         """Forget what is known about a tensor that was written to."""
-        self._shares.drop(tensor)
-        self._non_negative.drop(tensor)
+        self._remember(tensor, None, None)
+
+    def _remember(self, tensor: torch.Tensor, share: float | None, is_positive: bool | None) -> None:
+        if share is not None or is_positive is not None:
+            known = self._storages.make(tensor)
+            known.share, known.is_positive = share, is_positive
+        elif (known_before := self._storages.get(tensor)) is not None:
+            known_before.share = known_before.is_positive = None
+            self._storages.tidy(known_before)
 
     def follow(self, name: str, args: Arguments, result: torch.Tensor) -> float | None:
         """Derive what is known about an operation's result from its arguments. Return its share, if known."""
         name = followed_name(name)
         share = self._share(name, args, result)
-        positive = self._stays_non_negative(name, args)
-        self.forget(result)
-        if share is not None:
-            self._shares.put(result, share)
-        if positive:
-            self._non_negative.put(result, _is_positive(name, args))
+        self._remember(result, share, self._sign(name, args))
         return share
 
     def is_certain(self, name: str, args: Arguments, result: torch.Tensor) -> bool:
@@ -133,23 +139,24 @@ class Shares:
         """
         name = followed_name(name)
         share = self._share(name, args, result) if name in _ALWAYS or name in _SAME else None
-        positive = self._stays_non_negative(name, args)
-        self.forget(result)
-        if positive:
-            self._non_negative.put(result, _is_positive(name, args))
+        self._remember(result, None, self._sign(name, args))
         return share in (0.0, 1.0)
+
+    def _sign(self, name: str, args: Arguments) -> bool | None:
+        """Whether a result that is not negative is never zero either; None if it may be negative."""
+        return _is_positive(name, args) if self._stays_non_negative(name, args) else None
 
     def know(self, tensor: torch.Tensor, share: float) -> None:
         """Record that the mean of all elements will be ``share``."""
-        self._shares.put(tensor, share)
+        self._storages.make(tensor).share = share
 
     def know_non_negative(self, tensor: torch.Tensor) -> None:
         """Record that nothing in the tensor is negative."""
-        self._non_negative.put(tensor, False)
+        self._storages.make(tensor).is_positive = False
 
     def know_loss(self, storage: int, address: int) -> None:
         """Record that nothing in a storage is negative. A weak reference to it is left here."""
-        self._non_negative.put_at(storage, address, False)
+        self._storages.make_at(storage, address).is_positive = False
 
     def _share(self, name: str, args: Arguments, result: torch.Tensor) -> float | None:
         if name in _ALWAYS:
@@ -165,13 +172,12 @@ class Shares:
             return self._compared(name, tensor_at(args, 0), args[1])
         if name in COUNTING and (mask := tensor_at(args, 0)).dtype == torch.bool and self.of(mask) is None:
             self.know(mask, 0.5)  # as where a mask decides the size of a selection
-        known = [self.of(value) for value in tensors(args)]
-        if name == "copy_":
-            known = known[1:]
-        shares = [share for share in known if share is not None]
-        if not shares or len(shares) < len(known):
-            return None
-        return _combined(name, shares, args, result)
+        shares: list[float] = []
+        for value in tensors(args[1:] if name == "copy_" else args):
+            if (share := self.of(value)) is None:
+                return None
+            shares.append(share)
+        return _combined(name, shares, args, result) if shares else None
 
     def _scattered(self, args: Arguments) -> float | None:
         target, index, value = tensor_at(args, 0), tensor_at(args, 2), args[3]
@@ -189,7 +195,7 @@ class Shares:
             return {"eq": 0.0, "ne": 1.0}.get(name, 0.5)
         if second == 0 and name in ("lt", "ge") and self.is_non_negative(first):
             return _SAME[name]
-        if second == 0 and name in _ABOVE_ZERO and self._non_negative.get(first):
+        if second == 0 and name in _ABOVE_ZERO and self._is_positive(first):
             return _ABOVE_ZERO[name]
         share = self.of(first)
         if share is None or first.is_floating_point() or not 0 <= share <= 1:

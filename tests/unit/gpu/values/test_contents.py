@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from fakedist.gpu.values.contents import LIMIT_BYTES, MASK_LIMIT_BYTES, Defined, Storages, Watch, is_small
+from fakedist.gpu.values.contents import (
+    LIMIT_BYTES,
+    MASK_LIMIT_BYTES,
+    Defined,
+    host_views,
+    is_small,
+)
+from fakedist.gpu.values.doubts import Doubts
+from fakedist.gpu.values.known import Doubt, Storages, Watch
 
 
 def _missing(defined: Defined, tensor: torch.Tensor) -> torch.Tensor:
@@ -14,18 +22,18 @@ def _missing(defined: Defined, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def test_fresh_memory_holds_nothing() -> None:
-    defined = Defined(Watch())
+    defined = Defined(Storages(Watch()))
     tensor = torch.empty(4)
     assert not defined.holds(tensor)
     assert defined.missing(tensor) is None  # no element has a value
 
 
 def test_an_empty_tensor_holds_all_it_has() -> None:
-    assert Defined(Watch()).holds(torch.empty(0))
+    assert Defined(Storages(Watch())).holds(torch.empty(0))
 
 
 def test_views_share_what_their_storage_holds() -> None:
-    defined = Defined(Watch())
+    defined = Defined(Storages(Watch()))
     tensor = torch.empty(4, 4)
     defined.define(tensor)
     assert defined.holds(tensor.t())
@@ -33,7 +41,7 @@ def test_views_share_what_their_storage_holds() -> None:
 
 
 def test_a_part_is_defined_and_spoiled_by_itself() -> None:
-    defined = Defined(Watch())
+    defined = Defined(Storages(Watch()))
     tensor = torch.empty(3, 4)
     defined.define(tensor[:, 1])
     assert defined.holds(tensor[:, 1])
@@ -49,7 +57,7 @@ def test_a_part_is_defined_and_spoiled_by_itself() -> None:
 
 
 def test_a_part_without_elements_changes_nothing() -> None:
-    defined = Defined(Watch())
+    defined = Defined(Storages(Watch()))
     tensor = torch.empty(8)
     defined.define(tensor[:4])
     for change in (defined.define, defined.spoil):
@@ -61,7 +69,7 @@ def test_a_part_without_elements_changes_nothing() -> None:
 
 
 def test_parts_add_up_to_the_whole() -> None:
-    defined = Defined(Watch())
+    defined = Defined(Storages(Watch()))
     tensor = torch.empty(4)
     defined.define(tensor[:2])
     defined.define(tensor[2:])
@@ -69,7 +77,7 @@ def test_parts_add_up_to_the_whole() -> None:
 
 
 def test_another_type_over_the_same_bytes_sees_the_same() -> None:
-    defined = Defined(Watch())
+    defined = Defined(Storages(Watch()))
     tensor = torch.empty(4, dtype=torch.int32)
     defined.define(tensor[1:2])
     assert defined.holds(tensor.view(torch.uint8)[4:8])
@@ -77,7 +85,7 @@ def test_another_type_over_the_same_bytes_sees_the_same() -> None:
 
 
 def test_an_expanded_tensor_defines_only_what_it_has() -> None:
-    defined = Defined(Watch())
+    defined = Defined(Storages(Watch()))
     tensor = torch.empty(2)
     defined.define(tensor[:1].expand(8))
     assert defined.holds(tensor[:1])
@@ -85,7 +93,7 @@ def test_an_expanded_tensor_defines_only_what_it_has() -> None:
 
 
 def test_memory_that_was_given_back_is_another_storage() -> None:
-    defined = Defined(Watch())
+    defined = Defined(Storages(Watch()))
     for _ in range(50):
         tensor = torch.empty(1000)
         assert not defined.holds(tensor)
@@ -94,19 +102,60 @@ def test_memory_that_was_given_back_is_another_storage() -> None:
 
 
 def test_facts_of_freed_storages_do_not_pile_up() -> None:
-    facts: Storages[int] = Storages(Watch())
+    storages = Storages(Watch())
     for number in range(20_000):
-        facts.put(torch.empty(1), number)
-    assert len(facts) < 10_000
+        storages.make(torch.empty(1)).share = number
+    assert len(storages) < 10_000
 
 
 def test_a_storage_that_moved_is_not_known() -> None:
-    facts: Storages[int] = Storages(Watch())
+    storages = Storages(Watch())
     tensor = torch.empty(1)
-    facts.put(tensor, 7)
-    assert facts.get(tensor) == 7
+    storages.make(tensor).share = 7.0
+    assert storages.get(tensor[:0]) is storages.get(tensor)
     tensor.untyped_storage().resize_(1 << 20)
-    assert facts.get(tensor) is None
+    assert storages.get(tensor) is None
+    assert storages.make(tensor).share is None
+
+
+def test_a_storage_is_followed_while_anything_is_known() -> None:
+    watch, told = Watch(), []
+    watch.told = lambda storage, more: told.append(more)
+    storages = Storages(watch)
+    defined, doubts, tensor = Defined(storages), Doubts(storages), torch.empty(4)
+    defined.define(tensor)
+    doubts.mark(tensor, Doubt())
+    assert (told, len(storages)) == ([1], 1)
+    defined.spoil(tensor)
+    assert doubts.of(tensor) is not None
+    doubts.clear(tensor)
+    assert (told, len(storages)) == ([1, -1], 0)
+
+
+def test_a_weak_reference_that_is_passed_on_is_kept_once() -> None:
+    storages, tensor = Storages(Watch()), torch.empty(1)
+    for _ in range(3):
+        key = tensor.untyped_storage()._weak_ref()
+        storages.make_at(key, tensor.data_ptr()).is_positive = False
+    known = storages.get(tensor)
+    assert known is not None
+    assert known.is_positive is False
+
+
+def test_pieces_of_a_buffer_are_seen_where_they_are() -> None:
+    buffer, other = torch.arange(24.0), torch.arange(3)
+    tensors = [
+        buffer[4:8],
+        buffer.view(4, 6)[:, 2],
+        buffer[:0],
+        buffer.view(6, 4).t(),
+        buffer.view(torch.int32)[3:5],
+        other,
+    ]
+    for tensor, view in zip(tensors, host_views(tensors), strict=True):
+        assert (view.shape, view.dtype) == (tensor.shape, tensor.dtype)
+        assert torch.equal(view, tensor)
+        assert not view.numel() or view.data_ptr() == tensor.data_ptr()
 
 
 def test_masks_and_token_ids_may_be_larger_than_floats() -> None:

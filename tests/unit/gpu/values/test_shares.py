@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from fakedist.gpu.values.contents import Watch
+from fakedist.gpu.values.known import Storages, Watch
 from fakedist.gpu.values.shares import Shares
 
 
 @pytest.fixture
 def shares() -> Shares:
-    return Shares(lambda tensor: None, Watch())
+    return Shares(lambda tensor: None, Storages(Watch()))
 
 
 def test_nothing_is_nan(shares: Shares) -> None:
@@ -98,7 +98,9 @@ def test_a_norm_that_is_tested_in_detail_is_valid(shares: Shares) -> None:
 def test_a_mask_whose_values_are_there_says_what_it_leaves() -> None:
     values = {"nowhere": torch.tensor([False, False]), "somewhere": torch.tensor([False, True])}
     masks = {name: torch.empty(2, dtype=torch.bool) for name in values}
-    shares = Shares(lambda tensor: next((values[name] for name in masks if masks[name] is tensor), None), Watch())
+    shares = Shares(
+        lambda tensor: next((values[name] for name in masks if masks[name] is tensor), None), Storages(Watch())
+    )
     kept, replaced, norm = (torch.empty(2) for _ in range(3))
     shares.know_non_negative(norm)
     shares.follow("masked_fill", (norm, masks["nowhere"], -1.0), kept)
