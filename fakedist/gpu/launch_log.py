@@ -74,12 +74,15 @@ class LaunchLog:
         """Begin a new log."""
         self._library.fakedist_log_launches(1)
 
-    def end(self) -> list[Launch]:
-        """End the log and return what was launched since it began."""
+    def end(self) -> ctypes.Array[Launch]:
+        """End the log and return what was launched since it began. Each access makes the launch anew."""
         self._library.fakedist_log_launches(0)
         first = ctypes.POINTER(Launch)()
         count = self._library.fakedist_launches(ctypes.byref(first))
-        return list((Launch * count).from_buffer_copy(ctypes.string_at(first, count * ctypes.sizeof(Launch))))
+        log: ctypes.Array[Launch] = (Launch * count).from_buffer_copy(
+            ctypes.string_at(first, count * ctypes.sizeof(Launch))
+        )
+        return log
 
     def num_launches(self) -> int:
         """How many launches the log has now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from fakedist.gpu.step_ranges import StepRanges
 from fakedist.gpu.tags import Tags
 from fakedist.gpu.values.arguments import Arguments, Keywords
 from fakedist.patch import patched, present
+from fakedist.run.collector import no_collector
 from fakedist.run.launch_records import LaunchesRecord
 from fakedist.run.rows import Place
 
@@ -66,7 +68,7 @@ class ModelTracer:
         self._thread = _Outside()
         self._step = 0
         self._is_on = False
-        self._launches: list[Launch] = []
+        self._launches: Sequence[Launch] | ctypes.Array[Launch] = []
         self._num_captures = 0
         self._watched = ExitStack()
         self._ranges = StepRanges(self._log.num_launches)
@@ -89,6 +91,7 @@ class ModelTracer:
         self._log.begin()
         self._ranges.step_begins()
 
+    @no_collector()
     def end(self) -> None:
         """The step is over. What it launched is kept, and looked at only if its records are asked for."""
         self._is_on = False
@@ -98,9 +101,10 @@ class ModelTracer:
         self._ranges.step_ended(len(self._launches))
         self._watched.close()
 
+    @no_collector()
     def records(self) -> Sequence[LaunchesRecord]:
         """The journal's record of the step's launches."""
-        launches = LaunchRows(self._step, self._launches, self._tags, self._log.name, ranges=self._ranges)
+        launches = LaunchRows(self._step, list(self._launches), self._tags, self._log.name, ranges=self._ranges)
         self._tags, self._launches = {}, []
         return (launches.record(),)
 

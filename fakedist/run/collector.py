@@ -12,7 +12,7 @@ _RARE = (50_000, 20, 100)
 
 @contextmanager
 def no_collector() -> Iterator[None]:
-    """Turn the cycle collector off while a recording is read, or a snapshot is built or decoded.
+    """Turn the cycle collector off while a recording is read, a step's launches are written, or a snapshot is made.
 
     All make one object per row, in no cycles. The collector would walk them again and again: half of the time.
     """
