@@ -1,9 +1,9 @@
-"""Turns the journal into the tables and the summary. The parent does this after the rank has ended."""
+"""Turns the journal into the tables and the summary. The parent does this once the rank has written its last record."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +14,14 @@ from fakedist.analysis.blocks import Blocks, action_names, build_blocks, event_p
 from fakedist.analysis.calls import call_table, collective_table, group_table
 from fakedist.analysis.coverage import coverage_notes
 from fakedist.analysis.layer_table import layer_table
-from fakedist.analysis.recording import Recording, read_recording
+from fakedist.analysis.recording import Recording, read_recording, recorded_so_far
 from fakedist.analysis.segments import segment_table
 from fakedist.analysis.snapshot_writing import build_snapshot
 from fakedist.analysis.summing_up import summarize
 from fakedist.analysis.times.kernel_kinds import kernel_table
 from fakedist.analysis.times.launch_tables import launch_table, work_table
 from fakedist.analysis.times.range_times import recorded_ranges
-from fakedist.analysis.times.recorded_times import recorded_times, where_from
+from fakedist.analysis.times.recorded_times import RecordedTimes, recorded_times, where_from
 from fakedist.analysis.times.trace import write_trace
 from fakedist.job import Job
 from fakedist.run import notes
@@ -38,13 +38,54 @@ from fakedist.run.tables import check_tables, new_tables, write_table
 _ALLOC = ACTIONS.index("alloc")
 
 
-def build_tables(run_directory: Path, *, may_be_empty: bool = True) -> None:
+@dataclass(frozen=True)
+class Computed:
+    """What the journal says, before any of it is written.
+
+    Attributes:
+        recording: The recording.
+        so_far: What it was read from (:func:`fakedist.analysis.recording.recorded_so_far`).
+        blocks: Its blocks.
+        places: Step and phase of each event.
+        tables: Every table.
+        times: The times of its recorded step.
+    """
+
+    recording: Recording
+    so_far: tuple[object, ...]
+    blocks: Blocks
+    places: pd.DataFrame
+    tables: dict[str, pd.DataFrame]
+    times: RecordedTimes
+
+
+def compute_tables(run_directory: Path, *, may_be_empty: bool = True) -> Computed:
+    """Compute the tables of a run. Nothing is written, and the rank's process need not have ended.
+
+    Args:
+        run_directory: The run directory.
+        may_be_empty: As in :func:`build_tables`.
+
+    Raises:
+        RunDirectoryError: As :func:`build_tables`.
+    """
+    job, so_far = load_manifest(run_directory).job, recorded_so_far(run_directory)
+    recording = read_recording(run_directory, may_be_empty=may_be_empty)
+    blocks = build_blocks(recording)
+    places = event_places(recording)
+    tables = make_tables(recording, blocks, places)
+    times = recorded_times(recording, tables, job)
+    return Computed(recording, so_far, blocks, places, tables | times.tables, times)
+
+
+def build_tables(run_directory: Path, *, may_be_empty: bool = True, computed: Computed | None = None) -> None:
     """Make the tables, the snapshot and the manifest's summary of a run that has ended, however it ended.
 
     Args:
         run_directory: The run directory.
         may_be_empty: Whether a rank that was killed before its first record gets empty tables. If not, an empty journal
             counts as damaged.
+        computed: What was computed before the rank's process ended. It is computed again if more was recorded since.
 
     Raises:
         RunDirectoryError: The directory is not a run directory, its journal is missing, damaged or not fakedist's, or
@@ -52,13 +93,11 @@ def build_tables(run_directory: Path, *, may_be_empty: bool = True) -> None:
     """
     manifest = load_manifest(run_directory)
     check_tables(run_directory)
-    recording = read_recording(run_directory, may_be_empty=may_be_empty)
+    if computed is None or computed.so_far != recorded_so_far(run_directory):
+        computed = compute_tables(run_directory, may_be_empty=may_be_empty)
+    recording, blocks, places = computed.recording, computed.blocks, computed.places
+    tables, times = computed.tables, computed.times
     gpu = recording.gpu or GpuRecord()
-    blocks = build_blocks(recording)
-    places = event_places(recording)
-    tables = make_tables(recording, blocks, places)
-    times = recorded_times(recording, tables, manifest.job)
-    tables |= times.tables
     with new_tables(run_directory) as directory:
         for name, table in tables.items():
             write_table(directory, name, {column: table[column] for column in table.columns})

@@ -202,6 +202,16 @@ def read_recording(run_directory: Path, *, may_be_empty: bool = True) -> Recordi
     return recording
 
 
+def recorded_so_far(run_directory: Path) -> tuple[object, ...]:
+    """What :func:`read_recording` would read now: the files' identities, sizes and times, to be compared."""
+    statuses = (path.stat() if path.exists() else None for path in _files(run_directory))
+    return tuple(each and (each.st_ino, each.st_size, each.st_mtime_ns) for each in statuses)
+
+
+def _files(run_directory: Path) -> list[Path]:
+    return [run_directory / name for name in (JOURNAL_NAME, KERNELS_NAME, SMI_NAME)]
+
+
 class _Reading:
     """Takes a journal's records one by one.
 

@@ -1,30 +1,80 @@
-"""Imports what is needed after the rank, while the rank runs."""
+"""Does ahead, on another core while the rank runs, what its tables and its page need."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from fakedist.gpu_models.known import find_gpu
+from fakedist.job import Job
+
+if TYPE_CHECKING:
+    from fakedist.analysis.building import Computed
 
 
 def import_ahead(page: bool) -> None:
-    """Import what makes the tables, and the page if there is one."""
+    """Import what makes the tables, and the page if there is one, and load what they need at first use."""
     with suppress(ImportError):  # raised again where it is needed
         import fakedist.analysis.building
-        import fakedist.results.opening
+        import fakedist.report.text.terminal
+        import fakedist.results.opening  # noqa: F401
         from fakedist.run.tables import import_parquet
 
         import_parquet()
         if page:
-            import fakedist.report.page.run_page  # noqa: F401
+            from fakedist.report.page.run_page import load_page
+
+            load_page()
 
 
-@contextmanager
-def importing_ahead(page: bool) -> Iterator[None]:
-    """Import what makes the tables and the page while the rank runs on another core: it takes half a second."""
-    thread = threading.Thread(target=import_ahead, args=(page,), name="imports")
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()  # two threads must not import modules that import each other
+class Ahead:
+    """A thread that imports and loads while the rank runs, and computes the tables once all of it is recorded.
+
+    A rank that has written its last record needs a while to end: a large job has a gigabyte to free.
+
+    Args:
+        job: The job.
+        run_directory: The run directory.
+
+    Attributes:
+        computed: The tables. None if the rank's process ended before it told that all is recorded. Known at the end of
+            the ``with`` block.
+    """
+
+    def __init__(self, job: Job, run_directory: Path) -> None:
+        self._job, self._run_directory = job, run_directory
+        self._may_go_on = threading.Event()
+        self._is_recorded = False
+        self._thread = threading.Thread(target=self._work, name="ahead")
+        self.computed: Computed | None = None
+
+    def __enter__(self) -> Ahead:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._may_go_on.set()
+        self._thread.join()  # two threads must not import modules that import each other
+
+    def recorded(self) -> None:
+        """The rank has written its last record."""
+        self._is_recorded = True
+        self._may_go_on.set()
+
+    def _work(self) -> None:
+        import_ahead(self._job.page)
+        with suppress(Exception):  # raised again where it is needed
+            if self._job.device == "virtual" and self._job.kernels:
+                from fakedist.time.kernels import KernelTimes
+
+                KernelTimes(find_gpu(self._job.gpu)).load()
+            self._may_go_on.wait()
+            if self._is_recorded and not self._job.nsys:  # what nsys saw is joined to the recording later
+                from fakedist.analysis.building import compute_tables
+
+                self.computed = compute_tables(self._run_directory)

@@ -23,7 +23,7 @@ from fakedist.gpu.smi.offer import ensure_smi, smi_environment
 from fakedist.gpu_models.known import find_gpu
 from fakedist.job import Job
 from fakedist.launch import under_nsys
-from fakedist.launch.ahead import importing_ahead
+from fakedist.launch.ahead import Ahead
 from fakedist.launch.boot import OF_A_RANK
 from fakedist.launch.checked_script import check_script
 from fakedist.launch.children import Child, OwnChild
@@ -104,25 +104,31 @@ def check(job: Job) -> None:
         raise SetupError("no NVIDIA GPU was found on this machine", "--device virtual needs none")
 
 
-def run_child(job: Job, run_directory: Path, streams: Streams) -> Ending:
+def run_child(job: Job, run_directory: Path, streams: Streams, recorded: Callable[[], None] = lambda: None) -> Ending:
     """Run the rank in a child process until it ends. No process of it is left running.
 
     A rank forks from a template if there is one for it. If it then turns out to differ, it runs again on its own.
+
+    Args:
+        job: The job.
+        run_directory: The run directory.
+        streams: Where output goes.
+        recorded: Called once the rank has written its last record. Its process may run on for a while.
 
     Raises:
         RecordingError: The child could not set itself up (the run directory is then removed) or could not write.
     """
     environment = smi_environment(job, run_directory / SMI_NAME, child_environment(job))
     if streams.template is None:
-        return _Running(job, run_directory, streams).run(environment)
+        return _Running(job, run_directory, streams).run(environment, recorded)
     try:
-        return _Running(job, run_directory, streams, streams.template).run(environment)
+        return _Running(job, run_directory, streams, streams.template).run(environment, recorded)
     except _DiffersError as error:
         for path in run_directory.iterdir():
             if path.name != MANIFEST_NAME:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         environment |= streams.template.learning(job, str(error))
-        return _Running(job, run_directory, streams).run(environment)
+        return _Running(job, run_directory, streams).run(environment, recorded)
 
 
 class _DiffersError(Exception):
@@ -136,7 +142,7 @@ class _Running:
         self._job, self._run_directory, self._streams, self._template = job, run_directory, streams, template
         self._listener = Listener()
 
-    def run(self, environment: dict[str, str]) -> Ending:
+    def run(self, environment: dict[str, str], recorded: Callable[[], None]) -> Ending:
         """Run it. Raises as :func:`run_child`, and :class:`_DiffersError`."""
         listener, streams = self._listener, self._streams
         child = self._start(environment)
@@ -148,6 +154,8 @@ class _Running:
                 while not watch.ended():
                     listener.wait(_POLL_S)
                     watch.listen(listener)
+                    if listener.ended is not None:
+                        recorded()
                     if line is not None and listener.progress is not None:
                         line.show(listener.progress)
         finally:
@@ -353,14 +361,14 @@ def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tup
         except OSError:
             shutil.rmtree(run_directory, ignore_errors=True)
             raise
-        with importing_ahead(job.page):
-            ending = run_child(job, run_directory, streams)
+        with Ahead(job, run_directory) as ahead:
+            ending = run_child(job, run_directory, streams, ahead.recorded)
         write_manifest(run_directory, dataclasses.replace(load_manifest(run_directory), exit=ending))
         if job.nsys:
             under_nsys.join_report(run_directory)
         from fakedist.analysis.building import build_tables
 
-        build_tables(run_directory)
+        build_tables(run_directory, computed=ahead.computed)
         if job.page:
             _write_page(run_directory)
     return run_directory, ending

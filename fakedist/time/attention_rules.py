@@ -58,6 +58,10 @@ class AttentionRules(Rules):
     def _times(self) -> AttentionTimes:
         return _measured_times(self.table.name)
 
+    def load(self) -> None:
+        """Load what was measured, which the first price needs."""
+        _ = self._times
+
     def price(self, rows: WorkArrays) -> Estimates:
         """Attentions, forward and backward."""
         found = Estimates.unknown(len(rows))

@@ -62,6 +62,15 @@ class KernelTimes:
         self.product, self.host = gpu.product, HostCosts()
         self.calibrated_on: Calibration | None = None
 
+    def load(self) -> None:
+        """Load what was measured, which the first price needs.
+
+        Raises:
+            SetupError: The measured tables are missing or damaged.
+        """
+        for rules in (self._products, self._attention, self._memory):
+            rules.load()
+
     @property
     def clock(self) -> SustainedClock:
         """The clock of what was priced last."""

@@ -84,6 +84,10 @@ class MemoryRules(Rules):
         """What a kernel takes that moves nothing."""
         return self._times.start_us(ELEMENTWISE, self.gpu.memory_bandwidth)
 
+    def load(self) -> None:
+        """Load what was measured, which the first price needs."""
+        _ = self._times
+
     def price(self, rows: WorkArrays) -> Estimates:
         """Kernels with bytes, and kernels with neither bytes nor FLOPs, which take a start."""
         found = Estimates.unknown(len(rows))

@@ -50,6 +50,10 @@ class ProductRules(Rules):
     def _grouped(self) -> GroupedTimes:
         return _grouped_times(self._experts)
 
+    def load(self) -> None:
+        """Load what was measured, which the first price needs."""
+        _ = self._times
+
     def single(self, rows: WorkArrays) -> Estimates:
         """Products of one size each."""
         found = Estimates.unknown(len(rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import jinja2
@@ -10,12 +11,12 @@ import pandas as pd
 from fakedist.analysis.layer_table import fold_layers, fold_table
 from fakedist.report.figures.call_figures import read_calls
 from fakedist.report.figures.kernel_figures import read_kernels
-from fakedist.report.figures.look import STYLE_NAMES
+from fakedist.report.figures.look import STYLE_NAMES, load_plotly
 from fakedist.report.figures.memory_curve import MemoryCurve, read_curve
 from fakedist.report.page import memory_drawings, page_figures, peak_blocks, sections, time_drawings
 from fakedist.report.page.pack import Pack
 from fakedist.report.page.reserved_section import reserved_section
-from fakedist.report.page.scripts import page_scripts
+from fakedist.report.page.scripts import joined, page_scripts, plotly_text
 from fakedist.report.page.time_section import layer_columns, time_section
 from fakedist.report.page.typography import FILTERS
 from fakedist.report.text.outside_sheet import outside_section
@@ -62,6 +63,13 @@ def template_text(template: str, entry: str, context: dict[str, object], plotly_
         context: The template's variables.
         plotly_file: As in :func:`page`.
     """
+    style = (_TEMPLATES / "style.css").read_text("utf-8")
+    own = {"scripts": page_scripts(entry, style, plotly_file), "style": style}
+    return _environment().get_template(template).render(schema_version=SCHEMA_VERSION, **own, **context)
+
+
+@cache
+def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -70,9 +78,17 @@ def template_text(template: str, entry: str, context: dict[str, object], plotly_
         lstrip_blocks=True,
     )
     environment.filters.update(FILTERS)
-    style = (_TEMPLATES / "style.css").read_text("utf-8")
-    own = {"scripts": page_scripts(entry, style, plotly_file), "style": style}
-    return environment.get_template(template).render(schema_version=SCHEMA_VERSION, **own, **context)
+    return environment
+
+
+def load_page() -> None:
+    """Load what the first page needs: templates are compiled, and plotly imports what figures are made of."""
+    environment = _environment()
+    for name in environment.list_templates(extensions=["j2"]):
+        environment.get_template(name)
+    joined("page")
+    plotly_text()
+    load_plotly()
 
 
 def _context(run: Run, folder: Path | None) -> dict[str, object]:

@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from fakedist.analysis import building
-from fakedist.analysis.building import build_tables
+from fakedist.analysis.building import build_tables, compute_tables
 from fakedist.analysis.times import recorded_times
 from fakedist.errors import RunDirectoryError
 from fakedist.gpu_models.known import find_gpu
@@ -180,6 +180,21 @@ def test_tables_are_never_written_through_a_link(tmp_path: Path) -> None:
         build_tables(run)
     assert list(target.iterdir()) == []
     assert contents(run) == before
+
+
+def test_what_was_computed_before_the_end_is_used_unless_more_was_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = one_step().write(new_run(tmp_path))
+    computed = compute_tables(run)
+    with monkeypatch.context() as patch:
+        patch.setattr(building, "compute_tables", None)
+        build_tables(run, computed=computed)
+    assert len(open_run(run).table("steps")) == 1
+    with (run / JOURNAL_NAME).open("ab") as journal:
+        journal.write(b"a record that a kill cut off")
+    build_tables(run, computed=computed)
+    assert open_run(run).manifest.dropped
 
 
 def test_tables_that_fail_to_be_made_leave_those_that_were_there(

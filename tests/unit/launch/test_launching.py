@@ -171,6 +171,15 @@ def test_what_the_caller_ignores_stays_ignored(
         signal.signal(number, before)
 
 
+def test_the_last_record_is_told_while_the_child_still_runs(
+    monkeypatch: pytest.MonkeyPatch, run_directory: Path
+) -> None:
+    heard = run_directory / "heard"
+    waits = f"\nwhile not os.path.exists({str(heard)!r}): time.sleep(0.01)"
+    child(monkeypatch, tell(Told(Outcome.FINISHED, 0)) + waits)
+    assert launching.run_child(JOB, run_directory, Streams(), heard.touch) == Ending(Outcome.FINISHED, 0)
+
+
 def test_what_the_child_left_running_is_ended(monkeypatch: pytest.MonkeyPatch, run_directory: Path) -> None:
     left = run_directory / "left"
     child(monkeypatch, f"open({str(left)!r}, 'w').write(str(subprocess.Popen(['sleep', '600']).pid))")

@@ -10,6 +10,7 @@ import pytest
 
 from fakedist.gpu_models.known import GPUS, find_gpu
 from fakedist.run.launch_records import WorkRow
+from fakedist.time import attention_rules, memory_rules, product_rules
 from fakedist.time.kernels import KernelTimes
 from fakedist.time.measurements import load_measured
 from tests.unit.time.work_by_hand import attention, moving, product, work
@@ -62,6 +63,14 @@ def test_every_family_has_a_time_an_interval_and_a_reason_on_every_gpu(name: str
     assert (known["time_us"] < known["high_us"]).all()
     assert known["bound"].isin(["compute", "memory", "launch"]).all()
     assert known["basis"].str.contains("measured|assumed").all()
+
+
+def test_loaded_measurements_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = KernelTimes(find_gpu("h100"))
+    times.load()
+    for rules in (attention_rules, memory_rules, product_rules):
+        monkeypatch.setattr(rules, "load_measured", None)
+    assert (priced(times, product(8192, 4096, 4096), attention(4096), moving(1e8))["time_us"] > 0).all()
 
 
 def test_a_measured_product_takes_what_was_measured(h100: KernelTimes) -> None:

@@ -3,13 +3,14 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
+import jinja2
 import pytest
 from rich.console import Console
 
 from fakedist.analysis.building import build_tables
 from fakedist.cli import main
 from fakedist.report.page import page_figures, reserved_section
-from fakedist.report.page.run_page import page, write_page
+from fakedist.report.page.run_page import load_page, page, write_page
 from fakedist.report.text.terminal import render
 from fakedist.results.opening import open_run
 from fakedist.run.manifest import load_manifest, write_manifest
@@ -36,6 +37,13 @@ def section(rows: list[list[str]], title: str) -> list[list[str]]:
 
 def read(run: Path) -> PageText:
     return read_page(page(open_run(run)))
+
+
+def test_a_loaded_page_reads_and_compiles_no_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = handmade.ended_well(tmp_path / "run")
+    load_page()
+    monkeypatch.setattr(jinja2.Environment, "compile", None)
+    assert read(run).tables
 
 
 @pytest.mark.parametrize(
