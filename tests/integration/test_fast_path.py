@@ -163,6 +163,32 @@ def test_values_are_the_same_wherever_an_operation_ran() -> None:
     _agree(_values, 0.1)
 
 
+def _views() -> list[object]:
+    """What autograd does not decompose: ``reshape`` and ``to`` are one operation each."""
+    import torch
+
+    read: list[object] = []
+    with torch.inference_mode():
+        large, small = torch.empty(1024, 1024, device="cuda"), torch.arange(24.0, device="cuda").view(4, 6)
+        for _ in range(20):
+            read.append(large.reshape(2048, 512).reshape(-1).shape)
+            read.append(large.t().reshape(-1).to(torch.bfloat16).contiguous().shape)  # a copy
+            read.append(large.to(torch.float16).to(small.dtype).flatten().movedim(0, -1).shape)
+            read += small.t().reshape(-1).to(torch.int64).tolist()
+            read += small.reshape(-1).to("cpu").to(torch.float16).tolist()
+            host = torch.arange(6.0).reshape(2, 3)
+            read += host.to(small).t().reshape(-1).tolist()
+            read += large[0, :4].reshape(2, 2).to(host).tolist()  # made up, on the host
+            read += large.reshape(-1)[:3].tolist()
+            read.append(torch.empty(8, 8, device="cuda").t().reshape(-1).sum().item())  # few enough to be made up
+    return read
+
+
+@on_virtual_gpu
+def test_views_that_may_copy_are_the_same_wherever_they_ran() -> None:
+    _agree(_views, 0.3)
+
+
 def _losses() -> list[object]:
     import torch
 
@@ -338,7 +364,7 @@ def test_launches_of_the_timed_step_are_the_same_wherever_an_operation_ran() -> 
 def test_rules_follow_the_engine(engine: ValueEngine) -> None:
     import torch
 
-    from fakedist.gpu.fast_path.rules import Flag, Method, rule_of
+    from fakedist.gpu.fast_path.rules import Flag, Method, Rule, rule_of
     from fakedist.gpu.values.operators import Operator
 
     rule = functools.partial(rule_of, composites=engine.composites)
@@ -354,6 +380,9 @@ def test_rules_follow_the_engine(engine: ValueEngine) -> None:
     assert Flag.OVERWRITES in rule(Operator(aten._foreach_copy_.default)).flags
     assert rule(Operator(torch.ops._c10d_functional.all_reduce.default)).method is Method.PYTHON
     assert rule(Operator(aten.masked_scatter.default)).method is Method.PYTHON
+    assert rule(Operator(aten.reshape.default)) == rule(Operator(aten.to.dtype)) == Rule(Method.KERNEL)
+    for other in (aten.to.other, aten.narrow.Tensor, aten.tensor_split.tensor_indices_or_sections):
+        assert rule(Operator(other)).method is Method.PYTHON
 
 
 @on_virtual_gpu

@@ -58,8 +58,9 @@ EVERYTHING = Rule(Method.PLAIN)
 def rule_of(operator: Operator, composites: Composites) -> Rule:
     """The rule for an operator on the virtual GPU, whose small tensors have values."""
     name = operator.name
-    if composites.method(operator) is not None:
-        return Rule(Method.PYTHON)
+    if (method := composites.method(operator)) is not None:
+        may_pass = method == composites.perhaps_viewed and _takes_one_tensor(operator)
+        return Rule(Method.KERNEL if may_pass else Method.PYTHON)
     if name == "empty":
         return Rule(Method.PLAIN, Flag.MAKES_MASK)
     if operator.is_view or operator.empty:
@@ -88,3 +89,8 @@ def rule_of(operator: Operator, composites: Composites) -> Rule:
     if name in INDEXING:
         flags |= Flag.POSITIONS
     return Rule(Method.KERNEL, flags)
+
+
+def _takes_one_tensor(operator: Operator) -> bool:
+    """Whether no second tensor says where the result goes, as in ``to.other``."""
+    return sum("Tensor" in str(argument.type) for argument in operator.func._schema.arguments) == 1

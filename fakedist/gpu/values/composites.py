@@ -68,7 +68,7 @@ class Composites:
         }
         if operator.name in special:
             return special[operator.name]
-        return self._perhaps_viewed if operator.is_view and _is_composite(operator) else None
+        return self.perhaps_viewed if operator.is_view and _is_composite(operator) else None
 
     def _coalesced(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         source = tensor_at(args, 0)
@@ -110,7 +110,7 @@ class Composites:
             args = (*args[:2], *settled, *args[4:])
         return self._kernel(operator, args, kwargs)
 
-    def _perhaps_viewed(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
+    def perhaps_viewed(self, operator: Operator, args: Arguments, kwargs: Keywords) -> object:
         """``to``, ``reshape``, ``contiguous``: one operation only in inference mode. The result is a view or a copy."""
         source = args[0] if args else None
         if not isinstance(source, torch.Tensor) or type(source).__torch_dispatch__ is not PLAIN:
