@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import gc
 from array import array
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from tests.integration.training import training
 from tests.integration.virtual_worker import on_virtual_gpu
 
 if TYPE_CHECKING:
-    from fakedist.gpu.values import ValueEngine
+    pass
 
 #: A program returns what it read.
 Program = Callable[[], list[object]]
@@ -358,31 +357,6 @@ def test_launches_of_the_timed_step_are_the_same_wherever_an_operation_ran() -> 
     for field in dataclasses.fields(python):
         if field.name != "event":  # a process numbers its events
             assert repr(getattr(fast, field.name)) == repr(getattr(python, field.name)), field.name
-
-
-@on_virtual_gpu
-def test_rules_follow_the_engine(engine: ValueEngine) -> None:
-    import torch
-
-    from fakedist.gpu.fast_path.rules import Flag, Method, Rule, rule_of
-    from fakedist.gpu.values.operators import Operator
-
-    rule = functools.partial(rule_of, composites=engine.composites)
-    aten = torch.ops.aten
-    assert rule(Operator(aten.mm.default)).method is Method.KERNEL
-    assert rule(Operator(aten.add_.Tensor)).flags == Flag.FOLLOWED
-    assert Flag.HOST_ONLY in rule(Operator(aten.isnan.default)).flags
-    assert Flag.HOST_ONLY in rule(Operator(aten._local_scalar_dense.default)).flags
-    assert Flag.HOST_ONLY in rule(Operator(aten.zeros_like.default)).flags
-    assert Flag.COUNTS in rule(Operator(aten.sum.dim_IntList)).flags
-    assert Flag.CONDENSES in rule(Operator(aten.linalg_vector_norm.default)).flags | Flag.CONDENSES
-    assert rule(Operator(aten._foreach_norm.Scalar)).method is Method.PYTHON
-    assert Flag.OVERWRITES in rule(Operator(aten._foreach_copy_.default)).flags
-    assert rule(Operator(torch.ops._c10d_functional.all_reduce.default)).method is Method.PYTHON
-    assert rule(Operator(aten.masked_scatter.default)).method is Method.PYTHON
-    assert rule(Operator(aten.reshape.default)) == rule(Operator(aten.to.dtype)) == Rule(Method.KERNEL)
-    for other in (aten.to.other, aten.narrow.Tensor, aten.tensor_split.tensor_indices_or_sections):
-        assert rule(Operator(other)).method is Method.PYTHON
 
 
 @on_virtual_gpu
