@@ -29,7 +29,10 @@ def test_rules_follow_the_engine(engine: ValueEngine) -> None:
     assert Flag.CONDENSES in rule(Operator(aten.linalg_vector_norm.default)).flags | Flag.CONDENSES
     assert rule(Operator(aten._foreach_norm.Scalar)).method is Method.PYTHON
     assert Flag.OVERWRITES in rule(Operator(aten._foreach_copy_.default)).flags
-    assert rule(Operator(torch.ops._c10d_functional.all_reduce.default)).method is Method.PYTHON
+    functional = torch.ops._c10d_functional
+    assert rule(Operator(functional.all_reduce.default)).method is Method.PYTHON
+    for idle in (functional.wait_tensor, functional._wrap_tensor_autograd, torch.ops.profiler._record_function_exit):
+        assert rule(Operator(getattr(idle, idle.overloads()[0]))).method is Method.PLAIN
     assert rule(Operator(aten.masked_scatter.default)).method is Method.PYTHON
     assert rule(Operator(aten.reshape.default)) == rule(Operator(aten.to.dtype)) == Rule(Method.KERNEL)
     for other in (aten.to.other, aten.narrow.Tensor, aten.tensor_split.tensor_indices_or_sections):

@@ -63,7 +63,7 @@ def rule_of(operator: Operator, composites: Composites) -> Rule:
         return Rule(Method.KERNEL if may_pass else Method.PYTHON)
     if name == "empty":
         return Rule(Method.PLAIN, Flag.MAKES_MASK)
-    if operator.is_view or operator.empty:
+    if operator.is_view or operator.empty or operator.is_idle:
         return Rule(Method.PLAIN)
     if not operator.is_kernel:
         return Rule(Method.PYTHON)

@@ -127,7 +127,7 @@ class ValueEngine:
         """Return the function that runs an operator."""
         if (method := self.composites.method(operator)) is not None:
             return partial(method, operator)
-        if operator.name != "empty" and (operator.is_view or operator.empty):
+        if operator.name != "empty" and (operator.is_view or operator.empty or operator.is_idle):
             return _plain(operator.func)
         return partial(self._method(operator), operator)
 

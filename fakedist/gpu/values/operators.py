@@ -20,6 +20,9 @@ _LIKE |= {"new_zeros", "new_ones", "new_full"}
 _EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_", "set_"}
 #: How the names of operators on lists of tensors begin.
 LISTED = ("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach")
+#: These compute nothing and run no operations: the profiler's marks, and the wait for a collective and its wrapper.
+_IDLE = {"profiler::_record_function_enter_new", "profiler::_record_function_exit", "_c10d_functional::wait_tensor"}
+_IDLE |= {"_c10d_functional::_wrap_tensor_autograd"}
 #: The namespaces of PyTorch's own kernels, as opposed to operations made of others.
 _KERNELS = {"aten", "prims", "prim"}
 
@@ -35,6 +38,7 @@ class Operator:
         is_view: Its result is a view: nothing is computed.
         is_kernel: It is one of PyTorch's own. Others show their effect in the operations they are made of.
         empty: It returns memory that holds nothing.
+        is_idle: It computes nothing, and runs no operations that do.
         like: It uses only the shape of its first argument.
         zeros: Its result is zero.
         overwrites: What it writes does not depend on the previous contents.
@@ -53,6 +57,7 @@ class Operator:
         "followed",
         "full_name",
         "func",
+        "is_idle",
         "is_kernel",
         "is_view",
         "like",
@@ -85,6 +90,7 @@ class Operator:
         looks_on = func.is_view or name == "record_stream"
         self.is_view = looks_on and not written and not name.startswith("lift")
         self.empty = name in _EMPTY
+        self.is_idle = schema.name in _IDLE
         self.like = name in _LIKE
         self.zeros = name in ZEROS
         self.overwrites = name in _OVERWRITES or any(arguments[i].kwarg_only for i in written)

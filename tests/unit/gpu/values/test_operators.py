@@ -42,7 +42,9 @@ def test_only_pytorchs_own_operations_are_kernels() -> None:
     import torch.distributed._functional_collectives
 
     assert Operator(ATEN.mm.default).is_kernel
-    assert not Operator(torch.ops._c10d_functional.all_reduce.default).is_kernel
+    functional = torch.ops._c10d_functional
+    assert not Operator(functional.all_reduce.default).is_kernel
+    assert [Operator(each.default).is_idle for each in (functional.all_reduce, functional.wait_tensor)] == [False, True]
 
 
 def test_an_argument_by_place_by_name_and_by_default() -> None:
