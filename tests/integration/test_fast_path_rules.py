@@ -31,8 +31,8 @@ def test_rules_follow_the_engine(engine: ValueEngine) -> None:
     assert Flag.OVERWRITES in rule(Operator(aten._foreach_copy_.default)).flags
     functional = torch.ops._c10d_functional
     assert rule(Operator(functional.all_reduce.default)).method is Method.PYTHON
-    for idle in (functional.wait_tensor, functional._wrap_tensor_autograd, torch.ops.profiler._record_function_exit):
-        assert rule(Operator(getattr(idle, idle.overloads()[0]))).method is Method.PLAIN
+    for idle in (functional.wait_tensor.default, torch.ops.profiler._record_function_exit._RecordFunction):
+        assert rule(Operator(idle)).method is Method.PLAIN
     assert rule(Operator(aten.masked_scatter.default)).method is Method.PYTHON
     assert rule(Operator(aten.reshape.default)) == rule(Operator(aten.to.dtype)) == Rule(Method.KERNEL)
     for other in (aten.to.other, aten.narrow.Tensor, aten.tensor_split.tensor_indices_or_sections):
