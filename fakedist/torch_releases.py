@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import version
 
 #: The oldest release that is supported.
 OLDEST = (2, 8)
@@ -43,6 +42,8 @@ def release_of(text: str) -> tuple[int, int]:
 @cache
 def installed() -> tuple[int, int]:
     """The release of the installed torch: (2, 15). It is not imported."""
+    from importlib.metadata import version  # which imports the parsers of mail
+
     return release_of(version("torch"))
 
 

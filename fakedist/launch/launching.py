@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from fakedist.errors import ExitCode, RecordingError, SetupError
 from fakedist.gpu.driver.build import ensure_driver, torch_build
@@ -22,22 +22,21 @@ from fakedist.gpu.fast_path.build import ensure_fast_path
 from fakedist.gpu.smi.offer import ensure_smi, smi_environment
 from fakedist.gpu_models.known import find_gpu
 from fakedist.job import Job
-from fakedist.launch import under_nsys
 from fakedist.launch.ahead import Ahead
 from fakedist.launch.boot import OF_A_RANK
 from fakedist.launch.checked_script import check_script
 from fakedist.launch.children import Child, OwnChild
 from fakedist.launch.machine import count_real_gpus, first_visible_gpu
-from fakedist.launch.nsight import find_nsys
 from fakedist.launch.progress import Listener, ProgressLine
-from fakedist.launch.templates import RankTemplate
 from fakedist.rank.teller import PIPE_VARIABLE, Ended
 from fakedist.run.allocator import refusal
 from fakedist.run.directory import MANIFEST_NAME, SMI_NAME
 from fakedist.run.nccl import check_variable
 from fakedist.run.outcome import Ending, Outcome
-from fakedist.run.tape import find_tapes
 from fakedist.world.environ import rank_environment
+
+if TYPE_CHECKING:
+    from fakedist.launch.templates import RankTemplate
 
 #: Seconds between asking the child to end and killing it.
 GRACE_S = 10.0
@@ -75,8 +74,13 @@ def check(job: Job) -> None:
     check_script(job)
     for name, value in job.nccl_environment:
         check_variable(name, value)
-    find_tapes(job)
+    if job.tapes:
+        from fakedist.run.tape import find_tapes
+
+        find_tapes(job)
     if job.nsys:
+        from fakedist.launch.nsight import find_nsys
+
         find_nsys()
     if refused := refusal(child_environment(job)):
         raise SetupError(*refused)  # the rank checks what the script sets itself
@@ -178,6 +182,8 @@ class _Running:
         environment = environment | {PIPE_VARIABLE: str(pipe)}
         around: list[str] = []
         if self._job.nsys:
+            from fakedist.launch import under_nsys
+
             around, environment = under_nsys.around(self._job, self._run_directory, environment)
         root = str(Path(__file__).parents[2])
         process = subprocess.Popen(
@@ -198,7 +204,11 @@ class _Running:
             raise RecordingError(failed.error, failed.hint)
         if listener.restarted is not None and not watch.interrupts and not watch.terminated_by:
             raise _DiffersError(listener.restarted.what)
-        code = under_nsys.code_of_rank(returncode, listener.ended) if self._job.nsys else returncode
+        code = returncode
+        if self._job.nsys:
+            from fakedist.launch import under_nsys
+
+            code = under_nsys.code_of_rank(returncode, listener.ended)
         ending = _ending(code, watch, listener.ended)
         if listener.started is None:
             shutil.rmtree(run_directory, ignore_errors=True)
@@ -245,6 +255,8 @@ class _Watch:
         if listener.started is not None:
             self.rank = listener.started.pid
         if self.rank != self.pid and listener.ended is not None and not self.rank_ended:
+            from fakedist.launch import under_nsys
+
             self.rank_ended, self._timeout_at = True, None
             self._kill_at = time.monotonic() + under_nsys.FINISH_S
 
@@ -365,6 +377,8 @@ def profile(job: Job, output: Path | None, force: bool, streams: Streams) -> tup
             ending = run_child(job, run_directory, streams, ahead.recorded)
         write_manifest(run_directory, dataclasses.replace(load_manifest(run_directory), exit=ending))
         if job.nsys:
+            from fakedist.launch import under_nsys
+
             under_nsys.join_report(run_directory)
         from fakedist.analysis.building import build_tables
 

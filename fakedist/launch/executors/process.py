@@ -34,6 +34,8 @@ _SUPERVISOR = "import sys; sys.path[0] = sys.argv[1]; from fakedist.launch.execu
 _IMPORTS = """
 import sys
 sys.path[0] = sys.argv[1]
+from fakedist.cli.program import Program
+program = Program()
 from fakedist.cli.handed import run_handed_job
 """
 _FORKED = """
@@ -41,7 +43,7 @@ from fakedist.launch.ahead import import_ahead
 from fakedist.launch.executors.task_template import forked_task
 sys.argv[2:] = forked_task(int(sys.argv[3]), lambda: import_ahead(sys.argv[2] == "page"))
 """
-_RUN = "sys.exit(run_handed_job(sys.argv[2]))\n"
+_RUN = "sys.exit(program.run(lambda: run_handed_job(sys.argv[2])))\n"
 _TASK, _TEMPLATE = f"{_IMPORTS}{_RUN}", f"{_IMPORTS}{_FORKED}{_RUN}"
 
 
