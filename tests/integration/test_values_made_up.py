@@ -33,6 +33,20 @@ def test_what_is_read_and_was_not_computed_is_made_up_once_and_told(engine: Valu
 
 
 @on_virtual_gpu
+def test_a_view_of_what_was_read_is_not_told_again(engine: ValueEngine) -> None:
+    import torch
+
+    with torch.inference_mode():  # reshape and flatten are one operation each
+        rewards = torch.empty(16, device="cuda")
+        read = rewards.tolist()
+        assert invented_values(engine) == 16
+        assert rewards.reshape(4, 4).flatten().tolist() == read
+        assert invented_values(engine) == 0
+        assert rewards.view(4, 4).t().reshape(-1).tolist() == torch.tensor(read).view(4, 4).t().flatten().tolist()
+        assert invented_values(engine) == 0
+
+
+@on_virtual_gpu
 def test_an_element_of_a_large_tensor_stays_what_it_was(engine: ValueEngine) -> None:
     import torch
 
