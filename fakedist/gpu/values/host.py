@@ -88,18 +88,18 @@ class Host:
         whole = host_view(tensor)
         if self.defined.holds(tensor):
             return whole
-        tensor = distinct(tensor)
-        host = host_view(tensor)
-        missing, share = self.defined.missing(tensor), self.shares.of(tensor)
+        once = distinct(tensor)
+        host = whole if once is tensor else host_view(once)
+        missing, share = self.defined.missing(once), self.shares.of(once)
         # Sums of the mask have already used its share. A share says nothing about a single element.
         if host.dtype == torch.bool and share is not None and host.numel() > 1 and missing is None:
             host.copy_(spread(host.shape, share))
         else:
-            is_loss = tensor.numel() == 1 and tensor.requires_grad
-            non_negative = is_loss or self.shares.is_non_negative(tensor)
+            is_loss = once.numel() == 1 and once.requires_grad
+            non_negative = is_loss or self.shares.is_non_negative(once)
             self.inventions.draw_missing(host, missing, non_negative=non_negative)
-        self.defined.define(tensor)
-        self.doubts.mark(tensor, Doubt(), missing)
+        self.defined.define(once)
+        self.doubts.mark(once, Doubt(), missing)
         return whole
 
     def doubt(self, tensors: Iterable[torch.Tensor]) -> Doubt | None:
