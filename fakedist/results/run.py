@@ -13,7 +13,7 @@ from fakedist.analysis.layer_table import fold_layers, fold_table, unfolded
 from fakedist.results.pricing import Pricing, PricingOptions
 from fakedist.results.repricing import price_again
 from fakedist.results.run_memory import RunMemory
-from fakedist.results.run_tables import RunTables
+from fakedist.results.run_tables import KeptTables, RunTables
 from fakedist.results.run_time import RunTime
 from fakedist.run.manifest import Manifest
 from fakedist.run.plain import to_plain
@@ -124,6 +124,10 @@ class Run:
         models = Pricing(gpu, **options).models(self.manifest, self.summary)
         summary, tables = price_again(self.manifest, self.summary, self._tables, models)
         return Run(self.path, self.manifest, summary, tables, device=self.device)
+
+    def keeping_tables(self) -> Run:
+        """The same run, which keeps each table that it has read: for a report, which asks for one several times."""
+        return Run(self.path, self.manifest, self.summary, KeptTables(self._tables), device=self.device)
 
     def has(self, name: str) -> bool:
         """Whether the run has a table."""

@@ -128,3 +128,31 @@ class ReplacedTables:
 
     def _of(self, name: str) -> RunTables:
         return self._replaced if self._replaced.has(name) else self._tables
+
+
+class KeptTables:
+    """The tables of a run, each of them read once. A caller gets a copy, which it may change.
+
+    Args:
+        tables: The run's tables.
+    """
+
+    def __init__(self, tables: RunTables) -> None:
+        self._tables = tables
+        self._kept: dict[tuple[str, tuple[str, ...] | None], pd.DataFrame] = {}
+
+    def has(self, name: str) -> bool:
+        """Whether the run has this table."""
+        return self._tables.has(name)
+
+    def num_rows(self, name: str) -> int:
+        """Number of rows of a table."""
+        return self._tables.num_rows(name)
+
+    def table(self, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """One table, or some of its columns, whose strings are then categoricals."""
+        key = name, None if columns is None else tuple(columns)
+        found = self._kept.get(key)
+        if found is None:
+            found = self._kept[key] = self._tables.table(name, columns)
+        return found.copy()

@@ -51,7 +51,7 @@ def page(run: Run, folder: Path | None = None, *, plotly_file: str = "") -> str:
     Raises:
         RunDirectoryError: A table is missing or damaged.
     """
-    return template_text("page.html.j2", "page", _context(run, folder), plotly_file)
+    return template_text("page.html.j2", "page", _context(run.keeping_tables(), folder), plotly_file)
 
 
 def template_text(template: str, entry: str, context: dict[str, object], plotly_file: str = "") -> str:
