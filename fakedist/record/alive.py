@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from itertools import compress
-from typing import Protocol
+from typing import Protocol, cast
 
 
 class TypeFinder(Protocol):
@@ -20,6 +20,9 @@ class TypeFinder(Protocol):
     def of_types(self, objects: list[object], types: list[type]) -> list[object]:
         """Those objects whose type is one of these, in the same order."""
 
+    def of_lengths(self, objects: list[object], types: list[type], lengths: Set[int]) -> list[object]:
+        """Those whose type is one of these, all lists or dicts, and that hold one of these numbers of items."""
+
 
 class _InPython:
     """Finds them in Python."""
@@ -32,6 +35,14 @@ class _InPython:
         wanted = set(map(id, types))
         return list(compress(objects, map(wanted.__contains__, map(id, map(type, objects)))))
 
+    def of_lengths(self, objects: list[object], types: list[type], lengths: Set[int]) -> list[object]:
+        return [each for each in self.of_types(objects, types) if _length(each) in lengths]
+
+
+def _length(holder: object) -> int:
+    """How many items a list or dict holds, whatever its class says."""
+    return list.__len__(holder) if isinstance(holder, list) else dict.__len__(cast("dict[object, object]", holder))
+
 
 _finder: TypeFinder = _InPython()
 
@@ -42,7 +53,32 @@ def find_types_with(finder: TypeFinder | None) -> None:
     _finder = finder or _finder
 
 
+class Alive:
+    """The objects that were alive at a time. A large job has a million, and each type is asked for once.
+
+    Args:
+        objects: The objects. If this were among them, a cycle would keep them all alive.
+    """
+
+    def __init__(self, objects: list[object]) -> None:
+        self._objects = objects
+        self._types = _finder.types(objects)
+
+    def of(self, is_wanted: Callable[[type], bool]) -> list[object]:
+        """Every object whose type is wanted."""
+        return _finder.of_types(self._objects, [each for each in self._types if is_wanted(each)])
+
+    def holding(self, lengths: Set[int]) -> list[object]:
+        """Every list, of that class itself, and every dict that holds one of these numbers of items."""
+        types = [each for each in self._types if each is list or issubclass(each, dict)]
+        return _finder.of_lengths(self._objects, types, lengths)
+
+
+def all_alive() -> Alive:
+    """What is alive now."""
+    return Alive(gc.get_objects())
+
+
 def alive(is_wanted: Callable[[type], bool]) -> list[object]:
-    """Every live object whose type is wanted. A large job has a million objects, and each type is asked for once."""
-    objects = gc.get_objects()
-    return _finder.of_types(objects, [each for each in _finder.types(objects) if is_wanted(each)])
+    """Every live object whose type is wanted."""
+    return all_alive().of(is_wanted)

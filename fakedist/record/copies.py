@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import nn
 
-from fakedist.record.alive import alive
+from fakedist.record.alive import all_alive
 from fakedist.record.marks import Marks
 from fakedist.record.module_names import LayerTable, class_name, modules_of, unwrapped
 from fakedist.record.pieces import PLAIN, Piece, device_pieces
@@ -62,17 +62,18 @@ class Copies:
         pieces = self._marks.claimed() | _pieces(buffers)
         if not _leaves_any(sum(pieces.values())):
             return
-        found = alive(_may_be_a_copy)
+        wanted = [counts for root in trained for counts in _counts(root)]
+        found = all_alive()
+        all_modules, holders = found.of(_is_module), found.holding({counts.total() for counts in wanted})
+        del found  # it may hold this call's frame, which would hold it, too
         claimed = {address for address, _ in pieces}
-        for module in self._strangers(found):
+        for module in self._strangers(all_modules):
             tensors = [t for t in _state(module).values() if not set(_addresses([t])) <= claimed]
             if tensors and _is_like_one_of(module, trained):
                 self._mark(module, tensors, "other", class_name(module))
                 claimed |= set(_addresses(tensors))
-        wanted = [counts for root in trained for counts in _counts(root)]
-        lengths = {counts.total() for counts in wanted}
-        for holder in found:
-            tensors = _tensors_of(holder, lengths)
+        for holder in holders:
+            tensors = _tensors_of(holder)
             is_alike = bool(tensors) and Counter(tuple(t.shape) for t in tensors) in wanted
             if is_alike and not claimed.intersection(_addresses(tensors)):
                 self._mark(holder, tensors, ALIKE, "")
@@ -92,15 +93,13 @@ class Copies:
 
     def _strangers(self, found: list[object]) -> list[nn.Module]:
         """Modules that never ran and are part of neither a module that did nor another stranger."""
-        # The type first: asking a stranger for its class may run its own code.
-        all_modules = (each for each in found if issubclass(type(each), nn.Module) and isinstance(each, nn.Module))
-        modules = [each for each in all_modules if not self._layers.knows(each)]
+        modules = [each for each in found if isinstance(each, nn.Module) and not self._layers.knows(each)]
         inner = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}
         return [module for module in modules if id(module) not in inner and "_parameters" in module.__dict__]
 
 
-def _may_be_a_copy(of: type) -> bool:
-    return of is list or issubclass(of, dict | nn.Module)
+def _is_module(of: type) -> bool:
+    return issubclass(of, nn.Module)
 
 
 def _leaves_any(known: int | None) -> bool:
@@ -146,12 +145,12 @@ def _counts(root: nn.Module) -> Iterator[Counter[tuple[int, ...]]]:
     yield Counter(tuple(t.shape) for t in (*parameters, *nn.Module.buffers(root)))
 
 
-def _tensors_of(holder: object, lengths: set[int]) -> list[torch.Tensor]:
-    """The tensors of a list or dict that holds one of so many, only plain ones, all of them on the device."""
+def _tensors_of(holder: object) -> list[torch.Tensor]:
+    """The tensors of a list or dict that holds only plain tensors, all of them on the device."""
     values: Iterable[object] = ()
     if type(holder) is list:
-        values = holder if len(holder) in lengths else ()
-    elif issubclass(type(holder), dict) and isinstance(holder, dict) and dict.__len__(holder) in lengths:
+        values = holder
+    elif issubclass(type(holder), dict) and isinstance(holder, dict):
         values = dict.values(holder)
     if type(next(iter(values), None)) not in PLAIN:
         return []

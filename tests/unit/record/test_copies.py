@@ -19,7 +19,7 @@ class Proxy:
 
 
 def test_an_object_of_the_script_is_asked_for_nothing() -> None:
-    assert _tensors_of(Proxy(), {0, 1}) == []
+    assert _tensors_of(Proxy()) == []
 
 
 def test_a_module_with_a_list_called_buffers_is_looked_at() -> None:
