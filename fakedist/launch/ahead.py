@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from fakedist.errors import FakedistError
 from fakedist.gpu_models.known import find_gpu
 from fakedist.job import Job
 
@@ -15,9 +16,14 @@ if TYPE_CHECKING:
     from fakedist.analysis.building import Computed
 
 
-def import_ahead(page: bool) -> None:
-    """Import what makes the tables, and the page if there is one, and load what they need at first use."""
-    with suppress(ImportError):  # raised again where it is needed
+def import_ahead(page: bool, gpu: str) -> None:
+    """Import what makes the tables, and the page if there is one, and load what they need at first use.
+
+    Args:
+        page: Whether there is a page.
+        gpu: The GPU model for which the tables price a step. Empty if they price none.
+    """
+    with suppress(ImportError, FakedistError):  # raised again where it is needed
         import fakedist.analysis.building
         import fakedist.report.text.terminal
         import fakedist.results.opening  # noqa: F401
@@ -28,6 +34,15 @@ def import_ahead(page: bool) -> None:
             from fakedist.report.page.run_page import load_page
 
             load_page()
+        if gpu:
+            from fakedist.time.kernels import KernelTimes
+
+            KernelTimes(find_gpu(gpu)).load()
+
+
+def priced_gpu(job: Job) -> str:
+    """The GPU model for which a job's tables price a step. Empty if they price none."""
+    return job.gpu if job.device == "virtual" and job.kernels else ""
 
 
 class Ahead:
@@ -67,12 +82,8 @@ class Ahead:
         self._may_go_on.set()
 
     def _work(self) -> None:
-        import_ahead(self._job.page)
+        import_ahead(self._job.page, priced_gpu(self._job))
         with suppress(Exception):  # raised again where it is needed
-            if self._job.device == "virtual" and self._job.kernels:
-                from fakedist.time.kernels import KernelTimes
-
-                KernelTimes(find_gpu(self._job.gpu)).load()
             self._may_go_on.wait()
             if self._is_recorded and not self._job.nsys:  # what nsys saw is joined to the recording later
                 from fakedist.analysis.building import compute_tables

@@ -11,6 +11,7 @@ import gzip
 import json
 import os
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,8 @@ MOST_BARS = 300_000
 #: Limit for the points of the memory counter. Each is the maximum of its interval.
 MOST_POINTS = 20_000
 _GPU, _HOST = 1, 2
+#: Events that are compressed together: a megabyte.
+_MOST_TOGETHER = 10_000
 _PHASES, _LAYERS, _EXPOSED, _FIRST_STREAM = 1, 2, 3, 10
 #: Tracks of the script's ranges: one a thread, behind those of the streams.
 _FIRST_THREAD = 1_000_000
@@ -57,12 +60,13 @@ def write_trace(
     left_out: list[Note] = []
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with gzip.open(scratch, "wt", compresslevel=4, encoding="utf-8") as file:
-            file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-            for number, line in enumerate(trace_events(tables, source, left_out)):
-                file.write((",\n" if number else "") + line)
-            file.write('\n],"otherData":')
-            file.write(json.dumps(_about(summary, source, left_out)) + "}\n")
+        with gzip.open(scratch, "wb", compresslevel=4) as file:
+            file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
+            events, before = trace_events(tables, source, left_out), ""
+            while some := list(islice(events, _MOST_TOGETHER)):
+                file.write((before + ",\n".join(some)).encode())
+                before = ",\n"
+            file.write(f'\n],"otherData":{json.dumps(_about(summary, source, left_out))}}}\n'.encode())
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fakedist.errors import ExitCode, RunDirectoryError
+from fakedist.launch.ahead import priced_gpu
 from fakedist.launch.executors.supervising import Order, Supervised
 from fakedist.launch.executors.task import Task, TaskResult
 from fakedist.rank.template.learned import key_of
@@ -41,7 +42,8 @@ from fakedist.cli.handed import run_handed_job
 _FORKED = """
 from fakedist.launch.ahead import import_ahead
 from fakedist.launch.executors.task_template import forked_task
-sys.argv[2:] = forked_task(int(sys.argv[3]), lambda: import_ahead(sys.argv[2] == "page"))
+page, gpu, control = sys.argv[2:]
+sys.argv[2:] = forked_task(int(control), lambda: import_ahead(page == "page", gpu))
 """
 _RUN = "sys.exit(program.run(lambda: run_handed_job(sys.argv[2])))\n"
 _TASK, _TEMPLATE = f"{_IMPORTS}{_RUN}", f"{_IMPORTS}{_FORKED}{_RUN}"
@@ -97,11 +99,12 @@ class TaskProcesses:
     def _order(self, task: Task, scratch: Path, log: Path) -> Order:
         data = scratch / "job.json"
         templates = self._templates and task.job.device == "virtual"
+        template = [sys.executable, "-c", _TEMPLATE, _ROOT, "page" if task.job.page else "", priced_gpu(task.job)]
         data.write_text(json.dumps({"job": task.job.to_dict(), "directory": os.fspath(task.directory.absolute())}))
         return Order(
             command=[sys.executable, "-c", _TASK, _ROOT],
             arguments=[os.fspath(data)],
-            template=[sys.executable, "-c", _TEMPLATE, _ROOT, "page" if task.job.page else ""] if templates else [],
+            template=template if templates else [],
             environment=dict(os.environ if self._environment is None else self._environment),
             cwd=os.fspath(task.cwd.absolute()),
             log=os.fspath(log),

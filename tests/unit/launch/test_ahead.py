@@ -51,10 +51,10 @@ def test_what_cannot_be_computed_is_left_for_later(run: Path, capsys: pytest.Cap
     assert capsys.readouterr() == ("", "")
 
 
-def test_the_page_is_loaded_only_if_there_is_one(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[bool] = []
-    monkeypatch.setattr(ahead, "import_ahead", asked.append)
-    for page in (False, True):
-        with Ahead(dataclasses.replace(JOB, page=page), run):
+def test_only_what_the_job_needs_is_loaded(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[bool, str]] = []
+    monkeypatch.setattr(ahead, "import_ahead", lambda page, gpu: asked.append((page, gpu)))
+    for more in ({}, {"page": True}, {"kernels": False}, {"device": "cuda"}):
+        with Ahead(dataclasses.replace(JOB, **more), run):
             pass
-    assert asked == [False, True]
+    assert asked == [(False, JOB.gpu), (True, JOB.gpu), (False, ""), (False, "")]
