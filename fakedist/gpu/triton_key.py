@@ -41,7 +41,10 @@ def kept_triton_key(directory: Path) -> Iterator[None]:
 
 def _kept(directory: Path, installed: Path, compute: Callable[[], str]) -> str:
     """The key of the package in ``installed``, from the file that has it, else computed."""
-    place = directory / f"{_digest(installed)}.txt"
+    try:
+        place = directory / f"{_digest(installed)}.txt"
+    except OSError:  # a link that leads nowhere, or a file that has just been removed
+        return compute()
     with suppress(OSError, UnicodeDecodeError):
         if key := place.read_text():
             return key

@@ -73,6 +73,7 @@ class Ahead:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._is_recorded &= kind is None
         self._may_go_on.set()
         self._thread.join()  # two threads must not import modules that import each other
 

@@ -13,6 +13,7 @@ import os
 import sys
 import sysconfig
 import threading
+import weakref
 from contextlib import suppress
 from types import (
     AsyncGeneratorType,
@@ -33,8 +34,8 @@ _OURS = "fakedist"
 _CODE = (ModuleType, FunctionType, BuiltinFunctionType, type)
 _SUSPENDED = (GeneratorType, CoroutineType, AsyncGeneratorType)
 _FRAMES = ("gi_frame", "cr_frame", "ag_frame")
-#: Packages whose destructors only release what the process has. Files are written apart.
-_RELEASING = TORCH | {"_io", "filelock"}
+#: Packages whose destructors only release what the process has.
+_RELEASING = TORCH | {"filelock"}
 _File = io.IOBase.__base__  # an abstract class would note each type that it is asked about
 
 
@@ -106,20 +107,35 @@ def _run_in_a_thread(theirs: set[int]) -> bool:
 
 
 def _any_end_is_noticed(theirs: set[int]) -> bool:
-    """Whether the end of an object would run code: a ``__del__``, or the rest of a generator of the script's.
+    """Whether the end of an object would run code: a ``__del__``, or the script's that waits for it.
 
-    Collecting walks a million objects for a third of a second, and most jobs have no such object.
+    The script's code waits in a suspended generator, or as the callback of a weak reference. Collecting walks a million
+    objects for a third of a second, and most jobs have no such object.
     """
     for each in alive(_may_be_noticed):
-        frames = [getattr(each, name) for name in _FRAMES if isinstance(each, _SUSPENDED) and hasattr(each, name)]
-        if not frames or any(id(getattr(frame, "f_globals", None)) in theirs for frame in frames):
+        waiting: list[object] = []
+        if isinstance(each, _SUSPENDED):
+            waiting = [getattr(each, name, None) for name in _FRAMES]
+        elif type(each) is weakref.ref:
+            waiting = [each.__callback__]
+        else:
+            return True
+        if any(_namespace(code) in theirs for code in waiting):
             return True
     return False
 
 
+def _namespace(code: object) -> int:
+    """The ``id`` of the dict of the module to which a frame or a function belongs; 0 for none."""
+    found = getattr(code, "f_globals", None) or getattr(code, "__globals__", None)
+    return 0 if found is None else id(found)
+
+
 def _may_be_noticed(of: type) -> bool:
-    if any(of is each for each in _SUSPENDED):
+    if of is weakref.ref or any(of is each for each in _SUSPENDED):
         return True
+    if _is_file(of):  # those of Python itself are written apart; gzip's write their end when they are destroyed
+        return of.__module__ != "_io"
     owners = [str(each.__module__).partition(".")[0] for each in of.__mro__ if "__del__" in vars(each)]
     return any(owner not in _RELEASING for owner in owners)
 

@@ -111,11 +111,11 @@ class Defined:
         """Record that no element holds a value any more. What is read from it later must be made up."""
         if self.replayed:
             self.replayed.pop(storage_address(tensor), None)
-        known = self._storages.get(tensor)
+        known = self._storages.get_moved(tensor)
         if known is None:
             return
         num_bytes = storage_of(tensor)[1]
-        if covers(tensor, num_bytes):
+        if covers(tensor, num_bytes) or known.address != storage_address(tensor):
             known.is_whole, known.flags = False, None
             self._storages.tidy(known)
             return

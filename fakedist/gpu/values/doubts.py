@@ -12,7 +12,7 @@ from torch import ones, zeros
 from fakedist.gpu.values.contents import covers, elements
 from fakedist.gpu.values.known import Doubt, DoubtedBytes, Storages
 from fakedist.gpu.values.scans import any_true
-from fakedist.gpu.values.storage import storage_of
+from fakedist.gpu.values.storage import storage_address, storage_of
 
 
 class Doubts:
@@ -63,11 +63,11 @@ class Doubts:
 
     def clear(self, tensor: torch.Tensor) -> None:
         """Remove the doubt: a tensor's memory now holds really computed values, or none at all."""
-        known = self._storages.get(tensor) if self._were_any else None
+        known = self._storages.get_moved(tensor) if self._were_any else None
         if known is None or known.doubted is None:
             return
         num_bytes = storage_of(tensor)[1]
-        if covers(tensor, num_bytes):
+        if covers(tensor, num_bytes) or known.address != storage_address(tensor):
             known.doubted = None
             self._storages.tidy(known)
             return

@@ -110,7 +110,7 @@ class Host:
         return found.pop() if len(found) == 1 else Doubt(tuple(found)) if found else None
 
     def unlike(self, tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-        """Those without tensors that hold values and have doubts as one before does: other parts of the same buffer."""
+        """All but those in the buffer of an earlier one, if all of it holds values with the same doubt or none."""
         if len(tensors) <= _FEW:
             yield from tensors
             return

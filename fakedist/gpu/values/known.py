@@ -39,7 +39,7 @@ class Doubt:
 
 
 class DoubtedBytes:
-    """One storage: its doubt, and one flag per byte. ``flags`` None: all doubtful. ``counted``: of all, or of none."""
+    """One storage: its doubt, and a flag per byte. ``flags`` None: all doubtful. ``counted`` True: of all."""
 
     __slots__ = ("counted", "doubt", "flags")
 
@@ -124,6 +124,10 @@ class Storages:
         """What is known about a tensor's storage; None if nothing is."""
         known = self._known.get(storage_of(tensor)[0])
         return known if known is not None and known.address == storage_address(tensor) else None
+
+    def get_moved(self, tensor: torch.Tensor) -> Known | None:
+        """What is known about a tensor's storage, even if that is where the storage was before: it may move back."""
+        return self._known.get(storage_of(tensor)[0])
 
     def make(self, tensor: torch.Tensor) -> Known:
         """What is known about a tensor's storage, for a fact to be added to it."""

@@ -121,7 +121,7 @@ class Shares:
         if share is not None or is_positive is not None:
             known = self._storages.make(tensor)
             known.share, known.is_positive = share, is_positive
-        elif (known_before := self._storages.get(tensor)) is not None:
+        elif (known_before := self._storages.get_moved(tensor)) is not None:
             known_before.share = known_before.is_positive = None
             self._storages.tidy(known_before)
 

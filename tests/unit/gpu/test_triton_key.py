@@ -70,3 +70,9 @@ def test_an_empty_file_and_a_place_that_takes_none_are_no_keys(tmp_path: Path) -
     assert key(tmp_path / "keys") == ("one", True)
     (tmp_path / "file").touch()
     assert key(tmp_path / "file") == ("one", True)
+
+
+def test_a_file_that_cannot_be_looked_at_has_the_key_computed(tmp_path: Path, triton: Path) -> None:
+    (triton / ".#driver.py").symlink_to("/nowhere/driver.py")
+    assert key(tmp_path / "keys") == ("one", True)
+    assert key(tmp_path / "keys") == ("one", True)

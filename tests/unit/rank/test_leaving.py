@@ -108,6 +108,14 @@ held = []
 held.append(waits(held))
 next(held[0])
 """,
+    "a compressed file": """
+import gzip
+class Holder: pass
+holder = Holder()
+holder.own, holder.file = holder, gzip.open("packed.gz", "wb")
+holder.file.write(b"packed bytes")
+print("written")
+""",
     "a file with a destructor": """
 import io
 class Told(io.StringIO):
@@ -125,6 +133,8 @@ def test_what_a_cycle_holds_is_destroyed(tmp_path: Path, what: str) -> None:
     at_once = _run(tmp_path / "at_once", ["-c", _AT_ONCE], script=_IN_CYCLES[what])
     assert at_once.returncode == 7
     assert usual.stdout == at_once.stdout != ""
+    packed = [gzip.decompress(path.read_bytes()) for path in tmp_path.glob("*/packed.gz")]
+    assert packed == [b"packed bytes"] * len(packed)
 
 
 def test_without_destructors_nothing_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,8 +145,11 @@ def test_without_destructors_nothing_is_collected(monkeypatch: pytest.MonkeyPatc
     held: list[object] = [Quiet(), weakref.ref(Quiet), io.StringIO(), os.walk(".")]
     monkeypatch.setattr(leaving, "alive", lambda wanted: [each for each in held if wanted(type(each))])
     assert not leaving._any_end_is_noticed(ours)
+    for more in ((each for each in ours), weakref.ref(Quiet, lambda gone: None), gzip.GzipFile(fileobj=io.BytesIO())):
+        held.append(more)
+        assert leaving._any_end_is_noticed(ours)
+        held.pop()
     held.append(each for each in ours)
-    assert leaving._any_end_is_noticed(ours)
     assert not leaving._any_end_is_noticed({1})
 
 

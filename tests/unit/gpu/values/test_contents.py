@@ -13,6 +13,7 @@ from fakedist.gpu.values.contents import (
 )
 from fakedist.gpu.values.doubts import Doubts
 from fakedist.gpu.values.known import Doubt, Storages, Watch
+from fakedist.gpu.values.shares import Shares
 
 
 def _missing(defined: Defined, tensor: torch.Tensor) -> torch.Tensor:
@@ -106,6 +107,25 @@ def test_facts_of_freed_storages_do_not_pile_up() -> None:
     for number in range(20_000):
         storages.make(torch.empty(1)).share = number
     assert len(storages) < 10_000
+
+
+def test_what_was_written_elsewhere_is_not_known_where_the_storage_was_before() -> None:
+    storages = Storages(Watch())
+    defined, doubts, shares = Defined(storages), Doubts(storages), Shares(lambda tensor: None, storages)
+    tensor = torch.empty(4)
+    defined.define(tensor)
+    doubts.mark(tensor, Doubt())
+    shares.know(tensor, 0.5)
+    known = storages.get(tensor)
+    assert known is not None
+    here, known.address = known.address, 1  # as if the storage had moved since
+    assert not defined.holds(tensor)
+    defined.spoil(tensor[:2])
+    doubts.clear(tensor[:2])
+    shares.forget(tensor)
+    known.address = here
+    assert (defined.holds(tensor), doubts.of(tensor), shares.of(tensor)) == (False, None, None)
+    assert not len(storages)
 
 
 def test_a_storage_that_moved_is_not_known() -> None:
