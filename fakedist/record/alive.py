@@ -20,7 +20,7 @@ class TypeFinder(Protocol):
     def of_types(self, objects: list[object], types: list[type]) -> list[object]:
         """Those objects whose type is one of these, in the same order."""
 
-    def of_lengths(self, objects: list[object], types: list[type], lengths: Set[int]) -> list[object]:
+    def holding(self, objects: list[object], types: list[type], lengths: Set[int]) -> list[object]:
         """Those whose type is one of these, all lists or dicts, and that hold one of these numbers of items."""
 
 
@@ -35,7 +35,7 @@ class _InPython:
         wanted = set(map(id, types))
         return list(compress(objects, map(wanted.__contains__, map(id, map(type, objects)))))
 
-    def of_lengths(self, objects: list[object], types: list[type], lengths: Set[int]) -> list[object]:
+    def holding(self, objects: list[object], types: list[type], lengths: Set[int]) -> list[object]:
         return [each for each in self.of_types(objects, types) if _length(each) in lengths]
 
 
@@ -71,7 +71,7 @@ class Alive:
     def holding(self, lengths: Set[int]) -> list[object]:
         """Every list, of that class itself, and every dict that holds one of these numbers of items."""
         types = [each for each in self._types if each is list or issubclass(each, dict)]
-        return _finder.of_lengths(self._objects, types, lengths)
+        return _finder.holding(self._objects, types, lengths)
 
 
 def all_alive() -> Alive:

@@ -385,7 +385,7 @@ def test_objects_are_found_by_their_types_as_in_python() -> None:
             assert list(map(id, found)) == list(map(id, python.of_types(objects, wanted)))
         holders = [each for each in types if each is list or issubclass(each, dict)]
         for lengths in ({0}, {1, 3}, set()):
-            found = compiled.of_lengths(objects, holders, lengths)
-            assert list(map(id, found)) == list(map(id, python.of_lengths(objects, holders, lengths)))
+            found = compiled.holding(objects, holders, lengths)
+            assert list(map(id, found)) == list(map(id, python.holding(objects, holders, lengths)))
     alive.find_types_with(compiled)
     assert [id(each) for each in alive.alive(lambda of: of is Held)] == [id(held[0]), id(held[3])]

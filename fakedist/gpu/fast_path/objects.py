@@ -43,7 +43,7 @@ class ObjectTypes:
         count = self._of(_items(objects), len(objects), wanted, len(types), found)
         return [objects[place] for place in found[:count]]
 
-    def of_lengths(self, objects: list[object], types: list[type], lengths: Set[int]) -> list[object]:
+    def holding(self, objects: list[object], types: list[type], lengths: Set[int]) -> list[object]:
         """Those whose type is one of these, all lists or dicts, and that hold one of these numbers of items."""
         wanted = (ctypes.c_void_p * len(types))(*map(id, types))
         numbers = (ctypes.c_int64 * len(lengths))(*lengths)

@@ -27,8 +27,6 @@ from fakedist.rank.template.starting import Ready
 _OURS = Path(__file__).parents[2]
 #: The attribute by which ``torch.compile`` marks a function that it returns (torch/_dynamo/eval_frame.py).
 _COMPILED = "_torchdynamo_orig_callable"
-#: What Inductor hashes to tell apart what it caches: all of torch's sources. It remembers it.
-_KEY = ("torch._inductor.codecache", "torch_key")
 _LIBRARIES = tuple(sysconfig.get_path(each) for each in ("stdlib", "platstdlib"))
 
 
@@ -82,9 +80,8 @@ def preload(learned: Learned, path: Path) -> Ready:
 
 
 def compute_key() -> None:
-    """Have Inductor, if it was imported, compute what every rank would compute again."""
-    module, name = _KEY
-    if callable(key := getattr(sys.modules.get(module), name, None)):
+    """Have Inductor, if it was imported, hash torch's sources, as every rank would again: its cache's key."""
+    if callable(key := getattr(sys.modules.get("torch._inductor.codecache"), "torch_key", None)):
         with suppress(Exception):  # raised again in the rank
             key()
 
