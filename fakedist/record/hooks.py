@@ -41,17 +41,19 @@ def out_of_memory_observer(observe: Callable[[int, int, int, int], None]) -> Ite
 
 
 @contextmanager
-def module_hooks(begins: Callable[[nn.Module], None], ended: Callable[[nn.Module], None]) -> Iterator[None]:
-    """Call ``begins`` before and ``ended`` after every module's forward, even one that raises.
+def module_hooks(
+    begins: Callable[[nn.Module, tuple[object, ...]], None], ended: Callable[[nn.Module], None]
+) -> Iterator[None]:
+    """Call ``begins`` before (with the positional arguments) and ``ended`` after every module's forward, even one that raises.
 
     ``torch.compile`` traces hooks with the modules. These hooks are empty to it, so that it compiles the same graphs.
     ``module.compile()`` compiles the hooks with the module, so its calls are reported from outside the compiled code.
     """
     watching = True
 
-    def before_forward(module: nn.Module, args: object) -> None:
+    def before_forward(module: nn.Module, args: tuple[object, ...]) -> None:
         if not torch.compiler.is_compiling():
-            begins(module)
+            begins(module, args)
 
     def after_forward(module: nn.Module, args: object, result: object) -> None:
         if not torch.compiler.is_compiling():

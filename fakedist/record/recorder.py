@@ -242,11 +242,11 @@ class Recorder:
 
     # ---- called by hooks
 
-    def _module_begins(self, module: nn.Module) -> None:
+    def _module_begins(self, module: nn.Module, args: tuple[object, ...]) -> None:
         position = self._position
         calling = position.calling()
         if calling is None:
-            self._training.root_forward(module)
+            self._training.root_forward(module, args)
             self._scan_once(module)
             position.root_forward()
         elif is_dynamos(module):
@@ -319,7 +319,8 @@ class Recorder:
             self._copies.mark(self._position.op)
             self._marks.step_ended()
             self._drain.all()
-            self._journal.append(StepRecord(step, start_us, end_us))
+            samples = self._training.samples_of(step)
+            self._journal.append(StepRecord(step, start_us, end_us, samples.number, samples.shape))
             if step == self._steps.done and self._later_step.begins_after(step) and not self._closed:
                 self._stop_recording()
         if not self._records:

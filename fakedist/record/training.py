@@ -6,10 +6,11 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from fakedist.job import Until
 from fakedist.record.cuda_graphs import Captured, Graphs
@@ -21,6 +22,30 @@ from fakedist.record.steps import Steps
 from fakedist.record.stopping import Stopping
 from fakedist.record.waiting import any_waits
 from fakedist.run.records import TrainingFacts
+
+
+class Samples(NamedTuple):
+    """Samples of a step: how many, and the shape of one, such as "3x224x224". 0 and empty if they are not known."""
+
+    number: int
+    shape: str
+
+
+class _Samples:
+    """Counts the samples of a step: first dimensions of the inputs of the first model that runs with gradients."""
+
+    def __init__(self, model: int) -> None:
+        self.samples = Samples(0, "")
+        self._model = model
+
+    def take(self, module: nn.Module, args: tuple[object, ...]) -> None:
+        """Count the input of one forward. Only positional arguments are known."""
+        if id(module) != self._model:
+            return
+        leaves = tree_leaves(args)
+        shape = next((tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), None)
+        if shape is not None:
+            self.samples = Samples(self.samples.number + int(shape[0]), "x".join(map(str, shape[1:])))
 
 
 class Training:
@@ -46,13 +71,14 @@ class Training:
         self._position = position
         self._until = until
         self._evaluations = Evaluations()
+        self._samples: dict[int, _Samples] = {}
         self._graphs = Graphs(self._replay_begins)
         self.goal = make_goal(steps, until, live_bytes, lambda: self.steps.waits())
         self._stopping = Stopping()
         self.steps = Steps(
             self.goal,
             lambda *step: self.ended(*step),
-            lambda step: self.went_on(step),
+            self._step_went_on,
             any_waits,
             stop_error=self._stopping.error,
         )
@@ -67,10 +93,17 @@ class Training:
                 stack.enter_context(saves(self._saved))
             yield
 
-    def root_forward(self, module: nn.Module) -> None:
+    def root_forward(self, module: nn.Module, args: tuple[object, ...]) -> None:
         """Take note of a forward that is about to run, of a module that no other module called."""
         self._evaluations.root_forward(module, self.steps.optimizer_steps > 0)
         self._work()
+        if torch.is_grad_enabled():
+            self._samples.setdefault(self.steps.number, _Samples(id(module))).take(module, args)
+
+    def samples_of(self, step: int) -> Samples:
+        """The samples that the model was trained on in a step."""
+        counted = self._samples.get(step)
+        return counted.samples if counted is not None else Samples(0, "")
 
     def backward(self) -> None:
         """Take note of an outermost ``backward()`` that is about to run."""
@@ -120,6 +153,10 @@ class Training:
         for optimizer in captured.replayed():
             self._follow(partial(self.steps.optimizer_begins, optimizer))
             self.steps.optimizer_ended(optimizer)
+
+    def _step_went_on(self, step: int) -> None:
+        self._samples.pop(step + 1, None)  # what the first model was trained on is in the step already
+        self.went_on(step)
 
     def _saved(self) -> None:
         if self.steps.number > 0:

@@ -118,6 +118,7 @@ def time_job(
     pipeline = _pipeline(first, job.rank)
     stages = [_stage(ranks[each.rank], each, pipeline) for each in found.ranks]
     notes, throughput = _throughput(found, job.world_size, models.gpu, pipeline, tokens_per_step)
+    throughput = _with_samples(throughput, found, ranks, micro_batches)
     if micro_batches is not None:
         throughput = replace(throughput, num_micro_batches=micro_batches)
     summary = JobStep(
@@ -235,7 +236,40 @@ def _throughput(
     if why:
         notes.append(time_notes.flops_not_counted(why))
     per_s = None if tokens is None else tokens / found.step_us * 1e6 / world_size
-    return notes, Throughput(tokens, source, per_s, micro_batches.pop() if len(micro_batches) == 1 else None, rates)
+    done = Throughput(
+        tokens_per_step=tokens,
+        tokens_from=source,
+        tokens_per_s_per_gpu=per_s,
+        samples_per_step=None,
+        sample_shape="",
+        samples_per_s_per_gpu=None,
+        num_micro_batches=micro_batches.pop() if len(micro_batches) == 1 else None,
+        rates=rates,
+    )
+    return notes, done
+
+
+def _with_samples(
+    throughput: Throughput, found: JobTimes, runs: Mapping[int, Run], micro_batches: int | None
+) -> Throughput:
+    """Add the samples of all ranks, if the first rank's groups and inputs show them."""
+    first = found.ranks[0]
+    run = runs[first.rank]
+    steps = [each for each in run.summary.steps if each.samples]
+    step = next((each for each in steps if each.step == first.step), steps[-1] if steps else None)
+    if step is None or not first.replicas.number:
+        return throughput
+    samples = step.samples * first.replicas.number
+    if micro_batches is not None:
+        if not first.num_recorded:
+            return throughput
+        samples = samples * micro_batches // first.num_recorded
+    job = run.manifest.job
+    assert job is not None
+    per_s = samples / found.step_us * 1e6 / job.world_size
+    return replace(
+        throughput, samples_per_step=samples, sample_shape=step.sample_shape, samples_per_s_per_gpu=per_s
+    )
 
 
 def _tokens(found: JobTimes) -> tuple[int | None, str, str]:

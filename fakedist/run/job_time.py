@@ -71,6 +71,9 @@ class Throughput:
         tokens_per_step: Tokens of all ranks; None if they are not known.
         tokens_from: Where they are from: the arithmetic, or "given".
         tokens_per_s_per_gpu: Per second and GPU; None if the tokens are not known.
+        samples_per_step: Samples of all ranks: the first dimension of the model's input; None if they are not known.
+        sample_shape: Shape of a sample, such as "3x224x224"; empty if the samples are not known.
+        samples_per_s_per_gpu: Per second and GPU; None if the samples are not known.
         num_micro_batches: Micro-batches of the timed step; None if they are not known.
         rates: FLOP/s by convention; empty if they are not known.
     """
@@ -78,6 +81,9 @@ class Throughput:
     tokens_per_step: int | None
     tokens_from: str
     tokens_per_s_per_gpu: float | None
+    samples_per_step: int | None
+    sample_shape: str
+    samples_per_s_per_gpu: float | None
     num_micro_batches: int | None
     rates: list[FlopsRate] = field(default_factory=list)
 

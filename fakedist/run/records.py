@@ -173,12 +173,16 @@ class StepRecord(Record):
         step: Its number, from 1.
         start_us: When it began, as Unix time.
         end_us: When it ended.
+        samples: First dimension of the model's input, summed over its forwards with gradients; 0 if not known.
+        sample_shape: The other dimensions of that input, such as "3x224x224"; empty if not known.
     """
 
     kind: ClassVar[str] = "step"
     step: int
     start_us: int
     end_us: int
+    samples: int = 0
+    sample_shape: str = ""
 
     @property
     def wall_us(self) -> int:

@@ -215,6 +215,12 @@ TABLES: dict[str, Table] = {
             Column("wall_us", "int64", "How long it took here, recording included; not a real GPU's time."),
             Column("peak_allocated_bytes", "int64", "Most that was allocated during it."),
             Column("peak_reserved_bytes", "int64", "Most that was reserved during it."),
+            Column(
+                "samples",
+                "int64",
+                "First dimension of the model's input, summed over its forwards with gradients; 0 if not known.",
+            ),
+            Column("sample_shape", "string", "The input's other dimensions: 3x224x224; empty if not known."),
         ),
     ),
     "largest": Table(

@@ -238,12 +238,16 @@ class StepPeak:
         wall_us: How long it took here, recording included; not a real GPU's time.
         peak_allocated_bytes: Most that was allocated during it.
         peak_reserved_bytes: Most that was reserved during it.
+        samples: First dimension of the model's input, summed over its forwards with gradients; 0 if not known.
+        sample_shape: The input's other dimensions, such as "3x224x224"; empty if not known.
     """
 
     step: int
     wall_us: int
     peak_allocated_bytes: int
     peak_reserved_bytes: int
+    samples: int = 0
+    sample_shape: str = ""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class Sweep:
         for name in self.about.axes:
             if frame[name].map(type).nunique() > 1:
                 frame[name] = frame[name].map(text_of)
-        whole = ("place", "tokens_per_step", *(name for name in COLUMNS if name.endswith("_bytes")))
+        whole = ("place", "tokens_per_step", "samples_per_step", *(name for name in COLUMNS if name.endswith("_bytes")))
         return frame.astype(dict.fromkeys(whole, "Int64"))
 
     def write_table(self) -> Path:

@@ -8,7 +8,21 @@ from dataclasses import dataclass
 from statistics import median
 
 from fakedist.sweep.axes import Scalar, text_of
-from fakedist.sweep.records import Row, Status
+from fakedist.sweep.records import Row, Status, StepEstimate
+
+#: What a point gets done, per second and GPU, and the field of its step that says so. The first that is known at every
+#: point ranks them. Steps per second never do: the smallest batch would win.
+UNITS = {
+    "tokens/s per GPU": "tokens_per_s_per_gpu",
+    "samples/s per GPU": "samples_per_s_per_gpu",
+    "model TFLOP/s per GPU": "tflops_per_gpu",
+}
+
+
+def rate_in(unit: str, step: StepEstimate) -> float | None:
+    """What a step gets done in one of ``UNITS``; None if that is not known."""
+    value: float | None = getattr(step, UNITS[unit])
+    return value
 
 
 @dataclass(frozen=True)
@@ -16,7 +30,7 @@ class Speed:
     """How fast a point is, estimated.
 
     Attributes:
-        value: Tokens per second and GPU, or steps per second if no tokens are known.
+        value: What it gets done in the ranking's unit.
         low: The least of its 90 % interval; the value itself if that is not known.
         high: The most of it.
     """
@@ -71,13 +85,14 @@ class Ranking:
     Attributes:
         ranked: The points that fit with the headroom that was asked for, fastest first.
         speeds: How fast each point with a step is, by its ID.
-        unit: What speeds are: "tokens/s per GPU" or "steps/s".
+        unit: What speeds are, one of ``UNITS``; empty if none is known at any point, so that nothing is ranked.
         front: The IDs of the points that no other beats in both memory and speed.
         effects: How much each axis matters, most first.
         counts: Points by status.
         headroom: Free memory that was asked for, as a share.
         num_too_full: Points that fit, but not with the headroom.
         num_without_step: Points that fit, but whose step is not known.
+        num_without_speed: Points that fit and have a step, but not what it gets done in the unit.
         num_without_bubble: Points whose step lacks the bubble of their pipeline.
     """
 
@@ -90,6 +105,7 @@ class Ranking:
     headroom: float
     num_too_full: int
     num_without_step: int
+    num_without_speed: int
     num_without_bubble: int
 
     @property
@@ -110,8 +126,8 @@ def rank_rows(rows: Sequence[Row], headroom: float) -> Ranking:
         rows: Its rows.
         headroom: Free memory that a point must leave, as a share of the GPU's.
     """
-    by_tokens = any(row.step is not None and row.step.tokens_per_s_per_gpu is not None for row in rows)
-    speeds = {row.id: speed for row in rows if (speed := _speed(row, by_tokens)) is not None}
+    unit = _unit([row.step for row in rows if row.step is not None])
+    speeds = {row.id: speed for row in rows if (speed := _speed(row, unit)) is not None}
     fitting = [row for row in rows if row.status is Status.FITS]
     roomy = [row for row in fitting if _has_room(row, headroom)]
     ordered = sorted((row for row in roomy if row.id in speeds), key=lambda row: -speeds[row.id].value)
@@ -120,23 +136,34 @@ def rank_rows(rows: Sequence[Row], headroom: float) -> Ranking:
     return Ranking(
         ranked=[Ranked(row, speeds[row.id], _place(row, ordered, speeds)) for row in ordered],
         speeds=speeds,
-        unit="tokens/s per GPU" if by_tokens else "steps/s",
+        unit=unit,
         front=_front([row for row in fitting if row.id in speeds], speeds),
         effects=_effects(rows, speeds),
         counts=dict(Counter(row.status for row in rows)),
         headroom=headroom,
         num_too_full=len(fitting) - len(roomy),
-        num_without_step=len(roomy) - len(ordered),
+        num_without_step=sum(row.step is None for row in roomy),
+        num_without_speed=sum(row.step is not None and row.id not in speeds for row in roomy),
         num_without_bubble=sum(row.step is not None and row.step.bubble_from == "not known" for row in rows),
     )
 
 
-def _speed(row: Row, by_tokens: bool) -> Speed | None:
+def _unit(steps: Sequence[StepEstimate]) -> str:
+    """The unit that is known at most points, the first of equals; empty if none is.
+
+    Samples of several shapes, sequences of several lengths say, do not compare.
+    """
+    known = {unit: sum(rate_in(unit, step) is not None for step in steps) for unit in UNITS}
+    if len({step.sample_shape for step in steps if step.samples_per_s_per_gpu is not None}) > 1:
+        del known["samples/s per GPU"]
+    unit = max(known, key=lambda each: known[each])
+    return unit if known[unit] else ""
+
+
+def _speed(row: Row, unit: str) -> Speed | None:
     step = row.step
-    if step is None:
-        return None
-    value = step.tokens_per_s_per_gpu if by_tokens else 1e6 / step.step_us
-    if value is None:
+    value = None if step is None or not unit else rate_in(unit, step)
+    if step is None or value is None:
         return None
     low, high = ((step.step_us if bound is None else bound) for bound in (step.low_us, step.high_us))
     return Speed(value, value * step.step_us / high, value * step.step_us / low)

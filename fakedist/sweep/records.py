@@ -106,6 +106,10 @@ class StepEstimate:
         communication_us: Communication that nothing hides, of the slowest rank.
         tokens_per_step: Tokens of all ranks; None if they are not known.
         tokens_per_s_per_gpu: Per second and GPU.
+        samples_per_step: Samples of all ranks; None if they are not known.
+        sample_shape: Shape of a sample; empty if the samples are not known.
+        samples_per_s_per_gpu: Per second and GPU.
+        tflops_per_gpu: The model's TFLOP/s per GPU as Megatron-LM counts; None without a run of every stage.
         mfu: Share of the dense bf16 peak as Megatron-LM counts; None without a run of every stage.
         mfu_torchtitan: The same as torchtitan counts.
         gpu: The GPU that it is priced for.
@@ -120,6 +124,10 @@ class StepEstimate:
     communication_us: float
     tokens_per_step: int | None
     tokens_per_s_per_gpu: float | None
+    samples_per_step: int | None
+    sample_shape: str
+    samples_per_s_per_gpu: float | None
+    tflops_per_gpu: float | None
     mfu: float | None
     mfu_torchtitan: float | None
     gpu: str

@@ -20,7 +20,8 @@ from fakedist.sweep.axes import Axis, Scalar, text_of
 from fakedist.sweep.command import PointRun
 from fakedist.sweep.directory import STORAGE_NAME
 from fakedist.sweep.plan import SweepPlan
-from fakedist.sweep.records import Row, Status
+from fakedist.sweep.ranking import UNITS, rate_in
+from fakedist.sweep.records import Row, Status, StepEstimate
 from fakedist.sweep.sources import Wait
 from fakedist.sweep.space import Point
 from fakedist.units import GIB
@@ -52,6 +53,7 @@ class SampledPoints:
             direction="maximize",
             load_if_exists=True,
         )
+        self._unit = ""
         self._running: dict[Point, Trial] = {}
         self._seen: set[Point] = set()
         self._earlier = deque(self._earlier_points())
@@ -85,15 +87,20 @@ class SampledPoints:
         if trial is None:
             return
         step = row.step
-        if row.status is Status.FITS and step is not None:
+        if row.status is Status.FITS and step is not None and (rate := self._rate(step)) is not None:
             trial.set_user_attr(_EXCESS, 0.0)
-            self._study.tell(trial, step.tokens_per_s_per_gpu or 1e6 / step.step_us)
+            self._study.tell(trial, rate)
         elif row.status in (Status.DOES_NOT_FIT, Status.MAY_NOT_FIT):
             free = row.headroom_bytes
             trial.set_user_attr(_EXCESS, _OUT_OF_MEMORY_GIB if free is None else -free / GIB)
             self._study.tell(trial, 0.0)
         else:
             self._study.tell(trial, state=TrialState.FAIL)
+
+    def _rate(self, step: StepEstimate) -> float | None:
+        """What a step gets done, in the first unit that was known of a step; None if this one lacks it."""
+        self._unit = self._unit or next((unit for unit in UNITS if rate_in(unit, step) is not None), "")
+        return rate_in(self._unit, step) if self._unit else None
 
     def _at(self, point: Point) -> PointRun:
         self._seen.add(point)

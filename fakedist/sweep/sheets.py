@@ -13,7 +13,7 @@ from fakedist.run.plain import to_plain
 from fakedist.sweep.axes import text_of
 from fakedist.sweep.directory import PAGE_NAME, TABLE_NAME
 from fakedist.sweep.opened import Sweep
-from fakedist.sweep.ranking import AxisEffect
+from fakedist.sweep.ranking import AxisEffect, rate_in
 from fakedist.sweep.records import Row, Status, StepEstimate
 from fakedist.sweep.wording import answer, counts_text, speed_text
 from fakedist.units import format_bytes, format_us
@@ -87,7 +87,7 @@ def columns_of(sweep: Sweep, rows: Sequence[Row]) -> list[SheetColumn]:
             ],
             rank=3,
         ),
-        SheetColumn("tokens/s per GPU", [_tokens(step) for step in steps]),
+        *([SheetColumn(unit, [_rate(unit, step) for step in steps])] if (unit := sweep.ranking.unit) else []),
         SheetColumn("MFU", ["-" if step is None or step.mfu is None else f"{step.mfu:.1%}" for step in steps], rank=2),
         SheetColumn("exposed", ["-" if step is None else format_us(step.communication_us) for step in steps], rank=2),
         SheetColumn("bubble", [_bubble(step) for step in steps], rank=2),
@@ -161,8 +161,8 @@ def _plain(record: object) -> dict[str, object]:
     return found
 
 
-def _tokens(step: StepEstimate | None) -> str:
-    speed = None if step is None else step.tokens_per_s_per_gpu
+def _rate(unit: str, step: StepEstimate | None) -> str:
+    speed = None if step is None else rate_in(unit, step)
     return "-" if speed is None else speed_text(speed)
 
 

@@ -62,7 +62,9 @@ def estimate_step(
 
 def _placed(job: JobTime, slowest: StageTime) -> StepEstimate:
     step = job.summary
-    rates = {rate.convention: rate.mfu for rate in step.throughput.rates}
+    done = step.throughput
+    rates = {rate.convention: rate for rate in done.rates}
+    megatron, torchtitan = rates.get("Megatron-LM"), rates.get("torchtitan")
     return StepEstimate(
         step_us=step.step_us,
         low_us=step.step_low_us,
@@ -70,10 +72,14 @@ def _placed(job: JobTime, slowest: StageTime) -> StepEstimate:
         bubble_us=slowest.bubble_us,
         bubble_from="placed",
         communication_us=slowest.communication_us,
-        tokens_per_step=step.throughput.tokens_per_step,
-        tokens_per_s_per_gpu=step.throughput.tokens_per_s_per_gpu,
-        mfu=rates.get("Megatron-LM"),
-        mfu_torchtitan=rates.get("torchtitan"),
+        tokens_per_step=done.tokens_per_step,
+        tokens_per_s_per_gpu=done.tokens_per_s_per_gpu,
+        samples_per_step=done.samples_per_step,
+        sample_shape=done.sample_shape,
+        samples_per_s_per_gpu=done.samples_per_s_per_gpu,
+        tflops_per_gpu=None if megatron is None else megatron.tflops_per_gpu,
+        mfu=None if megatron is None else megatron.mfu,
+        mfu_torchtitan=None if torchtitan is None else torchtitan.mfu,
         gpu=step.gpu,
         fabric=step.fabric,
     )
@@ -97,7 +103,6 @@ def _with_formula(found: StepEstimate, job: JobTime, stages: Sequence[int]) -> S
     bubble_us = (len(stages) - 1) / chunks * passes_us / microbatches
     step_us = working[longest] + bubble_us
     scale = step_us / found.step_us
-    tokens = found.tokens_per_s_per_gpu
     return replace(
         found,
         step_us=step_us,
@@ -106,8 +111,15 @@ def _with_formula(found: StepEstimate, job: JobTime, stages: Sequence[int]) -> S
         bubble_us=bubble_us,
         bubble_from="formula",
         communication_us=next(each.communication_us for each in job.summary.stages if each.rank == longest),
-        tokens_per_s_per_gpu=None if tokens is None else tokens / scale,
+        tokens_per_s_per_gpu=_slowed(found.tokens_per_s_per_gpu, scale),
+        samples_per_s_per_gpu=_slowed(found.samples_per_s_per_gpu, scale),
+        tflops_per_gpu=_slowed(found.tflops_per_gpu, scale),
     )
+
+
+def _slowed(rate: float | None, scale: float) -> float | None:
+    """A rate of a step that takes ``scale`` times as long."""
+    return None if rate is None else rate / scale
 
 
 def _chunks(run: Run, stages: Sequence[int]) -> int | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fakedist.sweep.axes import Scalar, text_of
-from fakedist.sweep.ranking import Ranked, Ranking
+from fakedist.sweep.ranking import UNITS, Ranked, Ranking, rate_in
 from fakedist.sweep.records import RankResult, Row, Status
-from fakedist.units import GIB
+from fakedist.units import GIB, format_us
 
 _NAMED_AS_FAST = 3
 
@@ -43,7 +43,12 @@ def answer(ranking: Ranking) -> Iterator[str]:
     """The fastest point that fits, and what limits that."""
     share = f"{ranking.headroom:.0%} headroom"
     best = ranking.best
-    if best is None:
+    if best is None and not ranking.unit and ranking.num_without_speed:
+        yield (
+            "no ranking: steps of unequal work do not compare, and neither the tokens nor the samples nor the FLOPs of "
+            "a step are known; --tokens-per-step N gives the tokens"
+        )
+    elif best is None:
         yield f"no point fits with {share} and has a step"
     else:
         yield f"fastest that fits with {share}: {ranked_text(best, ranking.unit)}"
@@ -57,6 +62,8 @@ def answer(ranking: Ranking) -> Iterator[str]:
         yield f"{_points(ranking.num_too_full)} fit with less than {share}"
     if ranking.num_without_step:
         yield f"{_points(ranking.num_without_step)} fit and have no step, and are not ranked"
+    if ranking.num_without_speed and ranking.unit:
+        yield f"not ranked, because {ranking.unit} are not known: {_points(ranking.num_without_speed)}"
     if ranking.num_without_bubble:
         yield (
             f"the steps of {_points(ranking.num_without_bubble)} lack the bubble of their pipeline: "
@@ -84,10 +91,9 @@ def memory_text(rank: RankResult) -> str:
 def row_text(row: Row) -> str:
     """A row in one line, for progress."""
     if row.status.ran and row.step is not None and row.fullest is not None:
-        speed = row.step.tokens_per_s_per_gpu
-        value = speed if speed is not None else 1e6 / row.step.step_us
-        unit = "tokens/s per GPU" if speed is not None else "steps/s"
-        return f"{row.label}: {row.status}, {speed_text(value)} {unit}, {memory_text(row.fullest)}"
+        speed = next((f"{speed_text(rate)} {unit}" for unit in UNITS if (rate := rate_in(unit, row.step))), "")
+        did = speed or f"a step in {format_us(row.step.step_us)}"
+        return f"{row.label}: {row.status}, {did}, {memory_text(row.fullest)}"
     return f"{row.label}: {row.status}{f': {row.reason}' if row.reason else ''}"
 
 

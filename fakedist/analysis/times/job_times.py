@@ -32,6 +32,7 @@ class JobRank:
 
     Attributes:
         rank: The rank.
+        step: Number of the timed step.
         parts: How it spends the job's step.
         lanes: What it does when: see :func:`fakedist.analysis.times.stage_parts.lanes_of`.
         tokens: The tokens that it reads.
@@ -44,6 +45,7 @@ class JobRank:
     """
 
     rank: int
+    step: int
     parts: Parts
     lanes: pd.DataFrame
     tokens: StepTokens
@@ -76,6 +78,7 @@ class JobTimes:
 class _Alone:
     """A rank that is priced for itself."""
 
+    number: int  # of the timed step
     step: RankStep
     rows: tuple[Array, Array]
     varied: list[list[Array]] | None
@@ -150,8 +153,10 @@ def _alone(rank: int, tables: Mapping[str, pd.DataFrame], job: _Job) -> _Alone:
     placed = step.place(prices.host)
     durations = np.nan_to_num(placed.time_us)
     dependencies = dependencies_of((launches, calls, tables["groups"]), step.timeline, durations, rank, job.every)
-    own = calls[calls["step"] == int(launches["step"].iloc[0])]
+    number = int(launches["step"].iloc[0])
+    own = calls[calls["step"] == number]
     return _Alone(
+        number=number,
         step=RankStep(rank, step.timeline, durations, dependencies.transfers),
         rows=(durations[of_work >= 0], _lanes(launches, work)),
         varied=step.varied(placed, lambda: prices.step_interval(priced, counts)),
@@ -243,6 +248,7 @@ def _rank(alone: _Alone, found: PlacedTogether, step_us: float) -> JobRank:
     rows = RankRows(placed.start_us, placed.launch_us, placed.ends_us, durations, lane)
     return JobRank(
         rank=rank,
+        step=alone.number,
         parts=parts_of(rows, placed.end_us, step_us),
         lanes=lanes_of(rows, placed.end_us, step_us),
         tokens=alone.tokens,

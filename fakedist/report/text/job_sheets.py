@@ -96,6 +96,11 @@ def job_figures(step: JobStep) -> list[tuple[str, str, str]]:
             f"{done.tokens_per_s_per_gpu * step.world_size:,.0f} of all GPUs, {done.tokens_per_step:,} tokens a step"
         )
         rows.append(("tokens/s per GPU", f"{done.tokens_per_s_per_gpu:,.0f}", whole))
+    elif done.samples_per_s_per_gpu is not None:
+        whole = (
+            f"{done.samples_per_s_per_gpu * step.world_size:,.0f} of all GPUs, {done.samples_per_step:,} samples a step"
+        )
+        rows.append(("samples/s per GPU", f"{done.samples_per_s_per_gpu:,.0f}", whole))
     for rate in done.rates:
         mfu = "" if rate.mfu is None else f"MFU {rate.mfu:.1%}, "
         how = "attention by half of the keys" if rate.convention == "Megatron-LM" else "attention by all keys"

@@ -38,7 +38,7 @@ class Watch:
             stack.enter_context(self.operations)
             yield
 
-    def _begins(self, module: nn.Module) -> None:
+    def _begins(self, module: nn.Module, args: tuple[object, ...]) -> None:
         if self.position.is_root_call():
             self.position.root_forward()
         self.position.module_begins(self.layers.layer(module, self.position.layer))

@@ -6,6 +6,7 @@ import pytest
 
 from fakedist.sweep.ranking import Speed, rank_rows
 from fakedist.sweep.records import Row, Status
+from fakedist.sweep.wording import answer
 from fakedist.units import GIB
 from tests.unit.sweep.rows_by_hand import row
 
@@ -79,12 +80,41 @@ def test_an_axis_whose_points_always_differ_elsewhere_too_is_not_compared() -> N
     assert [(each.num_groups, each.speed_ratio) for each in effects] == [(0, None)] * 2
 
 
-def test_without_tokens_steps_are_compared() -> None:
-    rows = [row(500, tp=1), row(900, tp=2)]
-    rows = [replace(each, step=replace(each.step, tokens_per_s_per_gpu=None)) for each in rows if each.step]
-    ranking = rank_rows(rows, 0.0)
-    assert ranking.unit == "steps/s"
-    assert [dict(each.row.values)["tp"] for each in ranking.ranked] == [2, 1]
+def known(one: Row, **figures: float | str | None) -> Row:
+    """A point whose step shows these figures, and no other that could rank it."""
+    assert one.step is not None
+    none = dict.fromkeys(("tokens_per_s_per_gpu", "samples_per_s_per_gpu", "tflops_per_gpu"))
+    return replace(one, step=replace(one.step, **(none | figures)))  # type: ignore[arg-type]
+
+
+def test_without_tokens_samples_are_compared_not_steps() -> None:
+    small = known(row(900, tp=1), samples_per_s_per_gpu=10.0, tflops_per_gpu=50.0)
+    large = known(row(500, tp=2), samples_per_s_per_gpu=30.0, tflops_per_gpu=40.0)
+    ranking = rank_rows([small, large], 0.0)
+    assert ranking.unit == "samples/s per GPU"
+    assert [each.row for each in ranking.ranked] == [large, small]
+
+
+def test_samples_of_several_shapes_do_not_compare_so_the_models_flops_do() -> None:
+    short = known(row(900, tp=1), samples_per_s_per_gpu=90.0, sample_shape="128", tflops_per_gpu=40.0)
+    long = known(row(500, tp=2), samples_per_s_per_gpu=10.0, sample_shape="8192", tflops_per_gpu=50.0)
+    ranking = rank_rows([short, long], 0.0)
+    assert ranking.unit == "model TFLOP/s per GPU"
+    assert [each.row for each in ranking.ranked] == [long, short]
+
+
+def test_the_unit_that_more_points_know_ranks_them_and_the_others_are_counted() -> None:
+    rows = [known(row(900, tp=1), tflops_per_gpu=50.0), known(row(800, tp=2), tflops_per_gpu=60.0)]
+    ranking = rank_rows([*rows, known(row(700, tp=4), tokens_per_s_per_gpu=700.0)], 0.0)
+    assert ranking.unit == "model TFLOP/s per GPU"
+    assert (len(ranking.ranked), ranking.num_without_speed, ranking.num_without_step) == (2, 1, 0)
+    assert "not ranked, because model TFLOP/s per GPU are not known: 1 point" in list(answer(ranking))
+
+
+def test_steps_of_unknown_work_are_not_ranked() -> None:
+    ranking = rank_rows([known(row(500, tp=1)), known(row(900, tp=2))], 0.0)
+    assert (ranking.unit, ranking.ranked, ranking.num_without_speed) == ("", [], 2)
+    assert next(iter(answer(ranking))).startswith("no ranking: steps of unequal work do not compare")
 
 
 def test_a_point_without_a_step_is_counted() -> None:

@@ -1,0 +1,55 @@
+import torch
+from torch import nn
+
+from fakedist.record.position import Position
+from fakedist.record.training import Training
+
+MODEL, CRITIC = nn.Linear(4, 4), nn.Linear(4, 4)
+
+
+class Job:
+    """A job whose optimizers step as told; ``ended`` has the samples of each step that ended."""
+
+    def __init__(self) -> None:
+        self.training = Training(Position(), 10, None)
+        self.ended: list[tuple[int, int, str]] = []
+        self.training.ended = lambda step, start_us, end_us: self.ended.append((step, *self.training.samples_of(step)))
+        self.optimizers = [torch.optim.SGD(each.parameters()) for each in (MODEL, CRITIC)]
+
+    def forward(self, model: nn.Module, *inputs: object) -> None:
+        self.training.root_forward(model, inputs)
+        self.training.backward()
+
+    def step(self, number: int = 0) -> None:
+        self.training.optimizer_begins(self.optimizers[number])
+        self.training.optimizer_ended(self.optimizers[number])
+
+
+def test_samples_of_a_step_are_its_inputs_first_dimensions_over_all_micro_batches() -> None:
+    job = Job()
+    for rows in (8, 8):
+        job.forward(MODEL, {"name": "x", "image": torch.zeros(rows, 3, 5)}, torch.zeros(rows))
+    with torch.no_grad():
+        job.training.root_forward(MODEL, (torch.zeros(100, 3, 5),))
+    job.step()
+    job.training.steps.close()
+    assert job.ended == [(1, 16, "3x5")]
+
+
+def test_samples_are_those_of_the_model_that_runs_first_also_in_a_step_of_several_optimizers() -> None:
+    job = Job()
+    for _ in range(3):
+        job.forward(MODEL, torch.zeros(8, 4))
+        job.step(0)
+        job.forward(CRITIC, torch.zeros(32, 4))
+        job.step(1)
+    job.training.steps.close()
+    assert job.ended[-1] == (3, 8, "4")
+
+
+def test_without_a_positional_tensor_samples_are_not_known() -> None:
+    job = Job()
+    job.forward(MODEL, "text", torch.zeros(()))
+    job.step()
+    job.training.steps.close()
+    assert job.ended == [(1, 0, "")]
