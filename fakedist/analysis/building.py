@@ -32,6 +32,7 @@ from fakedist.run.outcome import Outcome
 from fakedist.run.records import GpuRecord
 from fakedist.run.rows import FrameRow, InventedRow
 from fakedist.run.schema import ACTIONS
+from fakedist.run.sources import EVENT_TIME
 from fakedist.run.summary import Summary
 from fakedist.run.tables import check_tables, new_tables, write_table
 
@@ -225,10 +226,13 @@ _CHOOSES = re.compile(r"\.(topk|sort|argsort|argmax|argmin)\b")
 
 def _invention_notes(rows: list[InventedRow]) -> list[Note]:
     """Notes on made-up values: how many, and where the first one was read."""
+    times = [row for row in rows if row.operation == EVENT_TIME]
+    found = [notes.event_times_made_up(sum(row.num_values for row in times), _first_place(times))] if times else []
+    rows = [row for row in rows if row.operation != EVENT_TIME]
     invented = sum(row.num_values for row in rows)
     if not invented:
-        return []
-    found = [notes.values_made_up(invented, _first_place(rows))]
+        return found
+    found.append(notes.values_made_up(invented, _first_place(rows)))
     chosen = [row for row in rows if _CHOOSES.search(row.operation)]
     return [*found, *([notes.indices_made_up(chosen[0].operation, _first_place(chosen))] if chosen else [])]
 

@@ -1,6 +1,7 @@
-"""Autotuning on the virtual GPU: kernels do not run, so timing them means nothing. The first configuration is taken.
+"""Timing on the virtual GPU: kernels do not run, so it means nothing. Autotuning takes the first configuration, and times
+between events that the script reads count as made up.
 
-This covers Inductor's choice among templates (``max_autotune``), its kernels' block sizes (including
+Autotuning covers Inductor's choice among templates (``max_autotune``), its kernels' block sizes (including
 ``coordinate_descent_tuning``), and kernels under ``triton.autotune``. On a real GPU, autotuning is left alone.
 """
 
@@ -12,15 +13,38 @@ from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Protocol
 
+import torch
+
 from fakedist.importing import when_imported
 from fakedist.patch import patched, present
 from fakedist.run import notes
 from fakedist.run.notes import Note
+from fakedist.run.sources import EVENT_TIME
 
 _HEURISTICS = "torch._inductor.runtime.triton_heuristics"
 _SELECTION = "torch._inductor.select_algorithm"
 _TRITON = "triton.runtime.autotuner"
 _Method = Callable[..., object]
+
+
+@contextmanager
+def event_times(count: Callable[[str, int], None]) -> Iterator[None]:
+    """Call ``count(EVENT_TIME, 1)`` for each time between two events that the script reads, which is this machine's.
+
+    Times read from a ``torch.Event`` that was not made as a ``torch.cuda.Event`` are not seen: its class cannot be
+    patched.
+
+    Raises:
+        RecordingError: This torch's events work in another way.
+    """
+
+    def elapsed_time(self: torch.cuda.Event, end_event: torch.cuda.Event) -> float:
+        count(EVENT_TIME, 1)
+        time_ms: float = original(self, end_event)
+        return time_ms
+
+    with patched(torch.cuda.Event, "elapsed_time", elapsed_time) as original:
+        yield
 
 
 class _KernelTuner(Protocol):

@@ -23,8 +23,9 @@ from fakedist.gpu.fast_path.compiled import CompiledFastPath, make_fast_path
 from fakedist.gpu.native import cache_directory
 from fakedist.gpu.tracker.tracker import EventTracker
 from fakedist.gpu.triton_key import kept_triton_key
-from fakedist.gpu.tuning import FirstConfigurations
+from fakedist.gpu.tuning import FirstConfigurations, event_times
 from fakedist.gpu.values import ValueEngine
+from fakedist.gpu.values.inventions import Inventions
 from fakedist.gpu.virtual import VirtualGpu
 from fakedist.gpu_models.known import find_gpu, gpu_of_product
 from fakedist.job import Job, profile_command
@@ -96,6 +97,7 @@ class Surroundings:
         self._guarded = guarded
         self._world = self._recording = ExitStack()
         self._values: ValueEngine | None = None
+        self._inventions = Inventions(self._job.seed)
         self._tapes: Tapes | None = None
         self._world_notes: Callable[[], list[Note]] = list
         self._tuning = FirstConfigurations()
@@ -116,6 +118,7 @@ class Surroundings:
         with ExitStack() as recording, ExitStack() as world:
             if self._gpu is not None:
                 world.enter_context(self._tuning.taken())
+                world.enter_context(event_times(self._inventions.count))
                 world.enter_context(kept_triton_key(cache_directory() / "compiled" / "triton-key"))
             if self._values is not None:
                 world.enter_context(self._values.below_dispatch())
@@ -164,6 +167,7 @@ class Surroundings:
         job = self._job
         if self._gpu is not None and job.values != "off":
             self._values = ValueEngine(job.seed, strict=job.values == "strict")
+            self._inventions = self._values.host.inventions
         execute = None if self._values is None else self._values.execute
         fast_path = make_fast_path(self._values)
         recorder = Recorder(
@@ -265,7 +269,7 @@ class Surroundings:
     def _write_facts(self) -> None:
         """Write what the virtual GPU made up or could not answer since the last call."""
         self._facts_at = time.monotonic()
-        if self._values is not None and (invented := self._values.invented()):
+        if invented := self._inventions.take():
             self._journal.append(InventedRecord(invented))
         if self._gpu is not None:
             refused = self._gpu.refused()

@@ -237,6 +237,15 @@ def values_made_up(num_values: int, place: str) -> Note:
     return Note("values_made_up", text)
 
 
+def event_times_made_up(num_times: int, place: str) -> Note:
+    """The script read times between CUDA events, which the virtual GPU does not have."""
+    text = (
+        f"{counted(num_times, 'time')} between CUDA events that the script read, first at {place or 'a backward'}, "
+        f"{'is' if num_times == 1 else 'are'} this machine's, not a GPU's: the table of the step's time has the estimate"
+    )
+    return Note("event_times_made_up", text)
+
+
 def indices_made_up(operation: str, place: str) -> Note:
     """An operation such as a router's topk chose by made-up values."""
     text = (

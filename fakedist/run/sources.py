@@ -1,4 +1,4 @@
-"""Recognises source files that do not belong to the script. Both halves use it."""
+"""Names that both halves know: source files that do not belong to the script, and times that the virtual GPU makes up."""
 
 from __future__ import annotations
 
@@ -6,3 +6,6 @@ import re
 
 #: A file that Inductor generated for a compiled graph: "c" and 51 base-32 digits of a SHA-256.
 INDUCTORS = re.compile(r"\bc[a-z2-7]{51}\.py\b")
+
+#: The operation of made-up times between two events, in the table ``invented``.
+EVENT_TIME = "cuda.Event.elapsed_time"

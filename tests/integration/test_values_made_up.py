@@ -33,6 +33,22 @@ def test_what_is_read_and_was_not_computed_is_made_up_once_and_told(engine: Valu
 
 
 @on_virtual_gpu
+def test_a_time_between_events_counts_as_made_up(engine: ValueEngine) -> None:
+    import torch
+
+    from fakedist.gpu.tuning import event_times
+
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    with event_times(engine.host.inventions.count):
+        begin.record()
+        end.record()
+        assert begin.elapsed_time(end) >= 0
+    (row,) = engine.invented()
+    assert (row.operation, row.num_values) == ("cuda.Event.elapsed_time", 1)
+    assert row.filename.endswith("test_values_made_up.py")
+
+
+@on_virtual_gpu
 def test_a_view_of_what_was_read_is_not_told_again(engine: ValueEngine) -> None:
     import torch
 
