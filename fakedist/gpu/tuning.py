@@ -1,5 +1,6 @@
-"""Timing on the virtual GPU: kernels do not run, so it means nothing. Autotuning takes the first configuration, and times
-between events that the script reads count as made up.
+"""Timing on the virtual GPU: kernels do not run, so it means nothing. Autotuning takes the first configuration.
+
+Times between events that the script reads count as made up.
 
 Autotuning covers Inductor's choice among templates (``max_autotune``), its kernels' block sizes (including
 ``coordinate_descent_tuning``), and kernels under ``triton.autotune``. On a real GPU, autotuning is left alone.

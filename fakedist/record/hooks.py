@@ -44,7 +44,7 @@ def out_of_memory_observer(observe: Callable[[int, int, int, int], None]) -> Ite
 def module_hooks(
     begins: Callable[[nn.Module, tuple[object, ...]], None], ended: Callable[[nn.Module], None]
 ) -> Iterator[None]:
-    """Call ``begins`` before (with the positional arguments) and ``ended`` after every module's forward, even one that raises.
+    """Call ``begins`` (with the positional arguments) before and ``ended`` after every forward, even one that raises.
 
     ``torch.compile`` traces hooks with the modules. These hooks are empty to it, so that it compiles the same graphs.
     ``module.compile()`` compiles the hooks with the module, so its calls are reported from outside the compiled code.

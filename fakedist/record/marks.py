@@ -265,7 +265,34 @@ class Marks:
                 before = len(tensors)
                 _add_tensors(state, tensors)
                 wanted += [layer << WHAT_BITS | _STATE] * (len(tensors) - before)
+        for tensor, layer in self._kept_elsewhere(optimizer, known):
+            self._want(tensor, What.STATE, layer)
         self._flush()
+
+    def _kept_elsewhere(
+        self, optimizer: torch.optim.Optimizer, known: _OwnedMemory
+    ) -> Iterator[tuple[torch.Tensor, int]]:
+        """An optimizer's tensors outside ``state``, in attributes and groups of its own, each with its layer.
+
+        Tensors in the memory of parameters or gradients, such as flat buffers of both, are not among them.
+        """
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        kept = [(value, parameters) for name, value in vars(optimizer).items() if name not in ("param_groups", "state")]
+        for group in optimizer.param_groups:
+            kept += [(value, group["params"]) for name, value in group.items() if name != "params"]
+        ids = set(map(id, parameters))
+        gradients: set[int] | None = None
+        for value, its_parameters in kept:
+            if not isinstance(value, (dict, list, tuple, torch.Tensor)):
+                continue
+            for tensor, of in _with_parameters(value, its_parameters):
+                if id(tensor) in ids or self.owner(tensor) != KEEP_LAYER or not tensor.is_cuda:
+                    continue
+                if gradients is None:
+                    found = (gradient for parameter in parameters for gradient in _gradients(parameter))
+                    gradients = {piece.address for gradient in found for piece in device_pieces(gradient)}
+                if not known.parts(tensor) and not any(piece.address in gradients for piece in device_pieces(tensor)):
+                    yield tensor, self.owner(of)
 
     def optimizers(self) -> None:
         """Mark the state of every optimizer that ever stepped, including one that ran out of memory in its step."""
@@ -301,6 +328,8 @@ class Marks:
                 tensors += [p for group in optimizer.param_groups for p in group["params"] if id(p) not in ids]
                 for state in optimizer.state.values():
                     _add_tensors(state, tensors)
+                own = self._kept_elsewhere(optimizer, _OwnedMemory(self._memory_of_parameters()))
+                tensors += [tensor for tensor, _ in own]
         return tensors, wanted + [What.PARAMETER] * (len(tensors) - len(known))
 
     def _memory_of_parameters(self) -> Iterator[tuple[int, int, int]]:
@@ -371,6 +400,22 @@ class _OwnedMemory:
                 begin = max(first, start)
                 found.append(Part(layer, (begin - start) // width, (min(last, end) - begin) // width))
         return found
+
+
+def _with_parameters(
+    value: object, parameters: Sequence[torch.Tensor]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+    """The tensors in an attribute of an optimizer, each with its parameter: a dictionary's key, or by the same place.
+
+    Places count only in a list of as many tensors as there are parameters, of the same shapes.
+    """
+    if isinstance(value, dict) and any(isinstance(key, torch.Tensor) for key in value):
+        for key, of_key in value.items():
+            yield from ((tensor, key if isinstance(key, torch.Tensor) else None) for tensor in _tensors(of_key))
+        return
+    tensors = _tensors(value)
+    aligned = [tensor.shape for tensor in tensors] == [parameter.shape for parameter in parameters]
+    yield from zip(tensors, parameters if aligned else [None] * len(tensors), strict=True)
 
 
 def _tensors(state: object) -> list[torch.Tensor]:

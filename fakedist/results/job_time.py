@@ -267,9 +267,7 @@ def _with_samples(
     job = run.manifest.job
     assert job is not None
     per_s = samples / found.step_us * 1e6 / job.world_size
-    return replace(
-        throughput, samples_per_step=samples, sample_shape=step.sample_shape, samples_per_s_per_gpu=per_s
-    )
+    return replace(throughput, samples_per_step=samples, sample_shape=step.sample_shape, samples_per_s_per_gpu=per_s)
 
 
 def _tokens(found: JobTimes) -> tuple[int | None, str, str]:

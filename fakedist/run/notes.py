@@ -241,7 +241,7 @@ def event_times_made_up(num_times: int, place: str) -> Note:
     """The script read times between CUDA events, which the virtual GPU does not have."""
     text = (
         f"{counted(num_times, 'time')} between CUDA events that the script read, first at {place or 'a backward'}, "
-        f"{'is' if num_times == 1 else 'are'} this machine's, not a GPU's: the table of the step's time has the estimate"
+        f"{'is' if num_times == 1 else 'are'} this machine's, not a GPU's: the step's time below is the estimate"
     )
     return Note("event_times_made_up", text)
 

@@ -1,4 +1,4 @@
-"""Names that both halves know: source files that do not belong to the script, and times that the virtual GPU makes up."""
+"""Names that both halves know: source files that do not belong to the script, and the operation of made-up times."""
 
 from __future__ import annotations
 

@@ -47,7 +47,10 @@ def test_phases_come_in_the_order_in_which_they_began(tmp_path: Path) -> None:
 def test_a_step_has_the_most_of_its_phases(tmp_path: Path) -> None:
     recording = two_steps(tmp_path)
     steps = memory_tables.step_table(recording, build_blocks(recording), event_places(recording))
-    assert steps.to_numpy().tolist() == [[1, 1000, 900, 28 * MIB, GIB, 0, ""], [2, 2000, 900, 28 * MIB, GIB + 20 * MIB, 0, ""]]
+    assert steps.to_numpy().tolist() == [
+        [1, 1000, 900, 28 * MIB, GIB, 0, ""],
+        [2, 2000, 900, 28 * MIB, GIB + 20 * MIB, 0, ""],
+    ]
 
 
 def test_a_step_without_any_event_used_nothing(tmp_path: Path) -> None:

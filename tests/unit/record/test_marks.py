@@ -7,6 +7,7 @@ import torch
 from fakedist.record.marks import KEEP_LAYER, Marks, _OwnedMemory
 from fakedist.record.module_names import OUTSIDE, LayerTable
 from fakedist.record.position import Position
+from fakedist.run.schema import CATEGORIES
 from tests.unit.record.on_device import on_device
 
 
@@ -91,3 +92,47 @@ def test_an_optimizers_state_belongs_to_the_layer_of_its_parameter() -> None:
     taken = marks.take()
     assert memoryview(taken.layer).cast("i").tolist() == [3]
     assert memoryview(taken.address).cast("Q").tolist() == [state.data_ptr()]
+
+
+class OwnLists(torch.optim.Optimizer):
+    """An optimizer that keeps its state in a list, a dictionary by parameter and its groups."""
+
+    def __init__(self, parameters: list[torch.Tensor]) -> None:
+        super().__init__(parameters, {})
+        self.momenta = [on_device(*parameter.shape) for parameter in parameters]
+        self.by_parameter = {parameters[1]: {"exp_avg": on_device(7)}}
+        self.param_groups[0]["update_buffer"] = on_device(50)
+        self.flat, self.gradient, self.on_host = parameters[0].data[2:], parameters[0].grad, torch.zeros(9)
+
+
+def test_state_in_an_optimizers_own_lists_is_optimizer_state_of_the_parameters_layers() -> None:
+    marks, layers = Marks(Position(), LayerTable()), torch.nn.ParameterList([on_device(10), on_device(20)])
+    numbers = [3, 4]
+    for parameter, number in zip(layers, numbers, strict=True):
+        parameter.grad = on_device(*parameter.shape)
+        marks.parameter(parameter, number)
+    optimizer = OwnLists(list(layers))
+    marked(marks)
+    claimed = marks.claimed()
+    marks.optimizer(optimizer)
+    taken = marks.take()
+    found = {
+        address: (CATEGORIES[category], layer)
+        for address, category, layer in zip(
+            memoryview(taken.address).cast("Q"),
+            memoryview(taken.category).cast("B"),
+            memoryview(taken.layer).cast("i"),
+            strict=True,
+        )
+    }
+    kept = [
+        *optimizer.momenta,
+        optimizer.by_parameter[layers[1]]["exp_avg"],
+        optimizer.param_groups[0]["update_buffer"],
+    ]
+    expected = [("optimizer_state", 3), ("optimizer_state", 4), ("optimizer_state", 4), ("optimizer_state", KEEP_LAYER)]
+    assert [found[tensor.data_ptr()] for tensor in kept] == expected
+    assert found[layers[0].grad.data_ptr()] == ("gradient", 3)
+    assert optimizer.flat.data_ptr() not in found
+    assert all((tensor.data_ptr(), 0) not in claimed for tensor in kept)
+    assert all((tensor.data_ptr(), 0) in marks.claimed() for tensor in kept)
