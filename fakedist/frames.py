@@ -41,3 +41,11 @@ def script_line() -> str:
     """The script's running line as ``file:line (function)``; empty if there is none."""
     frame = script_frame()
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
+
+
+def is_called_by(function: str) -> bool:
+    """Whether a function of this name is running in this thread."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != function:
+        frame = frame.f_back
+    return frame is not None

@@ -199,15 +199,17 @@ def _dropped(recording: Recording) -> list[Note]:
     return [*found, *([notes.recording_cut()] if recording.truncated else [])]
 
 
-def _left_note(recording: Recording, job: Job) -> Note:
-    """The note for a rank that ended before doing any work. The cause may be a flag that only another rank knows.
+def _left_note(recording: Recording) -> Note:
+    """The note for a rank that ended before doing any work. The cause may be a flag that only another rank knows."""
+    return notes.left_during_init("" if recording.outcome is None else recording.outcome.line)
 
-    In Megatron-LM, ranks that load no data learn from a broadcast whether there is any, and train only then.
-    """
-    line = "" if recording.outcome is None else recording.outcome.line
-    calls = call_table(recording)
-    received = 0 if job.tapes else int(((calls["operation"] == "broadcast") & (calls["bytes_in"] == 0)).sum())
-    return notes.left_during_init(line, received, job.rank)
+
+def _not_sent_notes(recording: Recording, *, is_cause: bool) -> list[Note]:
+    """The note on values that another rank should have sent. Those on the host count only if they may be a cause."""
+    read = [record for record in recording.not_sent if record.is_read or is_cause]
+    if not read:
+        return []
+    return [notes.not_sent([record.text for record in read], read[0].command, is_cause=is_cause)]
 
 
 def _failure_notes(recording: Recording) -> list[Note]:
@@ -246,7 +248,7 @@ def _notes(recording: Recording, blocks: Blocks, job: Job | None, summary: Summa
     left, outcome = summary.left_during_init, summary.exit.outcome
     found = [*recording.notes, *of_times, *memory_tables.differences(recording, blocks)]
     if left is not None and job is not None:
-        found.append(_left_note(recording, job))
+        found.append(_left_note(recording))
     is_before_forward = not any(scope.phase == "forward" for scope in recording.scopes)
     if is_before_forward and len(blocks.frame) and not (blocks.frame["category"] == "parameter").any():
         found.append(notes.no_forward())
@@ -258,6 +260,7 @@ def _notes(recording: Recording, blocks: Blocks, job: Job | None, summary: Summa
         found.append(notes.used_another_device(recording.device))
     found += _failure_notes(recording)
     found += _invention_notes(recording.invented)
+    found += _not_sent_notes(recording, is_cause=left is not None)
     found += [notes.not_answered(name, calls) for name, calls in sorted(recording.unanswered.items())]
     if job is not None and job.collectives == "noop":
         found.append(notes.collectives_off())

@@ -39,6 +39,7 @@ from fakedist.run.records import (
     LayersRecord,
     NcclRecord,
     NoteRecord,
+    NotSentRecord,
     OperationNamesRecord,
     OperationsRecord,
     OutcomeRecord,
@@ -121,6 +122,7 @@ class Recording:
         bound: Numbers of groups that were bound to a device.
         outside: Memory of the real GPU at the end; None on a virtual GPU.
         outcome: How the rank ended; None if it was killed.
+        not_sent: Lines that read integers or flags that another rank should have sent.
         unanswered: Number of calls of each CUDA function that was refused.
         notes: The rank's own notes.
         truncated: Whether the journal ends in the middle of a record.
@@ -134,6 +136,7 @@ class Recording:
     calls: list[CallRow] = field(default_factory=list)
     groups: list[GroupRow] = field(default_factory=list)
     invented: list[InventedRow] = field(default_factory=list)
+    not_sent: list[NotSentRecord] = field(default_factory=list)
     generated: list[GeneratedRecord] = field(default_factory=list)
     placings: list[PlacingRow] = field(default_factory=list)
     graphs: list[GraphRow] = field(default_factory=list)
@@ -313,6 +316,10 @@ class _Reading:
     @take.register
     def _(self, record: InventedRecord) -> None:
         self.recording.invented += record.rows
+
+    @take.register
+    def _(self, record: NotSentRecord) -> None:
+        self.recording.not_sent.append(record)
 
     @take.register
     def _(self, record: UnansweredRecord) -> None:

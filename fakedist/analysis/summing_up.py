@@ -121,7 +121,10 @@ def _left_during_init(recording: Recording, ending: Ending) -> LeftDuringInit | 
     told = recording.outcome
     if not ending.ended_by_itself or told is None or told.last_step or recording.gpu is None:
         return None
-    return LeftDuringInit(told.line)
+    read = sorted(recording.not_sent, key=lambda record: not record.is_read)
+    if not read:
+        return LeftDuringInit(told.line)
+    return LeftDuringInit(told.line, read[0].text, read[0].command)
 
 
 def _outside(recording: Recording, tables: dict[str, pd.DataFrame], job: Job | None) -> Outside:

@@ -7,6 +7,7 @@ module                                   adapter
 ``torch.distributed.pipelining``         :mod:`fakedist.frameworks.pipelining`
 ``torch.distributed._symmetric_memory``  :mod:`fakedist.frameworks.symmetric_memory`
 ``torch._dynamo.trace_rules``            :mod:`fakedist.frameworks.dynamo`
+``megatron.training.training``           :mod:`fakedist.frameworks.megatron`
 ``megatron_fsdp.uneven_dtensor``         :mod:`fakedist.frameworks.megatron_fsdp`
 ``deepspeed.runtime.zero.utils``         :mod:`fakedist.frameworks.deepspeed`
 ``safetensors.torch``                    :mod:`fakedist.frameworks.safetensors`
@@ -22,9 +23,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
 
-from fakedist.frameworks.checkpoints import parts_of_one, plans_of_one
+from fakedist.frameworks.checkpoints import parts_of_one, parts_of_others, plans_of_one, states_of_others
 from fakedist.frameworks.deepspeed import lists_of_rank_0
 from fakedist.frameworks.dynamo import nothing_of_ours
+from fakedist.frameworks.megatron import flags_of_rank_0
 from fakedist.frameworks.megatron_fsdp import uneven_parts
 from fakedist.frameworks.pipelining import stages_alone
 from fakedist.frameworks.safetensors import sparse_safetensors
@@ -45,10 +47,13 @@ Adapter = Callable[[ModuleType], dict[str, object]]
 #: Adapters by the end of a module's full name, because frameworks carry copies of others.
 _ADAPTERS: dict[str, Adapter] = {
     "torch._dynamo.trace_rules": nothing_of_ours,
+    "megatron.training.training": flags_of_rank_0,
     "megatron_fsdp.uneven_dtensor": uneven_parts,
     "torch.distributed._symmetric_memory": no_symmetric_memory,
     "torch.distributed.checkpoint.utils": plans_of_one,
     "torch.distributed.checkpoint.default_planner": parts_of_one,
+    "torch.distributed.optim.zero_redundancy_optimizer": states_of_others,
+    "torch.distributed.fsdp._optim_utils": parts_of_others,
     "torch.distributed.pipelining.stage": stages_alone,
     "deepspeed.runtime.zero.utils": lists_of_rank_0,
     "safetensors.torch": sparse_safetensors,

@@ -1,22 +1,27 @@
-"""torch.distributed.checkpoint: what its coordinator makes of all ranks' plans when only one rank runs.
+"""Checkpoints of one rank: plans of torch.distributed.checkpoint, and optimizer states that only other ranks hold.
 
-A plan lists the parts of tensors that a rank saves or loads. "Every rank is like me" would give every rank the same
-parts. The coordinator would divide them among the faked ranks, and together they would not make up the whole. So the
-other ranks' plans are like mine but without parts. The coordinator's answer to this rank then follows from this rank's
-own plan, whichever rank it is. A tape could not do better, because the coordinator's run did not have this rank's plan
-either.
+The coordinator of torch.distributed.checkpoint makes one plan of all ranks' plans. A plan lists the parts of tensors
+that a rank saves or loads. "Every rank is like me" would give every rank the same parts. The coordinator would divide
+them among the faked ranks, and together they would not make up the whole. So the other ranks' plans are like mine but
+without parts. The coordinator's answer to this rank then follows from this rank's own plan, whichever rank it is. A
+tape could not do better, because the coordinator's run did not have this rank's plan either.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from itertools import combinations
+from pickle import UnpicklingError
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
+from fakedist.errors import WorldError
+from fakedist.rank_list import format_rank_list
 from fakedist.torch_releases import PLAN_OF_ONE_RANK
 from fakedist.world.objects import standing_in
 
@@ -25,6 +30,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
     from torch.distributed.checkpoint.planner import SavePlan
     from torch.distributed.checkpoint.utils import _DistWrapper
+    from torch.distributed.optim import ZeroRedundancyOptimizer
 
 #: Makes one object of all ranks', of any type: torch indexes what it scatters.
 Reduce = Callable[[list[object]], Any]
@@ -136,3 +142,62 @@ def _without_items(plan: object) -> object:
     if not hasattr(plan, "items") or not dataclasses.is_dataclass(plan) or isinstance(plan, type):
         return plan
     return dataclasses.replace(plan, items=[])
+
+
+def states_of_others(module: ModuleType) -> dict[str, object]:
+    """For ``torch.distributed.optim.zero_redundancy_optimizer``: name the ranks whose states a rank consolidates.
+
+    A rank that does not consolidate them discards what the others send.
+    """
+    optimizer, receive = module.ZeroRedundancyOptimizer, module._broadcast_object
+    consolidate = optimizer.consolidate_state_dict
+    targets: list[bool] = []
+
+    def consolidate_state_dict(self: ZeroRedundancyOptimizer, to: int = 0) -> None:
+        targets.append(self.rank == to)
+        try:
+            consolidate(self, to)
+        finally:
+            targets.pop()
+
+    def broadcast_object(obj: object, src_rank: int, group: Any = None, device: Any = "cpu") -> object:
+        try:
+            return receive(obj, src_rank, group, device)
+        except (EOFError, RuntimeError, UnpicklingError):
+            if not targets or dist.get_rank() == src_rank:
+                raise
+            if targets[-1]:
+                raise _lacks_states("ZeroRedundancyOptimizer.consolidate_state_dict", group) from None
+            return obj
+
+    return {
+        "ZeroRedundancyOptimizer.consolidate_state_dict": consolidate_state_dict,
+        "_broadcast_object": broadcast_object,
+    }
+
+
+def parts_of_others(module: ModuleType) -> dict[str, object]:
+    """For ``torch.distributed.fsdp._optim_utils``: name the ranks that hold the rest of FSDP1's original parameters."""
+    state_dict = module._optim_state_dict
+
+    @functools.wraps(state_dict)
+    def optim_state_dict(*args: object, **kwargs: Any) -> object:
+        try:
+            return state_dict(*args, **kwargs)
+        except (AssertionError, KeyError, RuntimeError):
+            if not kwargs.get("use_orig_params") or dist.get_world_size(kwargs.get("group")) == 1:
+                raise
+            raise _lacks_states("FSDP's optimizer state dict with use_orig_params", kwargs.get("group")) from None
+
+    return {"_optim_state_dict": optim_state_dict}
+
+
+def _lacks_states(call: str, group: dist.ProcessGroup | None) -> WorldError:
+    """The error of a call that needs the optimizer states of all other ranks of a group."""
+    rank = dist.get_rank()
+    others = format_rank_list([each for each in dist.get_process_group_ranks(group) if each != rank])
+    return WorldError(
+        f"{call} needs the optimizer states that ranks {others} hold",
+        f"record the steps before it: --steps 2; or, if a rank's states take 1 MiB at most, run those ranks "
+        f"first: --rank {others},{rank}",
+    )

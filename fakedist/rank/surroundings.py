@@ -124,7 +124,14 @@ class Surroundings:
                 world.enter_context(self._values.below_dispatch())
             is_undefined = None if self._values is None else self._values.is_undefined
             self._tapes = self._make_tapes()
-            faked = fake_world(self._job, self._recorder.ledger, is_undefined, self._tapes, self._process.own_ranks)
+            faked = fake_world(
+                self._job,
+                self._recorder.ledger,
+                is_undefined,
+                self._tapes,
+                self._process.own_ranks,
+                not_sent=None if self._values is None else self._values.not_sent,
+            )
             self._world_notes = world.enter_context(faked)
             world.enter_context(warnings_at_the_script())
             world.enter_context(adapted_frameworks(sooner=self._gpu is not None))
@@ -209,6 +216,8 @@ class Surroundings:
     def _write_about_the_world(self) -> None:
         if self._tapes is not None:
             self._tapes.close(sys.exc_info()[1])
+            for record in self._tapes.not_sent():
+                self._journal.append(record)
         for note in (*self._world_notes(), *self._tuning.notes()):
             self._journal.append(NoteRecord(note))
 

@@ -132,23 +132,11 @@ def no_optimizer_step() -> Note:
     return Note("no_optimizer_step", text)
 
 
-def left_during_init(line: str, num_broadcasts: int, rank: int) -> Note:
-    """The rank ended before its first step.
-
-    Args:
-        line: Where it left the job; empty if it reached its end.
-        num_broadcasts: Broadcasts of other ranks that it received without a tape.
-        rank: The rank.
-    """
+def left_during_init(line: str) -> Note:
+    """The rank ended before its first step, at a line or, if that is empty, at the script's end."""
     text = "no training step: no module ran and no optimizer stepped; the figures are of all that the script did"
     if line:
         text = "this rank left the job during init, before a first step: the figures are those of its init alone"
-    if num_broadcasts:
-        were = "1 broadcast of another rank was" if num_broadcasts == 1 else f"{num_broadcasts:,} broadcasts were"
-        text += (
-            f"; {were} answered with what this rank held itself: if it left the job because of that, record the "
-            f"sender's tape too, with --rank 0,{rank} if rank 0 sends"
-        )
     return Note("left_during_init", text)
 
 
@@ -291,6 +279,8 @@ def saved_with_holes(bytes_: int) -> Note:
 
 # ---- the other ranks
 
+#: The most lines that the note on what was not sent names.
+_MOST_PLACES = 4
 _USE_TAPES = "to receive what those ranks send, use their tapes: --rank with several ranks, or --tape"
 
 
@@ -305,6 +295,23 @@ def tensors_made_up(count: int, num_zeros: int, first: str) -> Note:
     zeros = f" ({num_zeros:,} of integers or flags, as zeros)" if num_zeros else ""
     made_up = f"{counted(count, 'tensor')} from other ranks {'was' if count == 1 else 'were'} made up"
     return Note("tensors_made_up", f"{made_up}{zeros}, {first}; {_USE_TAPES}")
+
+
+def not_sent(places: Sequence[str], command: str, *, is_cause: bool) -> Note:
+    """The script read integers or flags that another rank should have sent.
+
+    Args:
+        places: Calls with the rank that sends and the line that reads.
+        command: The command that supplies them; may be empty.
+        is_cause: Whether the script ended before a training step.
+    """
+    more = f" and {len(places) - _MOST_PLACES} more" if len(places) > _MOST_PLACES else ""
+    text = (
+        "the script read integers or flags that another rank should have sent: "
+        f"{', '.join(places[:_MOST_PLACES])}{more}. They were what this rank held itself, or zeros"
+    )
+    text += ", which may be why it trained nothing" if is_cause else ""
+    return Note("not_sent", f"{text}. To receive them: {command}" if command else text)
 
 
 def tape_answered(count: int, tape: str) -> Note:

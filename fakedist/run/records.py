@@ -155,6 +155,32 @@ class InventedRecord(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class NotSentRecord(Record):
+    """A line that read integers or flags that another rank should have sent. They were this rank's own, or zeros.
+
+    Attributes:
+        line: The line, as ``file:line (function)``.
+        call: The call that should have received them.
+        source: The rank that sends them; -1 for any.
+        command: The command that supplies them; may be empty.
+        is_read: Whether the script read them. On the host that is not seen.
+    """
+
+    kind: ClassVar[str] = "not_sent"
+    line: str
+    call: str
+    source: int
+    command: str
+    is_read: bool
+
+    @property
+    def text(self) -> str:
+        """The call, the rank that sends and the line: "broadcast from rank 0 at train.py:3 (main)"."""
+        whom = "any rank" if self.source < 0 else f"rank {self.source}"
+        return f"{self.call} from {whom}" + (f" at {self.line}" if self.line else "")
+
+
+@dataclass(frozen=True, slots=True)
 class UnansweredRecord(Record):
     """Calls of CUDA functions that were refused so far. A later record replaces the numbers of an earlier one."""
 
@@ -282,7 +308,7 @@ class CallsRecord(Record):
 
 
 _OWN: tuple[type[Record], ...] = (
-    *(GpuRecord, NcclRecord, OutsideRecord, OutcomeRecord, NoteRecord, InventedRecord, UnansweredRecord),
+    *(GpuRecord, NcclRecord, OutsideRecord, OutcomeRecord, NoteRecord, InventedRecord, NotSentRecord, UnansweredRecord),
     *(StepRecord, StepWentOnRecord, LayersRecord, ScopesRecord, OperationNamesRecord, OperationsRecord),
     *(RegionsRecord, GroupsRecord, BoundRecord, CallsRecord, LaunchesRecord),
 )

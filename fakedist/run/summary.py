@@ -17,9 +17,13 @@ class LeftDuringInit:
 
     Attributes:
         line: Where it did, ``file:line (function)``; empty at the script's end.
+        not_sent: Where it read integers or flags that another rank should have sent, and which; empty if it did not.
+        command: The command that supplies them; may be empty.
     """
 
     line: str
+    not_sent: str = ""
+    command: str = ""
 
 
 @dataclass(frozen=True)

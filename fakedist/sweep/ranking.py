@@ -10,7 +10,7 @@ from statistics import median
 from fakedist.sweep.axes import Scalar, text_of
 from fakedist.sweep.records import Row, Status, StepEstimate
 
-#: What a point gets done, per second and GPU, and the field of its step that says so. The first that is known at every
+#: What a point gets done, per second and GPU, and the field of its step that has it. The first that is known at every
 #: point ranks them. Steps per second never do: the smallest batch would win.
 UNITS = {
     "tokens/s per GPU": "tokens_per_s_per_gpu",

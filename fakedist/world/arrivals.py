@@ -17,12 +17,15 @@ job the allocator would not see any either. None waits for a device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import randn
 from torch import tensor as new_tensor
 
+from fakedist.frames import is_called_by
 from fakedist.world.call_options import reduction_name
 from fakedist.world.scratch import pieces
 from fakedist.world.tape_file import Where
@@ -30,8 +33,27 @@ from fakedist.world.tapes import Tapes
 
 #: Changes a tensor in place; its return value is ignored.
 Change = Callable[[torch.Tensor], object]
+#: Takes a tensor whose values another rank should have sent, and what to call when the script reads one.
+NotSent = Callable[[torch.Tensor, Callable[[], object]], object]
+#: The most integers or flags on the host that count as read when they arrive.
+_FEW = 64
+#: DDP compares shapes with rank 0's here, in C++. They are this rank's own, and right.
+_COMPARES_SHAPES = "_verify_param_shape_across_processes"
 
 _KEEP = {"AVG", "MIN", "MAX", "BAND", "BOR"}
+
+
+_flags: ContextVar[tuple[int, ...]] = ContextVar("flags", default=())
+
+
+@contextmanager
+def sent_flags(values: Sequence[int]) -> Iterator[None]:
+    """While active, these integers arrive in tensors of as many 64-bit integers that no tape can fill."""
+    token = _flags.set(tuple(values))
+    try:
+        yield
+    finally:
+        _flags.reset(token)
 
 
 class Arrivals:
@@ -41,12 +63,19 @@ class Arrivals:
         seed: Seed of every made-up value.
         is_undefined: Whether a device tensor holds no values (the virtual GPU computed nothing into it).
         tapes: This rank's tape and those of other ranks.
+        not_sent: Called with a device tensor of integers or flags that no tape could fill, and with what to call when
+            the script reads it.
     """
 
     def __init__(
-        self, seed: int, is_undefined: Callable[[torch.Tensor], bool] | None = None, tapes: Tapes | None = None
+        self,
+        seed: int,
+        is_undefined: Callable[[torch.Tensor], bool] | None = None,
+        tapes: Tapes | None = None,
+        not_sent: NotSent | None = None,
     ) -> None:
         self.tapes = tapes or Tapes()
+        self._not_sent = not_sent or (lambda tensor, when_read: None)
         self._seed = seed
         self._is_undefined = is_undefined or (lambda tensor: False)
         self._changes: dict[tuple[object, torch.dtype, int], Change] = {}
@@ -126,12 +155,14 @@ class Arrivals:
         Raises:
             WorldError: The tape holds something other than what this call expects.
         """
-        arrived = self.tapes.receive(where, tensors, slot)
+        arrived = self.tapes.receive(where, tensors, slot) or _known_flags(tensors)
         if arrived is None or (tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()):
             if arrived is None:
                 self._count(where, tensors, is_invented=otherwise == self.invent)
             for tensor in tensors:
                 otherwise(tensor)
+            if arrived is None:
+                self._doubt(where, tensors)
         else:
             self._put(tensors, arrived)
 
@@ -149,6 +180,18 @@ class Arrivals:
             held = "zeros" if is_invented else "this rank's own values"
             name = f"{str(first.dtype).removeprefix('torch.')} {list(first.shape)}"
             self.tapes.guessed(where, called, f"{held} in a tensor {name}", is_object=False)
+
+    def _doubt(self, where: Where, tensors: Sequence[torch.Tensor]) -> None:
+        """Take note of integers and flags that another rank should have sent. Scripts branch on them."""
+        wanted = [tensor for tensor in tensors if not _is_float(tensor.dtype) and tensor.numel()]
+        if not wanted or is_called_by(_COMPARES_SHAPES):
+            return
+        called = "recv" if where.operation == "send" else where.operation
+        for tensor in wanted:
+            if tensor.is_cuda:
+                self._not_sent(tensor, lambda: self.tapes.made_up.read(where.source, called))
+            elif tensor.numel() <= _FEW:
+                self.tapes.made_up.arrived_on_host(where.source, called)
 
     def invent(self, tensor: torch.Tensor) -> None:
         """Fill with floats drawn from a normal distribution; with zeros for any other type."""
@@ -202,11 +245,21 @@ class Nothing(Arrivals):
     def _count(self, where: Where, tensors: Sequence[torch.Tensor], is_invented: bool) -> None:
         """Do nothing: no value is made up."""
 
+    def _doubt(self, where: Where, tensors: Sequence[torch.Tensor]) -> None:
+        """Do nothing."""
+
     def invent(self, tensor: torch.Tensor) -> None:
         """Do nothing."""
 
     def finite(self, tensor: torch.Tensor) -> None:
         """Do nothing."""
+
+
+def _known_flags(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+    """What :func:`sent_flags` says arrives; None if it says nothing of these tensors."""
+    flags = _flags.get()
+    is_known = flags and all(tensor.dtype == torch.int64 and tensor.numel() == len(flags) for tensor in tensors)
+    return [new_tensor(flags) for _ in tensors] if is_known else None
 
 
 def premultiplier(op: object) -> float | torch.Tensor:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from fakedist.frames import script_line
 from fakedist.run import notes
 from fakedist.run.notes import Note
+from fakedist.run.records import NotSentRecord
 
 
 class MadeUp:
@@ -15,6 +16,8 @@ class MadeUp:
     def __init__(self) -> None:
         self._objects = self._tensors = self._zeros = 0
         self._first_object = self._first_tensor = ""
+        #: Integers and flags that another rank should have sent: (rank, call, line), and whether the script read them.
+        self._not_sent: dict[tuple[int, str, str], bool] = {}
 
     def object(self, call: str) -> None:
         """Count an object of this rank that stood in for another rank's."""
@@ -26,6 +29,23 @@ class MadeUp:
         self._tensors += count
         self._zeros += 0 if are_floats else count
         self._first_tensor = self._first_tensor or _first(call)
+
+    def read(self, source: int, call: str) -> None:
+        """Take note that the script reads an integer or a flag here that another rank should have sent."""
+        self._not_sent[(source, call, script_line())] = True
+
+    def arrived_on_host(self, source: int, call: str) -> None:
+        """Take note of a few integers or flags on the host that another rank should have sent; reads are not seen."""
+        self._not_sent.setdefault((source, call, script_line()), False)
+
+    def not_sent(self, command: Callable[[int], str]) -> Iterator[NotSentRecord]:
+        """The lines that read what another rank should have sent.
+
+        Args:
+            command: Returns the command that supplies it, given the rank that sends it.
+        """
+        for (source, call, line), is_read in self._not_sent.items():
+            yield NotSentRecord(line, call, source, command(source), is_read)
 
     def notes(self) -> Iterator[Note]:
         """Notes for the report."""

@@ -23,7 +23,7 @@ from fakedist.job import Job
 from fakedist.patch import patched, present
 from fakedist.run import notes
 from fakedist.run.notes import Note
-from fakedist.world.arrivals import Arrivals, Nothing
+from fakedist.world.arrivals import Arrivals, Nothing, NotSent
 from fakedist.world.dispatched import DispatchedGroup, operations_of_groups
 from fakedist.world.files import watched_files
 from fakedist.world.group import BareGroup
@@ -50,6 +50,8 @@ def fake_world(
     is_undefined: Callable[[torch.Tensor], bool] | None = None,
     tapes: Tapes | None = None,
     own: OwnRanks | None = None,
+    *,
+    not_sent: NotSent | None = None,
 ) -> Iterator[Callable[[], list[Note]]]:
     """Make this process one rank of a job whose other ranks are faked.
 
@@ -59,6 +61,7 @@ def fake_world(
         is_undefined: Whether a device tensor holds no values.
         tapes: This rank's tape and those of other ranks; None for neither.
         own: Ranks that the script starts by itself, if :func:`own_ranks` is already active.
+        not_sent: See :class:`Arrivals`.
 
     Yields:
         A function that returns the notes for the report. Call it at the end.
@@ -66,7 +69,7 @@ def fake_world(
     Raises:
         RecordingError: This torch lacks something that must be replaced.
     """
-    arrivals = (Arrivals if job.collectives == "values" else Nothing)(job.seed, is_undefined, tapes)
+    arrivals = (Arrivals if job.collectives == "values" else Nothing)(job.seed, is_undefined, tapes, not_sent)
     world = _World(job, ledger or NullLedger(), arrivals)
     hook = sys.excepthook  # init_process_group replaces it
     with ExitStack() as stack:

@@ -18,6 +18,7 @@ from fakedist.errors import WorldError
 from fakedist.frames import script_line
 from fakedist.run import notes
 from fakedist.run.notes import Note
+from fakedist.run.records import NotSentRecord
 from fakedist.run.tape import (
     ANY_RANK,
     MAX_TAPE_BYTES,
@@ -211,6 +212,10 @@ class Tapes:
         if self._writer is not None and self._writer.num_cut:
             found.append(notes.tape_full(MAX_TAPE_BYTES, self._writer.num_cut))
         return found
+
+    def not_sent(self) -> list[NotSentRecord]:
+        """The lines that read integers or flags that another rank should have sent."""
+        return list(self.made_up.not_sent(lambda source: self._command([max(0, source), self._rank])))
 
     def close(self, error: BaseException | None = None) -> None:
         """Write the values still being copied from the device and, if the script ends in an error, what it missed."""

@@ -7,7 +7,7 @@ the script reads but no kernel computed are made up (:mod:`fakedist.gpu.values.i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -92,6 +92,18 @@ class ValueEngine:
     def is_undefined(self, tensor: torch.Tensor) -> bool:
         """Whether a device tensor lacks values: it is large, or no kernel computed it."""
         return tensor.is_cuda and not self.host.holds(tensor)
+
+    def not_sent(self, tensor: torch.Tensor, when_read: Callable[[], object]) -> None:
+        """Take note that another rank should have sent a device tensor's values. What it holds counts as made up.
+
+        Args:
+            tensor: The tensor.
+            when_read: Called when the script first reads one of the values, or one computed from them.
+        """
+        if tensor.is_cuda and is_small(tensor):
+            self.host.doubts.mark(tensor, Doubt(when_read=when_read))
+        elif tensor.is_cuda:
+            self.host.spoil(tensor)
 
     def on_host(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A small device tensor's values, with missing ones made up; None for a large tensor."""

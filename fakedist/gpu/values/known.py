@@ -17,15 +17,17 @@ class Doubt:
 
     Args:
         parents: The doubts of the values that an operation read.
+        when_read: Called when the script first reads a value of this origin.
     """
 
-    __slots__ = ("_parents", "teller")
+    __slots__ = ("_parents", "_when_read", "teller")
 
-    def __init__(self, parents: tuple[Doubt, ...] = ()) -> None:
+    def __init__(self, parents: tuple[Doubt, ...] = (), when_read: Callable[[], object] | None = None) -> None:
         told = bool(parents) and all(parent.teller for parent in parents)
         #: The storage that the script read first; 0 if it has read none, -1 if the parents' values were read before.
         self.teller: int = -1 if told else 0
         self._parents: tuple[Doubt, ...] = () if told else parents
+        self._when_read = when_read
 
     def tell(self, teller: int) -> None:
         """Record that the script has read values of this origin from a storage."""
@@ -34,6 +36,8 @@ class Doubt:
             doubt = waiting.pop()
             if not doubt.teller:
                 doubt.teller = teller
+                if doubt._when_read is not None:
+                    doubt._when_read()
                 waiting.extend(doubt._parents)
                 doubt._parents = ()
 

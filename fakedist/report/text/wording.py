@@ -126,9 +126,15 @@ def ending(summary: Summary, cwd: str) -> str:
     """How the run ended, and after how many steps."""
     found, num_steps = summary.exit, len(summary.steps)
     if found.ended_by_itself and not num_steps:
-        if (left := summary.left_during_init) is not None and left.line:
-            return f"left the job during init, before a first step: exit {found.code} at {short_line(left.line, cwd)}"
-        return "finished without a training step" + (f": exit {found.code}" if found.code else "")
+        left = summary.left_during_init
+        read = ""
+        if left is not None and left.not_sent:
+            read = f"; it read what another rank should have sent: {_within(left.not_sent, cwd)}"
+            read += f"; try {left.command}" if left.command else ""
+        if left is not None and left.line:
+            where = short_line(left.line, cwd)
+            return f"left the job during init, before a first step: exit {found.code} at {where}{read}"
+        return "finished without a training step" + (f": exit {found.code}" if found.code else "") + read
     message = found.message.split(". ")[0]
     how = found.outcome.replace("_", " ") + (f" ({message})" if message else "")
     return f"{how} after {num_steps} step{'' if num_steps == 1 else 's'}"
@@ -146,9 +152,13 @@ def short_line(line: str, cwd: str) -> str:
 
 def note_texts(notes: Sequence[Note], cwd: str) -> list[str]:
     """The notes' texts, with files relative to the working directory or to where packages are installed."""
-    texts = [_PACKAGES_WITHIN.sub("", note.text) for note in notes]
-    root = cwd.rstrip("/")
-    return [text.replace(f" {root}/", " ") for text in texts] if root else texts
+    return [_within(note.text, cwd) for note in notes]
+
+
+def _within(text: str, cwd: str) -> str:
+    """A text that names files, with their names made short."""
+    text, root = _PACKAGES_WITHIN.sub("", text), cwd.rstrip("/")
+    return text.replace(f" {root}/", " ") if root else text
 
 
 def layer_label(name: str, num_repeats: int = 1) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,7 +20,12 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.utils import CheckpointException, _DistWrapper
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Shard
+
+from fakedist.errors import WorldError
+from fakedist.frameworks.adapting import adapted_frameworks
+from fakedist.frameworks.checkpoints import parts_of_others
 
 Enter = Callable[..., Any]
 RANKS = pytest.mark.parametrize("rank", [0, 3, 7])
@@ -29,6 +35,44 @@ def part_of(rank: int, value: float) -> DTensor:
     """This rank's rows of a tensor of 16 rows."""
     mesh = init_device_mesh("cpu", (8,))
     return DTensor.from_local(torch.full((2, 4), value + rank), mesh, [Shard(0)])
+
+
+def zero_optimizer() -> ZeroRedundancyOptimizer:
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(8)))
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam)
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+def test_the_rank_that_consolidates_zeros_states_names_the_ranks_that_hold_them(enter_world: Enter) -> None:
+    enter_world(8, 2)
+    with (
+        adapted_frameworks(),
+        pytest.raises(WorldError, match=r"consolidate_state_dict needs .* ranks 0,1,3,4,5,6,7 hold\n") as raised,
+    ):
+        zero_optimizer().consolidate_state_dict(to=2)
+    assert "--steps 2" in raised.value.hint
+
+
+def test_a_rank_that_does_not_consolidate_them_discards_what_it_receives(enter_world: Enter) -> None:
+    enter_world(8, 2)
+    with adapted_frameworks():
+        zero_optimizer().consolidate_state_dict(to=0)
+
+
+def test_parts_of_original_parameters_that_only_other_ranks_hold_are_named(enter_world: Enter) -> None:
+    def lacking(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("0.bias is not in the optimizer state")
+
+    module = ModuleType("torch.distributed.fsdp._optim_utils")
+    vars(module)["_optim_state_dict"] = lacking
+    adapted: Any = parts_of_others(module)["_optim_state_dict"]
+    enter_world(4, 1)
+    with pytest.raises(WorldError, match=r"use_orig_params needs .* ranks 0,2,3 hold\n"):
+        adapted(None, group=None, use_orig_params=True)
+    with pytest.raises(RuntimeError):
+        adapted(None, group=None, use_orig_params=False)
 
 
 @RANKS

@@ -64,3 +64,21 @@ def test_what_a_tape_answers_is_not_counted_as_made_up(tmp_path: Path) -> None:
         dist.recv(torch.zeros(2), 0)
         dist.broadcast_object_list(["mine"], 0)
         assert not any("made_up" in note.code for note in tapes.notes())
+
+
+def test_integers_on_the_host_that_no_tape_has_are_named_with_their_line(tapes: Tapes) -> None:
+    dist.broadcast(torch.tensor([3]), 0)
+    dist.broadcast(torch.ones(2), 0)
+    dist.broadcast(torch.zeros(65, dtype=torch.int64), 0)  # data, not flags
+    (record,) = tapes.not_sent()
+    assert (record.call, record.source, record.is_read) == ("broadcast", 0, False)
+    assert record.line.startswith(f"{__file__}:")
+    assert record.command == "--rank 0,1"
+
+
+def test_shapes_that_ddp_compares_are_this_ranks_own(tapes: Tapes) -> None:
+    def _verify_param_shape_across_processes() -> None:
+        dist.broadcast(torch.tensor([3]), 0)
+
+    _verify_param_shape_across_processes()
+    assert tapes.not_sent() == []
