@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -107,6 +108,22 @@ def test_a_rank_without_tapes_says_what_records_them(run_fakedist: RunFakedist, 
     assert together.code == 0, together.stderr
     assert together.stdout.count("GOT ['plan']") == 2
     assert together.stdout.count("fakedist-needs-ranks0-5of8/rank") == 2
+
+
+def test_a_flag_that_another_rank_should_have_sent_is_named_where_the_script_reads_it(
+    run_fakedist: RunFakedist, tmp_path: Path
+) -> None:
+    job = Path(__file__).parent / "jobs/flags.py"
+    alone = run_fakedist("profile", "--world-size=8", "--rank=7", "--no-page", "--json", job, cwd=tmp_path).json()
+    assert alone["steps"] == []
+    left = alone["left_during_init"]
+    assert re.fullmatch(r"broadcast from rank 0 at .*/flags\.py:10 \(<module>\)", left["not_sent"])
+    assert alone["invented_values"] == 1
+    together = run_fakedist("profile", "--json", *shlex.split(left["command"])[2:], cwd=tmp_path)
+    assert together.code == 0, together.stderr
+    ranks = json.loads(together.stdout)["ranks"]
+    assert [(one["rank"], len(one["steps"]), one["invented_values"]) for one in ranks] == [(0, 2, 0), (7, 2, 0)]
+    assert all(one["left_during_init"] is None for one in ranks)
 
 
 @pytest.mark.long
