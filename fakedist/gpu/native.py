@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
 from pathlib import Path
@@ -51,20 +52,44 @@ def _find(names: tuple[str | None, ...], missing: str, remedy: str) -> str:
 
 
 def cache_directory() -> Path:
-    """Where built libraries are kept: $FAKEDIST_CACHE, else the user's cache directory, else a temporary one."""
+    """Where built libraries are kept: $FAKEDIST_CACHE, else the user's cache directory, else a temporary one.
+
+    This process loads what lies there, so only directories of this user that nobody else may enter are taken.
+
+    Raises:
+        SetupError: None of them can be used.
+    """
     chosen = os.environ.get("FAKEDIST_CACHE")
-    base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fakedist"
-    try:
-        base.mkdir(parents=True, exist_ok=True)
-        if os.access(base, os.W_OK):
-            return base
-    except OSError:
-        pass
     if chosen:
-        raise SetupError(f"FAKEDIST_CACHE={chosen} cannot be written", "choose a directory that you may write to")
-    fallback = Path(tempfile.gettempdir()) / f"fakedist-{os.getuid()}"
-    fallback.mkdir(mode=0o700, exist_ok=True)
-    return fallback
+        candidates = [Path(chosen)]
+    else:
+        own = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fakedist"
+        candidates = [own, Path(tempfile.gettempdir()) / f"fakedist-{os.geteuid()}"]
+    refused = []
+    for path in candidates:
+        if not (why := _why_not_ours(path)):
+            return path
+        refused.append(f"{path} {why}")
+    raise SetupError(
+        f"no directory for built libraries: {'; '.join(refused)}",
+        "FAKEDIST_CACHE=DIR names one that only you may use",
+    )
+
+
+def _why_not_ours(path: Path) -> str:
+    """Make a directory that only this user may enter, or say why this is none. Rights to read it are taken away."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
+        if os.lstat(path).st_uid != os.geteuid() or (found := os.stat(path)).st_uid != os.geteuid():
+            return "belongs to another user"
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return "may be written by other users"
+        if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            path.chmod(0o700)
+    except OSError as error:
+        return f"cannot be used: {error.strerror}"
+    return "" if os.access(path, os.W_OK) else "cannot be written"
 
 
 def compile_native(command: list[str], what: str) -> None:

@@ -189,6 +189,8 @@ def _checked(axis: Axis) -> Axis:
         if (type(value), value) in seen or text_of(value) in {text_of(other) for _, other in seen}:
             raise SweepError(f"axis {axis.name} names {text_of(value)} twice", "name each value once")
         seen.add((type(value), value))
+        if "\0" in text_of(value):
+            raise SweepError(f"axis {axis.name}: a value has a NUL character", _EXAMPLE)
     if not axis.values:
         raise SweepError(f"axis {axis.name} has no values", _EXAMPLE)
     if len(axis.values) > MAX_VALUES:

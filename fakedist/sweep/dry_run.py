@@ -14,6 +14,7 @@ from fakedist.report.text.sheet import print_heading, print_remark
 from fakedist.sweep.command import PointRun, PricedFor
 from fakedist.sweep.plan import RankChoice, SweepPlan
 from fakedist.sweep.space import Point, all_points
+from fakedist.visible import MOST_OF_A_TEXT, visible
 
 _RANKS = {
     "ends": "rank 0, then the last stage of its pipeline",
@@ -55,9 +56,9 @@ def render_dry_run(found: DryRun, directory: Path, console: Console) -> None:
         return
     print_heading(console, f"{len(found.points):,} points of {plan.space.size:,}, {found.num_runs:,} runs")
     for number, run in enumerate(found.points, 1):
-        console.print(Text(f"{number}  {run.point.label}", style="bold"), soft_wrap=True)
+        console.print(Text(f"{number}  {visible(run.point.label)}", style="bold"), soft_wrap=True)
         for line in _lines(run, directory):
-            console.print(Text(f"   {line}"), soft_wrap=True)
+            console.print(Text(f"   {visible(line, MOST_OF_A_TEXT)}"), soft_wrap=True)
     print_remark(console, f"ranks of each: {ranks_text(plan.ranks)}")
     print_remark(console, f"into {directory}; nothing was run")
 

@@ -148,6 +148,8 @@ def _program(section: Section, directory: Path) -> Program:
             ) from None
     else:
         words = list(section.take_texts("arguments"))
+    if any("\0" in word for word in words):
+        raise SweepError(f"{section.where}: arguments: an argument has a NUL character", "leave it out")
     target = module if script is None else os.path.normpath(directory / script)
     return Program(str(target), tuple(words), is_module=module is not None)
 

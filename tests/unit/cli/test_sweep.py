@@ -108,3 +108,25 @@ def test_a_mistake_is_told_with_what_to_type(
     assert told in error
     assert hint in error.splitlines()[1]
     assert len(error.splitlines()) == 2
+
+
+def test_a_foreign_sweep_files_values_reach_no_terminal_as_they_are(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sweep.toml").write_text(
+        'script = "t.py"\narguments = ["{h}"]\nworld_size = 8\n[axes]\n'
+        'h = ["x; rm -rf ~ \\u001b[1A\\u001b[2K\\r  1  h=256  t.py 256"]\n'
+        '[files.config]\nname = "c.toml"\ntext = "a = 1\\n\\u001b[2Kb = {h}"\n'
+    )
+    main(["sweep", "sweep.toml", "--dry-run"])
+    captured = capsys.readouterr()
+    assert "\x1b" not in captured.out + captured.err
+    assert "\r" not in captured.out + captured.err
+
+
+@pytest.mark.parametrize("line", ['axes.tp = ["1\\u0000"]', 'arguments = ["a\\u0000"]\naxes.tp = [1]'])
+def test_a_nul_in_a_value_is_refused(line: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "sweep.toml").write_text(f'script = "t.py"\nworld_size = 8\n{line}\n')
+    assert main(["sweep", str(tmp_path / "sweep.toml"), "--dry-run"]) == 2
+    assert "NUL character" in capsys.readouterr().err

@@ -1,7 +1,10 @@
 import csv
 import io
 import json
+import os
+import tempfile
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -87,3 +90,24 @@ def test_view_says_where_the_page_is(
     run = ended_well(tmp_path / "run")
     assert printed(capsys, "view", run) == f"{(run / 'report.html').resolve().as_uri()}\n"
     assert (run / "report.html").read_text().startswith("<!doctype html>")
+
+
+def test_view_shows_no_page_of_somebody_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (old := tmp_path / "tmp" / "fakedist-view-old").mkdir(parents=True)
+    os.utime(old, (0, 0))
+    run, elsewhere = ended_well(tmp_path / "run"), tmp_path / "elsewhere"
+    (run / "report.html").write_text("<script>planted()</script>")
+    printed(capsys, "view", run)
+    assert "planted" not in (run / "report.html").read_text()
+    elsewhere.write_text("mine")
+    (run / "report.html").unlink()
+    (run / "report.html").symlink_to(elsewhere)
+    shown = Path(unquote(urlsplit(printed(capsys, "view", run).strip()).path))
+    assert shown.parent.parent == tmp_path / "tmp"
+    assert shown.read_text().startswith("<!doctype html>")
+    assert (elsewhere.read_text(), old.exists()) == ("mine", False)

@@ -1,0 +1,73 @@
+"""The cache of built libraries: only a directory that nobody else may write to is taken."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from fakedist.errors import SetupError
+from fakedist.gpu.native import cache_directory
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A home directory, and a directory for temporary files beside it."""
+    monkeypatch.delenv("FAKEDIST_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    for name in ("home", "tmp"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    return tmp_path / "home"
+
+
+def temporary() -> Path:
+    return Path(tempfile.gettempdir()) / f"fakedist-{os.geteuid()}"
+
+
+def test_a_new_cache_may_be_entered_by_its_user_alone(home: Path) -> None:
+    assert cache_directory() == home / ".cache/fakedist"
+    assert (home / ".cache/fakedist").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_cache_that_others_may_read_is_closed_to_them(home: Path) -> None:
+    (home / ".cache/fakedist").mkdir(parents=True, mode=0o755)
+    assert cache_directory() == home / ".cache/fakedist"
+    assert (home / ".cache/fakedist").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_cache_that_others_may_write_to_is_not_taken(home: Path) -> None:
+    (home / ".cache/fakedist").mkdir(parents=True)
+    (home / ".cache/fakedist").chmod(0o777)
+    assert cache_directory() == temporary()
+    temporary().chmod(0o770)
+    with pytest.raises(SetupError, match=r"/\.cache/fakedist may be written by .*; .* may be written by"):
+        cache_directory()
+
+
+def test_another_users_directory_is_not_taken_nor_their_link_to_ours(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/dev/null")
+    real = os.lstat
+    temporary().symlink_to(home)
+
+    def planted(path: Path) -> os.stat_result:
+        found = real(path)
+        return os.stat_result((*found[:4], 65534, *found[5:])) if Path(path) == temporary() else found
+
+    monkeypatch.setattr(os, "lstat", planted)
+    with pytest.raises(SetupError, match="belongs to another user") as raised:
+        cache_directory()
+    assert "FAKEDIST_CACHE=" in raised.value.hint
+
+
+def test_the_chosen_cache_is_looked_at_too(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "shared").mkdir()
+    (home / "shared").chmod(0o1777)
+    monkeypatch.setenv("FAKEDIST_CACHE", str(home / "shared"))
+    with pytest.raises(SetupError, match="shared may be written by other users"):
+        cache_directory()
