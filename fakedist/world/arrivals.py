@@ -33,8 +33,9 @@ from fakedist.world.tapes import Tapes
 
 #: Changes a tensor in place; its return value is ignored.
 Change = Callable[[torch.Tensor], object]
-#: Takes a tensor whose values another rank should have sent, and what to call when the script reads one.
-NotSent = Callable[[torch.Tensor, Callable[[], object]], object]
+#: Takes a device tensor whose values another rank should have sent, and what to call when the script reads one. Returns
+#: whether reads are seen.
+NotSent = Callable[[torch.Tensor, Callable[[], object]], bool]
 #: The most integers or flags on the host that count as read when they arrive.
 _FEW = 64
 #: DDP compares shapes with rank 0's here, in C++. They are this rank's own, and right.
@@ -63,8 +64,7 @@ class Arrivals:
         seed: Seed of every made-up value.
         is_undefined: Whether a device tensor holds no values (the virtual GPU computed nothing into it).
         tapes: This rank's tape and those of other ranks.
-        not_sent: Called with a device tensor of integers or flags that no tape could fill, and with what to call when
-            the script reads it.
+        not_sent: Called with device tensors of integers or flags that no tape could fill. None: reads are not seen.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Arrivals:
         not_sent: NotSent | None = None,
     ) -> None:
         self.tapes = tapes or Tapes()
-        self._not_sent = not_sent or (lambda tensor, when_read: None)
+        self._not_sent = not_sent or (lambda tensor, when_read: False)
         self._seed = seed
         self._is_undefined = is_undefined or (lambda tensor: False)
         self._changes: dict[tuple[object, torch.dtype, int], Change] = {}
@@ -157,12 +157,10 @@ class Arrivals:
         """
         arrived = self.tapes.receive(where, tensors, slot) or _known_flags(tensors)
         if arrived is None or (tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()):
-            if arrived is None:
-                self._count(where, tensors, is_invented=otherwise == self.invent)
             for tensor in tensors:
                 otherwise(tensor)
             if arrived is None:
-                self._doubt(where, tensors)
+                self._stood_in(where, tensors, is_invented=otherwise == self.invent)
         else:
             self._put(tensors, arrived)
 
@@ -170,27 +168,31 @@ class Arrivals:
         for tensor, value in zip(tensors, values, strict=True):
             tensor.copy_(value.view(tensor.shape), non_blocking=True)
 
-    def _count(self, where: Where, tensors: Sequence[torch.Tensor], is_invented: bool) -> None:
-        """Count tensors from another rank that are about to be made up or left unchanged."""
-        called = "recv" if where.operation == "send" else where.operation
-        first = tensors[0]
-        if is_invented:
-            self.tapes.made_up.tensors(called, len(tensors), _is_float(first.dtype))
-        if not _is_float(first.dtype) and first.numel():  # sizes, flags, pickled bytes: scripts branch on these
-            held = "zeros" if is_invented else "this rank's own values"
-            name = f"{str(first.dtype).removeprefix('torch.')} {list(first.shape)}"
-            self.tapes.guessed(where, called, f"{held} in a tensor {name}", is_object=False)
+    def _stood_in(self, where: Where, tensors: Sequence[torch.Tensor], is_invented: bool) -> None:
+        """Take note of tensors from another rank that were made up or left unchanged.
 
-    def _doubt(self, where: Where, tensors: Sequence[torch.Tensor]) -> None:
-        """Take note of integers and flags that another rank should have sent. Scripts branch on them."""
+        Scripts branch on integers and flags: sizes, pickled bytes. If the script reads them, they are a guess. Where
+        reads are not seen, they are one at once.
+        """
+        called = "recv" if where.operation == "send" else where.operation
+        if is_invented:
+            self.tapes.made_up.tensors(called, len(tensors), _is_float(tensors[0].dtype))
         wanted = [tensor for tensor in tensors if not _is_float(tensor.dtype) and tensor.numel()]
         if not wanted or is_called_by(_COMPARES_SHAPES):
             return
-        called = "recv" if where.operation == "send" else where.operation
+        held = "zeros" if is_invented else "this rank's own values"
+        name = f"{str(wanted[0].dtype).removeprefix('torch.')} {list(wanted[0].shape)}"
+        guess = self.tapes.guess(where, called, f"{held} in a tensor {name}")
+
+        def read() -> None:
+            self.tapes.made_up.read(where.source, called)
+            self.tapes.write(guess)
+
         for tensor in wanted:
-            if tensor.is_cuda:
-                self._not_sent(tensor, lambda: self.tapes.made_up.read(where.source, called))
-            elif tensor.numel() <= _FEW:
+            if tensor.is_cuda and self._not_sent(tensor, read):
+                continue
+            self.tapes.write(guess)
+            if not tensor.is_cuda and tensor.numel() <= _FEW:
                 self.tapes.made_up.arrived_on_host(where.source, called)
 
     def invent(self, tensor: torch.Tensor) -> None:
@@ -242,11 +244,8 @@ class Nothing(Arrivals):
     def _put(self, tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
         """Do nothing."""
 
-    def _count(self, where: Where, tensors: Sequence[torch.Tensor], is_invented: bool) -> None:
+    def _stood_in(self, where: Where, tensors: Sequence[torch.Tensor], is_invented: bool) -> None:
         """Do nothing: no value is made up."""
-
-    def _doubt(self, where: Where, tensors: Sequence[torch.Tensor]) -> None:
-        """Do nothing."""
 
     def invent(self, tensor: torch.Tensor) -> None:
         """Do nothing."""

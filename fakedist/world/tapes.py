@@ -155,19 +155,25 @@ class Tapes:
             return WorldError(told, f"record more of it (--steps) with the same script: {self._command(ranks)}")
         return WorldError(f"{called} waits for {what} from {whom}, which does not run", self._run_first(ranks))
 
-    def guessed(self, where: Where, called: str, held: str, is_object: bool = True) -> None:
-        """Note on this rank's tape that something of its own stood in for another rank's, what it was and where.
+    def guessed(self, where: Where, called: str, held: str) -> None:
+        """Note on this rank's tape that an object of its own stood in for another rank's, what it was and where.
 
         Args:
             where: The call that had no answer.
             called: Its name on this side.
             held: What stood in, in words.
-            is_object: Whether it is a Python object.
         """
-        if is_object:
-            self.made_up.object(called)
+        self.made_up.object(called)
+        self.write(self.guess(where, called, held, is_object=True))
+
+    def guess(self, where: Where, called: str, held: str, *, is_object: bool = False) -> Guess:
+        """Something of this rank's own that stands in for another rank's in the call that is made now."""
+        return Guess(self._awaited(where), called, script_line(), held, is_object)
+
+    def write(self, guess: Guess) -> None:
+        """Write a guess to this rank's tape."""
         if self._writer is not None:
-            self._writer.guessed(Guess(self._awaited(where), called, script_line(), held, is_object))
+            self._writer.guessed(guess)
 
     def moved(self, moved: MovedFile) -> None:
         """Note on the tape that the script renamed or removed a file or directory."""

@@ -248,3 +248,37 @@ def test_tokens_are_drawn_from_probabilities(engine: ValueEngine) -> None:
     tokens = torch.multinomial(torch.randn(4, 131072, device="cuda").softmax(-1), 1)
     assert tokens.shape == (4, 1)
     assert 0 <= tokens.min().item() <= tokens.max().item() < 131072
+
+
+@on_virtual_gpu
+def test_a_large_host_tensor_changes_its_shape_in_place(engine: ValueEngine) -> None:
+    import torch
+
+    def changed(device: str) -> list[tuple[int, ...]]:
+        makes = [torch.empty(2048, 1024, device=device) for _ in range(6)]
+        makes[0].t_()
+        makes[1].unsqueeze_(0).squeeze_(0).transpose_(0, 1)
+        makes[2].as_strided_((1024, 2048), (1, 1024))
+        makes[3].resize_(4096, 512)
+        makes[4].swapaxes_(0, 1)
+        makes[5].set_(torch.empty(3000, 1000, device=device))
+        return [tuple(made.shape) for made in makes]
+
+    assert changed("cpu") == changed("cuda")
+    assert changed("cpu")[:3] == [(1024, 2048)] * 3
+    assert torch.nn.init.orthogonal_(torch.empty(512, 3136)).shape == (512, 3136)
+
+
+@on_virtual_gpu
+def test_what_another_rank_did_not_send_is_counted_where_the_script_reads_it(engine: ValueEngine) -> None:
+    import torch
+
+    reads: list[int] = []
+    flags = torch.tensor([0, 0, 0], device="cuda")
+    assert engine.not_sent(flags, lambda: reads.append(1))
+    wanted = flags[1:] + 1
+    assert reads == []
+    assert wanted.tolist() == [1, 1]
+    assert (len(reads), invented_values(engine)) == (1, 2)
+    assert not engine.not_sent(torch.zeros(1 << 21, dtype=torch.int64, device="cuda"), lambda: reads.append(2))
+    assert len(reads) == 1

@@ -93,17 +93,21 @@ class ValueEngine:
         """Whether a device tensor lacks values: it is large, or no kernel computed it."""
         return tensor.is_cuda and not self.host.holds(tensor)
 
-    def not_sent(self, tensor: torch.Tensor, when_read: Callable[[], object]) -> None:
+    def not_sent(self, tensor: torch.Tensor, when_read: Callable[[], object]) -> bool:
         """Take note that another rank should have sent a device tensor's values. What it holds counts as made up.
 
         Args:
             tensor: The tensor.
             when_read: Called when the script first reads one of the values, or one computed from them.
+
+        Returns:
+            Whether reads are seen. Those of a large tensor are not.
         """
-        if tensor.is_cuda and is_small(tensor):
-            self.host.doubts.mark(tensor, Doubt(when_read=when_read))
-        elif tensor.is_cuda:
+        if not is_small(tensor):
             self.host.spoil(tensor)
+            return False
+        self.host.doubts.mark(tensor, Doubt(when_read=when_read))
+        return True
 
     def on_host(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A small device tensor's values, with missing ones made up; None for a large tensor."""

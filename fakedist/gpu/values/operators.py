@@ -36,6 +36,7 @@ class Operator:
         full_name: The name with both, e.g. ``aten.add_.Tensor``.
         qualified_name: The dispatcher's name, e.g. ``aten::add_.Tensor``.
         is_view: Its result is a view: nothing is computed.
+        reshapes: It changes the shape of a tensor in place, or its storage. Nothing is computed.
         is_kernel: It is one of PyTorch's own. Others show their effect in the operations they are made of.
         empty: It returns memory that holds nothing.
         is_idle: It computes nothing, and runs no operations that do.
@@ -65,6 +66,7 @@ class Operator:
         "overwrites",
         "qualified_name",
         "random",
+        "reshapes",
         "takes_generator",
         "written",
         "written_names",
@@ -89,6 +91,7 @@ class Operator:
         self.is_kernel = namespace in _KERNELS
         looks_on = func.is_view or name == "record_stream"
         self.is_view = looks_on and not written and not name.startswith("lift")
+        self.reshapes = torch.Tag.inplace_view in tags
         self.empty = name in _EMPTY
         self.is_idle = schema.name in _IDLE
         self.like = name in _LIKE

@@ -165,3 +165,10 @@ def test_a_key_of_a_store_that_another_rank_sets_comes_from_its_tape(tmp_path: P
         assert one.check(["address"])
         assert not one.check(["other"])
         assert [one.get("address") for _ in range(3)] == [b"first", b"second", b"second"]
+
+
+def test_the_shapes_that_ddp_compares_are_no_guess(tmp_path: Path) -> None:
+    def _verify_param_shape_across_processes() -> None:
+        dist.broadcast(torch.tensor([3]), 0)
+
+    assert guesses(tmp_path, _verify_param_shape_across_processes) == []
