@@ -1,6 +1,7 @@
 """Finds the script's running line: the innermost frame of this thread outside torch and this package.
 
-Code that Inductor generated for a compiled graph counts as torch's.
+Code that Inductor generated for a compiled graph counts as torch's, and so do the methods by which a tensor subclass
+passes an operation on.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from types import FrameType
 
 import torch
 
-from fakedist.run.sources import INDUCTORS
+from fakedist.run.sources import INDUCTORS, PASSES_ON
 
 OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -26,7 +27,8 @@ def script_frame(passed_over: Container[str] = ()) -> FrameType | None:
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if is_the_scripts(frame.f_code.co_filename) and frame.f_code.co_name not in passed_over:
+        name = frame.f_code.co_name
+        if is_the_scripts(frame.f_code.co_filename) and name not in PASSES_ON and name not in passed_over:
             return frame
         frame = frame.f_back
     return None
