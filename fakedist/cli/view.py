@@ -33,7 +33,7 @@ def view(run: Path, port: int | None) -> int:
         with reading(run):
             found = open_run(run)
             path = _place(found.path)
-            write_page(found, path)  # a page that is there may be anybody's: it is made from the tables again
+            write_page(found, path)  # an existing page may be anyone's, so it is rendered anew from the tables
         _open(path.as_uri())
         return 0
     from fakedist.report.page.serve import PageServer
