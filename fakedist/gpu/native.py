@@ -54,7 +54,7 @@ def _find(names: tuple[str | None, ...], missing: str, remedy: str) -> str:
 def cache_directory() -> Path:
     """Where built libraries are kept: $FAKEDIST_CACHE, else the user's cache directory, else a temporary one.
 
-    This process loads what lies there, so only directories of this user that nobody else may enter are taken.
+    This process loads what lies there, so it takes only directories of this user that no other user may enter.
 
     Raises:
         SetupError: None of them can be used.

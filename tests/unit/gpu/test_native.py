@@ -1,4 +1,4 @@
-"""The cache of built libraries: only a directory that nobody else may write to is taken."""
+"""The cache of built libraries: it is a directory that no other user may write to."""
 
 from __future__ import annotations
 
