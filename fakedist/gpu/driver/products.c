@@ -5,14 +5,27 @@
 #include "submit.h"
 
 enum { REAL_SINGLE = 0, REAL_DOUBLE = 1, REAL_HALF = 2, COMPLEX_SINGLE = 4, COMPLEX_DOUBLE = 5 }; /* cudaDataType_t */
-enum { COMPUTE_HALF = 64, COMPUTE_SINGLE = 68, COMPUTE_DOUBLE = 70, COMPUTE_FAST_TF32 = 77 }; /* cublasComputeType_t */
+enum { /* cublasComputeType_t */
+    COMPUTE_HALF = 64,
+    COMPUTE_SINGLE = 68,
+    COMPUTE_DOUBLE = 70,
+    COMPUTE_FAST_TF32 = 77,
+    COMPUTE_EMULATED_16BFX9 = 78,
+};
 
-/* cublasMath_t: CUBLAS_TF32_TENSOR_OP_MATH lets single-precision products use TF32. */
-static int computed_in(void *handle, int type) {
-    enum { TF32_MATH = 3 };
+/* The compute type of a product: the one passed, or for -1 the routine's own. The handle's math mode (cublasMath_t) lets
+ * single-precision products use TF32, or nine products in bf16. It holds for those that pass COMPUTE_SINGLE, too; a
+ * pedantic or an explicit compute type goes before it. */
+static int computed_in(void *handle, int type, int compute) {
+    enum { TF32_MATH = 3, EMULATED_16BFX9_MATH = 4 };
+    int is_single = type == REAL_SINGLE || type == COMPLEX_SINGLE;
+    if (compute >= 0 && (compute != COMPUTE_SINGLE || !is_single)) return compute;
     if (type == REAL_DOUBLE || type == COMPLEX_DOUBLE) return COMPUTE_DOUBLE;
     if (type == REAL_HALF) return COMPUTE_HALF;
-    return (blas_math_mode(handle) & 15) == TF32_MATH ? COMPUTE_FAST_TF32 : COMPUTE_SINGLE;
+    int mode = blas_math_mode(handle) & 15;
+    return mode == TF32_MATH              ? COMPUTE_FAST_TF32
+           : mode == EMULATED_16BFX9_MATH ? COMPUTE_EMULATED_16BFX9
+                                          : COMPUTE_SINGLE;
 }
 /* Whether beta, of a product's type, is not 0. */
 static int is_added(void *handle, const void *beta, int type, int compute) {
@@ -34,7 +47,7 @@ static int product(void *handle, const char *name, int64_t m, int64_t n, int64_t
     made.d_type = d;
     made.transposed_a = a.transposed != 0;
     made.transposed_b = b.transposed != 0;
-    made.compute = compute < 0 ? computed_in(handle, a.type) : compute;
+    made.compute = computed_in(handle, a.type, compute);
     made.accumulates = (uint8_t)is_added(handle, beta, d, made.compute);
     return submit_product(made, blas_stream(handle));
 }
