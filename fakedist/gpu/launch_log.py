@@ -59,6 +59,7 @@ class LaunchLog:
             getattr(library, name).argtypes = [ctypes.c_int64]
         library.fakedist_log_collective.argtypes = [ctypes.c_void_p]
         library.fakedist_log_read.argtypes = [ctypes.c_uint64, ctypes.c_void_p]
+        library.fakedist_last_grid.restype = ctypes.POINTER(ctypes.c_uint * 3)
         library.fakedist_launches.restype = library.fakedist_num_launches.restype = ctypes.c_size_t
         #: ``tag(number)``: what this thread launches from now on carries this tag; -1 for none.
         self.tag = library.fakedist_tag
@@ -87,6 +88,10 @@ class LaunchLog:
     def num_launches(self) -> int:
         """How many launches the log has now."""
         return int(self._library.fakedist_num_launches())
+
+    def last_grid(self) -> tuple[int, ...]:
+        """The grid of the kernel that this thread launched last."""
+        return tuple(self._library.fakedist_last_grid().contents)
 
     def collective(self, stream: int) -> None:
         """The collective of :attr:`tag_call` begins on a stream."""

@@ -254,14 +254,20 @@ class ModelTracer:
             thread = self._thread
             function = launcher if hasattr(launcher, "arg_names") else getattr(launcher, "fn", None)
             given = dict(zip(getattr(function, "arg_names", ()), args, strict=False)) | kwargs
-            demand = self._kernel(function).demand(given, self._known)
+            kernel = self._kernel(function)
+            demand = kernel.demand(given, self._known)
             inside = self.inside()
             place = self._place() if inside is None else inside
-            self._log.tag(self._tag(Tagged(thread.op, thread.operation, place, demand, counts=False)))
+            tag = self._tag(Tagged(thread.op, thread.operation, place, demand, counts=False))
+            self._log.tag(tag)
             try:
-                return original(launcher, *args, **kwargs)
+                returned = original(launcher, *args, **kwargs)
             finally:
                 self._log.tag(self._outside())
+            compiled = returned if hasattr(returned, "asm") else _compiled(launcher)
+            grid = self._log.last_grid()
+            self._set_demand(tag, kernel.launched(demand, given, compiled, grid, self._known))
+            return returned
 
         return run
 
@@ -271,3 +277,11 @@ class ModelTracer:
         if found is None:
             found = self._kernels[source] = TritonKernel(str(getattr(function, "__name__", "")), source)
         return found
+
+
+def _compiled(launcher: object) -> object:
+    """What an autotuner of Inductor launches; None if that is not known."""
+    launchers, results = (getattr(launcher, name, None) or [] for name in ("launchers", "compile_results"))
+    config = getattr(launchers[0], "config", None) if launchers else None
+    chosen = [each for each in results if config is None or getattr(each, "config", None) == config] or list(results)
+    return getattr(chosen[0], "kernel", None) if chosen else None

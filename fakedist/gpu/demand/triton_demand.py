@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 
@@ -22,6 +23,7 @@ from fakedist.gpu.demand.operation_demand import (
     memory_bytes,
     tensor_bytes,
 )
+from fakedist.gpu.demand.triton_ir import TritonIr
 from fakedist.gpu.demand.triton_source import Access, TritonSource, read_source
 from fakedist.gpu.demand.triton_templates import Template, template_of
 from fakedist.gpu.demand.work_shapes import ProductShape
@@ -39,6 +41,7 @@ class TritonKernel:
         self._template: Template | None = template_of(name, source)
         self._source: TritonSource = read_source(name, source)
         self._is_inductors = name.startswith("triton_")
+        self._irs: dict[str, TritonIr | None] = {}
 
     def demand(self, arguments: Mapping[str, object], known: Known) -> Demand:
         """The demand of one launch.
@@ -55,6 +58,38 @@ class TritonKernel:
         if self._source.multiplies:
             return _product(demand, arguments)
         return self._quantizing(demand, arguments)
+
+    def launched(
+        self, demand: Demand, arguments: Mapping[str, object], compiled: object, grid: tuple[int, ...], known: Known
+    ) -> Demand:
+        """The demand of a launch with the products of what was compiled.
+
+        Args:
+            demand: What its source and its arguments say.
+            arguments: The kernel's arguments, by name.
+            compiled: What Triton compiled, or torch's static launcher of it; None if that is not known.
+            grid: How many programs it had along each axis.
+            known: Returns a tensor's values.
+        """
+        if self._template is not None or (self._is_inductors and not self._source.multiplies):
+            return demand
+        ir = self._ir(compiled)
+        if ir is None or not ir.multiplies:
+            return demand
+        found = ir.flops(arguments, grid, known)
+        if found is None:
+            return demand if demand.product is not None else demand._replace(flops=NAN)
+        flops, dtype = found
+        # The named sizes are of another product, or of one of several.
+        product = demand.product if demand.product is not None and 0.5 < flops / demand.flops < 2 else None
+        return demand._replace(flops=demand.flops if product else flops, dtype=dtype or demand.dtype, product=product)
+
+    def _ir(self, compiled: object) -> TritonIr | None:
+        key = str(getattr(compiled, "hash", ""))
+        if key not in self._irs:
+            text = _ir_text(compiled)
+            self._irs[key] = TritonIr(text) if text else None
+        return self._irs[key]
 
     def _moved_bytes(self, arguments: Mapping[str, object]) -> float:
         accesses = self._source.accesses
@@ -107,6 +142,21 @@ class TritonKernel:
                 if access.stores and not access.passes:
                     return demand._replace(dtype="fp8", quantized=matrix_size(value))
         return demand
+
+
+def _ir_text(compiled: object) -> str:
+    """The intermediate representation of a compiled kernel; empty if it is not known. torch's static launcher keeps only
+    the name under which Triton's cache has it.
+    """
+    asm, key, name = (getattr(compiled, attribute, None) for attribute in ("asm", "hash", "name"))
+    if asm is not None and "ttir" in asm:
+        return str(asm["ttir"])
+    if not isinstance(key, str) or not isinstance(name, str):
+        return ""
+    from triton.runtime.cache import get_cache_manager
+
+    path = get_cache_manager(key).get_file(f"{name}.ttir")
+    return Path(path).read_text() if path else ""
 
 
 def _least(tensor: torch.Tensor, most: float, places: int) -> float:

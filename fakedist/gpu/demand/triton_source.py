@@ -15,6 +15,10 @@ _BUILTINS = ("range", "min", "max", "len", "int", "float", "print", "isinstance"
 _NUMEL = re.compile(r"^\s*([xyz]|r\d_)numel(?::\s*tl\.constexpr)? = (\d+)\s*$", re.MULTILINE)
 
 
+#: Products in Triton's language, and in Gluon's.
+_MULTIPLIES = re.compile(r"\bdot(_scaled)?\(|\b(warpgroup_mma|tcgen05_mma|mma_v2)\w*\(")
+
+
 class Access(NamedTuple):
     """How a kernel uses an argument.
 
@@ -58,7 +62,7 @@ def read_source(name: str, source: str) -> TritonSource:
         functions = []
     kernel = next((function for function in functions if function.name == name), functions[-1] if functions else None)
     accesses = _Reader(kernel).accesses() if kernel is not None else {}
-    return TritonSource(accesses, numels, "tl.dot" in source)
+    return TritonSource(accesses, numels, _MULTIPLIES.search(source) is not None)
 
 
 class _Reader(ast.NodeVisitor):

@@ -1,0 +1,387 @@
+"""Counts the FLOPs of a Triton kernel's ``tl.dot`` from its compiled form, Triton's own intermediate representation.
+
+There, each product has its tile sizes and its precision, and loops and conditions have bounds of whole numbers: the
+kernel's arguments, the program's place in the grid, and what was loaded from tensors whose values are known. They are
+evaluated here for all programs of the grid at once. So helper functions count, and so do loops that end earlier in some
+programs, as those of causal attention do.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fakedist.gpu.demand.attention_demand import Known
+
+#: A whole number in each program; None if it is not known.
+Numbers = npt.NDArray[np.int64] | None
+#: FLOPs in each program, by the type of the operands; None if they are not known.
+Counts = dict[str, npt.NDArray[np.float64]] | None
+
+#: Of larger grids, so many programs stand for all.
+_MOST_PROGRAMS = 1 << 14
+#: A loop whose inside depends on how often it ran is followed up to here.
+_MOST_ROUNDS = 1 << 12
+
+_LOCATION = re.compile(r"\s*loc\((?:[^()\"]|\"[^\"]*\"|\([^()]*\))*\)")
+_ASSIGNED = re.compile(r"^(?:%([\w$.-]+)(?::\d+)? = )?(.*)$")
+_NAME = r"%([\w$.#-]+)"
+_FOR = re.compile(rf"^scf\.for (?:unsigned )?{_NAME} = {_NAME} to {_NAME} step {_NAME}(?: iter_args\((.*?)\) ->)?")
+_CARRIED = re.compile(rf"{_NAME} = {_NAME}")
+_CONSTANT = re.compile(r"^arith\.constant (-?\d+|true|false)(?: : \w+)?$")
+_DOT = re.compile(r"^tt\.dot(_scaled)? ")
+_TENSOR = re.compile(r"tensor<((?:\d+x)+)([\w]+)>")
+_PARAMETER = re.compile(rf"{_NAME}: ")
+_PREDICATES: dict[str, Callable[..., npt.NDArray[np.bool_]]] = {
+    "eq": np.equal, "ne": np.not_equal, "slt": np.less, "ult": np.less, "sle": np.less_equal, "ule": np.less_equal,
+    "sgt": np.greater, "ugt": np.greater, "sge": np.greater_equal, "uge": np.greater_equal,
+}  # fmt: skip
+
+
+def _quotient(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Division that rounds towards zero; by zero, 0."""
+    safe = np.where(b == 0, 1, b)
+    return np.where(b == 0, 0, np.sign(a) * np.sign(safe) * (np.abs(a) // np.abs(safe)))
+
+
+_BINARY: dict[str, Callable[..., npt.NDArray[np.int64]]] = {
+    "addi": np.add, "subi": np.subtract, "muli": np.multiply, "minsi": np.minimum, "minui": np.minimum,
+    "maxsi": np.maximum, "maxui": np.maximum, "andi": np.bitwise_and, "ori": np.bitwise_or, "xori": np.bitwise_xor,
+    "shli": np.left_shift, "shrsi": np.right_shift, "shrui": np.right_shift, "divsi": _quotient, "divui": _quotient,
+    "remsi": lambda a, b: a - _quotient(a, b) * b, "remui": lambda a, b: a - _quotient(a, b) * b,
+    "floordivsi": np.floor_divide, "ceildivsi": lambda a, b: -np.floor_divide(-a, b),
+    "ceildivui": lambda a, b: -np.floor_divide(-a, b),
+}  # fmt: skip
+_CASTS = ("extsi", "extui", "trunci", "index_cast", "index_castui")
+#: Operands of a product -> the type it computes in, as ``WorkRow.dtype``.
+_TYPES = {"f64": "fp64", "f16": "bf16", "bf16": "bf16", "i8": "int8"}
+
+
+@dataclass
+class _Statement:
+    """A line, with the regions that it opens.
+
+    Attributes:
+        target: The name that it assigns; empty without one.
+        text: The rest of it.
+        regions: The statements of each region.
+        dots: Whether it or anything inside multiplies.
+    """
+
+    target: str
+    text: str
+    regions: list[list[_Statement]] = field(default_factory=list)
+    dots: bool = False
+
+
+class _Pointer(NamedTuple):
+    """An element of an argument."""
+
+    argument: str
+    offset: npt.NDArray[np.int64]
+
+
+_Value = npt.NDArray[np.int64] | _Pointer | None
+
+
+class TritonIr:
+    """The products of one compiled kernel.
+
+    Args:
+        text: Its module, as ``asm["ttir"]`` of a compiled kernel.
+    """
+
+    def __init__(self, text: str) -> None:
+        lines = [_LOCATION.sub("", line).strip() for line in text.splitlines()]
+        functions = [place for place, line in enumerate(lines) if line.startswith("tt.func public")]
+        self._parameters: list[str] = []
+        self._body: list[_Statement] = []
+        #: Whether it has products at all.
+        self.multiplies = any(_DOT.match(_ASSIGNED.sub(r"\2", line)) for line in lines)
+        if functions and self.multiplies:
+            self._parameters = _PARAMETER.findall(lines[functions[0]])
+            self._body, _ = _read(lines, functions[0] + 1)
+        # Functions that were not inlined are not followed.
+        self._counted: dict[tuple[object, ...], tuple[float, str] | None] = {}
+        self._is_whole = any(each.dots for each in self._body) and not any("tt.call @" in line for line in lines)
+
+    def flops(
+        self, arguments: Mapping[str, object], grid: Sequence[int], known: Known
+    ) -> tuple[float, str] | None:
+        """FLOPs of one launch, and the type of most of them; None if they are not known.
+
+        Args:
+            arguments: The kernel's arguments, by name.
+            grid: How many programs it has along each axis.
+            known: Returns a tensor's values.
+        """
+        if not self.multiplies:
+            return 0.0, ""
+        if not self._is_whole:
+            return None
+        sizes = [max(int(size), 1) for size in (*grid, 1, 1, 1)[:3]]
+        key = (*sizes, *(value for name in self._parameters if isinstance(value := arguments.get(name), int)))
+        if key in self._counted:
+            return self._counted[key]
+        number = math.prod(sizes)
+        places = np.unique(np.linspace(0, number - 1, min(number, _MOST_PROGRAMS)).astype(np.int64))
+        evaluation = _Evaluation(arguments, sizes, places, known)
+        counts, found = evaluation.count(self._body, self._values(arguments)), None
+        if counts is not None:
+            totals = {dtype: float(each.sum()) * number / len(places) for dtype, each in counts.items()}
+            found = sum(totals.values()), max(totals, key=lambda dtype: totals[dtype], default="")
+        if not evaluation.reads:
+            self._counted[key] = found
+        return found
+
+    def _values(self, arguments: Mapping[str, object]) -> dict[str, _Value]:
+        found: dict[str, _Value] = {}
+        for name in self._parameters:
+            value = arguments.get(name)
+            if isinstance(value, torch.Tensor):
+                found[name] = _Pointer(name, np.zeros(1, np.int64))
+            elif isinstance(value, int):
+                found[name] = np.array([int(value)], np.int64)
+        return found
+
+
+def _read(lines: list[str], place: int) -> tuple[list[_Statement], int]:
+    """The statements of a region from a line on, and the line that ends it."""
+    found: list[_Statement] = []
+    while place < len(lines):
+        line = lines[place]
+        if line.startswith("}"):
+            return found, place
+        match = _ASSIGNED.match(line)
+        assert match is not None
+        statement = _Statement(match[1] or "", match[2])
+        statement.dots = _DOT.match(statement.text) is not None
+        while lines[place].endswith("{"):  # also "} else {"
+            region, place = _read(lines, place + 1)
+            statement.regions.append(region)
+            if place >= len(lines):
+                break
+        statement.dots |= any(inner.dots for region in statement.regions for inner in region)
+        found.append(statement)
+        place += 1
+    return found, place
+
+
+class _Evaluation:
+    """Evaluates a kernel's statements for some programs of its grid.
+
+    Args:
+        arguments: The kernel's arguments, by name.
+        sizes: Programs along each axis.
+        places: Numbers of the programs.
+        known: Returns a tensor's values.
+    """
+
+    def __init__(
+        self, arguments: Mapping[str, object], sizes: Sequence[int], places: npt.NDArray[np.int64], known: Known
+    ) -> None:
+        self._arguments, self._known = arguments, known
+        self._num_programs = len(places)
+        x, y, _ = sizes
+        self._axes = {"x": places % x, "y": places // x % y, "z": places // (x * y)}
+        self._sizes = dict(zip("xyz", sizes, strict=True))
+        self._contents: dict[str, npt.NDArray[np.int64] | None] = {}
+        #: Whether it depends on what tensors hold.
+        self.reads = False
+
+    def count(self, body: list[_Statement], values: dict[str, _Value]) -> Counts:
+        """FLOPs of a region in each program. ``values`` has what is known, and takes what the region assigns."""
+        total: dict[str, npt.NDArray[np.float64]] = {}
+        runs = np.ones(self._num_programs, bool)
+        for statement in body:
+            if statement.text.startswith("cf."):  # a program that returns early
+                ends = _ends(statement.text, body, values)
+                if ends is None:
+                    return None
+                runs = runs & ~ends
+                continue
+            if statement.text.startswith("scf.for"):
+                counts = self._loop(statement, values)
+            elif statement.text.startswith("scf.if"):
+                counts = self._condition(statement, values)
+            elif statement.regions:
+                counts = None if statement.dots else {}
+            elif statement.dots:
+                counts = self._product(statement.text)
+            else:
+                counts = {}
+                if statement.target:
+                    values[statement.target] = self._value(statement.text, values)
+            if counts is None:
+                return None
+            total = _sum(total, {dtype: each * runs for dtype, each in counts.items()})
+        return total
+
+    def _product(self, text: str) -> Counts:
+        types = [([int(size) for size in sizes.split("x")[:-1]], dtype) for sizes, dtype in _TENSOR.findall(text)]
+        if len(types) < 2:
+            return None
+        (left, dtype), (result, _) = types[0], types[-1]
+        flops = 2.0 * math.prod(result) * left[-1]
+        if text.startswith("tt.dot_scaled"):
+            packed = "lhs = e2m1" in text
+            dtype = "fp4" if packed and "rhs = e2m1" in text else "fp8"
+            flops *= 2 if packed else 1
+        elif dtype == "f32":
+            precision = re.search(r"inputPrecision = (\w+)", text)
+            dtype = precision[1] if precision and precision[1] != "ieee" else "fp32"
+        else:
+            dtype = _TYPES.get(dtype, "fp8" if dtype.startswith("f8") else "fp32")
+        return {dtype: np.full(self._num_programs, flops)}
+
+    def _loop(self, statement: _Statement, values: dict[str, _Value]) -> Counts:
+        match = _FOR.match(statement.text)
+        if match is None:
+            return None if statement.dots else {}
+        index, low, high, step = match[1], *(values.get(name) for name in match.groups()[1:4])
+        carried = _CARRIED.findall(match[5] or "")
+        inner = dict(values) | {index: None} | {name: None for name, _ in carried}
+        _forget(values, statement.target, len(carried))
+        if not statement.dots:
+            return {}
+        if not (isinstance(low, np.ndarray) and isinstance(high, np.ndarray) and isinstance(step, np.ndarray)):
+            return None
+        rounds = np.broadcast_to(np.maximum(-((low - high) // np.maximum(step, 1)), 0), (self._num_programs,))
+        once = self.count(statement.regions[0], inner)
+        if once is not None:
+            return {dtype: each * rounds for dtype, each in once.items()}
+        # What is inside depends on the round.
+        if rounds.max(initial=0) > _MOST_ROUNDS:
+            return None
+        total: dict[str, npt.NDArray[np.float64]] = {}
+        state = {name: values.get(first) for name, first in carried}
+        for number in range(int(rounds.max(initial=0))):
+            inner = dict(values) | {index: low + number * step} | state
+            counts = self.count(statement.regions[0], inner)
+            if counts is None:
+                return None
+            total = _sum(total, {dtype: each * (number < rounds) for dtype, each in counts.items()})
+            state = dict(zip(state, _yielded(statement.regions[0], inner), strict=False))
+        return total
+
+    def _condition(self, statement: _Statement, values: dict[str, _Value]) -> Counts:
+        match = re.match(rf"^scf\.if {_NAME}", statement.text)
+        condition = values.get(match[1]) if match else None
+        counts, yielded = [], []
+        for region in (*statement.regions, [])[:2]:
+            inner = dict(values)
+            counts.append(self.count(region, inner))
+            yielded.append(_yielded(region, inner))
+        for place, (first, second) in enumerate(zip(*yielded, strict=False)):
+            chosen = None
+            if isinstance(condition, np.ndarray) and isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
+                chosen = np.where(condition, first, second)
+            values[f"{statement.target}#{place}"] = chosen
+            if not place:
+                values[statement.target] = chosen
+        if not statement.dots:
+            return {}
+        then, otherwise = counts
+        if not isinstance(condition, np.ndarray):
+            return None
+        is_true = np.broadcast_to(condition.astype(bool), (self._num_programs,))
+        if (then is None and is_true.any()) or (otherwise is None and not is_true.all()):
+            return None
+        chosen_counts = {dtype: each * is_true for dtype, each in (then or {}).items()}
+        return _sum(chosen_counts, {dtype: each * ~is_true for dtype, each in (otherwise or {}).items()})
+
+    def _value(self, text: str, values: dict[str, _Value]) -> _Value:
+        """What a statement assigns, if it is a whole number or a pointer."""
+        if "tensor<" in text:
+            return None
+        if constant := _CONSTANT.match(text):
+            text = constant[1]
+            return np.array([int(text == "true") if text in ("true", "false") else int(text)], np.int64)
+        operation, _, rest = text.partition(" ")
+        namespace, _, name = operation.partition(".")
+        operands = [values.get(each) for each in re.findall(_NAME, rest)]
+        if namespace == "tt":
+            return self._of_triton(name, rest, operands)
+        numbers = [each for each in operands if isinstance(each, np.ndarray)]
+        if namespace != "arith" or len(numbers) != len(operands) or not numbers:
+            return None
+        if name in _CASTS:
+            return numbers[0]
+        if name == "cmpi":
+            return _PREDICATES[rest.partition(",")[0]](*numbers[:2]).astype(np.int64)
+        if name == "select":
+            return np.where(numbers[0], numbers[1], numbers[2])
+        return _BINARY[name](*numbers[:2]) if name in _BINARY else None
+
+    def _of_triton(self, name: str, rest: str, operands: list[_Value]) -> _Value:
+        if name == "get_program_id":
+            return self._axes[rest[0]]
+        if name == "get_num_programs":
+            return np.array([self._sizes[rest[0]]], np.int64)
+        first = operands[0] if operands else None
+        if not isinstance(first, _Pointer):
+            return None
+        if name == "addptr" and isinstance(operands[1], np.ndarray):
+            return first._replace(offset=first.offset + operands[1])
+        if name == "load":
+            contents = self._content(first.argument)
+            inside = contents is not None and first.offset.min() >= 0 and first.offset.max() < len(contents)
+            return contents[first.offset] if contents is not None and inside else None
+        return None
+
+    def _content(self, argument: str) -> npt.NDArray[np.int64] | None:
+        """The whole numbers in a tensor, if their values are known."""
+        self.reads = True
+        if argument not in self._contents:
+            tensor = self._arguments[argument]
+            assert isinstance(tensor, torch.Tensor)
+            is_whole = not tensor.dtype.is_floating_point and not tensor.dtype.is_complex
+            values = self._known(tensor) if is_whole and tensor.is_contiguous() else None
+            self._contents[argument] = None if values is None else values.cpu().reshape(-1).to(torch.int64).numpy()
+        return self._contents[argument]
+
+
+def _ends(text: str, body: list[_Statement], values: Mapping[str, _Value]) -> npt.NDArray[np.bool_] | None:
+    """Which programs end at a branch, one of whose sides only returns; None if that is not known."""
+    match = re.match(rf"^cf\.cond_br {_NAME}, \^(\w+)(?:\(.*?\))?, \^(\w+)", text)
+    condition = values.get(match[1]) if match else None
+    if match is None or not isinstance(condition, np.ndarray):
+        return np.zeros(1, bool) if text.startswith("cf.br") else None
+    returns = [_returns(label, body) for label in match.groups()[1:]]
+    if returns == [True, False]:
+        return condition.astype(bool)
+    return ~condition.astype(bool) if returns == [False, True] else None
+
+
+def _returns(label: str, body: list[_Statement]) -> bool:
+    """Whether a block does nothing but return."""
+    place = next((place for place, each in enumerate(body) if each.text.startswith(f"^{label}")), len(body))
+    return place + 1 < len(body) and body[place + 1].text.startswith("tt.return")
+
+
+def _yielded(region: list[_Statement], values: Mapping[str, _Value]) -> list[_Value]:
+    """What a region returns."""
+    if not region or not region[-1].text.startswith("scf.yield"):
+        return []
+    return [values.get(name) for name in re.findall(_NAME, region[-1].text)]
+
+
+def _forget(values: dict[str, _Value], target: str, number: int) -> None:
+    """A loop's results are not known."""
+    for place in range(number):
+        values[f"{target}#{place}"] = None
+    if target:
+        values[target] = None
+
+
+def _sum(
+    first: dict[str, npt.NDArray[np.float64]], second: Mapping[str, npt.NDArray[np.float64]]
+) -> dict[str, npt.NDArray[np.float64]]:
+    return first | {dtype: each + first[dtype] if dtype in first else each for dtype, each in second.items()}
