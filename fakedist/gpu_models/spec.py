@@ -42,6 +42,12 @@ ARCHITECTURES = {
 }
 
 
+#: Triton's and cuBLAS' names for products in single precision -> the type that tensor cores multiply, and how often.
+_SEVERAL_PRODUCTS = {"tf32x3": ("tf32", 3), "bf16x3": ("bf16", 3), "bf16x6": ("bf16", 6), "bf16x9": ("bf16", 9)}
+#: From this compute capability on, cuBLAS emulates single precision in bf16 (cuBLAS 12.9's documentation).
+_EMULATES_SINGLE = (10, 0)
+
+
 @dataclass(frozen=True)
 class GpuSpec:
     """One GPU model.
@@ -80,6 +86,17 @@ class GpuSpec:
     watts: float
     peak_flops: dict[str, float]
     like: str = ""
+
+    def peak(self, dtype: str) -> float | None:
+        """Operations per second in a type of ``WorkRow.dtype``; None if the GPU has no units for it.
+
+        Products in single precision may be made of several in a narrower type, each of which counts.
+        """
+        if dtype == "bf16x9" and self.compute_capability < _EMULATES_SINGLE:
+            dtype = "fp32"
+        narrower, number = _SEVERAL_PRODUCTS.get(dtype, (dtype, 1))
+        found = self.peak_flops.get(narrower)
+        return None if found is None else found / number
 
     @property
     def compute_capability(self) -> tuple[int, int]:

@@ -37,7 +37,8 @@ class WorkRow(NamedTuple):
         operation: The operation that launched it, e.g. aten.mm.default; empty if none did.
         flops: Floating-point operations; NaN if unknown.
         moved_bytes: The fewest bytes it must read and write; NaN if unknown.
-        dtype: The type it computes in: fp64, fp32, tf32, bf16 (and fp16), fp8, int8; empty for copies and fills.
+        dtype: The type it computes in: fp64, fp32, tf32, bf16 (and fp16), fp8, int8; tf32x3, bf16x3, bf16x6, bf16x9 for
+            fp32 made of so many products; empty for copies and fills.
         over_host_link: Whether the bytes cross the link between host and GPU.
         pinned: Whether the host's side of such a copy is pinned memory.
         batch: Products: how many of one size. Attention: sequences.
@@ -68,6 +69,10 @@ class WorkRow(NamedTuple):
         deterministic: Attention: whether its backward adds up gradients in a fixed order.
         is_dense: Attention: whether it counts as if every query met every key, because the mask's values are unknown.
         threads: Kernels: threads of its grid.
+        steps: Recurrent networks, factorisations: how many steps follow one another, each of which waits for the one
+            before.
+        is_bounded: Whether only the least is known that it takes: its arithmetic and bytes, but not how close its
+            kernel comes to the GPU's limits.
     """
 
     name: str
@@ -104,6 +109,8 @@ class WorkRow(NamedTuple):
     deterministic: bool = False
     is_dense: bool = False
     threads: int = 0
+    steps: int = 0
+    is_bounded: bool = False
 
 
 class RangeRow(NamedTuple):

@@ -85,7 +85,7 @@ class AttentionRules(Rules):
         price = self._times.backward_us if is_backward else self._times.forward_us
         time_us = price(shapes, kernel, roof)
         dtypes = rows.texts("dtype")
-        own_peak = np.array([self.gpu.peak_flops.get(str(dtype), np.nan) for dtype in dtypes])
+        own_peak = np.array([self.gpu.peak(str(dtype)) or np.nan for dtype in dtypes])
         narrower = (dtypes == "fp8") | (dtypes == "bf16")  # fp8 is taken to be no faster: most kernels are not
         time_us = time_us * np.where(narrower, 1.0, roof.peak_flops / own_peak)
         time_us = np.where(rows.flags("deterministic"), time_us / _DETERMINISTIC_RATE, time_us)

@@ -119,9 +119,11 @@ class OwnPrices:
         own = apply_own(work, _times(priced), self._table, _times(of_table))
         basis = priced["basis"].astype(str)
         basis = basis.where(~own.is_scaled, basis + ", scaled by own times").where(~own.is_measured, "own times")
-        found = priced.assign(
-            time_us=own.times.time_us, low_us=own.times.low_us, high_us=own.times.high_us, basis=basis
-        )
+        columns = {"time_us": own.times.time_us, "low_us": own.times.low_us, "high_us": own.times.high_us}
+        if "least_us" in priced:  # a factor of similar work does not bring an estimate below its roofline
+            least_us = np.where(own.is_measured, 0.0, priced["least_us"].to_numpy("f8"))
+            columns = {name: np.maximum(column, least_us) for name, column in columns.items()}
+        found = priced.assign(**columns, basis=basis)
         if "accuracy" in found:
             found["accuracy"] = found["accuracy"].where(~own.is_measured, "")
         took = np.nan_to_num(own.times.time_us) * counts

@@ -6,6 +6,7 @@ for what was not:
 - Other layouts (input gradients NN, weight gradients NT) take the same time.
 - A result that is added to, or that has more bytes, adds its bytes to the reference.
 - A batch fills the GPU as one product with as many rows does.
+- A complex product takes as long as the four real ones that it is made of.
 - TF32, fp32, fp64 and int8 reach the fraction of their peak that bf16 (int8: fp8) products of that size reach.
 """
 
@@ -67,7 +68,7 @@ class ProductRules(Rules):
 
     def _of_type(self, rows: WorkArrays, dtype: str, *, is_block: bool) -> Estimates:
         wanted = "fp8_block" if dtype == "fp8" and is_block else "fp8" if dtype in ("fp8", "int8") else "bf16"
-        peak = self.gpu.peak_flops.get(dtype)
+        peak = self.gpu.peak(dtype)
         if peak is None:
             return Estimates.unknown(len(rows))
         kind = wanted if wanted in self._times else "bf16"
@@ -102,7 +103,7 @@ class ProductRules(Rules):
         dtypes = rows.texts("dtype")
         found = Estimates.unknown(len(rows))
         for dtype in sorted(set(dtypes)):
-            peak = self.gpu.peak_flops.get(dtype)
+            peak = self.gpu.peak(dtype)
             if peak is None:
                 continue
             chosen = dtypes == dtype
@@ -146,8 +147,12 @@ def _grouped_times(name: str) -> GroupedTimes:
 
 
 def _sizes(rows: WorkArrays) -> ProductSizes:
-    """Sizes of products, with the bytes that they move; at least 1 each, as a batch of 0 is said of a single one."""
+    """Sizes of products, with the bytes that they move; at least 1 each, as a batch of 0 is said of a single one.
+
+    A complex product has four times the FLOPs: it is as one of real numbers with twice the rows and twice the sums.
+    """
     m, n, k, batch = (np.maximum(rows.numbers(name), 1.0) for name in ("m", "n", "k", "batch"))
     operands = m * k * rows.numbers("a_bytes") + k * n * rows.numbers("b_bytes")
     result = m * n * rows.numbers("d_bytes") * np.where(rows.flags("accumulates"), 2.0, 1.0)
-    return ProductSizes(m, n, k, batch, batch * (operands + result))
+    parts = np.where(rows.numbers("flops") > 3.0 * 2.0 * m * n * k * batch, 2.0, 1.0)
+    return ProductSizes(parts * m, n, parts * k, batch, batch * (operands + result))

@@ -18,6 +18,8 @@ Known = Callable[[torch.Tensor], "torch.Tensor | None"]
 #: packed sequences.
 _HEADS_FIRST = ("_scaled_dot_product", "_cudnn_attention")
 _LIBRARIES = (("cudnn", "cudnn"), ("efficient", "efficient"), ("flash", "flash2"))
+#: What ``torch.nn.attention.varlen`` passes as ``backend``: torch.nn.attention.SDPBackend.
+_VARLEN_LIBRARIES: dict[object, str] = {1: "flash2", 3: "cudnn"}
 #: flash-attn's causal masks end with the last key, as those of efficient attention's second kind do.
 _FROM_END = 2
 
@@ -49,6 +51,7 @@ class AttentionOperator:
         self._direction = "backward" if "backward" in name or name.endswith("bwd") else "forward"
         namespace = operator.qualified_name.partition("::")[0]
         found = next((library for word, library in _LIBRARIES if word in name or word in namespace), "")
+        self._is_varlen = namespace == "torch_attn"
         self._library = "flash3" if namespace.startswith("flash_attn_3") else found
         self._is_extension = namespace.startswith("flash_attn")
 
@@ -58,6 +61,8 @@ class AttentionOperator:
         namespace, _, name = operator.qualified_name.partition("::")
         if namespace.startswith("flash_attn"):
             return "flash_attn" in name or name.split(".")[0] in ("fwd", "bwd")
+        if namespace == "torch_attn":  # PyTorch's own for packed sequences, which it runs as one operation
+            return "varlen_attn" in name
         return operator.is_kernel and "attention" in name and not name.startswith("_fused")
 
     def demand(self, args: Arguments, kwargs: Keywords) -> AttentionDemand | None:
@@ -70,13 +75,14 @@ class AttentionOperator:
         query, key, value = argument("query", "q"), argument("key", "k"), argument("value", "v")
         if not (isinstance(query, torch.Tensor) and isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor)):
             return None
-        mask = self._mask(argument)
+        library = _VARLEN_LIBRARIES.get(argument("backend"), "flash2") if self._is_varlen else self._library
+        mask = self._mask(argument, library)
         sizes = self._sizes(query, key, argument)
         batch, queries, keys = sizes if not isinstance(sizes, Lengths) else sizes.equal()
         at = 1 if self._heads_first else -2
         shape = AttentionShape(
             direction="backward" if self._direction == "backward" else "forward",
-            library=self._library,
+            library=library,
             batch=batch,
             heads=int(query.shape[at]),
             kv_heads=int(key.shape[at]),
@@ -99,11 +105,13 @@ class AttentionOperator:
             return False
         return bool(asked) or torch.are_deterministic_algorithms_enabled()
 
-    def _mask(self, argument: Callable[..., object]) -> Mask:
+    def _mask(self, argument: Callable[..., object], library: str) -> Mask:
         custom = argument("custom_mask_type")
         causal = bool(argument("is_causal", "causal")) or bool(custom)
-        from_end = custom == _FROM_END or self._is_extension or self._library == "flash2"
+        from_end = custom == _FROM_END or self._is_extension or library == "flash2"
         window = argument("window_size")
+        if isinstance(window, (list, tuple)) and len(window) == 2:
+            return Mask(causal or window[1] == 0, int(window[0]), int(window[1]), from_end)
         if isinstance(window, int) and window > 0:  # efficient attention counts the query's own position
             return Mask(causal, left=window - 1, from_end=from_end)
         left, right = argument("window_size_left"), argument("window_size_right")
@@ -118,6 +126,10 @@ class AttentionOperator:
             return int(query.shape[0]), int(query.shape[2]), int(key.shape[2])
         offsets = argument("cum_seq_q", "cu_seqlens_q"), argument("cum_seq_k", "cu_seqlens_k")
         lengths = [self._lengths(each) for each in offsets]
+        used = argument("seqused_k")
+        if isinstance(used, torch.Tensor):  # a cache of keys, of which so many are met
+            values = self._known(used)
+            lengths[1] = None if values is None else [int(length) for length in values.tolist()]
         if lengths[0] is not None and lengths[1] is not None and len(lengths[0]) == len(lengths[1]):
             return Lengths(lengths[0], lengths[1])
         longest = argument("max_q", "max_seqlen_q"), argument("max_k", "max_seqlen_k")

@@ -6,6 +6,7 @@ moves no data. From torch 2.15's sources in aten/src/ATen/native/cuda, named at 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -100,7 +101,33 @@ def _batch_norm(args: Arguments, result: object) -> tuple[Part, ...]:
     return (Part(("collect_statistics",), _bytes_of(args[0])),)
 
 
+def _convolution_backward(args: Arguments, result: object) -> tuple[Part, ...]:
+    """Convolution.cpp, convolution_backward: a sum over the gradient makes that of the bias."""
+    bias = result[2] if isinstance(result, (list, tuple)) and len(result) > 2 else None
+    if not isinstance(bias, torch.Tensor):
+        return ()
+    return (Part(("reduce_kernel",), _bytes_of(args[0]) + _bytes_of(bias)),)
+
+
+def _pad(args: Arguments, result: object) -> tuple[Part, ...]:
+    """ConstantPadNd.cpp: fills the result, then copies what is kept of the input into it."""
+    kept, filled = _kept_bytes(args), _bytes_of(result)
+    return (Part(("FillFunctor",), filled), Part(("copy",), 2 * kept))
+
+
+def _kept_bytes(args: Arguments) -> float:
+    """Bytes of the input that a padding keeps; a negative one cuts."""
+    (data, *_), pads = tensors(args[:1]), args[1]
+    sizes = list(data.shape)
+    assert isinstance(pads, (list, tuple))
+    for place, (left, right) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
+        sizes[-1 - place] += min(int(left), 0) + min(int(right), 0)
+    return float(math.prod(max(size, 0) for size in sizes) * data.element_size())
+
+
 _PARTS: dict[str, Parts] = {
+    "constant_pad_nd": _pad,
+    "convolution_backward": _convolution_backward,
     "_softmax": _softmax,
     "_log_softmax": _softmax,
     "_softmax_backward_data": _softmax_backward,

@@ -6,6 +6,7 @@ Nothing here depends on the GPU model. :mod:`fakedist.time` turns work into a ti
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -24,9 +25,14 @@ _TYPES = {0: ("fp32", 4.0), 1: ("fp64", 8.0), 2: ("bf16", 2.0), 3: ("int8", 1.0)
 }  # fmt: skip
 _COMPLEX = (4, 5)
 #: cublasComputeType_t values that compute single precision on the TF32 or bf16 units.
-_FAST = {77: "tf32", 74: "bf16", 75: "bf16"}
+_FAST = {77: "tf32", 74: "bf16", 75: "bf16", 78: "bf16x9"}
 #: Kernels that prepare or finish an attention or a grouped product and do none of its arithmetic.
 _BESIDES = ("dot_do_o", "convert_dq", "prepare_grouped", "fill", "direct_copy", "elementwise", "memset")
+
+
+#: Torch's own kernels: those that compute much, and the families of the others.
+_TORCHS_OWN = re.compile(r"\bat::native::|\bat_cuda_detail::")
+_COMPUTES = re.compile(r"[cp]dist|depthwise|int[48]|ctc|lstm|gru_|spmm|gemm|_mm\b|conv|flash|fmha|attention", re.IGNORECASE)
 
 
 class Tagged(NamedTuple):
@@ -226,10 +232,12 @@ def _demanding(work: WorkRow, demand: Demand) -> WorkRow:
     """A kernel's work, with what is demanded of it."""
     flops, moved = _known(demand.flops), _known(demand.moved_bytes)
     rows, columns = demand.quantized if not demand.num_indices else (demand.num_indices, 0)
+    if flops != flops and _TORCHS_OWN.search(work.name) and not _COMPUTES.search(work.name):
+        flops = 0.0  # a kernel of torch's that moves data, inside an operation that is not torch's
     work = work._replace(flops=flops, moved_bytes=moved, dtype=demand.dtype, width=demand.width, m=rows, k=columns)
-    if not flops > 0:  # bytes alone cannot estimate a product or an attention of unknown FLOPs
-        unknown = flops != flops and work.family in ("gemm", "attention")
-        return work._replace(moved_bytes=NAN) if unknown else work
+    work = work._replace(steps=demand.steps, is_bounded=demand.is_bounded)
+    if not flops > 0:
+        return work
     if demand.attention is not None:
         sizes = demand.attention._asdict()
         return work._replace(family="attention", attention=sizes.pop("direction"), is_dense=demand.is_dense, **sizes)

@@ -1,9 +1,9 @@
 """What an operation demands of a GPU: floating-point operations, bytes and sizes, from its arguments and results.
 
-FLOPs are those of products, convolutions and attention, as torch's own counter counts them
-(torch.utils.flop_counter), with two differences: the masked half of causal attention, which kernels skip, does not
-count, and keys may have fewer heads than queries. Torch's other operations count as 0. For operations that are not
-torch's, the FLOPs are unknown. Bytes are the least that must be read and written: each input and each result once;
+FLOPs of attention leave out what its mask spares, which torch's own counter (torch.utils.flop_counter) does not.
+:mod:`fakedist.gpu.demand.arithmetic` has those of convolutions, recurrent networks, distances, factorisations and
+products of packed weights. Torch's other operations count as 0. For operations that are not torch's, the FLOPs are
+those of the formula that their author gave to torch's counter, if any; otherwise they are unknown. Bytes are the least that must be read and written: each input and each result once;
 where kernels of an operation are known to read more, :mod:`fakedist.gpu.demand.kernel_parts` has their own bytes.
 """
 
@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch._ops import OpOverload
 
+from fakedist.gpu.demand.arithmetic import Call, arithmetic_function, fp32_type
 from fakedist.gpu.demand.attention_demand import AttentionOperator, Known
 from fakedist.gpu.demand.kernel_parts import Part, parts_function
 from fakedist.gpu.demand.row_lengths import length_function
@@ -30,13 +31,18 @@ _PICKED_FROM = {"embedding": 0, "index_select": 0, "gather": 0, "index": 0, "_un
     "take_along_dim": 0, "nll_loss_forward": 0, "nll_loss2d_forward": 0,
 }  # fmt: skip
 #: Of these arguments, the operation uses only the shape.
-_NOT_READ = {"nll_loss_backward": 1, "nll_loss2d_backward": 1}
+_NOT_READ = {"nll_loss_backward": 1, "nll_loss2d_backward": 1, "_adaptive_avg_pool2d_backward": 1} | dict.fromkeys(
+    (f"{name}{dims}d_backward" for name in ("reflection_pad", "replication_pad", "avg_pool") for dims in (1, 2, 3))
+    , 1,
+) | {"max_pool2d_with_indices_backward": 1, "max_pool3d_with_indices_backward": 1}
 #: These change only as much of their first argument as their other arguments provide.
 _PUT_INTO = {"index_put_", "_index_put_impl_", "index_add_", "index_copy_", "scatter_", "scatter_add_"} | {
     "scatter_reduce_", "index_reduce_", "put_",
 }  # fmt: skip
 #: FSDP2 copies its shards into part of a buffer, which is also an argument, and returns views of it.
 _COPIES_FIRST = {"all_gather_copy_in"}
+#: Torch's operations outside of its main namespaces that compute nothing: FSDP2's copies between shards and buffers.
+_MOVING = ("fsdp::",)
 #: These write gradients only when they scale them.
 _FUSED_OPTIMIZERS = ("_fused_adam", "_fused_sgd", "_fused_adagrad")
 _ONE_VALUE = 8
@@ -44,6 +50,7 @@ _ONE_VALUE = 8
 EIGHT_BIT = {torch.float8_e4m3fn, torch.float8_e5m2}
 _DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "bf16"} | {
     torch.int8: "int8", torch.uint8: "int8", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8",
+    torch.complex128: "fp64", torch.complex64: "fp32", torch.complex32: "bf16",
 }  # fmt: skip
 
 
@@ -61,6 +68,8 @@ class Demand(NamedTuple):
         is_dense: Whether an attention counts as if every query met every key, because its mask's values are unknown.
         parts: Kernels of it whose bytes are not a share of ``moved_bytes``.
         num_indices: Rows of an embedding that it looks up; 0 for other operations.
+        steps: As ``WorkRow.steps``.
+        is_bounded: As ``WorkRow.is_bounded``.
     """
 
     flops: float = NAN
@@ -73,11 +82,18 @@ class Demand(NamedTuple):
     is_dense: bool = False
     parts: tuple[Part, ...] = ()
     num_indices: int = 0
+    steps: int = 0
+    is_bounded: bool = False
 
     @property
     def is_divided(self) -> bool:
         """Whether its kernels do not share it alike: one computes something of known sizes, or some have own bytes."""
-        return self.attention is not None or self.product is not None or self.parts != () or self.quantized != (0, 0)
+        return self.is_of_one_kernel or self.parts != () or self.steps != 0
+
+    @property
+    def is_of_one_kernel(self) -> bool:
+        """Whether one kernel does what it is about."""
+        return self.attention is not None or self.product is not None or self.quantized != (0, 0)
 
 
 UNKNOWN = Demand()
@@ -106,7 +122,9 @@ class DemandCounter:
         from torch.utils.flop_counter import flop_registry  # imports Triton, which torch itself does not
 
         self._formula: Callable[..., float] | None = flop_registry.get(func._overloadpacket)
-        self._operands = _OPERANDS.get(name, -1)
+        self._operands = _OPERANDS.get(name, -1) if operator.is_kernel else -1
+        self._arithmetic = arithmetic_function(operator)
+        self._only_moves = operator.is_kernel or operator.qualified_name.startswith(_MOVING)
         self._length = length_function(operator)
         self._parts = parts_function(name)
         self._is_embedding = name == "embedding"
@@ -117,7 +135,7 @@ class DemandCounter:
         self._puts_into = name in _PUT_INTO
         self._copies_first = name in _COPIES_FIRST
         self._grads_position = 1 if name.startswith(_FUSED_OPTIMIZERS) else -1
-        has_settings = self._formula is not None and "conv" in name
+        has_settings = self._arithmetic is not None
         self.is_alike = self._attention is None and not has_settings and not (operator.is_view and self._reads)
 
     def demand(self, args: Arguments, kwargs: Keywords, result: object) -> Demand:
@@ -137,18 +155,31 @@ class DemandCounter:
         if self._is_grouped:
             shape = grouped_shape(args, result)
             return Demand(shape.flops, moved, dtype, None, shape)
-        if not self._operator.is_kernel:
-            return Demand(NAN, moved, dtype)
         if self._operands >= 0:
             return Demand(_product_flops(args, self._operands), moved, dtype)
+        if self._arithmetic is not None:
+            return self._computing(moved, dtype, Call(self._operator, args, kwargs, result))
         if self._formula is None:
-            return self._moving(moved, dtype, args, kwargs, result)
+            return self._moving(moved, dtype, args, kwargs, result) if self._only_moves else Demand(NAN, moved, dtype)
         try:
             flops = float(self._formula(*args, **kwargs, out_val=result))
-        except Exception:  # torch's formula does not know these arguments
+        except Exception:  # the formula does not know these arguments
             flops = NAN
-        is_tf32 = dtype == "fp32" and "conv" in self._operator.name and torch.backends.cudnn.allow_tf32
-        return Demand(flops, moved, "tf32" if is_tf32 else dtype)
+        return Demand(flops, moved, dtype)
+
+    def _computing(self, moved: float, dtype: str, call: Call) -> Demand:
+        """The demand of an operation whose arithmetic torch's counter lacks."""
+        assert self._arithmetic is not None
+        try:
+            found = self._arithmetic(call)
+        except (TypeError, ValueError, IndexError):  # arguments that the formula does not know
+            return Demand(NAN, moved, dtype)
+        if dtype == "fp32" and ("conv" in self._operator.name or "rnn" in self._operator.name):
+            dtype = fp32_type("rnn" if "rnn" in self._operator.name else "conv")
+        if found.is_scalar and dtype != "fp64":
+            dtype = "fp32"
+        parts = () if self._parts is None else self._parts(call.args, call.result)
+        return Demand(found.flops, moved, dtype, parts=parts, steps=found.steps, is_bounded=found.is_bounded)
 
     def _moving(self, moved: float, dtype: str, args: Arguments, kwargs: Keywords, result: object) -> Demand:
         """The demand of an operation that computes little and moves much."""
@@ -171,7 +202,7 @@ class DemandCounter:
         return int(target.nbytes) if isinstance(target, torch.Tensor) and target.is_cpu else 0
 
     def _moved_bytes(self, args: Arguments, kwargs: Keywords, result: object) -> int:
-        operator, written = self._operator, 0
+        operator, written = self._operator, self._read_again(args, result)
         if self._copies_first:
             return 2 * sum(map(memory_bytes, tensors((args[0],))))
         fresh = _size(result) if not operator.written else 0
@@ -197,6 +228,15 @@ class DemandCounter:
             total += size if not (written_too and operator.overwrites) else 0
             written += size if written_too else 0
         return total + written + fresh
+
+
+    def _read_again(self, args: Arguments, result: object) -> int:
+        """Bytes that kernels of an operation read beyond once: each gradient of a convolution reads that of the result.
+        The kernel that sums the bias has its own (:mod:`fakedist.gpu.demand.kernel_parts`).
+        """
+        if self._operator.name != "convolution_backward" or not isinstance(result, (list, tuple)):
+            return 0
+        return _size(args[0]) if all(isinstance(each, torch.Tensor) for each in result[:2]) else 0
 
 
 def grouped_shape(args: Arguments, result: object) -> ProductShape:
@@ -227,7 +267,7 @@ def _product_flops(args: Arguments, first: int) -> float:
     a, b = args[first], args[first + 1]
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return NAN
-    return 2.0 * a.numel() * b.shape[-1]
+    return (8.0 if a.is_complex() else 2.0) * a.numel() * b.shape[-1]
 
 
 def _scaling(args: Arguments) -> str:

@@ -13,6 +13,7 @@ from fakedist.run.launch_records import WorkRow
 from fakedist.time import attention_rules, memory_rules, product_rules
 from fakedist.time.kernels import KernelTimes
 from fakedist.time.measurements import load_measured
+from fakedist.time.work_arrays import Estimates
 from tests.unit.time.work_by_hand import attention, moving, product, work
 
 every_gpu = pytest.mark.parametrize("name", GPUS)
@@ -136,10 +137,88 @@ def test_unknown_work_has_no_time(h100: KernelTimes) -> None:
         WorkRow("gemm", "kernel", "gemm", flops=NAN, moved_bytes=NAN),
         WorkRow("triton", "kernel", "elementwise", flops=NAN, moved_bytes=1e8),
     )
-    assert found["time_us"].isna().tolist() == [True, True, True, False]
-    assert found["low_us"].isna().tolist() == [True, True, True, False]
-    assert (found["bound"][:3] == "").all()
-    assert (found["basis"][:3] == "").all()
+    assert found["time_us"].isna().all()
+    assert (found["bound"] == "").all()
+    assert (found["basis"] == "").all()
+
+
+def test_unknown_work_has_the_bounds_of_its_bytes_and_widens_the_step(h100: KernelTimes) -> None:
+    rows = work(product(8192, 4096, 4096), WorkRow("dots", "kernel", "other", flops=NAN, moved_bytes=4e8, dtype="bf16"))
+    counts = np.array([1, 3])
+    found = h100.price(rows, counts)
+    low, high = found.loc[1, ["low_us", "high_us"]]
+    assert low == pytest.approx(4e8 / GPUS["h100-80g"].memory_bandwidth * 1e6)
+    product_us = 2 * 8192**3 / GPUS["h100-80g"].peak_flops["bf16"] * 1e6  # of the same bytes
+    assert high > product_us
+    known = h100.step_interval(found[:1], counts[:1])
+    whole = h100.step_interval(found, counts)
+    assert whole[0] == pytest.approx(known[0])
+    assert whole[1] == pytest.approx(known[1] + 3 * high)
+
+
+def test_unknown_work_without_bytes_may_take_as_long_as_the_longest_kernel(h100: KernelTimes) -> None:
+    found = priced(h100, product(8192, 4096, 4096), WorkRow("mystery", "kernel", "other", flops=NAN, moved_bytes=NAN))
+    assert found["high_us"][1] == found["time_us"][0]
+    assert found["low_us"][1] == 0
+
+
+@every_gpu
+def test_a_complex_product_takes_as_long_as_its_four_products(name: str) -> None:
+    complex_ = product(2048, 2048, 2048, dtype="fp32", a_bytes=8.0, b_bytes=8.0, d_bytes=8.0)
+    real = product(4096, 2048, 4096, dtype="fp32", a_bytes=4.0, b_bytes=4.0, d_bytes=4.0)
+    one, other = times_us(KernelTimes(GPUS[name]), complex_._replace(flops=4 * complex_.flops), real)
+    assert one == pytest.approx(other, rel=0.02)
+
+
+def test_steps_that_wait_for_each_other_have_a_latency(h100: KernelTimes) -> None:
+    lstm = WorkRow("cudnnRNNForward", "library", "gemm", "aten._cudnn_rnn", 5.5e11, 1e8, dtype="bf16", steps=512)
+    few, many = priced(h100, lstm._replace(steps=0), lstm).to_dict("records")
+    assert many["time_us"] - few["time_us"] > 512
+    assert many["low_us"] > 5.5e11 / GPUS["h100-80g"].peak_flops["bf16"] * 1e6
+    assert "512" not in many["basis"]
+    assert "each step that waits" in many["basis"]
+
+
+def test_what_is_bounded_has_an_interval_from_its_roofline_up(h100: KernelTimes) -> None:
+    cdist = WorkRow("cdist_kernel", "kernel", "gemm", "aten._cdist_forward", 1e11, 1e8, dtype="fp32", is_bounded=True)
+    (found,) = priced(h100, cdist).to_dict("records")
+    least = 1e11 / GPUS["h100-80g"].peak_flops["fp32"] * 1e6
+    assert found["low_us"] == pytest.approx(least)
+    assert found["low_us"] < found["time_us"]
+    assert found["high_us"] > 10 * least
+
+
+def test_no_rule_prices_below_the_roofline(h100: KernelTimes, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = (product(8192, 4096, 4096), attention(4096), moving(1e8), moving(1e8)._replace(over_host_link=True))
+    least = priced(h100, *rows)["least_us"]
+    for rule in ("_products", "_attention", "_memory"):
+        rules = getattr(h100, rule)
+        for name in ("single", "grouped", "price", "over_host_link"):
+            if hasattr(rules, name):
+                original = getattr(rules, name)
+                monkeypatch.setattr(type(rules), name, lambda _, some, run=original: _a_tenth(run(some)))
+    found = priced(KernelTimes(find_gpu("h100")), *rows)
+    assert (found["time_us"] == least).all()
+    assert (found["low_us"] == least).all()
+    assert found["basis"].str.endswith("not below the roofline").all()
+
+
+def _a_tenth(found: Estimates) -> Estimates:
+    found.time_us /= 100
+    return found
+
+
+def test_a_type_without_units_has_no_time_even_if_its_bytes_are_known(h100: KernelTimes) -> None:
+    fp8 = WorkRow("conv", "library", "gemm", "aten.convolution.default", 1e12, 1e8, dtype="fp8")
+    assert np.isnan(times_us(KernelTimes(GPUS["a100-80g"]), fp8)).all()
+
+
+def test_single_precision_made_of_several_products_has_its_own_peak() -> None:
+    h100, b200 = GPUS["h100-80g"], GPUS["b200"]
+    assert h100.peak("tf32x3") == h100.peak_flops["tf32"] / 3
+    assert b200.peak("bf16x9") == b200.peak_flops["bf16"] / 9
+    assert h100.peak("bf16x9") == h100.peak_flops["fp32"], "cuBLAS emulates from Blackwell on"
+    assert GPUS["a100-80g"].peak("fp8") is None
 
 
 def test_fp8_has_no_time_on_a_gpu_without_fp8_and_int8_is_like_bf16() -> None:

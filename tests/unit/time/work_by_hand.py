@@ -25,7 +25,10 @@ def attention(tokens: int, direction: str = "forward", **fields: Any) -> WorkRow
     """A causal self-attention of 32 heads of 128, by cuDNN."""
     found = {"batch": 1, "heads": 32, "kv_heads": 8, "queries": tokens, "keys": tokens, "width": 128} | fields
     found = {"value_width": found["width"], "causal": True, "library": "cudnn", "dtype": "bf16"} | found
-    return WorkRow("sdpa", "library", "attention", "aten.sdpa", 1e12, 1e6, attention=direction, **found)
+    met = min(found.get("window") or found["keys"], found["keys"]) / 2
+    widths = (found["width"] + found["value_width"]) * (1.0 if direction == "forward" else 2.5)
+    flops = 2 * found["batch"] * found["heads"] * found["queries"] * met * widths
+    return WorkRow("sdpa", "library", "attention", "aten.sdpa", flops, 1e6, attention=direction, **found)
 
 
 def moving(moved_bytes: float, family: str = "elementwise", name: str = "kernel", operation: str = "") -> WorkRow:

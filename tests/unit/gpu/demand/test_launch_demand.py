@@ -24,6 +24,10 @@ def kernel(name: str, threads: int = 128, tag: int = 0) -> tuple[str, Launch]:
     return name, launch
 
 
+def library(name: str) -> tuple[str, Launch]:
+    return name, Launch(kind=LaunchKind.LIBRARY, tag=0, call=-1)
+
+
 def product(m: int, n: int, k: int, **more: int) -> tuple[str, Launch]:
     types = {"a_type": BF16, "b_type": BF16, "d_type": BF16, "compute": 68}
     return "cublasGemmEx", Launch(kind=LaunchKind.PRODUCT, call=-1, m=m, n=n, k=k, batch=1, **types | more)
@@ -115,4 +119,19 @@ def test_rows_and_converted_matrices_are_told() -> None:
 def test_what_is_unknown_stays_unknown() -> None:
     unknown, gemm = worked(Demand(), kernel("a")), worked(Demand(math.nan, 1e6), kernel("cutlass_gemm"))
     assert math.isnan(unknown[0].moved_bytes)
-    assert math.isnan(gemm[0].moved_bytes), "bytes alone tell nothing of a product"
+    assert math.isnan(gemm[0].flops), "bytes alone tell nothing of a product"
+
+
+def test_torchs_own_kernels_inside_of_an_unknown_operation_only_move_unless_they_compute() -> None:
+    fill, distance = "void at::native::vectorized_elementwise_kernel<4>", "void at::native::cdist_kernel_cuda_impl<float>"
+    moves, computes, others = worked(Demand(math.nan, 1e6), kernel(fill), kernel(distance), kernel("their_kernel"))
+    assert moves.flops == 0
+    assert math.isnan(computes.flops)
+    assert math.isnan(others.flops)
+
+
+def test_the_steps_of_an_operation_are_of_one_launch_and_its_arithmetic_of_all() -> None:
+    demand = Demand(1e9, 1e6, "bf16", steps=512)
+    one, other = worked(demand, library("cudnnRNNBackwardData_v8"), library("cudnnRNNBackwardWeights_v8"))
+    assert (one.steps, other.steps) == (512, 0)
+    assert (one.flops, other.flops) == (5e8, 5e8)
