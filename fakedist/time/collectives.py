@@ -6,6 +6,8 @@
   NVLink, whichever is less. An all_reduce may run on a tree instead, which takes fewer steps. An all_to_all sends its
   remote part over one NIC for each rank. Small messages run on protocols with a shorter latency.
 - A send takes one NIC, or NVLink inside a node.
+- Over nodes, nothing takes less time than between as many GPUs of one node: GPUs without NVLink reach each other and
+  their NICs over the same links.
 - What was not measured (more GPUs, another GPU model, NCCL's variables) takes as much more or less than
   what was as NCCL's tuner says (:mod:`fakedist.nccl.tuner`). It also says which algorithm and protocol run.
 
@@ -134,6 +136,11 @@ class CollectiveTimes:
             time_us, basis = self._between(name, num_bytes, shape), "fitted"
             is_small = num_bytes < _MEASURED_BYTES and operation != "send"
             spread = max(self.fabric.spread, _SMALL_SPREAD if is_small else 0.0)
+            # What crosses nodes crosses each node, too: more nodes are never faster. Without NVLink, that counts.
+            ranks = min(shape.size, max(self.fabric.gpus_per_node, 2))
+            inside_us, inside_spread, inside_basis = self._in_domain(name, num_bytes, ranks)
+            if inside_us > time_us:
+                time_us, spread, basis = inside_us, max(spread, inside_spread), f"{inside_basis}, as in one node"
         if self._nccl != Settings():
             slower, whole_us = self._slower(operation, num_bytes, shape, chosen)
             if slower != 1 or whole_us > time_us:
@@ -258,7 +265,7 @@ class _Curve:
         self._by_size: dict[int, tuple[Floats, Floats]] = {}
         for size, own in rows.groupby("gpus_per_node"):
             median = own.groupby("bytes")["time_us"].median()
-            self._by_size[int(str(size))] = (median.index.to_numpy(np.float64), median.to_numpy(np.float64))
+            self._by_size[int(str(size))] = (median.index.to_numpy(np.float64), _rising(median.to_numpy(np.float64)))
         self._sizes = sorted(self._by_size)
 
     def time_us(self, num_bytes: float, size: int, tuner_us: Callable[[int], float]) -> float:
@@ -299,6 +306,14 @@ class _Curve:
             return float(times[-1] * num_bytes / sizes[-1])
         found = np.interp(math.log(num_bytes), np.log(sizes), np.log(times))
         return float(math.exp(found))
+
+
+def _rising(times: Floats) -> Floats:
+    """Times of growing messages, which noise makes fall here and there: the mean of the least and the greatest curve
+    around them that never fall.
+    """
+    above, below = np.maximum.accumulate(times), np.minimum.accumulate(times[::-1])[::-1]
+    return np.asarray(np.sqrt(above * below))
 
 
 def _nearest(gpu: GpuSpec, measured: Sequence[str]) -> str:

@@ -159,3 +159,45 @@ def test_latency_leaves_the_links_idle_and_large_messages_do_not() -> None:
             assert 0.9 < shares[-1] <= 1.0
     # A send reaches half of its NIC with NCCL's chunks.
     assert h100().time("send", 2**30, GroupShape(2, 2, 1)).link_share == pytest.approx(0.51, abs=0.01)
+
+
+#: Groups in one node, or on few, and the same ranks or more on more nodes.
+_ON_MORE_NODES = {
+    (8, 1, 8): ((8, 2, 4), (8, 8, 1), (16, 2, 8)),
+    (4, 1, 4): ((4, 2, 2), (4, 4, 1)),
+    (16, 2, 8): ((64, 8, 8),),
+    (64, 8, 8): ((1024, 128, 8),),
+    (2, 2, 1): ((8, 8, 1),),
+    (8, 8, 1): ((128, 128, 1),),
+}
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_more_nodes_and_more_bytes_are_never_faster(gpu: str, fabric: str) -> None:
+    times = CollectiveTimes(GPUS[gpu], FABRICS[fabric])
+    shapes = {*_ON_MORE_NODES, *(shape for others in _ON_MORE_NODES.values() for shape in others)}
+    for operation in OPERATIONS:
+        before = dict.fromkeys(shapes, 0.0)
+        for power in range(9, 34, 3):
+            found = {shape: times.time(operation, 2.0**power, GroupShape(*shape)).time_us for shape in shapes}
+            for shape, others in _ON_MORE_NODES.items():
+                for other in others:
+                    assert found[other] >= found[shape] * 0.999, (operation, power, shape, other)
+            for shape in shapes:
+                assert found[shape] >= before[shape] * 0.98, (operation, power, shape)
+            before = found
+
+
+def test_gpus_without_nvlink_cross_their_node_on_the_way_to_others() -> None:
+    times = CollectiveTimes(GPUS["l40s"], NDR)
+    inside, across = (times.time("all_gather", 2.0**32, GroupShape(*shape)) for shape in ((8, 1, 8), (8, 8, 1)))
+    assert across.time_us >= inside.time_us > 3e6
+    assert across.spread >= inside.spread
+    assert across.basis.endswith("as in one node")
+
+
+def test_eight_gpus_with_nvlink_sharp_reduce_faster_than_four_as_measured() -> None:
+    four, eight = (h100().time("all_reduce", 2.0**32, GroupShape(ranks, 1, ranks)) for ranks in (4, 8))
+    assert eight.algorithm == "nvls"
+    assert eight.time_us < four.time_us
