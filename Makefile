@@ -27,7 +27,7 @@ WORKERS ?= 2
 PARALLEL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-all mutants lint types budgets check format bench accuracy accuracy-times accuracy-steps measured gallery gpu calibrate oldest torch python matrix dist clean
+.PHONY: help setup demo test test-long test-all mutants lint types budgets check format bench accuracy accuracy-times accuracy-kinds accuracy-steps measured gallery gpu calibrate oldest torch python matrix dist clean
 .PHONY: frameworks clients clients-new clients-fast test-page plotly
 
 help: ## list the targets
@@ -125,6 +125,9 @@ measured: setup ## published measurements of kernels into fakedist/time/data (be
 accuracy-times: setup ## estimated kernel times against left-out measured ones; into docs/accuracy.md
 	$(BIN)/python bench/accuracy_times.py
 	$(BIN)/python bench/accuracy_collectives.py
+
+accuracy-kinds: setup ## what is known of the kernels of 250 operations: 1 minute; into docs/accuracy.md
+	$(BIN)/python -m tests.accuracy.kernel_kinds
 
 accuracy-steps: frameworks ## estimated steps against published ones: 20 minutes; ARGS=--recorded runs no job; into docs/accuracy.md
 	$(BIN)/python bench/accuracy_steps.py $(ARGS)

@@ -95,11 +95,11 @@ class KernelTimes:
             counts: How many launches of the step each row has, as clocks follow the whole step.
 
         Returns:
-            A row for each row of work, in its order: time_us and its 90 % interval low_us to high_us, NaN where the
-            work is unknown; bound (compute, memory, launch, or empty); basis, the measurement or rule; accuracy, the
-            family of ``accuracy.json`` whose errors made the interval, or empty; filled, the fraction of the SMs that
-            it needs if arithmetic limits it, else 0; least_us, its roofline. No time and no low_us is below the roofline. Where the work is
-            unknown, low_us is what is known of it, and high_us the most that it is assumed to take.
+            A row for each row of work, in its order: time_us and its 90 % interval low_us to high_us; least_us, its
+            roofline; bound (compute, memory, launch, or empty); basis, the measurement or rule; accuracy, the family of
+            ``accuracy.json`` whose errors made the interval, or empty; filled, the fraction of the SMs that it needs if
+            arithmetic limits it, else 0. No time and no low_us is below the roofline. Where the work is unknown,
+            time_us is NaN, low_us is what is known of it, and high_us the most that it is assumed to take.
         """
         found = self.burst(work)
         computes = np.asarray(found.bound == "compute", bool)
@@ -224,8 +224,9 @@ class KernelTimes:
 
 
 def roofline_us(work: pd.DataFrame, gpu: GpuSpec) -> Floats:
-    """The least that each row of work takes: its FLOPs at the peak of its type, or its bytes at the bandwidth, whichever
-    is longer; 0 where neither is known.
+    """The least that each row of work takes, in microseconds; 0 where nothing is known of it.
+
+    It is the longer of its FLOPs at the peak of its type and its bytes at the bandwidth.
     """
     compute = work["flops"].to_numpy("f8") / peaks(work["dtype"].to_numpy(object), gpu) * 1e6
     rate = np.where(work["over_host_link"].to_numpy(bool), gpu.host_bandwidth, gpu.memory_bandwidth)

@@ -192,9 +192,13 @@ def _solution(call: Call) -> Arithmetic:
     return Arithmetic(1.0 * call.returned().numel() * steps, steps=steps, is_bounded=True)
 
 
-_CONVOLUTIONS = ("convolution", "_convolution", "convolution_overrideable", "cudnn_convolution", "conv_depthwise3d") + (
-    "cudnn_convolution_transpose", "cudnn_convolution_relu", "cudnn_convolution_add_relu", "_slow_conv2d_forward",
-    "_conv_depthwise2d", "slow_conv_dilated2d", "slow_conv_dilated3d", "slow_conv_transpose2d", "slow_conv_transpose3d",
+_CONVOLUTIONS = (
+    "convolution", "_convolution", "convolution_overrideable", "cudnn_convolution", "cudnn_convolution_transpose",
+    "cudnn_convolution_relu", "cudnn_convolution_add_relu", "_slow_conv2d_forward", "_conv_depthwise2d",
+    "conv_depthwise3d", "slow_conv_dilated2d", "slow_conv_dilated3d", "slow_conv_transpose2d", "slow_conv_transpose3d",
+)  # fmt: skip
+_HALF_SPARSE = (
+    "_cslt_sparse_mm", "_sparse_semi_structured_linear", "_sparse_semi_structured_mm", "_sparse_semi_structured_addmm",
 )  # fmt: skip
 _COUNTERS: dict[str, Counter] = {
     **dict.fromkeys(_CONVOLUTIONS, _convolution),
@@ -204,11 +208,7 @@ _COUNTERS: dict[str, Counter] = {
     **dict.fromkeys(("_ctc_loss", "_ctc_loss_backward", "_cudnn_ctc_loss"), _ctc),
     **dict.fromkeys(("_cdist_forward", "_cdist_backward", "_pdist_forward", "_pdist_backward"), _distance),
     **dict.fromkeys(("_weight_int4pack_mm", "_weight_int8pack_mm"), _packed_product),
-    **dict.fromkeys(
-        ("_cslt_sparse_mm", "_sparse_semi_structured_linear", "_sparse_semi_structured_mm")
-        + ("_sparse_semi_structured_addmm",),
-        _half_sparse_product,
-    ),
+    **dict.fromkeys(_HALF_SPARSE, _half_sparse_product),
     **dict.fromkeys(("linalg_cholesky_ex", "linalg_ldl_factor_ex"), _factorisation(1 / 3)),
     **dict.fromkeys(("linalg_lu_factor_ex", "linalg_lu", "_linalg_det", "_linalg_slogdet"), _factorisation(2 / 3)),
     **dict.fromkeys(("_linalg_solve_ex", "cholesky_inverse"), _factorisation(2 / 3)),

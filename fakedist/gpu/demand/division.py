@@ -15,8 +15,8 @@ class Division:
         demand: What the operation has to do, without its copies, fills and products.
         weights: Its launches by their position in the log, and how many threads each has.
         names: Their names.
-        computing: Those that may do its arithmetic. The one with the most threads does all of what is of one kernel, such
-            as an attention; otherwise they share it. Steps that follow one another are that one's, too.
+        computing: Those that may do its arithmetic. The one with the most threads does all of what is of one kernel,
+            such as an attention; otherwise they share it. Steps that follow one another are that one's, too.
     """
 
     def __init__(

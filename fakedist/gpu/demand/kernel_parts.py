@@ -125,7 +125,16 @@ def _kept_bytes(args: Arguments) -> float:
     return float(math.prod(max(size, 0) for size in sizes) * data.element_size())
 
 
+def _loss(args: Arguments, result: object) -> tuple[Part, ...]:
+    """Loss.cu: the loss of each element is written, and read again where it is reduced."""
+    each = max(_bytes_of(args[0]), _bytes_of(args[1]))
+    if len(args) > 2 and args[2] == 0:  # at::Reduction::None
+        return ()
+    return (Part(("elementwise_kernel",), _bytes_of(args[:2]) + each), Part(("reduce_kernel",), each))
+
+
 _PARTS: dict[str, Parts] = {
+    **dict.fromkeys(("mse_loss", "smooth_l1_loss", "huber_loss"), _loss),
     "constant_pad_nd": _pad,
     "convolution_backward": _convolution_backward,
     "_softmax": _softmax,

@@ -30,9 +30,11 @@ _FAST = {77: "tf32", 74: "bf16", 75: "bf16", 78: "bf16x9"}
 _BESIDES = ("dot_do_o", "convert_dq", "prepare_grouped", "fill", "direct_copy", "elementwise", "memset")
 
 
-#: Torch's own kernels: those that compute much, and the families of the others.
+#: Torch's own kernels, and words in the names of those that compute much.
 _TORCHS_OWN = re.compile(r"\bat::native::|\bat_cuda_detail::")
-_COMPUTES = re.compile(r"[cp]dist|depthwise|int[48]|ctc|lstm|gru_|spmm|gemm|_mm\b|conv|flash|fmha|attention", re.IGNORECASE)
+_COMPUTES = re.compile(
+    r"[cp]dist|depthwise|int[48]|ctc|lstm|gru_|spmm|gemm|_mm\b|conv(?!ert)|flash|fmha|attention", re.IGNORECASE
+)
 
 
 class Tagged(NamedTuple):

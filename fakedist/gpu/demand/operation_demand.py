@@ -3,8 +3,9 @@
 FLOPs of attention leave out what its mask spares, which torch's own counter (torch.utils.flop_counter) does not.
 :mod:`fakedist.gpu.demand.arithmetic` has those of convolutions, recurrent networks, distances, factorisations and
 products of packed weights. Torch's other operations count as 0. For operations that are not torch's, the FLOPs are
-those of the formula that their author gave to torch's counter, if any; otherwise they are unknown. Bytes are the least that must be read and written: each input and each result once;
-where kernels of an operation are known to read more, :mod:`fakedist.gpu.demand.kernel_parts` has their own bytes.
+those of the formula that their author gave to torch's counter, if any; otherwise they are unknown. Bytes are the least
+that must be read and written: each input and each result once; where kernels of an operation are known to read more,
+:mod:`fakedist.gpu.demand.kernel_parts` has their own bytes.
 """
 
 from __future__ import annotations
@@ -31,10 +32,14 @@ _PICKED_FROM = {"embedding": 0, "index_select": 0, "gather": 0, "index": 0, "_un
     "take_along_dim": 0, "nll_loss_forward": 0, "nll_loss2d_forward": 0,
 }  # fmt: skip
 #: Of these arguments, the operation uses only the shape.
-_NOT_READ = {"nll_loss_backward": 1, "nll_loss2d_backward": 1, "_adaptive_avg_pool2d_backward": 1} | dict.fromkeys(
-    (f"{name}{dims}d_backward" for name in ("reflection_pad", "replication_pad", "avg_pool") for dims in (1, 2, 3))
-    , 1,
-) | {"max_pool2d_with_indices_backward": 1, "max_pool3d_with_indices_backward": 1}
+_NOT_READ = (
+    {"nll_loss_backward": 1, "nll_loss2d_backward": 1, "_adaptive_avg_pool2d_backward": 1}
+    | dict.fromkeys(
+        (f"{name}{dims}d_backward" for name in ("reflection_pad", "replication_pad", "avg_pool") for dims in (1, 2, 3)),
+        1,
+    )
+    | {"max_pool2d_with_indices_backward": 1, "max_pool3d_with_indices_backward": 1}
+)
 #: These change only as much of their first argument as their other arguments provide.
 _PUT_INTO = {"index_put_", "_index_put_impl_", "index_add_", "index_copy_", "scatter_", "scatter_add_"} | {
     "scatter_reduce_", "index_reduce_", "put_",
@@ -228,7 +233,6 @@ class DemandCounter:
             total += size if not (written_too and operator.overwrites) else 0
             written += size if written_too else 0
         return total + written + fresh
-
 
     def _read_again(self, args: Arguments, result: object) -> int:
         """Bytes that kernels of an operation read beyond once: each gradient of a convolution reads that of the result.

@@ -6,6 +6,7 @@ moves no more than the elements that it iterates over, which bounds what it pick
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -145,17 +146,16 @@ class TritonKernel:
 
 
 def _ir_text(compiled: object) -> str:
-    """The intermediate representation of a compiled kernel; empty if it is not known. torch's static launcher keeps only
-    the name under which Triton's cache has it.
+    """The intermediate representation of a compiled kernel; empty if it is not known.
+
+    torch's static launcher keeps only the name under which Triton's cache has it.
     """
     asm, key, name = (getattr(compiled, attribute, None) for attribute in ("asm", "hash", "name"))
     if asm is not None and "ttir" in asm:
         return str(asm["ttir"])
     if not isinstance(key, str) or not isinstance(name, str):
         return ""
-    from triton.runtime.cache import get_cache_manager
-
-    path = get_cache_manager(key).get_file(f"{name}.ttir")
+    path = importlib.import_module("triton.runtime.cache").get_cache_manager(key).get_file(f"{name}.ttir")
     return Path(path).read_text() if path else ""
 
 

@@ -112,9 +112,7 @@ class TritonIr:
         self._counted: dict[tuple[object, ...], tuple[float, str] | None] = {}
         self._is_whole = any(each.dots for each in self._body) and not any("tt.call @" in line for line in lines)
 
-    def flops(
-        self, arguments: Mapping[str, object], grid: Sequence[int], known: Known
-    ) -> tuple[float, str] | None:
+    def flops(self, arguments: Mapping[str, object], grid: Sequence[int], known: Known) -> tuple[float, str] | None:
         """FLOPs of one launch, and the type of most of them; None if they are not known.
 
         Args:

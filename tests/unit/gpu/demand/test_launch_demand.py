@@ -123,7 +123,10 @@ def test_what_is_unknown_stays_unknown() -> None:
 
 
 def test_torchs_own_kernels_inside_of_an_unknown_operation_only_move_unless_they_compute() -> None:
-    fill, distance = "void at::native::vectorized_elementwise_kernel<4>", "void at::native::cdist_kernel_cuda_impl<float>"
+    fill, distance = (
+        "void at::native::vectorized_elementwise_kernel<4>",
+        "void at::native::cdist_kernel_cuda_impl<float>",
+    )
     moves, computes, others = worked(Demand(math.nan, 1e6), kernel(fill), kernel(distance), kernel("their_kernel"))
     assert moves.flops == 0
     assert math.isnan(computes.flops)
