@@ -18,6 +18,8 @@ Known = Callable[[torch.Tensor], "torch.Tensor | None"]
 #: packed sequences.
 _HEADS_FIRST = ("_scaled_dot_product", "_cudnn_attention")
 _LIBRARIES = (("cudnn", "cudnn"), ("efficient", "efficient"), ("flash", "flash2"))
+#: Names of the offsets of packed sequences, without the side.
+_OFFSETS = ("cum_seq", "cu_seqlens", "cu_seq")
 #: What ``torch.nn.attention.varlen`` passes as ``backend``: torch.nn.attention.SDPBackend.
 _VARLEN_LIBRARIES: dict[object, str] = {1: "flash2", 3: "cudnn"}
 #: flash-attn's causal masks end with the last key, as those of efficient attention's second kind do.
@@ -124,7 +126,7 @@ class AttentionOperator:
         """Batch, queries and keys; or the lengths of packed sequences."""
         if self._heads_first and query.dim() == 4:
             return int(query.shape[0]), int(query.shape[2]), int(key.shape[2])
-        offsets = argument("cum_seq_q", "cu_seqlens_q"), argument("cum_seq_k", "cu_seqlens_k")
+        offsets = [argument(*(f"{name}_{side}" for name in _OFFSETS)) for side in "qk"]
         lengths = [self._lengths(each) for each in offsets]
         used = argument("seqused_k")
         if isinstance(used, torch.Tensor):  # a cache of keys, of which so many are met

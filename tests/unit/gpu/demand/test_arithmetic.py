@@ -1,0 +1,211 @@
+"""FLOPs and dependent steps of operations that torch's counter lacks, on tensors without memory."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from fakedist.gpu.demand.operation_demand import Demand, DemandCounter
+from fakedist.torch_releases import installed
+
+aten = torch.ops.aten
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+def made(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def demand_of(func: Any, *args: Any, result: Any) -> Demand:
+    return DemandCounter(func).demand(args, {}, result)
+
+
+def convolution(transposed: bool = False, groups: int = 1, weight: tuple[int, ...] = (64, 32, 3, 3)) -> Demand:
+    settings = ([1, 1], [1, 1], [1, 1], transposed, [0, 0], groups)
+    return demand_of(aten.convolution.default, made(8, 32, 28, 28), made(*weight), None, *settings,
+                     result=made(8, 64, 28, 28))  # fmt: skip
+
+
+def gradients(groups: int, weight: tuple[int, ...], mask: tuple[bool, bool, bool] = (True, True, True)) -> Demand:
+    data, grad = made(8, 32, 28, 28), made(8, 64, 28, 28)
+    results = (made(8, 32, 28, 28), made(*weight), made(64))
+    result = tuple(each if wanted else None for each, wanted in zip(results, mask, strict=True))
+    settings = ([64], [1, 1], [1, 1], [1, 1], False, [0, 0], groups, list(mask))
+    return demand_of(aten.convolution_backward.default, grad, data, made(*weight), *settings, result=result)
+
+
+def test_each_position_of_a_convolutions_result_meets_its_groups_weights() -> None:
+    flops = 2.0 * 8 * 28 * 28 * 64 * 32 * 9
+    assert convolution().flops == flops
+    assert convolution(groups=4, weight=(64, 8, 3, 3)).flops == flops / 4
+    assert convolution(transposed=True, weight=(32, 64, 3, 3)).flops == flops
+
+
+def test_the_gradients_of_a_convolution_take_a_forward_each_whatever_its_groups() -> None:
+    flops = 2.0 * 8 * 28 * 28 * 64 * 32 * 9
+    assert gradients(1, (64, 32, 3, 3)).flops == 2 * flops
+    assert gradients(4, (64, 8, 3, 3)).flops == 2 * flops / 4
+    assert gradients(1, (64, 32, 3, 3), (False, True, True)).flops == flops
+
+
+def test_the_gradients_of_a_convolution_read_that_of_the_result_each() -> None:
+    data, grad, weight = 8 * 32 * 28 * 28 * 2, 8 * 64 * 28 * 28 * 2, 64 * 32 * 9 * 2
+    both = gradients(1, (64, 32, 3, 3))
+    assert both.moved_bytes == 2 * grad + 2 * data + 2 * weight + 64 * 2
+    assert {part.words: part.moved_bytes for part in both.parts} == {("reduce_kernel",): grad + 64 * 2}
+    one = gradients(1, (64, 32, 3, 3), (False, True, False))
+    assert one.moved_bytes == grad + data + 2 * weight
+    assert one.parts == ()
+
+
+def test_a_depthwise_convolution_moves_its_tensors_and_runs_without_tensor_cores() -> None:
+    data = made(8, 32, 28, 28)
+    args = (data, made(32, 1, 7, 7), None, [1, 1], [3, 3], [1, 1], False, [0, 0], 32)
+    demand = demand_of(aten.convolution.default, *args, result=made(8, 32, 28, 28))
+    assert demand.flops == 2.0 * 8 * 28 * 28 * 32 * 49
+    assert demand.moved_bytes == 2 * data.nbytes + 32 * 49 * 2
+    assert (demand.dtype, demand.is_bounded) == ("fp32", True)
+
+
+@pytest.fixture
+def precisions() -> Iterator[None]:
+    """Put back what a test sets."""
+    if installed() < (2, 9):
+        pytest.skip("torch 2.8 has no precision of each operation")
+    kept = torch.backends.cudnn.conv.fp32_precision, torch.backends.cudnn.rnn.fp32_precision
+    yield
+    torch.backends.cudnn.conv.fp32_precision, torch.backends.cudnn.rnn.fp32_precision = kept
+
+
+def test_convolutions_and_recurrent_networks_have_precisions_of_their_own(precisions: None) -> None:
+    def types() -> tuple[str, str]:
+        image, kernel = made(2, 3, 8, 8, dtype=FP32), made(4, 3, 3, 3, dtype=FP32)
+        args = (image, kernel, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        return demand_of(aten.convolution.default, *args, result=made(2, 4, 8, 8, dtype=FP32)).dtype, lstm(FP32).dtype
+
+    assert types() == ("tf32", "tf32")
+    torch.backends.cudnn.conv.fp32_precision = "ieee"  # torch.backends.cudnn.allow_tf32 raises an error from now on
+    assert types() == ("fp32", "tf32")
+    torch.backends.cudnn.rnn.fp32_precision = "ieee"
+    assert types() == ("fp32", "fp32")
+
+
+def lstm(
+    dtype: torch.dtype = BF16, func: Any = aten._cudnn_rnn.default, batch_sizes: list[int] | None = None
+) -> Demand:
+    """Two layers of 256 on 16 sequences of 100 tokens of 128."""
+    data = made(16, 100, 128, dtype=dtype) if batch_sizes is None else made(sum(batch_sizes), 128, dtype=dtype)
+    shapes = ((1024, 128), (1024, 256), (1024,), (1024,), (1024, 256), (1024, 256), (1024,), (1024,))
+    weights = [made(*shape, dtype=dtype) for shape in shapes]
+    state, out = made(2, 16, 256, dtype=dtype), made(16, 100, 256, dtype=dtype)
+    settings = (2, 256, 0, 2, True, 0.0, True, False, batch_sizes or [], None)
+    if "backward" in str(func):
+        args = (data, weights, 4, made(1), state, state, out, out, None, None, *settings, made(1), [True] * 4)
+        return demand_of(func, *args, result=(data, state, state, weights))
+    return demand_of(func, data, weights, 4, made(1), state, state, *settings, result=(out, state, state, state, state))
+
+
+def test_a_recurrent_network_multiplies_each_token_and_waits_for_each_step_of_each_layer() -> None:
+    parameters = 1024 * (128 + 3 * 256)
+    forward, backward = lstm(), lstm(func=aten._cudnn_rnn_backward.default)
+    assert (forward.flops, forward.steps) == (2.0 * 1600 * parameters, 200)
+    assert (backward.flops, backward.steps) == (4.0 * 1600 * parameters, 200)
+    packed = lstm(batch_sizes=[16, 8, 4])
+    assert (packed.flops, packed.steps) == (2.0 * 28 * parameters, 6)
+
+
+def test_distances_take_three_operations_for_each_pair_and_dimension() -> None:
+    rows, others, out = made(64, 16, dtype=FP32), made(32, 16, dtype=FP32), made(64, 32, dtype=FP32)
+    demand = demand_of(aten._cdist_forward.default, rows, others, 1.0, None, result=out)
+    assert (demand.flops, demand.dtype, demand.is_bounded) == (3.0 * 64 * 32 * 16, "fp32", True)
+    back = demand_of(aten._cdist_backward.default, out, rows, others, 1.0, out, result=rows)
+    assert back.flops == 4.0 * 64 * 32 * 16
+    pairs = made(64 * 63 // 2, dtype=FP32)
+    assert demand_of(aten._pdist_forward.default, rows, 1.0, result=pairs).flops == 3.0 * 64 * 63 / 2 * 16
+
+
+def test_packed_and_sparse_products_and_factorisations_have_their_arithmetic() -> None:
+    scales = made(32, 64, 2)
+    four = demand_of(
+        aten._weight_int4pack_mm.default, made(16, 128), made(8, 8, 32, 4), 32, scales, result=made(16, 64)
+    )
+    assert (four.flops, four.is_bounded) == (2.0 * 16 * 64 * 128, True)
+    kept, dense = made(64, 64), made(128, 32)
+    sparse = demand_of(aten._sparse_semi_structured_mm.default, kept, kept, dense, result=made(64, 32))
+    assert sparse.flops == 1.0 * 64 * 32 * 128, "half of 2 m n k"
+    matrix = made(4, 32, 32, dtype=FP32)
+    cholesky = demand_of(aten.linalg_cholesky_ex.default, matrix, result=(matrix, made(4)))
+    assert (cholesky.flops, cholesky.steps) == (pytest.approx(4 * 32**3 / 3), 32)
+
+
+def test_a_complex_product_has_four_times_the_arithmetic() -> None:
+    a = made(8, 16, dtype=torch.complex64)
+    demand = demand_of(aten.mm.default, a, made(16, 4, dtype=torch.complex64), result=made(8, 4, dtype=torch.complex64))
+    assert (demand.flops, demand.dtype) == (8.0 * 8 * 16 * 4, "fp32")
+
+
+def test_a_formula_that_does_not_know_the_arguments_leaves_the_arithmetic_unknown() -> None:
+    assert math.isnan(demand_of(aten._cdist_forward.default, None, None, 1.0, None, result=made(4)).flops)
+
+
+def test_an_operation_of_others_has_the_formula_that_its_author_registered() -> None:
+    from torch.utils.flop_counter import flop_registry
+
+    library = torch.library.Library("fakedist_test_formula", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    func = torch.ops.fakedist_test_formula.twice
+    rows = made(10)
+    assert math.isnan(demand_of(func.default, rows, result=rows).flops)
+    flop_registry[func] = lambda x, out_val=None, **_: 7 * x.numel()
+    try:
+        assert demand_of(func.default, rows, result=rows).flops == 70
+    finally:
+        del flop_registry[func]
+
+
+def test_a_padding_fills_its_result_and_copies_what_it_keeps() -> None:
+    data, out = made(2, 8, 16, 16), made(2, 8, 22, 12)
+    demand = demand_of(aten.constant_pad_nd.default, data, [-2, -2, 3, 3], 0.0, result=out)
+    kept = 2 * 8 * 16 * 12 * 2
+    assert {part.words[0]: part.moved_bytes for part in demand.parts} == {"FillFunctor": out.nbytes, "copy": 2 * kept}
+
+
+@pytest.mark.parametrize("name", ["reflection_pad2d_backward", "replication_pad2d_backward", "avg_pool2d_backward"])
+def test_the_gradient_of_a_padding_reads_no_input(name: str) -> None:
+    data, grad = made(2, 8, 16, 16), made(2, 8, 22, 22)
+    assert demand_of(getattr(aten, name).default, grad, data, [3, 3, 3, 3], result=data).moved_bytes == (
+        grad.nbytes + data.nbytes
+    )
+
+
+def test_packed_sequences_of_varlen_attention_count_one_by_one() -> None:
+    from fakedist.gpu.demand.attention_demand import AttentionOperator
+    from fakedist.gpu.values.operators import Operator
+
+    if installed() < (2, 10):
+        pytest.skip("torch has no varlen_attn")
+    importlib.import_module("torch.nn.attention.varlen")  # registers the operation
+
+    func = torch.ops.torch_attn._varlen_attn.default
+    rows = made(1024, 16, 128)
+    names = [argument.name for argument in func._schema.arguments]
+
+    def flops(ends: list[int], *, causal: bool) -> float:
+        offsets = torch.tensor(ends, dtype=torch.int32)
+        given = {"query": rows, "key": rows, "value": rows, "cu_seq_q": offsets, "cu_seq_k": offsets, "max_q": 1024}
+        given |= {"max_k": 1024, "is_causal": causal, "backend": 3}
+        read = AttentionOperator(Operator(func), lambda tensor: tensor)
+        found = read.demand((), {name: value for name, value in given.items() if name in names})
+        assert found is not None
+        return found.flops
+
+    assert AttentionOperator.reads(Operator(func))
+    whole = 4.0 * 1024 * 1024 * 16 * 128
+    assert flops([0, 1024], causal=False) == whole
+    assert flops([0, 256, 512, 768, 1024], causal=False) == whole / 4
+    assert flops([0, 1024], causal=True) == pytest.approx(whole / 2, rel=0.01)
