@@ -24,7 +24,7 @@ def logged(run):
             "product": [each.m, each.n, each.k, each.batch], "types": [each.a_type, each.b_type, each.d_type],
             "grid": list(each.grid), "block": list(each.block), "bytes": each.bytes, "event": each.event,
             "graph": each.graph, "direction": each.direction, "added": bool(each.accumulates),
-            "layout": "NT"[each.transposed_a] + "NT"[each.transposed_b], "scaling": SCALINGS[each.scaling],
+            "compute": each.compute, "layout": "NT"[each.transposed_a] + "NT"[each.transposed_b], "scaling": SCALINGS[each.scaling],
         }
         for each in log.end()
     ]
@@ -56,6 +56,36 @@ found["grouped"] = logged(lambda: torch._grouped_mm(a, tensor(4, 128, 256), offs
 found["vector"] = logged(lambda: torch.mv(a.float(), bias.float()[:128]))
 found["elementwise"] = logged(lambda: tensor(1 << 20).mul_(2))
 found["attention"] = logged(lambda: F.scaled_dot_product_attention(*[tensor(1, 4, 512, 64)] * 3, is_causal=True))
+
+singles = torch.empty(8, 64, 64, device="cuda"), torch.empty(64, device="cuda")
+complexes = torch.empty(64, 64, device="cuda", dtype=torch.complex64)
+def in_single():
+    one, bias = singles[0][0], singles[1]
+    weight = one.clone().requires_grad_()
+    y = F.linear(one, weight, bias)
+    calls = {
+        "mm": lambda: torch.mm(one, one), "bmm": lambda: torch.bmm(*[singles[0]] * 2),
+        "addmm": lambda: torch.addmm(bias, one, one), "baddbmm": lambda: torch.baddbmm(*[singles[0]] * 3),
+        "mv": lambda: torch.mv(one, bias), "complex": lambda: torch.mm(complexes, complexes),
+        "linear": lambda: F.linear(one, weight, bias), "backward": lambda: y.backward(one),
+    }
+    return {name: sorted({each["compute"] for each in logged(call) if each["kind"] == "PRODUCT"})
+            for name, call in calls.items()}
+found["ieee"] = in_single()
+torch.set_float32_matmul_precision("high")
+found["high"] = in_single()
+torch.set_float32_matmul_precision("highest")
+torch.backends.cuda.matmul.allow_tf32 = True
+found["allow_tf32"] = in_single()
+torch.backends.cuda.matmul.allow_tf32 = False
+if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    found["matmul"] = in_single()
+    torch.backends.cuda.matmul.fp32_precision = "none"
+    torch.backends.fp32_precision = "tf32"
+    found["all"] = in_single()
+    torch.backends.fp32_precision = "none"
+found["ieee again"] = in_single()
 
 side = torch.cuda.Stream()
 def streams():
@@ -117,6 +147,17 @@ def test_a_product_is_seen_with_its_types(found: dict[str, Any]) -> None:
     of = {call: next(each["types"] for each in found[call] if each["kind"] == "PRODUCT") for call in found if call in
           ("mm", "single", "scaled")}  # fmt: skip
     assert of == {"mm": [bf16] * 3, "single": [single] * 3, "scaled": [fp8, fp8, bf16]}
+
+
+@pytest.mark.parametrize("setting", ["high", "allow_tf32", "matmul", "all"])
+def test_products_of_single_precision_are_in_tf32_where_torch_allows_it(found: dict[str, Any], setting: str) -> None:
+    """cublasGemmEx and its batched form take the handle's math mode, as cublasSgemm does."""
+    single, tf32 = 68, 77  # cublasComputeType_t
+    if setting not in found:
+        pytest.skip("this torch has no precision of its own for each backend")
+    assert found[setting] == dict.fromkeys(found["ieee"], [tf32]) | {"mv": [single]}, "torch keeps vectors in fp32"
+    for name in ("ieee", "ieee again"):
+        assert all(types == [single] for types in found[name].values()), found[name]
 
 
 def test_a_linear_layer_has_the_three_layouts(found: dict[str, Any]) -> None:
