@@ -151,7 +151,7 @@ def _ctc(call: Call) -> Arithmetic:
 def _distance(call: Call) -> Arithmetic:
     """A difference, an absolute value or a power, and a sum for each pair and dimension."""
     is_forward = "forward" in call.operator.name
-    pairs = call.returned() if is_forward else call.tensor("grad_output")
+    pairs = call.returned() if is_forward else call.tensor("grad_output", "grad")
     each = 3.0 if call.value("p") in (0.0, 1.0, 2.0, float("inf")) else 10.0  # a power: logarithm, exponential
     width = int(call.tensor("x1", "self").shape[-1])
     return Arithmetic((each if is_forward else each + 1) * pairs.numel() * width, is_bounded=True, is_scalar=True)
