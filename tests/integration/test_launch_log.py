@@ -24,7 +24,8 @@ def logged(run):
             "product": [each.m, each.n, each.k, each.batch], "types": [each.a_type, each.b_type, each.d_type],
             "grid": list(each.grid), "block": list(each.block), "bytes": each.bytes, "event": each.event,
             "graph": each.graph, "direction": each.direction, "added": bool(each.accumulates),
-            "compute": each.compute, "layout": "NT"[each.transposed_a] + "NT"[each.transposed_b], "scaling": SCALINGS[each.scaling],
+            "compute": each.compute,
+            "layout": "NT"[each.transposed_a] + "NT"[each.transposed_b], "scaling": SCALINGS[each.scaling],
         }
         for each in log.end()
     ]
@@ -155,7 +156,8 @@ def test_products_of_single_precision_are_in_tf32_where_torch_allows_it(found: d
     single, tf32 = 68, 77  # cublasComputeType_t
     if setting not in found:
         pytest.skip("this torch has no precision of its own for each backend")
-    assert found[setting] == dict.fromkeys(found["ieee"], [tf32]) | {"mv": [single]}, "torch keeps vectors in fp32"
+    expected = {call: [single] if call == "mv" else [tf32] for call in found["ieee"]}
+    assert found[setting] == expected, "torch keeps products with vectors in fp32"
     for name in ("ieee", "ieee again"):
         assert all(types == [single] for types in found[name].values()), found[name]
 

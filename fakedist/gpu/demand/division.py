@@ -39,7 +39,7 @@ class Division:
         total, weight = self._totals[part], self._weights[number]
         if total:
             share = weight / total
-        else:  # kernels beside a library's, which has all of the weight
+        else:  # kernels next to a library's, which has all of the weight
             share = 0.0 if part is None else 1.0 / sum(1 for each in self._parts.values() if each == part)
         moved = (demand.moved_bytes if part is None else part.moved_bytes) * share
         if not total and part is None and demand.moved_bytes != demand.moved_bytes:

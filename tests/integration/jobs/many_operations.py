@@ -118,6 +118,10 @@ def moving() -> Iterator[Case]:
     yield Case("bce", F.binary_cross_entropy_with_logits, some(64, M, dtype=FP32, count=2))
     yield Case("group_norm", lambda x: F.group_norm(x, 32), some(32, 256, 64, 64))
     yield Case("batch_norm", lambda x: F.batch_norm(x, None, None, training=True), some(32, 256, 64, 64))
+
+
+def of_images_and_rows() -> Iterator[Case]:
+    """Pooling, padding and resizing; rows that are picked, and rows that are added to others."""
     image = some(32, 128, 128, 128)
     yield Case("max_pool2d", lambda x: F.max_pool2d(x, 2), image)
     yield Case("avg_pool2d", lambda x: F.avg_pool2d(x, 2), image)
@@ -319,7 +323,7 @@ class Net(torch.nn.Module):
 def main() -> None:
     dist.init_process_group("nccl")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    cases = [*moving(), *multiplying(), *convolving(), *in_triton(), *solving()]
+    cases = [*moving(), *of_images_and_rows(), *multiplying(), *convolving(), *in_triton(), *solving()]
     if sys.argv[2:] == ["few"]:
         cases = [case for number, case in enumerate(cases) if number % 8 == 0 or _ONCE_WRONG.match(case.name)]
     model = Net(cases).cuda()

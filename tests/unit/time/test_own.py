@@ -78,6 +78,14 @@ def test_the_nearest_measurement_weighs_most() -> None:
     assert 1.8 < found.times.time_us[0] / model([asked]).time_us[0] < 2.0
 
 
+def test_a_factor_of_similar_work_brings_no_estimate_below_its_roofline() -> None:
+    own, similar = product(4096, 4096, 4096), product(4096, 4096, 5000)
+    prices = OwnPrices(KernelTimes(find_gpu("h100")), made_table(ORIGIN, {own: [1.0]}))
+    found = prices.price(pd.DataFrame([own, similar], columns=list(WorkRow._fields)), np.array([1, 1]))
+    assert found["time_us"].tolist() == [1.0, found["least_us"][1]], "a time of the same work counts as measured"
+    assert found["low_us"][1] == found["least_us"][1]
+
+
 @pytest.mark.parametrize("difference", [{"dtype": "fp8"}, {"family": "norm"}, {"scaling": "block"}])
 def test_work_of_another_type_is_not_similar(difference: dict[str, object]) -> None:
     own = product(4096, 4096, 4096)
