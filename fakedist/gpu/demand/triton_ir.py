@@ -131,7 +131,11 @@ class TritonIr:
         number = math.prod(sizes)
         places = np.unique(np.linspace(0, number - 1, min(number, _MOST_PROGRAMS)).astype(np.int64))
         evaluation = _Evaluation(arguments, sizes, places, known)
-        counts, found = evaluation.count(self._body, self._values(arguments)), None
+        found = None
+        try:
+            counts = evaluation.count(self._body, self._values(arguments))
+        except (KeyError, IndexError, ValueError, OverflowError):  # a form of another Triton
+            counts = None
         if counts is not None:
             totals = {dtype: float(each.sum()) * number / len(places) for dtype, each in counts.items()}
             found = sum(totals.values()), max(totals, key=lambda dtype: totals[dtype], default="")
