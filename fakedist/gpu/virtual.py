@@ -40,7 +40,10 @@ class _GpuCounters(ctypes.Structure):
 
     _fields_ = [
         (name, ctypes.c_uint64)
-        for name in ("launches", "copies", "copies_dropped", "bytes_dropped", "mallocs", "frees")
+        for name in (
+            *("launches", "copies", "copies_dropped", "bytes_dropped", "mallocs", "frees"),
+            *("reads_made_up", "bytes_made_up"),
+        )
     ]
 
 

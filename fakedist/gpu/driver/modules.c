@@ -2,6 +2,7 @@
 #include "modules.h"
 
 #include "cupti.h"
+#include "effects.h"
 #include "images.h"
 #include "kernels.h"
 #include "nvrtc.h"
@@ -53,7 +54,8 @@ API int __cudaLaunchKernel(const void *kernel, struct dim3 grid, struct dim3 blo
                            void *stream) {
     TRACED;
     const unsigned sizes[6] = {grid.x, grid.y, grid.z, block.x, block.y, block.z};
-    return (void)arguments, (void)shared, submit_kernel(kernel, sizes, stream);
+    effect_of_kernel(kernel, arguments, NULL);
+    return (void)shared, submit_kernel(kernel, sizes, stream);
 }
 
 /* ---- device variables: __constant__ and __device__, one piece of host memory each ---- */
@@ -96,7 +98,7 @@ API int cudaMemcpyToSymbol(const void *symbol, const void *from, size_t size, si
     struct symbol *s = find_symbol(symbol);
     (void)kind;
     if (!s || offset + size > s->size) return gpu_fail(INVALID_SYMBOL);
-    return submit_copy((char *)s->memory + offset, from, size, NULL), OK;
+    return submit_copy((char *)s->memory + offset, from, size, NULL);
 }
 API int cudaMemcpyToSymbolAsync(const void *symbol, const void *from, size_t size, size_t offset, int kind,
                                 void *stream) {
@@ -106,7 +108,7 @@ API int cudaMemcpyFromSymbol(void *to, const void *symbol, size_t size, size_t o
     struct symbol *s = find_symbol(symbol);
     (void)kind;
     if (!s || offset + size > s->size) return gpu_fail(INVALID_SYMBOL);
-    return submit_copy(to, (char *)s->memory + offset, size, NULL), OK;
+    return submit_copy(to, (char *)s->memory + offset, size, NULL);
 }
 
 /* ---- the runtime API ---- */
@@ -123,7 +125,8 @@ API int cudaLaunchCooperativeKernel(const void *function, struct dim3 grid, stru
 }
 API int cudaLaunchKernelExC(const struct launch_config *config, const void *function, void **arguments) {
     TRACED;
-    return (void)arguments, submit_kernel(function, config->sizes, config->stream);
+    effect_of_kernel(function, arguments, NULL);
+    return submit_kernel(function, config->sizes, config->stream);
 }
 API int cudaFuncSetAttribute(const void *function, int attribute, int value) {
     return (void)function, (void)attribute, (void)value, OK;
@@ -219,11 +222,13 @@ API int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, un
                        unsigned shared, void *stream, void **arguments, void **extra) {
     TRACED;
     const unsigned sizes[6] = {gx, gy, gz, bx, by, bz};
-    return (void)shared, (void)arguments, (void)extra, submit_kernel(function, sizes, stream);
+    effect_of_kernel(function, arguments, extra);
+    return (void)shared, submit_kernel(function, sizes, stream);
 }
 API int cuLaunchKernelEx(const struct launch_config *config, void *function, void **arguments, void **extra) {
     TRACED;
-    return (void)arguments, (void)extra, submit_kernel(function, config->sizes, config->stream);
+    effect_of_kernel(function, arguments, extra);
+    return submit_kernel(function, config->sizes, config->stream);
 }
 API int cuLaunchCooperativeKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                                   unsigned bz, unsigned shared, void *stream, void **arguments) {

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import torch
 
 from fakedist.gpu.values.contents import Defined, host_bytes
+from fakedist.gpu.values.storage import tell_bytes
 from fakedist.patch import patched, present
 
 #: A graph's memory as the host sees it, and the bytes to write there.
@@ -69,6 +70,7 @@ def replayed(defined: Defined) -> Iterator[None]:
         result = original_replay(graph)
         for place, values in kept.get(graph, ()):
             place.copy_(values)
+            tell_bytes(place.data_ptr(), place.numel())
             defined.replayed[place.data_ptr()] = place.numel()
             defined.watch.replayed()
         return result

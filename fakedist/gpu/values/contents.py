@@ -9,7 +9,7 @@ from torch import empty, ones, zeros
 
 from fakedist.gpu.values.known import Known, Storages
 from fakedist.gpu.values.scans import all_true
-from fakedist.gpu.values.storage import storage_address, storage_of
+from fakedist.gpu.values.storage import Holding, storage_address, storage_of, tell_holding
 
 #: Floats in larger storages are not computed. A router's logits for 4,096 tokens and 16 experts fit, and a product of
 #: matrices of this size takes the host a millisecond.
@@ -97,18 +97,20 @@ class Defined:
         if self.written is not None:
             self.written[storage_address(tensor)] = num_bytes
         known = self._storages.make(tensor)
-        if known.is_whole:
-            return known
-        if covers(tensor, num_bytes):
+        if not known.is_whole and covers(tensor, num_bytes):
             known.is_whole, known.flags = True, None
+        if known.is_whole:
+            tell_holding(tensor, Holding.COMPUTED)
             return known
         if known.flags is None or known.flags.numel() != num_bytes:
             known.flags = zeros(num_bytes, dtype=torch.uint8)
         elements(known.flags, tensor).fill_(1)
+        tell_holding(tensor, Holding.COMPUTED, known.flags)
         return known
 
     def spoil(self, tensor: torch.Tensor) -> None:
         """Record that no element holds a value any more. What is read from it later must be made up."""
+        tell_holding(tensor, Holding.NOTHING)
         if self.replayed:
             self.replayed.pop(storage_address(tensor), None)
         known = self._storages.get_moved(tensor)
