@@ -76,6 +76,7 @@ class VirtualGpu:
             runtime_version=_runtime_version(),
             **spec.driver_fields(),
         )
+        self._library.fakedist_poison(os.environ.get("FAKEDIST_POISON") == "1")
         self._library.fakedist_configure(ctypes.byref(model))
 
     def keep_plans(self, directory: Path) -> None:

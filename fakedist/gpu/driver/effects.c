@@ -20,13 +20,15 @@ static __thread int covers;
 
 /* An operation whose writes the recorder knows begins in this thread (1), or ends (-1). */
 API void fakedist_cover(int more) { covers += more; }
+/* A new result held nothing before, but only the allocator's reports say where it is. */
+static int is_covered(void) { return covers && memory_blocks_are_told(); }
 
 void effect_of_write(const void *address) {
-    if (!covers && memory_device_of(address) >= 0) memory_lose_block(address);
+    if (!is_covered() && memory_device_of(address) >= 0) memory_lose_block(address);
 }
 
 void effect_of_library(void) {
-    if (!covers) memory_lose_all();
+    if (!is_covered()) memory_lose_all();
 }
 
 /* Bytes of the type with which a mangled name goes on; 0 for one that is not listed. */
@@ -77,7 +79,7 @@ static void lose_buffer(void *const *extra) {
 }
 
 void effect_of_kernel(const void *function, void *const *arguments, void *const *extra) {
-    if (covers) return;
+    if (is_covered()) return;
     if (extra) lose_buffer(extra);
     if (!arguments || is_filled(kernel_name(function), arguments)) return;
     struct kernel_resources kernel;

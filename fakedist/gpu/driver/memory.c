@@ -493,6 +493,9 @@ API int fakedist_zero(void *to, size_t size) { return memory_fill(to, 0, size); 
 
 /* ---- what the value engine and the caching allocator report ---- */
 
+static int are_told;
+int memory_blocks_are_told(void) { return __atomic_load_n(&are_told, __ATOMIC_RELAXED); }
+
 /* The engine wrote values, made them up, or dropped them. */
 API void fakedist_know(const void *address, size_t size, int holding) {
     memory_know(address, size, (enum holding)holding);
@@ -507,8 +510,10 @@ API void fakedist_know_where(const char *address, const uint8_t *flags, size_t s
     }
     pthread_mutex_unlock(&lock);
 }
-/* How many bytes from an address on hold no computed value. */
-API size_t fakedist_unknown(const char *address, size_t size) { return num_not_computed(address, address + size); }
+/* How many bytes from an address on hold no computed value, as far as blocks are reported. */
+API size_t fakedist_unknown(const char *address, size_t size) {
+    return memory_blocks_are_told() ? num_not_computed(address, address + size) : size;
+}
 /* Those bytes that hold values hold made-up ones, or such as are computed from them. */
 API void fakedist_doubt(const char *address, size_t size) {
     enum holding holding;
@@ -523,6 +528,7 @@ API void fakedist_doubt(const char *address, size_t size) {
 
 /* The caching allocator handed out a block, or took it back. */
 API void fakedist_handed_out(void *block, size_t size) {
+    __atomic_store_n(&are_told, 1, __ATOMIC_RELAXED);
     struct piece p;
     pthread_mutex_lock(&lock);
     know_locked(block, size, NOTHING);

@@ -109,7 +109,7 @@ class ValueEngine:
         try:
             self.host.inventions.count(_PAST, -(-num_bytes // 4))
         except InventedValueError as error:  # it must not pass through the driver
-            print(f"fakedist: {error.message}", file=sys.stderr)
+            sys.stderr.write(f"fakedist: {error.message}\n")
             return True
         return False
 
