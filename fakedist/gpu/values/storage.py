@@ -20,6 +20,7 @@ import torch
 from torch import empty
 
 from fakedist.errors import RecordingError
+from fakedist.own_memory import read_words
 
 _PROBES = (123_457, 7_654_321)
 _WORD = 8
@@ -41,9 +42,8 @@ def _offsets() -> tuple[int, int]:
     for num_bytes in _PROBES:
         probe = empty(num_bytes, dtype=torch.uint8)
         storage = probe.untyped_storage()._cdata
-        offsets = range(_WORD, _WORD * _MAX_WORDS, _WORD)
-        in_tensor = [offset for offset in offsets if _read(probe._cdata + offset).value == storage]
-        in_storage = [offset for offset in offsets if _read(storage + offset).value == num_bytes]
+        in_tensor = [_WORD * place for place, word in enumerate(read_words(probe._cdata, _MAX_WORDS)) if word == storage]
+        in_storage = [_WORD * place for place, word in enumerate(read_words(storage, _MAX_WORDS)) if word == num_bytes]
         found.append({(first, second) for first in in_tensor for second in in_storage})
     common = set.intersection(*found)
     if not common:
@@ -68,14 +68,10 @@ def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
 def _weak_count() -> int:
     """Offset in bytes of the weak reference count in a StorageImpl."""
     storage = empty(_PROBES[0], dtype=torch.uint8).untyped_storage()
-    offsets = range(_WORD, _WORD * _MAX_WORDS, _WORD)
-    before = [_read(storage._cdata + offset).value for offset in offsets]
+    before = read_words(storage._cdata, _MAX_WORDS)
     storage._weak_ref()
-    counted = [
-        offset
-        for offset, value in zip(offsets, before, strict=True)
-        if _read(storage._cdata + offset).value - value == _ONE_WEAK
-    ]
+    after = read_words(storage._cdata, _MAX_WORDS)
+    counted = [_WORD * place for place, words in enumerate(zip(before, after, strict=False)) if words[1] - words[0] == _ONE_WEAK]
     _free_weak_ref(storage._cdata)
     if len(counted) != 1:
         raise RecordingError(
