@@ -2,16 +2,19 @@
  *
  * A fill of torch's is recognised by its kernel's name and done, if it is small. Any other kernel writes nothing here, so
  * what it may write holds no value from now on: the rest of every block that one of its arguments points into. A pointer
- * is an 8-byte word of an argument, also inside a struct; how long arguments are says the kernel's image.
- *
- * Library calls whose arguments are not read may write anywhere.
+ * is an 8-byte word of an argument, also inside a struct, and the kernel's image has the sizes of its arguments. What it
+ * only reads keeps its value: C++'s names of kernels say which pointers are to constants. Triton's names do not. What such
+ * a kernel may have written, or a library call whose arguments are not read, stays there as a made-up value.
  *
  * The recorder knows from an operation's schema what it writes, so operations that it runs cover their launches. */
+#define _GNU_SOURCE
 #include "effects.h"
 
 #include "kernels.h"
 #include "memory.h"
 
+#include <dlfcn.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define FILL_LIMIT (64ull << 10) /* larger ones would page memory in that nothing reads */
@@ -24,11 +27,11 @@ API void fakedist_cover(int more) { covers += more; }
 static int is_covered(void) { return covers && memory_blocks_are_told(); }
 
 void effect_of_write(const void *address) {
-    if (!is_covered() && memory_device_of(address) >= 0) memory_lose_block(address);
+    if (!is_covered()) memory_lose_block(address);
 }
 
 void effect_of_library(void) {
-    if (!is_covered()) memory_lose_all();
+    if (!is_covered()) memory_doubt_all();
 }
 
 /* Bytes of the type with which a mangled name goes on; 0 for one that is not listed. */
@@ -45,45 +48,116 @@ static size_t type_bytes(const char *name) {
     return 0;
 }
 
+/* What a kernel does with the words of a parameter. */
+enum use { DOUBTS, READS, WRITES, WRITES_FIRST };
+
+static char *demangled(const char *name) {
+    static char *(*demangle)(const char *, char *, size_t *, int *);
+    int status;
+    if (!demangle) {
+        void *found = dlsym(RTLD_DEFAULT, "__cxa_demangle"); /* of the C++ library that torch needs */
+        memcpy(&demangle, &found, sizeof found);
+    }
+    return demangle ? demangle(name, NULL, NULL, &status) : NULL;
+}
+
+static int ends_with(const char *text, size_t length, const char *end) {
+    size_t size = strlen(end);
+    return length >= size && !memcmp(text + length - size, end, size);
+}
+static enum use use_of(const char *type, size_t length, int is_elementwise) {
+    if (ends_with(type, length, " __restrict__")) length -= strlen(" __restrict__");
+    if (ends_with(type, length, " const*")) return READS;
+    /* TensorIterator's: the output comes first. */
+    return is_elementwise && !strncmp(type, "std::array<char*", 16) ? WRITES_FIRST : WRITES;
+}
+
+/* How a kernel uses its parameters, by its name: they are between the last brackets. NULL if the name does not say. */
+static const uint8_t *read_uses(const char *name, int num_parameters) {
+    char *text = num_parameters > 0 ? demangled(name) : NULL;
+    size_t length = text ? strlen(text) : 0;
+    if (!length || text[length - 1] != ')') return free(text), NULL;
+    int is_elementwise = strstr(text, "elementwise_kernel") && !strstr(text, "multi_outputs"), depth = 0, count = 0;
+    uint8_t *uses = gpu_new_handle((size_t)num_parameters);
+    size_t end = length - 1, at = end;
+    for (;;) { /* backwards, from the last parameter to the first */
+        char c = text[--at];
+        depth += (c == ')' || c == '>' || c == ']' || c == '}') - (c == '(' || c == '<' || c == '[' || c == '{');
+        if (at && (depth > 0 || (c != ',' && depth == 0))) continue;
+        if (++count > num_parameters) break;
+        size_t first = at + 1 + (c == ',');
+        uses[num_parameters - count] = (uint8_t)use_of(text + first, end - first, is_elementwise);
+        end = at;
+        if (depth < 0 || !at) break;
+    }
+    free(text);
+    if (count == num_parameters && depth < 0) return uses;
+    return free(uses), NULL;
+}
+
+/* What is known of a kernel, for the next launch in this thread. */
+struct effect {
+    const void *function;
+    size_t filled_bytes; /* of an element, if it is torch's fill; else 0 */
+    int num_parameters;  /* -1: its image does not say */
+    const uint16_t *parameter_bytes;
+    const uint8_t *uses; /* enum use; NULL: not known */
+};
+static const struct effect *find_effect(const void *function) {
+    static __thread struct effect known[256];
+    struct effect *e = &known[((uintptr_t)function >> 4) % (sizeof known / sizeof *known)];
+    if (e->function == function) return e;
+    static const char kernel[] = "vectorized_elementwise_kernel", functor[] = "11FillFunctorI";
+    const char *name = kernel_name(function), *type = name && strstr(name, kernel) ? strstr(name, functor) : NULL;
+    free((void *)e->uses);
+    *e = (struct effect){.function = function, .filled_bytes = type ? type_bytes(type + sizeof functor - 1) : 0};
+    struct kernel_resources found;
+    int is_known = !e->filled_bytes && kernel_resources(function, &found);
+    e->num_parameters = is_known ? found.num_parameters : -1;
+    if (!is_known) return e;
+    e->parameter_bytes = found.parameter_bytes;
+    e->uses = name && !strncmp(name, "_Z", 2) ? read_uses(name, e->num_parameters) : NULL;
+    return e;
+}
+
 /* at::native's fill of contiguous memory (FillKernel.cu): vectorized_elementwise_kernel(int count, FillFunctor<T> with the
  * value, std::array<char*, 1> with the address). */
-static int is_filled(const char *name, void *const *arguments) {
-    static const char kernel[] = "vectorized_elementwise_kernel", functor[] = "11FillFunctorI";
-    const char *type = name && strstr(name, kernel) ? strstr(name, functor) : NULL;
-    size_t bytes = type ? type_bytes(type + sizeof functor - 1) : 0;
-    if (!bytes || !arguments) return 0;
+static void fill(size_t bytes, void *const *arguments) {
     int count;
     char *to;
     memcpy(&count, arguments[0], sizeof count);
     memcpy(&to, arguments[2], sizeof to);
-    if (count <= 0 || (size_t)count * bytes > FILL_LIMIT) return 0;
-    return memory_fill_with(to, arguments[1], bytes, (size_t)count);
+    int is_done = count > 0 && (size_t)count * bytes <= FILL_LIMIT;
+    if (!is_done || !memory_fill_with(to, arguments[1], bytes, (size_t)count)) memory_lose_block(to);
 }
 
-static void lose_packed(const char *argument, size_t size) {
-    for (size_t at = 0; at + sizeof(uint64_t) <= size; at += sizeof(uint64_t)) {
-        uint64_t word;
+static void use_argument(const char *argument, size_t size, enum use use) {
+    for (size_t at = 0; use != READS && at + sizeof(uint64_t) <= size; at += sizeof(uint64_t)) {
+        void *word;
         memcpy(&word, argument + at, sizeof word);
-        effect_of_write((const void *)word);
+        if (use == DOUBTS) memory_doubt_block(word);
+        else memory_lose_block(word);
+        if (use == WRITES_FIRST) break;
     }
 }
 
-static void lose_buffer(void *const *extra) {
+static void use_buffer(void *const *extra) {
     enum { END = 0, BUFFER = 1, SIZE = 2 }; /* CU_LAUNCH_PARAM_... */
     const char *buffer = NULL;
     size_t size = 0;
     for (; (uintptr_t)extra[0] != END; extra += 2)
         if ((uintptr_t)extra[0] == BUFFER) buffer = extra[1];
         else if ((uintptr_t)extra[0] == SIZE) size = *(const size_t *)extra[1];
-    if (buffer) lose_packed(buffer, size);
+    if (buffer) use_argument(buffer, size, DOUBTS);
 }
 
 void effect_of_kernel(const void *function, void *const *arguments, void *const *extra) {
     if (is_covered()) return;
-    if (extra) lose_buffer(extra);
-    if (!arguments || is_filled(kernel_name(function), arguments)) return;
-    struct kernel_resources kernel;
-    if (!kernel_resources(function, &kernel)) return;
-    for (int i = 0; i < kernel.num_parameters; i++)
-        if (arguments[i]) lose_packed(arguments[i], kernel.parameter_bytes[i]);
+    if (extra) use_buffer(extra);
+    const struct effect *e = arguments ? find_effect(function) : NULL;
+    if (e && e->filled_bytes) fill(e->filled_bytes, arguments);
+    else if (e && e->num_parameters < 0) memory_doubt_all();
+    else if (e)
+        for (int i = 0; i < e->num_parameters; i++)
+            use_argument(arguments[i], e->parameter_bytes[i], e->uses ? (enum use)e->uses[i] : DOUBTS);
 }

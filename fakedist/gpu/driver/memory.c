@@ -345,8 +345,10 @@ static int has_bits(uint8_t **bits, uint64_t span) {
     *bits = got == MAP_FAILED ? NULL : got;
     return *bits != NULL;
 }
+static int were_computed; /* whether any bytes were since memory_doubt_all() */
 static void know_locked(const void *address, size_t size, enum holding holding) {
     struct piece p;
+    were_computed |= holding == COMPUTED;
     for (const char *at = address, *end = at + size; at < end && piece_at(at, end, &p); at += p.end - p.first) {
         struct segment *s = p.segment;
         int is_listed = s->known != NULL;
@@ -411,21 +413,40 @@ static void cut_locked(struct segment *s, uint64_t first, uint64_t end) {
     set_bits(s->blocks, first / BLOCK, first / BLOCK + 1, 1);
     if (end < s->span) set_bits(s->blocks, end / BLOCK, end / BLOCK + 1, 1);
 }
-void memory_lose_block(const void *address) {
+static uint64_t num_losses; /* kernels took values away that were known: the value engine asks */
+API const uint64_t *fakedist_losses(void) { return &num_losses; }
+
+static void doubt_locked(struct segment *s, uint64_t first, uint64_t end) {
+    const char *at = (const char *)s->address + first, *last = (const char *)s->address + end;
+    enum holding holding;
+    for (size_t run; at < last; at += run) {
+        run = run_locked(at, last, &holding);
+        if (holding == COMPUTED) know_locked(at, run, MADE_UP);
+    }
+}
+static void change_block(const void *address, int is_lost) {
+    if (memory_device_of(address) < 0) return;
     pthread_mutex_lock(&lock);
     struct segment *s = find_segment(address);
     if (s && s->known) {
         uint64_t first = (uint64_t)address - (uint64_t)s->address, next = first / BLOCK + 1;
         while (s->blocks && next < s->span / BLOCK && !bit(s->blocks, next)) next++;
         uint64_t end = s->blocks ? next * BLOCK : s->span;
-        set_bits(s->known, first, end, 0);
+        int held = bit(s->known, first) || run_of_bits(s->known, first, end) < end - first;
+        if (held && is_lost) know_locked(address, end - first, NOTHING);
+        else if (held) doubt_locked(s, first, end);
+        if (held && is_lost) __atomic_fetch_add(&num_losses, 1, __ATOMIC_RELEASE);
     }
     pthread_mutex_unlock(&lock);
 }
+void memory_lose_block(const void *address) { change_block(address, 1); }
+void memory_doubt_block(const void *address) { change_block(address, 0); }
 
-void memory_lose_all(void) {
+void memory_doubt_all(void) {
     pthread_mutex_lock(&lock);
-    for (struct segment *s = known_segments; s; s = s->next_known) zero_pages((char *)s->known, s->span / 8);
+    if (were_computed)
+        for (struct segment *s = known_segments; s; s = s->next_known) doubt_locked(s, 0, s->span);
+    were_computed = 0;
     pthread_mutex_unlock(&lock);
 }
 
@@ -510,19 +531,29 @@ API void fakedist_know_where(const char *address, const uint8_t *flags, size_t s
     }
     pthread_mutex_unlock(&lock);
 }
+/* How many bytes from an address on hold no value. */
+API size_t fakedist_lost(const char *address, size_t size) {
+    size_t found = 0;
+    enum holding holding;
+    pthread_mutex_lock(&lock);
+    for (const char *end = address + size; address < end;) {
+        size_t run = run_locked(address, end, &holding);
+        if (holding == NOTHING) found += run;
+        address += run;
+    }
+    pthread_mutex_unlock(&lock);
+    return found;
+}
 /* How many bytes from an address on hold no computed value, as far as blocks are reported. */
 API size_t fakedist_unknown(const char *address, size_t size) {
     return memory_blocks_are_told() ? num_not_computed(address, address + size) : size;
 }
 /* Those bytes that hold values hold made-up ones, or such as are computed from them. */
 API void fakedist_doubt(const char *address, size_t size) {
-    enum holding holding;
-    if (memory_device_of(address) < 0) return;
+    struct piece p;
     pthread_mutex_lock(&lock);
-    for (size_t done = 0, run; done < size; done += run) {
-        run = run_locked(address + done, address + size, &holding);
-        if (holding == COMPUTED) know_locked(address + done, run, MADE_UP);
-    }
+    for (const char *at = address, *end = at + size; at < end && piece_at(at, end, &p); at += p.end - p.first)
+        doubt_locked(p.segment, p.first, p.end);
     pthread_mutex_unlock(&lock);
 }
 

@@ -27,6 +27,8 @@ LOCAL int memory_fill_with(void *to, const void *element, size_t bytes, size_t c
 enum holding { NOTHING, COMPUTED, MADE_UP }; /* the same numbers as in gpu/values/storage.py */
 LOCAL void memory_know(const void *address, size_t size, enum holding holding); /* what bytes hold from now on */
 LOCAL int memory_blocks_are_told(void); /* whether the caching allocator reports the blocks that it hands out */
-LOCAL void memory_lose_all(void); /* something may write anywhere */
-LOCAL void memory_lose_block(const void *address); /* something may write there, up to the end of its block */
+/* Something writes there, up to the end of the block, or it is not known whether it does: then values stay, made up. */
+LOCAL void memory_lose_block(const void *address);
+LOCAL void memory_doubt_block(const void *address);
+LOCAL void memory_doubt_all(void); /* it may write anywhere */
 #endif

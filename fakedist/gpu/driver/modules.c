@@ -8,8 +8,14 @@
 #include "nvrtc.h"
 #include "submit.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { CUBIN_HEADER = 64 };
 
 struct dim3 {
     unsigned x, y, z;
@@ -150,12 +156,22 @@ struct module {
     void *copy;
     const void *image;
 };
-static const char no_image[NVRTC_MARK_SIZE]; /* of a file, which is not read: its kernels are unknown */
+static const char no_image[NVRTC_MARK_SIZE]; /* of a file that is no cubin: its kernels are unknown */
 static int load(void **out, const void *image) {
     struct module *m = gpu_new_handle(sizeof *m);
     m->copy = image_copy(image);
     m->image = m->copy ? m->copy : image;
     return *out = m, OK;
+}
+static int load_file(void **out, const char *path) {
+    struct stat file;
+    int fd = open(path, O_RDONLY | O_CLOEXEC), is_file = fd >= 0 && !fstat(fd, &file) && file.st_size > CUBIN_HEADER;
+    void *got = is_file ? mmap(NULL, (size_t)file.st_size, PROT_READ, MAP_PRIVATE, fd, 0) : MAP_FAILED;
+    if (fd >= 0) close(fd);
+    size_t size = got == MAP_FAILED ? 0 : cubin_size(got);
+    int status = load(out, size && size <= (size_t)file.st_size ? got : no_image);
+    if (got != MAP_FAILED) munmap(got, (size_t)file.st_size);
+    return status;
 }
 static int unload(void *module) { return free(((struct module *)module)->copy), free(module), OK; }
 /* Kernels live as long as the process, because a library that is unloaded may have been loaded twice. */
@@ -168,13 +184,13 @@ static int get_kernel(void **out, const struct module *module, const char *name)
 }
 
 API int cudaLibraryLoadData(void **out, const void *image) { return load(out, image); }
-API int cudaLibraryLoadFromFile(void **out, const char *path) { return (void)path, load(out, no_image); }
+API int cudaLibraryLoadFromFile(void **out, const char *path) { return load_file(out, path); }
 API int cudaLibraryUnload(void *library) { return unload(library); }
 API int cudaLibraryGetKernel(void **out, void *library, const char *name) { return get_kernel(out, library, name); }
 
 /* ---- the driver API ---- */
 
-API int cuModuleLoad(void **out, const char *path) { return (void)path, load(out, no_image); }
+API int cuModuleLoad(void **out, const char *path) { return load_file(out, path); }
 API int cuModuleLoadData(void **out, const void *image) { return load(out, image); }
 API int cuModuleLoadDataEx(void **out, const void *image, unsigned count, void *options, void **values) {
     return (void)count, (void)options, (void)values, load(out, image);

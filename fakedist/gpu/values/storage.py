@@ -148,6 +148,18 @@ def tell_bytes(address: int, num_bytes: int) -> None:
         tell(address, num_bytes, Holding.COMPUTED)
 
 
+def find_losses() -> ctypes.c_uint64:
+    """The driver's count of launches that took known values away: kernels whose writes no operation accounts for."""
+    find = _of_driver("fakedist_losses")
+    return ctypes.c_uint64(0) if find is None else ctypes.c_uint64.from_address(cast("int", find()))
+
+
+def num_lost(address: int, num_bytes: int) -> int:
+    """How many of these bytes of device memory hold no value."""
+    count = _of_driver("fakedist_lost", *_BYTES)
+    return 0 if count is None else cast("int", count(address, num_bytes))
+
+
 def is_computed(tensor: torch.Tensor) -> bool:
     """Whether a contiguous device tensor holds values that reached its memory past the engine: another thread's copies."""
     count = _of_driver("fakedist_unknown", *_BYTES) if tensor.is_contiguous() else None
