@@ -1,19 +1,27 @@
-"""What torch does below its dispatch modes, where the engine sees nothing: print tensors and replay CUDA graphs.
+"""What torch does below its dispatch modes, where the engine sees nothing: print tensors, replay CUDA graphs, fold constants.
 
 Graphs of one pool share memory: one graph's temporaries overlap another's results, and each replay writes its own
 again. No kernel does that here, so the bytes of a capture are kept when it ends and restored when it is replayed.
+
+Inductor computes constant parts of a graph on the device while it compiles, and reads the results into the graph.
 """
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
 
 import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from fakedist.gpu.values.arguments import PLAIN, Arguments, Keywords
 from fakedist.gpu.values.contents import Defined, host_bytes
 from fakedist.gpu.values.storage import tell_bytes
+from fakedist.importing import when_imported
 from fakedist.patch import patched, present
 
 #: A graph's memory as the host sees it, and the bytes to write there.
@@ -82,6 +90,59 @@ def replayed(defined: Defined) -> Iterator[None]:
         patched(graphs, "replay", replay) as original_replay,
     ):
         yield
+
+
+#: Modules whose ConstantFolder runs parts of a graph while no mode is active (``_disable_current_modes``).
+_FOLDERS = {"torch._inductor.constant_folding", "torch._export.passes.constant_folding"}
+#: Runs one operation.
+_Execute = Callable[[OpOverload, Arguments, Keywords], object]
+
+
+@contextmanager
+def folded(execute: _Execute) -> Iterator[None]:
+    """Have what a compiler folds into its graphs computed. These operations are not the job's, so nothing records them.
+
+    Raises:
+        RecordingError: This torch folds constants in another way.
+    """
+    with ExitStack() as undo:
+
+        def watch(module: ModuleType) -> None:
+            folder = present(module, "ConstantFolder")
+            original: Callable[..., object] = present(folder, "run")
+
+            def run(self: object, *args: object, **kwargs: object) -> object:
+                if torch._C._len_torch_dispatch_stack():
+                    return original(self, *args, **kwargs)
+                with _Computed(execute):
+                    return original(self, *args, **kwargs)
+
+            undo.enter_context(patched(folder, "run", run))
+
+        for name in _FOLDERS & sys.modules.keys():
+            watch(sys.modules[name])
+        undo.enter_context(when_imported(_FOLDERS.__contains__, watch))
+        yield
+
+
+class _Computed(TorchDispatchMode):
+    """Runs operations on plain tensors with their values."""
+
+    def __init__(self, execute: _Execute) -> None:
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self._execute = execute
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Iterable[type[torch.Tensor]],
+        args: Arguments = (),
+        kwargs: Keywords | None = None,
+    ) -> object:
+        """Run one operation."""
+        if isinstance(func, OpOverload) and all(each.__torch_dispatch__ is PLAIN for each in types):
+            return self._execute(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
 
 
 def _forget(replayed: dict[int, int], addresses: list[int]) -> None:

@@ -28,7 +28,7 @@ from fakedist.gpu.values.arguments import (
     plain_tensors,
     tensor_at,
 )
-from fakedist.gpu.values.below_dispatch import printed, replayed
+from fakedist.gpu.values.below_dispatch import folded, printed, replayed
 from fakedist.gpu.values.choices import CHOOSING, choose, routed_share
 from fakedist.gpu.values.composites import Composites
 from fakedist.gpu.values.contents import LIMIT_BYTES, host_view, is_large, is_small
@@ -90,12 +90,14 @@ class ValueEngine:
 
     @contextmanager
     def below_dispatch(self) -> Iterator[None]:
-        """Print tensors with their values, and write values again when CUDA graphs are replayed.
+        """Print tensors with their values, write values again when CUDA graphs are replayed, and compute folded constants.
+
+        What else copies values to the host past the engine gets zeros where none were computed, and is counted.
 
         Raises:
-            RecordingError: This torch prints tensors or captures graphs in another way.
+            RecordingError: This torch prints tensors, captures graphs or folds constants in another way.
         """
-        with printed(self.on_host), replayed(self.host.defined), reads_told(self._read_past):
+        with printed(self.on_host), replayed(self.host.defined), reads_told(self._read_past), folded(self.execute):
             yield
 
     def _read_past(self, num_bytes: int) -> bool:
