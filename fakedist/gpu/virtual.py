@@ -99,7 +99,9 @@ class VirtualGpu:
         return found
 
     def counters(self) -> dict[str, int]:
-        """Counts so far: launches, copies, copies whose data was dropped (large tensors hold none), mallocs, frees."""
+        """Counts so far: launches, copies, copies whose data was dropped (large tensors hold none), mallocs, frees, and
+        copies to the host of bytes without computed values, in threads that Python does not know.
+        """
         counters = _GpuCounters()
         self._library.fakedist_counters(ctypes.byref(counters))
         return {field[0]: int(getattr(counters, field[0])) for field in _GpuCounters._fields_}
@@ -113,9 +115,13 @@ class VirtualGpu:
         return self._counted(self._library.fakedist_refused)
 
     def notes(self) -> list[Note]:
-        """Notes for the report: on NVML readings of sensors that the virtual GPU lacks."""
+        """Notes for the report: on NVML readings of sensors that it lacks, on memory that other threads read."""
         readings = dict(self._counted(self._library.fakedist_constant))
-        return [notes.sensors_constant(readings)] if readings else []
+        found = [notes.sensors_constant(readings)] if readings else []
+        counters = self.counters()
+        if reads := counters["reads_made_up"]:
+            found.append(notes.read_in_other_threads(reads, counters["bytes_made_up"]))
+        return found
 
     def _counted(self, function: Callable[..., bytes | None]) -> list[tuple[str, int]]:
         calls = ctypes.c_uint64()

@@ -7,7 +7,6 @@
  * a kernel may have written, or a library call whose arguments are not read, stays there as a made-up value.
  *
  * The recorder knows from an operation's schema what it writes, so operations that it runs cover their launches. */
-#define _GNU_SOURCE
 #include "effects.h"
 
 #include "kernels.h"
@@ -55,7 +54,8 @@ static char *demangled(const char *name) {
     static char *(*demangle)(const char *, char *, size_t *, int *);
     int status;
     if (!demangle) {
-        void *found = dlsym(RTLD_DEFAULT, "__cxa_demangle"); /* of the C++ library that torch needs */
+        void *library = dlopen("libstdc++.so.6", RTLD_NOW | RTLD_LOCAL); /* torch needs it, too */
+        void *found = library ? dlsym(library, "__cxa_demangle") : NULL;
         memcpy(&demangle, &found, sizeof found);
     }
     return demangle ? demangle(name, NULL, NULL, &status) : NULL;
@@ -68,7 +68,7 @@ static int ends_with(const char *text, size_t length, const char *end) {
 static enum use use_of(const char *type, size_t length, int is_elementwise) {
     if (ends_with(type, length, " __restrict__")) length -= strlen(" __restrict__");
     if (ends_with(type, length, " const*")) return READS;
-    /* TensorIterator's: the output comes first. */
+    /* TensorIterator puts the output before the inputs. A lambda has them too, but may have stale words in its gaps. */
     return is_elementwise && !strncmp(type, "std::array<char*", 16) ? WRITES_FIRST : WRITES;
 }
 
@@ -135,6 +135,7 @@ static void use_argument(const char *argument, size_t size, enum use use) {
     for (size_t at = 0; use != READS && at + sizeof(uint64_t) <= size; at += sizeof(uint64_t)) {
         void *word;
         memcpy(&word, argument + at, sizeof word);
+        if (memory_device_of(word) < 0) continue;
         if (use == DOUBTS) memory_doubt_block(word);
         else memory_lose_block(word);
         if (use == WRITES_FIRST) break;
