@@ -22,11 +22,15 @@ static __thread int covers;
 
 /* An operation whose writes the recorder knows begins in this thread (1), or ends (-1). */
 API void fakedist_cover(int more) { covers += more; }
-/* A new result held nothing before, but only the allocator's reports say where it is. */
+/* A new result held nothing before. Where the allocator does not report its block, what the block held is doubtful. */
 static int is_covered(void) { return covers && memory_blocks_are_told(); }
 
+static void lose(const void *address) {
+    if (covers) memory_doubt_block(address);
+    else memory_lose_block(address);
+}
 void effect_of_write(const void *address) {
-    if (!is_covered()) memory_lose_block(address);
+    if (!is_covered()) lose(address);
 }
 
 void effect_of_library(void) {
@@ -128,7 +132,7 @@ static void fill(size_t bytes, void *const *arguments) {
     memcpy(&count, arguments[0], sizeof count);
     memcpy(&to, arguments[2], sizeof to);
     int is_done = count > 0 && (size_t)count * bytes <= FILL_LIMIT;
-    if (!is_done || !memory_fill_with(to, arguments[1], bytes, (size_t)count)) memory_lose_block(to);
+    if (!is_done || !memory_fill_with(to, arguments[1], bytes, (size_t)count)) lose(to);
 }
 
 static void use_argument(const char *argument, size_t size, enum use use) {
@@ -137,7 +141,7 @@ static void use_argument(const char *argument, size_t size, enum use use) {
         memcpy(&word, argument + at, sizeof word);
         if (memory_device_of(word) < 0) continue;
         if (use == DOUBTS) memory_doubt_block(word);
-        else memory_lose_block(word);
+        else lose(word);
         if (use == WRITES_FIRST) break;
     }
 }

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fakedist.gpu.values.arguments import PLAIN, Arguments, Keywords
 from fakedist.gpu.values.contents import Defined, host_bytes
-from fakedist.gpu.values.storage import tell_bytes
+from fakedist.gpu.values.storage import Holding, find_know
 from fakedist.importing import when_imported
 from fakedist.patch import patched, present
 
@@ -59,6 +59,7 @@ def replayed(defined: Defined) -> Iterator[None]:
     Raises:
         RecordingError: This torch captures graphs in another way.
     """
+    know = find_know()
     kept: weakref.WeakKeyDictionary[torch.cuda.CUDAGraph, _Writes] = weakref.WeakKeyDictionary()
 
     def begin(graph: torch.cuda.CUDAGraph, *args: object, **kwargs: object) -> object:
@@ -78,7 +79,7 @@ def replayed(defined: Defined) -> Iterator[None]:
         result = original_replay(graph)
         for place, values in kept.get(graph, ()):
             place.copy_(values)
-            tell_bytes(place.data_ptr(), place.numel())
+            know(place.data_ptr(), place.numel(), Holding.COMPUTED)
             defined.replayed[place.data_ptr()] = place.numel()
             defined.watch.replayed()
         return result

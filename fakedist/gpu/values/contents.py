@@ -9,7 +9,7 @@ from torch import empty, ones, zeros
 
 from fakedist.gpu.values.known import Known, Storages
 from fakedist.gpu.values.scans import all_true
-from fakedist.gpu.values.storage import Holding, find_losses, num_lost, storage_address, storage_of, tell_holding
+from fakedist.gpu.values.storage import Holding, find_know, find_losses, num_lost, storage_address, storage_of, tell_holding
 
 #: Floats in larger storages are not computed. A router's logits for 4,096 tokens and 16 experts fit, and a product of
 #: matrices of this size takes the host a millisecond.
@@ -78,7 +78,7 @@ class Defined:
         self.written: dict[int, int] | None = None
         self.replayed: dict[int, int] = {}
         self.watch = storages.watch
-        self._losses = find_losses()
+        self._losses, self._know = find_losses(), find_know()
         self._storages = storages
 
     def holds(self, tensor: torch.Tensor) -> bool:
@@ -109,6 +109,9 @@ class Defined:
         known = self._storages.make(tensor)
         if not known.is_whole and covers(tensor, num_bytes):
             known.is_whole, known.flags = True, None
+        if known.is_whole and tensor.numel() * tensor.element_size() == num_bytes:
+            self._know(known.address, num_bytes, Holding.COMPUTED.value)
+            return known
         if known.is_whole:
             tell_holding(tensor, Holding.COMPUTED)
             return known
