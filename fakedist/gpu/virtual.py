@@ -193,7 +193,8 @@ def _wishes(driver: Path) -> dict[str, str]:
     """Environment variables to set unless the script or its environment already sets them."""
     compiled = driver.parent.parent / "compiled"
     return {
-        "TORCHINDUCTOR_CACHE_DIR": os.fspath(compiled / "inductor"),
+        # Graphs that earlier versions left in "inductor" may have constants from memory that nothing computed.
+        "TORCHINDUCTOR_CACHE_DIR": os.fspath(compiled / "graphs"),
         "TRITON_CACHE_DIR": os.fspath(compiled / "triton"),
         # Inductor's compile worker processes look for a GPU (torch 2.11) and would not find one.
         "TORCHINDUCTOR_COMPILE_THREADS": "1",

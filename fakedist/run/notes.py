@@ -381,8 +381,8 @@ def read_in_other_threads(reads: int, num_bytes: int) -> Note:
     """Threads that Python does not know copied device memory to the host that held no values."""
     times = "once" if reads == 1 else f"{reads:,} times"
     text = (
-        f"threads that are not Python's copied memory to the host {times} ({num_bytes:,} bytes) that no kernel had computed: "
-        "they got zeros"
+        f"threads that are not Python's copied memory to the host {times} ({num_bytes:,} bytes) that no kernel had "
+        "computed: they got zeros"
     )
     return Note("read_in_other_threads", text)
 

@@ -45,8 +45,9 @@ def test_a_storage_is_read_only_as_far_as_it_goes(monkeypatch: pytest.MonkeyPatc
     for layout in (storage._offsets, storage._weak_count):
         expected = layout()
         layout.cache_clear()
-        with monkeypatch.context() as patched, pytest.raises(RecordingError):
+        with monkeypatch.context() as patched:
             patched.setattr(storage, "read_words", lambda address, count: read_words(address, count)[:1])
-            layout()
+            with pytest.raises(RecordingError):
+                layout()
         layout.cache_clear()
         assert layout() == expected

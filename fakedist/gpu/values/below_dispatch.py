@@ -1,4 +1,4 @@
-"""What torch does below its dispatch modes, where the engine sees nothing: print tensors, replay CUDA graphs, fold constants.
+"""What torch does below its dispatch modes, where the engine sees nothing: prints, replays of graphs, folded constants.
 
 Graphs of one pool share memory: one graph's temporaries overlap another's results, and each replay writes its own
 again. No kernel does that here, so the bytes of a capture are kept when it ends and restored when it is replayed.

@@ -9,7 +9,15 @@ from torch import empty, ones, zeros
 
 from fakedist.gpu.values.known import Known, Storages
 from fakedist.gpu.values.scans import all_true
-from fakedist.gpu.values.storage import Holding, find_know, find_losses, num_lost, storage_address, storage_of, tell_holding
+from fakedist.gpu.values.storage import (
+    Holding,
+    find_know,
+    find_losses,
+    num_lost,
+    storage_address,
+    storage_of,
+    tell_holding,
+)
 
 #: Floats in larger storages are not computed. A router's logits for 4,096 tokens and 16 experts fit, and a product of
 #: matrices of this size takes the host a millisecond.
@@ -94,7 +102,7 @@ class Defined:
         return bool(self.replayed) and 0 < storage_of(tensor)[1] <= self.replayed.get(storage_address(tensor), 0)
 
     def _find_lost(self, known: Known, num_bytes: int) -> None:
-        """Drop values where a kernel that no operation launched has written since: an extension's, or another thread's."""
+        """Drop values where an extension's kernel, or another thread's, has written since."""
         expected = num_bytes if known.is_whole else 0 if known.flags is None else int(known.flags.count_nonzero())
         if num_bytes - num_lost(known.address, num_bytes) < expected:
             known.is_whole, known.flags, known.doubted = False, None, None

@@ -90,7 +90,7 @@ class ValueEngine:
 
     @contextmanager
     def below_dispatch(self) -> Iterator[None]:
-        """Print tensors with their values, write values again when CUDA graphs are replayed, and compute folded constants.
+        """Print tensors with their values, write values again when CUDA graphs are replayed, compute folded constants.
 
         What else copies values to the host past the engine gets zeros where none were computed, and is counted.
 

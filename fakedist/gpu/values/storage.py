@@ -42,8 +42,9 @@ def _offsets() -> tuple[int, int]:
     for num_bytes in _PROBES:
         probe = empty(num_bytes, dtype=torch.uint8)
         storage = probe.untyped_storage()._cdata
-        in_tensor = [_WORD * place for place, word in enumerate(read_words(probe._cdata, _MAX_WORDS)) if word == storage]
-        in_storage = [_WORD * place for place, word in enumerate(read_words(storage, _MAX_WORDS)) if word == num_bytes]
+        words_of_tensor, words_of_storage = read_words(probe._cdata, _MAX_WORDS), read_words(storage, _MAX_WORDS)
+        in_tensor = [_WORD * place for place, word in enumerate(words_of_tensor) if word == storage]
+        in_storage = [_WORD * place for place, word in enumerate(words_of_storage) if word == num_bytes]
         found.append({(first, second) for first in in_tensor for second in in_storage})
     common = set.intersection(*found)
     if not common:
@@ -71,7 +72,8 @@ def _weak_count() -> int:
     before = read_words(storage._cdata, _MAX_WORDS)
     storage._weak_ref()
     after = read_words(storage._cdata, _MAX_WORDS)
-    counted = [_WORD * place for place, words in enumerate(zip(before, after, strict=False)) if words[1] - words[0] == _ONE_WEAK]
+    more = [new - old for old, new in zip(before, after, strict=False)]
+    counted = [_WORD * place for place, count in enumerate(more) if count == _ONE_WEAK]
     _free_weak_ref(storage._cdata)
     if len(counted) != 1:
         raise RecordingError(
@@ -160,7 +162,7 @@ def num_lost(address: int, num_bytes: int) -> int:
 
 
 def is_computed(tensor: torch.Tensor) -> bool:
-    """Whether a contiguous device tensor holds values that reached its memory past the engine: another thread's copies."""
+    """Whether a device tensor holds values that reached it past the engine, such as another thread's copies."""
     count = _of_driver("fakedist_unknown", *_BYTES) if tensor.is_contiguous() else None
     return count is not None and not count(tensor.data_ptr(), tensor.nbytes)
 

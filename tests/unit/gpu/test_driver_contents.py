@@ -79,7 +79,8 @@ def cubin(name, parameters):
     declared = ", ".join(f".param {kind} p{number}" for number, kind in enumerate(parameters))
     with tempfile.TemporaryDirectory() as scratch:
         text, made = Path(scratch) / "k.ptx", Path(scratch) / "k.cubin"
-        text.write_text(f".version 8.0\\n.target sm_90\\n.address_size 64\\n.visible .entry {name}({declared}) {{ ret; }}\\n")
+        head = ".version 8.0\\n.target sm_90\\n.address_size 64\\n"
+        text.write_text(f"{head}.visible .entry {name}({declared}) {{ ret; }}\\n")
         ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
         subprocess.run([ptxas, "-arch=sm_90", text, "-o", made], check=True)
         image = made.read_bytes()
@@ -109,7 +110,7 @@ for type_, value in {"l": struct.pack("q", -3), "f": struct.pack("f", 2.5), "N3c
     launch(kernel, struct.pack("i", 2), value.ljust(8, b"\\0"), pointer(to))
     got = read(to, 2 * len(value))
     found[f"fill of {type_}"] = [got[1] == list(value * 2), got[2]]
-unlike = cubin("_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_11FillFunctorIxEESt5arrayIPcLm1EEEEviT0_T1_", [".u32", ".u64", ".u64"])
+unlike = cubin(fill_name.format("x"), [".u32", ".u64", ".u64"])
 to = upload(block(), b"12345678")
 launch(unlike, struct.pack("i", 1), struct.pack("q", 9), pointer(to))
 found["a fill of an unknown type"] = read(to)[1:]
