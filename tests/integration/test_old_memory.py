@@ -85,7 +85,10 @@ def test_all_else_is_made_up_and_counted_where_it_was_read(ran: Ran) -> None:
     lines = JOB.read_text().splitlines()
     places = [row["line"].rpartition(":") for row in ran.invented]
     counted = {lines[int(line) - 1].split('"')[1] for _, _, line in places if line.isdecimal()}
-    assert {"a thread's sum", "a thread's empty memory", "written by another thread", "branch"} <= counted
+    assert {
+        *("a thread's sum", "a thread's empty memory", "written by another thread", "branch"),
+        *("a kernel of the script's own", "written by a compiled graph"),
+    } <= counted
     assert not {"a thread's fill", "a thread's copy", "uploaded by another thread", "constants"} & counted
     assert any("threads that are not Python's" in note for note in ran.notes)
 
@@ -93,6 +96,8 @@ def test_all_else_is_made_up_and_counted_where_it_was_read(ran: Ran) -> None:
 def test_a_kernel_that_nothing_follows_takes_values_away(ran: Ran) -> None:
     """The sum is not computed, so the tensor does not hold what it held before. What was only read stays."""
     assert ran.said["written by another thread"] == [[0, 0, 0], [4, 5, 6]]
+    assert ran.said["a kernel of the script's own"] == [[0, 0, 0], [1, 2, 3]]
+    assert ran.said["written by a compiled graph"] == [0, [5, 6]]
 
 
 def test_what_memory_held_before_changes_nothing(

@@ -13,11 +13,13 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fakedist.gpu.demand.triton_source import read_source
 from fakedist.gpu.values.arguments import PLAIN, Arguments, Keywords
 from fakedist.gpu.values.contents import Defined, host_bytes
 from fakedist.gpu.values.storage import Holding, find_know
@@ -144,6 +146,58 @@ class _Computed(TorchDispatchMode):
         if isinstance(func, OpOverload) and all(each.__torch_dispatch__ is PLAIN for each in types):
             return self._execute(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
+
+
+#: Classes that launch Triton's kernels, by their modules: the script's own kernels, and Inductor's.
+_LAUNCHERS = {"triton.runtime.jit": "JITFunction", "torch._inductor.runtime.triton_heuristics": "CachingAutotuner"}
+#: What a kernel writes: positions and names of arguments.
+_Written = tuple[tuple[int, str], ...]
+
+
+@contextmanager
+def triton_writes(spoil: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Have a tensor that a kernel of Triton writes lose its values. A new result of Inductor's has none anyway.
+
+    Args:
+        spoil: Called with each device tensor that a launch writes.
+
+    Raises:
+        RecordingError: This Triton or Inductor launches kernels in another way.
+    """
+    with ExitStack() as undo:
+
+        def watch(module: ModuleType) -> None:
+            launcher = present(module, _LAUNCHERS[module.__name__])
+            original: Callable[..., object] = present(launcher, "run")
+            kernels: weakref.WeakKeyDictionary[object, _Written] = weakref.WeakKeyDictionary()
+
+            def run(self: object, *args: object, **kwargs: object) -> object:
+                result = original(self, *args, **kwargs)
+                written = kernels.get(self)
+                if written is None:
+                    written = kernels[self] = _written_by(self)
+                for place, name in written if not kwargs.get("warmup") else ():
+                    value = args[place] if place < len(args) else kwargs.get(name)
+                    if isinstance(value, torch.Tensor) and value.is_cuda:
+                        spoil(value)
+                return result
+
+            undo.enter_context(patched(launcher, "run", run))
+
+        for name in _LAUNCHERS.keys() & sys.modules.keys():
+            watch(sys.modules[name])
+        undo.enter_context(when_imported(_LAUNCHERS.__contains__, watch))
+        yield
+
+
+def _written_by(launcher: Any) -> _Written:
+    """What a kernel writes of what it is given: Inductor says which inputs, and the source of others shows it."""
+    mutated = getattr(launcher, "mutated_arg_names", None)
+    names = list(launcher.arg_names if mutated is None else launcher.fn.arg_names)
+    if mutated is None:
+        accesses = read_source(launcher.fn.__name__, str(getattr(launcher, "src", ""))).accesses
+        mutated = [name for name, access in accesses.items() if access.stores or access.adds]
+    return tuple((place, name) for place, name in enumerate(names) if name in mutated)
 
 
 def _forget(replayed: dict[int, int], addresses: list[int]) -> None:

@@ -19,6 +19,7 @@ from torch._ops import OpOverload
 
 from fakedist.errors import InventedValueError
 from fakedist.gpu.values.arguments import (
+    PLAIN,
     Arguments,
     Keywords,
     as_device,
@@ -28,7 +29,7 @@ from fakedist.gpu.values.arguments import (
     plain_tensors,
     tensor_at,
 )
-from fakedist.gpu.values.below_dispatch import folded, printed, replayed
+from fakedist.gpu.values.below_dispatch import folded, printed, replayed, triton_writes
 from fakedist.gpu.values.choices import CHOOSING, choose, routed_share
 from fakedist.gpu.values.composites import Composites
 from fakedist.gpu.values.contents import LIMIT_BYTES, host_view, is_large, is_small
@@ -97,8 +98,19 @@ class ValueEngine:
         Raises:
             RecordingError: This torch prints tensors, captures graphs or folds constants in another way.
         """
-        with printed(self.on_host), replayed(self.host.defined), reads_told(self._read_past), folded(self.execute):
+        with (
+            printed(self.on_host),
+            replayed(self.host.defined),
+            reads_told(self._read_past),
+            folded(self.execute),
+            triton_writes(self._written_past),
+        ):
             yield
+
+    def _written_past(self, tensor: torch.Tensor) -> None:
+        """A kernel that no operation launched writes to a device tensor."""
+        if type(tensor).__torch_dispatch__ is PLAIN and self.host.knows(tensor):
+            self.host.spoil(tensor)
 
     def _read_past(self, num_bytes: int) -> bool:
         """Count bytes without values that torch or the script copies to the host past the engine; the copy has zeros.

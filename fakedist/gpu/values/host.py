@@ -44,6 +44,10 @@ class Host:
         """Whether a device tensor is small and has all its values."""
         return tensor.is_cuda and is_small(tensor) and self.defined.holds(tensor)
 
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """Whether anything is known about the contents of a tensor's storage."""
+        return self._storages.get_moved(tensor) is not None
+
     def is_seen(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor's values are on the host or can be made up there."""
         return not tensor.is_cuda or is_small(tensor)

@@ -12,6 +12,8 @@ import threading
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 
 graphs: list[str] = []
 
@@ -56,6 +58,20 @@ def folded(x: torch.Tensor) -> torch.Tensor:
     return x * ((torch.full((4, 4), 2.5, device="cuda") * 3).to(torch.bfloat16) + 1)
 
 
+@torch.compile
+def counted(ids: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    count.add_(1)
+    return (ids * 2).sum()
+
+
+@triton.jit
+def increment(to, source, size, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A kernel of the script's own."""
+    offsets = tl.arange(0, block)
+    mask = offsets < size
+    tl.store(to + offsets, tl.load(source + offsets, mask=mask) + 1, mask=mask)
+
+
 library = ctypes.PyDLL(sys.argv[1])
 torch._inductor.config.post_grad_custom_post_pass = constants
 said: dict[str, Any] = {}
@@ -77,5 +93,11 @@ said["unknown to a thread of C"] = raw(torch.empty(3, device="cuda"))
 in_thread(lambda: known.add_(other))
 said["written by another thread"] = [known.tolist(), other.tolist()]
 said["uploaded by another thread"] = in_thread(lambda: torch.tensor([8, 9]).cuda()).tolist()
+written, read = (torch.tensor(values, device="cuda") for values in ([7, 7, 7], [1, 2, 3]))
+increment[(1,)](written, read, 3, block=4)
+said["a kernel of the script's own"] = [written.tolist(), read.tolist()]
+ids, count = torch.tensor([5, 6], device="cuda"), torch.tensor(3, device="cuda")
+counted(ids, count)
+said["written by a compiled graph"] = [count.item(), ids.tolist()]
 said["branch"] = bool(in_thread(lambda: torch.rand(4, device="cuda").sum() > 0))
 print("SAID", json.dumps(said), flush=True)
