@@ -282,9 +282,9 @@ static int holds_data(const void *address, size_t limit_if_large, size_t size) {
 
 /* ---- which bytes hold a value ----
  *
- * A byte has one after a copy from the host, a fill, a copy of such bytes, or when the value engine wrote it. It loses it
- * when its block is handed out, or when a kernel that was not computed may have written there. What the host reads from
- * other bytes is zero, and counted. */
+ * A byte has one after a copy from the host, a fill, a copy of such bytes, or when the value engine wrote it. It loses
+ * it when its block is handed out, or when a kernel that was not computed writes there. The host reads zeros from other
+ * bytes, and they are counted. */
 
 static void zero_pages(char *to, size_t size) {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
@@ -316,12 +316,15 @@ static int bit(const uint8_t *bits, uint64_t at) { return bits[at / 8] >> at % 8
 /* How many of the bits [first, end) have the value of the first one before another follows. */
 static uint64_t run_of_bits(const uint8_t *bits, uint64_t first, uint64_t end) {
     int value = bit(bits, first);
-    uint8_t whole = value ? 0xff : 0;
-    uint64_t at = first;
-    while (at < end)
-        if (at % 8 == 0 && end - at >= 8 && bits[at / 8] == whole) at += 8;
-        else if (bit(bits, at) == value) at++;
-        else break;
+    uint64_t at = first, whole = value ? UINT64_MAX : 0, word;
+    while (at < end) {
+        if (at % 8 == 0 && end - at >= 64) { /* most runs are whole blocks */
+            memcpy(&word, bits + at / 8, sizeof word);
+            if (word == whole && (at += 64)) continue;
+        }
+        if (bit(bits, at) != value) break;
+        at++;
+    }
     return at - first;
 }
 
@@ -429,8 +432,8 @@ static void change_block(const void *address, int is_lost) {
     pthread_mutex_lock(&lock);
     struct segment *s = find_segment(address);
     if (s && s->known) {
-        uint64_t first = (uint64_t)address - (uint64_t)s->address, next = first / BLOCK + 1;
-        while (s->blocks && next < s->span / BLOCK && !bit(s->blocks, next)) next++;
+        uint64_t first = (uint64_t)address - (uint64_t)s->address, next = first / BLOCK + 1, last = s->span / BLOCK;
+        if (s->blocks && next < last && !bit(s->blocks, next)) next += run_of_bits(s->blocks, next, last);
         uint64_t end = s->blocks ? next * BLOCK : s->span;
         int held = bit(s->known, first) || run_of_bits(s->known, first, end) < end - first;
         if (held && is_lost) know_locked(address, end - first, NOTHING);
@@ -456,8 +459,8 @@ static int (*tell_read)(uint64_t bytes);
 static void *(*thread_state)(void);
 static __thread int is_answered;
 
-/* Have a function of Python's called for each read, in threads that Python knows. It needs Python's lock, which others of
- * its threads gave up before they came here, so waiting for it is safe. It returns whether the read has to fail. */
+/* Have a function of Python's called for each read, in threads that Python knows. It needs Python's lock. These threads
+ * have it or take it again before they go on, so they can wait for it here. It returns whether the read has to fail. */
 API void fakedist_tell_reads(int (*tell)(uint64_t), void *(*state)(void)) { thread_state = state, tell_read = tell; }
 /* This thread's caller itself answers for what it reads. */
 API void fakedist_answers_reads(int answers) { is_answered = answers; }
@@ -563,7 +566,8 @@ API void fakedist_handed_out(void *block, size_t size) {
     struct piece p;
     pthread_mutex_lock(&lock);
     know_locked(block, size, NOTHING);
-    if (memory_device_of(block) >= 0 && piece_at(block, (char *)block + size, &p)) cut_locked(p.segment, p.first, p.end);
+    int is_ours = memory_device_of(block) >= 0 && piece_at(block, (char *)block + size, &p);
+    if (is_ours) cut_locked(p.segment, p.first, p.end);
     pthread_mutex_unlock(&lock);
     if (is_poisoned && size <= SMALL_SEGMENT && holds_data(block, 0, size)) poison(block, size);
 }
