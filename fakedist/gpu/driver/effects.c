@@ -76,51 +76,66 @@ static enum use use_of(const char *type, size_t length, int is_elementwise) {
     return is_elementwise && !strncmp(type, "std::array<char*", 16) ? WRITES_FIRST : WRITES;
 }
 
-/* How a kernel uses its parameters, by its name: they are between the last brackets. NULL if the name does not say. */
-static const uint8_t *read_uses(const char *name, int num_parameters) {
-    char *text = num_parameters > 0 ? demangled(name) : NULL;
+/* The bytes of a parameter whose type's name says them: a pointer, or an array of them. 0: it does not. */
+static uint16_t pointer_bytes(const char *type, size_t length) {
+    static const char array[] = "std::array<char*, ";
+    if (!strncmp(type, array, sizeof array - 1)) return (uint16_t)(8 * strtoul(type + sizeof array - 1, NULL, 10));
+    return ends_with(type, length, "*") || ends_with(type, length, "* __restrict__") ? 8 : 0;
+}
+
+enum { MOST_PARAMETERS = 64 };
+struct parameters {
+    int count;
+    uint8_t uses[MOST_PARAMETERS];
+    uint16_t bytes[MOST_PARAMETERS];
+};
+/* How a kernel uses its parameters, by its name: they are between the last brackets. Last parameter first. */
+static int read_name(const char *name, struct parameters *out) {
+    char *text = name && !strncmp(name, "_Z", 2) ? demangled(name) : NULL;
     size_t length = text ? strlen(text) : 0;
-    if (!length || text[length - 1] != ')') return free(text), NULL;
-    int is_elementwise = strstr(text, "elementwise_kernel") && !strstr(text, "multi_outputs"), depth = 0, count = 0;
-    uint8_t *uses = gpu_new_handle((size_t)num_parameters);
-    size_t end = length - 1, at = end;
-    for (;;) { /* backwards, from the last parameter to the first */
+    out->count = 0;
+    if (!length || text[length - 1] != ')') return free(text), 0;
+    int is_elementwise = strstr(text, "elementwise_kernel") && !strstr(text, "multi_outputs"), depth = 0;
+    for (size_t end = length - 1, at = end; at && depth >= 0 && out->count < MOST_PARAMETERS;) {
         char c = text[--at];
         depth += (c == ')' || c == '>' || c == ']' || c == '}') - (c == '(' || c == '<' || c == '[' || c == '{');
         if (at && (depth > 0 || (c != ',' && depth == 0))) continue;
-        if (++count > num_parameters) break;
         size_t first = at + 1 + (c == ',');
-        uses[num_parameters - count] = (uint8_t)use_of(text + first, end - first, is_elementwise);
+        out->uses[out->count] = (uint8_t)use_of(text + first, end - first, is_elementwise);
+        out->bytes[out->count++] = pointer_bytes(text + first, end - first);
         end = at;
-        if (depth < 0 || !at) break;
     }
-    free(text);
-    if (count == num_parameters && depth < 0) return uses;
-    return free(uses), NULL;
+    return free(text), depth < 0;
 }
 
 /* What is known of a kernel, for the next launch in this thread. */
 struct effect {
     const void *function;
     size_t filled_bytes; /* of an element, if it is torch's fill; else 0 */
-    int num_parameters;  /* -1: its image does not say */
-    const uint16_t *parameter_bytes;
-    const uint8_t *uses; /* enum use; NULL: not known */
+    int num_parameters;
+    int is_doubtful; /* it may write elsewhere: its image does not have the sizes of its parameters */
+    uint8_t uses[MOST_PARAMETERS];
+    uint16_t bytes[MOST_PARAMETERS];
 };
 static const struct effect *find_effect(const void *function) {
-    static __thread struct effect known[256];
+    static __thread struct effect known[128];
     struct effect *e = &known[((uintptr_t)function >> 4) % (sizeof known / sizeof *known)];
     if (e->function == function) return e;
     static const char kernel[] = "vectorized_elementwise_kernel", functor[] = "11FillFunctorI";
     const char *name = kernel_name(function), *type = name && strstr(name, kernel) ? strstr(name, functor) : NULL;
-    free((void *)e->uses);
     *e = (struct effect){.function = function, .filled_bytes = type ? type_bytes(type + sizeof functor - 1) : 0};
-    struct kernel_resources found;
-    int is_known = !e->filled_bytes && kernel_resources(function, &found);
-    e->num_parameters = is_known ? found.num_parameters : -1;
-    if (!is_known) return e;
-    e->parameter_bytes = found.parameter_bytes;
-    e->uses = name && !strncmp(name, "_Z", 2) ? read_uses(name, e->num_parameters) : NULL;
+    if (e->filled_bytes) return e;
+    struct kernel_resources image;
+    struct parameters named;
+    int is_sized = kernel_resources(function, &image) && image.num_parameters <= MOST_PARAMETERS;
+    int is_named = read_name(name, &named) && (!is_sized || named.count == image.num_parameters);
+    e->num_parameters = is_sized ? image.num_parameters : is_named ? named.count : 0;
+    e->is_doubtful = !is_sized;
+    for (int i = 0; i < e->num_parameters; i++) {
+        int in_name = e->num_parameters - 1 - i;
+        e->uses[i] = is_named ? named.uses[in_name] : DOUBTS;
+        e->bytes[i] = is_sized ? image.parameter_bytes[i] : named.bytes[in_name];
+    }
     return e;
 }
 
@@ -161,8 +176,8 @@ void effect_of_kernel(const void *function, void *const *arguments, void *const 
     if (extra) use_buffer(extra);
     const struct effect *e = arguments ? find_effect(function) : NULL;
     if (e && e->filled_bytes) fill(e->filled_bytes, arguments);
-    else if (e && e->num_parameters < 0) memory_doubt_all();
-    else if (e)
-        for (int i = 0; i < e->num_parameters; i++)
-            use_argument(arguments[i], e->parameter_bytes[i], e->uses ? (enum use)e->uses[i] : DOUBTS);
+    else if (e) {
+        for (int i = 0; i < e->num_parameters; i++) use_argument(arguments[i], e->bytes[i], (enum use)e->uses[i]);
+        if (e->is_doubtful) memory_doubt_all();
+    }
 }
