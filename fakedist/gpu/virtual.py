@@ -40,7 +40,10 @@ class _GpuCounters(ctypes.Structure):
 
     _fields_ = [
         (name, ctypes.c_uint64)
-        for name in ("launches", "copies", "copies_dropped", "bytes_dropped", "mallocs", "frees")
+        for name in (
+            *("launches", "copies", "copies_dropped", "bytes_dropped", "mallocs", "frees"),
+            *("reads_made_up", "bytes_made_up"),
+        )
     ]
 
 
@@ -73,6 +76,7 @@ class VirtualGpu:
             runtime_version=_runtime_version(),
             **spec.driver_fields(),
         )
+        self._library.fakedist_poison(os.environ.get("FAKEDIST_POISON") == "1")
         self._library.fakedist_configure(ctypes.byref(model))
 
     def keep_plans(self, directory: Path) -> None:
@@ -95,7 +99,9 @@ class VirtualGpu:
         return found
 
     def counters(self) -> dict[str, int]:
-        """Counts so far: launches, copies, copies whose data was dropped (large tensors hold none), mallocs, frees."""
+        """Counts so far: launches, copies, copies whose data was dropped (large tensors hold none), mallocs, frees, and
+        copies to the host of bytes without computed values, in threads that Python does not know.
+        """
         counters = _GpuCounters()
         self._library.fakedist_counters(ctypes.byref(counters))
         return {field[0]: int(getattr(counters, field[0])) for field in _GpuCounters._fields_}
@@ -109,9 +115,13 @@ class VirtualGpu:
         return self._counted(self._library.fakedist_refused)
 
     def notes(self) -> list[Note]:
-        """Notes for the report: on NVML readings of sensors that the virtual GPU lacks."""
+        """Notes for the report: on NVML readings of sensors that it lacks, on memory that other threads read."""
         readings = dict(self._counted(self._library.fakedist_constant))
-        return [notes.sensors_constant(readings)] if readings else []
+        found = [notes.sensors_constant(readings)] if readings else []
+        counters = self.counters()
+        if reads := counters["reads_made_up"]:
+            found.append(notes.read_in_other_threads(reads, counters["bytes_made_up"]))
+        return found
 
     def _counted(self, function: Callable[..., bytes | None]) -> list[tuple[str, int]]:
         calls = ctypes.c_uint64()
@@ -183,7 +193,8 @@ def _wishes(driver: Path) -> dict[str, str]:
     """Environment variables to set unless the script or its environment already sets them."""
     compiled = driver.parent.parent / "compiled"
     return {
-        "TORCHINDUCTOR_CACHE_DIR": os.fspath(compiled / "inductor"),
+        # Graphs that earlier versions left in "inductor" may have constants from memory that nothing computed.
+        "TORCHINDUCTOR_CACHE_DIR": os.fspath(compiled / "graphs"),
         "TRITON_CACHE_DIR": os.fspath(compiled / "triton"),
         # Inductor's compile worker processes look for a GPU (torch 2.11) and would not find one.
         "TORCHINDUCTOR_COMPILE_THREADS": "1",

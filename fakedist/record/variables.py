@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from types import CellType, FrameType, ModuleType
 
 from fakedist.frames import OURS, TORCH
+from fakedist.own_memory import read_words
 
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 _FRAME_FIELD = 3  # PyFrameObject: ob_refcnt, ob_type, f_back, f_frame
-_FAR = 32  # more words than precede the locals of a _PyInterpreterFrame
+_FAR = 32  # more words than precede the locals of a _PyInterpreterFrame, which may end before
 #: Attributes in which wrappers keep what they hold. The names say nothing about it.
 _SAY_NOTHING = {"module", "model", "_modules", "params", "parameters", "shadow_params", "shadow", "state", "data"}
 _LEVELS = 3
@@ -98,5 +99,5 @@ def _first_local() -> int:
     frame = sys._getframe()
     place = frame.f_code.co_varnames.index("marker")
     address = id(marker)
-    found = (word for word in range(_FAR) if _word(_inside(frame), word) == address)
-    return next(found, place - 1) - place
+    words = read_words(_inside(frame), _FAR)
+    return words.index(address) - place if address in words else -1

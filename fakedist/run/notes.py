@@ -377,6 +377,16 @@ def sensors_constant(readings: Mapping[str, int]) -> Note:
     return Note("sensors_constant", text)
 
 
+def read_in_other_threads(reads: int, num_bytes: int) -> Note:
+    """Threads that Python does not know copied device memory to the host that held no values."""
+    times = "once" if reads == 1 else f"{reads:,} times"
+    text = (
+        f"threads that are not Python's copied memory to the host {times} ({num_bytes:,} bytes) that no kernel had "
+        "computed: they got zeros"
+    )
+    return Note("read_in_other_threads", text)
+
+
 def smi_constant(num_calls: int) -> Note:
     """The virtual GPU's ``nvidia-smi`` ran."""
     times = "once" if num_calls == 1 else f"{num_calls:,} times"

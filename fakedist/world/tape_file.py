@@ -255,6 +255,8 @@ class Writer:
             return None
         if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
             return None  # a graph runs later, and more than once
+        if tensor.numel() and not tensor.data_ptr():
+            return None  # its storage was freed, as FSDP frees parameters
         self._num_bytes += tensor.nbytes
         if self._known is not None:
             known = self._known(tensor)

@@ -99,6 +99,7 @@ def _answer(test: Callable[..., None]) -> str:
     from fakedist.record.operations import Operations
     from fakedist.record.position import Position
 
+    _follow_blocks()
     try:
         with ExitStack() as stack:
             arguments: dict[str, Any] = {}
@@ -111,6 +112,23 @@ def _answer(test: Callable[..., None]) -> str:
     finally:
         torch.set_grad_enabled(True)
     return ""
+
+
+@functools.cache
+def _follow_blocks() -> None:
+    """Have the driver told of the blocks that the allocator hands out, as in a recorded run."""
+    import torch
+
+    from fakedist.gpu.fast_path.compiled import make_fast_path
+    from fakedist.gpu.tracker.tracker import EventTracker
+    from fakedist.record.allocator_history import keeps_metadata
+
+    torch.cuda.init()
+    if not keeps_metadata():
+        EventTracker()
+    elif (fast_path := make_fast_path(None)) is not None:
+        fast_path.watch_history()
+        fast_path.stop_history()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 /* cuBLASLt: descriptors describe a product, and nothing is computed. The library creates descriptors, or they are in the
  * caller's own memory, where a layout has 64 bytes. */
+#include "effects.h"
 #include "submit.h"
 
 #include <stdlib.h>
@@ -147,7 +148,7 @@ API int cublasLtMatmul(void *handle, const struct operation *operation, const vo
                        const struct layout *a_layout, const void *b, const struct layout *b_layout, const void *beta,
                        const void *c, const void *c_layout, void *d, const struct layout *d_layout,
                        const void *algorithm, void *workspace, size_t workspace_bytes, void *stream) {
-    (void)handle, (void)alpha, (void)a, (void)b, (void)c, (void)c_layout, (void)d, (void)algorithm;
+    (void)handle, (void)alpha, (void)a, (void)b, (void)c, (void)c_layout, (void)algorithm;
     (void)workspace, (void)workspace_bytes;
     struct launch made = {.name = __func__, .batch = d_layout->batch};
     made.m = (int64_t)d_layout->rows;
@@ -161,5 +162,6 @@ API int cublasLtMatmul(void *handle, const struct operation *operation, const vo
     made.transposed_b = operation->transpose_b != 0;
     made.accumulates = (uint8_t)is_added(operation, beta);
     made.scaling = (uint8_t)scaling(operation, a_layout->type);
+    effect_of_write(d);
     return submit_product(made, stream);
 }

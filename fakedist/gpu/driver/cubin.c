@@ -11,7 +11,8 @@
 
 enum { WRAPPER_MAGIC = 0x466243b1, FATBIN_MAGIC = 0xba55ed50, KIND_CUBIN = 2 };
 enum { FLAG_ZSTD = 0x8000, FLAG_EXACT = 0x100000, FLAG_FAMILY = 0x200000 }; /* sm_90a, sm_100f */
-enum { ATTRIBUTE_SIZED = 4, MAX_THREADS = 0x05, FRAME_SIZE = 0x11, NUM_REGISTERS = 0x2f };
+enum { ATTRIBUTE_SIZED = 4, MAX_THREADS = 0x05, FRAME_SIZE = 0x11, PARAMETER = 0x17, NUM_REGISTERS = 0x2f };
+enum { MOST_PARAMETERS = 256 };
 
 struct wrapper {
     uint32_t magic, version;
@@ -71,19 +72,44 @@ static int64_t symbol_index(const Elf64_Ehdr *elf, const char *kernel) {
     return -1;
 }
 
+/* The sizes of a kernel's parameters, by EIATTR_KPARAM_INFO: index, ordinal and offset, and the size in the upper bits. */
+static const uint16_t *read_parameters(const Elf64_Ehdr *elf, const Elf64_Shdr *info, int *count) {
+    uint16_t sizes[MOST_PARAMETERS] = {0};
+    *count = 0;
+    if (!info) return NULL;
+    const unsigned char *at = (const unsigned char *)elf + info->sh_offset, *end = at + info->sh_size;
+    for (uint16_t size; at + 4 <= end; at += 4 + (at[0] == ATTRIBUTE_SIZED ? size : 0)) {
+        struct {
+            uint32_t index;
+            uint16_t ordinal, offset;
+            uint32_t size;
+        } one;
+        memcpy(&size, at + 2, sizeof size);
+        if (at[0] != ATTRIBUTE_SIZED || at[1] != PARAMETER || size != sizeof one) continue;
+        memcpy(&one, at + 4, sizeof one);
+        if (one.ordinal >= MOST_PARAMETERS) continue;
+        sizes[one.ordinal] = (uint16_t)(one.size >> 18);
+        if (one.ordinal >= *count) *count = one.ordinal + 1;
+    }
+    uint16_t *kept = gpu_new_handle((size_t)*count * sizeof *kept);
+    return memcpy(kept, sizes, (size_t)*count * sizeof *kept);
+}
+
 static int read_cubin(const void *image, const char *kernel, struct kernel_resources *out) {
     const Elf64_Ehdr *elf = image;
     int64_t symbol = symbol_index(elf, kernel);
     const uint32_t *registers = symbol < 0 ? NULL : attribute(elf, section(elf, ".nv.info", ""), NUM_REGISTERS, symbol);
     if (!registers) return 0;
     const uint32_t *frame = attribute(elf, section(elf, ".nv.info", ""), FRAME_SIZE, symbol);
-    const uint32_t *threads = attribute(elf, section(elf, ".nv.info.", kernel), MAX_THREADS, -1);
+    const Elf64_Shdr *info = section(elf, ".nv.info.", kernel);
+    const uint32_t *threads = attribute(elf, info, MAX_THREADS, -1);
     const Elf64_Shdr *shared = section(elf, ".nv.shared.", kernel);
     size_t shared_bytes = shared ? shared->sh_size : 0;
     /* .nv.shared of compute capability 9.0 and newer begins with CUDA's reserved bytes. */
     if (model.major >= 9 && shared_bytes >= RESERVED_SHARED) shared_bytes -= RESERVED_SHARED;
     *out = (struct kernel_resources){(int)registers[1], (int)shared_bytes, frame ? (int)frame[1] : 0,
-                                     threads ? (int)(threads[0] * threads[1] * threads[2]) : 1024, 0};
+                                     threads ? (int)(threads[0] * threads[1] * threads[2]) : 1024, 0, NULL, 0};
+    out->parameter_bytes = read_parameters(elf, info, &out->num_parameters);
     return 1;
 }
 

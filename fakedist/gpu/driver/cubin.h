@@ -7,6 +7,8 @@
 struct kernel_resources {
     int registers; /* per thread */
     int shared_bytes, local_bytes, max_threads;
+    int num_parameters;
+    const uint16_t *parameter_bytes; /* of each parameter; lives as long as the process */
     int architecture; /* the one it was compiled for, e.g. 86: the best image of a fat binary; 0: unknown */
 };
 LOCAL int cubin_read(const void *image, const char *kernel, struct kernel_resources *out); /* 0: the image does not say */

@@ -87,23 +87,23 @@ API int cuMemGetAddressRange_v2(void **base, size_t *size, void *address) { retu
 API int cuMemGetAddressRange(void **base, size_t *size, void *address) { return memory_allocation_of(address, base, size); }
 API int cuMemcpyHtoD_v2(void *to, const void *from, size_t size) {
     TRACED;
-    return submit_copy(to, from, size, NULL), OK;
+    return submit_copy(to, from, size, NULL);
 }
 API int cuMemcpyDtoH_v2(void *to, const void *from, size_t size) {
     TRACED;
-    return submit_copy(to, from, size, NULL), OK;
+    return submit_copy(to, from, size, NULL);
 }
 API int cuMemcpyHtoDAsync_v2(void *to, const void *from, size_t size, void *stream) {
     TRACED;
-    return submit_copy(to, from, size, stream), OK;
+    return submit_copy(to, from, size, stream);
 }
 API int cuMemcpyDtoHAsync_v2(void *to, const void *from, size_t size, void *stream) {
     TRACED;
-    return submit_copy(to, from, size, stream), OK;
+    return submit_copy(to, from, size, stream);
 }
 API int cuMemcpyAsync(void *to, const void *from, size_t size, void *stream) {
     TRACED;
-    return submit_copy(to, from, size, stream), OK;
+    return submit_copy(to, from, size, stream);
 }
 API int cuMemsetD8Async(void *to, unsigned char value, size_t size, void *stream) {
     TRACED;
@@ -113,12 +113,13 @@ API int cuMemsetD8Async(void *to, unsigned char value, size_t size, void *stream
 API int cuMemsetD32Async(void *to, unsigned value, size_t count, void *stream) {
     TRACED;
     if (value == (value & 0xff) * 0x01010101u) return submit_fill(to, (int)(value & 0xff), count * 4, stream), OK;
+    memory_know(to, count * 4, NOTHING);
     for (size_t i = 0; i < count && count * 4 <= COPY_LIMIT; i++) submit_copy((char *)to + 4 * i, &value, 4, NULL);
     return OK;
 }
 
 API int cuStreamWriteValue32(void *stream, void *to, unsigned value, unsigned flags) {
-    return (void)flags, submit_copy(to, &value, sizeof value, stream), OK;
+    return (void)flags, submit_copy(to, &value, sizeof value, stream);
 }
 
 enum { POINTER_CONTEXT = 1, POINTER_MEMORY_TYPE = 2, POINTER_DEVICE = 3, POINTER_DEVICE_ORDINAL = 9 };

@@ -20,7 +20,9 @@
 #define NUM_GRANULES (RANGE_SPAN / GRANULE)
 #define SMALL_SEGMENT (2ull << 20) /* kSmallBuffer in c10/core/AllocatorConfig.h */
 #define LARGE_COPY_LIMIT (64ull << 10) /* host copies into a slice of a large tensor (flags, counters) */
+#define BLOCK 512                      /* kMinBlockSize in c10/core/AllocatorConfig.h */
 #define PAGES_LIMIT (64ull << 10)      /* from here on, zeros are pages that hold nothing yet */
+#define POISON 0xa5                    /* as any type it is a strange value; floats are finite */
 #ifndef MAP_FIXED_NOREPLACE
 #define MAP_FIXED_NOREPLACE 0x100000
 #endif
@@ -28,6 +30,10 @@
 struct segment {
     void *address;
     size_t size, span; /* requested, and rounded up to whole granules */
+    uint8_t *blocks;   /* a bit for each BLOCK bytes: one of the allocator's blocks begins there; NULL: it named none */
+    struct segment *next_known;
+    uint8_t *known;    /* a bit for each byte: a value reached it; NULL: none did */
+    uint8_t *made_up;  /* the same: that value is made up, or computed from made-up ones */
 };
 
 struct range { /* freed addresses */
@@ -47,6 +53,7 @@ _Static_assert(MAX_DEVICES < UINT8_MAX, "an owner is one byte");
 _Static_assert(CHUNK % GRANULE == 0 && SMALL_SEGMENT % GRANULE == 0, "granules fill chunks and small segments");
 _Static_assert(COPY_LIMIT <= SMALL_SEGMENT && LARGE_COPY_LIMIT <= COPY_LIMIT, "a small segment holds the largest copy");
 static uint64_t chunks_taken;
+static struct segment *known_segments; /* of which some bytes were known once */
 static struct segment **by_granule; /* each granule -> the segment that holds it; lazily paged */
 
 int memory_device_of(const void *address) {
@@ -145,6 +152,13 @@ static void mark_granules(const struct segment *s, const struct segment *before,
     }
 }
 
+/* FAKEDIST_POISON: memory that is allocated or freed holds this, so a test sees it where it is read as a value. */
+static int is_poisoned;
+API void fakedist_poison(int wanted) { is_poisoned = wanted; }
+static void poison(void *address, size_t size) {
+    if (is_poisoned && size <= SMALL_SEGMENT) memset(address, POISON, size);
+}
+
 static int open_locked(void *address, size_t size, uint64_t span) {
     void *got = mmap(address, span, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
@@ -154,8 +168,9 @@ static int open_locked(void *address, size_t size, uint64_t span) {
     }
     madvise(address, span, MADV_NOHUGEPAGE); /* one written byte must not cost 2 MiB of host memory */
     struct segment *s = gpu_new_handle(sizeof *s);
-    *s = (struct segment){address, size, span};
+    *s = (struct segment){.address = address, .size = size, .span = span};
     mark_granules(s, NULL, s);
+    poison(address, span);
     return 1;
 }
 int memory_open(void *address, uint64_t span) {
@@ -177,6 +192,14 @@ static uint64_t close_locked(void *address) {
     if (!s || s->address != address) return 0;
     uint64_t span = s->span;
     munmap(address, span);
+    if (s->known) {
+        struct segment **in_list = &known_segments;
+        while (*in_list != s) in_list = &(*in_list)->next_known;
+        *in_list = s->next_known;
+        munmap(s->known, span / 8);
+        if (s->made_up) munmap(s->made_up, span / 8);
+    }
+    free(s->blocks);
     mark_granules(s, s, NULL);
     free(s);
     return span;
@@ -257,38 +280,294 @@ static int holds_data(const void *address, size_t limit_if_large, size_t size) {
     return ok;
 }
 
-void memory_copy(void *to, const void *from, size_t size) {
-    COUNT(copies, 1);
-    int between_devices = memory_device_of(to) >= 0 && memory_device_of(from) >= 0;
-    /* Thousands of small copies within the device fill buckets and flat buffers, and would page them in. */
-    size_t limit = between_devices ? 0 : LARGE_COPY_LIMIT;
-    int on_host = memory_device_of(to) < 0 && memory_device_of(from) < 0;
-    if (on_host || (size <= COPY_LIMIT && holds_data(to, limit, size) && holds_data(from, limit, size))) {
-        memmove(to, from, size);
-    } else {
-        COUNT(copies_dropped, 1);
-        COUNT(bytes_dropped, size);
-    }
-}
+/* ---- which bytes hold a value ----
+ *
+ * A byte has one after a copy from the host, a fill, a copy of such bytes, or when the value engine wrote it. It loses
+ * it when its block is handed out, or when a kernel that was not computed writes there. The host reads zeros from other
+ * bytes, and they are counted. */
 
-/* Whole pages go back to the kernel, which gives zeros when they are read. An optimizer's state is zeroed, and rarely
- * read: writing it would take a page fault for each page, and host memory. */
 static void zero_pages(char *to, size_t size) {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     char *first = (char *)(((uintptr_t)to + page - 1) / page * page);
     char *last = (char *)(((uintptr_t)to + size) / page * page);
-    assert(memory_device_of(to) >= 0 && first <= last);
+    if (size < PAGES_LIMIT) {
+        memset(to, 0, size);
+        return;
+    }
     if (madvise(first, (size_t)(last - first), MADV_DONTNEED)) memset(first, 0, (size_t)(last - first));
     memset(to, 0, (size_t)(first - to));
     memset(last, 0, (size_t)(to + size - last));
 }
 
+/* Set or clear bits [first, end). */
+static void set_bits(uint8_t *bits, uint64_t first, uint64_t end, int value) {
+    while (first < end && (first % 8 || end - first < 8)) {
+        uint8_t bit = (uint8_t)(1u << first % 8);
+        bits[first / 8] = (uint8_t)(value ? bits[first / 8] | bit : bits[first / 8] & ~bit);
+        first++;
+    }
+    uint64_t whole = (end - first) / 8;
+    if (value) memset(bits + first / 8, 0xff, whole);
+    else if (whole) zero_pages((char *)bits + first / 8, whole);
+    if (first + 8 * whole < end) set_bits(bits, first + 8 * whole, end, value);
+}
+static int bit(const uint8_t *bits, uint64_t at) { return bits[at / 8] >> at % 8 & 1; }
+
+/* How many of the bits [first, end) have the value of the first one before another follows. */
+static uint64_t run_of_bits(const uint8_t *bits, uint64_t first, uint64_t end) {
+    int value = bit(bits, first);
+    uint64_t at = first, whole = value ? UINT64_MAX : 0, word;
+    while (at < end) {
+        if (at % 8 == 0 && end - at >= 64) { /* most runs are whole blocks */
+            memcpy(&word, bits + at / 8, sizeof word);
+            if (word == whole && (at += 64)) continue;
+        }
+        if (bit(bits, at) != value) break;
+        at++;
+    }
+    return at - first;
+}
+
+/* The part of device memory that begins at an address and lies in one segment. */
+struct piece {
+    struct segment *segment;
+    uint64_t first, end; /* within the segment */
+};
+static int piece_at(const char *at, const char *end, struct piece *out) {
+    struct segment *s = find_segment(at);
+    if (!s) return 0;
+    const char *start = s->address;
+    uint64_t last = (uint64_t)(end - start);
+    *out = (struct piece){s, (uint64_t)(at - start), last < s->span ? last : s->span};
+    return 1;
+}
+
+static int has_bits(uint8_t **bits, uint64_t span) {
+    if (*bits) return 1;
+    void *got = mmap(NULL, span / 8, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    *bits = got == MAP_FAILED ? NULL : got;
+    return *bits != NULL;
+}
+static int were_computed; /* whether any bytes were since memory_doubt_all() */
+static void know_locked(const void *address, size_t size, enum holding holding) {
+    struct piece p;
+    were_computed |= holding == COMPUTED;
+    for (const char *at = address, *end = at + size; at < end && piece_at(at, end, &p); at += p.end - p.first) {
+        struct segment *s = p.segment;
+        int is_listed = s->known != NULL;
+        if (holding != NOTHING && has_bits(&s->known, s->span) && !is_listed) {
+            s->next_known = known_segments;
+            known_segments = s;
+        }
+        int is_kept = holding == COMPUTED || (holding == MADE_UP && has_bits(&s->made_up, s->span));
+        if (s->known) set_bits(s->known, p.first, p.end, is_kept);
+        if (s->made_up) set_bits(s->made_up, p.first, p.end, holding == MADE_UP);
+    }
+}
+void memory_know(const void *address, size_t size, enum holding holding) {
+    if (memory_device_of(address) < 0) return;
+    pthread_mutex_lock(&lock);
+    know_locked(address, size, holding);
+    pthread_mutex_unlock(&lock);
+}
+
+/* How many bytes from an address on hold the same as the first. The caller holds the lock. */
+static size_t run_locked(const char *at, const char *end, enum holding *holding) {
+    struct piece p;
+    *holding = memory_device_of(at) < 0 ? COMPUTED : NOTHING;
+    if (*holding == COMPUTED || !piece_at(at, end, &p)) return (size_t)(end - at);
+    const struct segment *s = p.segment;
+    if (!s->known) return p.end - p.first;
+    uint64_t run = run_of_bits(s->known, p.first, p.end);
+    if (!bit(s->known, p.first)) return run;
+    *holding = s->made_up && bit(s->made_up, p.first) ? MADE_UP : COMPUTED;
+    return s->made_up ? run_of_bits(s->made_up, p.first, p.first + run) : run;
+}
+/* How many bytes hold no computed value. */
+static size_t num_not_computed(const char *at, const char *end) {
+    size_t found = 0;
+    enum holding holding;
+    pthread_mutex_lock(&lock);
+    for (size_t run; at < end; at += run) {
+        run = run_locked(at, end, &holding);
+        if (holding != COMPUTED) found += run;
+    }
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+/* What is known of bytes goes with a copy of them within the device. To the host, others become zero. */
+static void follow(char *to, const char *from, size_t size) {
+    enum holding holding;
+    int to_device = memory_device_of(to) >= 0;
+    pthread_mutex_lock(&lock);
+    for (size_t done = 0, run; done < size; done += run) {
+        run = run_locked(from + done, from + size, &holding);
+        if (to_device) know_locked(to + done, run, holding);
+        else if (holding == NOTHING) zero_pages(to + done, run);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* A small segment's blocks: where the allocator put them last. */
+static void cut_locked(struct segment *s, uint64_t first, uint64_t end) {
+    if (s->span > SMALL_SEGMENT) return;
+    if (!s->blocks) s->blocks = gpu_new_handle(s->span / BLOCK / 8);
+    set_bits(s->blocks, first / BLOCK, end / BLOCK, 0);
+    set_bits(s->blocks, first / BLOCK, first / BLOCK + 1, 1);
+    if (end < s->span) set_bits(s->blocks, end / BLOCK, end / BLOCK + 1, 1);
+}
+static uint64_t num_losses; /* kernels took values away that were known: the value engine asks */
+API const uint64_t *fakedist_losses(void) { return &num_losses; }
+
+static void doubt_locked(struct segment *s, uint64_t first, uint64_t end) {
+    const char *at = (const char *)s->address + first, *last = (const char *)s->address + end;
+    enum holding holding;
+    for (size_t run; at < last; at += run) {
+        run = run_locked(at, last, &holding);
+        if (holding == COMPUTED) know_locked(at, run, MADE_UP);
+    }
+}
+static void change_block(const void *address, int is_lost) {
+    if (memory_device_of(address) < 0) return;
+    pthread_mutex_lock(&lock);
+    struct segment *s = find_segment(address);
+    if (s && s->known) {
+        uint64_t first = (uint64_t)address - (uint64_t)s->address, next = first / BLOCK + 1, last = s->span / BLOCK;
+        if (s->blocks && next < last && !bit(s->blocks, next)) next += run_of_bits(s->blocks, next, last);
+        uint64_t end = s->blocks ? next * BLOCK : s->span;
+        int held = bit(s->known, first) || run_of_bits(s->known, first, end) < end - first;
+        if (held && is_lost) know_locked(address, end - first, NOTHING);
+        else if (held) doubt_locked(s, first, end);
+        if (held && is_lost) __atomic_fetch_add(&num_losses, 1, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&lock);
+}
+void memory_lose_block(const void *address) { change_block(address, 1); }
+void memory_doubt_block(const void *address) { change_block(address, 0); }
+
+void memory_doubt_all(void) {
+    pthread_mutex_lock(&lock);
+    if (were_computed)
+        for (struct segment *s = known_segments; s; s = s->next_known) doubt_locked(s, 0, s->span);
+    were_computed = 0;
+    pthread_mutex_unlock(&lock);
+}
+
+/* ---- what the host reads of bytes without a value ---- */
+
+static int (*tell_read)(uint64_t bytes);
+static void *(*thread_state)(void);
+static __thread int is_answered;
+
+/* Have a function of Python's called for each read, in threads that Python knows. It needs Python's lock. These threads
+ * have it or take it again before they go on, so they can wait for it here. It returns whether the read has to fail. */
+API void fakedist_tell_reads(int (*tell)(uint64_t), void *(*state)(void)) { thread_state = state, tell_read = tell; }
+/* This thread's caller itself answers for what it reads. */
+API void fakedist_answers_reads(int answers) { is_answered = answers; }
+
+static int made_up(size_t bytes) {
+    if (!bytes || is_answered) return OK;
+    int (*tell)(uint64_t) = tell_read;
+    if (tell && thread_state()) return tell(bytes) ? gpu_fail(NOT_SUPPORTED) : OK;
+    COUNT(reads_made_up, 1);
+    COUNT(bytes_made_up, bytes);
+    return OK;
+}
+
+int memory_copy(void *to, const void *from, size_t size) {
+    COUNT(copies, 1);
+    int to_device = memory_device_of(to) >= 0, from_device = memory_device_of(from) >= 0;
+    /* Thousands of small copies within the device fill buckets and flat buffers, and would page them in. */
+    size_t limit = to_device && from_device ? 0 : LARGE_COPY_LIMIT;
+    if (!to_device && !from_device) return memmove(to, from, size), OK;
+    int is_done = size <= COPY_LIMIT && holds_data(to, limit, size) && holds_data(from, limit, size);
+    if (is_done) {
+        memmove(to, from, size);
+    } else {
+        COUNT(copies_dropped, 1);
+        COUNT(bytes_dropped, size);
+    }
+    if (!from_device) return memory_know(to, size, is_done ? COMPUTED : NOTHING), OK;
+    if (to_device && !is_done) return memory_know(to, size, NOTHING), OK;
+    size_t not_computed = to_device ? 0 : is_done ? num_not_computed(from, (const char *)from + size) : size;
+    if (is_done && (to_device || not_computed)) follow(to, from, size);
+    else if (!is_done && !is_answered) zero_pages(to, size);
+    return made_up(not_computed);
+}
+
+/* Whole pages that become zero go back to the kernel (zero_pages). An optimizer's state is zeroed, and rarely read:
+ * writing it would take a page fault for each page, and host memory. */
 int memory_fill(void *to, int value, size_t size) {
-    if (size > COPY_LIMIT || !holds_data(to, 0, size)) return 0;
-    if (value || size < PAGES_LIMIT || memory_device_of(to) < 0) memset(to, value, size);
+    int is_done = size <= COPY_LIMIT && holds_data(to, 0, size);
+    memory_know(to, size, is_done ? COMPUTED : NOTHING);
+    if (!is_done) return 0;
+    if (value || memory_device_of(to) < 0) memset(to, value, size);
     else zero_pages(to, size);
     return 1;
 }
 
+int memory_fill_with(void *to, const void *element, size_t bytes, size_t count) {
+    if (memory_device_of(to) < 0 || !holds_data(to, 0, bytes * count)) return 0;
+    for (size_t i = 0; i < count; i++) memcpy((char *)to + i * bytes, element, bytes);
+    return memory_know(to, bytes * count, COMPUTED), 1;
+}
+
 /* The value engine writes zeros. */
 API int fakedist_zero(void *to, size_t size) { return memory_fill(to, 0, size); }
+
+/* ---- what the value engine and the caching allocator report ---- */
+
+static int are_told;
+int memory_blocks_are_told(void) { return __atomic_load_n(&are_told, __ATOMIC_RELAXED); }
+
+/* The engine wrote values, made them up, or dropped them. */
+API void fakedist_know(const void *address, size_t size, int holding) {
+    memory_know(address, size, (enum holding)holding);
+}
+/* The same for chosen bytes: one flag for each. */
+API void fakedist_know_where(const char *address, const uint8_t *flags, size_t size) {
+    if (memory_device_of(address) < 0) return;
+    pthread_mutex_lock(&lock);
+    for (size_t at = 0, end; at < size; at = end) {
+        for (end = at + 1; end < size && !flags[end] == !flags[at];) end++;
+        know_locked(address + at, end - at, flags[at] ? COMPUTED : NOTHING);
+    }
+    pthread_mutex_unlock(&lock);
+}
+/* How many bytes from an address on hold no value. */
+API size_t fakedist_lost(const char *address, size_t size) {
+    size_t found = 0;
+    enum holding holding;
+    pthread_mutex_lock(&lock);
+    for (const char *end = address + size; address < end;) {
+        size_t run = run_locked(address, end, &holding);
+        if (holding == NOTHING) found += run;
+        address += run;
+    }
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+/* How many bytes from an address on hold no computed value, as far as blocks are reported. */
+API size_t fakedist_unknown(const char *address, size_t size) {
+    return memory_blocks_are_told() ? num_not_computed(address, address + size) : size;
+}
+/* Those bytes that hold values hold made-up ones, or such as are computed from them. */
+API void fakedist_doubt(const char *address, size_t size) {
+    struct piece p;
+    pthread_mutex_lock(&lock);
+    for (const char *at = address, *end = at + size; at < end && piece_at(at, end, &p); at += p.end - p.first)
+        doubt_locked(p.segment, p.first, p.end);
+    pthread_mutex_unlock(&lock);
+}
+
+/* The caching allocator handed out a block, or took it back. */
+API void fakedist_handed_out(void *block, size_t size) {
+    __atomic_store_n(&are_told, 1, __ATOMIC_RELAXED);
+    struct piece p;
+    pthread_mutex_lock(&lock);
+    know_locked(block, size, NOTHING);
+    int is_ours = memory_device_of(block) >= 0 && piece_at(block, (char *)block + size, &p);
+    if (is_ours) cut_locked(p.segment, p.first, p.end);
+    pthread_mutex_unlock(&lock);
+    if (is_poisoned && size <= SMALL_SEGMENT && holds_data(block, 0, size)) poison(block, size);
+}

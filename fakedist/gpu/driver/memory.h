@@ -19,7 +19,16 @@ LOCAL int memory_open(void *address, uint64_t span);
 LOCAL uint64_t memory_close(void *address); /* returns its span; 0: no segment begins there */
 
 #define COPY_LIMIT (1ull << 20) /* kSmallSize: larger tensors live in large segments and hold no data */
-/* Where memory holds no data, they change nothing, and a copy is counted as dropped. */
-LOCAL void memory_copy(void *to, const void *from, size_t size);
+/* Where memory holds no data, they change nothing, and a copy is counted as dropped. A copy fails where the run may not
+ * read what no kernel computed. */
+LOCAL int memory_copy(void *to, const void *from, size_t size);
 LOCAL int memory_fill(void *to, int value, size_t size); /* 0: nothing was written */
+LOCAL int memory_fill_with(void *to, const void *element, size_t bytes, size_t count); /* the same with any element */
+enum holding { NOTHING, COMPUTED, MADE_UP }; /* the same numbers as in gpu/values/storage.py */
+LOCAL void memory_know(const void *address, size_t size, enum holding holding); /* what bytes hold from now on */
+LOCAL int memory_blocks_are_told(void); /* whether the caching allocator reports the blocks that it hands out */
+/* Something writes there, up to the end of the block, or it is not known whether it does: then values stay, made up. */
+LOCAL void memory_lose_block(const void *address);
+LOCAL void memory_doubt_block(const void *address);
+LOCAL void memory_doubt_all(void); /* it may write anywhere */
 #endif

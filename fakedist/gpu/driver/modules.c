@@ -2,13 +2,20 @@
 #include "modules.h"
 
 #include "cupti.h"
+#include "effects.h"
 #include "images.h"
 #include "kernels.h"
 #include "nvrtc.h"
 #include "submit.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { CUBIN_HEADER = 64 };
 
 struct dim3 {
     unsigned x, y, z;
@@ -53,7 +60,8 @@ API int __cudaLaunchKernel(const void *kernel, struct dim3 grid, struct dim3 blo
                            void *stream) {
     TRACED;
     const unsigned sizes[6] = {grid.x, grid.y, grid.z, block.x, block.y, block.z};
-    return (void)arguments, (void)shared, submit_kernel(kernel, sizes, stream);
+    effect_of_kernel(kernel, arguments, NULL);
+    return (void)shared, submit_kernel(kernel, sizes, stream);
 }
 
 /* ---- device variables: __constant__ and __device__, one piece of host memory each ---- */
@@ -96,7 +104,7 @@ API int cudaMemcpyToSymbol(const void *symbol, const void *from, size_t size, si
     struct symbol *s = find_symbol(symbol);
     (void)kind;
     if (!s || offset + size > s->size) return gpu_fail(INVALID_SYMBOL);
-    return submit_copy((char *)s->memory + offset, from, size, NULL), OK;
+    return submit_copy((char *)s->memory + offset, from, size, NULL);
 }
 API int cudaMemcpyToSymbolAsync(const void *symbol, const void *from, size_t size, size_t offset, int kind,
                                 void *stream) {
@@ -106,7 +114,7 @@ API int cudaMemcpyFromSymbol(void *to, const void *symbol, size_t size, size_t o
     struct symbol *s = find_symbol(symbol);
     (void)kind;
     if (!s || offset + size > s->size) return gpu_fail(INVALID_SYMBOL);
-    return submit_copy(to, (char *)s->memory + offset, size, NULL), OK;
+    return submit_copy(to, (char *)s->memory + offset, size, NULL);
 }
 
 /* ---- the runtime API ---- */
@@ -123,7 +131,8 @@ API int cudaLaunchCooperativeKernel(const void *function, struct dim3 grid, stru
 }
 API int cudaLaunchKernelExC(const struct launch_config *config, const void *function, void **arguments) {
     TRACED;
-    return (void)arguments, submit_kernel(function, config->sizes, config->stream);
+    effect_of_kernel(function, arguments, NULL);
+    return submit_kernel(function, config->sizes, config->stream);
 }
 API int cudaFuncSetAttribute(const void *function, int attribute, int value) {
     return (void)function, (void)attribute, (void)value, OK;
@@ -147,12 +156,22 @@ struct module {
     void *copy;
     const void *image;
 };
-static const char no_image[NVRTC_MARK_SIZE]; /* of a file, which is not read: its kernels are unknown */
+static const char no_image[NVRTC_MARK_SIZE]; /* of a file that is no cubin: its kernels are unknown */
 static int load(void **out, const void *image) {
     struct module *m = gpu_new_handle(sizeof *m);
     m->copy = image_copy(image);
     m->image = m->copy ? m->copy : image;
     return *out = m, OK;
+}
+static int load_file(void **out, const char *path) {
+    struct stat file;
+    int fd = open(path, O_RDONLY | O_CLOEXEC), is_file = fd >= 0 && !fstat(fd, &file) && file.st_size > CUBIN_HEADER;
+    void *got = is_file ? mmap(NULL, (size_t)file.st_size, PROT_READ, MAP_PRIVATE, fd, 0) : MAP_FAILED;
+    if (fd >= 0) close(fd);
+    size_t size = got == MAP_FAILED ? 0 : cubin_size(got);
+    int status = load(out, size && size <= (size_t)file.st_size ? got : no_image);
+    if (got != MAP_FAILED) munmap(got, (size_t)file.st_size);
+    return status;
 }
 static int unload(void *module) { return free(((struct module *)module)->copy), free(module), OK; }
 /* Kernels live as long as the process, because a library that is unloaded may have been loaded twice. */
@@ -165,13 +184,13 @@ static int get_kernel(void **out, const struct module *module, const char *name)
 }
 
 API int cudaLibraryLoadData(void **out, const void *image) { return load(out, image); }
-API int cudaLibraryLoadFromFile(void **out, const char *path) { return (void)path, load(out, no_image); }
+API int cudaLibraryLoadFromFile(void **out, const char *path) { return load_file(out, path); }
 API int cudaLibraryUnload(void *library) { return unload(library); }
 API int cudaLibraryGetKernel(void **out, void *library, const char *name) { return get_kernel(out, library, name); }
 
 /* ---- the driver API ---- */
 
-API int cuModuleLoad(void **out, const char *path) { return (void)path, load(out, no_image); }
+API int cuModuleLoad(void **out, const char *path) { return load_file(out, path); }
 API int cuModuleLoadData(void **out, const void *image) { return load(out, image); }
 API int cuModuleLoadDataEx(void **out, const void *image, unsigned count, void *options, void **values) {
     return (void)count, (void)options, (void)values, load(out, image);
@@ -219,11 +238,13 @@ API int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, un
                        unsigned shared, void *stream, void **arguments, void **extra) {
     TRACED;
     const unsigned sizes[6] = {gx, gy, gz, bx, by, bz};
-    return (void)shared, (void)arguments, (void)extra, submit_kernel(function, sizes, stream);
+    effect_of_kernel(function, arguments, extra);
+    return (void)shared, submit_kernel(function, sizes, stream);
 }
 API int cuLaunchKernelEx(const struct launch_config *config, void *function, void **arguments, void **extra) {
     TRACED;
-    return (void)arguments, (void)extra, submit_kernel(function, config->sizes, config->stream);
+    effect_of_kernel(function, arguments, extra);
+    return submit_kernel(function, config->sizes, config->stream);
 }
 API int cuLaunchCooperativeKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                                   unsigned bz, unsigned shared, void *stream, void **arguments) {

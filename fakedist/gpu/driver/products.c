@@ -2,6 +2,7 @@
  * and n of a product that PyTorch calls (M, K) x (K, N) are N and M. */
 #include "blas.h"
 
+#include "effects.h"
 #include "submit.h"
 
 enum { REAL_SINGLE = 0, REAL_DOUBLE = 1, REAL_HALF = 2, COMPLEX_SINGLE = 4, COMPLEX_DOUBLE = 5 }; /* cudaDataType_t */
@@ -40,7 +41,7 @@ struct side { /* how an operand is passed */
     int transposed, type;
 };
 static int product(void *handle, const char *name, int64_t m, int64_t n, int64_t k, int64_t batch, struct side a,
-                   struct side b, const void *beta, int d, int compute) {
+                   struct side b, const void *beta, const void *c, int d, int compute) {
     struct launch made = {.name = name, .m = m, .n = n, .k = k, .batch = batch};
     made.a_type = a.type;
     made.b_type = b.type;
@@ -49,9 +50,10 @@ static int product(void *handle, const char *name, int64_t m, int64_t n, int64_t
     made.transposed_b = b.transposed != 0;
     made.compute = computed_in(handle, a.type, compute);
     made.accumulates = (uint8_t)is_added(handle, beta, d, made.compute);
+    effect_of_write(c); /* of a list of matrices, the list */
     return submit_product(made, blas_stream(handle));
 }
-#define SIDES(a_type, b_type) (struct side){ta, a_type}, (struct side){tb, b_type}, beta
+#define SIDES(a_type, b_type) (struct side){ta, a_type}, (struct side){tb, b_type}, beta, c
 
 #define BEGIN void *handle, int ta, int tb, int m, int n, int k, const void *alpha
 #define BEGIN_64 void *handle, int ta, int tb, int64_t m, int64_t n, int64_t k, const void *alpha
@@ -132,7 +134,7 @@ API int cublasGemmBatchedEx(BEGIN, const void *a, int a_type, int lda, const voi
 #define VECTOR_PRODUCT(type) \
     ((void)alpha, (void)a, (void)lda, (void)x, (void)incx, (void)beta, (void)y, (void)incy, \
      product(handle, __func__, ta ? columns : rows, 1, ta ? rows : columns, 1, (struct side){ta, type}, \
-             (struct side){0, type}, beta, type, -1))
+             (struct side){0, type}, beta, y, type, -1))
 
 API int cublasSgemv_v2(VECTOR) { return VECTOR_PRODUCT(REAL_SINGLE); }
 API int cublasDgemv_v2(VECTOR) { return VECTOR_PRODUCT(REAL_DOUBLE); }

@@ -133,28 +133,29 @@ API int cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
 
 API int cudaMemcpy(void *to, const void *from, size_t size, int kind) {
     TRACED;
-    return (void)kind, submit_copy_and_wait(to, from, size), OK;
+    return (void)kind, submit_copy_and_wait(to, from, size);
 }
 API int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *stream) {
     TRACED;
-    return (void)kind, submit_copy(to, from, size, stream), OK;
+    return (void)kind, submit_copy(to, from, size, stream);
 }
 API int cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, size_t size) {
     TRACED;
-    return (void)to_device, (void)from_device, submit_copy(to, from, size, NULL), OK;
+    return (void)to_device, (void)from_device, submit_copy(to, from, size, NULL);
 }
 API int cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t size, void *stream) {
     TRACED;
-    return (void)to_device, (void)from_device, submit_copy(to, from, size, stream), OK;
+    return (void)to_device, (void)from_device, submit_copy(to, from, size, stream);
 }
 
 API int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
                           int kind, void *stream) {
     TRACED;
+    int status = OK;
     (void)kind;
-    for (size_t row = 0; row < height; row++)
-        submit_copy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width, stream);
-    return OK;
+    for (size_t row = 0; row < height && !status; row++)
+        status = submit_copy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width, stream);
+    return status;
 }
 API int cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
                      int kind) {

@@ -8,6 +8,7 @@
 #include "submit.h"
 
 #include "cupti.h"
+#include "effects.h"
 #include "graphs.h"
 #include "kernels.h"
 #include "memory.h"
@@ -42,6 +43,7 @@ static void log_wait(int kind, uint64_t event, void *stream) {
 /* ---- kernels, and calls that launch them ---- */
 
 int submit_library(const char *name, void *stream) {
+    effect_of_library();
     COUNT(launches, 1);
     if (is_wanted(stream)) submit((struct launch){.kind = LAUNCH_LIBRARY, .name = name}, stream);
     return OK;
@@ -71,7 +73,7 @@ API void fakedist_log_collective(void *stream) { submit((struct launch){.kind = 
 
 /* ---- copies and fills ---- */
 
-void submit_copy(void *to, const void *from, size_t size, void *stream) {
+int submit_copy(void *to, const void *from, size_t size, void *stream) {
     if (is_wanted(stream)) {
         struct graph *graph = stream_graph(stream);
         int to_device = memory_device_of(to) >= 0, from_device = memory_device_of(from) >= 0;
@@ -82,13 +84,14 @@ void submit_copy(void *to, const void *from, size_t size, void *stream) {
         if (graph) graph_add_copy(graph, &made, to, from);
         else if (to_device || from_device) deliver(&made, stream, 0); /* else the GPU has no part in it */
     }
-    memory_copy(to, from, size);
+    return memory_copy(to, from, size);
 }
 
-void submit_copy_and_wait(void *to, const void *from, size_t size) {
-    submit_copy(to, from, size, NULL);
+int submit_copy_and_wait(void *to, const void *from, size_t size) {
+    int status = submit_copy(to, from, size, NULL);
     log_wait(HOST_WAITS, 0, NULL);
     if (cupti_is_tracing()) cupti_wait_until(stream_queue(NULL)->reaches);
+    return status;
 }
 
 void submit_fill(void *to, int value, size_t size, void *stream) {

@@ -11,8 +11,8 @@ LOCAL int submit_kernel(const void *function, const unsigned sizes[6], void *str
 LOCAL int submit_product(struct launch product, void *stream);
 LOCAL int submit_graph(struct graph *graph, void *stream); /* everything in it, again */
 
-LOCAL void submit_copy(void *to, const void *from, size_t size, void *stream);
-LOCAL void submit_copy_and_wait(void *to, const void *from, size_t size);
+LOCAL int submit_copy(void *to, const void *from, size_t size, void *stream);
+LOCAL int submit_copy_and_wait(void *to, const void *from, size_t size);
 LOCAL void submit_fill(void *to, int value, size_t size, void *stream);
 LOCAL void submit_call(void (*function)(void *), void *data, void *stream);
 

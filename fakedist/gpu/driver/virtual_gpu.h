@@ -18,7 +18,7 @@
  *    9 blas blaslt cudnn plans fft solver nvml     its libraries
  *    8 submit                              where work goes: captured, logged, traced; and bytes moved
  *    7 streams                             and their captures
- *    6 graphs
+ *    6 graphs effects                      what is captured; what launches do to memory
  *    5 cupti kernels                       what a profiler receives; kernels by their handles
  *    4 cupti_records images                its records; compiled images of any kind
  *    3 launches nvrtc attributes           the log of launches
@@ -82,8 +82,9 @@ struct gpu_counters {
     uint64_t launches;
     uint64_t copies, copies_dropped, bytes_dropped;
     uint64_t mallocs, frees;
+    uint64_t reads_made_up, bytes_made_up; /* by threads that Python does not know */
 };
-_Static_assert(sizeof(struct gpu_counters) == 48, "_GpuCounters in gpu/virtual.py has the same size");
+_Static_assert(sizeof(struct gpu_counters) == 64, "_GpuCounters in gpu/virtual.py has the same size");
 
 extern LOCAL struct gpu_model model;
 extern LOCAL struct gpu_counters counters;

@@ -24,6 +24,10 @@
 #include <unordered_map>
 #include <vector>
 
+// The virtual GPU's driver (driver/effects.c, memory.c). On a real GPU there are no such functions.
+extern "C" __attribute__((weak)) void fakedist_cover(int more);
+extern "C" __attribute__((weak)) void fakedist_know(const void *address, size_t size, int holding);
+
 namespace {
 namespace trace = fakedist::trace;
 using c10::DispatchKey;
@@ -294,6 +298,30 @@ void keep_gemm(std::vector<int64_t> &found, const Stack &stack) {
     gemms.insert(gemms.end(), found.begin(), found.end());
 }
 
+// What the operation writes holds no values from now on: nothing runs.
+void lose_written(const Rule &rule, const c10::IValue *arguments) {
+    for (size_t i = 0; i < rule.num_arguments; i++)
+        if (rule.writes[i])
+            all_of(arguments[i], [](const at::Tensor &tensor) {
+                if (!tensor.defined() || !tensor.is_cuda() || !tensor.numel()) return true;
+                const bool is_whole = !tensor.is_contiguous();
+                const c10::Storage &storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
+                fakedist_know(is_whole ? storage.data() : tensor.const_data_ptr(), is_whole ? storage.nbytes() : tensor.nbytes(), 0);
+                return true;
+            });
+}
+
+// The driver need not find out what the launches of an operation write.
+class Covered {
+public:
+    Covered() {
+        if (fakedist_cover) fakedist_cover(1);
+    }
+    ~Covered() {
+        if (fakedist_cover) fakedist_cover(-1);
+    }
+};
+
 void run(const c10::OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
     const auto to_python = [&](const trace::Key *key = nullptr) {
         const trace::Asked asked(key);
@@ -339,7 +367,9 @@ void run(const c10::OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
     std::vector<int64_t> product;
     if (rule.flags & IS_GEMM) product = gemm(rule, this_op, arguments);
     const size_t traced = tracing ? trace::operation_begins(this_op, now, demand) : 0;
+    if (fakedist_know && rule.method != PLAIN) lose_written(rule, arguments);
     {
+        const Covered covered;
         const c10::impl::ExcludeDispatchKeyGuard guard(ABOVE);
         op.redispatchBoxed(keys & BELOW, stack);
     }

@@ -22,6 +22,10 @@
 #include <unordered_set>
 #include <vector>
 
+// The virtual GPU's driver learns of blocks that the allocator hands out or takes back: they hold no values. On a real GPU
+// there is no such function.
+extern "C" __attribute__((weak)) void fakedist_handed_out(void *block, size_t size);
+
 namespace {
 using fakedist::View;
 using fakedist::view;
@@ -89,6 +93,8 @@ Traces seen;
 bool is_whole = true; // whether `seen` is all that happened
 
 void keep(const Entry &entry) {
+    if (fakedist_handed_out && (entry.action_ == Entry::ALLOC || entry.action_ == Entry::FREE_COMPLETED))
+        fakedist_handed_out(reinterpret_cast<void *>(entry.addr_), static_cast<size_t>(entry.size_));
     if (!is_watching.load(std::memory_order_relaxed)) return;
     const std::lock_guard<std::mutex> held(lock);
     // torch reports a snapshot of any device as one of device 0, but writes it into that device's own history.

@@ -10,6 +10,10 @@
 #include <mutex>
 #include <vector>
 
+// The virtual GPU's driver learns of blocks that the allocator hands out or takes back: they hold no values. On a real GPU
+// there is no such function.
+extern "C" __attribute__((weak)) void fakedist_handed_out(void *block, size_t size);
+
 namespace {
 struct Event {
     int64_t operation;
@@ -22,8 +26,11 @@ std::mutex lock; // the allocator has one lock per device
 std::vector<Event> events[MAX_DEVICES];
 
 void keep(const c10::cuda::CUDACachingAllocator::TraceEntry &entry) {
+    using Entry = c10::cuda::CUDACachingAllocator::TraceEntry;
+    if (fakedist_handed_out && (entry.action_ == Entry::ALLOC || entry.action_ == Entry::FREE_COMPLETED))
+        fakedist_handed_out(reinterpret_cast<void *>(entry.addr_), static_cast<size_t>(entry.size_));
     // Torch reports a snapshot of any device as one of device 0, but writes it into that device's own history.
-    if (entry.action_ == c10::cuda::CUDACachingAllocator::TraceEntry::SNAPSHOT) return;
+    if (entry.action_ == Entry::SNAPSHOT) return;
     const std::lock_guard<std::mutex> held(lock);
     if (entry.device_ >= 0 && entry.device_ < MAX_DEVICES)
         events[entry.device_].push_back({running.load(std::memory_order_relaxed), entry.action_});

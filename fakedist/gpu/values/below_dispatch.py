@@ -1,18 +1,29 @@
-"""What torch does below its dispatch modes, where the engine sees nothing: print tensors and replay CUDA graphs.
+"""What torch does below its dispatch modes, where the engine sees nothing: prints, replays of graphs, folded constants.
 
 Graphs of one pool share memory: one graph's temporaries overlap another's results, and each replay writes its own
 again. No kernel does that here, so the bytes of a capture are kept when it ends and restored when it is replayed.
+
+Inductor computes constant parts of a graph on the device while it compiles, and reads the results into the graph.
 """
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
+from typing import Any
 
 import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from fakedist.gpu.demand.triton_source import read_source
+from fakedist.gpu.values.arguments import PLAIN, Arguments, Keywords
 from fakedist.gpu.values.contents import Defined, host_bytes
+from fakedist.gpu.values.storage import Holding, find_know
+from fakedist.importing import when_imported
 from fakedist.patch import patched, present
 
 #: A graph's memory as the host sees it, and the bytes to write there.
@@ -50,6 +61,7 @@ def replayed(defined: Defined) -> Iterator[None]:
     Raises:
         RecordingError: This torch captures graphs in another way.
     """
+    know = find_know()
     kept: weakref.WeakKeyDictionary[torch.cuda.CUDAGraph, _Writes] = weakref.WeakKeyDictionary()
 
     def begin(graph: torch.cuda.CUDAGraph, *args: object, **kwargs: object) -> object:
@@ -69,6 +81,7 @@ def replayed(defined: Defined) -> Iterator[None]:
         result = original_replay(graph)
         for place, values in kept.get(graph, ()):
             place.copy_(values)
+            know(place.data_ptr(), place.numel(), Holding.COMPUTED)
             defined.replayed[place.data_ptr()] = place.numel()
             defined.watch.replayed()
         return result
@@ -80,6 +93,111 @@ def replayed(defined: Defined) -> Iterator[None]:
         patched(graphs, "replay", replay) as original_replay,
     ):
         yield
+
+
+#: Modules whose ConstantFolder runs parts of a graph while no mode is active (``_disable_current_modes``).
+_FOLDERS = {"torch._inductor.constant_folding", "torch._export.passes.constant_folding"}
+#: Runs one operation.
+_Execute = Callable[[OpOverload, Arguments, Keywords], object]
+
+
+@contextmanager
+def folded(execute: _Execute) -> Iterator[None]:
+    """Have what a compiler folds into its graphs computed. These operations are not the job's, so nothing records them.
+
+    Raises:
+        RecordingError: This torch folds constants in another way.
+    """
+    with ExitStack() as undo:
+
+        def watch(module: ModuleType) -> None:
+            folder = present(module, "ConstantFolder")
+            original: Callable[..., object] = present(folder, "run")
+
+            def run(self: object, *args: object, **kwargs: object) -> object:
+                if torch._C._len_torch_dispatch_stack():
+                    return original(self, *args, **kwargs)
+                with _Computed(execute):
+                    return original(self, *args, **kwargs)
+
+            undo.enter_context(patched(folder, "run", run))
+
+        for name in _FOLDERS & sys.modules.keys():
+            watch(sys.modules[name])
+        undo.enter_context(when_imported(_FOLDERS.__contains__, watch))
+        yield
+
+
+class _Computed(TorchDispatchMode):
+    """Runs operations on plain tensors with their values."""
+
+    def __init__(self, execute: _Execute) -> None:
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self._execute = execute
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Iterable[type[torch.Tensor]],
+        args: Arguments = (),
+        kwargs: Keywords | None = None,
+    ) -> object:
+        """Run one operation."""
+        if isinstance(func, OpOverload) and all(each.__torch_dispatch__ is PLAIN for each in types):
+            return self._execute(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+#: Classes that launch Triton's kernels, by their modules: the script's own kernels, and Inductor's.
+_LAUNCHERS = {"triton.runtime.jit": "JITFunction", "torch._inductor.runtime.triton_heuristics": "CachingAutotuner"}
+#: What a kernel writes: positions and names of arguments.
+_Written = tuple[tuple[int, str], ...]
+
+
+@contextmanager
+def triton_writes(spoil: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Have a tensor that a kernel of Triton writes lose its values. A new result of Inductor's has none anyway.
+
+    Args:
+        spoil: Called with each device tensor that a launch writes.
+
+    Raises:
+        RecordingError: This Triton or Inductor launches kernels in another way.
+    """
+    with ExitStack() as undo:
+
+        def watch(module: ModuleType) -> None:
+            launcher = present(module, _LAUNCHERS[module.__name__])
+            original: Callable[..., object] = present(launcher, "run")
+            kernels: weakref.WeakKeyDictionary[object, _Written] = weakref.WeakKeyDictionary()
+
+            def run(self: object, *args: object, **kwargs: object) -> object:
+                result = original(self, *args, **kwargs)
+                written = kernels.get(self)
+                if written is None:
+                    written = kernels[self] = _written_by(self)
+                for place, name in written if not kwargs.get("warmup") else ():
+                    value = args[place] if place < len(args) else kwargs.get(name)
+                    if isinstance(value, torch.Tensor) and value.is_cuda:
+                        spoil(value)
+                return result
+
+            undo.enter_context(patched(launcher, "run", run))
+
+        for name in _LAUNCHERS.keys() & sys.modules.keys():
+            watch(sys.modules[name])
+        undo.enter_context(when_imported(_LAUNCHERS.__contains__, watch))
+        yield
+
+
+def _written_by(launcher: Any) -> _Written:
+    """What a kernel writes of what it is given: Inductor says which inputs, and the source of others shows it."""
+    mutated = getattr(launcher, "mutated_arg_names", None)
+    names = list(launcher.arg_names if mutated is None else launcher.fn.arg_names)
+    if mutated is None:
+        accesses = read_source(launcher.fn.__name__, str(getattr(launcher, "src", ""))).accesses
+        mutated = [name for name, access in accesses.items() if access.stores or access.adds]
+    return tuple((place, name) for place, name in enumerate(names) if name in mutated)
 
 
 def _forget(replayed: dict[int, int], addresses: list[int]) -> None:

@@ -9,7 +9,15 @@ from torch import empty, ones, zeros
 
 from fakedist.gpu.values.known import Known, Storages
 from fakedist.gpu.values.scans import all_true
-from fakedist.gpu.values.storage import storage_address, storage_of
+from fakedist.gpu.values.storage import (
+    Holding,
+    find_know,
+    find_losses,
+    num_lost,
+    storage_address,
+    storage_of,
+    tell_holding,
+)
 
 #: Floats in larger storages are not computed. A router's logits for 4,096 tokens and 16 experts fit, and a product of
 #: matrices of this size takes the host a millisecond.
@@ -78,16 +86,26 @@ class Defined:
         self.written: dict[int, int] | None = None
         self.replayed: dict[int, int] = {}
         self.watch = storages.watch
+        self._losses, self._know = find_losses(), find_know()
         self._storages = storages
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether every element holds a value."""
         known = self._storages.get(tensor)
+        if known is not None and known.losses != (losses := self._losses.value):
+            self._find_lost(known, storage_of(tensor)[1])
+            known.losses = losses
         if (known is not None and known.is_whole) or not tensor.numel():
             return True
         if known is not None and known.flags is not None:
             return all_true(elements(known.flags, tensor))
         return bool(self.replayed) and 0 < storage_of(tensor)[1] <= self.replayed.get(storage_address(tensor), 0)
+
+    def _find_lost(self, known: Known, num_bytes: int) -> None:
+        """Drop values where an extension's kernel, or another thread's, has written since."""
+        expected = num_bytes if known.is_whole else 0 if known.flags is None else int(known.flags.count_nonzero())
+        if num_bytes - num_lost(known.address, num_bytes) < expected:
+            known.is_whole, known.flags, known.doubted = False, None, None
 
     def define(self, tensor: torch.Tensor) -> Known | None:
         """Record that every element holds a value now. Return what is known about the storage; None if it is empty."""
@@ -97,14 +115,18 @@ class Defined:
         if self.written is not None:
             self.written[storage_address(tensor)] = num_bytes
         known = self._storages.make(tensor)
-        if known.is_whole:
-            return known
-        if covers(tensor, num_bytes):
+        if not known.is_whole and covers(tensor, num_bytes):
             known.is_whole, known.flags = True, None
+        if known.is_whole and tensor.numel() * tensor.element_size() == num_bytes:
+            self._know(known.address, num_bytes, Holding.COMPUTED.value)
+            return known
+        if known.is_whole:
+            tell_holding(tensor, Holding.COMPUTED)
             return known
         if known.flags is None or known.flags.numel() != num_bytes:
             known.flags = zeros(num_bytes, dtype=torch.uint8)
         elements(known.flags, tensor).fill_(1)
+        tell_holding(tensor, Holding.COMPUTED, known.flags)
         return known
 
     def spoil(self, tensor: torch.Tensor) -> None:
@@ -112,17 +134,18 @@ class Defined:
         if self.replayed:
             self.replayed.pop(storage_address(tensor), None)
         known = self._storages.get_moved(tensor)
-        if known is None:
-            return
         num_bytes = storage_of(tensor)[1]
-        if covers(tensor, num_bytes) or known.address != storage_address(tensor):
-            known.is_whole, known.flags = False, None
-            self._storages.tidy(known)
+        if known is None or covers(tensor, num_bytes) or known.address != storage_address(tensor):
+            tell_holding(tensor, Holding.NOTHING)
+            if known is not None:
+                known.is_whole, known.flags = False, None
+                self._storages.tidy(known)
             return
         if known.is_whole:
             known.is_whole, known.flags = False, ones(num_bytes, dtype=torch.uint8)
         if known.flags is not None:
             elements(known.flags, tensor).fill_(0)
+        tell_holding(tensor, Holding.NOTHING, known.flags)
 
     def missing(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Where a tensor that lacks values lacks them: a mask of its shape. None if no element holds a value."""

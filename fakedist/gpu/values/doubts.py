@@ -12,7 +12,7 @@ from torch import ones, zeros
 from fakedist.gpu.values.contents import covers, elements
 from fakedist.gpu.values.known import Doubt, DoubtedBytes, Storages
 from fakedist.gpu.values.scans import any_true
-from fakedist.gpu.values.storage import storage_address, storage_of
+from fakedist.gpu.values.storage import storage_address, storage_of, tell_doubt
 
 
 class Doubts:
@@ -44,6 +44,7 @@ class Doubts:
     def mark(self, tensor: torch.Tensor, doubt: Doubt, where: torch.Tensor | None = None) -> None:
         """Give this doubt to a tensor's values, or to those where a mask is true."""
         self._were_any = True
+        tell_doubt(tensor)
         num_bytes = storage_of(tensor)[1]
         known = self._storages.make(tensor)
         if where is None and covers(tensor, num_bytes):

@@ -7,6 +7,7 @@ the script reads but no kernel computed are made up (:mod:`fakedist.gpu.values.i
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,7 +17,9 @@ from torch import empty
 from torch import tensor as new_tensor
 from torch._ops import OpOverload
 
+from fakedist.errors import InventedValueError
 from fakedist.gpu.values.arguments import (
+    PLAIN,
     Arguments,
     Keywords,
     as_device,
@@ -26,7 +29,7 @@ from fakedist.gpu.values.arguments import (
     plain_tensors,
     tensor_at,
 )
-from fakedist.gpu.values.below_dispatch import printed, replayed
+from fakedist.gpu.values.below_dispatch import folded, printed, replayed, triton_writes
 from fakedist.gpu.values.choices import CHOOSING, choose, routed_share
 from fakedist.gpu.values.composites import Composites
 from fakedist.gpu.values.contents import LIMIT_BYTES, host_view, is_large, is_small
@@ -39,10 +42,12 @@ from fakedist.gpu.values.inside import Inside
 from fakedist.gpu.values.known import Doubt
 from fakedist.gpu.values.operators import LISTED, Method, Operator, Run
 from fakedist.gpu.values.randoms import Randoms, SeedAndOffset
-from fakedist.gpu.values.storage import storage_of
+from fakedist.gpu.values.storage import answered_reads, find_cover, reads_told, storage_of
 from fakedist.run.notes import Note
 from fakedist.run.rows import InventedRow
 
+#: What the report calls reads that are no operations.
+_PAST = "cudaMemcpy"
 #: glibc takes larger blocks from the kernel, which zeroes them (M_MMAP_THRESHOLD's largest value).
 _FRESH_BYTES = 32 << 20
 #: For these a share is the answer itself. For others it is only remembered.
@@ -63,6 +68,7 @@ class ValueEngine:
 
     def __init__(self, seed: int, *, strict: bool = False) -> None:
         self._runs: dict[OpOverload, Run] = {}
+        self._cover = find_cover()
         self.host = Host(seed, strict=strict)
         self._randoms = Randoms(seed)
         self._reads = HostReads(self.host)
@@ -77,17 +83,49 @@ class ValueEngine:
         run = self._runs.get(func)
         if run is None:
             run = self._runs[func] = self._run_for(Operator(func))
-        return run(args, kwargs)
+        self._cover(1)
+        try:
+            return run(args, kwargs)
+        finally:
+            self._cover(-1)
 
     @contextmanager
     def below_dispatch(self) -> Iterator[None]:
-        """Print tensors with their values, and write values again when CUDA graphs are replayed.
+        """Print tensors with their values, write values again when CUDA graphs are replayed, compute folded constants.
+
+        What else copies values to the host past the engine gets zeros where none were computed, and is counted.
 
         Raises:
-            RecordingError: This torch prints tensors or captures graphs in another way.
+            RecordingError: This torch prints tensors, captures graphs or folds constants in another way.
         """
-        with printed(self.on_host), replayed(self.host.defined):
+        with (
+            printed(self.on_host),
+            replayed(self.host.defined),
+            reads_told(self._read_past),
+            folded(self.execute),
+            triton_writes(self._written_past),
+        ):
             yield
+
+    def _written_past(self, tensor: torch.Tensor) -> None:
+        """A kernel that no operation launched writes to a device tensor."""
+        if type(tensor).__torch_dispatch__ is PLAIN and self.host.knows(tensor):
+            self.host.spoil(tensor)
+
+    def _read_past(self, num_bytes: int) -> bool:
+        """Count bytes without values that torch or the script copies to the host past the engine; the copy has zeros.
+
+        Their type is not known here. They count as values of four bytes.
+
+        Returns:
+            Whether the copy fails.
+        """
+        try:
+            self.host.inventions.count(_PAST, -(-num_bytes // 4))
+        except InventedValueError as error:  # it must not pass through the driver
+            sys.stderr.write(f"fakedist: {error.message}\n")
+            return True
+        return False
 
     def is_undefined(self, tensor: torch.Tensor) -> bool:
         """Whether a device tensor lacks values: it is large, or no kernel computed it."""
@@ -275,7 +313,8 @@ class ValueEngine:
             return self._kernel(operator, args, kwargs)
         if is_small(source):
             return operator.func(self.host.settle(source, operator.full_name), **kwargs)
-        result = operator.func(*args, **kwargs)
+        with answered_reads():
+            result = operator.func(*args, **kwargs)
         self._dropped(operator, source, result)
         return result
 
@@ -288,7 +327,8 @@ class ValueEngine:
             return self._kernel(operator, args, kwargs)
         if is_small(source):
             return operator.func(target, self.host.settle(source, operator.full_name), *args[2:], **kwargs)
-        result = operator.func(*args, **kwargs)
+        with answered_reads():
+            result = operator.func(*args, **kwargs)
         self._dropped(operator, source, result)
         return result
 
@@ -326,8 +366,7 @@ class ValueEngine:
             followed = None  # only part of it was written
         share = None if followed is None else shares.follow(operator.name, args, followed)
         for tensor in written:
-            if is_small(tensor):
-                self.host.defined.spoil(tensor)
+            self.host.defined.spoil(tensor)
             if followed is None:
                 shares.forget(tensor)
         if followed is not None and share is not None and is_small(followed) and not followed.is_complex():

@@ -14,7 +14,7 @@ from fakedist.gpu.values.inventions import Inventions
 from fakedist.gpu.values.known import Doubt, Storages, Watch
 from fakedist.gpu.values.scans import distinct
 from fakedist.gpu.values.shares import Shares
-from fakedist.gpu.values.storage import storage_of, zero_memory
+from fakedist.gpu.values.storage import Holding, is_computed, storage_of, tell_holding, zero_memory
 
 _CPU = torch.device("cpu")
 #: Most operations have no more inputs. Many are often parts of one buffer, as a router's counts of each expert are.
@@ -43,6 +43,10 @@ class Host:
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether a device tensor is small and has all its values."""
         return tensor.is_cuda and is_small(tensor) and self.defined.holds(tensor)
+
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """Whether anything is known about the contents of a tensor's storage."""
+        return self._storages.get_moved(tensor) is not None
 
     def is_seen(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor's values are on the host or can be made up there."""
@@ -74,6 +78,8 @@ class Host:
         if is_small(tensor):
             self.defined.spoil(tensor)
             self.doubts.clear(tensor)
+        else:
+            tell_holding(tensor, Holding.NOTHING)
         self.shares.forget(tensor)
 
     def settle(self, tensor: torch.Tensor, operation: str) -> torch.Tensor:
@@ -90,6 +96,9 @@ class Host:
             return whole
         once = distinct(tensor)
         host = whole if once is tensor else host_view(once)
+        if is_computed(once):
+            self.defined.define(once)
+            return whole
         missing, share = self.defined.missing(once), self.shares.of(once)
         # Sums of the mask have already used its share. A share says nothing about a single element.
         if host.dtype == torch.bool and share is not None and host.numel() > 1 and missing is None:

@@ -63,10 +63,11 @@ class Known:
         flags: One flag per byte, set where it holds a value, if it is not whole.
         doubted: Which values are made up, and by what (:mod:`fakedist.gpu.values.doubts`).
         share: The mean of all elements (:mod:`fakedist.gpu.values.shares`).
+        losses: How many launches had taken values away when they were last found in place.
         is_positive: If nothing is negative, whether nothing is zero either.
     """
 
-    __slots__ = ("address", "doubted", "flags", "is_positive", "is_whole", "key", "share")
+    __slots__ = ("address", "doubted", "flags", "is_positive", "is_whole", "key", "losses", "share")
 
     def __init__(self, key: int, address: int) -> None:
         self.key = key
@@ -76,6 +77,7 @@ class Known:
         """Forget everything: the storage's memory is at this address now."""
         self.address = address
         self.is_whole = False
+        self.losses = 0
         self.flags: torch.Tensor | None = None
         self.doubted: DoubtedBytes | None = None
         self.share: float | None = None

@@ -10,19 +10,27 @@ with tensors whose storage is known.
 from __future__ import annotations
 
 import ctypes
+import enum
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import cast
 
 import torch
 from torch import empty
 
 from fakedist.errors import RecordingError
+from fakedist.own_memory import read_words
 
 _PROBES = (123_457, 7_654_321)
 _WORD = 8
 _MAX_WORDS = 24
 #: ``c10::intrusive_ptr_target`` counts its owners in the lower half of a word, and weak references in the upper half.
 _ONE_WEAK = 1 << 32
+#: Arguments of the driver's functions: an address and a number of bytes.
+_BYTES = (ctypes.c_void_p, ctypes.c_size_t)
+#: Callbacks that were the driver's. They live as long as the process.
+_told: list[object] = []
 _read = ctypes.c_uint64.from_address
 _free_weak_ref: Callable[[int], object] = torch.UntypedStorage._free_weak_ref
 
@@ -34,9 +42,9 @@ def _offsets() -> tuple[int, int]:
     for num_bytes in _PROBES:
         probe = empty(num_bytes, dtype=torch.uint8)
         storage = probe.untyped_storage()._cdata
-        offsets = range(_WORD, _WORD * _MAX_WORDS, _WORD)
-        in_tensor = [offset for offset in offsets if _read(probe._cdata + offset).value == storage]
-        in_storage = [offset for offset in offsets if _read(storage + offset).value == num_bytes]
+        words_of_tensor, words_of_storage = read_words(probe._cdata, _MAX_WORDS), read_words(storage, _MAX_WORDS)
+        in_tensor = [_WORD * place for place, word in enumerate(words_of_tensor) if word == storage]
+        in_storage = [_WORD * place for place, word in enumerate(words_of_storage) if word == num_bytes]
         found.append({(first, second) for first in in_tensor for second in in_storage})
     common = set.intersection(*found)
     if not common:
@@ -61,14 +69,11 @@ def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
 def _weak_count() -> int:
     """Offset in bytes of the weak reference count in a StorageImpl."""
     storage = empty(_PROBES[0], dtype=torch.uint8).untyped_storage()
-    offsets = range(_WORD, _WORD * _MAX_WORDS, _WORD)
-    before = [_read(storage._cdata + offset).value for offset in offsets]
+    before = read_words(storage._cdata, _MAX_WORDS)
     storage._weak_ref()
-    counted = [
-        offset
-        for offset, value in zip(offsets, before, strict=True)
-        if _read(storage._cdata + offset).value - value == _ONE_WEAK
-    ]
+    after = read_words(storage._cdata, _MAX_WORDS)
+    more = [new - old for old, new in zip(before, after, strict=False)]
+    counted = [_WORD * place for place, count in enumerate(more) if count == _ONE_WEAK]
     _free_weak_ref(storage._cdata)
     if len(counted) != 1:
         raise RecordingError(
@@ -78,9 +83,12 @@ def _weak_count() -> int:
 
 
 @functools.cache
-def _of_driver(name: str) -> Callable[..., object] | None:
+def _of_driver(name: str, *arguments: type[ctypes._SimpleCData[int]]) -> Callable[..., object] | None:
     """A function of the virtual GPU's driver; None if the driver is not loaded."""
-    return getattr(ctypes.CDLL(None), name, None)
+    function = getattr(ctypes.PyDLL(None), name, None)  # these calls take less time than releasing the GIL would
+    if function is not None:
+        function.argtypes, function.restype = arguments or None, ctypes.c_size_t
+    return cast("Callable[..., object] | None", function)
 
 
 def hold_weakly(tensor: torch.Tensor) -> None:
@@ -89,11 +97,11 @@ def hold_weakly(tensor: torch.Tensor) -> None:
     Raises:
         RecordingError: This torch counts references in an unknown way.
     """
-    add = _of_driver("fakedist_add")
+    add = _of_driver("fakedist_add", ctypes.c_void_p, ctypes.c_uint64)
     if add is None:
         tensor.untyped_storage()._weak_ref()
     else:
-        add(ctypes.c_void_p(storage_of(tensor)[0] + _weak_count()), ctypes.c_uint64(_ONE_WEAK))
+        add(storage_of(tensor)[0] + _weak_count(), _ONE_WEAK)
 
 
 def storage_address(tensor: torch.Tensor) -> int:
@@ -103,13 +111,107 @@ def storage_address(tensor: torch.Tensor) -> int:
     return tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size()
 
 
+class Holding(enum.IntEnum):
+    """What bytes hold, as the driver keeps it for those who read past the engine: ``enum holding`` of memory.h."""
+
+    NOTHING = 0
+    COMPUTED = 1
+
+
+def tell_holding(tensor: torch.Tensor, holding: Holding, flags: torch.Tensor | None = None) -> None:
+    """Tell the driver what a device tensor's memory holds now.
+
+    Args:
+        tensor: The tensor. If it is not contiguous, all of its storage counts.
+        holding: What it holds.
+        flags: One for each byte of its storage, if they differ and the tensor is not contiguous.
+    """
+    tell = _of_driver("fakedist_know", *_BYTES, ctypes.c_int)
+    if tell is None:
+        return
+    if tensor.is_contiguous():
+        tell(tensor.data_ptr(), tensor.numel() * tensor.element_size(), holding)
+    elif flags is None:
+        tell(storage_address(tensor), storage_of(tensor)[1], holding)
+    elif (tell_each := _of_driver("fakedist_know_where", *_BYTES, ctypes.c_size_t)) is not None:
+        tell_each(storage_address(tensor), flags.data_ptr(), flags.numel())
+
+
+def tell_doubt(tensor: torch.Tensor) -> None:
+    """Tell the driver that what a device tensor's memory holds is made up, or computed from made-up values."""
+    if (tell := _of_driver("fakedist_doubt", *_BYTES)) is not None:
+        whole = not tensor.is_contiguous()
+        tell(storage_address(tensor) if whole else tensor.data_ptr(), storage_of(tensor)[1] if whole else tensor.nbytes)
+
+
+def find_know() -> Callable[[int, int, int], object]:
+    """The driver's function that takes an address, a number of bytes, and what they hold."""
+    return _of_driver("fakedist_know", *_BYTES, ctypes.c_int) or (lambda address, num_bytes, holding: None)
+
+
+def find_losses() -> ctypes.c_uint64:
+    """The driver's count of launches that took known values away: kernels whose writes no operation accounts for."""
+    find = _of_driver("fakedist_losses")
+    return ctypes.c_uint64(0) if find is None else ctypes.c_uint64.from_address(cast("int", find()))
+
+
+def num_lost(address: int, num_bytes: int) -> int:
+    """How many of these bytes of device memory hold no value."""
+    count = _of_driver("fakedist_lost", *_BYTES)
+    return 0 if count is None else cast("int", count(address, num_bytes))
+
+
+def is_computed(tensor: torch.Tensor) -> bool:
+    """Whether a device tensor holds values that reached it past the engine, such as another thread's copies."""
+    count = _of_driver("fakedist_unknown", *_BYTES) if tensor.is_contiguous() else None
+    return count is not None and not count(tensor.data_ptr(), tensor.nbytes)
+
+
+def find_cover() -> Callable[[int], object]:
+    """The function to call when an operation whose writes the engine knows begins in this thread (1), or ends (-1)."""
+    return _of_driver("fakedist_cover", ctypes.c_int) or (lambda more: None)
+
+
+@contextmanager
+def answered_reads() -> Iterator[None]:
+    """Have the caller answer for what this thread copies to the host: the driver does not count it as made up."""
+    answers = _of_driver("fakedist_answers_reads", ctypes.c_int)
+    if answers is None:
+        yield
+        return
+    answers(1)
+    try:
+        yield
+    finally:
+        answers(0)
+
+
+@contextmanager
+def reads_told(tell: Callable[[int], bool]) -> Iterator[None]:
+    """Call ``tell(num_bytes)`` for each copy to the host of bytes that hold no computed value, past the engine.
+
+    It runs in the reading thread and returns whether the copy fails. Threads that Python does not know are counted by
+    the driver instead, because they must not wait for the GIL.
+    """
+    set_told = _of_driver("fakedist_tell_reads", ctypes.c_void_p, ctypes.c_void_p)
+    if set_told is None:
+        yield
+        return
+    callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)(tell)
+    state = ctypes.cast(ctypes.pythonapi.PyGILState_GetThisThreadState, ctypes.c_void_p)
+    set_told(ctypes.cast(callback, ctypes.c_void_p), state)
+    try:
+        yield
+    finally:
+        set_told(None, None)
+        _told.append(callback)  # a thread may be about to call it
+
+
 def zero_memory(tensor: torch.Tensor) -> bool:
     """Write zeros to the memory of a contiguous device tensor. Pages that are not read then take no host memory.
 
     Returns:
         Whether they were written.
     """
-    zero = _of_driver("fakedist_zero") if tensor.is_contiguous() and tensor.is_cuda else None
-    if zero is None:
-        return False
-    return bool(zero(ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.nbytes)))
+    zero = _of_driver("fakedist_zero", *_BYTES) if tensor.is_contiguous() and tensor.is_cuda else None
+    return zero is not None and bool(zero(tensor.data_ptr(), tensor.nbytes))

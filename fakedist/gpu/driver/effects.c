@@ -1,0 +1,183 @@
+/* What launches do to the contents of device memory, although nothing runs.
+ *
+ * A fill of torch's is recognised by its kernel's name and done, if it is small. Any other kernel writes nothing here, so
+ * what it may write holds no value from now on: the rest of every block that one of its arguments points into. A pointer
+ * is an 8-byte word of an argument, also inside a struct, and the kernel's image has the sizes of its arguments. What it
+ * only reads keeps its value: C++'s names of kernels say which pointers are to constants. Triton's names do not. What such
+ * a kernel may have written, or a library call whose arguments are not read, stays there as a made-up value.
+ *
+ * The recorder knows from an operation's schema what it writes, so operations that it runs cover their launches. */
+#include "effects.h"
+
+#include "kernels.h"
+#include "memory.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FILL_LIMIT (64ull << 10) /* larger ones would page memory in that nothing reads */
+
+static __thread int covers;
+
+/* An operation whose writes the recorder knows begins in this thread (1), or ends (-1). */
+API void fakedist_cover(int more) { covers += more; }
+/* A new result held nothing before. Where the allocator does not report its block, what the block held is doubtful. */
+static int is_covered(void) { return covers && memory_blocks_are_told(); }
+
+static void lose(const void *address) {
+    if (covers) memory_doubt_block(address);
+    else memory_lose_block(address);
+}
+void effect_of_write(const void *address) {
+    if (!is_covered()) lose(address);
+}
+
+void effect_of_library(void) {
+    if (!is_covered()) memory_doubt_all();
+}
+
+/* Bytes of the type with which a mangled name goes on; 0 for one that is not listed. */
+static size_t type_bytes(const char *name) {
+    static const struct {
+        const char *name;
+        size_t bytes;
+    } types[] = {{"b", 1}, {"a", 1}, {"h", 1}, {"s", 2}, {"t", 2}, {"i", 4}, {"j", 4}, {"l", 8}, {"m", 8}, {"f", 4}, {"d", 8},
+                 {"N3c104HalfE", 2}, {"N3c108BFloat16E", 2}, {"N3c107complexIfEE", 8}, {"N3c107complexIdEE", 16}};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        size_t length = strlen(types[i].name);
+        if (!strncmp(name, types[i].name, length) && name[length] == 'E') return types[i].bytes;
+    }
+    return 0;
+}
+
+/* What a kernel does with the words of a parameter. */
+enum use { DOUBTS, READS, WRITES, WRITES_FIRST };
+
+static char *demangled(const char *name) {
+    static char *(*demangle)(const char *, char *, size_t *, int *);
+    int status;
+    if (!demangle) {
+        void *library = dlopen("libstdc++.so.6", RTLD_NOW | RTLD_LOCAL); /* torch needs it, too */
+        void *found = library ? dlsym(library, "__cxa_demangle") : NULL;
+        memcpy(&demangle, &found, sizeof found);
+    }
+    return demangle ? demangle(name, NULL, NULL, &status) : NULL;
+}
+
+static int ends_with(const char *text, size_t length, const char *end) {
+    size_t size = strlen(end);
+    return length >= size && !memcmp(text + length - size, end, size);
+}
+static enum use use_of(const char *type, size_t length, int is_elementwise) {
+    if (ends_with(type, length, " __restrict__")) length -= strlen(" __restrict__");
+    if (ends_with(type, length, " const*")) return READS;
+    /* TensorIterator puts the output before the inputs. A lambda has them too, but may have stale words in its gaps. */
+    return is_elementwise && !strncmp(type, "std::array<char*", 16) ? WRITES_FIRST : WRITES;
+}
+
+/* The bytes of a parameter whose type's name says them: a pointer, or an array of them. 0: it does not. */
+static uint16_t pointer_bytes(const char *type, size_t length) {
+    static const char array[] = "std::array<char*, ";
+    if (!strncmp(type, array, sizeof array - 1)) return (uint16_t)(8 * strtoul(type + sizeof array - 1, NULL, 10));
+    return ends_with(type, length, "*") || ends_with(type, length, "* __restrict__") ? 8 : 0;
+}
+
+enum { MOST_PARAMETERS = 64 };
+struct parameters {
+    int count;
+    uint8_t uses[MOST_PARAMETERS];
+    uint16_t bytes[MOST_PARAMETERS];
+};
+/* How a kernel uses its parameters, by its name: they are between the last brackets. Last parameter first. */
+static int read_name(const char *name, struct parameters *out) {
+    char *text = name && !strncmp(name, "_Z", 2) ? demangled(name) : NULL;
+    size_t length = text ? strlen(text) : 0;
+    out->count = 0;
+    if (!length || text[length - 1] != ')') return free(text), 0;
+    int is_elementwise = strstr(text, "elementwise_kernel") && !strstr(text, "multi_outputs"), depth = 0;
+    for (size_t end = length - 1, at = end; at && depth >= 0 && out->count < MOST_PARAMETERS;) {
+        char c = text[--at];
+        depth += (c == ')' || c == '>' || c == ']' || c == '}') - (c == '(' || c == '<' || c == '[' || c == '{');
+        if (at && (depth > 0 || (c != ',' && depth == 0))) continue;
+        size_t first = at + 1 + (c == ',');
+        out->uses[out->count] = (uint8_t)use_of(text + first, end - first, is_elementwise);
+        out->bytes[out->count++] = pointer_bytes(text + first, end - first);
+        end = at;
+    }
+    return free(text), depth < 0;
+}
+
+/* What is known of a kernel, for the next launch in this thread. */
+struct effect {
+    const void *function;
+    size_t filled_bytes; /* of an element, if it is torch's fill; else 0 */
+    int num_parameters;
+    int is_doubtful; /* it may write elsewhere: its image does not have the sizes of its parameters */
+    uint8_t uses[MOST_PARAMETERS];
+    uint16_t bytes[MOST_PARAMETERS];
+};
+static const struct effect *find_effect(const void *function) {
+    static __thread struct effect known[128];
+    struct effect *e = &known[((uintptr_t)function >> 4) % (sizeof known / sizeof *known)];
+    if (e->function == function) return e;
+    static const char kernel[] = "vectorized_elementwise_kernel", functor[] = "11FillFunctorI";
+    const char *name = kernel_name(function), *type = name && strstr(name, kernel) ? strstr(name, functor) : NULL;
+    *e = (struct effect){.function = function, .filled_bytes = type ? type_bytes(type + sizeof functor - 1) : 0};
+    if (e->filled_bytes) return e;
+    struct kernel_resources image;
+    struct parameters named;
+    int is_sized = kernel_resources(function, &image) && image.num_parameters <= MOST_PARAMETERS;
+    int is_named = read_name(name, &named) && (!is_sized || named.count == image.num_parameters);
+    e->num_parameters = is_sized ? image.num_parameters : is_named ? named.count : 0;
+    e->is_doubtful = !is_sized;
+    for (int i = 0; i < e->num_parameters; i++) {
+        int in_name = e->num_parameters - 1 - i;
+        e->uses[i] = is_named ? named.uses[in_name] : DOUBTS;
+        e->bytes[i] = is_sized ? image.parameter_bytes[i] : named.bytes[in_name];
+    }
+    return e;
+}
+
+/* at::native's fill of contiguous memory (FillKernel.cu): vectorized_elementwise_kernel(int count, FillFunctor<T> with the
+ * value, std::array<char*, 1> with the address). */
+static void fill(size_t bytes, void *const *arguments) {
+    int count;
+    char *to;
+    memcpy(&count, arguments[0], sizeof count);
+    memcpy(&to, arguments[2], sizeof to);
+    int is_done = count > 0 && (size_t)count * bytes <= FILL_LIMIT;
+    if (!is_done || !memory_fill_with(to, arguments[1], bytes, (size_t)count)) lose(to);
+}
+
+static void use_argument(const char *argument, size_t size, enum use use) {
+    for (size_t at = 0; use != READS && at + sizeof(uint64_t) <= size; at += sizeof(uint64_t)) {
+        void *word;
+        memcpy(&word, argument + at, sizeof word);
+        if (memory_device_of(word) < 0) continue;
+        if (use == DOUBTS) memory_doubt_block(word);
+        else lose(word);
+        if (use == WRITES_FIRST) break;
+    }
+}
+
+static void use_buffer(void *const *extra) {
+    enum { END = 0, BUFFER = 1, SIZE = 2 }; /* CU_LAUNCH_PARAM_... */
+    const char *buffer = NULL;
+    size_t size = 0;
+    for (; (uintptr_t)extra[0] != END; extra += 2)
+        if ((uintptr_t)extra[0] == BUFFER) buffer = extra[1];
+        else if ((uintptr_t)extra[0] == SIZE) size = *(const size_t *)extra[1];
+    if (buffer) use_argument(buffer, size, DOUBTS);
+}
+
+void effect_of_kernel(const void *function, void *const *arguments, void *const *extra) {
+    if (is_covered()) return;
+    if (extra) use_buffer(extra);
+    const struct effect *e = arguments ? find_effect(function) : NULL;
+    if (e && e->filled_bytes) fill(e->filled_bytes, arguments);
+    else if (e) {
+        for (int i = 0; i < e->num_parameters; i++) use_argument(arguments[i], e->bytes[i], (enum use)e->uses[i]);
+        if (e->is_doubtful) memory_doubt_all();
+    }
+}

@@ -1,0 +1,186 @@
+"""Which bytes of device memory hold a value, as the driver keeps it, and what the host reads of all others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.gpu.driver import on_driver
+
+_SCRIPT = """
+import os, struct, subprocess, sys, tempfile, threading
+from pathlib import Path
+import triton
+
+NOTHING, COMPUTED, MADE_UP = 0, 1, 2
+driver.fakedist_losses.restype = ctypes.POINTER(c_uint64)
+for name in ("fakedist_lost", "fakedist_unknown"):
+    getattr(driver, name).restype = c_size_t
+told = []
+tell = ctypes.CFUNCTYPE(c_int, c_uint64)(lambda size: told.append(size) or 0)
+state = ctypes.cast(ctypes.pythonapi.PyGILState_GetThisThreadState, c_void_p)
+driver.fakedist_tell_reads(tell, state)
+
+segment = make("cudaMalloc", c_size_t(2 * MIB))
+ctypes.memset(segment, 7, 64 * KIB)  # what was there before
+given = []
+
+def block(size=512):
+    "A block that the caching allocator hands out."
+    address = segment + sum(given)
+    given.append(size)
+    driver.fakedist_handed_out(c_void_p(address), c_size_t(size))
+    return address
+
+def upload(address, data):
+    driver.cudaMemcpy(c_void_p(address), data, c_size_t(len(data)), 1)
+    return address
+
+def read(address, size=8):
+    "The bytes that the host gets, and how many of them count as made up."
+    told.clear()
+    out = (c_char * size)(*[b"x"] * size)
+    status = driver.cudaMemcpy(out, c_void_p(address), c_size_t(size), 2)
+    return [status, list(bytes(out)), sum(told)]
+
+def launch(kernel, *arguments, **more):
+    kept = [(c_char * len(each)).from_buffer_copy(each) for each in arguments]
+    pointers = (c_void_p * len(kept))(*map(ctypes.addressof, kept))
+    driver.cuLaunchKernel(c_void_p(kernel), *[c_uint(1)] * 6, c_uint(0), NULL, pointers, NULL)
+
+def pointer(address):
+    return struct.pack("Q", address)
+
+found["a block handed out"] = read(block())
+found["uploaded"] = read(upload(block(), bytes(range(8))))
+found["uploaded in part"] = read(upload(block(), b"abc"))
+filled = block()
+driver.cudaMemset(c_void_p(filled), 5, c_size_t(8))
+found["filled"] = read(filled)
+copied, source = block(), upload(block(), b"abcd")
+driver.cudaMemcpy(c_void_p(copied), c_void_p(source), c_size_t(8), 3)
+found["copied within the device"] = read(copied)
+freed = upload(block(), b"12345678")
+driver.fakedist_handed_out(c_void_p(freed), c_size_t(512))
+found["handed out again"] = read(freed)
+engines = block()
+driver.fakedist_know(c_void_p(engines), c_size_t(8), COMPUTED)
+found["the engine's"] = read(engines)
+driver.fakedist_doubt(c_void_p(engines), c_size_t(4))
+found["the engine's, half of it made up"] = read(engines)
+driver.fakedist_know_where(c_void_p(engines), bytes([0, 1] * 4), c_size_t(8))
+found["the engine's, chosen bytes"] = read(engines)
+large = make("cudaMalloc", c_size_t(4 * MIB))
+found["more than memory holds"] = [read(large, 2 * MIB)[1] == [0] * (2 * MIB), list(told)]
+
+def cubin(name, parameters):
+    "Triton's assembler makes a kernel that does nothing."
+    declared = ", ".join(f".param {kind} p{number}" for number, kind in enumerate(parameters))
+    with tempfile.TemporaryDirectory() as scratch:
+        text, made = Path(scratch) / "k.ptx", Path(scratch) / "k.cubin"
+        head = ".version 8.0\\n.target sm_90\\n.address_size 64\\n"
+        text.write_text(f"{head}.visible .entry {name}({declared}) {{ ret; }}\\n")
+        ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+        subprocess.run([ptxas, "-arch=sm_90", text, "-o", made], check=True)
+        image = made.read_bytes()
+        module, kernel = c_void_p(), c_void_p()
+        how = driver.cuModuleLoad(byref(module), os.fsencode(made)) if name == "from_a_file" else \\
+            driver.cuModuleLoadData(byref(module), image)
+        assert how == 0
+        assert driver.cuModuleGetFunction(byref(kernel), module, name.encode()) == 0
+    return kernel.value
+
+losses = driver.fakedist_losses()[0]
+scale = cubin("_Z5scalePfPKfi", [".u64", ".u64", ".u32"])
+out, given_in, other = (upload(block(), b"12345678") for _ in range(3))
+launch(scale, pointer(out), pointer(given_in), struct.pack("i", 1))
+found["a kernel's output, input and neighbour"] = [read(each) for each in (out, given_in, other)]
+found["losses"] = driver.fakedist_losses()[0] - losses
+
+triton_kernel = cubin("from_a_file", [".u64", ".u32"])
+maybe = upload(block(), b"12345678")
+launch(triton_kernel, pointer(maybe), struct.pack("i", 1))
+found["what a kernel of Triton's may have written"] = [read(maybe), driver.fakedist_losses()[0] - losses]
+
+fill_name = "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_11FillFunctorI{}EESt5arrayIPcLm1EEEEviT0_T1_"
+for type_, value in {"l": struct.pack("q", -3), "f": struct.pack("f", 2.5), "N3c108BFloat16E": b"\\x20\\x40"}.items():
+    kernel = cubin(fill_name.format(type_), [".u32", ".u64", ".u64"])
+    to = block()
+    launch(kernel, struct.pack("i", 2), value.ljust(8, b"\\0"), pointer(to))
+    got = read(to, 2 * len(value))
+    found[f"fill of {type_}"] = [got[1] == list(value * 2), got[2]]
+unlike = cubin(fill_name.format("x"), [".u32", ".u64", ".u64"])
+to = upload(block(), b"12345678")
+launch(unlike, struct.pack("i", 1), struct.pack("q", 9), pointer(to))
+found["a fill of an unknown type"] = read(to)[1:]
+
+kept = upload(block(), b"12345678")
+driver.fakedist_cover(1)
+launch(scale, pointer(kept), pointer(kept), struct.pack("i", 1))
+driver.fakedist_cover(-1)
+found["covered by an operation"] = read(kept)
+handle = make("cublasCreate_v2")
+driver.cublasSscal_v2(c_void_p(handle), 1, NULL, NULL, 1)
+found["after a library call that is not read"] = read(kept)
+
+refuse = ctypes.CFUNCTYPE(c_int, c_uint64)(lambda size: 1)
+driver.fakedist_tell_reads(refuse, state)
+found["refused"] = read(block())[0]
+driver.fakedist_tell_reads(None, None)
+before = gpu.counters()
+read(block())
+after = gpu.counters()
+found["counted without Python"] = [after[name] - before[name] for name in ("reads_made_up", "bytes_made_up")]
+"""
+_WRITTEN = list(b"12345678")
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    return on_driver(_SCRIPT)
+
+
+@pytest.mark.parametrize(
+    ("what", "read", "made_up"),
+    [
+        ("a block handed out", [0] * 8, 8),
+        ("uploaded", list(range(8)), 0),
+        ("uploaded in part", [*b"abc", 0, 0, 0, 0, 0], 5),
+        ("filled", [5] * 8, 0),
+        ("copied within the device", [*b"abcd", 0, 0, 0, 0], 4),
+        ("handed out again", [0] * 8, 8),
+        ("the engine's", [7] * 8, 0),
+        ("the engine's, half of it made up", [7] * 8, 4),
+        ("the engine's, chosen bytes", [0, 7] * 4, 4),
+        ("covered by an operation", _WRITTEN, 0),
+        ("after a library call that is not read", _WRITTEN, 8),
+    ],
+)
+def test_the_host_reads_values_and_zeros(found: dict[str, Any], what: str, read: list[int], made_up: int) -> None:
+    assert found[what] == [0, read, made_up]
+
+
+def test_memory_without_data_reads_as_zeros(found: dict[str, Any]) -> None:
+    assert found["more than memory holds"] == [True, [2 << 20]]
+
+
+def test_a_kernel_takes_the_values_of_what_it_writes_and_leaves_what_it_reads(found: dict[str, Any]) -> None:
+    read = found["a kernel's output, input and neighbour"]
+    assert read == [[0, [0] * 8, 8], [0, _WRITTEN, 0], [0, _WRITTEN, 0]]
+    assert found["losses"] == 1
+    assert found["what a kernel of Triton's may have written"] == [[0, _WRITTEN, 8], 1]
+
+
+@pytest.mark.parametrize("kind", ["l", "f", "N3c108BFloat16E"])
+def test_torchs_fills_are_done(found: dict[str, Any], kind: str) -> None:
+    assert found[f"fill of {kind}"] == [True, 0]
+
+
+def test_a_fill_that_is_not_recognised_leaves_nothing(found: dict[str, Any]) -> None:
+    assert found["a fill of an unknown type"] == [[0] * 8, 8]
+
+
+def test_reads_are_refused_or_counted(found: dict[str, Any]) -> None:
+    assert found["refused"] == 801
+    assert found["counted without Python"] == [1, 8]
