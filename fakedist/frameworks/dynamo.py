@@ -21,7 +21,10 @@ _PACKAGE = Path(__file__).parent.parent
 #: Packages that a script calls. The recorder's is not one of them: Dynamo looks into its module hooks to see that they
 #: do nothing in a graph. If they were skipped, it would break the graph at each hook.
 _CALLED = ("world", "frameworks", "gpu")
-_WORLD = (f"{_PACKAGE.name}.world.", f"{_PACKAGE.name}.frameworks.")
+#: Modules that run the script's own code: Python kernels of operations, backwards, what it compiled.
+_RUN_OTHERS = tuple(
+    f"{_PACKAGE.name}.{name}" for name in ("gpu.", *(f"record.{module}" for module in ("dispatch", "operations", "hooks", "unseen", "compiled")))
+)
 
 
 def nothing_of_ours(module: ModuleType) -> dict[str, object]:
@@ -32,11 +35,11 @@ def nothing_of_ours(module: ModuleType) -> dict[str, object]:
 
 
 def _mark_frames() -> None:
-    """Run frames of our functions uncompiled; below the world's functions, everything they call too."""
+    """Run frames of our functions uncompiled, and everything that they call, unless they run the script's own code."""
     dynamo = torch._C._dynamo.eval_frame
     action = dynamo._FrameAction
     for code, name in codes_of_ours():
-        below = action.SKIP if name.startswith(_WORLD) else action.DEFAULT  # the recorder runs custom operators
+        below = action.DEFAULT if name.startswith(_RUN_OTHERS) or "execute" in code.co_name else action.SKIP
         dynamo.set_code_exec_strategy(code, dynamo._FrameExecStrategy(action.SKIP, below))
 
 

@@ -41,6 +41,7 @@ from fakedist.record.timed_step.later_step import LaterStep
 from fakedist.record.timed_step.recorded_step import RecordedStep
 from fakedist.record.timed_step.tracer import OperationTracer, Tracer
 from fakedist.record.training import Training
+from fakedist.record.unseen import Unseen
 from fakedist.run import notes
 from fakedist.run.memory_records import FailedRequestRecord
 from fakedist.run.outcome import Ending
@@ -105,7 +106,7 @@ class Recorder:
         self._copies = Copies(self._layers, self._marks)
         self._position.owner_of_node = self._marks.owner_of_node
         self.cuda = Beginning()
-        self._execute, self._executes = execute or _run_plainly, execute is not None
+        self._execute, self._executes = execute or _execute_plainly, execute is not None
         # Before CUDA is initialised, the allocator cannot take the number of an operation: it would ask for the device.
         self._operations = Operations(
             self._position, self._execute_before_cuda, self._tick, lambda text: None, fast_path=fast_path
@@ -141,10 +142,11 @@ class Recorder:
             memory.enter_context(allocator_history(self._history))
             memory.callback(self._marks.close)
             self._observe_failures = stack.enter_context(out_of_memory_observer(self._out_of_memory))
-            stack.enter_context(remember_parents(self._layers, lambda: self._position.layer != OUTSIDE))
-            stack.enter_context(module_hooks(self._module_begins, self._module_ended))
-            stack.enter_context(backward_hook(self._backward))
-            stack.enter_context(optimizer_hooks(self._optimizer_begins, self._optimizer_ended))
+            unseen = Unseen()
+            stack.enter_context(remember_parents(self._layers, lambda: self._position.layer != OUTSIDE, unseen))
+            stack.enter_context(module_hooks(self._module_begins, self._module_ended, unseen))
+            stack.enter_context(backward_hook(self._backward_begins, self._position.backward_ended))
+            stack.enter_context(optimizer_hooks(self._optimizer_begins, self._optimizer_ended, unseen))
             stack.enter_context(compiled_graphs(self._graph, self._watched))
             stack.enter_context(self._recorded_step.watching())
             stack.enter_context(self._later_step.watching())
@@ -284,18 +286,13 @@ class Recorder:
         if self._records:
             self._marks.parameter(parameter, self._layers.layer(module))
 
-    @contextmanager
-    def _backward(self, outputs: object, creates_graph: bool) -> Iterator[None]:
+    def _backward_begins(self, creates_graph: bool) -> bool:
         if is_tracing():
-            yield
-            return
+            return False
         if not self._position.in_backward():
             self._training.backward()
         self._position.backward_begins(creates_graph)
-        try:
-            yield
-        finally:
-            self._position.backward_ended()
+        return True
 
     def _optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
         self._training.optimizer_begins(optimizer)
@@ -397,5 +394,5 @@ class Recorder:
             self._drain.tick()
 
 
-def _run_plainly(func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+def _execute_plainly(func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     return func(*args, **kwargs)

@@ -1,0 +1,168 @@
+"""Keeps the recorder's hooks out of what Dynamo traces, so that it makes the same graphs as without them.
+
+The hooks are global: of every module, of every optimizer. Dynamo traces ``Module.__call__`` and ``Optimizer.step`` in
+place of running them, and hooks change what it makes of both: it no longer takes the short way to ``Module.forward``,
+which ``torch.export`` needs, and it traces the hooks themselves. So they are gone while it traces a frame. They are
+back when it makes the frame's guards, which count the hooks. Guards are checked where the script runs.
+
+Modules inside compiled code report nothing. An optimizer's step does: the code that Dynamo makes of it runs between two
+calls of ours.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, Protocol, cast
+
+import torch
+from torch.nn.modules import module as nn_module
+from torch.optim import optimizer as torch_optimizer
+from torch.utils.hooks import RemovableHandle
+
+from fakedist.errors import RecordingError
+from fakedist.importing import when_imported
+from fakedist.patch import patched, present
+
+#: Hooks of one kind, by their number.
+Hooks = OrderedDict[int, object]
+#: Called with an optimizer.
+Stepped = Callable[[torch.optim.Optimizer], None]
+
+_CONVERT_FRAME, _TRANSLATOR = "torch._dynamo.convert_frame", "torch._dynamo.symbolic_convert"
+_EXPORT = "torch._dynamo.functional_export"
+#: The name under which compiled code finds what runs an optimizer's step.
+_RUN = "__fakedist_optimizer_step"
+
+
+class _Closure(Protocol):
+    """A function that is only there for its closure."""
+
+    __closure__: tuple[Any, ...]
+
+
+class Unseen:
+    """The recorder's hooks, which can be hidden. Use it as a context to hide them from Dynamo."""
+
+    def __init__(self) -> None:
+        self._handles: list[RemovableHandle] = []
+        self._lock, self._depth = threading.Lock(), 0
+        self._taken: list[tuple[Hooks, int, object]] = []
+        self._exit = ExitStack()
+
+    def add(self, handle: RemovableHandle) -> Callable[[], None]:
+        """Hide this hook, too. Returns a function that removes the hook."""
+        self._handles.append(handle)
+
+        def remove() -> None:
+            self._handles.remove(handle)
+            handle.remove()
+
+        return remove
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Take the hooks out of torch's tables, and put them back at the end, before those of the script."""
+        with self._lock:
+            self._depth += 1
+            if self._depth == 1:
+                self._taken = [taken for handle in self._handles for taken in _take(handle)]
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._depth -= 1
+                if not self._depth:
+                    for hooks, number, hook in reversed(self._taken):
+                        hooks[number] = hook
+                        hooks.move_to_end(number, last=False)
+                    self._taken = []
+
+    @contextmanager
+    def from_dynamo(self, begins: Stepped, ended: Stepped) -> Iterator[None]:
+        """Hide the hooks while Dynamo traces, and call these before and after a compiled step of an optimizer.
+
+        Raises:
+            RecordingError: This version's Dynamo traces in another way.
+        """
+        adapters: dict[str, Callable[[ModuleType], None]] = {
+            _TRANSLATOR: self._hide_in(lambda module: present(module, "InstructionTranslator"), "run"),
+            _CONVERT_FRAME: lambda module: self._convert_frame(module, _runner(begins, ended)),
+            _EXPORT: self._hide_in(lambda module: module, "get_traced_fn"),
+        }
+        with ExitStack() as self._exit:
+            self._patch(nn_module, "_has_any_global_hook")
+            for name in adapters.keys() & sys.modules.keys():
+                adapters[name](sys.modules[name])
+            imported = when_imported(adapters.__contains__, lambda module: adapters[module.__name__](module))
+            self._exit.enter_context(imported)
+            yield
+
+    def _patch(self, owner: object, name: str) -> None:
+        """Hide the hooks while a function runs."""
+
+        def without_hooks(*args: object, **kwargs: object) -> object:
+            with self.hidden():
+                return original(*args, **kwargs)
+
+        original = self._exit.enter_context(patched(owner, name, without_hooks))
+
+    def _hide_in(self, owner: Callable[[ModuleType], object], name: str) -> Callable[[ModuleType], None]:
+        return lambda module: self._patch(owner(module), name)
+
+    def _convert_frame(self, module: ModuleType, run: Callable[..., object]) -> None:
+        if hasattr(module, "get_traced_fn"):  # since torch 2.10
+            self._patch(module, "get_traced_fn")
+        self._exit.callback(present(module, "register_bytecode_hook")(_around_steps()).remove)
+        vars(torch_optimizer)[_RUN] = run
+        self._exit.callback(vars(torch_optimizer).pop, _RUN)
+
+
+def _take(handle: RemovableHandle) -> Iterator[tuple[Hooks, int, object]]:
+    for reference in (handle.hooks_dict_ref, *handle.extra_dict_ref):
+        hooks = cast(Hooks | None, reference())
+        if hooks is not None and handle.id in hooks:
+            yield hooks, handle.id, hooks.pop(handle.id)
+
+
+def _around_steps() -> Callable[[CodeType, CodeType], CodeType | None]:
+    """A hook for ``register_bytecode_hook``: passes the code of an optimizer's step to what runs it."""
+    wrapper = present(torch.optim.Optimizer, "profile_hook_step")(lambda optimizer: None).__code__
+    evaluation = torch._C._dynamo.eval_frame
+    action = evaluation._FrameAction
+    template = cast(FunctionType, _template(None)).__code__
+
+    def around(code: CodeType, compiled: CodeType) -> CodeType | None:
+        if code is not wrapper:
+            return None
+        if compiled.co_freevars != template.co_freevars:
+            raise RecordingError(f"torch {torch.__version__} calls optimizers in another way", "pip install torch==2.15.0")
+        # Dynamo only knows the code that it gets from here as its own.
+        evaluation.set_code_exec_strategy(compiled, evaluation._FrameExecStrategy(action.SKIP, action.DEFAULT))
+        constants = tuple(compiled if constant == _RUN else constant for constant in template.co_consts)
+        return template.replace(co_consts=constants, co_filename=compiled.co_filename, co_name=compiled.co_name)
+
+    return around
+
+
+def _template(func: object) -> object:
+    def wrapper(*args: Any, **kwargs: Any) -> object:
+        # Dynamo runs this in the place of the wrapper around an optimizer's step, in that one's module.
+        return __fakedist_optimizer_step(lambda: func, "__fakedist_optimizer_step", args, kwargs)  # type: ignore[name-defined]  # noqa: F821
+
+    return wrapper
+
+
+def _runner(begins: Stepped, ended: Stepped) -> Callable[..., object]:
+    def run(closure: _Closure, code: CodeType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        compiled = FunctionType(code, vars(torch_optimizer), code.co_name, None, closure.__closure__)
+        begins(args[0])
+        result = compiled(*args, **kwargs)
+        ended(args[0])
+        return result
+
+    return run
