@@ -21,9 +21,10 @@ _PACKAGE = Path(__file__).parent.parent
 #: Packages that a script calls. The recorder's is not one of them: Dynamo looks into its module hooks to see that they
 #: do nothing in a graph. If they were skipped, it would break the graph at each hook.
 _CALLED = ("world", "frameworks", "gpu")
-#: Modules that run the script's own code: Python kernels of operations, backwards, what it compiled.
-_RUN_OTHERS = tuple(
-    f"{_PACKAGE.name}.{name}" for name in ("gpu.", *(f"record.{module}" for module in ("dispatch", "operations", "hooks", "unseen", "compiled")))
+#: Modules whose functions run the script's own: backwards, modules that it compiled, operations of tensor subclasses.
+_RUN_THE_SCRIPTS = tuple(
+    f"{_PACKAGE.name}.{name}"
+    for name in ("record.dispatch", "record.hooks", "record.unseen", "record.compiled", "gpu.extension_calls")
 )
 
 
@@ -39,7 +40,7 @@ def _mark_frames() -> None:
     dynamo = torch._C._dynamo.eval_frame
     action = dynamo._FrameAction
     for code, name in codes_of_ours():
-        below = action.DEFAULT if name.startswith(_RUN_OTHERS) or "execute" in code.co_name else action.SKIP
+        below = action.DEFAULT if name in _RUN_THE_SCRIPTS else action.SKIP
         dynamo.set_code_exec_strategy(code, dynamo._FrameExecStrategy(action.SKIP, below))
 
 

@@ -88,7 +88,7 @@ def module_hooks(
 
 @contextmanager
 def backward_hook(begins: Callable[[bool], bool], ended: Callable[[], None]) -> Iterator[None]:
-    """Call ``begins(creates_graph)`` before every run of the autograd engine that Python starts, and ``ended`` after it.
+    """Call ``begins(creates_graph)`` before and ``ended`` after every run of the autograd engine that Python starts.
 
     ``ended`` is not called for a run of which ``begins`` returns False. The hook is on the engine itself, because some
     callers (Megatron) bypass ``torch.autograd``.

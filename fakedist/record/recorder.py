@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import TracebackType
 from typing import Literal
 
@@ -41,7 +41,7 @@ from fakedist.record.timed_step.later_step import LaterStep
 from fakedist.record.timed_step.recorded_step import RecordedStep
 from fakedist.record.timed_step.tracer import OperationTracer, Tracer
 from fakedist.record.training import Training
-from fakedist.record.unseen import Unseen
+from fakedist.record.unseen import Unseen, compiles_backwards
 from fakedist.run import notes
 from fakedist.run.memory_records import FailedRequestRecord
 from fakedist.run.outcome import Ending
@@ -106,7 +106,7 @@ class Recorder:
         self._copies = Copies(self._layers, self._marks)
         self._position.owner_of_node = self._marks.owner_of_node
         self.cuda = Beginning()
-        self._execute, self._executes = execute or _execute_plainly, execute is not None
+        self._execute, self._executes = execute or _run_plainly, execute is not None
         # Before CUDA is initialised, the allocator cannot take the number of an operation: it would ask for the device.
         self._operations = Operations(
             self._position, self._execute_before_cuda, self._tick, lambda text: None, fast_path=fast_path
@@ -132,6 +132,7 @@ class Recorder:
         self._drain = Drain(journal, self._position, sources, progress or (lambda phase, step, allocated_bytes: None))
         self._scanned: set[int] = set()
         self._watches_fsdp = False
+        self._backwards: list[Callable[[], None] | None] = []
 
     def __enter__(self) -> Recorder:
         global _active
@@ -145,7 +146,7 @@ class Recorder:
             unseen = Unseen()
             stack.enter_context(remember_parents(self._layers, lambda: self._position.layer != OUTSIDE, unseen))
             stack.enter_context(module_hooks(self._module_begins, self._module_ended, unseen))
-            stack.enter_context(backward_hook(self._backward_begins, self._position.backward_ended))
+            stack.enter_context(backward_hook(self._backward_begins, self._backward_ended))
             stack.enter_context(optimizer_hooks(self._optimizer_begins, self._optimizer_ended, unseen))
             stack.enter_context(compiled_graphs(self._graph, self._watched))
             stack.enter_context(self._recorded_step.watching())
@@ -292,7 +293,14 @@ class Recorder:
         if not self._position.in_backward():
             self._training.backward()
         self._position.backward_begins(creates_graph)
+        is_compiled = self._records and compiles_backwards()
+        self._backwards.append(self._marks.compiled_backward() if is_compiled else None)
         return True
+
+    def _backward_ended(self) -> None:
+        self._position.backward_ended()
+        if (compiled := self._backwards.pop()) is not None:
+            compiled()
 
     def _optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
         self._training.optimizer_begins(optimizer)
@@ -394,5 +402,5 @@ class Recorder:
             self._drain.tick()
 
 
-def _execute_plainly(func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+def _run_plainly(func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     return func(*args, **kwargs)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Protocol, cast
@@ -30,6 +30,8 @@ from fakedist.patch import patched, present
 
 #: Hooks of one kind, by their number.
 Hooks = OrderedDict[int, object]
+#: A hook that was taken out of its table: (the table, the hook's number, the hook).
+Taken = tuple[Hooks, int, object]
 #: Called with an optimizer.
 Stepped = Callable[[torch.optim.Optimizer], None]
 
@@ -51,7 +53,7 @@ class Unseen:
     def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
         self._lock, self._depth = threading.Lock(), 0
-        self._taken: list[tuple[Hooks, int, object]] = []
+        self._taken: list[Taken] = []
         self._exit = ExitStack()
 
     def add(self, handle: RemovableHandle) -> Callable[[], None]:
@@ -70,16 +72,14 @@ class Unseen:
         with self._lock:
             self._depth += 1
             if self._depth == 1:
-                self._taken = [taken for handle in self._handles for taken in _take(handle)]
+                self._taken = take(self._handles)
         try:
             yield
         finally:
             with self._lock:
                 self._depth -= 1
                 if not self._depth:
-                    for hooks, number, hook in reversed(self._taken):
-                        hooks[number] = hook
-                        hooks.move_to_end(number, last=False)
+                    put_back(self._taken)
                     self._taken = []
 
     @contextmanager
@@ -122,11 +122,28 @@ class Unseen:
         self._exit.callback(vars(torch_optimizer).pop, _RUN)
 
 
-def _take(handle: RemovableHandle) -> Iterator[tuple[Hooks, int, object]]:
-    for reference in (handle.hooks_dict_ref, *handle.extra_dict_ref):
-        hooks = cast(Hooks | None, reference())
-        if hooks is not None and handle.id in hooks:
-            yield hooks, handle.id, hooks.pop(handle.id)
+def take(handles: Iterable[RemovableHandle]) -> list[Taken]:
+    """Take these hooks out of their tables. Returns what :func:`put_back` needs."""
+    taken: list[Taken] = []
+    for handle in handles:
+        for reference in (handle.hooks_dict_ref, *handle.extra_dict_ref):
+            hooks = cast(Hooks | None, reference())
+            if hooks is not None and handle.id in hooks:
+                taken.append((hooks, handle.id, hooks.pop(handle.id)))
+    return taken
+
+
+def put_back(taken: Sequence[Taken]) -> None:
+    """Put hooks back into their tables, before those of the script."""
+    for hooks, number, hook in reversed(taken):
+        hooks[number] = hook
+        hooks.move_to_end(number, last=False)
+
+
+def compiles_backwards() -> bool:
+    """Whether torch compiles the backwards that begin now, with the hooks of their parameters."""
+    module = sys.modules.get("torch._dynamo.compiled_autograd")
+    return module is not None and bool(present(module, "compiled_autograd_enabled"))
 
 
 def _around_steps() -> Callable[[CodeType, CodeType], CodeType | None]:
@@ -140,7 +157,9 @@ def _around_steps() -> Callable[[CodeType, CodeType], CodeType | None]:
         if code is not wrapper:
             return None
         if compiled.co_freevars != template.co_freevars:
-            raise RecordingError(f"torch {torch.__version__} calls optimizers in another way", "pip install torch==2.15.0")
+            raise RecordingError(
+                f"torch {torch.__version__} calls optimizers in another way", "pip install torch==2.15.0"
+            )
         # Dynamo only knows the code that it gets from here as its own.
         evaluation.set_code_exec_strategy(compiled, evaluation._FrameExecStrategy(action.SKIP, action.DEFAULT))
         constants = tuple(compiled if constant == _RUN else constant for constant in template.co_consts)

@@ -1,0 +1,67 @@
+"""torch.compile makes the same of programs with and without fakedist: graphs, graph breaks, recompilations, warnings.
+
+Nothing of ours may be seen by Dynamo, AOTAutograd, functorch or a higher-order operator.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import RunFakedist
+from tests.integration.virtual import on_virtual_gpu
+
+JOB = Path(__file__).parent / "jobs" / "compiled_programs.py"
+#: What was seen of each program.
+Seen = dict[str, dict[str, Any]]
+
+
+def _seen(text: str) -> Seen:
+    lines = [line.split(" ", 2) for line in text.splitlines() if line.startswith("PROGRAM ")]
+    return {name: json.loads(rest) for _, name, rest in lines}
+
+
+def _caches(folder: Path) -> dict[str, str]:
+    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    return {name: str(folder / name.lower()) for name in names}
+
+
+def _bare(folder: Path, *arguments: str) -> Seen:
+    """The programs on the virtual GPU alone, with the group that torch has for tests of one process."""
+    found = on_virtual_gpu(
+        f"""
+        import contextlib, io, os, runpy
+        import torch.distributed as dist
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+        sys.argv = [{str(JOB)!r}, *{arguments!r}]
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            runpy.run_path({str(JOB)!r}, run_name="__main__")
+        found["printed"] = printed.getvalue()
+        """,
+        **_caches(folder),
+    )
+    return _seen(found["printed"])
+
+
+def _recorded(run_fakedist: RunFakedist, folder: Path, *arguments: str) -> Seen:
+    options = ("--world-size", "8", "--rank", "0", "--device", "virtual", "--until", "end", "-o", folder / "run")
+    finished = run_fakedist("profile", *options, JOB, *arguments, env=_caches(folder))
+    assert finished.code == 0, finished.stderr
+    return _seen(finished.stdout)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
+def test_torch_compiles_programs_as_it_does_without_fakedist(
+    backend: str, tmp_path: Path, run_fakedist: RunFakedist
+) -> None:
+    bare = _bare(tmp_path / "bare", "--backend", backend)
+    recorded = _recorded(run_fakedist, tmp_path / "recorded", "--backend", backend)
+    assert len(bare) >= 50
+    assert list(recorded) == list(bare)
+    assert {name: seen["ended"] for name, seen in bare.items() if seen["ended"]} == {}
+    different = {name: (bare[name], recorded[name]) for name in bare if recorded[name] != bare[name]}
+    assert different == {}
