@@ -1,6 +1,7 @@
 """What is right to run but takes too long for CI: one part after the other, and at the end what passed and what failed.
 
-``make nightly`` names the versions of torch and Python. ``make nightly ONLY=torch`` runs the parts with that in their names.
+``make nightly`` names the versions of torch and Python. ``make nightly ONLY=torch`` runs the parts with "torch" in
+their names.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Result:
         name: The part's.
         code: Its exit code; negative for a signal.
         seconds: How long it took.
-        ran: What it says of what ran, a line each.
+        ran: Its own lines on what ran.
     """
 
     name: str
@@ -110,10 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--pythons", default="", help="versions of Python, separated by spaces")
     parser.add_argument("--only", default="", help="parts with this in their names")
     chosen = parser.parse_args(arguments)
-    results = []
-    for part in parts(chosen.torches.split(), chosen.pythons.split()):
-        if chosen.only in part.name:
-            results.append(run(part))
+    wanted = [part for part in parts(chosen.torches.split(), chosen.pythons.split()) if chosen.only in part.name]
+    results = [run(part) for part in wanted]
     print("== what ran")
     print("\n".join(summary(results)))
     return int(not results or any(result.code for result in results))

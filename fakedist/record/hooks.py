@@ -125,10 +125,12 @@ def optimizer_hooks(
     """Call ``begins`` before and ``ended`` after every ``optimizer.step()``. A step that raises skips ``ended``."""
 
     def before_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        begins(optimizer)
+        if not unseen.is_reported(optimizer):
+            begins(optimizer)
 
     def after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        ended(optimizer)
+        if not unseen.is_reported(optimizer):
+            ended(optimizer)
 
     with ExitStack() as stack:
         stack.callback(unseen.add(torch_optimizer.register_optimizer_step_pre_hook(before_step)))

@@ -5,12 +5,13 @@ place of running them, and hooks change what it makes of both: it no longer take
 which ``torch.export`` needs, and it traces the hooks themselves. So they are gone while it traces a frame. They are
 back when it makes the frame's guards, which count the hooks. Guards are checked where the script runs.
 
-Modules inside compiled code report nothing. An optimizer's step does: the code that Dynamo makes of it runs between two
-calls of ours.
+Modules inside compiled code report nothing. An optimizer's step does: the code that Dynamo makes of its frame runs
+between two calls of ours, or else the graph into which Dynamo traced the step with the function that called it.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections import OrderedDict
@@ -36,9 +37,11 @@ Taken = tuple[Hooks, int, object]
 Stepped = Callable[[torch.optim.Optimizer], None]
 
 _CONVERT_FRAME, _TRANSLATOR = "torch._dynamo.convert_frame", "torch._dynamo.symbolic_convert"
-_EXPORT = "torch._dynamo.functional_export"
+_GRAPH, _EXPORT = "torch._dynamo.output_graph", "torch._dynamo.functional_export"
 #: The name under which compiled code finds what runs an optimizer's step.
 _RUN = "__fakedist_optimizer_step"
+#: The attribute of Dynamo's graphs that has the optimizers whose steps are in them.
+_STEPS = "fakedist_optimizers"
 
 
 class _Closure(Protocol):
@@ -55,6 +58,7 @@ class Unseen:
         self._lock, self._depth = threading.Lock(), 0
         self._taken: list[Taken] = []
         self._exit = ExitStack()
+        self._steps = threading.local()
 
     def add(self, handle: RemovableHandle) -> Callable[[], None]:
         """Hide this hook, too. Returns a function that removes the hook."""
@@ -65,6 +69,18 @@ class Unseen:
             handle.remove()
 
         return remove
+
+    def is_reported(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether compiled code has reported the step that this optimizer is in. Its hooks need not report it again.
+
+        Dynamo leaves some of a step's frames to Python, which calls the hooks.
+        """
+        return any(optimizer is running for running in self._running)
+
+    @property
+    def _running(self) -> list[torch.optim.Optimizer]:
+        running: list[torch.optim.Optimizer] = vars(self._steps).setdefault("running", [])
+        return running
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
@@ -90,9 +106,10 @@ class Unseen:
             RecordingError: This version's Dynamo traces in another way.
         """
         adapters: dict[str, Callable[[ModuleType], None]] = {
-            _TRANSLATOR: self._hide_in(lambda module: present(module, "InstructionTranslator"), "run"),
-            _CONVERT_FRAME: lambda module: self._convert_frame(module, _runner(begins, ended)),
-            _EXPORT: self._hide_in(lambda module: module, "get_traced_fn"),
+            _TRANSLATOR: self._translator,
+            _CONVERT_FRAME: lambda module: self._convert_frame(module, self._runner(begins, ended)),
+            _GRAPH: lambda module: self._exit.enter_context(_graphs_with_steps(module, begins, ended)),
+            _EXPORT: lambda module: self._patch(module, "get_traced_fn"),
         }
         with ExitStack() as self._exit:
             self._patch(nn_module, "_has_any_global_hook")
@@ -111,8 +128,24 @@ class Unseen:
 
         original = self._exit.enter_context(patched(owner, name, without_hooks))
 
-    def _hide_in(self, owner: Callable[[ModuleType], object], name: str) -> Callable[[ModuleType], None]:
-        return lambda module: self._patch(owner(module), name)
+    def _runner(self, begins: Stepped, ended: Stepped) -> Callable[..., object]:
+        def run(closure: _Closure, code: CodeType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+            compiled = FunctionType(code, vars(torch_optimizer), code.co_name, None, closure.__closure__)
+            running = self._running
+            begins(args[0])
+            running.append(args[0])
+            try:
+                result = compiled(*args, **kwargs)
+            finally:
+                running.pop()
+            ended(args[0])
+            return result
+
+        return run
+
+    def _translator(self, module: ModuleType) -> None:
+        self._patch(present(module, "InstructionTranslator"), "run")
+        self._exit.enter_context(_traced_steps(present(module, "InliningInstructionTranslator")))
 
     def _convert_frame(self, module: ModuleType, run: Callable[..., object]) -> None:
         if hasattr(module, "get_traced_fn"):  # since torch 2.10
@@ -146,9 +179,55 @@ def compiles_backwards() -> bool:
     return module is not None and bool(present(module, "compiled_autograd_enabled"))
 
 
+@contextmanager
+def _traced_steps(translator: Any) -> Iterator[None]:
+    """Note each optimizer whose step Dynamo traces as a part of the function that calls it."""
+    wrapper = _wrapper_of_steps()
+
+    def run(self: Any) -> object:
+        result = original(self)
+        if self.f_code is wrapper:  # here if there was no graph break in it
+            optimizer = getattr(self.symbolic_locals["args"].items[0].realize(), "value", None)
+            if isinstance(optimizer, torch.optim.Optimizer):
+                vars(self.output).setdefault(_STEPS, []).append(optimizer)
+        return result
+
+    with patched(translator, "run", run) as original:
+        yield
+
+
+@contextmanager
+def _graphs_with_steps(module: ModuleType, begins: Stepped, ended: Stepped) -> Iterator[None]:
+    """Call these around each run of a graph that has steps of optimizers in it."""
+
+    def call_user_compiler(output: object, *args: object) -> object:
+        compiled = original(output, *args)
+        optimizers: list[torch.optim.Optimizer] = vars(output).pop(_STEPS, [])
+
+        @functools.wraps(compiled)
+        def call(*args: object) -> object:
+            for optimizer in optimizers:
+                begins(optimizer)
+            result = compiled(*args)
+            for optimizer in optimizers:
+                ended(optimizer)
+            return result
+
+        return call if optimizers else compiled
+
+    with patched(present(module, "OutputGraph"), "call_user_compiler", call_user_compiler) as original:
+        yield
+
+
+def _wrapper_of_steps() -> CodeType:
+    """The code that torch puts around the ``step`` of every optimizer."""
+    wrapper: FunctionType = present(torch.optim.Optimizer, "profile_hook_step")(lambda optimizer: None)
+    return wrapper.__code__
+
+
 def _around_steps() -> Callable[[CodeType, CodeType], CodeType | None]:
     """A hook for ``register_bytecode_hook``: passes the code of an optimizer's step to what runs it."""
-    wrapper = present(torch.optim.Optimizer, "profile_hook_step")(lambda optimizer: None).__code__
+    wrapper = _wrapper_of_steps()
     evaluation = torch._C._dynamo.eval_frame
     action = evaluation._FrameAction
     template = cast(FunctionType, _template(None)).__code__
@@ -174,14 +253,3 @@ def _template(func: object) -> object:
         return __fakedist_optimizer_step(lambda: func, "__fakedist_optimizer_step", args, kwargs)  # type: ignore[name-defined]  # noqa: F821
 
     return wrapper
-
-
-def _runner(begins: Stepped, ended: Stepped) -> Callable[..., object]:
-    def run(closure: _Closure, code: CodeType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-        compiled = FunctionType(code, vars(torch_optimizer), code.co_name, None, closure.__closure__)
-        begins(args[0])
-        result = compiled(*args, **kwargs)
-        ended(args[0])
-        return result
-
-    return run

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from tests.conftest import RunFakedist
@@ -65,3 +66,18 @@ def test_torch_compiles_programs_as_it_does_without_fakedist(
     assert {name: seen["ended"] for name, seen in bare.items() if seen["ended"]} == {}
     different = {name: (bare[name], recorded[name]) for name in bare if recorded[name] != bare[name]}
     assert different == {}
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "Descent"])
+def test_compiled_steps_of_optimizers_are_recorded_as_steps(
+    kind: str, tmp_path: Path, run_fakedist: RunFakedist
+) -> None:
+    """By Dynamo's code for the frame, or by the graph into which Dynamo traced the step."""
+    job, run = JOB.with_name("compiled_optimizers.py"), tmp_path / "run"
+    options = ("--world-size", "8", "--rank", "0", "--device", "virtual", "--until", "end", "-o", run)
+    finished = run_fakedist("profile", *options, job, kind, env=_caches(tmp_path))
+    assert finished.code == 0, finished.stderr
+    assert finished.stdout.count("WAY ") == 2
+    assert "finished after 4 steps" in finished.stdout
+    phases = pd.read_parquet(run / "tables" / "phases.parquet")
+    assert "optimizer" in set(phases.loc[phases["step"] == 1, "phase"].astype(str))

@@ -50,7 +50,7 @@ MAY_IMPORT = {
     "world": ("run", "patch", "frames"),
     "frameworks": ("world", "patch", "importing"),
     "gpu": ("run", "patch", "frames", "importing"),
-    "record": ("run", "frameworks", "patch", "frames"),
+    "record": ("run", "frameworks", "patch", "frames", "importing"),
     "nccl": ("run",),
     "time": ("run", "nccl"),
     "analysis": ("run", "nccl", "time"),
