@@ -331,7 +331,7 @@ def _allow_in_higher_order_operators() -> None:
 
 
 def _run_by_mode(operator_: HigherOrderOperator, mode: _Beneath, *args: object, **kwargs: object) -> object:
-    return mode.__torch_dispatch__(operator_, (), args, kwargs)
+    return mode.__torch_dispatch__(cast(OpOverload, operator_), (), args, kwargs)
 
 
 @contextmanager

@@ -109,7 +109,7 @@ class Unseen:
             _TRANSLATOR: self._translator,
             _CONVERT_FRAME: lambda module: self._convert_frame(module, self._runner(begins, ended)),
             _GRAPH: lambda module: self._exit.enter_context(_graphs_with_steps(module, begins, ended)),
-            _EXPORT: lambda module: self._patch(module, "get_traced_fn"),
+            _EXPORT: self._export,
         }
         with ExitStack() as self._exit:
             self._patch(nn_module, "_has_any_global_hook")
@@ -143,13 +143,16 @@ class Unseen:
 
         return run
 
+    def _export(self, module: ModuleType) -> None:
+        if hasattr(module, "get_traced_fn"):  # since torch 2.10
+            self._patch(module, "get_traced_fn")
+
     def _translator(self, module: ModuleType) -> None:
         self._patch(present(module, "InstructionTranslator"), "run")
         self._exit.enter_context(_traced_steps(present(module, "InliningInstructionTranslator")))
 
     def _convert_frame(self, module: ModuleType, run: Callable[..., object]) -> None:
-        if hasattr(module, "get_traced_fn"):  # since torch 2.10
-            self._patch(module, "get_traced_fn")
+        self._export(module)
         self._exit.callback(present(module, "register_bytecode_hook")(_around_steps()).remove)
         vars(torch_optimizer)[_RUN] = run
         self._exit.callback(vars(torch_optimizer).pop, _RUN)
