@@ -51,7 +51,7 @@ class _Closure(Protocol):
 
 
 class Unseen:
-    """The recorder's hooks, which can be hidden. Use it as a context to hide them from Dynamo."""
+    """The recorder's hooks, which can be hidden."""
 
     def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
@@ -105,6 +105,12 @@ class Unseen:
         Raises:
             RecordingError: This version's Dynamo traces in another way.
         """
+        watching = True
+
+        def reported(tell: Stepped) -> Stepped:  # compiled code may outlive this context
+            return lambda optimizer: tell(optimizer) if watching else None
+
+        begins, ended = reported(begins), reported(ended)
         adapters: dict[str, Callable[[ModuleType], None]] = {
             _TRANSLATOR: self._translator,
             _CONVERT_FRAME: lambda module: self._convert_frame(module, self._runner(begins, ended)),
@@ -117,7 +123,10 @@ class Unseen:
                 adapters[name](sys.modules[name])
             imported = when_imported(adapters.__contains__, lambda module: adapters[module.__name__](module))
             self._exit.enter_context(imported)
-            yield
+            try:
+                yield
+            finally:
+                watching = False
 
     def _patch(self, owner: object, name: str) -> None:
         """Hide the hooks while a function runs."""
@@ -154,8 +163,7 @@ class Unseen:
     def _convert_frame(self, module: ModuleType, run: Callable[..., object]) -> None:
         self._export(module)
         self._exit.callback(present(module, "register_bytecode_hook")(_around_steps()).remove)
-        vars(torch_optimizer)[_RUN] = run
-        self._exit.callback(vars(torch_optimizer).pop, _RUN)
+        vars(torch_optimizer)[_RUN] = run  # it stays for the code that Dynamo has made, and then reports nothing
 
 
 def take(handles: Iterable[RemovableHandle]) -> list[Taken]:

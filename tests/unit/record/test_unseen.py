@@ -111,6 +111,19 @@ def test_a_compiled_step_is_reported_once_each_time_and_breaks_no_more_graphs(ki
         assert _breaks(kind, within, reported) == bare
 
 
+@pytest.mark.parametrize("kind", [torch.optim.SGD, _Descent])
+def test_a_step_that_was_compiled_runs_on_without_us(kind: type) -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    told: list[str] = []
+    optimizer = kind([parameter])
+    step = torch.compile(lambda: optimizer.step(), backend="eager")
+    with optimizer_hooks(lambda _: told.append("begins"), lambda _: told.append("ended"), Unseen()):
+        step()
+    step()
+    assert told == ["begins", "ended"]
+
+
 def test_dynamo_takes_the_short_way_through_modules() -> None:
     calls: list[str] = []
     unseen = Unseen()
