@@ -3,7 +3,7 @@
 A call on a C++ group breaks the graph and runs uncompiled. Dynamo would trace into a Python group, with every tape and
 value behind it. Two things keep it out, and neither adds any cost to a call: Dynamo's list of files to skip, and a mark
 on each of our functions. Without the mark, Dynamo compiles a frame of ours that starts between two graphs of the
-script. Below a call on a group, nothing at all is compiled.
+script. Below our functions nothing at all is compiled, except where they run the script's own.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 from fakedist.patch import present
 
 _PACKAGE = Path(__file__).parent.parent
-#: Packages that a script calls. The recorder's is not one of them: Dynamo looks into its module hooks to see that they
-#: do nothing in a graph. If they were skipped, it would break the graph at each hook.
+#: Packages that a script calls. The recorder's is not one of them: its global hooks are hidden from Dynamo, but Dynamo
+#: looks into the call of a module with ``module.compile()``, to see that it does nothing in a graph.
 _CALLED = ("world", "frameworks", "gpu")
 #: Modules whose functions run the script's own: backwards, modules that it compiled, operations of tensor subclasses.
 _RUN_THE_SCRIPTS = tuple(
