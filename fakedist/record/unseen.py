@@ -11,7 +11,6 @@ between two calls of ours, or else the graph into which Dynamo traced the step w
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
 from collections import OrderedDict
@@ -215,8 +214,7 @@ def _graphs_with_steps(module: ModuleType, begins: Stepped, ended: Stepped) -> I
         compiled = original(output, *args)
         optimizers: list[torch.optim.Optimizer] = vars(output).pop(_STEPS, [])
 
-        @functools.wraps(compiled)
-        def call(*args: object) -> object:
+        def call(*args: object) -> object:  # without the attributes by which Dynamo would find the function inside
             for optimizer in optimizers:
                 begins(optimizer)
             result = compiled(*args)
